@@ -28,8 +28,8 @@ from forecast_harness.records import SearchTarget
 from forecast_harness.search.log import read_log
 from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.targets.search_target import subjects_of
-from forecast_harness.trials.judging.kernels.call_values import fill_tensor, relative_error
-from forecast_harness.trials.judging.kernels.timed_calls import TimedCall
+from forecast_harness.trials.kernel_calls import TimedCall
+from forecast_harness.trials.kernel_cell import fill_tensor, relative_error
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.variants.loading import import_text
 

@@ -142,7 +142,7 @@ def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce:
     if pack:
         from forecast_harness.authors import open_author
         from forecast_harness.targets.search_target import open_target
-        from forecast_harness.trials.judging.factory import open_judge
+        from forecast_harness.trials.host_judges import open_judge
 
         target, seeds = open_target(pack, device="cpu")
         proposers, forecaster = (

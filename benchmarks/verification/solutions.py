@@ -33,9 +33,9 @@ from benchmarks.lib.environment import ROOT
 from benchmarks.lib.result_files import say
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.packs import Language, Pack, Solution, builtin_names, load_pack
-from forecast_harness.trials import corpus
 from forecast_harness.verify.run import VERIFICATION_LIMITS, verify
 from forecast_harness.verify.verdict import Judgement, ReasonCode, SolutionVerdict
+from tests.harness import corpus
 from tests.harness.small import checked_only
 
 STAGES = ("exploits", "honest")

@@ -1,12 +1,11 @@
 """Claim: no cheat of the clock is called faster than the plain solution that it contains.
 
     python -m benchmarks.verification.timing_attacks --out benchmarks/results/timing_attacks_cpu.json \
-        [--device cpu] [--packs softmax matmul layer_norm] [--only TEXT ...] [--reveal-late]
+        [--device cpu] [--packs softmax matmul layer_norm] [--only TEXT ...]
 
 Every variant of every family of `tests.harness.timing_attacks` is verified and then compared with the plain solution
 that it contains. All in one lane; other work on the machine makes it slower and more often undecided. On a GPU, with
-`--device cuda`, what is timed is host code that launches kernels, by the rules that hold there; `--reveal-late` tries
-stricter ones.
+`--device cuda`, what is timed is host code that launches kernels, by the rules that hold there.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from forecast_harness.clocks.paired_comparison import ComparisonOutcome, Stoppin
 from forecast_harness.sandbox.api import JobStatus, SandboxJob, SandboxLane
 from forecast_harness.targets.packs import Pack, Solution, load_pack, make_solution
 from forecast_harness.trials.bench import BENCH_LIMITS
-from forecast_harness.verify.cell_limits import cell_limits_for
-from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import verify
 from tests.harness.timing_attacks.families import sources
 
@@ -39,7 +37,6 @@ class ContestPlace:
 
     lane: SandboxLane
     plan: VerificationPlan
-    reveal_late: bool = False
 
 
 def contest(
@@ -52,7 +49,7 @@ def contest(
         for folder, one in (("incumbent", incumbent), ("candidate", candidate))
     ]
     payload: dict[str, Any] = {"pack": pack.to_json(), "contestants": contestants}
-    payload |= {"plan": place.plan.to_json(), "rules": rules.to_json(), "reveal_late": place.reveal_late}
+    payload |= {"plan": place.plan.to_json(), "rules": rules.to_json()}
     limits = cell_limits_for(pack, BENCH_LIMITS, place.plan.device)
     result = place.lane.run(SandboxJob("forecast_harness.verify.timing_job:main", payload, files), limits)
     if result.status is JobStatus.OK:
@@ -119,9 +116,6 @@ def main() -> int:
     command_line.add_argument(
         "--gpu", type=int, default=0, help="the driver's number of the device that is used"
     )
-    command_line.add_argument(
-        "--reveal-late", action="store_true", help="on a device: inputs with the question alone"
-    )
     early, _ = command_line.parse_known_args()
     command_line.set_defaults(stub_only=early.device == "cpu")
     a = parse_arguments(command_line)
@@ -132,7 +126,7 @@ def main() -> int:
     where = CandidatePlace.of(a.device, a.gpu)
     plan = VerificationPlan(device=a.device, peaks=where.peaks, index=where.index, uuid=where.uuid)
     with SandboxLane(device=None if a.device == "cpu" else str(where.index)) as lane:
-        place = ContestPlace(lane, plan, a.reveal_late)
+        place = ContestPlace(lane, plan)
         summary |= {"device": where.name, "level": lane.level.name.lower()}
         rows = []
         for pack in packs:

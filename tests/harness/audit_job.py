@@ -12,11 +12,10 @@ import torch
 from forecast_harness.clocks.paired_comparison import CANDIDATE
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.targets.packs.schema import Language, Pack
-from forecast_harness.verify.judge import SolutionJudge
+from forecast_harness.verify.examiner import SolutionExaminer
+from forecast_harness.verify.launch_windows import AuditedCells, AuditRejected, AuditUnavailable, WindowAudit
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.problems.external_tasks import problem_of
-from forecast_harness.verify.windows.audited_cells import AuditedCells, AuditRejected
-from forecast_harness.verify.windows.window_audit import AuditUnavailable, WindowAudit
+from forecast_harness.verify.problem import problem_of
 
 
 def main(work: JobContext) -> dict[str, Any]:
@@ -29,7 +28,7 @@ def main(work: JobContext) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         cells = [stack.enter_context(work.cell()) for _ in range(2)]
         problem = problem_of(pack, Path(folder))
-        judges = [SolutionJudge(pack, problem, cell, plan, bytes([n])) for n, cell in enumerate(cells)]
+        judges = [SolutionExaminer(pack, problem, cell, plan, bytes([n])) for n, cell in enumerate(cells)]
         for judge, file in zip(judges, asked["files"], strict=True):
             judge.prepare(file, "run", Language.TORCH)
         workloads = pack.timed_workloads(plan.device)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from forecast_harness.sandbox.api import CellAnswer, JobContext, TensorBytes
-from forecast_harness.trials.variants.compilation.base_binaries import WRITE_ENTRY, binaries_as_arrays
-from forecast_harness.trials.variants.compilation.compile_beside import BESIDE_ENTRY, VariantCompiler
-from forecast_harness.trials.variants.launch_file import VARIANT_FILE
+from forecast_harness.trials.variants.compilation import BESIDE_ENTRY, VariantCompiler
+from forecast_harness.trials.variants.files import VARIANT_FILE, WRITE_ENTRY, binaries_as_arrays
 
 MARK = b"not compiled anew"
 

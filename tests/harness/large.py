@@ -12,9 +12,9 @@ import torch
 
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, TensorBytes
 from forecast_harness.targets.packs.schema import Language, Pack
-from forecast_harness.verify.judge import SolutionJudge
+from forecast_harness.verify.examiner import SolutionExaminer
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.problems.external_tasks import problem_of
+from forecast_harness.verify.problem import problem_of
 
 
 class Counted:
@@ -51,9 +51,7 @@ def launches(work: JobContext) -> dict[str, Any]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, work.cell() as cell:
         counted = Counted(cell, asked.get("wait_s", 0.0))
-        judge = SolutionJudge(pack, problem_of(pack, Path(folder)), counted, VerificationPlan(), b"seed")
-        if asked.get("late"):
-            judge.reveal_late()
+        judge = SolutionExaminer(pack, problem_of(pack, Path(folder)), counted, VerificationPlan(), b"seed")
         assert judge.prepare("solution.py", "run", Language.TORCH) == []
         case = judge.timed_case(pack.workloads[-1])
         codes, checked = [], []

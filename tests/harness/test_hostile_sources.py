@@ -39,8 +39,7 @@ from forecast_harness.targets.packs.load import parse_task_yml
 from forecast_harness.targets.packs.schema import source_problem
 from forecast_harness.trials.configs.source_configs import apply_config, configs_of
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.run import verify
-from forecast_harness.verify.screen import static_hints
+from forecast_harness.verify.run import static_hints, verify
 from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.core.hostile_sources import hostile_sources
 from tests.harness.authors.proposal_examples import node, pack_target, request

@@ -10,9 +10,9 @@ import torch
 
 from forecast_harness.sandbox.api import JobContext
 from forecast_harness.targets.packs.schema import Language, Pack
-from forecast_harness.verify import judge as judging
+from forecast_harness.verify import examiner as judging
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.problems.external_tasks import problem_of
+from forecast_harness.verify.problem import problem_of
 
 
 def timed_launches(work: JobContext) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def timed_launches(work: JobContext) -> dict[str, Any]:
     judging._MOST_TIMED_S = {"cpu": float(work.payload["most_s"])}
     try:
         with tempfile.TemporaryDirectory() as folder, work.cell() as cell:
-            judge = judging.SolutionJudge(pack, problem_of(pack, Path(folder)), cell, plan, b"seed")
+            judge = judging.SolutionExaminer(pack, problem_of(pack, Path(folder)), cell, plan, b"seed")
             assert judge.prepare("solution.py", "run", Language.TORCH) == []
             reasons = judge._timed_trials()
     finally:

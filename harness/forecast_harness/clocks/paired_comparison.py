@@ -33,8 +33,13 @@ class TrialClock(PairedClock, Protocol):
     trial of either is raised, with the contestant's number.
     """
 
-    seconds: Mapping[Any, list[float]]
-    """All times that count, by contestant and call."""
+    @property
+    def seconds(self) -> Mapping[Any, Sequence[float]]:
+        """All times that count, by contestant and call."""
+
+    @property
+    def checks(self) -> int:
+        """How often results were compared with what is right."""
 
     def place(self) -> None:
         """Place the inputs of every call, load both contestants, and launch each until a launch is like the next."""

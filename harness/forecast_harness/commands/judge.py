@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forecast_harness.sandbox.api import SandboxLane
     from forecast_harness.targets.packs import Pack, Solution
     from forecast_harness.trials.bench import BenchResult, Contest
-    from forecast_harness.trials.machine_code.cuda_requests import CudaRequests
+    from forecast_harness.trials.cuda import CudaRequests
     from forecast_harness.verify.plan import VerificationPlan
     from forecast_harness.verify.verdict import SolutionVerdict
 
@@ -58,7 +58,7 @@ class JudgedProblem:
         from forecast_harness.clocks.compilation.nvcc import COMPILE_LIMITS, CudaCompileError, compile_source
         from forecast_harness.sandbox.api import SandboxLane
         from forecast_harness.targets.search_target import cuda_device
-        from forecast_harness.trials.machine_code.cuda_requests import CudaRequests
+        from forecast_harness.trials.cuda import CudaRequests
 
         signature, arch = self.declared.signature, cuda_device().arch
         if not arch.isdigit():
@@ -229,7 +229,7 @@ def open_lane(
     Raises `UsageError` for a level there is not.
     """
     from forecast_harness.sandbox.api import ContainmentLevel, SandboxLane
-    from forecast_harness.verify.lane_modules import LANE_MODULES
+    from forecast_harness.trials.devices import LANE_MODULES
 
     level = None
     if options.level is not None:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
     from forecast_harness.search.report.server import ReportServer
     from forecast_harness.search.state import SearchState
+    from forecast_harness.trials.devices import EarlyProcesses
     from forecast_harness.trials.judge_pool import LocalJudgePool
-    from forecast_harness.trials.machine_code.early_start import EarlyStart
-    from forecast_harness.trials.machine_code.opening import MachineCodeLanes
+    from forecast_harness.trials.machine_lanes import MachineCodeLanes
     from forecast_harness.trials.protocol import NodeJudge
 
 
@@ -39,16 +39,15 @@ _SWITCH_INTERVAL_S = 5e-4
 """For which a thread that has an answer of the device waits for those that forecast; Python's own is ten times that."""
 
 
-def early_start(options: argparse.Namespace, device: str) -> EarlyStart | None:
+def early_start(options: argparse.Namespace, device: str) -> EarlyProcesses | None:
     """Workers and runners that start while the target is read; None where no machine code will be judged."""
     if options.path == "host-code" or device != "cuda" or options.ray is not None:
         return None
     from forecast_harness.clocks.devices import visible_devices
-    from forecast_harness.trials.judging.devices import verification_plan
-    from forecast_harness.trials.machine_code.early_start import EarlyStart
+    from forecast_harness.trials.devices import EarlyProcesses, verification_plan
 
     numbers = visible_devices()
-    return EarlyStart([verification_plan(device, n) for n in numbers[: options.lanes or len(numbers)]])
+    return EarlyProcesses([verification_plan(device, n) for n in numbers[: options.lanes or len(numbers)]])
 
 
 def open_machine_code(
@@ -60,7 +59,7 @@ def open_machine_code(
     device: str,
     lanes: Sequence[int],
     folder: Path,
-    early: EarlyStart | None = None,
+    early: EarlyProcesses | None = None,
 ) -> MachineCodeLanes | None:
     """Lanes that judge through machine code on devices by the driver's numbers; None for those of host code.
 
@@ -73,8 +72,8 @@ def open_machine_code(
     if device != "cuda":
         raise UsageError("--path machine-code needs a CUDA device: the driver knows none, so leave it out")
     from forecast_harness.clocks.runner.health import NoMachineCodePath
-    from forecast_harness.trials.judging.devices import verification_plan
-    from forecast_harness.trials.machine_code.opening import open_machine_code_lanes
+    from forecast_harness.trials.devices import verification_plan
+    from forecast_harness.trials.machine_lanes import open_machine_code_lanes
 
     plans = [verification_plan(device, number) for number in lanes]
 
@@ -218,7 +217,7 @@ def _search(
     from forecast_harness.search.report.live import LiveDisplay
     from forecast_harness.search.run import search as run
     from forecast_harness.targets.search_target import open_target
-    from forecast_harness.trials.judging.devices import verification_plan
+    from forecast_harness.trials.devices import verification_plan
 
     device = options.device or ("cuda" if _devices() else "cpu")
     verification_plan(device)  # a device that is not there is told before anything else is tried
@@ -249,9 +248,7 @@ def _search(
         )
         if checking is not None:
             checking.result()
-        from forecast_harness.trials.machine_code.opening import (
-            MachineCodeLanes,  # takes as long as torch does
-        )
+        from forecast_harness.trials.machine_lanes import MachineCodeLanes
 
         if options.resume and (begun := _settings_in_log(folder)) is not None:
             settings = paced_as(settings, begun, options.parents)
@@ -283,8 +280,8 @@ def _remove_unbegun(folder: Path) -> None:
 
 def _require_sound_pack(target: SearchTarget, device: str) -> None:
     """Raises `CommandError` for a pack that cannot tell right from wrong: what is found with it means nothing."""
-    from forecast_harness.trials.judging.devices import verification_plan
-    from forecast_harness.trials.judging.packs.judge import PackJudge
+    from forecast_harness.trials.devices import verification_plan
+    from forecast_harness.trials.packs import PackJudge
     from forecast_harness.trials.protocol import LaneFailure
 
     try:
@@ -358,7 +355,7 @@ class _JudgeFactory:
     """Of the lanes' devices; a lane's own number where there are none."""
 
     def __call__(self, number: int) -> NodeJudge:
-        from forecast_harness.trials.judging.factory import open_judge
+        from forecast_harness.trials.host_judges import open_judge
 
         index = self.numbers[number] if self.numbers else number
         return open_judge(
@@ -373,7 +370,7 @@ def _lanes(
     seed: Node,
     device: str,
     folder: Path,
-    early: EarlyStart | None,
+    early: EarlyProcesses | None,
 ) -> LocalJudgePool:
     from forecast_harness.trials.judge_pool import LocalJudgePool
 
@@ -411,7 +408,7 @@ def _devices() -> list[int]:
 
 def _context(target: SearchTarget, device: str) -> SearchContext:
     from forecast_harness.records import SearchContext
-    from forecast_harness.trials.judging.devices import device_slug
+    from forecast_harness.trials.devices import device_slug
     from forecast_harness.verify.run import harness_hash
 
     toolchain = _toolchain(device) | ({"nvcc": target.payload["nvcc"]} if "nvcc" in target.payload else {})

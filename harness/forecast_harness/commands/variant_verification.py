@@ -15,9 +15,9 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands.count_line import CountLine
-from forecast_harness.trials.variants.compilation.base_binaries import BaseBinaries
-from forecast_harness.trials.variants.lanes import LaneJobs
+from forecast_harness.trials.variants.files import BaseBinaries
 from forecast_harness.trials.variants.verify import (
+    LaneJobs,
     VariantVerification,
     compile_early,
     open_base,

@@ -78,8 +78,7 @@ class _PlannedLanes:
         """Raises `UsageError` for a device or a level that is not there."""
         from forecast_harness.clocks.devices import ONE_QUEUE
         from forecast_harness.sandbox.lane_pools import LanePool
-        from forecast_harness.trials.variants.lanes import verification_lanes
-        from forecast_harness.trials.variants.verify import VARIANT_PLAN
+        from forecast_harness.trials.variants.verify import VARIANT_PLAN, verification_lanes
 
         plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
         return cls(plan, LanePool(lambda: open_lane(options, plan, ONE_QUEUE), verification_lanes()))

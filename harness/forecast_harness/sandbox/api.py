@@ -15,7 +15,7 @@ A job's `entry` is trusted code in the *judge*, a fresh process that never loads
     def prepare(payload, arrays, state):
         state["module"] = load(payload["file"])
 
-`forecast_harness.verify.verification_job` and `forecast_harness.verify.inside` are such a pair.
+`forecast_harness.verify.verification_job` and `forecast_harness.verify.launch_cell` are such a pair.
 
 A candidate's fault raises `CandidateFault` from `ask`; uncaught, it becomes the job's status. Trusted code
 raises `Suspicion` to quarantine a candidate. Any other exception of trusted code is an `infra_error`, so an

@@ -18,11 +18,10 @@ from forecast_harness.clocks.paired_comparison import (
 from forecast_harness.clocks.times import TimingSummary
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.targets.packs.schema import Pack, Solution
-from forecast_harness.verify.cell_limits import cell_limits_for
-from forecast_harness.verify.checked_launches import CheckedLaunches
-from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.trials.confirmation import CONTESTS
+from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import DEFAULT_PLAN, harness_hash, verify
-from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
+from forecast_harness.verify.verdict import CheckedLaunches, Reason, ReasonCode, SolutionVerdict
 
 Contest = Callable[[Solution, Solution], Mapping[str, Any]]
 """Times a candidate, the second, beside an incumbent in a fresh process: `duel`, `seconds`, `protocols` and `checked`;
@@ -33,7 +32,6 @@ class ContestUnavailable(Exception):
     """A way to the clock that two solutions cannot take; the text says why, and nothing is said of them."""
 
 
-_CONTESTS = 2
 BENCH_LIMITS = ResourceLimits(wall_s=600.0, trusted_s=600.0, cpu_s=1200.0)
 
 
@@ -55,6 +53,49 @@ class BenchResult(Record):
     """Launches checked in its verification and its contests together."""
 
 
+class SolutionBench:
+    """Verifies solutions of a pack one after the other, and times those accepted against the first of them.
+
+    A solution is called faster only if two contests, in separate fresh processes with separate seeds, both find it so;
+    the gain that is kept is the second one's, which was not selected for being large. Solutions that fail
+    verification, or are caught during a contest, have no times. `first_contest` is another way to the clock for the
+    first of the two, where no candidate can touch it; where it raises `ContestUnavailable`, and for the second, it is
+    the sandbox.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        lane: SandboxLane,
+        plan: VerificationPlan = DEFAULT_PLAN,
+        rules: StoppingRules = DEFAULT_RULES,
+        limits: ResourceLimits = BENCH_LIMITS,
+        *,
+        first_contest: Contest | None = None,
+    ) -> None:
+        self._pack, self._lane, self._plan, self._first = pack, lane, plan, first_contest
+        self._in_sandbox = partial(_run_timing_job, pack, lane, plan, rules, limits)
+        self._solution: Solution | None = None
+        self.incumbent: BenchResult | None = None
+        """Whom others are timed against."""
+
+    def enter(self, solution: Solution, *, timed: bool = True) -> BenchResult:
+        """Its standing; not `timed`: its verification alone."""
+        verdict = verify(self._pack, solution, self._lane, plan=self._plan)
+        entry = BenchResult(solution.name, verdict, checked=verdict.checked)
+        if not (timed and verdict.accepted):
+            return entry
+        if self.incumbent is None or self._solution is None:
+            self._solution, self.incumbent = solution, replace(entry, outcome="incumbent")
+            return self.incumbent
+        entry, labels = _compare_candidate(
+            self._solution, solution, verdict, self._plan, self._first, self._in_sandbox
+        )
+        if labels and not self.incumbent.labels:
+            self.incumbent = replace(self.incumbent, labels=labels)
+        return entry
+
+
 def compare_solutions(
     pack: Pack,
     solutions: Sequence[Solution],
@@ -66,32 +107,17 @@ def compare_solutions(
     limits: ResourceLimits = BENCH_LIMITS,
     first_contest: Contest | None = None,
 ) -> list[BenchResult]:
-    """Judge all solutions, then time those accepted against `against` (default: the first accepted one).
-
-    A solution is called faster only if two contests, in separate fresh processes with separate seeds, both
-    find it so; the gain that is kept is the second one's, which was not selected for being large. Solutions
-    that fail verification, or are caught during a contest, have no times. `first_contest` is another way to the clock
-    for the first of the two, where no candidate can touch it; where it raises `ContestUnavailable`, and for the
-    second, it is the sandbox.
-    """
-    in_sandbox = partial(_run_timing_job, pack, lane, plan, rules, limits)
-    everyone = [against, *solutions] if against is not None else list(solutions)
-    verdicts = [verify(pack, one, lane, plan=plan) for one in everyone]
-    accepted = [n for n, verdict in enumerate(verdicts) if verdict.accepted]
-    found = {
-        n: BenchResult(everyone[n].name, verdict, checked=verdict.checked)
-        for n, verdict in enumerate(verdicts)
-    }
-    if accepted and (against is None or accepted[0] == 0):
-        first = accepted[0]
-        found[first] = replace(found[first], outcome="incumbent")
-        for n in accepted[1:]:
-            found[n], labels = _compare_candidate(
-                everyone[first], everyone[n], verdicts[n], plan, first_contest, in_sandbox
-            )
-            if labels and not found[first].labels:
-                found[first] = replace(found[first], labels=labels)
-    return [found[n] for n in range(len(everyone))]
+    """The standing of each in a `SolutionBench`, of `against` (default: the first accepted one) first."""
+    bench = SolutionBench(pack, lane, plan, rules, limits, first_contest=first_contest)
+    everyone = [*([against] if against is not None else []), *solutions]
+    results: list[BenchResult] = []
+    first: int | None = None
+    for number, one in enumerate(everyone):
+        results.append(bench.enter(one, timed=against is None or not number or bench.incumbent is not None))
+        first = number if first is None and bench.incumbent is not None else first
+    if first is not None and bench.incumbent is not None:
+        results[first] = bench.incumbent
+    return results
 
 
 def _compare_candidate(
@@ -108,7 +134,7 @@ def _compare_candidate(
     outcome, gain = "", None
     labels: tuple[dict[str, TimingSummary], dict[str, TimingSummary]] = ({}, {})
     trusted_gain: float | None = None
-    for number in range(_CONTESTS):
+    for number in range(CONTESTS):
         value: Mapping[str, Any] | None = None
         if number == 0 and first_contest is not None:
             with contextlib.suppress(ContestUnavailable):
@@ -136,8 +162,8 @@ def _compare_candidate(
         if outcome != ComparisonOutcome.FASTER:
             outcome = "unconfirmed" if before == ComparisonOutcome.FASTER else outcome
             break
-    found = BenchResult(candidate.name, verdict, str(outcome), gain, tuple(duels), labels[1], checked)
-    return found, labels[0]
+    result = BenchResult(candidate.name, verdict, str(outcome), gain, tuple(duels), labels[1], checked)
+    return result, labels[0]
 
 
 def _run_timing_job(
@@ -173,11 +199,11 @@ def _timing_summaries(
     value: Mapping[str, Any], which: int, plan: VerificationPlan
 ) -> dict[str, TimingSummary]:
     facts = device_facts(None if plan.device == "cpu" else plan.index)
-    found = {}
+    results = {}
     for place, seconds in value["seconds"].items():
         contestant, _, name = place.partition(":")
         if contestant == str(which):
             how = value["protocols"][name]
             protocol = "host-pairs-1" if plan.device == "cpu" else f"{how}-cold-pairs-1"
-            found[name] = TimingSummary.of(seconds, protocol=protocol, harness=harness_hash(), **facts)
-    return found
+            results[name] = TimingSummary.of(seconds, protocol=protocol, harness=harness_hash(), **facts)
+    return results

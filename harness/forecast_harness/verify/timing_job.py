@@ -32,23 +32,21 @@ from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import CellAnswer
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.targets.packs.schema import Language, Pack, Workload
-from forecast_harness.verify.judge import SolutionJudge
-from forecast_harness.verify.launches.launcher import LaunchTimes
-from forecast_harness.verify.launches.null_cell import NullCell
-from forecast_harness.verify.longer_checks import check_timed_longer
-from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.problems.external_tasks import problem_of
-from forecast_harness.verify.problems.problem import LaunchCase
-from forecast_harness.verify.verdict import Reason, ReasonCode
-from forecast_harness.verify.verification_job import reason_of_fault
-from forecast_harness.verify.windows.audited_cells import AuditedCells, AuditRejected
-from forecast_harness.verify.windows.exported_memory import ExportError
-from forecast_harness.verify.windows.window_audit import (
+from forecast_harness.verify.examiner import SolutionExaminer, check_timed_longer
+from forecast_harness.verify.exported_memory import ExportError
+from forecast_harness.verify.launch_windows import (
+    AuditedCells,
+    AuditRejected,
     AuditUnavailable,
     AuditVerdict,
     ClockedCells,
     WindowAudit,
 )
+from forecast_harness.verify.launcher import LaunchTimes, NullCell
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problem import LaunchCase, problem_of
+from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.verification_job import reason_of_fault
 
 _WARM_UP_LAUNCHES = 3
 _WARM_UP_WINDOWS = 11
@@ -64,12 +62,12 @@ _REDRAW_SHARE = 0.2
 _MOST_HIDDEN_TIME = 0.1
 """By how much the shares of launches that took longer than reported may differ between contestants."""
 _MOST_AUDIT_ROUNDS, _MOST_AUDIT_S = 400, 4.0
-"""Of windows in which the judge's own clock is asked whether a candidate is faster."""
+"""The most rounds and seconds of windows in which the judge's own clock is asked whether a candidate is faster."""
 _MOST_HONEST_CLAIM = math.log(1.1)
 """A gain by clocks in the cells up to which it may be chance, or a difference of methods, that the judge's own shows
 none: then it is undecided, and nobody is accused."""
 _CLOCK_DIFFERENCE = 0.02
-"""Of log seconds: how far two ways to time honest launches may differ."""
+"""How far the log seconds of two ways to time honest launches may differ."""
 
 
 class ContestantRejected(Exception):
@@ -89,7 +87,7 @@ class CellClock:
 
     def __init__(
         self,
-        judges: Sequence[SolutionJudge],
+        judges: Sequence[SolutionExaminer],
         workloads: Sequence[Workload],
         cases: list[LaunchCase] | None = None,
         null: NullCell | None = None,
@@ -140,7 +138,7 @@ class CellClock:
         return math.exp(logs / len(self._workloads))
 
     def _timed_launch(
-        self, which: int, judge: SolutionJudge, work: Workload, case: LaunchCase, *, last: bool = False
+        self, which: int, judge: SolutionExaminer, work: Workload, case: LaunchCase, *, last: bool = False
     ) -> float:
         protocol = self.protocols.get(work.name, "")
         try:
@@ -168,21 +166,23 @@ class CellClock:
             self.seconds[which, work.name].append(seconds)
         return seconds
 
-    def _idle_seconds(self, judge: SolutionJudge, work: Workload, case: LaunchCase, protocol: str) -> float:
+    def _idle_seconds(
+        self, judge: SolutionExaminer, work: Workload, case: LaunchCase, protocol: str
+    ) -> float:
         """The cost of asking."""
         if self._null is None:
             return judge.idle(case, protocol)
         return self._null.measure(work.name, case, self._returned.get(work.name, []))
 
-    def warm_up(self) -> None:
+    def place(self) -> None:
         """A few launches of each, which do not count."""
         for _ in range(_WARM_UP_LAUNCHES):
             for which in (INCUMBENT, CANDIDATE):
                 self.sample(which, True)
         for work in self._workloads:
-            found = {self.replies[which, work.name][-1].protocol for which in (INCUMBENT, CANDIDATE)}
+            results = {self.replies[which, work.name][-1].protocol for which in (INCUMBENT, CANDIDATE)}
             # A replay leaves the host's part out: both are replayed, or neither.
-            self.protocols[work.name] = found.pop() if len(found) == 1 else EVENTS_PROTOCOL
+            self.protocols[work.name] = results.pop() if len(results) == 1 else EVENTS_PROTOCOL
         if self._null is not None:
             self._null.forget()
             for work, case in zip(self._workloads, self._cases, strict=True):
@@ -232,7 +232,7 @@ class CellClock:
             logs += math.log(theirs / own)
         return math.expm1(logs / len(self._workloads))
 
-    def check_times(self) -> None:
+    def check(self) -> None:
         """Check one more launch of each, and hold all times against the judge's own clock. Raises `ContestantRejected`.
 
         Of large workloads that check may be the only one. To a solution it is one more launch that is timed.
@@ -288,15 +288,14 @@ def open_null_cell(work: JobContext, cells: ExitStack, processors: Sequence[int]
 
 def main(work: JobContext) -> CellAnswer:
     """Run one duel. The payload has `pack`, `contestants` (incumbent, candidate), `plan` and `rules`, and may have a
-    `trusted_gain`, by a clock that neither can touch; on a device `reveal_late` tries what is not the rule yet, see
-    `Launcher.reveals_late`.
+    `trusted_gain`, by a clock that neither can touch.
 
     The value has `duel`, `seconds` (per contestant and workload, all samples), `protocols` (per workload), `checks`,
     `checked` (of the candidate), `audit` (what the judge's own clock said, if it was asked) and, when somebody was
     caught, `caught` (0 or 1) and `reasons` instead.
     """
-    asked = work.payload
-    pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
+    request = work.payload
+    pack, plan = Pack.from_json(request["pack"]), VerificationPlan.from_json(request["plan"])
     torch.set_num_threads(1)
     seed = os.urandom(16).hex()
     processors = reserve_processors() if plan.device == "cpu" else ()
@@ -304,7 +303,7 @@ def main(work: JobContext) -> CellAnswer:
         first, second = (cells.enter_context(work.cell(processors=processors)) for _ in range(2))
         problem = problem_of(pack, Path(folder))
         judges = [
-            SolutionJudge(
+            SolutionExaminer(
                 pack,
                 problem,
                 cell,
@@ -314,40 +313,44 @@ def main(work: JobContext) -> CellAnswer:
             for n, cell in enumerate((first, second))
         ]
         try:
-            for n, (judge, one) in enumerate(zip(judges, asked["contestants"], strict=True)):
-                if asked.get("reveal_late"):
-                    judge.reveal_late()
+            for n, (judge, one) in enumerate(zip(judges, request["contestants"], strict=True)):
                 try:
                     reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
                 except CandidateFault as fault:
                     reasons = [reason_of_fault(fault, judge)]
                 if reasons:
                     raise ContestantRejected(n, reasons)
-            languages = (Language(one["language"]) for one in asked["contestants"])
+            languages = (Language(one["language"]) for one in request["contestants"])
             null = open_null_cell(work, cells, processors) if plan.device == "cpu" else None
             clock = CellClock(judges, pack.timed_workloads(plan.device, *languages), null=null)
-            clock.warm_up()
-            rules = StoppingRules.from_json(asked["rules"])
+            clock.place()
+            rules = StoppingRules.from_json(request["rules"])
             serving = min(clock.serving_gain(rules.margin), _MOST_SERVING_GAIN)
             wider = replace(rules, margin=rules.margin + serving)
             ended = run_comparison(clock, wider, judges[0].rng.getrandbits(32))
-            clock.check_times()
+            clock.check()
             audit: Mapping[str, Any] = {}
             if ended.outcome is ComparisonOutcome.FASTER:
                 clock.check_longer()
-                if plan.device != "cpu" and not is_plausible(ended, asked.get("trusted_gain")):
+                if plan.device != "cpu" and not is_plausible(ended, request.get("trusted_gain")):
                     typical = {w.name: clock.typical_seconds(w.name) for w in clock.workloads}
-                    as_launched = [n for n, found in clock.protocols.items() if found == EVENTS_PROTOCOL]
+                    as_launched = [
+                        n for n, rejection in clock.protocols.items() if rejection == EVENTS_PROTOCOL
+                    ]
                     given = (typical, clock.workloads, plan.device, as_launched)
                     opened = partial(AuditedCells, work, cells, pack, judges, (first, second), *given)
                     ended, audit = audited(ended, opened, rules, judges[CANDIDATE].rng)
             ended = ended.with_own_gain(clock.own_gain(), rules.margin)
-        except (ContestantRejected, AuditRejected) as found:
-            return CellAnswer({"caught": found.which, "reasons": [r.to_json() for r in found.reasons]})
-    seconds: dict[str, Any] = {f"{which}:{name}": found for (which, name), found in clock.seconds.items()}
-    said = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
+        except (ContestantRejected, AuditRejected) as rejection:
+            return CellAnswer(
+                {"caught": rejection.which, "reasons": [r.to_json() for r in rejection.reasons]}
+            )
+    seconds: dict[str, Any] = {
+        f"{which}:{name}": rejection for (which, name), rejection in clock.seconds.items()
+    }
+    value = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
     checked = judges[CANDIDATE].checked_launches.to_json()
-    return CellAnswer({**said, "checks": clock.checks, "checked": checked, "seed": seed, "audit": audit})
+    return CellAnswer({**value, "checks": clock.checks, "checked": checked, "seed": seed, "audit": audit})
 
 
 def is_plausible(ended: ComparisonResult, trusted_gain: float | None) -> bool:

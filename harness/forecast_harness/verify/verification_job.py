@@ -6,6 +6,8 @@ import hashlib
 import os
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,15 @@ from forecast_harness.sandbox.cell import CandidateFault
 from forecast_harness.sandbox.jobs import CellAnswer, Fault
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.targets.packs.schema import Language, Pack
-from forecast_harness.verify.admission import admission_failures
-from forecast_harness.verify.judge import SolutionJudge
+from forecast_harness.verify.examiner import SolutionExaminer
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.problems.external_tasks import problem_of
+from forecast_harness.verify.problem import DrawSpec, LaunchCase, VerificationProblem, problem_of
+from forecast_harness.verify.tolerance import raw_bytes, same_bits
 from forecast_harness.verify.verdict import Reason, ReasonCode
 
 SOLUTION_FILE = "solution.py"
 _SHARE_OF_LIMIT = 0.3
-"""Of a cell's wall seconds, after which no launch is asked for that the trials do not have."""
+"""The share of a cell's wall seconds after which no launch is asked for that the trials do not have."""
 
 
 def main(work: JobContext) -> CellAnswer:
@@ -33,30 +35,34 @@ def main(work: JobContext) -> CellAnswer:
     The value has `reasons`, `trials`, `checked` and `facts`. A broken pack raises `RecordError`, which the lane
     reports as the harness's own failure.
     """
-    asked = work.payload
-    pack, plan = Pack.from_json(asked["pack"]), VerificationPlan.from_json(asked["plan"])
+    request = work.payload
+    pack, plan = Pack.from_json(request["pack"]), VerificationPlan.from_json(request["plan"])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, work.cell() as cell:
         # Drawn after the candidate's process began, so that no copy of it is in there.
-        nonce = asked["seed"] or os.urandom(16).hex()
+        nonce = request["seed"] or os.urandom(16).hex()
         problem = problem_of(pack, Path(folder))
-        judge = SolutionJudge(pack, problem, cell, plan, hashlib.sha256(nonce.encode()).digest())
+        judge = SolutionExaminer(pack, problem, cell, plan, hashlib.sha256(nonce.encode()).digest())
         judge.ends = time.perf_counter() + _SHARE_OF_LIMIT * work.limits.wall_s
         try:
             reasons = (
-                judge.prepare(SOLUTION_FILE, asked["entry"], Language(asked["language"])) or judge.examine()
+                judge.prepare(SOLUTION_FILE, request["entry"], Language(request["language"]))
+                or judge.examine()
             )
         except CandidateFault as fault:
             reasons = [reason_of_fault(fault, judge)]
-    facts: dict[str, Any] = {
-        "seed": nonce,
-        "error_over_limit": float(f"{judge.worst_error_ratio:.4g}")
-        if judge.worst_error_ratio < 1e30
-        else None,
-    }
-    facts |= judge.facts
-    said = {"reasons": [r.to_json() for r in reasons], "trials": judge.trials}
-    return CellAnswer({**said, "checked": judge.checked_launches.to_json(), "facts": facts})
+    value = verification_answer(judge, reasons, nonce)
+    return CellAnswer({**value, "checked": judge.checked_launches.to_json()})
+
+
+def verification_answer(
+    judge: SolutionExaminer, reasons: Sequence[Reason], nonce: str, **facts: Any
+) -> dict[str, Any]:
+    """A verification's value: `reasons`, `trials` and `facts`; a judge's seed is of the `nonce`."""
+    worst = judge.worst_error_ratio
+    error = float(f"{worst:.4g}") if worst < 1e30 else None
+    facts = {**judge.facts, **facts, "seed": nonce, "error_over_limit": error}
+    return {"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "facts": facts}
 
 
 def admit(work: JobContext) -> CellAnswer:
@@ -65,10 +71,10 @@ def admit(work: JobContext) -> CellAnswer:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = admission_failures(pack, problem_of(pack, Path(folder)))
+            results = admission_failures(pack, problem_of(pack, Path(folder)))
         except RecordError as error:
-            found = [str(error)]
-    return CellAnswer(found)
+            results = [str(error)]
+    return CellAnswer(results)
 
 
 _CODE_BY_FAULT: dict[Fault, ReasonCode] = {
@@ -82,10 +88,138 @@ _CODE_BY_FAULT: dict[Fault, ReasonCode] = {
 }
 
 
-def reason_of_fault(error: CandidateFault, judge: SolutionJudge) -> Reason:
+def reason_of_fault(error: CandidateFault, judge: SolutionExaminer) -> Reason:
     """The reason that a candidate's fault amounts to."""
     detail: Any = str(error)
     code = _CODE_BY_FAULT.get(error.fault, ReasonCode.FAILS)
     if "StateDictError" in detail:
         code = ReasonCode.STATE_DICT
     return Reason(code, detail[:2000], f"after {judge.trials} launches")
+
+
+OutputTensors = list[torch.Tensor]
+
+
+def admission_failures(pack: Pack, problem: VerificationProblem, seed: int = 0, hidden: int = 2) -> list[str]:
+    """Why this pack must not be used; empty if it may be.
+
+    Every workload, and `hidden` drawn ones, must accept the reference's own result and reject: zeros, each
+    input copied into the output, a constant, wrong shapes, a swapped dtype, and results nearly right (one
+    percent off, one element off, the last row missing, two rows swapped). Also refused: an output that does
+    not depend on the inputs, since any solution could then ignore them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    results: list[str] = []
+    axes = [w.axes for w in pack.checked_workloads] + [None] * hidden
+    for one in axes:
+        how = DrawSpec("normal", "contiguous", generator)
+        case, other = problem.case(one, how), problem.case(one, how)
+        right = _exact_outputs(pack, case)
+        if right is None:
+            continue
+        if not any(t.numel() for t in right):
+            continue
+        finding, _ = case.check(right)
+        if finding:
+            results.append(
+                f"{case.label}: refuses its own reference rounded to the output dtype: {finding[1]}"
+            )
+            continue
+        results += [
+            f"{case.label}: accepts {name}"
+            for name, wrong in _wrong_results(case, right, public=one is not None)
+            if not case.check(wrong)[0]
+        ]
+        stale = _exact_outputs(pack, other)
+        if (
+            stale is not None
+            and all(a.shape == b.shape for a, b in zip(stale, right, strict=True))
+            and not case.check(stale)[0]
+        ):
+            results.append(f"{case.label}: accepts the result of other inputs, so it does not depend on them")
+    return results
+
+
+def _exact_outputs(pack: Pack, case: LaunchCase) -> OutputTensors | None:
+    """The exact result in the output dtypes; found through the checker's own reference."""
+    make: Callable[[], Sequence[torch.Tensor]] | None = case.right
+    return None if make is None else list(make())
+
+
+def _wrong_results(case: LaunchCase, right: OutputTensors, public: bool) -> list[tuple[str, OutputTensors]]:
+    """Wrong results by name. One that happens to be right (a sum of one element is a copy) does not count
+    at a drawn size; at a public one it shows that the trivial answer is the answer there."""
+    wrong: list[tuple[str, OutputTensors]] = []
+
+    def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor], trivial: bool = False) -> None:
+        changed = [change(t) for t in right]
+        same = all(map(same_bits, changed, right))
+        if not same or (trivial and public):
+            wrong.append((name, changed))
+
+    replaced("zeros", torch.zeros_like, trivial=True)
+    replaced("a constant", lambda t: torch.full_like(t, _mean(t)), trivial=True)
+    replaced("another shape", lambda t: t.unsqueeze(0))
+    replaced("a missing row", lambda t: t.reshape(-1)[:-1])
+    replaced("another dtype", lambda t: t.to(torch.int64 if t.dtype == torch.float64 else torch.float64))
+    replaced("no output written", _unwritten_tail)
+    for name, given in case.tensors.items():
+        replaced(f"a copy of {name}", partial(_copy_of_input, given), trivial=True)
+    replaced("results too large by a hundredth", _scaled_by_one_percent)
+    replaced("one wrong element", _one_element_wrong)
+    replaced("the last row left out", _without_last_row)
+    replaced("the first two rows swapped", _rows_swapped)
+    return wrong
+
+
+def _mean(tensor: torch.Tensor) -> float:
+    return float(tensor.double().nan_to_num(0, 0, 0).mean())
+
+
+def _unwritten_tail(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone(memory_format=torch.contiguous_format)
+    if tensor.numel():
+        raw_bytes(changed)[-tensor.element_size() :] = 255 if tensor.is_floating_point() else 77
+    return changed
+
+
+def _copy_of_input(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    flat = given.reshape(-1)
+    if flat.numel() == 0:
+        return torch.zeros_like(like)
+    times = -(-like.numel() // flat.numel())
+    return flat.repeat(times)[: like.numel()].to(like.dtype).reshape(like.shape)
+
+
+def _scaled_by_one_percent(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor + 1 if tensor.dtype != torch.bool else ~tensor
+    factor = 1 + max(0.01, 2 * torch.finfo(tensor.dtype).eps)
+    return (tensor.double() * factor).to(tensor.dtype)
+
+
+def _one_element_wrong(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone().reshape(-1)
+    middle = changed.numel() // 2
+    if changed.dtype == torch.bool:
+        changed[middle] = ~changed[middle]
+    elif not changed.is_floating_point():
+        changed[middle] += 1
+    else:
+        size = tensor.double().nan_to_num(0, 0, 0).square().mean().sqrt()
+        changed[middle] = (changed[middle].double() + 0.5 * size).to(changed.dtype)
+    return changed.reshape(tensor.shape)
+
+
+def _without_last_row(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    if changed.dim():
+        changed[-1] = 0
+    return changed
+
+
+def _rows_swapped(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    if changed.dim() and changed.shape[0] > 1:
+        changed[0], changed[1] = tensor[1].clone(), tensor[0].clone()
+    return changed

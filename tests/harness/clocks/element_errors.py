@@ -10,7 +10,7 @@ from forecast_harness.clocks.runner.driver import CudaDriver
 from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES
 from forecast_harness.clocks.runner.kernels import RunnerKernels
 from forecast_harness.sandbox.jobs import tensor_to_bytes
-from forecast_harness.trials.judging.kernels.call_values import relative_error
+from forecast_harness.trials.kernel_cell import relative_error
 
 COUNT = 10_001
 """No multiple of a block."""

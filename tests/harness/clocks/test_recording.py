@@ -26,7 +26,7 @@ from forecast_harness.clocks.records import BufferRole, Program
 from forecast_harness.clocks.runner.messages import ObservedLaunch
 from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.packs.schema import Language
-from forecast_harness.trials.machine_code.pack_calls import PackCalls
+from forecast_harness.trials.machine_code.targets import PackCalls
 
 FACTS = {"arch": 90, "properties": {"multiprocessor_count": 7}}
 ROWS = CallCase({"x": TensorArgument("float32", (5, 40), (40, 1))})

@@ -22,7 +22,7 @@ from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES
 from forecast_harness.clocks.runner.kernels import RunnerKernels
 from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.packs.schema import Language
-from forecast_harness.trials.machine_code.pack_calls import PackCalls
+from forecast_harness.trials.machine_code.targets import PackCalls
 from tests.harness.clocks.element_errors import check_errors, check_unlike
 from tests.harness.clocks.host_digests import check_digests
 

@@ -23,8 +23,8 @@ from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.search_target import open_target
-from forecast_harness.trials.judging import devices
-from forecast_harness.trials.machine_code import opening
+from forecast_harness.trials import devices
+from forecast_harness.trials import machine_lanes as opening
 from forecast_harness.verify.plan import VerificationPlan
 from tests.core.captured_output import Capture
 

@@ -32,9 +32,10 @@ from forecast_harness.records import (
 from forecast_harness.search.forecasters import open_forecaster
 from forecast_harness.search.run import search
 from forecast_harness.search.state import SearchState
-from forecast_harness.trials.judging.packs.cuda_judge import CudaJudge
-from forecast_harness.trials.machine_code import early_start, opening
-from forecast_harness.trials.machine_code.opening import MachineCodeLanes, open_machine_code_lanes
+from forecast_harness.trials import devices
+from forecast_harness.trials import machine_lanes as opening
+from forecast_harness.trials.cuda import CudaJudge
+from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
 from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.cuda_kernels.declared_kernel import (
     SOURCE,
@@ -43,8 +44,8 @@ from tests.harness.cuda_kernels.declared_kernel import (
     declared,
     needs_nvcc,
 )
-from tests.harness.machine_code.noting_host import NotingHost, ReadyHost
-from tests.harness.machine_code.translated_builds import StartedBuilder
+from tests.harness.trials.machine_code.noting_host import NotingHost, ReadyHost
+from tests.harness.trials.machine_code.translated_builds import StartedBuilder
 
 pytestmark = needs_nvcc
 PLAN = VerificationPlan(cases=1)
@@ -84,7 +85,7 @@ def lanes(
         patched.setattr(health, "LIBRARY", str(fake_driver))
         patched.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
         patched.setattr(health, "runner_problem", lambda runner: "")
-        patched.setattr(early_start, "CompileWorkers", StartedBuilder)
+        patched.setattr(devices, "CompileWorkers", StartedBuilder)
         patched.setattr(opening, "_HostOpening", lambda *_: ReadyHost(ConfirmingHost({})))
         folder = tmp_path_factory.mktemp("lanes") / "new"
         made = open_machine_code_lanes(target, seed, [PLAN], folder=folder, workers=1, insist=True)

@@ -13,7 +13,7 @@ from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.lane_pools import lane_count
 
 LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
-ENTRY = "tests.harness.search.tracing_job:main"
+ENTRY = "tests.harness.trials.configs.tracing_job:main"
 
 
 @pytest.fixture

@@ -35,14 +35,14 @@ from forecast_harness.search.lineage import (
     fit_mixture,
     relative_forecasts,
 )
-from forecast_harness.trials.configs.timings import (
+from forecast_harness.trials.configs.variant_tracing import (
     MAX_TIMINGS,
     Timing,
     add_timings,
     is_known_at,
     to_measurement,
 )
-from forecast_harness.trials.judging.races.rules import drift_corrected_seconds
+from forecast_harness.trials.race import drift_corrected_seconds
 
 PACK = SearchTarget(
     TargetKind.PACK, "sums", "id", "torch", "run", "Sums of rows.\nRules for a source:\n- none"

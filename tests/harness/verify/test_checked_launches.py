@@ -17,12 +17,17 @@ from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.targets.packs.load import builtin_names
 from forecast_harness.trials.bench import compare_solutions
-from forecast_harness.verify.checked_launches import CheckedLaunches, found_share, launches_needed
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.problems.external_tasks import problem_of
-from forecast_harness.verify.problems.problem import DrawSpec
+from forecast_harness.verify.problem import DrawSpec, problem_of
 from forecast_harness.verify.run import verify
-from forecast_harness.verify.verdict import Judgement, ReasonCode, SolutionVerdict
+from forecast_harness.verify.verdict import (
+    CheckedLaunches,
+    Judgement,
+    ReasonCode,
+    SolutionVerdict,
+    found_share,
+    launches_needed,
+)
 from tests.harness.small import checked_only
 
 

@@ -24,14 +24,12 @@ from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.targets.packs.load import builtin_names
 from forecast_harness.targets.packs.schema import Pack, PackFormat, Workload
 from forecast_harness.verify import cost_control
-from forecast_harness.verify.cost_control import PhaseTimer
-from forecast_harness.verify.launches.launcher import Launcher
+from forecast_harness.verify import problem as problems
+from forecast_harness.verify.cost_control import ComputeDevice, PhaseTimer
+from forecast_harness.verify.inputs import draw
+from forecast_harness.verify.launcher import Launcher
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.problems import problem as problems
-from forecast_harness.verify.problems.compute_device import ComputeDevice
-from forecast_harness.verify.problems.external_tasks import problem_of
-from forecast_harness.verify.problems.input_values import draw
-from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase
+from forecast_harness.verify.problem import DrawSpec, LaunchCase, problem_of
 from forecast_harness.verify.run import verify
 
 DEVICE = "cpu:0"

@@ -1,20 +1,264 @@
-"""Arguments too large to travel with every launch: what lies in the cell, what is read, what shows unread."""
+"""Large arguments: sent once, changed in place, read by digests."""
 
 from __future__ import annotations
 
+import random
+import socket
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_autotune.errors import RecordError
+from forecast_harness.sandbox import wire
+from forecast_harness.sandbox.api import (
+    CellAnswer,
+    JobStatus,
+    ResourceLimits,
+    SandboxJob,
+    SandboxLane,
+    TensorBytes,
+)
 from forecast_harness.targets.packs import Pack, load_pack, make_solution
-from forecast_harness.targets.packs.schema import Workload
-from forecast_harness.verify.cell_limits import workload_bytes
-from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.targets.packs.load import builtin_names
+from forecast_harness.targets.packs.schema import PackFormat, Workload
+from forecast_harness.verify.blocks import BlockHasher, build_arena, complement_spans, digest_values
+from forecast_harness.verify.cost_control import SamplingBudget
+from forecast_harness.verify.inputs import integer_view
+from forecast_harness.verify.launch_cell import BlockStore
+from forecast_harness.verify.launcher import Launcher, LaunchResult, ResidentBlock
+from forecast_harness.verify.plan import MAX_LAUNCH_BYTES, VerificationPlan, cell_limits_for, workload_bytes
+from forecast_harness.verify.problem import DrawSpec, problem_of
 from forecast_harness.verify.run import verify
+
+
+def generator(seed: int = 0) -> Any:
+    return torch.Generator().manual_seed(seed)
+
+
+# --- the cell's blocks ---
+
+
+def test_restoring_overwrites_all_that_a_candidate_left() -> None:
+    x = torch.randn(300, 7)
+    arena = build_arena({"x": x}, {"y": torch.full((5,), torch.nan)}, {}, random.Random(3))
+    held = BlockStore("cpu")
+    held.put("a", TensorBytes("uint8", (len(arena.data()),), arena.data()))
+    held.restore("a")
+    before = held.views(arena.slots)
+    address, versions = before["x"].data_ptr(), [t._version for t in before.values()]
+    held.bytes().fill_(7)
+    held.restore("a")
+    after = held.views(arena.slots)
+    assert held.bytes().numpy().tobytes() == bytes(arena.data())
+    assert all(after[n] is t for n, t in before.items())
+    assert after["x"].data_ptr() == address
+    assert [t._version for t in after.values()] == versions
+
+
+def test_a_patch_changes_the_block_and_nothing_else() -> None:
+    arena = build_arena({"x": torch.zeros(4, 5), "z": torch.ones(3)}, {}, {}, random.Random(3))
+    held = BlockStore("cpu")
+    held.put("a", TensorBytes("uint8", (len(arena.data()),), arena.data()))
+    where = torch.tensor([3, 19])
+    to = torch.tensor([2.0, -1.0]).view(torch.int32)
+    held.patch("a", arena.slots[0], _array(where), _array(to))
+    held.restore("a")
+    wanted = torch.zeros(20)
+    wanted[where] = torch.tensor([2.0, -1.0])
+    assert torch.equal(held.views(arena.slots)["x"].reshape(-1), wanted)
+    arena.slots[0].view(arena.block).view(-1)[where] = torch.tensor([2.0, -1.0])
+    assert held.bytes().numpy().tobytes() == bytes(arena.data())
+
+
+def _array(tensor: Any) -> TensorBytes:
+    return TensorBytes(
+        str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bytearray(tensor.numpy().tobytes())
+    )
+
+
+# --- digests ---
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, (1 << 18) - 1, (1 << 18) + 3, (5 << 18) + 17])
+def test_any_byte_shows_in_a_digest(size: int) -> None:
+    digest = BlockHasher(11)
+    data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator())
+    (before,) = digest_values([digest.of(data, 5)])
+    for place in {0, size - 1, size // 2, size // 3}:
+        changed = data.clone()
+        changed[place] ^= 128
+        assert digest_values([digest.of(changed, 5)]) != [before]
+    assert digest_values([BlockHasher(11).of(data, 5)]) == [before]
+    assert digest_values([digest.of(data, 6)]) != [before]
+    assert digest_values([BlockHasher(12).of(data, 5)]) != [before]
+    # Where the bytes lie makes no difference.
+    moved = torch.cat([torch.zeros(3, dtype=torch.uint8), data])[3:]
+    assert digest_values([digest.of(moved, 5)]) == [before]
+
+
+@pytest.mark.parametrize("written", [[], [(64, 67)], [(0, 9)], [(128, 300_001), (300_032, 300_040)]])
+def test_a_digest_of_spans_leaves_out_the_rest(written: list[tuple[int, int]]) -> None:
+    size = 400_000
+    digest, data = BlockHasher(1), torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator())
+    kept = complement_spans(written, size)
+    (before,) = digest_values([digest.of(data, 2, kept)])
+    for start, stop in written:
+        other = data.clone()
+        other[start:stop] ^= 255
+        assert digest_values([digest.of(other, 2, kept)]) == [before]
+    for start, stop in kept:
+        for place in (start, stop - 1):
+            other = data.clone()
+            other[place] ^= 1
+            assert digest_values([digest.of(other, 2, kept)]) != [before]
+    parts = [digest.of(data, 2, [span]) for span in sorted([*kept, *written])]
+    (together,) = digest_values([digest.of(data, 2)])
+    assert (sum(digest_values(parts)) - together) % (1 << 64) == 0
+
+
+# --- drifts ---
+
+
+def some_case(name: str) -> Any:
+    import tempfile
+
+    pack = load_pack(name)
+    with tempfile.TemporaryDirectory() as folder:
+        problem = problem_of(pack, Path(folder))
+        return problem.case(
+            pack.workloads[0].axes, DrawSpec("normal", "contiguous", generator())
+        ).with_mutator()
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_the_judge_and_the_cell_follow_a_drift_alike(name: str) -> None:
+    """Every shipped pack's arguments: what is sent makes of the old block the new one, digest included."""
+    case = some_case(name)
+    assert case.mutator is not None
+    resident, held = ResidentBlock(case, random.Random(1), 99), BlockStore("cpu")
+    before = {n: t.clone() for n, t in case.tensors.items()}
+    for step in range(4):
+        question = resident.update()
+        assert question is not None
+        payload, arrays = question
+        if step == 0:
+            held.put("a", arrays["block"])
+        for n, slot in enumerate(payload["patches"]):
+            by_name = {s.name: s for s in resident.arena.slots}
+            held.patch("a", by_name[slot["name"]], arrays[f"at{n}"], arrays[f"to{n}"])
+        assert resident.update() is None
+        held.restore("a")
+        assert held.bytes().numpy().tobytes() == bytes(resident.arena.data())
+        views = held.views(resident.arena.slots)
+        assert all(torch.equal(_bits(views[n]), _bits(t)) for n, t in case.tensors.items())
+        fresh = ResidentBlock(case, random.Random(1), 99)
+        assert fresh.digest == resident.digest
+        case.next(generator(step))
+    assert any(not torch.equal(_bits(before[n]), _bits(t)) for n, t in case.tensors.items())
+    assert case.check(case.right())[0] is None  # the reference sees the same arguments
+
+
+def _bits(tensor: Any) -> Any:
+    return integer_view(tensor.contiguous())
+
+
+def test_whoever_is_far_behind_starts_anew() -> None:
+    case = some_case("softmax")
+    resident = ResidentBlock(case, random.Random(1), 99)
+    resident.update()
+    for step in range(70):
+        case.next(generator(step))
+    assert resident.is_outdated
+
+
+def test_what_a_pack_promises_survives_a_drift() -> None:
+    case = some_case("gdn_recompute_w_u")
+    for step in range(5):
+        case.next(generator(step))
+    a = case.tensors["A"]
+    b, t, h, c = a.shape
+    assert torch.equal(a, (a.reshape(b, t // c, c, h, c) * torch.ones(c, c).tril()[:, None, :]).reshape_as(a))
+
+
+# --- limits and effort ---
+
+
+def test_limits_are_what_the_largest_workload_needs() -> None:
+    pack = load_pack("softmax")
+    large = next(w for w in pack.workloads if w.large)
+    found = cell_limits_for(pack, ResourceLimits(), "cuda")
+    given, written = workload_bytes(pack, large)
+    assert given == written == 8192 * 4096 * 4
+    assert found.answer_bytes >= given + written
+    assert found.memory_bytes > ResourceLimits().memory_bytes + given + written
+    assert found.output_bytes == ResourceLimits().output_bytes
+    small = pack.with_(workloads=pack.checked_workloads)
+    assert cell_limits_for(small, ResourceLimits(), "cuda").answer_bytes == ResourceLimits().answer_bytes
+
+
+def test_a_workload_beyond_what_can_be_judged_is_named() -> None:
+    axes = {"M": 1 << 16, "N": 8192}
+    pack = load_pack("softmax").with_(workloads=(Workload("huge", axes, large=True),))
+    assert sum(workload_bytes(pack, pack.workloads[0])) > MAX_LAUNCH_BYTES
+    with pytest.raises(RecordError, match="workload huge: arguments and outputs take 4294967296 bytes"):
+        cell_limits_for(pack, ResourceLimits(), "cuda")
+
+
+def test_the_usual_share_is_kept_where_it_costs_little() -> None:
+    effort = SamplingBudget(2.0)
+    assert effort.launch_share("a", 0.25) == 0.25
+    effort.note("a", 0.001)
+    effort.note("b", 2.0)
+    assert effort.launch_share("a", 0.25) == 0.25
+    assert 0 < effort.launch_share("b", 0.25) <= 2 / (2.0 * 200)
+
+
+def test_what_is_slow_at_first_alone_is_not_left_out_for_good() -> None:
+    effort = SamplingBudget(2.0)
+    for seconds in (0.5, 0.01, 0.5):
+        assert effort.launch_share("a", 1.0) == 1.0
+        effort.note("a", seconds)
+    assert effort.launch_share("a", 1.0) == pytest.approx(2.0 / (0.5 * 200))
+    for _ in range(4):
+        effort.note("a", 0.01)
+    assert effort.launch_share("a", 1.0) == 1.0
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (5 << 20) + 3])
+def test_arrays_of_any_size_cross_a_channel(size: int) -> None:
+    ours, theirs = socket.socketpair()
+    data = random.Random(size).randbytes(size)
+    with ours, theirs:
+        sent = threading.Thread(
+            target=wire.send, args=(ours, "said", {"a": TensorBytes("uint8", (size,), memoryview(data))})
+        )
+        sent.start()
+        value, arrays = wire.receive(theirs, 8 << 20)
+        sent.join()
+    assert value == "said"
+    assert arrays["a"].data == data
+
+
+# --- replies ---
+
+
+def test_only_the_latest_launch_can_be_read() -> None:
+    case = some_case("softmax")
+    launcher = Launcher(Nobody(), PackFormat.OWN, random.Random(0), "cpu")
+    launcher.trials = 2
+    with pytest.raises(ValueError, match="launch 1 cannot be read after launch 2"):
+        launcher.read(LaunchResult(case, 1, 0.1, 0.1, 0.2, "host", []))
+
+
+class Nobody:
+    def ask(self, entry: str, payload: Any, arrays: Any) -> CellAnswer:
+        raise AssertionError("nothing is to be asked")
+
 
 LIMITS = ResourceLimits(wall_s=60, trusted_s=60)
 SOFTMAX = load_pack("softmax").with_(workloads=(Workload("some", {"M": 512, "N": 1024}),))
@@ -50,17 +294,6 @@ def test_a_block_is_sent_once_and_read_when_asked(judging: SandboxLane, pack: Pa
     assert [came >= found["block"] for question, _, came in found["log"] if question == "again"] == [True]
 
 
-@pytest.mark.parametrize("pack", [SOFTMAX, SWIGLU], ids=["returned", "in_the_block"])
-def test_inputs_may_come_with_the_question_of_a_launch_alone(judging: SandboxLane, pack: Pack) -> None:
-    found = launched(judging, pack, HONEST[pack.definition.name], check=True, idle=True, late=True)
-    assert found["codes"] == [[]] * 4
-    assert found["checked"] == []
-    launches = [sent for question, sent, _ in found["log"] if question == "launch"]
-    # The first idle question needs something to be about; what is launched is told by launches alone.
-    assert sum(question == "place" for question, _, _ in found["log"]) == 1
-    assert all(0 < sent < found["block"] / 8 for sent in launches[1:])
-
-
 def test_a_small_block_travels_with_every_launch(judging: SandboxLane) -> None:
     pack = SOFTMAX.with_(workloads=(Workload("few", {"M": 16, "N": 128}),))
     found = launched(judging, pack, HONEST["softmax"], check=True)
@@ -88,7 +321,6 @@ def test_what_an_unread_launch_does_to_the_block_shows(judging: SandboxLane, dee
 LATE = """import _thread
 import time
 
-import torch
 
 
 def later(y):
@@ -148,7 +380,7 @@ def test_a_forged_digest_is_no_way_around_reading(
     judging: SandboxLane, forged: str, codes: str, checked: list[str]
 ) -> None:
     source = (
-        "import sys\n\nimport torch\n\ninside = sys.modules['forecast_harness.verify.inside']\n"
+        "import sys\n\nimport torch\n\ninside = sys.modules['forecast_harness.verify.launch_cell']\n"
         f"honest = inside._digests\ninside._digests = lambda *args: {forged}\n\n\n"
         "def run(x):\n    return torch.softmax(x, -1)\n"
     )

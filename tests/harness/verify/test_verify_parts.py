@@ -14,10 +14,9 @@ torch = pytest.importorskip("torch")
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.targets.packs.schema import LAYOUTS, VALUE_REGIMES
-from forecast_harness.verify.launches.arena import GUARD_BYTES, build_arena, changed_bytes, strides_of
-from forecast_harness.verify.problems.argument_codec import decode_arguments, encode_arguments
-from forecast_harness.verify.problems.input_values import draw, perturb_values
-from forecast_harness.verify.screen import static_hints
+from forecast_harness.verify.blocks import GUARD_BYTES, build_arena, changed_bytes, strides_of
+from forecast_harness.verify.inputs import decode_arguments, draw, encode_arguments, perturb_values
+from forecast_harness.verify.run import static_hints
 from forecast_harness.verify.tolerance import ExpectedOutput, expected_outputs, mismatch
 from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
 

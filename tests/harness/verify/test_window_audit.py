@@ -16,9 +16,8 @@ torch = pytest.importorskip("torch")
 from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.targets.packs import Pack, load_pack
-from forecast_harness.verify.launches.arena import Slot
-from forecast_harness.verify.windows.launch_batches import Glimpse
-from forecast_harness.verify.windows.window_audit import BARE, NULL, AuditVerdict, WindowAudit
+from forecast_harness.verify.blocks import Slot
+from forecast_harness.verify.launch_windows import BARE, NULL, AuditVerdict, Glimpse, WindowAudit
 from tests.harness.lanes import lane
 from tests.harness.small import checked_only
 

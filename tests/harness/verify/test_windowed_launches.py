@@ -18,10 +18,9 @@ from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, Tens
 from forecast_harness.sandbox.wire import map_shared
 from forecast_harness.targets.packs import Language, load_pack
 from forecast_harness.targets.packs.schema import PackFormat
-from forecast_harness.verify.launches.windowed_launcher import WindowedLauncher, open_launcher
-from forecast_harness.verify.problems.compute_device import ComputeDevice
-from forecast_harness.verify.problems.external_tasks import problem_of
-from forecast_harness.verify.problems.problem import DrawSpec, LaunchCase
+from forecast_harness.verify.cost_control import ComputeDevice
+from forecast_harness.verify.launcher import WindowedLauncher, open_launcher
+from forecast_harness.verify.problem import DrawSpec, LaunchCase, problem_of
 
 
 class FakeCell:

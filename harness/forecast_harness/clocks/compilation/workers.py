@@ -40,8 +40,8 @@ _WARM = (
     "triton",
     "forecast_harness.clocks.recording.warm_up",
     "forecast_harness.clocks.recording.solution",
-    "forecast_harness.trials.judging.kernels.cell",
-    "forecast_harness.trials.judging.kernels.race",
+    "forecast_harness.trials.kernel_cell",
+    "forecast_harness.trials.race_job",
     "forecast_autotune.features.trace",
 )
 """What builds and traces import."""

@@ -1,10 +1,7 @@
 """Forecasts of a pack's Triton solutions by the shipped surrogate: of every kernel that they would launch.
 
-A solution is called in a sandbox on tensors without memory, see `packs.cell`. Its time on a workload is
+A solution is called in a sandbox on tensors without memory, see `pack_cell`. Its time on a workload is
 forecast as the sum of its kernels' times; what its torch code costs besides is left to the search's results.
-Where each call launches one kernel, what was timed of solutions that launch one with the same arguments
-moves the forecasts too, as if all were variants of one kernel. How a time of several kernels divides among
-them is not known, so it teaches nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.features.ttir.extraction import assignment_key, assignment_of
+from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem, digest
 from forecast_autotune.surrogates.default import default_surrogate
-from forecast_autotune.surrogates.protocol import Array, Query
+from forecast_autotune.surrogates.protocol import Query
 from forecast_harness.records import Node, SearchTarget
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
 from forecast_harness.sandbox.cpu_lanes import CpuLanes
@@ -30,7 +26,6 @@ from forecast_harness.targets.packs.schema import PackFormat
 from forecast_harness.targets.search_target import pack_of
 from forecast_harness.trials.configs.source_configs import SourceConfig as TunedConfig
 from forecast_harness.trials.configs.source_configs import apply_config, configs_of, diverse_configs
-from forecast_harness.trials.configs.timings import Timing, add_timings, is_known_at, to_measurement
 
 MAX_TRACED_CONFIGS = 8
 """Configs of one source that are traced, the source as it stands among them."""
@@ -38,41 +33,19 @@ MAX_RANKED_CONFIGS = 24
 """Configs of one source that are forecast to choose from."""
 _MAX_CACHED_FORECASTS = 4096
 _MAX_CACHED_TRACES = 64
-"""Sources without timings whose IR is kept."""
+"""Sources whose IR is kept."""
 _FILES_PER_JOB = 8
 """Configs of one source that a cell traces one after the other: to start a cell takes longer than to trace."""
 _TRACE_LIMITS = ResourceLimits(wall_s=60.0, trusted_s=60.0)
-_TRACE_JOB = "forecast_harness.trials.judging.packs.cell:main"
+_TRACE_JOB = "forecast_harness.trials.configs.pack_cell:main"
 _LaunchRecord = dict[str, Any]
 """One launch of a kernel, as `trace_file` tells it."""
 
 
-@dataclass(frozen=True)
-class _SingleLaunch:
-    """The only kernel that a call launches."""
-
-    kernel: str
-    config: Config
-    arguments: tuple[Argument, ...]
-    """Of the call; meta-parameters are the config's."""
-    grid: tuple[int, ...]
-    ttir: str
-
-    @classmethod
-    def of(cls, launches: Sequence[_LaunchRecord]) -> _SingleLaunch | None:
-        """None where there are several."""
-        if len(launches) != 1:
-            return None
-        (said,) = launches
-        arguments = tuple(Argument.from_json(a) for a in said["arguments"] if a["kind"] != "constexpr")
-        config = Config.from_json(said["config"])
-        return cls(said["kernel"], config, arguments, tuple(said["grid"]), said["ttir"])
-
-
 def _sources_to_forecast(source: str) -> list[str]:
     """A source as it stands, and in some of its configs."""
-    asked = diverse_configs([{}, *configs_of(source)], MAX_TRACED_CONFIGS)
-    return [apply_config(source, c) for c in asked]
+    request = diverse_configs([{}, *configs_of(source)], MAX_TRACED_CONFIGS)
+    return [apply_config(source, c) for c in request]
 
 
 class PackTracer:
@@ -98,8 +71,6 @@ class PackTracer:
         """By id of the node: such answers depend on the text alone."""
         self._traces: dict[str, list[list[_LaunchRecord]]] = {}
         """Launches per call, by source with its config applied; none where that cannot be traced."""
-        self._timings: dict[tuple[str, str], Timing] = {}
-        """By source and source with a config applied."""
         self._surrogate = default_surrogate()
         self.version = f"{self._surrogate.name}-{self._surrogate.version}"
 
@@ -128,28 +99,17 @@ class PackTracer:
                 )
         return self._cached_forecasts[node.id]
 
-    def learn(self, source: str, timings: Sequence[tuple[TunedConfig, Timing]]) -> None:
-        """Have choices from now on heed what was timed of some of a source's configs; see `add_timings`.
-
-        A call of a timing is a workload that is timed on a device, in the pack's order. Raises `RecordError`
-        for a config that names no constant of the source.
-        """
-        if self._is_native:  # no other can be called on tensors without memory
-            add_timings(
-                self._timings, {(source, apply_config(source, c)): t for c, t in timings}, len(self._calls)
-            )
-
     def best_configs(self, source: str, configs: Sequence[TunedConfig], n: int) -> tuple[TunedConfig, ...]:
         """Up to `n` of the configs to time: the most promising, and the one most unlike the first of all.
 
         Without forecasts, a spread over all of them.
         """
-        asked = diverse_configs(configs, MAX_RANKED_CONFIGS)
-        launched = self._launches_of([apply_config(source, c) for c in asked])
-        told = self._forecast_from_timings(source, launched) or [
-            self._sum_forecasts(calls) for calls in launched
+        request = diverse_configs(configs, MAX_RANKED_CONFIGS)
+        launched = self._launches_of([apply_config(source, c) for c in request])
+        answers = [self._sum_forecasts(calls) for calls in launched]
+        ranked = [
+            (f[0] + 6.0 * f[1], i, c) for i, (c, f) in enumerate(zip(request, answers, strict=True)) if f
         ]
-        ranked = [(f[0] + 6.0 * f[1], i, c) for i, (c, f) in enumerate(zip(asked, told, strict=True)) if f]
         if len(configs) <= n or not ranked:
             return diverse_configs(configs, n)
         top = [c for _, _, c in sorted(ranked, key=lambda r: r[:2])[: n - (n > 2)]]
@@ -164,9 +124,9 @@ class PackTracer:
         return self._is_native and node.language == "triton"
 
     def _best_forecast(self, source: str) -> tuple[float, float] | None:
-        found = [self._sum_forecasts(calls) for calls in self._launches_of(_sources_to_forecast(source))]
-        told = [f for f in found if f is not None]
-        return min(told, key=lambda f: f[0] + 6.0 * f[1], default=None)
+        results = [self._sum_forecasts(calls) for calls in self._launches_of(_sources_to_forecast(source))]
+        answers = [f for f in results if f is not None]
+        return min(answers, key=lambda f: f[0] + 6.0 * f[1], default=None)
 
     def _launches_of(self, sources: Sequence[str]) -> list[list[list[_LaunchRecord]]]:
         """What these configs of a source launch, each per call; empty for what cannot be traced, or where any call
@@ -186,13 +146,12 @@ class PackTracer:
             return  # and nothing that was prepared together is forgotten before it is asked for
         traced = list(zip(parts, self._traced(parts), strict=True))
         # What a cell's end has cost its other files is traced in cells of their own.
-        alone = [[source] for part, found in traced if found is None and len(part) > 1 for source in part]
+        alone = [[source] for part, result in traced if result is None and len(part) > 1 for source in part]
         traced += zip(alone, self._traced(alone), strict=True)
-        for part, found in traced:
-            self._traces |= zip(part, found or [[]] * len(part), strict=True)
-        timed = {s for _, s in self._timings}
-        asked = {s for group in groups for s in group}
-        for other in [s for s in self._traces if s not in timed and s not in asked][:-_MAX_CACHED_TRACES]:
+        for part, result in traced:
+            self._traces |= zip(part, result or [[]] * len(part), strict=True)
+        request = {s for group in groups for s in group}
+        for other in [s for s in self._traces if s not in request][:-_MAX_CACHED_TRACES]:
             del self._traces[other]
 
     def _traced(self, parts: Sequence[Sequence[str]]) -> list[list[list[list[_LaunchRecord]]] | None]:
@@ -207,14 +166,16 @@ class PackTracer:
                 "arch": int(self._device.arch or 90),
             }
             jobs.append(SandboxJob(_TRACE_JOB, payload, files))
-        found: list[list[list[list[_LaunchRecord]]] | None] = []
+        results: list[list[list[list[_LaunchRecord]]] | None] = []
         for part, result in zip(parts, self._lanes.run(jobs), strict=True):
-            told: Any = result.value if result.status is JobStatus.OK else None
+            answer: Any = result.value if result.status is JobStatus.OK else None
             answers = (
-                isinstance(told, list) and len(told) == len(part) and all(isinstance(t, list) for t in told)
+                isinstance(answer, list)
+                and len(answer) == len(part)
+                and all(isinstance(t, list) for t in answer)
             )
-            found.append([calls if all(calls) else [] for calls in told] if answers else None)
-        return found
+            results.append([calls if all(calls) else [] for calls in answer] if answers else None)
+        return results
 
     def _sum_forecasts(self, calls: Sequence[Sequence[_LaunchRecord]]) -> tuple[float, float] | None:
         """(log2 ms, P(fails)), of all that it launches and of nothing that was timed."""
@@ -228,52 +189,6 @@ class PackTracer:
         # The same kernels at several sizes fail together.
         return float(np.mean(logs)), 1.0 - runs ** (1.0 / len(calls))
 
-    def _forecast_from_timings(
-        self, source: str, launched: Sequence[Sequence[Sequence[_LaunchRecord]]]
-    ) -> list[tuple[float, float] | None] | None:
-        """(log2 ms, P(fails)) of each config of a source, given what was timed; None for what has no trace.
-
-        None at all where the timings say nothing of some call, or of some config: levels of forecasts with
-        and without timings do not compare.
-        """
-        places = [i for i, calls in enumerate(launched) if calls]
-        listed = range(len(self._calls) if places else 0)
-        calls_of_own = [
-            [x for i in places if (x := _SingleLaunch.of(launched[i][n])) is not None] for n in listed
-        ]
-        for own in calls_of_own:
-            if len({x.config for x in own}) < len(places) or len({x.arguments for x in own}) > 1:
-                return None
-        self._trace([[text] for _, text in self._timings])
-        timed = [(s, t, self._traces[text]) for (s, text), t in self._timings.items()]
-        means, runs = list[Array](), list[Array]()
-        for number, own in enumerate(calls_of_own):
-            rows = {Candidate(one.config): one for one in own}
-            timings = dict[Candidate, Timing]()
-            for other, timing, calls in timed:
-                kin = _SingleLaunch.of(calls[number]) if calls and is_known_at(timing, number) else None
-                if kin is None or kin.arguments != own[0].arguments:
-                    continue
-                candidate = Candidate(kin.config) if other == source else Candidate(kin.config, digest(other))
-                rows.setdefault(candidate, kin)
-                timings[candidate] = timing
-            if not timings:
-                return None
-            kernel = Kernel(own[0].kernel, source_sha256=digest(source))
-            problem = Problem.of(kernel, own[0].arguments, self._device)
-            texts = {assignment_of(c): one.ttir for c, one in rows.items()}
-            measured = [to_measurement(problem.id, c, t, number) for c, t in timings.items()]
-            grids = {c: one.grid for c, one in rows.items()}
-            found = self._surrogate.forecast(Query(problem, list(rows), grids, measured, ttir=texts))
-            means.append(found.mean[: len(own)])
-            runs.append(1.0 - found.p_fail[: len(own)])
-        if not means:
-            return None
-        fails = 1.0 - np.prod(runs, axis=0) ** (1.0 / len(runs))
-        told = zip(np.mean(means, axis=0).tolist(), fails.tolist(), strict=True)
-        by_place = dict(zip(places, told, strict=True))
-        return [by_place.get(i) for i in range(len(launched))]
-
     def _forecast_launch(self, launch: _LaunchRecord) -> tuple[float, float]:
         """(log2 ms, P(fails)) of one launch."""
         config = Config.from_json(launch["config"])
@@ -283,5 +198,5 @@ class PackTracer:
         problem = Problem.of(kernel, arguments, self._device)
         texts = {assignment_key(dict(config.kwargs)): launch["ttir"]}
         grids = {candidate: tuple(launch["grid"])}
-        found = self._surrogate.forecast(Query(problem, [candidate], grids, ttir=texts))
-        return float(found.mean[0]), float(found.p_fail[0])
+        result = self._surrogate.forecast(Query(problem, [candidate], grids, ttir=texts))
+        return float(result.mean[0]), float(result.p_fail[0])

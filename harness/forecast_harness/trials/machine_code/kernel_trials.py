@@ -28,13 +28,10 @@ from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.sandbox.jobs import tensor_to_bytes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
-from forecast_harness.trials.configs.source_traces import TRACE_LIMITS
-from forecast_harness.trials.configs.timings import Timing
-from forecast_harness.trials.configs.variant_tracing import VariantTracer
-from forecast_harness.trials.judging.kernels.call_values import HOST_PERIOD, fill_tensor
-from forecast_harness.trials.judging.kernels.race import MAX_RELATIVE_ERROR
-from forecast_harness.trials.judging.kernels.timed_calls import TimedCall
-from forecast_harness.trials.machine_code.target_trials import (
+from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, Timing, VariantTracer
+from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR, TimedCall
+from forecast_harness.trials.kernel_cell import HOST_PERIOD, fill_tensor
+from forecast_harness.trials.machine_code.targets import (
     SourceBuilder,
     TrialCalls,
     TrialConfig,
@@ -43,9 +40,9 @@ from forecast_harness.trials.machine_code.target_trials import (
 from forecast_harness.verify.plan import VerificationPlan
 
 _MOST_INPUT_BYTES = 4 << 30
-"""Of one call: what is larger is judged where it can be made, on the device."""
+"""The most bytes of one call's inputs: what is larger is judged where it can be made, on the device."""
 _CONFIGS_TRIED = 3
-"""Of the base kernel, until one of them runs."""
+"""The most configs of the base kernel that are tried until one of them runs."""
 
 
 @dataclass
@@ -57,7 +54,7 @@ class BaseResultCall:
     given: ProgramInputs
     """With the buffers that the base kernel writes, once that is known."""
     kinds: Mapping[str, ElementKind]
-    """Of every buffer."""
+    """The kind of every buffer."""
 
     @property
     def size(self) -> int:
@@ -66,7 +63,7 @@ class BaseResultCall:
 
     @property
     def written_bytes(self) -> int:
-        """Of the buffers that the base kernel writes."""
+        """The bytes of the buffers that the base kernel writes."""
         return sum(self.given.inputs[name].size for name in self.given.updates)
 
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
@@ -111,13 +108,13 @@ class KernelTrials:
         Raises `MachineCodeError` where it does not run, and what the runner raises.
         """
         self._tracer.trace_in(lambda jobs: builder.run_jobs(jobs, TRACE_LIMITS), lambda: builder.idle)
-        base, said = subjects_of(self._target)[0], "it has no configs"
+        base, problem = subjects_of(self._target)[0], "it has no configs"
         # Its forecasts are asked for next.
         threading.Thread(target=self._tracer.prepare_source, args=(base.source,), daemon=True).start()
         for config in self._base_configs(base):
             built = builder.submit(self._request("base", base.source, config)).result()
             if not built.programs:
-                said = built.error or built.host_code or built.infrastructure
+                problem = built.error or built.host_code or built.infrastructure
                 continue
             self._learn(runner, built.programs[1:])
             self.base_build = config.to_json(), built
@@ -127,7 +124,7 @@ class KernelTrials:
             }
             self._calls = TrialCalls(self._small, rotated)
             return
-        raise MachineCodeError(f"the base kernel cannot be launched as machine code: {said}")
+        raise MachineCodeError(f"the base kernel cannot be launched as machine code: {problem}")
 
     @property
     def calls(self) -> TrialCalls:
@@ -196,15 +193,15 @@ class KernelTrials:
 
     def _learn(self, runner: RunnerClient, programs: Sequence[Program]) -> None:
         """What the base kernel leaves at each call, of the smallest first: that one shows which tensors it writes."""
-        told = dict(zip(self._timed, programs, strict=True))
+        answer = dict(zip(self._timed, programs, strict=True))
         written: tuple[str, ...] = ()
         for number in sorted(self._timed, key=lambda n: self._timed[n] is not self._small):
             call = self._timed[number]
             names, broken = runner.learn(
-                self.sealed(told[number]), replace(call.given, updates=written), call.kinds
+                self.sealed(answer[number]), replace(call.given, updates=written), call.kinds
             )
-            if said := first_violation(broken):
-                raise MachineCodeError(f"the base kernel, at one of its calls: {said}")
+            if problem := first_violation(broken):
+                raise MachineCodeError(f"the base kernel, at one of its calls: {problem}")
             if not names:
                 raise MachineCodeError("the base kernel changes none of its tensors")
             call.given, written = replace(call.given, updates=names), names
@@ -216,25 +213,25 @@ class KernelTrials:
 
 def kernel_call(subject: BaseKernel) -> BaseResultCall:
     """A subject's call at its real sizes, with values. Raises `MachineCodeError`, `RecordError`."""
-    made = TimedCall.of(subject)
-    told = made.to_payload()
+    result = TimedCall.of(subject)
+    answer = result.to_payload()
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     tensors: dict[str, TensorArgument] = {}
     inputs: dict[str, BufferContents] = {}
     kinds: dict[str, ElementKind] = {}
-    total = sum(int(one["span"]) * getattr(torch, one["dtype"]).itemsize for one in told["tensors"])
+    total = sum(int(one["span"]) * getattr(torch, one["dtype"]).itemsize for one in answer["tensors"])
     if total > _MOST_INPUT_BYTES:
         raise MachineCodeError(f"a call takes {total} bytes of tensors; at most {_MOST_INPUT_BYTES} are sent")
-    for one in told["tensors"]:
+    for one in answer["tensors"]:
         name, late = one["name"], 0 if one["aligned"] else 1
         if math.prod(one["shape"]) == 0:
             raise MachineCodeError(f"{name} has no elements, so that nothing can be told from it")
-        own = made.drawn.memory[name] if told["given"] else None
-        inputs[name] = _contents(one, late, told["least"], own, generator)
+        own = result.drawn.memory[name] if answer["given"] else None
+        inputs[name] = _contents(one, late, answer["least"], own, generator)
         tensors[name] = TensorArgument(one["dtype"], tuple(one["shape"]), tuple(one["stride"]), late)
         kinds[name] = ElementKind(one["dtype"], late * getattr(torch, one["dtype"]).itemsize)
     given = ProgramInputs(secrets.token_hex(16), inputs)
-    return BaseResultCall(made, CallCase(tensors), given, kinds)
+    return BaseResultCall(result, CallCase(tensors), given, kinds)
 
 
 def _contents(
@@ -255,10 +252,10 @@ def _rotatable(call: BaseResultCall) -> dict[str, int]:
     """Bytes of an element, of tensors whose values we drew and mean the same in another order."""
     if call.made.has_values:
         return {}
-    found = {}
+    results = {}
     for name, tensor in call.arguments.tensors.items():
         kind = getattr(torch, tensor.dtype)
         whole = math.prod(tensor.shape) == tensor.elements  # no gap, and nothing before its first element
         if kind.is_floating_point and whole and name not in call.given.updates:
-            found[name] = kind.itemsize
-    return found
+            results[name] = kind.itemsize
+    return results

@@ -22,16 +22,24 @@ from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT, Stop
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers, open_healthy_runner
-from forecast_harness.clocks.runner.messages import PAUSES, ProgramFault, RunnerFaultKind, TimingLimits
+from forecast_harness.clocks.runner.messages import (
+    PAUSES,
+    ProgramFault,
+    RunnerFaultKind,
+    TimingLimits,
+)
 from forecast_harness.clocks.times import impossible_time
 from forecast_harness.targets.packs.schema import Language, Pack, Solution
 from forecast_harness.trials.bench import ContestUnavailable
-from forecast_harness.trials.machine_code.pack_calls import PackCalls, PreparedCall
-from forecast_harness.trials.machine_code.shared_runner import block_means
-from forecast_harness.trials.machine_code.target_trials import SourceBuilder, first_violation
-from forecast_harness.verify.checked_launches import CheckedLaunches
+from forecast_harness.trials.machine_code.device import block_means
+from forecast_harness.trials.machine_code.targets import (
+    PackCalls,
+    PreparedCall,
+    SourceBuilder,
+    first_violation,
+)
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.verdict import CheckedLaunches, Reason, ReasonCode
 
 _BATCH = TimingLimits(least=8 * PAUSES, most=8 * PAUSES, bound_s=1e6, checks=2)
 """Launches that are asked for at once: no bound ends them, the rules of the contest do."""
@@ -84,7 +92,7 @@ class ProgramClock:
         return self._waiting[which].popleft()
 
     def _ask(self) -> None:
-        found: tuple[list[list[float]], list[list[float]]] = ([], [])
+        results: tuple[list[list[float]], list[list[float]]] = ([], [])
         self._batches += 1
         compares = self._chance.random() * self._batches < _ALWAYS_CHECKED
         batch = self._batch if compares else replace(self._batch, checks=0)
@@ -98,18 +106,18 @@ class ProgramClock:
                 which = INCUMBENT if fault.candidate == pair[INCUMBENT].candidate else CANDIDATE
                 raise ContestantCaught(which, Reason(ReasonCode.FAILS, fault.detail[:2000])) from fault
             if answer.violations:
-                said = Reason(ReasonCode.OUT_OF_BOUNDS, first_violation(answer.violations))
-                raise ContestantCaught(answer.violations[0].contestant, said)
+                problem = Reason(ReasonCode.OUT_OF_BOUNDS, first_violation(answer.violations))
+                raise ContestantCaught(answer.violations[0].contestant, problem)
             if wrong := call.wrong(pair[CANDIDATE], answer.launches):
                 raise ContestantCaught(CANDIDATE, Reason(ReasonCode.WRONG_VALUES, wrong))
             self.checked += len(answer.launches)
             for which, listed in enumerate(answer.seconds):
                 means = block_means(listed, answer.recorded)
-                found[which].append(means)
+                results[which].append(means)
                 self.seconds.setdefault(f"{which}:{name}", []).extend(means)
                 if said_of := self._implausible(name, statistics.median(means)):
                     raise ContestantCaught(which, Reason(ReasonCode.IMPOSSIBLE, said_of))
-        for which, by_call in enumerate(found):
+        for which, by_call in enumerate(results):
             for together in zip(*by_call, strict=False):
                 self._waiting[which].append(math.exp(statistics.fmean(map(math.log, together))))
 
@@ -208,8 +216,8 @@ def _programs(
 ) -> list[Sequence[Program]]:
     """Programs of each solution, one for each call. Raises `ContestUnavailable`."""
     building = [builder.submit(request_of(f"{n}: {one.name}", one, calls)) for n, one in enumerate(solutions)]
-    found = [b.result() for b in building]
-    for one, built in zip(solutions, found, strict=True):
+    results = [b.result() for b in building]
+    for one, built in zip(solutions, results, strict=True):
         if not built.programs:
             raise ContestUnavailable(f"{one.name}: {built.host_code or built.error or built.infrastructure}")
-    return [built.programs for built in found]
+    return [built.programs for built in results]

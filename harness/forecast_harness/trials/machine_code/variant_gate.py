@@ -20,9 +20,9 @@ from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_w
 from forecast_harness.clocks.runner.messages import ProgramFault, RunnerFaultKind
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
-from forecast_harness.trials.judging.lane_judge import COMPILE_ERRORS
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials
-from forecast_harness.trials.machine_code.target_trials import SourceBuilder, first_violation
+from forecast_harness.trials.machine_code.targets import SourceBuilder, first_violation
+from forecast_harness.trials.verdict import COMPILE_ERRORS
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Reason, ReasonCode
 

@@ -18,13 +18,12 @@ from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
 from forecast_harness.sandbox.jobs import TensorArrays
-from forecast_harness.trials.variants.compilation.base_binaries import READ_ENTRY, WRITE_ENTRY
-from forecast_harness.trials.variants.compilation.compile_ahead import CELL_ENTRY as COMPILE_ENTRY
-from forecast_harness.trials.variants.launch_file import BASE_FILE
-from forecast_harness.trials.variants.tolerance import results_agree
-from forecast_harness.verify.launches.answers import check_answer
-from forecast_harness.verify.launches.arena import build_arena, changed_bytes
-from forecast_harness.verify.launches.launcher import CELL_ENTRIES
+from forecast_harness.trials.variants.compilation import CELL_ENTRY as COMPILE_ENTRY
+from forecast_harness.trials.variants.files import BASE_FILE, READ_ENTRY, WRITE_ENTRY
+from forecast_harness.verify.answers import check_answer
+from forecast_harness.verify.blocks import build_arena, changed_bytes
+from forecast_harness.verify.launcher import CELL_ENTRIES
+from forecast_harness.verify.tolerance import results_agree
 
 _TRAILING_CANARY_BYTES = 1 << 16, 1 << 20
 """Bytes of canary behind the last tensor, at least and at most: what reads past its end should not come to
@@ -224,7 +223,7 @@ class BaseKernelRunner:
 def call_arguments(
     arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
 ) -> dict[str, Any]:
-    """The arguments of `run` in a cell (see `launcher`), as `skeleton` reads them."""
+    """The arguments of `run` in a cell as `decode_arguments` reads them."""
     views = {a.name: [list(a.shape), list(a.stride)] for a in arguments if a.kind == "tensor"}
     options = {n: v for n, v in config.parameters().items() if n not in dict(config.kwargs)}
     named: dict[str, Any] = {
@@ -266,10 +265,10 @@ def surroundings_dependence(
 
 
 def memory_bytes(memory: TensorMemory) -> int:
-    """Of all tensors together."""
+    """The bytes of all tensors together."""
     return sum(t.nbytes for t in memory.values())
 
 
 def raw_bytes(value: torch.Tensor) -> torch.Tensor:
-    """Of each element, its bytes, [elements, bytes]."""
+    """The bytes of each element, [elements, bytes]."""
     return value.contiguous().view(torch.uint8).reshape(len(value), -1)

@@ -23,12 +23,12 @@ from forecast_harness.targets.kernels.grids import GridFormula, GridFormulaSwitc
 from forecast_harness.targets.kernels.sizes import CallSizes, largest_tensor
 from forecast_harness.targets.kernels.user_kernel import find_kernel, import_file
 from forecast_harness.trials.variants.base_runner import TensorMemory, gap_mask, tensor_view
-from forecast_harness.verify.problems.input_values import draw
+from forecast_harness.verify.inputs import draw
 
 HUGE_REGIME = "huge"
 CALL_REGIMES = ("normal", "uniform", "offset", HUGE_REGIME)
 """`huge` goes up to half of the dtype's range, but not beyond ten thousands: it shows a softmax without its
-maximum. `offset` shows a variance that cancels. The others as in `verify.problems.input_values`."""
+maximum. `offset` shows a variance that cancels. The others as in `inputs.draw`."""
 MAX_PROGRAMS = {"cpu": 48, "cuda": 1 << 22}
 """Programs of a drawn launch at most, if possible: an interpreter runs one after another."""
 MAX_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}
@@ -36,7 +36,7 @@ MAX_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}
 _TARGET_LAUNCH_S = 1.0
 _FEWEST_ELEMENTS = 2048
 _MOST_CALL_BYTES = 64 << 20
-"""Of all tensors of a call at its recorded sizes: they travel to the cell and back for every launch."""
+"""The most bytes of a call's tensors at its recorded sizes: they travel to the cell and back for every launch."""
 _DRAW_ATTEMPTS = 60
 _MOST_EVEN_IN_A_ROW = 2
 """Multiples of 16 in a row, after which a free size is no multiple."""
@@ -109,10 +109,10 @@ class RecordedCalls:
 
     def with_sizes(self, sizes: CallSizes) -> RecordedCalls:
         """The same with other sizes, at the same pace."""
-        made = copy.copy(self)
-        made.sizes = sizes
-        made._even, made._turns = Counter(), []
-        return made
+        result = copy.copy(self)
+        result.sizes = sizes
+        result._even, result._turns = Counter(), []
+        return result
 
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
         """A call of `draw_arguments`, with values."""
@@ -149,9 +149,9 @@ class RecordedCalls:
             if programs <= MAX_PROGRAMS[self._device]:
                 break
         assert fewest is not None
-        found = places(fewest[1])
+        result = places(fewest[1])
         for s in free:
-            even = found[s.places[0]] % 16 == 0
+            even = result[s.places[0]] % 16 == 0
             self._even[s.places] = self._even[s.places] + 1 if even else 0
         return fewest[1]
 
@@ -164,7 +164,7 @@ class RecordedCalls:
     def _programs(self, grid: GridFunction, config: Config | None) -> int:
         """Programs of a launch with this config, or with the one of fewest; 0 where no grid is known."""
         listed = self.subject.configs if config is None else (config,)
-        return min((_grid_programs(found) for c in listed if (found := grid(c.parameters()))), default=0)
+        return min((grid_programs(result) for c in listed if (result := grid(c.parameters()))), default=0)
 
     def _make_call(
         self, arguments: tuple[Argument, ...], grid: GridFunction, regime: str, generator: torch.Generator
@@ -193,19 +193,28 @@ class RecordedCalls:
 
     def grid_of(self, arguments: Sequence[Argument], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
         """The launch grid of a call under these meta-parameters; None where it cannot be told."""
-        constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
-        if self.formula is not None:
-            try:
-                return self.formula(arguments, {**constants, **meta})
-            except (KeyError, TypeError):
-                return None
-        sizes = places(arguments)
-        given = {**constants, **meta}
-        for launch in self.subject.launches:
-            alike = all(launch.sizes.get(p) == n for p, n in sizes.items())
-            if alike and all(given.get(n) == v for n, v in launch.meta.items()):
-                return launch.grid
-        return None
+        return recorded_grid(self.subject, self.formula, arguments, meta)
+
+
+def recorded_grid(
+    subject: BaseKernel,
+    formula: GridFormula | GridFormulaSwitch | None,
+    arguments: Sequence[Argument],
+    meta: Mapping[str, Any],
+) -> tuple[int, ...] | None:
+    """A call's own grid: by the formula that its recorded launches obey, else as recorded; None where neither tells."""
+    given = {**{a.name: a.value for a in arguments if a.kind == "constexpr"}, **meta}
+    if formula is not None:
+        try:
+            return formula(arguments, given)
+        except (KeyError, TypeError):
+            return None
+    sizes = places(arguments)
+    for launch in subject.launches:
+        alike = all(launch.sizes.get(p) == n for p, n in sizes.items())
+        if alike and all(given.get(n) == v for n, v in launch.meta.items()):
+            return launch.grid
+    return None
 
 
 class UserCalls:
@@ -269,13 +278,13 @@ def heuristics_of(subject: BaseKernel) -> list[Mapping[str, Callable[[dict[str, 
     """The `values` of every `@heuristics` above the kernel in the user's file, outermost first."""
     if not subject.file:
         return []
-    found = []
+    results = []
     kernel = find_kernel(import_file(Path(subject.file)), subject.name)
     while hasattr(kernel, "fn"):
         if isinstance(getattr(kernel, "values", None), dict):
-            found.append(kernel.values)
+            results.append(kernel.values)
         kernel = kernel.fn
-    return found
+    return results
 
 
 def with_heuristics(
@@ -292,12 +301,12 @@ def with_heuristics(
         return dict(drawn.scalars)
     tensors = {a.name: tensor_view(drawn.memory[a.name], a) for a in drawn.arguments if a.kind == "tensor"}
     known = {**tensors, **drawn.scalars, **meta}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for layer in layers:
         for name, rule in layer.items():
             if takes is None or name in takes:
-                found[name] = known[name] = rule(known)
-    return {**drawn.scalars, **found}
+                results[name] = known[name] = rule(known)
+    return {**drawn.scalars, **results}
 
 
 def unset_like(memory: torch.Tensor) -> torch.Tensor:
@@ -366,8 +375,6 @@ def _scalar_argument(name: str, value: Any, constexpr: bool) -> Argument:
     return Argument(name, "scalar", kinds.get(type(value), "i32" if small else "i64"), value=value)
 
 
-def _grid_programs(grid: Sequence[int]) -> int:
-    total = 1
-    for n in grid:
-        total *= max(0, n)
-    return total
+def grid_programs(grid: Sequence[int]) -> int:
+    """Programs of a launch."""
+    return math.prod(max(0, n) for n in grid)

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
-from forecast_autotune.variants.signature import in_size_class, signature_of
+from forecast_autotune.variants.signature import in_size_class, memory_span, signature_of
 from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import CallSizes, SizeClass
-from forecast_harness.trials.variants.base_compilation import calls_to_compile
 from forecast_harness.trials.variants.base_runner import (
     BaseKernelError,
     BaseKernelRun,
     BaseKernelRunner,
     TensorMemory,
+    call_arguments,
     gap_mask,
+    memory_bytes,
     raw_bytes,
     surroundings_dependence,
 )
 from forecast_harness.trials.variants.call_sampling import (
+    MAX_ELEMENTS,
     CallSource,
     DrawnCall,
     RecordedCalls,
     UserCalls,
+    grid_programs,
     heuristics_of,
     unset_like,
     with_heuristics,
 )
-from forecast_harness.trials.variants.tolerance import results_agree
+from forecast_harness.trials.variants.compilation import call_form
 from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.tolerance import WIDER_DTYPE, results_agree
 
 _CONFIGS_TRIED = 3
 _CONFIG_TRIAL_DRAWS = 4
@@ -60,11 +65,11 @@ def call_source(subject: BaseKernel, survey: KernelSurvey | None, device: str) -
     """Where calls come from; with a survey, such as it found to work."""
     if subject.inputs:
         return UserCalls(subject)
-    found = RecordedCalls(subject, device)
+    result = RecordedCalls(subject, device)
     if survey is None:
-        return found
-    found.pace.most = survey.most
-    return found.with_sizes(survey.sizes(subject.calls))
+        return result
+    result.pace.most = survey.most
+    return result.with_sizes(survey.sizes(subject.calls))
 
 
 @dataclass
@@ -155,7 +160,7 @@ class KernelSurveyor:
         for _ in range(_CONFIG_TRIAL_DRAWS):
             drawn = source.draw("normal", self.generator)
             counted = [(c, drawn.grid(c.parameters())) for c in self.subject.configs]
-            able = sorted(((c, g) for c, g in counted if g), key=lambda x: sign * _grid_programs(x[1] or ()))
+            able = sorted(((c, g) for c, g in counted if g), key=lambda x: sign * grid_programs(x[1] or ()))
             if not able:
                 raise RecordError(
                     "the launch grid of no config is known: "
@@ -218,7 +223,7 @@ class KernelSurveyor:
 
         Only where the base accepts that: a number of rows that did not follow its tensor would show.
         """
-        found: list[str] = []
+        results: list[str] = []
         for size in source.sizes.varied:
             scalars = [p for p in size.places if "." not in p]
             for place in (
@@ -227,8 +232,8 @@ class KernelSurveyor:
                 loose = source.with_sizes(source.sizes.untied(place))
                 if self._accepts(loose):
                     source = loose
-                    found.append(place)
-        return source.sizes, tuple(found)
+                    results.append(place)
+        return source.sizes, tuple(results)
 
     def _accepted_words(self, source: RecordedCalls) -> dict[SizeClass, str | int]:
         """Words that are accepted with some size varied; all frozen, if there are none."""
@@ -324,14 +329,14 @@ class KernelSurveyor:
         if unset != self.writes - self.updates:
             one = self.launch(drawn, memory)
         two = self.launch(drawn, memory)
-        said = surroundings_dependence(one, two, self.writes, self.device)
-        for name in self.writes - self.updates if guessed and not said else ():
+        problem = surroundings_dependence(one, two, self.writes, self.device)
+        for name in self.writes - self.updates if guessed and not problem else ():
             element = ~gap_mask(tensor_argument(drawn.arguments, name))
             left = float(one.memory[name][element].isnan().double().mean()) if element.any() else 0.0
             if left > 1 - _COVERED_SHARE:
-                said = f"{left:.0%} of {name} stays unwritten on a guessed grid"
-        if said:
-            self._rejections.append(f"{said} ({drawn.label})")
+                problem = f"{left:.0%} of {name} stays unwritten on a guessed grid"
+        if problem:
+            self._rejections.append(f"{problem} ({drawn.label})")
             return False
         if any(not torch.equal(raw_bytes(one.memory[n]), raw_bytes(two.memory[n])) for n in self.writes):
             self.deterministic = False
@@ -350,17 +355,17 @@ class KernelSurveyor:
 
     def _refused(self, what: str) -> RecordError:
         """`what` was drawn; calls of the user's own are theirs to mend."""
-        said = "; ".join(
+        problem = "; ".join(
             dict.fromkeys(text[:300] for text in (*self._rejections[:1], *self._rejections[-1:]))
         )
         where = " in Triton's interpreter" if self.device == "cpu" else ""
         if self.subject.inputs:
             return RecordError(
                 f"{self.subject.kernel} does not run{where} on what inputs(random) of {self.subject.file} "
-                f"gives: {said}"
+                f"gives: {problem}"
             )
         return RecordError(
-            f"{self.subject.kernel} does not accept {what}{where}: {said}. Define in the kernel's file a "
+            f"{self.subject.kernel} does not accept {what}{where}: {problem}. Define in the kernel's file a "
             "function inputs(random) that returns the arguments of one call by name (tensors on the CPU), "
             'and under "grid" what it is launched with; sizes and values should differ from call to call'
         )
@@ -393,11 +398,11 @@ def survey_kernel(
     try:
         surveyor = KernelSurveyor(subject, reference, device, torch.Generator().manual_seed(seed))
         with steps.phase("launches"):
-            found = surveyor.survey()
+            result = surveyor.survey()
         with steps.phase("binaries"):
-            surveyor.compile_for(call_source(subject, found, device), wide=True)
+            surveyor.compile_for(call_source(subject, result, device), wide=True)
             binaries = reference.compiled()
-        return found, binaries, steps.to_json()
+        return result, binaries, steps.to_json()
     finally:
         reference.close()
 
@@ -411,8 +416,94 @@ def tensor_argument(arguments: Sequence[Argument], name: str) -> Argument:
     return next(a for a in arguments if a.name == name)
 
 
-def _grid_programs(grid: Sequence[int]) -> int:
-    total = 1
-    for n in grid:
-        total *= max(0, n)
-    return total
+def expected_survey(subject: BaseKernel, device: str) -> KernelSurvey:
+    """What a survey that meets no obstacle finds of sizes: all that look free are. Of writes it tells nothing.
+
+    Raises `RecordError` where nothing can be drawn.
+    """
+    config = subject.configs[0]
+    if subject.inputs:
+        return KernelSurvey((), (), config, True)
+    recorded = RecordedCalls(subject, device)
+    sizes = recorded.sizes
+    if sizes.varied:
+        sizes = CallSizes.of(subject.calls, evidence=MULTIPLE_EVIDENCE[0])
+    words = {s.places[0]: s.size_class for s in sizes.sizes}
+    return KernelSurvey(
+        (), (), config, True, words=words, evidence=MULTIPLE_EVIDENCE[0], most=MAX_ELEMENTS[device]
+    )
+
+
+_ARGUMENT_DRAWS, _CALL_DRAWS = 40, 24
+"""Draws among which forms are looked for: of sizes alone, and of calls with values, which take longer."""
+_FEWEST_CALL_DRAWS, _MOST_DRAWN_BYTES = 6, 64 << 20
+"""No more calls with values than the first number are drawn once their tensors have taken so much."""
+_MOST_CALLS = 24
+
+
+def calls_to_compile(
+    source: CallSource,
+    config: Config,
+    layers: Sequence[Mapping[str, Any]],
+    generator: torch.Generator,
+    *,
+    wide_on: str = "",
+) -> list[dict[str, Any]]:
+    """Calls as `compile_calls` takes them, one for each form; with `wide_on` a device, in its wider dtype, too.
+
+    Where there are many, those that are drawn most often.
+    """
+    results: dict[Hashable, dict[str, Any]] = {}
+    drawn = Counter[Hashable]()
+    for arguments, scalars, grid in _drawn(source, config, layers, generator):
+        for given in (arguments, *([widened_arguments(arguments, wide_on)] if wide_on else [])):
+            tensors = {
+                a.name: [a.dtype, memory_span(a), int(not a.aligned)] for a in given if a.kind == "tensor"
+            }
+            call = call_arguments(given, scalars, grid, config)
+            form = call_form(given, scalars)
+            drawn[form] += 1
+            results.setdefault(form, {"tensors": tensors, "call": call})
+    return [results[form] for form, _ in drawn.most_common(_MOST_CALLS)]
+
+
+def widened_arguments(arguments: Sequence[Argument], device: str) -> tuple[Argument, ...]:
+    """The same with every floating tensor of the dtype that results are compared in there."""
+    wide = WIDER_DTYPE[device]
+
+    def widened(a: Argument) -> Argument:
+        dtype = getattr(torch, a.dtype)
+        narrow = dtype.is_floating_point and dtype.itemsize < wide.itemsize
+        return replace(a, dtype=str(wide).removeprefix("torch.")) if narrow else a
+
+    return tuple(widened(a) if a.kind == "tensor" else a for a in arguments)
+
+
+def _drawn(
+    source: CallSource, config: Config, layers: Sequence[Mapping[str, Any]], generator: torch.Generator
+) -> list[tuple[Sequence[Argument], Mapping[str, Any], Sequence[int]]]:
+    """Arguments, scalars and grids of calls that may come."""
+    results: list[tuple[Sequence[Argument], Mapping[str, Any], Sequence[int]]] = []
+    meta = config.parameters()
+    try:
+        if isinstance(source, RecordedCalls) and not layers:
+            own = source.with_sizes(source.sizes)  # what it draws in turns is for launches
+            for _ in range(_ARGUMENT_DRAWS):
+                arguments = own.draw_arguments(generator)
+                scalars = {
+                    a.name: None if a.kind == "none" else a.value for a in arguments if a.kind != "tensor"
+                }
+                if (grid := own.grid_of(arguments, meta)) is not None:
+                    results.append((arguments, scalars, grid))
+            return results
+        held = 0
+        for number in range(_CALL_DRAWS):
+            if number >= _FEWEST_CALL_DRAWS and held > _MOST_DRAWN_BYTES:
+                break
+            drawn = source.draw("normal", generator)
+            held += memory_bytes(drawn.memory)
+            if (grid := drawn.grid(meta)) is not None:
+                results.append((drawn.arguments, with_heuristics(drawn, layers, meta), grid))
+    except RecordError:
+        return results  # who launches will hear of it
+    return results

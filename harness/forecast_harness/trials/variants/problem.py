@@ -13,7 +13,7 @@ from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import SandboxError
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import largest_tensor
-from forecast_harness.trials.configs.config_choice import work_of_a_warp
+from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.variants.base_runner import (
     BaseKernelError,
     BaseKernelRun,
@@ -33,16 +33,15 @@ from forecast_harness.trials.variants.call_sampling import (
     unset_like,
     with_heuristics,
 )
-from forecast_harness.trials.variants.compilation.compiled_forms import CompiledForms, call_form
+from forecast_harness.trials.variants.compilation import CompiledForms, call_form
 from forecast_harness.trials.variants.kernel_survey import call_source, launch_base, tensor_argument
-from forecast_harness.trials.variants.tolerance import compare_with_base, widened
-from forecast_harness.verify.bits import same_bits
-from forecast_harness.verify.problems.problem import (
+from forecast_harness.verify.problem import (
     OUTSIDE_DOMAIN,
     CheckFinding,
     DrawSpec,
     LaunchCase,
 )
+from forecast_harness.verify.tolerance import compare_with_base, same_bits, widened
 from forecast_harness.verify.verdict import ReasonCode
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class ProposedCall(NamedTuple):
     bytes: int
     """Held for it from now on."""
     work: float
-    """Of a warp, which tells about how long it takes to compile."""
+    """The work of a warp, which tells about how long it takes to compile."""
 
 
 @dataclass(frozen=True)
@@ -261,18 +260,18 @@ class VariantProblem:
             try:
                 one, two = self._launch_base(drawn, memory), self._launch_base(drawn, memory)
             except BaseKernelError as error:
-                said = str(error)
+                problem = str(error)
                 continue
-            said = surroundings_dependence(one, two, self._survey.writes, self._device)
+            problem = surroundings_dependence(one, two, self._survey.writes, self._device)
             if how.regime == HUGE_REGIME and _has_nonfinite(drawn, one):
                 # It does not handle such values, and how it does not is nothing to go by.
                 how = replace(how, regime="normal")
                 proposed = self._source.redraw(drawn, how.regime, how.generator)
-            elif not said:
+            elif not problem:
                 if not (unseen := sorted(set(one.changed) - set(outputs))):
                     return drawn, outputs, one
-                said = f"it writes to {', '.join(unseen)}, which it never did when it was surveyed"
-        raise SandboxError(f"the base kernel does not accept what is drawn: {said} ({drawn.label})")
+                problem = f"it writes to {', '.join(unseen)}, which it never did when it was surveyed"
+        raise SandboxError(f"the base kernel does not accept what is drawn: {problem} ({drawn.label})")
 
     def _launch_base(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
         ran = launch_base(self._reference, drawn, memory, self._survey.config, self._layers)
@@ -369,13 +368,13 @@ class VariantProblem:
             argument = tensor_argument(drawn.arguments, name)
             if finding := _restore_gaps(argument, flat, plain.memory[name]):
                 return finding, 0.0
-            said, ratio = self._output_error(drawn, name, flat, plain, wide)
+            problem, ratio = self._output_error(drawn, name, flat, plain, wide)
             worst = max(worst, ratio)
-            if not said:
+            if not problem:
                 continue
             if config is not None and self._base_differs(drawn, memory, plain, wide, config):
                 return None, OUTSIDE_DOMAIN
-            return (ReasonCode.WRONG_VALUES, f"{name}: {said} ({drawn.label})"), worst
+            return (ReasonCode.WRONG_VALUES, f"{name}: {problem} ({drawn.label})"), worst
         return None, worst
 
 

@@ -5,25 +5,23 @@ Both work in a sandbox lane; nothing of a variant is imported by whoever calls t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config
 from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import Contract, read_contract
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.lane_pools import LanePool, end_pools, lane_count
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.trials.configs.config_choice import configs_to_launch
-from forecast_harness.trials.variants.compilation.base_binaries import BaseBinaries
-from forecast_harness.trials.variants.compilation.early_compilation import EarlyCompilation
-from forecast_harness.trials.variants.launch_file import launcher_files
+from forecast_harness.trials.configs.source_configs import configs_to_launch
+from forecast_harness.trials.variants.files import BaseBinaries, EarlyCompilation, launcher_files
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.run import harness_hash, reason_of_result
-from forecast_harness.verify.screen import static_hints
+from forecast_harness.verify.run import run_verification
 from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
 
 VARIANT_PLAN = VerificationPlan(cases=12, timed=0)
@@ -136,7 +134,6 @@ def verify_variant(
     `leaves_base`: the lane verifies other variants next, and may keep the base's process on the device meanwhile.
     Nothing that it does raises here.
     """
-    begin = time.perf_counter()
     try:
         promised = read_contract(variant.source, variant.kernel)
         promised.require_same_parameters(read_contract(subject.source, subject.kernel).parameters)
@@ -151,32 +148,12 @@ def verify_variant(
         "early": None if early is None else early.to_json(),
         "leaves_base": leaves_base,
     }
-    job = SandboxJob(
-        f"{_JOB_MODULE}:examine", payload, launcher_files(subject.kernel, subject.source, variant.source)
-    )
-    result = lane.run(job, limits)
-    facts: dict[str, Any] = {
-        "harness": harness_hash(),
-        "plan": plan.to_json(),
-        "configs": len(payload["configs"]),
-    }
-    facts["level"] = lane.level.name.lower()
-    trials = 0
-    reasons: tuple[Reason, ...]
-    if result.status is JobStatus.OK:
-        reasons = tuple(
-            Reason(ReasonCode(r["code"]), r["detail"], r["trial"]) for r in result.value["reasons"]
-        )
-        trials = int(result.value["trials"])
-        facts |= {**result.value["facts"], "unable": result.value["unable"]}
-        if binaries is not None:
-            binaries.take(result.arrays)
-    else:
-        reasons = (reason_of_result(result),)
-    hints, spent = static_hints(variant.source), time.perf_counter() - begin
-    verdict = SolutionVerdict(
-        subject.kernel, variant.name, reasons, hints, trials, seconds=spent, facts=facts
-    )
+    files = launcher_files(subject.kernel, subject.source, variant.source)
+    job, facts = SandboxJob(f"{_JOB_MODULE}:examine", payload, files), {"configs": len(payload["configs"])}
+    named = subject.kernel, variant.name, variant.source
+    verdict, result = run_verification(job, lane, limits, named, plan, facts)
+    if result.status is JobStatus.OK and binaries is not None:
+        binaries.take(result.arrays)
     return VariantVerification(verdict, _checks_of(verdict, known, device))
 
 
@@ -219,3 +196,47 @@ def _configs_to_launch(variant: Variant, promised: Contract, subject: BaseKernel
         takes = set(promised.meta)
         listed = [replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in subject.configs]
     return configs_to_launch(listed)
+
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+_MOST_LANES = 8
+"""The most lanes of one device: its driver makes one context after the other, a verification needs one; sixteen took as
+long where it needed two."""
+_PROCESSORS_PER_LANE = 1
+"""A lane's cells wait for the device and for the judge as often as they compile."""
+
+
+def verification_lanes() -> int:
+    """Lanes at most on this machine; at least one."""
+    return lane_count(_MOST_LANES, _PROCESSORS_PER_LANE)
+
+
+class LaneJobs(Generic[Item, Found]):
+    """Things done side by side in the lanes of a pool; more may be added while others are done."""
+
+    def __init__(self, lanes: LanePool, do: Callable[[Item, SandboxLane], Found]) -> None:
+        self._lanes, self._do = lanes, do
+        self._pool = ThreadPoolExecutor(lanes.most, "verify")
+        self._under_way: list[Future[tuple[Item, Found]]] = []
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Have these done, too, after those that were added before."""
+        self._under_way += [self._pool.submit(self._done, item) for item in items]
+
+    def results(self) -> Iterator[tuple[Item, Found]]:
+        """(item, what `do` gave) of all that were added since the last time, as they are done.
+
+        Raises what `do` raises.
+        """
+        futures, self._under_way = self._under_way, []
+        for future in as_completed(futures):
+            yield future.result()
+
+    def close(self) -> None:
+        """Begin nothing more, and end what is under way."""
+        end_pools([self._pool], self._lanes.give_up)
+
+    def _done(self, item: Item) -> tuple[Item, Found]:
+        with self._lanes.borrowed() as lane:
+            return item, self._do(item, lane)

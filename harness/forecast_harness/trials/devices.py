@@ -1,0 +1,119 @@
+"""The device that a judge works on: how it is checked there, and its class's name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from forecast_autotune.errors import ForecastAutotuneError, SettingsError
+from forecast_autotune.records import Device
+from forecast_harness.clocks import devices
+from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.health import open_healthy_runner
+from forecast_harness.targets.search_target import cuda_device
+from forecast_harness.trials.confirmation import EarlyOpener
+from forecast_harness.verify.plan import VerificationPlan
+
+LANE_MODULES = (
+    "torch",
+    "triton",
+    "forecast_harness.trials.variants.jobs",
+    "forecast_harness.trials.kernel_cell",
+    "forecast_harness.trials.race_job",
+    "forecast_harness.verify.timing_job",
+)
+"""Modules that lanes import once where verification and timing are what they do: judges and cells are forks of them."""
+
+
+def verification_plan(device: str, index: int | None = None) -> VerificationPlan:
+    """Where candidates run: on the device of this number of the driver's, or on the first that this process may use.
+
+    Raises `SettingsError` for a device that is not there.
+    """
+    if device == "cpu":
+        return VerificationPlan()
+    if index is None:
+        index = next(iter(devices.visible_devices()), 0)
+    if device != "cuda" or not 0 <= index < devices.device_count():
+        raise SettingsError(
+            f"device {device} {index}: the driver knows {devices.device_count()} CUDA devices; or say cpu"
+        )
+    name, uuid = devices.identity(index)
+    return VerificationPlan(device="cuda", peaks=devices.device_peaks(name), index=index, uuid=uuid)
+
+
+def device_slug(device: str, index: int | None = None) -> str:
+    """The device class that a search's context names: the same for all cards of one model.
+
+    Raises `SettingsError` for a device that is not there.
+    """
+    plan = verification_plan(device, index)
+    if device == "cpu":
+        return Device(_cpu_model(), "cpu").slug
+    return Device(devices.identity(plan.index)[0], "cuda").slug
+
+
+def _cpu_model() -> str:
+    """The processor's model as the system tells it, or its architecture."""
+    import platform
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine() or "host"
+
+
+@dataclass(frozen=True)
+class _OpenedRunner:
+    """A runner that has proved its health, and what ends it."""
+
+    runner: RunnerClient
+    held: ExitStack
+
+    def close(self) -> None:
+        """End it."""
+        self.held.close()
+
+
+def _opened(plan: VerificationPlan) -> _OpenedRunner:
+    with ExitStack() as stack:
+        runner = stack.enter_context(open_healthy_runner(plan.index, plan.uuid))
+        return _OpenedRunner(runner, stack.pop_all())
+
+
+class EarlyProcesses:
+    """Compile workers of all devices together, and a runner for each. `close` ends them all."""
+
+    def __init__(self, plans: Sequence[VerificationPlan], workers: int = 0) -> None:
+        """`workers`: 0 for all processors."""
+        self.plans = tuple(plans)
+        self._held = ExitStack()
+        self.workers = CompileWorkers(count=workers).start()
+        self._held.callback(self.workers.close)
+        self._runners = [EarlyOpener(partial(_opened, plan)) for plan in self.plans]
+        for opener in self._runners:
+            self._held.callback(opener.close)
+        threading.Thread(target=_ask_for_device, daemon=True).start()
+
+    def runner(self, number: int) -> RunnerClient:
+        """That of a plan, once it is fit. Raises `NoMachineCodePath`, `RunnerLost`."""
+        opened = self._runners[number]()
+        self._held.callback(opened.close)
+        return opened.runner
+
+    def close(self) -> None:
+        """End all."""
+        self._held.close()
+
+
+def _ask_for_device() -> None:
+    """A target names its device, which a child process tells within half a second."""
+    with suppress(ForecastAutotuneError, OSError):
+        cuda_device()

@@ -1,0 +1,371 @@
+"""The judge: every source goes through the same stages, whatever its target and its way to the clock.
+
+    read -> compiled -> right on one call -> timed -> raced -> verified -> confirmed
+
+`Judge` holds what all ways have in common. Host code is judged in a sandbox (`SandboxJudge`, by kind of target in
+`kernels`, `packs` and `cuda`): it is verified in full before it is timed, and one job compiles it, compares results at
+one call of every size, drops the slower configs and races the best. Machine code is judged by a runner
+(`machine_code.judge`): one config is compiled, checked on one call and timed before others are, and full verification
+waits until the source may lead. Both end in the verdict of `verdict`, and are confirmed as `confirmation` says.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from forecast_autotune.records import Outcome
+from forecast_autotune.variants import Variant
+from forecast_harness.clocks.devices import DeviceBusy, exclusive
+from forecast_harness.records import (
+    ConfirmationJob,
+    FullVerification,
+    Node,
+    NodeJob,
+    NodeResult,
+    VerificationJob,
+)
+from forecast_harness.sandbox import canary
+from forecast_harness.sandbox.api import JobResult, JobStatus, ResourceLimits, SandboxError, SandboxLane
+from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.sandbox.lane_pools import Closable, close_lanes
+from forecast_harness.trials.confirmation import ConfirmationLanes, ConfirmationLimit, ConfirmationOpener
+from forecast_harness.trials.devices import LANE_MODULES, device_slug
+from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure, NodeJudge
+from forecast_harness.trials.race import PreparedRace, RaceRules, log2_ratio
+from forecast_harness.trials.verdict import (
+    COMPILE_ERRORS,
+    Contest,
+    Refusal,
+    overall_judgement,
+    reasons_from_json,
+    reasons_text,
+)
+from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import harness_hash, reason_of_result
+from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
+
+
+class HostJudge(NodeJudge, Protocol):
+    """Judges nodes as host code, in a sandbox, as `SandboxJudge` does."""
+
+    def prepare_confirmation(self) -> None:
+        """Open what a confirmation needs in the background."""
+
+
+class Judge(ABC):
+    """Takes sources through the stages."""
+
+    def __init__(self, device: str) -> None:
+        """`device`: UUID, or slug, of what sources run on."""
+        self._device = device
+
+    def judge(self, job: NodeJob) -> NodeResult:
+        """The verdict on a node, tuned and timed beside `job.against`. Raises `LaneFailure`."""
+        began = time.perf_counter()
+        verdict = self._verdict_of(self._try, job)
+        return replace(verdict, against=job.against.id, wall_seconds=time.perf_counter() - began)
+
+    def _verdict_of(self, stages: Callable[[Any], NodeResult], source: Any) -> NodeResult:
+        """What these stages end in, refusals included."""
+        try:
+            return stages(source)
+        except Refusal as refusal:
+            return refusal.verdict(self._device)
+
+    @abstractmethod
+    def _try(self, job: NodeJob) -> NodeResult:
+        """All stages up to the race. Raises `Refusal`, `LaneFailure`."""
+
+
+@dataclass
+class SandboxTrial:
+    """One source of host code on its way to a verdict."""
+
+    job: NodeJob
+    rules: RaceRules
+    lanes: Sequence[SandboxLane]
+    """What it is verified in; the first is the one it is timed in."""
+    verification: SolutionVerdict
+    fixed: Sequence[Any] = ()
+    """Configs that are timed instead of those that would be chosen."""
+    contests: int = 1
+    """How many contests there are at most: the last one counts, and one that is not won is the last."""
+    held: Sequence[PreparedRace] = ()
+    """Contests that wait already."""
+    listed: Sequence[Any] = ()
+    """Configs that may be timed."""
+    variant: Variant | None = None
+    """What the source promises, where it is a variant of a kernel."""
+    note: str = ""
+    device_seconds: float = 0.0
+    measurements: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    steps: PhaseTimer = field(default_factory=PhaseTimer)
+
+
+class SandboxJudge(Judge):
+    """One sandbox lane that judges sources of one target as host code. Use from one thread at a time.
+
+    `rules` say how long a job's race lasts, `thorough` a confirmation's. Raises `LaneFailure` on opening if the lane's
+    canary does not sing.
+    """
+
+    device_environment: ClassVar[Mapping[str, str]] = {}
+    """The environment of a lane's processes, where they have a device."""
+    verifies_seed_first: ClassVar[bool] = False
+    """Whether a confirmation knows of the seed before of any finalist."""
+
+    def __init__(
+        self,
+        plan: VerificationPlan,
+        folder: Path,
+        number: int,
+        rules: RaceRules,
+        thorough: RaceRules,
+        *,
+        locks: Path | None = None,
+    ) -> None:
+        """`locks`: where the locks lie that keep others from timing on the same device; None: the machine's folder."""
+        super().__init__(plan.uuid or device_slug(plan.device, plan.index))
+        self._plan, self._folder, self._locks = plan, folder, locks
+        self._rules, self._thorough = rules, thorough
+        self.name = plan.uuid or f"{plan.device}-{number}"
+        self._fresh_lanes = ConfirmationOpener(self._open_lane)
+        self._confirming: ConfirmationLanes | None = None
+        """Lanes of a confirmation under way."""
+        began = time.perf_counter()
+        self._lane = self._open_lane()
+        self._opening_s: dict[str, float] = {"open": round(time.perf_counter() - began, 3)}
+        """What it took to open this judge, told with what it verifies."""
+
+    # --- what is asked of it ---
+
+    def verify(self, job: VerificationJob) -> FullVerification:
+        """Verify a node with fresh hidden seeds, in its config alone where there is one. Raises `LaneFailure`."""
+        began = time.perf_counter()
+        try:
+            verdict, steps = self._verify_in_full(job.node, job.config)
+            result = FullVerification(Outcome.OK, "", self._result_facts(verdict))
+        except Refusal as refusal:
+            result, steps = FullVerification(refusal.outcome, refusal.feedback, refusal.facts), {}
+        facts = {**result.facts, "spent_verifying": {**self._opening_s, **steps}}
+        return replace(result, wall_seconds=time.perf_counter() - began, device=self._device, facts=facts)
+
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
+        """Each finalist verified and timed beside the seed in fresh lanes; twice, where it is faster.
+
+        Those that there is no time for are left out, but for the first. The seed is in the answer, at ratio 0. Raises
+        `ConfirmationEnded` where the first takes far longer than there is time.
+        """
+        limit = ConfirmationLimit(confirm.seconds, self._plan.device)
+        seed, result = confirm.seed_node, dict[str, NodeResult]()
+        of_seed: NodeResult | None = None
+        if self._plan.device != "cpu":
+            self.prepare_confirmation()  # all of them open at the same time
+        lanes = self._confirming = self._fresh_lanes.take()
+        opened = round(limit.spent, 3)
+        try:
+            with limit.enforced(lanes.give_up):
+                confirmed = self._finalists(confirm, limit, lanes)
+                for node in (n for n in confirm.nodes if n.id != seed.id):
+                    if limit.must_end(len(result)):
+                        break
+                    began = limit.spent
+                    one = self._verdict_of(confirmed, node)
+                    facts = {**one.facts, "spent": {"open": opened, **one.facts.get("spent", {})}}
+                    result[node.id] = replace(
+                        one,
+                        against=seed.id,
+                        stage="confirm",
+                        wall_seconds=limit.spent - began,
+                        facts=facts,
+                    )
+                    of_seed = of_seed or _seed_beside(result[node.id])
+                if of_seed is None and (self.verifies_seed_first or not limit.must_end(len(result))):
+                    of_seed = replace(self._verdict_of(confirmed, seed), against=seed.id, stage="confirm")
+        except (LaneFailure, SandboxError, DeviceBusy) as error:
+            if not limit.is_over:
+                raise LaneFailure(str(error), self.name) from error
+            if not result:
+                text = f"there was no time: {limit.spent:.0f} s were not enough"
+                raise ConfirmationEnded(text, self.name) from error
+        finally:
+            self._confirming = None
+            lanes.close()
+        if of_seed is None:
+            return result
+        if of_seed.log2_ratio is not None:
+            of_seed = replace(of_seed, log2_ratio=0.0, sd=0.0)
+        return {seed.id: of_seed, **result}
+
+    def prepare_confirmation(self) -> None:
+        """Open in the background what a confirmation will ask for."""
+        self._fresh_lanes.prepare(*self._confirmation_lanes())
+
+    def give_up(self) -> None:
+        """End the job in the lane, or the confirmation: who waits for it gets a `LaneFailure`. From any thread."""
+        self._lane.give_up()
+        if (lanes := self._confirming) is not None:
+            lanes.give_up()
+
+    def close(self) -> None:
+        """End all processes, side by side: those on a device take seconds to leave it."""
+        close_lanes(self._to_close())
+
+    def _to_close(self) -> list[Closable]:
+        return [self._lane, self._fresh_lanes]
+
+    # --- the stages ---
+
+    def _try(self, job: NodeJob) -> NodeResult:
+        rules = self._thorough if job.confirm else self._rules
+        return self._stages(self._trial(job, rules, [self._lane]))
+
+    def _trial(
+        self, job: NodeJob, rules: RaceRules, lanes: Sequence[SandboxLane], **more: Any
+    ) -> SandboxTrial:
+        return SandboxTrial(job, rules, lanes, SolutionVerdict(job.target.name, job.node.id), **more)
+
+    def _stages(self, trial: SandboxTrial) -> NodeResult:
+        """A source as host code is verified in full before it is timed. Raises `Refusal`, `LaneFailure`."""
+        self._read(trial)
+        with trial.steps.phase("verify"):
+            self._verify(trial)
+        configs, value = self._race(trial, self._choose(trial))
+        return self._measured(trial, configs, value)
+
+    @abstractmethod
+    def _read(self, trial: SandboxTrial) -> None:
+        """Read what the source promises, without running it: its configs, and a remark on them."""
+
+    @abstractmethod
+    def _verify(self, trial: SandboxTrial) -> None:
+        """Verify it with hidden sizes and values."""
+
+    @abstractmethod
+    def _choose(self, trial: SandboxTrial) -> Sequence[Any]:
+        """The configs to time, at most `trial.job.trials`."""
+
+    @abstractmethod
+    def _race(
+        self, trial: SandboxTrial, configs: Sequence[Any]
+    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+        """Time configs until one has won; the field of that race, and the timing job's value."""
+
+    @abstractmethod
+    def _verify_in_full(
+        self, node: Node, config: Mapping[str, Any]
+    ) -> tuple[SolutionVerdict, dict[str, Any]]:
+        """The verdict on a node that is right, in a config, and where the seconds went."""
+
+    @abstractmethod
+    def _finalists(
+        self, confirm: ConfirmationJob, limit: ConfirmationLimit, lanes: ConfirmationLanes
+    ) -> Callable[[Node], NodeResult]:
+        """What confirms one node beside the seed after the other; raises as `_stages`."""
+
+    def _confirmation_lanes(self) -> tuple[int, int]:
+        """How many fresh lanes verify in a confirmation, and how many hold contests ready."""
+        return 1, 0
+
+    def _run_race(
+        self, job: Asked, lane: SandboxLane, limits: ResourceLimits, held: PreparedRace | None = None
+    ) -> dict[str, Any]:
+        """A timing job's value, with `lane_seconds`; `held`: the same race, waiting already. Raises `LaneFailure`."""
+        try:
+            with exclusive(self._plan.device_lock, folder=self._locks):
+                result = lane.run(job, limits) if held is None else held.timed()
+        except (SandboxError, DeviceBusy) as error:
+            raise LaneFailure(str(error), self.name) from error
+        value = self._race_value(result)
+        if "incumbent" in value:
+            why = reasons_text(reasons_from_json(value["incumbent"]))
+            raise LaneFailure(f"the node to be timed beside could not be timed: {why}", self.name)
+        return value
+
+    def _race_value(self, result: JobResult) -> dict[str, Any]:
+        if result.status is JobStatus.OK:
+            return {**result.value, "lane_seconds": result.seconds}
+        reason = reason_of_result(result)
+        if reason.judgement is Judgement.INFRASTRUCTURE:
+            raise LaneFailure(reason.detail, self.name)
+        # No cell's fault comes this far: the job's own status is a fault while a cell was being opened.
+        return {"caught": {"0": [reason.to_json()]}, "lane_seconds": result.seconds}
+
+    # --- what becomes of it ---
+
+    def _refusal(self, trial: SandboxTrial, reasons: Sequence[Reason]) -> Refusal:
+        """The refusal of a source for these reasons. Raises `LaneFailure` where the harness is to blame."""
+        if overall_judgement(reasons) is Judgement.INFRASTRUCTURE:
+            raise LaneFailure(reasons_text(reasons), self.name)
+        verdict = trial.verification
+        stage = "time" if trial.measurements else "verify"
+        if stage == "verify" and verdict.trials == 0 and COMPILE_ERRORS.search(reasons[0].detail):
+            stage = "compile"
+        return Refusal(
+            replace(verdict, reasons=tuple(reasons)).outcome,
+            stage,
+            f"{reasons_text(reasons)} {trial.note}",
+            {**self._result_facts(verdict), "codes": sorted({str(r.code) for r in reasons})},
+            measurements=max(1, trial.measurements),
+            device_seconds=trial.device_seconds,
+        )
+
+    def _measured(
+        self, trial: SandboxTrial, configs: Sequence[Mapping[str, Any]], value: Mapping[str, Any]
+    ) -> NodeResult:
+        """The verdict on a source that won its race, or ran alone."""
+        return Contest.of_race(value).verdict(
+            configs[value["winner"]],
+            [(configs[int(n)], log2_ratio([d])[0]) for n, d in value["ranking"].items()],
+            self._device,
+            note=trial.note,
+            measurements=trial.measurements,
+            device_seconds=trial.device_seconds,
+            stage="confirm" if trial.job.confirm else "time",
+            facts={**self._result_facts(trial.verification), **trial.facts},
+        )
+
+    def _result_facts(self, verdict: SolutionVerdict) -> dict[str, Any]:
+        """What may be shown to a proposer: never the seed."""
+        return {
+            "harness": harness_hash(),
+            "launches": verdict.trials,
+            "checked": verdict.checked.to_json(),
+            "error_over_limit": verdict.facts.get("error_over_limit"),
+            "hints": list(verdict.hints),
+            "level": self._lane.level.name.lower(),
+        }
+
+    def _open_lane(self) -> SandboxLane:
+        """A fresh lane whose canary sang. Raises `LaneFailure`."""
+        environment = {"TRITON_INTERPRET": "1"} if self._plan.device == "cpu" else self.device_environment
+        device = None if self._plan.device == "cpu" else self._plan.uuid or str(self._plan.index)
+        lane = SandboxLane(device=device, scratch=self._folder, environment=environment, warm=LANE_MODULES)
+        lane.__enter__()
+        result = lane.run(Asked(f"{canary.__name__}:main", {"device": device}), canary.CANARY_LIMITS)
+        if result.status is JobStatus.OK and result.value == "ok":
+            return lane
+        lane.close()
+        raise LaneFailure(f"the canary: {result.value or result.detail}", self.name)
+
+
+def _seed_beside(one: NodeResult) -> NodeResult | None:
+    """What a contest with a finalist tells of the seed, if there was one."""
+    if not (seconds := one.facts.get("seconds_beside")):
+        return None
+    return NodeResult(
+        Outcome.OK,
+        one.against,
+        0.0,
+        seconds=seconds,
+        device=one.device,
+        stage="confirm",
+        facts={"contests": 0},
+    )

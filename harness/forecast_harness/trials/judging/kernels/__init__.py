@@ -1,1 +1,0 @@
-"""Variants of a Triton kernel, judged: recorded calls, verification, races in sandboxes."""

@@ -1,1 +1,0 @@
-"""How solutions are timed beside each other: rules, rounds that drop the slow, races held until they are wanted."""

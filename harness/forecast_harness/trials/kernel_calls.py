@@ -1,0 +1,153 @@
+"""The calls at which variants of a kernel are timed: at real sizes, one per subject. Runs in the judge.
+
+A cell is told a call as plain data: tensors by dtype and extent, to be filled there, as they are too large to
+travel; those that a user's `inputs(random)` drew come as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Config
+from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.signature import memory_span
+from forecast_harness.sandbox.api import TensorBytes
+from forecast_harness.sandbox.jobs import tensor_to_bytes
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.targets.kernels.grids import fit_grid
+from forecast_harness.targets.kernels.user_kernel import is_covered
+from forecast_harness.trials.variants.call_sampling import (
+    DrawnCall,
+    UserCalls,
+    heuristics_of,
+    recorded_grid,
+    with_heuristics,
+)
+
+MAX_RELATIVE_ERROR = 0.1
+"""Error at real sizes, relative to the largest value, that only a wrong kernel shows. Verification is exact,
+but at drawn sizes: this finds an offset that overflows."""
+_INPUT_SEED = 20
+"""The seed of the one call of a user's `inputs` that is timed: every candidate gets the same."""
+
+
+@dataclass(frozen=True)
+class TimedCall:
+    """One subject's call."""
+
+    subject: BaseKernel
+    drawn: DrawnCall
+    """Its memory is on no device where the cell is to fill it."""
+    has_values: bool
+    """Whether the memory holds the user's own values."""
+
+    @classmethod
+    def of(cls, subject: BaseKernel) -> TimedCall:
+        """The recorded call at its recorded sizes, or one that the user's `inputs` draws.
+
+        Raises `RecordError` for tensor descriptors, which cannot be made from a record.
+        """
+        if subject.inputs:
+            drawn = UserCalls(subject).draw("normal", torch.Generator().manual_seed(_INPUT_SEED))
+            return cls(subject, drawn, True)
+        arguments = subject.calls[0]
+        tensors = [a for a in arguments if a.kind == "tensor"]
+        if any(a.extra for a in tensors):
+            raise RecordError("tensor descriptors made by the caller cannot be drawn: give inputs(random)")
+        memory = {
+            a.name: torch.empty(memory_span(a), dtype=getattr(torch, a.dtype), device="meta") for a in tensors
+        }
+        scalars = {a.name: None if a.kind == "none" else a.value for a in arguments if a.kind != "tensor"}
+        return cls(
+            subject,
+            DrawnCall(
+                arguments,
+                memory,
+                scalars,
+                partial(recorded_grid, subject, fit_grid(subject.launches), arguments),
+            ),
+            False,
+        )
+
+    def to_payload(self, updates: Sequence[str] = ()) -> dict[str, Any]:
+        """What a cell needs to make the tensors. `updates`: those that a launch changes in place."""
+        least = min((n for a in self._tensors for n in a.shape if n > 1), default=2)
+        return {
+            "tensors": [
+                {
+                    "name": a.name,
+                    "dtype": a.dtype,
+                    "span": memory_span(a),
+                    "shape": list(a.shape),
+                    "stride": list(a.stride),
+                    "aligned": a.aligned,
+                    "zeroed": a.name in self.subject.zeroed,
+                    "kept": a.name in updates and a.name not in self.subject.zeroed,
+                }
+                for a in self._tensors
+            ],
+            "least": least,
+            "given": self.has_values,
+        }
+
+    def arrays(self, number: int) -> dict[str, TensorBytes]:
+        """The user's own values, by `<number>.<name>`; none where the cell draws them."""
+        return (
+            {f"{number}.{n}": tensor_to_bytes(t) for n, t in self.drawn.memory.items()}
+            if self.has_values
+            else {}
+        )
+
+    def launch(self, source: str, config: Config) -> dict[str, Any]:
+        """How a source is launched with a config: its scalars, the call's own grid, meta and options."""
+        promised = read_contract(source, self.subject.kernel)
+        takes = (*promised.parameters, *promised.meta)
+        meta = config.parameters()
+        scalars = with_heuristics(self.drawn, heuristics_of(self.subject), meta, takes)
+        grid = self.drawn.grid({**scalars, **meta})
+        kwargs = dict(config.kwargs)
+        return {
+            "scalars": scalars,
+            "grid": None if grid is None else list(grid),
+            "meta": kwargs,
+            "options": {n: v for n, v in meta.items() if n not in kwargs},
+        }
+
+    @property
+    def _tensors(self) -> list[Any]:
+        return [a for a in self.drawn.arguments if a.kind == "tensor"]
+
+
+@dataclass(frozen=True)
+class CallKinds:
+    """The calls of a target by what is known of the base kernel."""
+
+    verified: tuple[tuple[BaseKernel, KernelSurvey], ...]
+    """What a variant is verified for: each covers what its survey's signature says."""
+    covering: tuple[KernelSurvey, ...]
+    """The survey that covers each call of the target, in order."""
+
+    @classmethod
+    def surveyed(
+        cls, subjects: Sequence[BaseKernel], survey: Callable[[BaseKernel], KernelSurvey]
+    ) -> CallKinds:
+        """Survey one call after the other, but for those that an earlier survey covers.
+
+        A verification draws its own sizes: two calls that differ only by sizes which the base kernel takes freely
+        would be verified at the same ones. Raises what `survey` raises.
+        """
+        verified: list[tuple[BaseKernel, KernelSurvey]] = []
+        covering: list[KernelSurvey] = []
+        for subject in subjects:
+            result = next((k for _, k in verified if is_covered(subject, [k.signature])), None)
+            if result is None:
+                result = survey(subject)
+                verified.append((subject, result))
+            covering.append(result)
+        return cls(tuple(verified), tuple(covering))

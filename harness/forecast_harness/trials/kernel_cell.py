@@ -1,0 +1,247 @@
+"""Runs in a cell, next to verified variants of a kernel: makes tensors, launches, times, traces.
+
+All variants of one comparison share this process. They were verified before, and their contract lets them
+hold nothing but Triton functions and constants: there is no code of theirs that could tell on which launch it
+is, or touch the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+
+from forecast_autotune.variants.entry import KernelEntry
+from forecast_harness.clocks.devices import DeviceTimer, ReplayBuffers
+from forecast_harness.sandbox.cell_process import load
+from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes, tensor_from_bytes
+from forecast_harness.trials.variants.compilation import compile_side_by_side
+
+_TRACED_ELEMENTS = 16
+"""Elements of a tensor that is only traced: it needs an address, as alignment is compiled in."""
+_MISALIGNMENT = 1
+"""Elements that a tensor which is not 16-byte aligned starts late."""
+
+
+def prepare(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> None:
+    """Import the sources in `files` (the entry is `kernel`) and make the tensors of `calls`.
+
+    `device` is torch's name; tensors of `empty` calls are small, for tracing alone.
+    """
+    where = state["device"] = payload["device"]
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=where))
+    state["entries"] = [
+        KernelEntry.of(vars(load(file, f"source_{n}")), payload["kernel"])
+        for n, file in enumerate(payload["files"])
+    ]
+    generator = torch.Generator(device=where).manual_seed(int(payload["seed"]))
+    state["calls"] = [
+        _CallTensors(number, answer, arrays, where, generator, bool(payload.get("empty")))
+        for number, answer in enumerate(payload["calls"])
+    ]
+    state["timer"] = None if where == "cpu" else DeviceTimer(torch)
+
+
+def launch(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Launch source `which` as `launches` say, one per call; the value is the seconds of each."""
+    return CellAnswer(
+        {
+            "seconds": [
+                _launch_seconds(state, payload["which"], n, x) for n, x in enumerate(payload["launches"])
+            ]
+        }
+    )
+
+
+def compile_launches(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Compile what is launched later, side by side: `sides` has of every source a list of launches, one per call.
+
+    It saves time and decides nothing: what cannot be compiled fails when it is launched.
+    """
+    each = [
+        partial(_compile_one, state, which, number, how)
+        for which, configs in enumerate(payload["sides"])
+        for launches in configs
+        for number, how in enumerate(launches)
+    ]
+    compile_side_by_side(each)
+    return CellAnswer({})
+
+
+def _compile_one(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> Any:
+    entry: KernelEntry = state["entries"][which]
+    views = {**state["calls"][number].views, **how["scalars"]}
+    return entry.warmup(how["grid"], views, how["meta"], how["options"])
+
+
+def compare(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Launch two sources on the same values; the value is the largest error of any written tensor.
+
+    The error is relative to the largest finite value that the first one wrote, infinite where one of them
+    is finite and the other is not.
+    """
+    worst = 0.0
+    for number, (first, second) in enumerate(payload["pairs"]):
+        call = state["calls"][number]
+        results = []
+        for which, how in enumerate((first, second)):
+            _launch_seconds(state, which, number, how)
+            results.append({n: call.memory[n].clone() for n in payload["writes"][number]})
+        for name, wanted in results[0].items():
+            worst = max(worst, relative_error(results[1][name], wanted))
+    return CellAnswer({"error": min(worst, 1e30)})
+
+
+def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
+    """The TTIR of source 0 under the launches of each call in `calls`, on its tensors, without launching.
+
+    The value has, of every call, `ttir` (each text once), `which` (the number of a launch's text, or None) and `grids`.
+    """
+    from triton.backends.compiler import GPUTarget
+
+    from forecast_autotune.features.trace import KernelTracer
+    from forecast_autotune.features.ttir.parser import FeatureError
+
+    entry: KernelEntry = state["entries"][0]
+    target = GPUTarget("cuda", int(payload["arch"]), 32)
+    results = []
+    for call, launches in zip(state["calls"], payload["calls"], strict=True):
+        numbers: dict[str, int | None] = {}
+        texts: list[str] = []
+        which: list[int | None] = []
+        grids: list[list[int] | None] = []
+        for how in launches:
+            named = {**call.views, **how["scalars"]}
+            traced_with = json.dumps([how["scalars"], how["meta"], how["grid"]], sort_keys=True)
+            if traced_with not in numbers:  # warps and stages are no part of it
+                numbers[traced_with] = None
+                with contextlib.suppress(FeatureError, ValueError):
+                    given = entry.arguments(how["grid"], named, how["meta"], {})
+                    tracer: KernelTracer = state.get("tracer") or KernelTracer.of(entry.kernel, target)
+                    state["tracer"] = tracer
+                    text = tracer.text((), {**given, **how["meta"]})
+                    numbers[traced_with] = len(texts)
+                    texts.append(text)
+            which.append(numbers[traced_with])
+            try:
+                grids.append(list(entry.launch_grid(how["grid"], named, how["meta"], how["options"])))
+            except Exception:  # whatever the variant's own grid function raises
+                grids.append(None)
+        results.append({"ttir": texts, "which": which, "grids": grids})
+    return CellAnswer(results)
+
+
+class _CallTensors:
+    def __init__(
+        self,
+        number: int,
+        told: Mapping[str, Any],
+        arrays: Mapping[str, TensorBytes],
+        where: str,
+        generator: torch.Generator,
+        empty: bool,
+    ) -> None:
+        self.memory: dict[str, torch.Tensor] = {}
+        self.views: dict[str, torch.Tensor] = {}
+        self._zeroed = [t["name"] for t in told["tensors"] if t["zeroed"]]
+        for about in told["tensors"]:
+            name, count = about["name"], _TRACED_ELEMENTS if empty else int(about["span"])
+            late = 0 if about["aligned"] else _MISALIGNMENT
+            flat = torch.empty(count + late, dtype=getattr(torch, about["dtype"]), device=where)[late:]
+            if told["given"] and not empty:
+                flat.copy_(tensor_from_bytes(arrays[f"{number}.{name}"]).reshape(-1))
+            else:
+                fill_tensor(flat, told["least"], generator)
+            self.memory[name] = flat
+            self.views[name] = flat if empty else flat.as_strided(about["shape"], about["stride"])
+        self._initial_values = {
+            t["name"]: self.memory[t["name"]].clone() for t in told["tensors"] if t["kept"]
+        }
+
+    def reset(self) -> None:
+        """As before the first launch, but for what is only written."""
+        for name in self._zeroed:
+            self.memory[name].zero_()
+        for name, value in self._initial_values.items():
+            self.memory[name].copy_(value)
+
+
+class _CallReset(ReplayBuffers):
+    """These sources were verified, and can do nothing ahead of a replay: there is nothing to take away."""
+
+    def __init__(self, call: _CallTensors) -> None:
+        self._call = call
+
+    def restore(self, result: Any) -> None:
+        """As before every launch."""
+        self._call.reset()
+
+
+def _launch_seconds(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> float:
+    entry: KernelEntry = state["entries"][which]
+    call: _CallTensors = state["calls"][number]
+    call.reset()
+    named = {**call.views, **how["scalars"]}
+    if state["timer"] is None:
+        begin = time.perf_counter()
+        entry.run(how["grid"], named, how["meta"], how["options"])
+        return time.perf_counter() - begin
+    timer: DeviceTimer = state["timer"]
+    run = partial(entry.run, how["grid"], named, how["meta"], how["options"])
+    return timer.time(run, _CallReset(call), key=(which, number, str(how))).seconds
+
+
+HOST_PERIOD = (1 << 22) - 3
+"""Elements that a host draws; what is longer repeats them. A prime: no two rows of a matrix are alike."""
+_COMPARED_ELEMENTS = 1 << 24
+"""At a time: in double precision they take much more memory than the tensors."""
+
+
+def fill_tensor(flat: torch.Tensor, least: int, generator: torch.Generator) -> None:
+    """Normal numbers; small integers over their range, wide ones as indices into the smallest dimension.
+
+    `least` is the extent of that dimension; `generator` lives where the tensor does.
+    """
+    if flat.device.type == "cpu" and flat.numel() > HOST_PERIOD:  # which takes a second for each GB
+        fill_tensor(flat[:HOST_PERIOD], least, generator)
+        done = HOST_PERIOD
+        while done < flat.numel():
+            more = min(done, flat.numel() - done)
+            flat[done : done + more].copy_(flat[:more])
+            done += more
+    elif flat.dtype == torch.bool:
+        flat.copy_(torch.rand(flat.shape, generator=generator, device=flat.device) < 0.5)
+    elif flat.dtype.is_floating_point:
+        flat.copy_(torch.randn(flat.shape, generator=generator, device=flat.device))
+    else:
+        info = torch.iinfo(flat.dtype)
+        low, high = (info.min, info.max) if info.bits <= 16 else (0, least)
+        flat.random_(low, high, generator=generator)
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest error relative to the largest finite value wanted; infinite where only one of them is finite."""
+    if got.dtype == wanted.dtype and torch.equal(got, wanted):
+        return 0.0
+    scale = apart = 0.0
+    for first in range(0, wanted.numel(), _COMPARED_ELEMENTS):
+        a, b = (t.reshape(-1)[first : first + _COMPARED_ELEMENTS].double() for t in (got, wanted))
+        fine = b.isfinite()
+        if not torch.equal(a.isfinite(), fine):
+            return float("inf")
+        if bool(fine.any()):
+            scale = max(scale, float(b[fine].abs().max()))
+            apart = max(apart, float((a - b)[fine].abs().max()))
+    return apart / max(scale, 1e-30)

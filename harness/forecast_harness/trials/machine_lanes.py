@@ -1,0 +1,219 @@
+"""Opens judges through machine code: a runner for each device, compile workers for all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.clocks.paired_comparison import StoppingRules
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers
+from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
+from forecast_harness.sandbox.lane_pools import close_lanes
+from forecast_harness.targets.packs.schema import Pack
+from forecast_harness.targets.search_target import is_cuda_kernel
+from forecast_harness.trials.confirmation import EarlyOpener
+from forecast_harness.trials.cuda import CudaJudge
+from forecast_harness.trials.devices import EarlyProcesses, device_slug
+from forecast_harness.trials.host_judges import open_judge
+from forecast_harness.trials.judge import HostJudge
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.kernels import KernelJudge
+from forecast_harness.trials.machine_code.judge import MachineCodeJudge
+from forecast_harness.trials.machine_code.kernel_trials import KernelTrials
+from forecast_harness.trials.machine_code.pack_contest import PackContests, RequestOf
+from forecast_harness.trials.machine_code.targets import CudaTrials, PackTrials, SourceBuilder
+from forecast_harness.trials.packs import PackJudge
+from forecast_harness.verify.plan import VerificationPlan
+
+AnyTrials = KernelTrials | PackTrials | CudaTrials
+_JUDGES_PER_WORKER = 2
+"""Nodes under way for each compile worker, so that none waits while nodes are on the device."""
+
+
+class MachineCodeLanes(LocalJudgePool):
+    """Judges at work, many for each device; closing it ends runners and compile workers, too.
+
+    One lane more than there are nodes at a time: full verification goes on beside them.
+    """
+
+    def __init__(
+        self,
+        judges: list[MachineCodeJudge],
+        count: int,
+        held: ExitStack,
+        hosts: Sequence[EarlyOpener[HostJudge]] = (),
+    ) -> None:
+        """`hosts`: the openers of the judges of host code, one of which a lane may be waiting for at the end."""
+        self._held, self._judges, self._hosts = held, judges, list(hosts)
+        super().__init__(lambda number: judges[number % len(judges)], count + 1)
+
+    @property
+    def capacity(self) -> int:
+        """Nodes that are judged at once."""
+        return max(1, super().capacity - 1)
+
+    def close(self) -> None:
+        """End all."""
+        for judge in self._judges:
+            judge.end()
+        try:
+            close_lanes(self._hosts)
+            super().close()
+        finally:
+            self._held.close()
+
+
+def open_machine_code_lanes(
+    target: SearchTarget,
+    seed: Node,
+    plans: list[VerificationPlan],
+    *,
+    folder: Path,
+    workers: int = 0,
+    early: EarlyProcesses | None = None,
+    insist: bool = False,
+    on_failure: Callable[[str], None] = lambda reason: None,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> MachineCodeLanes:
+    """Judges of a target on these devices, whose runners have proved their health with kernels of their own and
+    with the seed.
+
+    `workers`: compile workers of all devices together; 0 for all processors. `early`: workers and runners of these
+    plans that were begun before the target was known; they are closed with the lanes. `insist`: a failure of our own
+    later on ends a lane, instead of having the node judged as host code; `on_failure` is told why. `progress` is told
+    what is being done.
+
+    Raises `NoMachineCodePath` for a target, device or runner that is not up to it.
+    """
+    with ExitStack() as stack:
+        if early is not None:
+            stack.callback(early.close)
+        if (wanted := _trials_of(target).language) != seed.language:
+            raise NoMachineCodePath(
+                f"the seed is written in {seed.language}, and only {wanted} is compiled so"
+            )
+        try:
+            contests = [_ContestMaker() for _ in plans]
+            # Needed in the middle of a search, when others wait for it.
+            hosts: list[EarlyOpener[HostJudge]] = []
+            for plan, maker in zip(plans, contests, strict=True):
+                result = _HostOpening(target, plan, folder, maker)
+                hosts.append(EarlyOpener(result, result.give_up))
+                stack.callback(hosts[-1].close)
+            openers = [_early_trials(stack, target, plan, _scratch(folder, plan)) for plan in plans]
+            progress(f"starting {_counted(len(plans), 'runner')} and compile workers")
+            started = early or EarlyProcesses(plans, workers)
+            stack.callback(started.close)
+            runners = [started.runner(number) for number in range(len(plans))]
+            if len({int(r.facts["arch"]) for r in runners}) > 1:
+                raise NoMachineCodePath("the devices differ in what code they take")
+            builder = started.workers
+            builder.device = dict(facts_for_workers(runners[0]))
+            judges = []
+            for runner, plan, host, maker, drawn in zip(
+                runners, plans, hosts, contests, openers, strict=True
+            ):
+                maker.opened = runner, builder
+                progress(f"launching the seed on device {plan.index}")
+                trials = drawn()
+                stack.callback(trials.close)
+                known = None
+                if isinstance(trials, KernelTrials):
+                    trials.learn_results(runner, builder)
+                    known = trials.base_build
+                judge = MachineCodeJudge(
+                    runner,
+                    builder,
+                    trials,
+                    host=host,
+                    device=plan.uuid or device_slug(plan.device, plan.index),
+                    insist=insist,
+                    on_failure=on_failure,
+                    device_lock=plan.device_lock,
+                )
+                stack.callback(judge.close)
+                if problem := judge.try_seed(NodeJob("seed", seed, seed, {}, target, 0, 1), known):
+                    raise NoMachineCodePath(f"the seed: {problem}")
+                judges.append(judge)
+        except (ForecastAutotuneError, OSError) as error:
+            raise NoMachineCodePath(str(error)) from error
+        return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all(), hosts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}s" if count > 1 else f"a {noun}"
+
+
+def _scratch(folder: Path, plan: VerificationPlan) -> Path:
+    return folder / "machine-code" / str(plan.index)
+
+
+def _early_trials(
+    stack: ExitStack, target: SearchTarget, plan: VerificationPlan, folder: Path
+) -> EarlyOpener[AnyTrials]:
+    """The calls of a target, whose large inputs take seconds to draw."""
+
+    opener: EarlyOpener[AnyTrials] = EarlyOpener(lambda: _trials_of(target)(target, plan, folder))
+    stack.callback(opener.close)
+    return opener
+
+
+def _trials_of(target: SearchTarget) -> type[AnyTrials]:
+    if is_cuda_kernel(target):
+        return CudaTrials
+    return PackTrials if target.kind is TargetKind.PACK else KernelTrials
+
+
+class _ContestMaker:
+    """Makes the contests of a search's confirmations: through its runner and compile workers, once it has them."""
+
+    def __init__(self) -> None:
+        self.opened: tuple[RunnerClient, SourceBuilder] | None = None
+        self.request_of: RequestOf | None = None
+        """How solutions are compiled, where it is not as Triton."""
+
+    def __call__(self, pack: Pack, plan: VerificationPlan, rules: StoppingRules) -> PackContests:
+        return PackContests(pack, plan, rules, self.opened, self.request_of)
+
+
+class _HostOpening:
+    """Opens a judge of host code, ready to verify."""
+
+    def __init__(
+        self, target: SearchTarget, plan: VerificationPlan, folder: Path, contests: _ContestMaker
+    ) -> None:
+        self._target, self._plan, self._folder, self._contests = target, plan, folder, contests
+        self._at_work: KernelJudge | None = None
+        """Finding out what the base kernel accepts."""
+
+    def __call__(self) -> HostJudge:
+        """A judge. Raises `LaneFailure`."""
+        plan = self._plan
+        judge = open_judge(
+            self._target,
+            device=plan.device,
+            index=plan.index,
+            folder=self._folder / "host" / str(plan.index),
+        )
+        if isinstance(judge, PackJudge):
+            judge.contests = self._contests
+        if isinstance(judge, CudaJudge):
+            self._contests.request_of = judge.requests
+        if isinstance(judge, KernelJudge):
+            self._at_work = judge
+            try:
+                judge.prepare_verification()
+            except BaseException:
+                judge.close()
+                raise
+            finally:
+                self._at_work = None
+        return judge
+
+    def give_up(self) -> None:
+        """End what takes longest: nobody waits for the judge any more."""
+        if (judge := self._at_work) is not None:
+            judge.give_up()

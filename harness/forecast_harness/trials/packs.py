@@ -1,0 +1,229 @@
+"""Solutions of a pack, judged in a sandbox lane: verified, tuned, and timed beside the incumbent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.records import Outcome
+from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules
+from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
+from forecast_harness.sandbox.api import SandboxError
+from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.sandbox.lane_pools import Closable
+from forecast_harness.targets.packs.schema import Pack, Solution
+from forecast_harness.targets.search_target import pack_of, solution_of
+from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, Contest, SolutionBench
+from forecast_harness.trials.configs.pack_tracing import PackTracer
+from forecast_harness.trials.configs.source_configs import (
+    SourceConfig,
+    apply_config,
+    configs_to_time,
+    own_configs,
+)
+from forecast_harness.trials.confirmation import ConfirmationLanes, ConfirmationLimit
+from forecast_harness.trials.judge import SandboxJudge, SandboxTrial
+from forecast_harness.trials.protocol import LaneFailure
+from forecast_harness.trials.race import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
+from forecast_harness.trials.verdict import overall_judgement, reasons_from_json, reasons_text
+from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
+from forecast_harness.verify.run import check_pack, verify
+from forecast_harness.verify.verdict import Judgement, SolutionVerdict
+
+
+class PackJudge(SandboxJudge):
+    """A `SandboxJudge` of solutions of one pack.
+
+    The config of a node is chosen among the source as it stands and at most `job.trials - 1` of its own `CONFIGS`; of a
+    Triton source on a device these begin with the one that suits `job.against`, and the others are forecast. A
+    suspicious candidate gets the outcome `infrastructure`: it is done with, and no label.
+    Raises `RecordError` on opening for a workload that is too large.
+    """
+
+    verifies_seed_first = True
+
+    def __init__(
+        self,
+        target: SearchTarget,
+        plan: VerificationPlan,
+        folder: Path,
+        *,
+        number: int = 0,
+        rules: RaceRules = QUICK_RULES,
+        locks: Path | None = None,
+    ) -> None:
+        self._tracer: PackTracer | None = None
+        self.contests: Callable[[Pack, VerificationPlan, StoppingRules], Contest] | None = None
+        """Contests whose clock no candidate can touch: where there are any, the first of a confirmation's two."""
+        self._target, self._pack = target, pack_of(target)
+        self._limits = cell_limits_for(self._pack, BENCH_LIMITS, plan.device)
+        super().__init__(plan, folder, number, rules, THOROUGH_RULES, locks=locks)
+
+    def pack_problems(self) -> list[str]:
+        """Why this pack cannot tell right from wrong; empty if it can. To be asked once, before a search."""
+        return check_pack(self._pack, self._lane)
+
+    def _to_close(self) -> list[Closable]:
+        return [*super()._to_close(), *([] if self._tracer is None else [self._tracer])]
+
+    # --- the stages ---
+
+    def _read(self, trial: SandboxTrial) -> None:
+        trial.listed, trial.note = self._own_configs(trial.job.node.source)
+
+    def _verify(self, trial: SandboxTrial) -> None:
+        """The source as it stands; its winning config is verified once it has won."""
+        trial.verification = self._verified(trial, {})
+        if not trial.verification.accepted:
+            raise self._refusal(trial, trial.verification.reasons)
+
+    def _choose(self, trial: SandboxTrial) -> Sequence[SourceConfig]:
+        return self._choose_configs(trial.job, trial.listed, max(1, trial.job.trials))
+
+    def _race(
+        self, trial: SandboxTrial, configs: Sequence[SourceConfig]
+    ) -> tuple[Sequence[SourceConfig], Mapping[str, Any]]:
+        """If a winner turns out to be wrong, the source as it stands has been verified already, and runs alone."""
+        for running in (configs, ({},)):
+            timed = trial.measurements
+            if timed and (len(configs) == 1 or timed + len(running) > trial.job.trials):
+                break
+            race = self._race_job(trial.job, running, trial.rules)
+            value = self._run_race(race, trial.lanes[0], self._limits)
+            trial.measurements += len(running)
+            trial.device_seconds += value["lane_seconds"]
+            caught = [reasons_from_json(r) for r in value["caught"].values()]
+            for reasons in caught:
+                if overall_judgement(reasons) is not Judgement.REJECTED:
+                    raise self._refusal(trial, reasons)
+            if "winner" not in value:
+                reasons = caught[0]
+                continue
+            if config := running[value["winner"]]:
+                checked = self._verified(trial, config)
+                if checked.judgement is Judgement.SUSPICIOUS:
+                    trial.verification = checked
+                    raise self._refusal(trial, checked.reasons)
+                if not checked.accepted:
+                    reasons = checked.reasons
+                    continue
+            return running, value
+        raise self._refusal(trial, reasons)
+
+    def _verify_in_full(
+        self, node: Node, config: Mapping[str, Any]
+    ) -> tuple[SolutionVerdict, dict[str, Any]]:
+        trial = self._trial(NodeJob("", node, node, {}, self._target, 0, 1), self._rules, [self._lane])
+        trial.verification = self._verified(trial, config)
+        if not trial.verification.accepted:
+            raise self._refusal(trial, trial.verification.reasons)
+        return trial.verification, {}
+
+    def _finalists(
+        self, confirm: ConfirmationJob, limit: ConfirmationLimit, lanes: ConfirmationLanes
+    ) -> Callable[[Node], NodeResult]:
+        """The whole protocol of `SolutionBench` in a lane of its own; a finalist gets its share of limited seconds."""
+        rules, seed = DEFAULT_RULES, confirm.seed_node
+        if confirm.seconds is not None:
+            # Half of the time is for verifying, and a winner is timed twice.
+            share = confirm.seconds / (4 * max(1, len(confirm.nodes) - 1))
+            rules = replace(rules, seconds=min(rules.seconds, share))
+        first = None if self.contests is None else self.contests(self._pack, self._plan, rules)
+        bench = SolutionBench(self._pack, lanes.verifying[0], self._plan, rules, first_contest=first)
+        incumbent = bench.enter(self._solution(seed, confirm.configs.get(seed.id, {})))
+        if not incumbent.verdict.accepted:
+            raise LaneFailure(f"the seed was refused: {reasons_text(incumbent.verdict.reasons)}", self.name)
+
+        def confirmed(node: Node) -> NodeResult:
+            began, config = time.perf_counter(), confirm.configs.get(node.id, {})
+            entry = bench.incumbent if node.id == seed.id else bench.enter(self._solution(node, config))
+            assert entry is not None
+            job = NodeJob("", node, seed, {}, self._target, 0, 1, confirm=True)
+            trial = self._trial(job, self._thorough, lanes.verifying, fixed=[config])
+            trial.verification, trial.device_seconds = entry.verdict, time.perf_counter() - began
+            return self._bench_verdict(trial, entry)
+
+        return confirmed
+
+    def _bench_verdict(self, trial: SandboxTrial, entry: BenchResult) -> NodeResult:
+        """One solution's standing in a bench. Raises `Refusal`."""
+        if not entry.verdict.accepted:
+            raise self._refusal(trial, entry.verdict.reasons)
+        last = entry.duels[-1] if entry.duels else {"differences": [0.0]}
+        ratio, error = log2_ratio(last["differences"])
+        return NodeResult(
+            Outcome.OK,
+            log2_ratio=ratio,
+            sd=error,
+            seconds={n: 1e-3 * label.median_ms for n, label in entry.labels.items()},
+            config=dict(trial.fixed[0]),
+            measurements=1,
+            device_seconds=trial.device_seconds,
+            device=self._device,
+            stage="confirm",
+            facts={
+                **self._result_facts(entry.verdict),
+                "checked": entry.checked.to_json(),
+                "standing": entry.outcome,
+                "gain": entry.gain,
+                "interval": last.get("interval"),
+                "contests": len(entry.duels),
+            },
+        )
+
+    # --- what differs in other languages ---
+
+    def _own_configs(self, source: str) -> tuple[list[SourceConfig], str]:
+        """The configs that a source lists and that change it, and a remark where its list cannot be used."""
+        return own_configs(source)
+
+    def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:
+        """At most `n` configs to time; those of Triton sources on a device are forecast."""
+        return configs_to_time(job.node.source, listed, n, job.against_config, self._tracer_for(job.node))
+
+    def _solution(self, node: Node, config: SourceConfig) -> Solution:
+        solution = solution_of(self._target, node)
+        return replace(solution, source=apply_config(solution.source, config))
+
+    def _verify_node(self, node: Node, config: SourceConfig) -> SolutionVerdict:
+        return verify(self._pack, self._solution(node, config), self._lane, plan=self._plan)
+
+    # ---
+
+    def _verified(self, trial: SandboxTrial, config: SourceConfig) -> SolutionVerdict:
+        try:
+            verdict = self._verify_node(trial.job.node, config)
+        except SandboxError as error:
+            raise LaneFailure(str(error), self.name) from error
+        if verdict.judgement is Judgement.INFRASTRUCTURE:
+            raise LaneFailure(reasons_text(verdict.reasons), self.name)
+        trial.device_seconds += verdict.seconds
+        return verdict
+
+    def _tracer_for(self, node: Node) -> PackTracer | None:
+        """What forecasts a node's configs; None for what it cannot read."""
+        if self._plan.device == "cpu" or node.language != "triton":
+            return None
+        if self._tracer is None:
+            self._tracer = PackTracer(self._target, self._folder)
+        return self._tracer
+
+    def _race_job(self, job: NodeJob, configs: Sequence[SourceConfig], rules: RaceRules) -> Asked:
+        contestants: list[dict[str, str]] = []
+        files: dict[str, str] = {}
+        against = self._solution(job.against, job.against_config)
+        for n, one in enumerate([against, *(self._solution(job.node, c) for c in configs)]):
+            file = f"{n}/solution.py"
+            files[file] = one.source
+            contestants.append({"file": file, "entry": one.entry, "language": str(one.language)})
+        payload = {
+            "pack": self._pack.to_json(),
+            "plan": self._plan.to_json(),
+            "rules": rules.to_json(),
+            "against": contestants[0],
+            "configs": contestants[1:],
+        }
+        return Asked("forecast_harness.trials.race_job:race_pack", payload, files)

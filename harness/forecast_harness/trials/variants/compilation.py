@@ -1,0 +1,366 @@
+"""Compiles a variant for calls that are launched later, on all processors. Runs next to the variant, in its cell.
+
+It saves time and decides nothing: a call that cannot be compiled here fails when it is launched, where the judge
+sees why. Triton keeps what was compiled for the process's own launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from forecast_autotune.records import Argument, Config
+from forecast_harness.sandbox.api import CandidateFault, JobContext
+from forecast_harness.sandbox.cell_process import load
+from forecast_harness.sandbox.jobs import CellAnswer, TensorArrays, TensorBytes
+from forecast_harness.trials.variants.files import (
+    VARIANT_FILE,
+    WRITE_ENTRY,
+    EarlyCompilation,
+    architecture_of,
+    launchers_among,
+    read_cache,
+    write_cache,
+)
+from forecast_harness.verify.inputs import decode_arguments
+from forecast_harness.verify.launch_cell import note_answer, note_question
+from forecast_harness.verify.problem import LaunchCase
+
+CELL_ENTRY = f"{__name__}:compile_calls"
+_MOST_THREADS = 16
+"""Beside each of which an assembler runs; the cell's processes and threads are counted."""
+LEAST_WAIT_S, _TIMES_THE_USUAL = 6.0, 5.0
+"""What compiles longer than so many seconds, and than so many times what half of the calls took, is late."""
+
+
+def call_without_values(case: LaunchCase) -> dict[str, Any]:
+    """What of a case decides how it is compiled: dtypes, alignment, sizes and scalars. Runs in the judge."""
+    tensors = {
+        name: [
+            str(memory.dtype).removeprefix("torch."),
+            memory.numel(),
+            int(case.layouts.get(name) == "offset"),
+        ]
+        for name, memory in (*case.tensors.items(), *case.outputs.items())
+    }
+    return {"tensors": tensors, "call": case.call}
+
+
+def compile_calls(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Compile what `calls` lists, each as `call_without_values` tells it; returns when all are done.
+
+    The arrays are files for Triton's cache, see `write_cache`: what is among them is only read. What the process
+    computes meanwhile was asked of it.
+    """
+    note_question(state)
+    write_cache({}, arrays, state)
+    compile_only = sys.modules[state["entry"].__module__].compile_only
+    compile_side_by_side([partial(compile_one, compile_only, request) for request in payload["calls"]])
+    note_answer(state)
+    return CellAnswer({})
+
+
+def compile_side_by_side(each: Iterable[Callable[[], Any]], *, own_threads: bool = False) -> None:
+    """Call all of these, which make Triton compile and give what it compiled, and wait; what they raise is forgotten.
+
+    Triton's own mode compiles each program once, whoever asks for it. Releases without it, and `own_threads`, have
+    every call in a thread of its own. What a launch needs beside a binary is made, too, see `LauncherBuilder`.
+    """
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
+    with threads:
+        pool = _BuildingPool(threads, LauncherBuilder())
+        mode = None if own_threads else _triton_mode(pool)
+        if mode is None:
+            for future in [pool.submit(one) for one in each]:
+                future.exception()
+            return
+        with contextlib.suppress(Exception), mode:
+            for one in each:
+                with contextlib.suppress(Exception):
+                    one()
+
+
+def compile_most(each: Sequence[Callable[[], Any]], *, builds_launchers: bool = True) -> list[int]:
+    """Like `compile_side_by_side`, without waiting for what takes far longer than half of them; the numbers of those.
+
+    An assembler takes minutes for tiles that spill. They go on compiling when this returns: the process should end.
+    """
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-most")
+    pool = _BuildingPool(threads, LauncherBuilder() if builds_launchers else None)
+    mode = _triton_mode(pool)
+    if mode is None:
+        return numbers_of_late([pool.submit(one) for one in each])
+    begun: dict[int, Future[Any]] = {}
+    mode.__enter__()
+    for number, one in enumerate(each):
+        before = len(pool.begun)
+        with contextlib.suppress(Exception):
+            one()
+        if pool.begun[before:]:  # else it is the same program as an earlier one
+            begun[number] = pool.begun[-1]
+    numbers = list(begun)
+    late = [numbers[place] for place in numbers_of_late(list(begun.values()))]
+    if not late:
+        with contextlib.suppress(Exception):
+            mode.__exit__(None, None, None)
+    return late
+
+
+def numbers_of_late(begun: Sequence[Future[Any]]) -> list[int]:
+    """Wait until half of them are done, and for the others a few times as long; which are still under way."""
+    began, left = time.perf_counter(), set(begun)
+    while len(left) > len(begun) // 2:
+        left = wait(left, return_when=FIRST_COMPLETED).not_done
+    half_s = time.perf_counter() - began
+    late = wait(left, max(LEAST_WAIT_S, _TIMES_THE_USUAL * half_s) - half_s).not_done
+    return [number for number, future in enumerate(begun) if future in late]
+
+
+class LauncherBuilder:
+    """Has the launcher of a compiled kernel made, once for each signature.
+
+    Triton up to 3.6 runs a C compiler for it at the first launch of every signature, for a third of a second on an
+    idle machine, and keeps the module on disk by its source. Later releases build nothing.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[Hashable] = set()
+        self._lock = threading.Lock()
+
+    def build(self, compiled: Any) -> None:
+        """Make it, unless another thread does; a failure is left to the launch, which says what is wrong."""
+        with contextlib.suppress(Exception):
+            signature = tuple(compiled.src.signature.items())
+            with self._lock:
+                if signature in self._seen:
+                    return
+                self._seen.add(signature)
+            from triton.runtime.driver import driver
+
+            driver.active.launcher_cls(compiled.src, compiled.metadata)
+
+
+class _BuildingPool:
+    """Threads that compile, and make the launcher of what they compiled: all that Triton's mode asks of a pool."""
+
+    def __init__(self, pool: ThreadPoolExecutor, launchers: LauncherBuilder | None) -> None:
+        self._pool, self._launchers = pool, launchers
+        self.begun: list[Future[Any]] = []
+
+    def submit(self, compile_one: Callable[[], Any]) -> Future[Any]:
+        """Begin to compile."""
+        self.begun.append(self._pool.submit(self._compile, compile_one))
+        return self.begun[-1]
+
+    def _compile(self, compile_one: Callable[[], Any]) -> Any:
+        compiled = compile_one()
+        if self._launchers is not None:
+            self._launchers.build(compiled)
+        return compiled
+
+
+def _triton_mode(pool: _BuildingPool) -> Any:
+    import triton
+
+    result = getattr(triton, "AsyncCompileMode", None)
+    try:
+        return None if result is None else result(pool, ignore_errors=True)
+    except TypeError:  # a release that raises what failed, and leaves the others' results unread
+        return None
+
+
+def compile_one(compile_only: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
+    """Compile for one call; what Triton gives."""
+    # On the host, and never written: pages that nothing touches take no memory.
+    views = {
+        name: torch.empty(count + late, dtype=getattr(torch, dtype))[late:]
+        for name, (dtype, count, late) in asked["tensors"].items()
+    }
+    return compile_only(
+        **{name: decode_arguments(value, views) for name, value in asked["call"]["kwargs"].items()}
+    )
+
+
+BESIDE_ENTRY = f"{__name__}:compile_beside"
+_NICENESS = 10
+"""Opening a device waits for every other process that opens it: none is to wait for a processor meanwhile."""
+
+
+class CompiledCalls(NamedTuple):
+    """What came of calls that a variant was to be compiled for."""
+
+    files: TensorArrays
+    """For the cache of the cell that launches; none where nothing could be compiled."""
+    late: Sequence[int] = ()
+    """The numbers of the calls that took too long, see `compile_most`: less than half, of a compilation that did take
+    long. More the judge does not believe, as it is the variant's word."""
+
+
+_NOTHING = CompiledCalls({})
+
+
+class VariantCompiler:
+    """Asks for it. Runs in the judge.
+
+    A variant is compiled in a cell that never opens the device, while the cell that will launch it does: cells open a
+    device one after the other, for seconds where many verify at once. It decides nothing. What comes of it are the
+    variant's words under Triton's own keys, and they reach nobody but the variant's other cell, whose cache was the
+    variant's to write before, too.
+    """
+
+    def __init__(
+        self,
+        work: JobContext,
+        binaries: TensorArrays,
+        *,
+        early: EarlyCompilation | None = None,
+        architecture: int | None = None,
+    ) -> None:
+        """`binaries` of the base, as `binaries_as_arrays` gives them, tell what to compile for.
+
+        Where there are none yet, `architecture` does. `early`: what the variant was compiled to before.
+        """
+        self._work, self._launchers, self._early = work, launchers_among(binaries), early
+        self._architecture = architecture_of(binaries) if architecture is None else architecture
+        self._builds_launchers = bool(binaries)  # else the base's will do
+
+    def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
+        """Nothing where the variant cannot be compiled so, or it is not known what for."""
+        if self._architecture is None:
+            return _NOTHING
+        known: dict[str, TensorBytes] = dict(self._launchers)
+        if self._early is not None:
+            if self._early.is_for(calls):
+                return CompiledCalls(self._early.arrays(), self._early.late)
+            known |= self._early.arrays()
+        payload = {
+            "file": VARIANT_FILE,
+            "architecture": self._architecture,
+            "calls": [dict(call) for call in calls],
+            "launchers": self._builds_launchers,
+        }
+        began = time.monotonic()
+        try:
+            with self._work.cell() as cell:
+                if known:
+                    cell.ask(WRITE_ENTRY, {}, known)
+                answer = cell.ask(BESIDE_ENTRY, payload)
+        except CandidateFault:  # the cell that launches says what is wrong
+            return _NOTHING
+        message = answer.value.get("late")
+        late = {n for n in range(len(calls)) if n in message} if isinstance(message, list) else set()
+        believed = time.monotonic() - began >= LEAST_WAIT_S and 2 * len(late) <= len(calls)
+        return CompiledCalls(answer.arrays, sorted(late) if believed else ())
+
+
+def compile_beside(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Import `file` and compile what `calls` lists, for a device of this `architecture`; the files as `read_cache`
+    gives them, and the numbers of those that are `late`. Runs next to the variant. Raises whatever its file raises."""
+    from triton.runtime.driver import driver
+
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    driver.set_active(_AbsentDevice(int(payload["architecture"])))
+    compile_only = load(payload["file"]).compile_only
+    each = [partial(compile_one, compile_only, request) for request in payload["calls"]]
+    late = compile_most(each, builds_launchers=payload["launchers"])
+    return CellAnswer({"late": late}, read_cache({}, {}, {}).arrays)
+
+
+class _AbsentDevice:
+    """As much of Triton's driver as compiling asks for."""
+
+    def __init__(self, architecture: int) -> None:
+        from triton.backends.compiler import GPUTarget
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        self._target = GPUTarget("cuda", architecture, 32)
+        self.launcher_cls = CudaLauncher
+
+    def get_current_target(self) -> Any:
+        """What is compiled for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Always the first."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """The default stream."""
+        return 0
+
+
+_INT32 = 1 << 31
+
+
+def call_form(arguments: Sequence[Argument], scalars: Mapping[str, Any]) -> Hashable:
+    """What of a call decides how a kernel is compiled for it, beside the config: calls of one form share a binary.
+
+    Dtypes and alignment of tensors; of whole numbers whether they are one, multiples of sixteen and how long; every
+    other value as it is. Too fine a form costs a compilation, and is no mistake.
+    """
+    tensors = [(a.name, a.dtype, a.aligned) for a in arguments if a.kind == "tensor"]
+    constants = {a.name for a in arguments if a.kind == "constexpr"}
+    numbers = [(name, _scalar_form(value, name in constants)) for name, value in scalars.items()]
+    return tuple(tensors), tuple(sorted(numbers, key=lambda item: item[0]))
+
+
+def _scalar_form(value: Any, constant: bool) -> Hashable:
+    if isinstance(value, int) and not isinstance(value, bool) and not constant:
+        return value == 1, value % 16 == 0, -_INT32 <= value < _INT32
+    if isinstance(value, float) and not constant:
+        return "float"
+    return repr(value)
+
+
+class CompiledForms:
+    """Which configs a variant was compiled with for which calls, and how often each was launched."""
+
+    def __init__(self) -> None:
+        self._forms: dict[Config, set[Hashable]] = {}
+        self._launches: Counter[Config] = Counter()
+
+    def note(self, config: Config, form: Hashable | None) -> None:
+        """It is launched so, and compiled for that; None where it cannot be."""
+        if form is not None:
+            self._forms.setdefault(config, set()).add(form)
+        self._launches[config] += 1
+
+    def instead_of(
+        self, config: Config, among: Sequence[Config], form_with: Callable[[Config], Hashable | None]
+    ) -> Config:
+        """The config to launch a call with that was drawn for `config`: itself, if it was compiled for such a call.
+
+        Else the least launched of `among` that was, and whose tiles are no larger: sizes were drawn to go beyond
+        these, too. Itself where there is none. `form_with`: the call's form under a config; None where it has none.
+        """
+        own = form_with(config)
+        if own is None or own in self._forms.get(config, ()):
+            return config
+        limit = largest_tile(config)
+        able = [
+            c
+            for c in among
+            if c in self._forms and largest_tile(c) <= limit and form_with(c) in self._forms[c]
+        ]
+        return min(able, key=lambda c: self._launches[c], default=config)
+
+
+def largest_tile(config: Config) -> int:
+    """The largest whole number among a config's meta-parameters; 0 without one."""
+    numbers = [v for _, v in config.kwargs if isinstance(v, int) and not isinstance(v, bool)]
+    return max(numbers, default=0)

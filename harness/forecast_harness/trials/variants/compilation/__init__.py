@@ -1,1 +1,0 @@
-"""What is compiled before it is launched: for which calls, beside whom, and what is kept of it."""

@@ -1,0 +1,200 @@
+"""The base kernel's binaries: compiled once while it is surveyed or verified against, used by later verifications.
+
+What is kept is Triton's own cache, under Triton's own keys: source, config, options, toolchain. Only a cell that runs
+the base kernel and nothing else writes it, and only such cells read it: what a variant runs in never sees it, but for
+the modules that kernels of equal signatures are launched through, which Triton makes of the signature alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from forecast_autotune.records.codec import Record
+from forecast_harness.sandbox.jobs import CellAnswer, TensorArrays, TensorBytes
+
+READ_ENTRY, WRITE_ENTRY = f"{__name__}:read_cache", f"{__name__}:write_cache"
+_GROUP = "__grp__"
+"""Before the name of the file that says which files belong to a binary."""
+_KEPT = (".json", ".cubin")
+"""The files that a launch needs; the others are stages on the way."""
+_LAUNCHERS = "*/__triton_launcher*"
+"""Modules that releases up to 3.6 launch through: one for each signature, which tells types alone."""
+_MOST_BYTES = 32 << 20
+
+
+@dataclass
+class BaseBinaries:
+    """Files of Triton's cache, by `key/name`; empty until a survey has filled it."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    """Where the seconds of the survey went."""
+
+    def take(self, arrays: TensorArrays) -> None:
+        """What a base kernel's cell has compiled, as `read_cache` gives it. Others may be reading what is known."""
+        left = _MOST_BYTES - sum(map(len, self.files.values()))
+        if sum(len(a.data) for a in arrays.values()) <= left:
+            self.files = {**self.files, **{name: bytes(a.data) for name, a in arrays.items()}}
+
+    def to_payload(self) -> dict[str, str]:
+        """As JSON."""
+        return {name: base64.b64encode(data).decode() for name, data in self.files.items()}
+
+
+def binaries_as_arrays(payload: Mapping[str, str]) -> dict[str, TensorBytes]:
+    """What `write_cache` is given, from `BaseBinaries.to_payload`."""
+    return _as_arrays({name: base64.b64decode(data) for name, data in payload.items()})
+
+
+def launchers_among(arrays: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]:
+    """Those of the files that a variant may be launched through, too."""
+    return {name: array for name, array in arrays.items() if PurePath(name).match(_LAUNCHERS)}
+
+
+def architecture_of(arrays: Mapping[str, TensorBytes]) -> int | None:
+    """What these were compiled for, as Triton's `GPUTarget` has it; None where none of them tells."""
+    for name, array in arrays.items():
+        path = PurePath(name)
+        if path.suffix == ".json" and not path.name.startswith(_GROUP):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                return int(json.loads(bytes(array.data))["target"]["arch"])
+    return None
+
+
+def _as_arrays(files: Mapping[str, bytes]) -> dict[str, TensorBytes]:
+    return {name: TensorBytes("uint8", (len(data),), data) for name, data in files.items()}
+
+
+def read_cache(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """The files of all binaries in this cell's cache, as far as they are not too many."""
+    results: dict[str, TensorBytes] = {}
+    left = _MOST_BYTES
+    for group in sorted(_cache_folder().glob(f"*/{_GROUP}*")):
+        listed = [group.with_name(name) for name in _children(group) if name.endswith(_KEPT)]
+        whole = {f"{p.parent.name}/{p.name}": p.read_bytes() for p in (group, *listed) if p.is_file()}
+        if (size := sum(map(len, whole.values()))) > left or len(whole) <= 1:
+            continue
+        left -= size
+        results |= _as_arrays(whole)
+    for launcher in sorted(_cache_folder().glob(_LAUNCHERS)):
+        data = launcher.read_bytes()
+        if len(data) <= left:
+            left -= len(data)
+            results |= _as_arrays({f"{launcher.parent.name}/{launcher.name}": data})
+    return CellAnswer({}, results)
+
+
+def write_cache(
+    payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
+) -> CellAnswer:
+    """Put files into this cell's cache, before they would be compiled."""
+    for name, array in arrays.items():
+        if len(parts := PurePath(name).parts) != 2 or ".." in parts:
+            continue
+        path = _cache_folder() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = bytes(array.data)
+        if path.name.startswith(_GROUP):  # it names its files by where they lay
+            kept = [n for n in _names(json.loads(data)) if f"{path.parent.name}/{n}" in arrays]
+            data = json.dumps({"child_paths": {n: str(path.with_name(n)) for n in kept}}).encode()
+        path.write_bytes(data)
+    return CellAnswer({})
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ["TRITON_CACHE_DIR"])
+
+
+def _children(group: Path) -> list[str]:
+    try:
+        return _names(json.loads(group.read_text()))
+    except (OSError, ValueError):
+        return []
+
+
+def _names(told: Any) -> list[str]:
+    children = told.get("child_paths", {}) if isinstance(told, dict) else {}
+    return [str(name) for name in children if "/" not in str(name)]
+
+
+VARIANT_FILE = "solution.py"
+BASE_FILE = "base_solution.py"
+
+_LAUNCHER_TEMPLATE = """import torch
+import triton
+
+import {module} as source
+from forecast_autotune.variants.entry import KernelEntry
+
+ENTRY = KernelEntry.of(vars(source), {kernel!r})
+triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+
+
+def run(_views, _grid, _meta, _options, **named):
+    ENTRY.run(_grid, viewed(_views, named), _meta, _options)
+
+
+def compile_only(_views, _grid, _meta, _options, **named):
+    return ENTRY.warmup(_grid, viewed(_views, named), _meta, _options)
+
+
+def viewed(views, named):
+    for name, (shape, stride) in views.items():
+        named[name] = named[name].as_strided(shape, stride)
+    return named
+"""
+
+
+def launcher_files(kernel: str, base: str, variant: str) -> dict[str, str]:
+    """Files of a job, by name. A variant may read the base's: being equal to it is no cheating."""
+    return {
+        "base_kernel.py": base,
+        BASE_FILE: _LAUNCHER_TEMPLATE.format(module="base_kernel", kernel=kernel),
+        "variant_kernel.py": variant,
+        VARIANT_FILE: _LAUNCHER_TEMPLATE.format(module="variant_kernel", kernel=kernel),
+    }
+
+
+@dataclass(frozen=True)
+class EarlyCompilation(Record, label="early compilation"):
+    """What came of it; plain data for the judge."""
+
+    seed: str
+    """The seed of the verification that may use it."""
+    calls: str
+    """Digest of the calls that it was compiled for."""
+    late: tuple[int, ...] = ()
+    """Numbers of those that took too long, as in `CompiledCalls`."""
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """For Triton's cache, as `BaseBinaries.to_payload` has them."""
+
+    @classmethod
+    def of(
+        cls, seed: str, calls: Sequence[Mapping[str, Any]], files: TensorArrays, late: Sequence[int]
+    ) -> EarlyCompilation:
+        """For these calls, in their order."""
+        kept = BaseBinaries()
+        kept.take(files)
+        return cls(seed, _digest(calls), tuple(late), kept.to_payload())
+
+    def is_for(self, calls: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether these are all of its calls, and something came of them."""
+        return bool(self.files) and self.calls == _digest(calls)
+
+    def arrays(self) -> TensorArrays:
+        """The files, as `write_cache` takes them."""
+        return binaries_as_arrays(self.files)
+
+
+def _digest(calls: Sequence[Mapping[str, Any]]) -> str:
+    return hashlib.sha256(json.dumps(list(calls), sort_keys=True, default=repr).encode()).hexdigest()

@@ -1,0 +1,159 @@
+"""The verdict: one record for every source, whatever its target is and whichever clock timed it.
+
+Each stage of a trial ends in one of two ways: with a `Refusal`, which is the verdict already, or with what the next
+stage needs. Whoever comes through all of them is measured beside its rival, a `Contest`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forecast_autotune.records import Outcome
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT
+from forecast_harness.records import NodeResult
+from forecast_harness.trials.race import log2_ratio
+from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
+
+_MOST_FEEDBACK_CHARACTERS = 1500
+COMPILE_ERRORS = re.compile(
+    r"\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|CompilationError|OutOfResources|"
+    r"CompileTimeAssertionFailure|UnsupportedLanguageConstruct|AttributeError: module 'candidate')"
+)
+"""What a source that never came to run fails with."""
+
+
+class Refusal(Exception):
+    """A source's own failure at a stage of its trial; `outcome` is its label."""
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        stage: str,
+        detail: str,
+        facts: Mapping[str, Any] | None = None,
+        *,
+        measurements: int = 1,
+        device_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(detail)
+        self.outcome, self.stage, self.detail, self.facts = outcome, stage, detail, dict(facts or {})
+        self.measurements, self.device_seconds = measurements, device_seconds
+
+    @property
+    def feedback(self) -> str:
+        """Why it was refused, of a length that a prompt can bear."""
+        return truncated_feedback(self.detail)
+
+    def verdict(self, device: str, **facts: Any) -> NodeResult:
+        """What is said of the source."""
+        return NodeResult(
+            self.outcome,
+            measurements=self.measurements,
+            device_seconds=self.device_seconds,
+            device=device,
+            stage=self.stage,
+            feedback=self.feedback,
+            facts={**self.facts, **facts},
+        )
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A source in one config beside its rival."""
+
+    log2_ratio: float
+    """The log2 of its time over the rival's."""
+    error: float
+    """Standard error of `log2_ratio`."""
+    seconds: Mapping[str, float]
+    """By workload."""
+    theirs: Mapping[str, float]
+    """The rival's."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """How it was timed: `blocks`, at least."""
+
+    @classmethod
+    def of_race(cls, value: Mapping[str, Any]) -> Contest:
+        """From the value of a timing job that has a winner."""
+        facts = {
+            "blocks": len(value["differences"]),
+            "ended": value["ended"],
+            "checks": value["checks"],
+        }
+        seconds, theirs = (seconds_of_side(value, side) for side in (CANDIDATE, INCUMBENT))
+        return cls(*log2_ratio(value["differences"]), seconds, theirs, facts)
+
+    def text(self, beginning: str = "Right") -> str:
+        """It as a sentence for people and prompts."""
+        ratio = self.log2_ratio
+        each = [
+            f"{n} {1e6 * s:.1f} us against {1e6 * self.theirs[n]:.1f} us" for n, s in self.seconds.items()
+        ]
+        word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
+        return f"{beginning}, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
+
+    def verdict(
+        self,
+        config: Mapping[str, Any],
+        ranked: Sequence[tuple[Mapping[str, Any], float]],
+        device: str,
+        *,
+        text: str = "",
+        note: str = "",
+        measurements: int,
+        device_seconds: float = 0.0,
+        stage: str = "time",
+        facts: Mapping[str, Any],
+    ) -> NodeResult:
+        """What is said of the source, by its best config; `ranked`: every config that was timed, and its log2 ratio."""
+        text = text or self.text()
+        if config:
+            text += f" Its best config is {dict(config)}."
+        return NodeResult(
+            Outcome.OK,
+            log2_ratio=self.log2_ratio,
+            sd=self.error,
+            seconds=dict(self.seconds),
+            config=dict(config),
+            measurements=measurements,
+            device_seconds=device_seconds,
+            device=device,
+            stage=stage,
+            feedback=truncated_feedback(f"{text} {note}"),
+            facts={
+                **facts,
+                **self.facts,
+                "configs": [{"config": dict(c), "log2_ratio": ratio} for c, ratio in ranked],
+            },
+        )
+
+
+def seconds_of_side(value: Mapping[str, Any], side: int) -> dict[str, float]:
+    """A timing job's seconds of one side, by what was timed."""
+    mine = f"{side}:"
+    return {n.removeprefix(mine): s for n, s in value["seconds"].items() if n.startswith(mine)}
+
+
+def reasons_from_json(listed: Sequence[Mapping[str, str]]) -> tuple[Reason, ...]:
+    """Reasons from their JSON."""
+    return tuple(Reason.from_json(r) for r in listed)
+
+
+def overall_judgement(reasons: Sequence[Reason]) -> Judgement:
+    """What these findings amount to, as `SolutionVerdict.judgement` has it."""
+    return SolutionVerdict("", "", tuple(reasons)).judgement
+
+
+def reasons_text(reasons: Sequence[Reason]) -> str:
+    """Reasons as sentences, without the number of the trial, which says how seeds were drawn."""
+    return "; ".join(f"{r.code}: {r.detail}" for r in reasons)
+
+
+def truncated_feedback(text: str) -> str:
+    """Text of a length that a prompt can bear."""
+    text = text.strip()
+    most = _MOST_FEEDBACK_CHARACTERS
+    return text if len(text) <= most else f"{text[: most - 4]} ..."

@@ -1,0 +1,555 @@
+"""The trials of one solution, and what follows from each. Runs in the judge, beside no candidate code.
+
+Checks and timings are one kind of launch at random places of one sequence, so a solution cannot tell which
+outputs will be looked at. It gets fresh contents at the same addresses, nearly equal contents, equal contents
+at other addresses, and memory full of NaN around and below everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from forecast_harness.clocks.times import clocks_disagree, impossible_time, slow_at_first
+from forecast_harness.sandbox.cell import CandidateFault
+from forecast_harness.targets.packs.schema import Language, Pack, Workload
+from forecast_harness.verify.cost_control import ComputeDevice, PhaseTimer, SamplingBudget
+from forecast_harness.verify.launcher import (
+    CellClient,
+    LaunchResult,
+    LaunchTimes,
+    is_large,
+    open_launcher,
+)
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.problem import (
+    OUTSIDE_DOMAIN,
+    CheckFinding,
+    DrawSpec,
+    LaunchCase,
+    VerificationProblem,
+)
+from forecast_harness.verify.tolerance import same_bits
+from forecast_harness.verify.verdict import CheckedLaunches, Reason, ReasonCode
+
+_SUPPRESSED_LAUNCHES = 3
+"""Launches without kernels that all have to be right, before kernels are called decoys."""
+_ALWAYS_REREAD = 6
+"""Launches whose outputs are read twice, before a coin says whose are."""
+_MOST_REDRAWS = 8
+"""Draws among which should be one whose outputs a kernel has to write."""
+_CHECKING_BUDGET_S = {"cpu": 4.0, "cuda": 0.5}
+"""What reading and checking a workload's timed launches may take in a duel, on average, where candidates run."""
+_LONG_ON_DEVICE_S = 0.2
+"""Seconds of drawing or checking that count at the first time, where candidates run on a device."""
+_LARGE_CHECKS = {"cpu": 0.1, "cuda": 0.025}
+"""The share of large timed launches that is checked, of those that would be if they were small: on a device, theirs
+travel through a socket."""
+_MOST_TIMED_S, _LEAST_TIMED = {"cpu": math.inf, "cuda": 0.3}, 1 / 3
+"""Seconds after which no more launches are timed in a verification, where this share of those planned has been:
+launches that are not timed cost a tenth of that, and a contest times its own."""
+_THOROUGH_SHARE = 0.05
+"""The share of launches found right quickly that is checked with the full limits all the same."""
+_DRAWING_BUDGET_S = 0.5
+"""The same for drawing its arguments anew and sending them."""
+
+
+class SolutionExaminer:
+    """Asks one cell, holding all state of one candidate's examination."""
+
+    def __init__(
+        self,
+        pack: Pack,
+        problem: VerificationProblem,
+        cell: CellClient,
+        plan: VerificationPlan,
+        seed: bytes,
+        *,
+        alone: bool = True,
+    ) -> None:
+        """`alone`: see `ComputeDevice`."""
+        self._definition, self._problem, self._workloads = pack.definition, problem, pack.checked_workloads
+        self._pack = pack
+        self.plan = plan
+        self.rng = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(self.rng.getrandbits(63))
+        self.worst_error_ratio = 0.0
+        self._history: list[LaunchTimes] = []
+        self.ends = math.inf
+        """When the last launch beyond the trials has to begin, by `time.perf_counter`."""
+        self._checked = self._timed_checked = 0
+        self._imported = self._last_check = time.perf_counter()
+        self._language = Language.TORCH
+        self._compute_device = ComputeDevice(plan.device, alone=alone)
+        self._phase_timer, self._step_timer = PhaseTimer(), PhaseTimer()
+        self._launcher = open_launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
+        self._checking_budget, self._drawing_budget = (
+            # On a host by the processor's time: how busy the machine is must not decide what is looked at.
+            SamplingBudget(_CHECKING_BUDGET_S["cpu"], time.process_time)
+            if plan.device == "cpu"
+            else SamplingBudget(_CHECKING_BUDGET_S["cuda"], long_s=_LONG_ON_DEVICE_S),
+            SamplingBudget(_DRAWING_BUDGET_S, long_s=1.0 if plan.device == "cpu" else _LONG_ON_DEVICE_S),
+        )
+
+    @property
+    def trials(self) -> int:
+        """Launches so far."""
+        return self._launcher.trials
+
+    @property
+    def checked_launches(self) -> CheckedLaunches:
+        """Launches that were compared with the reference so far."""
+        return CheckedLaunches(self._checked, self._timed_checked, self._last_check - self._imported)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """`seconds`, `steps`: where the time went; `host`: why the device was not used for references, if it failed.
+
+        The kinds of seconds are `draw` (arguments), `build` (blocks of them), `check` (references and
+        comparisons), `wait` (for the judge's own device), `inside` (launches, by the cell's clock) and, by question,
+        those spent waiting for the cell: `prepare`, `place`, `launch`, `idle` and `again`. What a `launch` took
+        beyond `inside` went into transfers, restoring and digests. `steps` has the seconds of the same launches by
+        what they were for.
+        """
+        results: dict[str, Any] = {
+            "seconds": self._phase_timer.to_json(),
+            "steps": self._step_timer.to_json(),
+        }
+        return results | ({"host": self._compute_device.failure} if self._compute_device.failure else {})
+
+    def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
+        """Have the candidate imported; reasons to go no further."""
+        self._language = language
+        reasons = self._launcher.prepare(file, entry, language)
+        self._imported = self._last_check = time.perf_counter()
+        if not reasons and any(w.large for w in self._pack.timed_workloads(self.plan.device, language)):
+            # Not sooner: a device that serves one process alone is the candidate's.
+            self._compute_device.open_in_background()
+        return reasons
+
+    def examine(self, *, timed: bool = True) -> list[Reason]:
+        """All trials, up to the first that finds something; its reasons, none if all is well.
+
+        Without `timed`, launches in a row are left out, and with them all that clocks show.
+        """
+        steps = {"varied": self._varied_trials}
+        if timed:
+            steps["timed"] = self._timed_trials
+        steps["kernels"] = self._kernel_trials
+        if timed:
+            steps["longer"] = lambda: check_longer(self, self._workloads)
+        for name, step in steps.items():
+            with self._step_timer.phase(name):
+                reasons = step()
+            if reasons:
+                return reasons
+        return []
+
+    def should_check(self, work: Workload) -> bool:
+        """A coin: whether to check this timed launch of a workload. Large ones cost seconds each."""
+        usual = self.plan.checked * (_LARGE_CHECKS[self.plan.device] if work.large else 1.0)
+        return self.rng.random() < self._checking_budget.launch_share(work.name, usual)
+
+    def should_redraw(self, work: Workload, usual: float) -> bool:
+        """A coin: whether to draw this workload's arguments anew, instead of changing some values."""
+        return self.rng.random() < self._drawing_budget.launch_share(work.name, usual)
+
+    def new_case(
+        self, axes: Mapping[str, Any] | None, regime: str = "normal", layout: str = "contiguous"
+    ) -> LaunchCase:
+        """Fresh arguments; None draws hidden axes."""
+        with self._phase_timer.phase("draw"):
+            return self._problem.case(axes, self.draw_spec(regime, layout))
+
+    def draw_spec(self, regime: str, layout: str = "contiguous") -> DrawSpec:
+        """How arguments are drawn here."""
+        return DrawSpec(regime, layout, self.generator, self._compute_device)
+
+    def timed_case(self, work: Workload) -> LaunchCase:
+        """Fresh arguments of a workload; those of large ones are sent at once, and changed in place later.
+
+        Raises `CandidateFault` when the cell fails to take them.
+        """
+        with self._phase_timer.phase("wait"):
+            self._compute_device.wait_until_open()
+        with self._drawing_budget.measure_cost(work.name):
+            case = self.new_case(work.axes)
+            if is_large(case) and not self._launcher.windowed:
+                case = case.with_mutator()
+                self._launcher.place(case)
+            return case
+
+    def next_case(self, case: LaunchCase) -> LaunchCase:
+        """The same arguments, slightly changed."""
+        with self._phase_timer.phase("draw"):
+            return case.next(self.generator)
+
+    def launch(self, case: LaunchCase, *, shift: int = 0, watch: str = "") -> LaunchResult:
+        """One launch with every check that needs no reference; its outputs are read at once."""
+        reply = self._launcher.launch(case, shift=shift, watch=watch)
+        if not watch:
+            self._history.append(reply.times)
+        return reply
+
+    def timed(self, case: LaunchCase, protocol: str = "") -> LaunchResult:
+        """One launch as it is timed: outputs of a large case are read only if it is `checked` next."""
+        reply = self._launcher.timed(case, protocol)
+        self._history.append(reply.times)
+        return reply
+
+    def idle(self, case: LaunchCase, protocol: str = "") -> float:
+        """Seconds of a question like that of `timed` that launches nothing."""
+        return self._launcher.idle(case, protocol)
+
+    def checked(
+        self, reply: LaunchResult, work: Workload | None = None, *, quick: bool = False
+    ) -> list[Reason]:
+        """The reasons of a launch, its values compared to the reference, too.
+
+        `work` is what it was timed at. Those of a timed launch, and of a `quick` check, are compared with limits
+        that are quickly found first, and with the full ones where they do not keep these. Raises `ValueError`
+        where the launch has not been read and is not the latest one.
+        """
+        with self._checking_budget.measure_cost("" if work is None else work.name):
+            if not reply.reasons:
+                self._launcher.read(reply)
+            if reply.reasons:
+                return reply.reasons
+            with self._phase_timer.phase("check"):
+                sure = (quick or work is not None) and self._is_surely_right(reply)
+                finding, ratio = (None, 0.0) if sure else self.compare(reply.case, reply.tensors)
+        self._checked += 1
+        self._timed_checked += work is not None
+        self._last_check = time.perf_counter()
+        self.worst_error_ratio = max(self.worst_error_ratio, ratio)
+        return [Reason(*finding, reply.trial)] if finding else []
+
+    def _is_surely_right(self, reply: LaunchResult) -> bool:
+        """Whether a quick look suffices; a share of the launches is looked at thoroughly whatever it says."""
+        if self.rng.random() < _THOROUGH_SHARE or (is_large(reply.case) and not self._launcher.windowed):
+            return False
+        return reply.case.is_surely_right(reply.tensors)
+
+    def compare(self, case: LaunchCase, outputs: Sequence[torch.Tensor]) -> tuple[CheckFinding, float]:
+        """`LaunchCase.check`, on the device where that is sooner done."""
+        return case.check(outputs, self._compute_device) if is_large(case) else case.check(outputs)
+
+    def _varied_trials(self) -> list[Reason]:
+        inputs = self._definition.inputs.values()
+        regimes = sorted({v for t in inputs for v in t.values}) or ["normal"]
+        layouts = sorted({v for t in inputs for v in t.layouts}) or ["contiguous"]
+        ways = list(itertools.product(regimes, layouts))
+        self.rng.shuffle(ways)
+        self.rng.shuffle(layouts)
+        unlike = itertools.cycle(layouts)
+        hidden: tuple[Mapping[str, Any] | None, str] | None = None
+        known: list[tuple[Mapping[str, Any] | None, str]] = []
+        enough = max(len(self._workloads), len(layouts))
+        for n in range(max(self.plan.cases, len(regimes), len(layouts))):
+            # Every regime and every layout occurs, whatever the order that was drawn.
+            regime, layout = ways[n % len(ways)]
+            axes = None if n % 3 else self._workloads[(n // 3) % len(self._workloads)].axes
+            if self._language is Language.TRITON:
+                # For new sizes and strides it compiles anew, so most launches have other values alone.
+                if n % 3 == 0 and len(known) == enough:
+                    axes, layout = known[(n // 3) % enough]
+                elif n % 3 and hidden and n % 10 != 1:
+                    axes, layout = hidden
+                else:
+                    layout = next(unlike)
+            shift = self.rng.choice((0, 0, self.rng.randrange(1, 64)))
+            case = self.new_case(axes, regimes[n % len(regimes)] if n < len(regimes) else regime, layout)
+            if n % 3:
+                hidden = case.sizes, layout
+            elif len(known) < enough:
+                known.append((axes, layout))
+            first = self.launch(case, shift=shift)
+            if reasons := self.checked(first):
+                return reasons
+            if (n < _ALWAYS_REREAD or self.rng.random() < 0.5) and (reasons := self._late_writes(first)):
+                return reasons
+            if n % 3 == 0 and (reasons := self.checked(self.launch(case.twin(self.generator), shift=shift))):
+                return reasons
+            if n % 3 == 1 and (reasons := self._repeated_trial(first)):
+                return reasons
+        return []
+
+    def _late_writes(self, reply: LaunchResult) -> list[Reason]:
+        """Outputs are read when the solution returns, and once more: they must not have changed."""
+        if not self._launcher.changed_since(reply):
+            return []
+        text = "an output changed after the solution had returned"
+        return [Reason(ReasonCode.LATE_WRITE, text, reply.trial)]
+
+    def _repeated_trial(self, first: LaunchResult) -> list[Reason]:
+        """Equal inputs at other addresses, between other bytes: right again, and equal if so promised."""
+        second = self.launch(first.case, shift=self.rng.randrange(1, 64))
+        if reasons := self.checked(second):
+            return reasons
+        if not self._problem.deterministic or not self._definition.deterministic:
+            return []
+        if all(same_bits(a, b) for a, b in zip(first.tensors, second.tensors, strict=True)):
+            return []
+        text = "equal inputs gave different bits, and the definition promises equal ones"
+        return [Reason(ReasonCode.NONDETERMINISTIC, text, second.trial)]
+
+    def _kernel_trials(self) -> list[Reason]:
+        """Who computes: the solution's own kernels, or the framework?"""
+        if self._language is Language.TORCH:
+            return []
+        case = self.new_case(self._workloads[0].axes)
+        reply = self.launch(case, watch="operations")
+        if reasons := self.checked(reply):
+            return reasons
+        largest = max((t.numel() for t in reply.tensors), default=0)
+        library = sorted(n for n, size in reply.operations.items() if is_computation(n, size, largest))
+        if library:
+            return [
+                Reason(
+                    ReasonCode.LIBRARY_COMPUTES, f"the framework computes: {', '.join(library)}", reply.trial
+                )
+            ]
+        if self._language is not Language.TRITON:
+            return []
+        # A base kernel that reads what is not its own may leave a result alone by chance, but not every time.
+        for _ in range(_SUPPRESSED_LAUNCHES):
+            if not (trial := self._right_without_kernels()):
+                return []
+        text = "the result is right although no kernel ran, so the kernels are decoys"
+        return [Reason(ReasonCode.NO_KERNEL, text, trial)]
+
+    def _right_without_kernels(self) -> str:
+        """The launch whose result was right though no Triton kernel ran; empty where that cannot be said."""
+        for _ in range(_MOST_REDRAWS):
+            case = self.new_case(self._workloads[0].axes)
+            if case.already_right:
+                continue  # nothing is left to do by what was drawn: no kernel need run
+            try:
+                silent = self.launch(case, watch="off")
+            except CandidateFault:
+                return ""  # what comes after the kernel could not do without it
+            if silent.reasons or _left_alone(case, silent.tensors):
+                return ""
+            finding, ratio = case.check(silent.tensors)
+            if ratio != OUTSIDE_DOMAIN:
+                return silent.trial if finding is None else ""
+        return ""
+
+    def _timed_trials(self) -> list[Reason]:
+        """Launches as they are timed, in a number the solution cannot know, and some of them checked."""
+        timed = self._pack.timed_workloads(self.plan.device, self._language)
+        work = timed[self.rng.randrange(len(timed))]
+        count = self.plan.timed + self.rng.randrange(self.plan.timed + 1)
+        replies: list[LaunchTimes] = []
+        idle: list[float] = []
+        case, ends = self.timed_case(work), math.inf
+        for n in range(count):
+            if n == 1:  # the first may compile
+                ends = time.perf_counter() + _MOST_TIMED_S[self.plan.device]
+            last = n == count - 1 or (n >= _LEAST_TIMED * self.plan.timed and time.perf_counter() > ends)
+            if n:
+                case = self.timed_case(work) if self.should_redraw(work, 0.25) else self.next_case(case)
+            if n % 2:
+                idle.append(self.idle(case))
+            reply = self.timed(case)
+            looked = last or self.should_check(work)
+            if reasons := (self.checked(reply, work) if looked else reply.reasons):
+                return reasons
+            if n:
+                if reasons := self.plausibility_reasons(reply):
+                    return reasons
+                replies.append(reply.times)
+            if last:
+                break
+        return self.clock_reasons(replies, idle)
+
+    def plausibility_reasons(self, reply: LaunchResult) -> list[Reason]:
+        """A reason if one timed launch was faster than the device can be, or compiled."""
+        case = reply.case
+        if reply.compiled:
+            text = f"compiled {reply.compiled} kernels during a launch that is timed"
+            return [Reason(ReasonCode.COMPILES_WHILE_TIMED, text, case.label)]
+        problem = impossible_time(reply.seconds, case.moved_bytes, case.flops, self.plan.peaks)
+        return [Reason(ReasonCode.IMPOSSIBLE, problem, case.label)] if problem else []
+
+    def clock_reasons(self, replies: Sequence[LaunchTimes], idle: Sequence[float]) -> list[Reason]:
+        """Reasons not to believe the times of launches of one workload."""
+        label = f"{len(replies)} timed launches"
+        if not replies:
+            return []
+        problem = clocks_disagree([r.total_seconds for r in replies], [r.wall_seconds for r in replies], idle)
+        alike = [t.seconds for t in self._history[1:] if t.protocol == replies[-1].protocol]
+        problem = problem or slow_at_first(alike)
+        return [Reason(ReasonCode.CLOCK, problem, label)] if problem else []
+
+
+def _left_alone(case: LaunchCase, outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether given outputs hold what they held, so that they are as wrong as they were: no check need say so."""
+    given = list(case.outputs.values())
+    return len(given) == len(outputs) > 0 and all(map(same_bits, given, outputs))
+
+
+_SHARE_OF_TRIALS = 0.5
+"""The share of the trials' seconds on a host that more launches may take at least."""
+_VERIFICATION_S, _LEAST_ON_DEVICE_S = 1.9, 0.2
+"""Seconds of a verification on a device within which there is time for more launches, and what they have at least."""
+_LAUNCHES_PER_PAUSE = 80
+"""On average."""
+_PAUSE_S = (0.05, 0.3)
+_REPEATED_CASES = 4
+"""Cases among which repeated launches choose, never the one before: a result that was not computed anew shows."""
+_CONTESTS = 2
+"""In which a solution has to be faster, before it is called so."""
+
+
+class LaunchJudge(Protocol):
+    """What is asked of a `SolutionExaminer`; see there."""
+
+    plan: VerificationPlan
+    rng: random.Random
+    ends: float
+    """When the last check has to begin, by `time.perf_counter`: the cell's time is limited."""
+
+    @property
+    def checked_launches(self) -> CheckedLaunches:
+        """Launches that were compared with the reference so far."""
+
+    def new_case(self, axes: Mapping[str, Any] | None) -> LaunchCase:
+        """Fresh arguments."""
+
+    def timed_case(self, work: Workload) -> LaunchCase:
+        """Fresh arguments of a workload, as they are timed."""
+
+    def launch(self, case: LaunchCase) -> LaunchResult:
+        """One launch."""
+
+    def timed(self, case: LaunchCase) -> LaunchResult:
+        """One launch as it is timed."""
+
+    def checked(
+        self, reply: LaunchResult, work: Workload | None = None, *, quick: bool = False
+    ) -> list[Reason]:
+        """The reasons of a launch, its values compared to the reference, too."""
+
+
+def check_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reason]:
+    """Check fresh launches at the sizes that are quick, until as many as planned are, or the time is up.
+
+    The reasons of the first that shows a fault; none if all is well. Raises `CandidateFault`.
+    """
+    more = judge.plan.longer_s
+    if judge.plan.device == "cpu":  # that others use: trials take long, and so may these
+        more = max(more, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
+    else:
+        more = max(_LEAST_ON_DEVICE_S, min(more, _VERIFICATION_S - judge.checked_launches.seconds))
+    ends = min(judge.ends, time.perf_counter() + more)
+    while judge.checked_launches.launches < judge.plan.launches and time.perf_counter() < ends:
+        work = workloads[judge.rng.randrange(len(workloads))]
+        _pause_sometimes(judge, ends)
+        if reasons := judge.checked(judge.launch(judge.new_case(work.axes)), quick=True):
+            return reasons
+    return []
+
+
+def check_timed_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reason]:
+    """Check more launches that are asked for as timed ones are, for a contest's share of what is planned.
+
+    For half of the time with fresh contents, as timed launches have them, then with some of these again, which is
+    quicker. The reasons of the first that shows a fault. Raises `CandidateFault`.
+    """
+    began, plan = time.perf_counter(), judge.plan
+    wanted = -(-plan.contest_launches // _CONTESTS)
+    kept: dict[str, list[LaunchCase]] = {work.name: [] for work in workloads}
+    last: LaunchCase | None = None
+    while judge.checked_launches.launches < wanted:
+        spent = time.perf_counter() - began
+        if spent > plan.longer_timed_s:
+            break
+        work = workloads[judge.rng.randrange(len(workloads))]
+        cases = kept[work.name]
+        others = [case for case in cases if case is not last]
+        _pause_sometimes(judge, began + plan.longer_timed_s)
+        fresh = len(others) < 2 or spent < plan.longer_timed_s / 2
+        if fresh:
+            last = judge.timed_case(work)
+            cases[:] = [*cases, last][-_REPEATED_CASES:]
+        else:
+            last = others[judge.rng.randrange(len(others))]
+        reply = judge.timed(last)
+        reasons = judge.checked(reply, work) if fresh else judge.checked(reply, quick=True)
+        if reasons:
+            return reasons
+    return []
+
+
+def _pause_sometimes(judge: LaunchJudge, ends: float) -> None:
+    if judge.rng.random() < 1 / _LAUNCHES_PER_PAUSE:
+        time.sleep(min(judge.rng.uniform(*_PAUSE_S), max(0.0, ends - time.perf_counter())))
+
+
+_DATA_MOVEMENT = [
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "fill",
+    "zero_",
+    "copy_",
+    "_to_copy",
+    "view",
+    "reshape",
+    "as_strided",
+    "slice",
+    "select",
+    "transpose",
+    "permute",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "t",
+    "alias",
+    "detach",
+    "clone",
+    "set_",
+    "arange",
+    "resize_",
+    "_reshape_alias",
+    "is_pinned",
+    "lift_fresh",
+    "new_empty",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_strided",
+    "new_empty_strided",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "contiguous",
+    "unbind",
+    "split",
+    "narrow",
+    "_unsafe_view",
+    "item",
+    "_local_scalar_dense",
+    "to",
+    "scalar_tensor",
+    "record_stream",
+]
+"""Operations that move or make data, but compute nothing: a launcher may use them on whole tensors."""
+
+
+def is_computation(name: str, size: int, largest: int) -> bool:
+    """Whether a framework operation does arithmetic on tensors of the problem's size.
+
+    `size` are the elements it touched, `largest` those of the largest output.
+    """
+    plain = name.partition("::")[2].partition(".")[0]
+    return plain not in _DATA_MOVEMENT and size > 0 and size * 8 >= largest

@@ -1,0 +1,838 @@
+"""Launches as the judge asks for them: what is sent, what comes back, what that shows without a reference.
+
+Small blocks travel with every question, and all bytes come back with the answer. Large ones lie in the cell
+(see `ResidentBlock`): the judge sends what changed in them, the answer has digests, and whether the bytes themselves
+are read is decided afterwards. What was read must have the digests that were told at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import statistics
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.variants.signature import span_of
+from forecast_harness.clocks.devices import EVENTS_PROTOCOL
+from forecast_harness.sandbox.cell import CandidateFault
+from forecast_harness.sandbox.jobs import BytesLike, CellAnswer, Fault, TensorBytes, tensor_to_bytes
+from forecast_harness.sandbox.wire import SharedMemory
+from forecast_harness.targets.packs.schema import Language, PackFormat
+from forecast_harness.verify.answers import check_answer, malformed_answers_as_forgery
+from forecast_harness.verify.blocks import (
+    Arena,
+    BlockHasher,
+    Slot,
+    aligned_size,
+    build_arena,
+    changed_bytes,
+    complement_spans,
+    digest_values,
+    output_spans,
+)
+from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.inputs import ElementChange, integer_view
+from forecast_harness.verify.plan import MAX_LAUNCH_BYTES, oversize_message
+from forecast_harness.verify.problem import LaunchCase
+from forecast_harness.verify.verdict import Reason, ReasonCode
+
+CELL_ENTRIES = "forecast_harness.verify.launch_cell"
+MAX_INLINE_BYTES = 1 << 20
+"""Bytes of arguments and outputs up to which all of them travel with every launch."""
+_SEED_BITS = 62
+_BLOCK_CHECK_SHARE = 0.5
+"""The share of the large launches whose outputs are read of which inputs and canaries are read, too."""
+
+
+class CellClient(Protocol):
+    """What the judge needs of a `sandbox.cell.Cell`: a process to ask."""
+
+    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> CellAnswer:
+        """Call `module:function` there. Raises `CandidateFault` when the candidate fails."""
+
+
+class DescriptorCell(Protocol):
+    """A cell that can be stopped, and handed a descriptor with a question, of memory to map."""
+
+    def freeze(self) -> None:
+        """Stop all of its processes."""
+
+    def thaw(self) -> None:
+        """Resume them."""
+
+    def ask(
+        self,
+        entry: str,
+        payload: Mapping[str, Any],
+        arrays: Mapping[str, TensorBytes],
+        *,
+        descriptor: int | None = None,
+    ) -> CellAnswer:
+        """Ask while all of its processes run."""
+
+
+@dataclass(frozen=True)
+class LaunchTimes:
+    """How long one launch took."""
+
+    seconds: float
+    """As the cell says."""
+    total_seconds: float
+    """The seconds of all launches between question and answer, as the cell says."""
+    wall_seconds: float
+    """From question to answer, by the judge's clock."""
+    protocol: str
+    """How the cell timed it: `host`, or as `DeviceTimer` does."""
+
+
+@dataclass
+class LaunchResult:
+    """One launch as the judge sees it."""
+
+    case: LaunchCase
+    number: int
+    """The launch's number, from 1."""
+    seconds: float
+    total_seconds: float
+    wall_seconds: float
+    protocol: str
+    """All as in `LaunchTimes`."""
+    reasons: list[Reason]
+    compiled: int = 0
+    """Kernels compiled during the launch."""
+    operations: Mapping[str, int] = field(default_factory=dict)
+    """The framework's operations, if they were watched: name -> most elements that one call touched."""
+    outputs: LaunchOutputs | None = None
+    """None until they are read."""
+    digests: list[int] = field(default_factory=list)
+    """The digests of the block but for its outputs, then of each output, as they were told at once."""
+    seed: int = 0
+    """The seed of the outputs' digests."""
+    described: Any = None
+    """The outputs as they were described at once."""
+
+    @property
+    def trial(self) -> str:
+        """Which launch it was, for reasons."""
+        return f"{self.number}: {self.case.label}"
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Its outputs. Raises `ValueError` before they are read."""
+        if self.outputs is None:
+            raise ValueError(f"launch {self.trial} has not been read")
+        return self.outputs.tensors
+
+    @property
+    def times(self) -> LaunchTimes:
+        """What is kept of hundreds of launches."""
+        return LaunchTimes(self.seconds, self.total_seconds, self.wall_seconds, self.protocol)
+
+
+class Launcher:
+    """Puts launches to one cell."""
+
+    def __init__(
+        self,
+        cell: CellClient,
+        kind: PackFormat,
+        rng: random.Random,
+        device: str,
+        spent: PhaseTimer | None = None,
+    ) -> None:
+        """`spent` is told what went into blocks, into launches, and into waiting for answers."""
+        self._cell, self._format, self._rng, self._device = cell, kind, rng, device
+        self._phase_timer = spent or PhaseTimer()
+        self._language = Language.TORCH
+        self._state: Mapping[str, torch.Tensor] | None = None
+        self._built = False
+        self._residents: dict[str, ResidentBlock] = {}
+        self._pages = rng.getrandbits(_SEED_BITS)
+        self.trials = 0
+
+    windowed = False
+    """Whether launches see their inputs within the window alone that the judge's clock counts."""
+
+    def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
+        """Have the candidate imported; reasons to go no further."""
+        self._language = language
+        payload = {
+            "file": file,
+            "entry": entry,
+            "language": str(language),
+            "format": str(self._format),
+            "device": self._device,
+            "pages": self._pages,
+        }
+        answer, _ = self._ask("prepare", payload, {})
+        with malformed_answers_as_forgery():
+            return process_findings(answer.value, "import")
+
+    def launch(
+        self, case: LaunchCase, *, shift: int = 0, watch: str = "", protocol: str = EVENTS_PROTOCOL
+    ) -> LaunchResult:
+        """One launch with new contents; all outputs are read with the answer.
+
+        `protocol` is how it is timed on a device; empty: as suits it. Raises `RecordError` for more bytes
+        than can be judged.
+        """
+        self._must_fit(case)
+        arena = self._build(case, shift)
+        payload = {**launch_payload(case, arena, protocol), "watch": watch}
+        reply, answer = self._asked(case, payload, {"block": byte_array(arena.data())})
+        with malformed_answers_as_forgery():
+            self._take(reply, answer, arena, stray=not watch)
+        return reply
+
+    def timed(self, case: LaunchCase, protocol: str = "") -> LaunchResult:
+        """One launch of which nothing is read yet but digests, where the case is large."""
+        if not is_large(case):
+            return self.launch(case, protocol=protocol)
+        resident = self._resident(case)
+        seed = self._rng.getrandbits(_SEED_BITS)
+        about = {**launch_payload(case, resident.arena, protocol), "watch": ""}
+        reply, answer = self._asked(case, {**about, "held": resident.name, "seed": seed}, {})
+        with malformed_answers_as_forgery():
+            reply.described, reply.seed = answer.value["outputs"], seed
+            reply.digests = [int(n) for n in answer.value["digests"]]
+            untouched = reply.digests[0] == resident.digest
+            odd = any("problem" in d or d["alias"] for d in reply.described) and not case.outputs
+        if odd or not untouched:
+            self.read(reply)
+            if not untouched and not reply.reasons:
+                text = "what the block held when the solution returned is not what it holds now"
+                reply.reasons.append(Reason(ReasonCode.LATE_WRITE, text, reply.trial))
+        return reply
+
+    def read(self, reply: LaunchResult) -> None:
+        """Read the outputs of the latest launch, unless they are known already.
+
+        A coin says whether the block comes with them, where no output lies in it and its digest, which was
+        told before, is right: it is large. Raises `ValueError` for an earlier launch: its outputs are gone.
+        """
+        if reply.outputs is not None:
+            return
+        if reply.number != self.trials:
+            raise ValueError(f"launch {reply.number} cannot be read after launch {self.trials}")
+        resident = self._residents[block_name(reply.case)]
+        odd = bool(reply.case.outputs) or reply.digests[0] != resident.digest
+        block = odd or self._rng.random() < _BLOCK_CHECK_SHARE
+        answer, _ = self._ask("again", {"block": block}, {})
+        with malformed_answers_as_forgery():
+            self._take(reply, answer, resident.arena, stray=block)
+            same = reply.described == answer.value["outputs"]
+            if not same or reply.digests[1:] != resident.digests(answer.arrays, reply.seed):
+                text = "an output changed after the solution had returned"
+                reply.reasons.append(Reason(ReasonCode.LATE_WRITE, text, reply.trial))
+
+    def changed_since(self, reply: LaunchResult) -> bool:
+        """Whether the bytes of the latest launch, all of them read, are others by now."""
+        assert reply.outputs is not None
+        answer, _ = self._ask("again", {"block": True}, {})
+        return {n: a.data for n, a in answer.arrays.items()} != reply.outputs.raw
+
+    def place(self, case: LaunchCase) -> None:
+        """Let the cell hold a large case as it is now, so that its next launch need not wait for that."""
+        self._resident(case)
+
+    def idle(self, case: LaunchCase, protocol: str = "") -> float:
+        """Seconds of a question of the same size that launches nothing.
+
+        To be asked where a launch would have been: a cell that was asked a moment ago answers sooner than
+        one that has slept.
+        """
+        if is_large(case):
+            resident = self._resident(case)
+            seed = self._rng.getrandbits(_SEED_BITS)
+            payload = {**launch_payload(case, resident.arena, protocol), "held": resident.name, "seed": seed}
+            arrays: dict[str, TensorBytes] = {}
+        else:
+            arena = self._build(case)
+            payload, arrays = launch_payload(case, arena, protocol), {"block": byte_array(arena.data())}
+        return self._ask("idle", payload, arrays)[1]
+
+    def _ask(
+        self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[CellAnswer, float]:
+        """The answer, and how long it took to come."""
+        begin = time.perf_counter()
+        try:
+            answer = self._cell.ask(f"{CELL_ENTRIES}:{question}", payload, arrays)
+        finally:
+            taken = time.perf_counter() - begin
+            self._phase_timer.add(question, taken)
+        check_answer(question, answer)
+        return answer, taken
+
+    def _build(self, case: LaunchCase, shift: int = 0) -> Arena:
+        with self._phase_timer.phase("build"):
+            return build_arena(case.tensors, case.outputs, case.layouts, self._rng, shift=shift)
+
+    def _must_fit(self, case: LaunchCase) -> None:
+        # What a foreign task returns is not known beforehand, and `output_bytes` a generous guess.
+        size = case.input_bytes + (case.output_bytes if self._format is PackFormat.OWN else 0)
+        if size > MAX_LAUNCH_BYTES:
+            raise RecordError(oversize_message(case.label, size))
+
+    def _asked(
+        self, case: LaunchCase, payload: dict[str, Any], arrays: dict[str, TensorBytes]
+    ) -> tuple[LaunchResult, CellAnswer]:
+        """Ask for a launch; the reply without its outputs."""
+        self._add_parameters(case, payload, arrays)
+        answer, outside = self._ask("launch", payload, arrays)
+        return self._reply(case, answer, outside), answer
+
+    def _add_parameters(
+        self, case: LaunchCase, payload: dict[str, Any], arrays: dict[str, TensorBytes]
+    ) -> bool:
+        """Add what a module is built from, and its parameters; whether there is anything to add."""
+        if self._format is not PackFormat.KERNELBENCH or self._state is case.state:
+            return False
+        if not self._built:
+            payload["init"] = case.call["init"]
+            self._built = True
+        arrays |= {f"state.{n}": tensor_to_bytes(t) for n, t in case.state.items()}
+        self._state = case.state
+        return True
+
+    def _reply(self, case: LaunchCase, answer: CellAnswer, outside: float) -> LaunchResult:
+        """What an answer about one more launch says, but for its outputs."""
+        self.trials += 1
+        with malformed_answers_as_forgery():
+            value = answer.value
+            reply = LaunchResult(
+                case,
+                self.trials,
+                float(value["seconds"]),
+                float(value["whole"]),
+                outside,
+                str(value["protocol"]),
+                [],
+                int(value["compiled"]),
+                {str(n): int(size) for n, size in value["operations"].items()},
+            )
+            self._phase_timer.add(
+                "inside", max(0.0, min(reply.total_seconds, outside))
+            )  # it may have said anything
+            if "harness" in value:
+                reply.reasons += process_findings(value, reply.trial)
+            shapes = [t.shape for t in case.outputs.values()]
+            shapes = shapes or [d["shape"] for d in value["outputs"] if "shape" in d]
+            idle = not int(value["kernels"]) and any(0 not in shape for shape in shapes)
+            if self._language is Language.TRITON and idle:
+                reply.reasons.append(
+                    Reason(ReasonCode.NO_KERNEL, "it launches no Triton kernel", reply.trial)
+                )
+        return reply
+
+    def _take(self, reply: LaunchResult, answer: CellAnswer, arena: Arena, *, stray: bool) -> None:
+        """Fill in outputs, and what is wrong with them and with the block."""
+        reply.outputs, problem = read_outputs(answer, arena)
+        reply.reasons += [Reason(code, text, reply.trial) for code, text in problem]
+        if stray:
+            result = stray_writes(arena, answer.arrays["block"].data)
+            reply.reasons += [Reason(code, text, reply.trial) for code, text in result]
+
+    def _resident(self, case: LaunchCase) -> ResidentBlock:
+        """What the cell holds for this case, once it has been told of it. Raises `RecordError` if it is too large."""
+        self._must_fit(case)
+        name = block_name(case)
+        with self._phase_timer.phase("build"):
+            resident = self._residents.get(name)
+            if resident is None or resident.case is not case or resident.is_outdated:
+                resident = self._residents[name] = ResidentBlock(case, self._rng, self._pages)
+            payload, arrays = resident.update() or ({}, {})
+        if payload:
+            self._ask("place", {"name": name, **payload}, arrays)
+        return resident
+
+
+def is_large(case: LaunchCase) -> bool:
+    """Whether the case's bytes are not sent with every launch.
+
+    Outputs with gaps between their elements always are: the gaps are nobody's, and have no digest.
+    """
+    gapless = all(case.layouts.get(n) != "padded" for n in case.outputs)
+    return gapless and case.input_bytes + case.output_bytes > MAX_INLINE_BYTES
+
+
+def launch_payload(case: LaunchCase, arena: Arena, protocol: str) -> dict[str, Any]:
+    """What every question about a launch says: the slots, the call, how it is timed."""
+    slots = [s.to_json() for s in arena.slots]
+    return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol, "call": case.call}
+
+
+OutputFinding = tuple[ReasonCode, str]
+
+
+@dataclass(frozen=True)
+class LaunchOutputs:
+    """What a launch wrote or returned."""
+
+    tensors: list[torch.Tensor]
+    raw: Mapping[str, BytesLike]
+    """All bytes of the answer, by the names of its arrays."""
+
+
+def read_outputs(answer: CellAnswer, arena: Arena) -> tuple[LaunchOutputs, list[OutputFinding]]:
+    """Tensors made of the bytes that came back, and what is wrong with their form."""
+    raw = {n: a.data for n, a in answer.arrays.items()}
+    given = [s for s in arena.slots if s.output]
+    if given:
+        data = _tensor(raw["block"])
+        return LaunchOutputs([s.view(data) for s in given], raw), []
+    outputs: list[torch.Tensor] = []
+    problem: list[OutputFinding] = []
+    for n, about in enumerate(answer.value["outputs"]):
+        if "problem" in about:
+            problem.append((ReasonCode.WRONG_STRUCTURE, str(about["problem"])))
+            continue
+        if about["alias"]:
+            problem.append((ReasonCode.ALIASES_INPUT, f"output {n} lies in the memory of the inputs"))
+        dtype = getattr(torch, about["dtype"])
+        if not raw[f"out{n}"]:
+            outputs.append(torch.empty(about["shape"], dtype=dtype))
+            continue
+        outputs.append(_tensor(raw[f"out{n}"]).view(dtype).as_strided(about["shape"], about["stride"]))
+    return LaunchOutputs(outputs, raw), problem
+
+
+def stray_writes(arena: Arena, after: BytesLike) -> list[OutputFinding]:
+    """What was written where nothing may be: into inputs, or out of bounds."""
+    was, now = arena.block.numpy(), np.frombuffer(after, dtype=np.uint8)
+    dense = all(s.dense for s in arena.slots if s.output)
+    # Asked first because it is cheap: who owns each of a billion bytes matters only if one changed.
+    kept = (
+        complement_spans(output_spans(arena.slots), len(was))
+        if dense and len(was) == len(now)
+        else [(0, len(was))]
+    )
+    if all(np.array_equal(was[a:b], now[a:b]) for a, b in kept):
+        return []
+    inputs, stray = changed_bytes(arena, after)
+    results = []
+    if inputs:
+        results.append((ReasonCode.MUTATED_INPUT, f"changed its input {', '.join(inputs)}"))
+    if stray:
+        results.append((ReasonCode.OUT_OF_BOUNDS, f"changed {stray} bytes outside every tensor"))
+    return results
+
+
+def process_findings(value: Mapping[str, Any], label: str) -> list[Reason]:
+    """What the cell noticed about its own process."""
+    result, problem = [], value["harness"]
+    if problem["patched"]:
+        result.append(Reason(ReasonCode.PATCHED, f"replaced {', '.join(problem['patched'])}", label))
+    if problem["flags"]:
+        changes = ", ".join(f"{n} to {v}" for n, v in problem["flags"].items())
+        result.append(Reason(ReasonCode.GLOBAL_STATE, f"set {changes} for the whole process", label))
+    if problem["threads"]:
+        result.append(
+            Reason(
+                ReasonCode.THREADS,
+                f"computed while nothing was asked: {'; '.join(problem['threads'])}",
+                label,
+            )
+        )
+    return result
+
+
+def _tensor(data: BytesLike) -> torch.Tensor:
+    # Over the wire come bytearrays, which need no copy; whoever answers in the same process may say bytes.
+    return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
+
+
+PlaceRequest = tuple[dict[str, Any], dict[str, TensorBytes]]
+"""A payload and arrays for `launch_cell.place`."""
+
+
+class ResidentBlock:
+    """One large case in one cell: its block, canaries included, as far as the cell has been told of it."""
+
+    def __init__(self, case: LaunchCase, rng: random.Random, pages: int) -> None:
+        """`pages` is the seed of the factors of the block's digest, one for all blocks of a cell."""
+        self.case, self.name = case, block_name(case)
+        self.arena = build_arena(case.tensors, case.outputs, case.layouts, rng)
+        self._version = 0 if case.mutator is None else case.mutator.version
+        self._sent = False
+        self._pages, self._digest = pages, BlockHasher(pages)
+        kept = complement_spans(output_spans(self.arena.slots), self.arena.block.numel())
+        (self.digest,) = digest_values([self._digest.of(self.arena.block, pages, kept)])
+        """The digest of all but the outputs, as it has to be after a launch."""
+
+    def update(self) -> PlaceRequest | None:
+        """What to tell the cell, so that it holds what the case holds now; None if it does already."""
+        moving = self.case.mutator
+        if not self._sent:
+            self._sent = True
+            return {"patches": []}, {"block": byte_array(self.arena.data())}
+        if moving is None or moving.version == self._version:
+            return None
+        changes = moving.since(self._version)
+        assert changes is not None, "whoever is behind for so long builds a new one"
+        self._version = moving.version
+        by_name = {s.name: s for s in self.arena.slots}
+        slots, arrays = [], {}
+        for n, change in enumerate(changes):
+            slots.append(by_name[change.name].to_json())
+            arrays[f"at{n}"] = _tensor_array(change.where)
+            arrays[f"to{n}"] = _tensor_array(change.values)
+            self._apply(by_name[change.name], change)
+        return {"patches": slots}, arrays
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the case has moved on too far to be followed."""
+        return self.case.mutator is not None and self.case.mutator.since(self._version) is None
+
+    def digests(self, arrays: Mapping[str, TensorBytes], seed: int) -> list[int]:
+        """The digests of outputs that were read: first those in the block, then those returned, as the cell has
+        them."""
+        places, parts = output_spans(self.arena.slots), []
+        if places:
+            block = torch.frombuffer(arrays["block"].data, dtype=torch.uint8)
+            parts = [block[start:stop] for start, stop in places]
+        numbers = sorted(int(n.removeprefix("out")) for n in arrays if n.startswith("out"))
+        for data in (arrays[f"out{n}"].data for n in numbers):
+            empty = torch.empty(0, dtype=torch.uint8)
+            parts.append(torch.frombuffer(data, dtype=torch.uint8) if data else empty)
+        return digest_values([self._digest.of(p, seed) for p in parts]) if parts else []
+
+    def _apply(self, slot: Slot, change: ElementChange) -> None:
+        block = self.arena.block
+        width = getattr(torch, slot.dtype).itemsize
+        numbers = torch.div(slot.offset + change.where * width, 8, rounding_mode="floor").unique()
+        words = block.view(torch.int64)
+        before = words[numbers]
+        integer_view(slot.view(block))[change.where] = change.values
+        moved = (words[numbers] - before) * self._digest.factors(numbers, self._pages, block.numel())
+        self.digest = int(torch.tensor(self.digest) + moved.sum())
+
+
+def block_name(case: LaunchCase) -> str:
+    """Cases that take up the same place have the same name: the cell needs to keep one of them."""
+    shapes = [(n, str(t.dtype), list(t.shape)) for n, t in (*case.tensors.items(), *case.outputs.items())]
+    return hashlib.sha256(repr((shapes, sorted(case.layouts.items()))).encode()).hexdigest()[:16]
+
+
+def byte_array(data: memoryview) -> TensorBytes:
+    """Bytes as an array."""
+    return TensorBytes("uint8", (len(data),), data)
+
+
+def _tensor_array(tensor: torch.Tensor) -> TensorBytes:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return TensorBytes(kind, tuple(tensor.shape), memoryview(tensor.contiguous().view(torch.uint8).numpy()))
+
+
+_LEAST_BLOCK_BYTES = 16 << 20
+"""Room for blocks that is shared at first; memory is taken where it is written alone."""
+_SPAN_FACTOR, _SPAN_SLACK = 4, 1 << 16
+"""How much larger than its size an output may be, gaps included."""
+_REPORT_SHARE = 0.05
+"""Share of timed launches after which the cell is asked what it notices about its process."""
+
+
+@runtime_checkable
+class WindowedCell(DescriptorCell, Protocol):
+    """A cell that can be stopped, and asked within a window; see `sandbox.cell.Cell`."""
+
+    def ask_in_window(self, entry: str, payload: Mapping[str, Any]) -> CellAnswer:
+        """Resume it, ask, and stop it; the answer's `seconds` are all in between."""
+
+    def share(self, descriptor: int, size: int) -> None:
+        """Let its first process map memory for `copy_out`."""
+
+    def copy_out(self, places: Sequence[tuple[int, int, int]]) -> int:
+        """Copy what it holds at (address, bytes) to (offset) in that memory; how many it does not hold."""
+
+
+class WindowedLauncher(Launcher):
+    """Puts launches to one cell on a host, within windows.
+
+    Nothing but the judge's own clock and memory is believed. A cell and its judge share memory. While all of the cell's
+    processes are stopped, the judge writes a launch's whole block into it; then it looks at its clock, resumes the cell
+    and asks. The cell's answer ends the window: everything in the cell is stopped, the judge looks at its clock again,
+    and reads the block, and the outputs out of the memory of the stopped process. So whatever runs in the cell, it has
+    its inputs for as long as it is timed, and what counts as its outputs is what lay there when its time was up.
+    """
+
+    windowed = True
+
+    def __init__(
+        self, cell: WindowedCell, kind: PackFormat, rng: random.Random, spent: PhaseTimer | None = None
+    ) -> None:
+        super().__init__(cell, kind, rng, "cpu", spent)
+        self._stoppable = cell
+        self._block = SharedMemory(_LEAST_BLOCK_BYTES)
+        self._copied = SharedMemory(_SPAN_SLACK)
+        """Where outputs are copied to; the cell's other processes do not see it."""
+        self._forms: dict[str, bool] = {}
+        """Questions of earlier windows, and whether the cell was armed with them."""
+        self._latest: tuple[LaunchResult, CellAnswer, Arena] | None = None
+
+    def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
+        """Have the candidate imported; reasons to go no further. An empty `file`: none is."""
+        self._share_block(self._block)
+        return super().prepare(file, entry, language)
+
+    def launch(
+        self, case: LaunchCase, *, shift: int = 0, watch: str = "", protocol: str = EVENTS_PROTOCOL
+    ) -> LaunchResult:
+        """One launch with new contents, all outputs read. Raises `RecordError` for more than can be judged."""
+        self._must_fit(case)
+        reply = self._launched(case, self._build(case, shift), watch, poison=True)
+        self._fill(reply, stray=not watch)
+        return reply
+
+    def timed(self, case: LaunchCase, protocol: str = "") -> LaunchResult:
+        """One launch of which nothing is read yet, unless what it returned is none of the asked."""
+        self._must_fit(case)
+        noticed = self._notice()
+        reply = self._launched(case, self._build(case), "", poison=False)
+        reply.reasons += noticed
+        with malformed_answers_as_forgery():
+            odd = any("problem" in d or d["alias"] for d in reply.described)
+        if odd and not case.outputs:
+            self.read(reply)
+        return reply
+
+    def _notice(self) -> list[Reason]:
+        """What the cell notices about its process: asked before a few launches, after which nothing may run."""
+        if self._rng.random() >= _REPORT_SHARE:
+            return []
+        answer, _ = self._ask("report", {}, {})
+        return process_findings(answer.value, f"before launch {self.trials + 1}")
+
+    def read(self, reply: LaunchResult) -> None:
+        """Read the outputs of the latest launch, unless they are known, and whether it wrote elsewhere.
+
+        Raises `ValueError` for an earlier launch: its outputs are gone.
+        """
+        if reply.outputs is not None:
+            return
+        if reply.number != self.trials or self._latest is None:
+            raise ValueError(f"launch {reply.number} cannot be read after launch {self.trials}")
+        self._fill(reply, stray=True)
+
+    def changed_since(self, reply: LaunchResult) -> bool:
+        """Whether the bytes of the latest launch, all of them read, are others by now."""
+        assert reply.outputs is not None
+        assert self._latest is not None
+        _, _, arena = self._latest
+        with self._phase_timer.phase("again"):
+            answer = self._window(self._form(reply.case, arena), {"act": "again"})
+        with malformed_answers_as_forgery():
+            return self._raw(answer, arena) != reply.outputs.raw
+
+    def place(self, case: LaunchCase) -> None:
+        """Nothing: what is not yet timed is not shown."""
+
+    def idle(self, case: LaunchCase, protocol: str = "") -> float:
+        """Seconds of a window in which the candidate's cell launches nothing."""
+        arena = self._build(case)
+        with self._phase_timer.phase("idle"):
+            form = self._form(case, arena)
+            self._lay(arena)
+            return self._window(form, {"act": "nothing"}).seconds
+
+    def null_window(self, case: LaunchCase, returned: Sequence[Mapping[str, Any]]) -> float:
+        """Seconds of a window of a launch that does nothing and returns tensors of these forms.
+
+        To be asked of a cell that holds no candidate.
+        """
+        arena = self._build(case)
+        forms = [{"dtype": d["dtype"], "shape": d["shape"]} for d in returned if "dtype" in d]
+        form = self._form(case, arena)
+        self._lay(arena)
+        return self._window(form, {"act": "null", "null": forms, "report": False}).seconds
+
+    def _ask(
+        self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
+    ) -> tuple[CellAnswer, float]:
+        """Ask while the cell runs: for what no clock counts, and nothing of a launch is told in."""
+        self._stoppable.thaw()
+        try:
+            result = super()._ask(question, payload, arrays)
+        except CandidateFault as fault:
+            if fault.fault is Fault.EXCEPTION:  # after all others there is nothing left to stop
+                self._stoppable.freeze()
+            raise
+        self._stoppable.freeze()
+        return result
+
+    def _launched(self, case: LaunchCase, arena: Arena, watch: str, *, poison: bool) -> LaunchResult:
+        parameters: dict[str, Any] = {}
+        arrays: dict[str, TensorBytes] = {}
+        if self._add_parameters(case, parameters, arrays):
+            self._ask("build", parameters, arrays)
+        form = self._form(case, arena)
+        self._lay(arena)  # from here on the cell runs within its window alone
+        about = {"act": "launch", "watch": watch, "poison": poison, "report": poison}
+        with self._phase_timer.phase("launch"):
+            answer = self._window(form, about)
+        reply = self._reply(case, answer, answer.seconds)
+        with malformed_answers_as_forgery():
+            reply.described = answer.value["outputs"]
+        self._latest = reply, answer, arena
+        return reply
+
+    def _window(self, form: Mapping[str, Any], about: Mapping[str, Any]) -> CellAnswer:
+        rest = {"watch": "", "poison": False, "report": True, **about}
+        answer = self._stoppable.ask_in_window(f"{CELL_ENTRIES}:window", {**form, **rest})
+        check_answer("window", answer)
+        return answer
+
+    def _form(self, case: LaunchCase, arena: Arena) -> Mapping[str, Any]:
+        """What a window is about, but for contents, or only its name where the cell knows it.
+
+        What is read in a window costs time there; but a form is told outside of windows only when it is met
+        again, so that nothing new is: it may hold numbers. To be asked for before a block is written.
+        """
+        form = {**launch_payload(case, arena, EVENTS_PROTOCOL), "size": arena.block.numel()}
+        name = hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:12]
+        if name not in self._forms:
+            self._forms[name] = False
+            return form
+        if not self._forms[name]:
+            self._ask("arm", {**form, "form": name}, {})
+            self._forms[name] = True
+        return {"form": name}
+
+    def _lay(self, arena: Arena) -> None:
+        """Write the block into the shared memory."""
+        size = arena.block.numel()
+        if size > self._block.size:
+            self._block = SharedMemory(aligned_size(2 * size))
+            self._share_block(self._block)
+        np.frombuffer(self._block.data, dtype=np.uint8)[:size] = arena.block.numpy()
+
+    def _share_block(self, memory: SharedMemory) -> None:
+        self._stoppable.thaw()
+        entry = f"{CELL_ENTRIES}:share"
+        answer = self._stoppable.ask(entry, {"bytes": memory.size}, {}, descriptor=memory.fd)
+        check_answer("share", answer)
+        self._stoppable.freeze()
+        memory.forget_descriptor()
+
+    def _fill(self, reply: LaunchResult, *, stray: bool) -> None:
+        """Read the outputs of the latest launch out of the stopped cell."""
+        assert self._latest is not None
+        _, answer, arena = self._latest
+        with malformed_answers_as_forgery():
+            raw = self._raw(answer, arena)
+            arrays = {n: TensorBytes("uint8", (len(data),), data) for n, data in raw.items()}
+            self._take(reply, CellAnswer(answer.value, arrays), arena, stray=stray)
+
+    def _raw(self, answer: CellAnswer, arena: Arena) -> dict[str, bytearray]:
+        """Copies of all bytes of the block and of the outputs.
+
+        Raises `ValueError` for outputs that are not where, or larger than, an answer may say.
+        """
+        results = {"block": bytearray(self._block.data[: arena.block.numel()])}
+        spans = {n: _span_bytes(d) for n, d in enumerate(answer.value["outputs"]) if "problem" not in d}
+        assert self._latest is not None
+        most = _SPAN_FACTOR * self._latest[0].case.output_bytes + _SPAN_SLACK
+        total = sum(aligned_size(size) for size in spans.values())
+        if total > max(1, len(spans)) * most:
+            raise ValueError(f"outputs span {total} bytes")
+        if total > self._copied.size or self._copied.fd >= 0:
+            if total > self._copied.size:
+                self._copied = SharedMemory(aligned_size(2 * total))
+            self._stoppable.share(self._copied.fd, self._copied.size)
+            self._copied.forget_descriptor()
+        at, places = 0, []
+        for size, address in zip(spans.values(), answer.value["places"], strict=True):
+            places.append((address, size, at))
+            at += aligned_size(size)
+        if missing := self._stoppable.copy_out(places):
+            raise ValueError(f"{missing} outputs are not where they are said to be")
+        for (n, size), (_, _, offset) in zip(spans.items(), places, strict=True):
+            results[f"out{n}"] = bytearray(self._copied.data[offset : offset + size])
+        return results
+
+
+def open_launcher(
+    cell: CellClient, kind: PackFormat, rng: random.Random, device: str, spent: PhaseTimer
+) -> Launcher:
+    """What puts launches to a cell on this device."""
+    if device == "cpu" and isinstance(cell, WindowedCell):
+        return WindowedLauncher(cell, kind, rng, spent)
+    return Launcher(cell, kind, rng, device, spent)
+
+
+def _span_bytes(about: Mapping[str, Any]) -> int:
+    """Bytes from the first to the last element of a tensor that is described so."""
+    shape, stride = about["shape"], about["stride"]
+    width = int(getattr(torch, about["dtype"]).itemsize)
+    if any(type(n) is not int or n < 0 for n in (*shape, *stride)):
+        raise ValueError("sizes and strides are numbers from 0 on")
+    return width * span_of(shape, stride)
+
+
+_REMEMBERED_WINDOWS = 31
+_NATIVE_SECONDS = 5e-6
+"""What an answer in machine code may save against the trusted cell's lightest one."""
+
+
+class NullCell:
+    """Trusted cells that are asked what contestants are asked: one whose launches do nothing, one that does nothing.
+
+    The first one's windows have all that a launch's have: resuming, the question, the code that serves a
+    launch, the answer, stopping. The second answers at once: what its windows take, nobody can do without. No
+    candidate can make them longer, since all are stopped meanwhile.
+    """
+
+    def __init__(self, cell: WindowedCell, bare: WindowedCell, rng: random.Random) -> None:
+        self._launcher = WindowedLauncher(cell, PackFormat.OWN, rng)
+        self._launcher.prepare("", "", Language.TORCH)
+        self._bare = bare
+        bare.ask("forecast_harness.verify.launch_cell:serve", {}, {})
+        bare.freeze()
+        self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_WINDOWS))
+        self._bare_windows: deque[float] = deque(maxlen=_REMEMBERED_WINDOWS)
+
+    def measure(self, name: str, case: LaunchCase, returned: Sequence[Mapping[str, Any]]) -> float:
+        """Seconds of one window of the workload `name`, where contestants return tensors of these forms."""
+        self._bare_windows.append(
+            self._bare.ask_in_window("forecast_harness.verify.launch_cell:window", {}).seconds
+        )
+        seconds = self._launcher.null_window(case, returned)
+        self._windows[name].append(seconds)
+        return seconds
+
+    def forget(self) -> None:
+        """Begin anew: windows before were of cells that were not yet warm."""
+        self._windows.clear()
+        self._bare_windows.clear()
+
+    def typical_seconds(self, name: str) -> float:
+        """The median of a workload's latest windows; 0 where there are none."""
+        result = self._windows[name]
+        return statistics.median(result) if result else 0.0
+
+    def undisturbed_seconds(self, name: str) -> float:
+        """What a workload's windows take where nothing else wants the processor; 0 where there are none."""
+        return _low(self._windows[name])
+
+    def serving_seconds(self, name: str) -> float:
+        """What whoever replaced all of the code that serves a launch of `name` could gain, at most.
+
+        A busy machine delays windows by more than that code takes: those that it did not delay tell.
+        """
+        return max(0.0, self.undisturbed_seconds(name) - _low(self._bare_windows)) + _NATIVE_SECONDS
+
+
+def _low(seconds: Sequence[float] | deque[float]) -> float:
+    """The 20 % quantile; 0 of none."""
+    ordered = sorted(seconds)
+    return ordered[len(ordered) // 5] if ordered else 0.0

@@ -1,1 +1,0 @@
-"""One launch under suspicion: memory between canaries, digests, and what came back."""

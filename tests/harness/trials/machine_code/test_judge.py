@@ -1,0 +1,445 @@
+"""Nodes of a search, judged through machine code by many threads at once, and given up."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Outcome
+from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.messages import PAUSES
+from forecast_harness.records import ConfirmationJob, FullVerification, VerificationJob
+from forecast_harness.sandbox.jobs import SandboxError
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.machine_code import tuning as node_builds
+from forecast_harness.trials.machine_code.device import block_means
+from forecast_harness.trials.protocol import LaneFailure
+from forecast_harness.trials.race import log2_ratio, mean_log2_ratio
+from tests.harness.trials.machine_code.judged_sums import SEED, TARGET, Judged, job, node, verification
+
+
+def test_a_faster_node_says_by_how_much_and_waits_for_full_verification(judged: Judged) -> None:
+    found = judged.judge.judge(job("fast", "honest 24000"))
+    assert found.outcome is Outcome.OK
+    assert found.log2_ratio == pytest.approx(-1, abs=0.1)
+    assert found.seconds["large"] == pytest.approx(25e-6, rel=0.1)
+    assert (found.against, found.may_lead, found.is_unverified_gain) == ("seed", False, True)
+    assert found.device_seconds > 0
+    assert judged.host.verified == []
+    assert judged.trials.learnt == [("fast", 1)]
+
+
+def test_full_verification_is_a_job_of_its_own(judged: Judged) -> None:
+    fast, cheat = job("fast", "honest 24000"), job("cheat", "honest 20000")
+    right = judged.judge.verify(verification(fast))
+    assert right.is_right
+    assert judged.host.prepared
+    found = judged.judge.judge(fast).with_verification(right)
+    assert (found.may_lead, found.facts["launches"], found.facts["path"]) == (True, 9, "machine code")
+    wrong = judged.judge.verify(verification(cheat))
+    refused = judged.judge.judge(cheat).with_verification(wrong)
+    assert (refused.outcome, refused.log2_ratio, refused.stage) == (Outcome.INCORRECT, None, "verify")
+    assert "hidden size" in refused.feedback
+    assert judged.host.verified == ["fast", "cheat"]
+
+
+@pytest.mark.parametrize(("cost", "ratio"), [(60_000, 0.26), (50_000, 0.0), (49_950, 0.0)])
+def test_what_is_not_shown_to_be_faster_is_not_called_so(judged: Judged, cost: int, ratio: float) -> None:
+    found = judged.judge.judge(job("other", f"honest {cost}"))
+    assert found.log2_ratio is not None
+    assert found.log2_ratio >= 0
+    assert found.log2_ratio == pytest.approx(ratio, abs=0.03)
+    assert not found.is_unverified_gain
+
+
+@pytest.mark.parametrize(
+    ("cost", "warps", "tried"),
+    [
+        (80_000, (4, 8, 2, 16), 4),
+        (150_000, (4, 8, 2, 16), 1),
+        (80_000, (4, 2, 8, 16), 2),
+        (60_000, (4, 2, 8, 16), 4),
+    ],
+)
+def test_the_farther_a_source_is_behind_the_fewer_configs_are_compiled(
+    runner: RunnerClient, tmp_path: Path, cost: int, warps: tuple[int, ...], tried: int
+) -> None:
+    """Of sources that take longer with fewer warps; the rival takes 50,000."""
+    made = Judged(runner, tmp_path, warps)
+    try:
+        found = made.judge.judge(job("slow", f"honest {cost}"))
+    finally:
+        made.close()
+    assert found.measurements == len(found.facts["configs"]) == tried
+    assert sorted(w for name, w in made.builder.asked if name == "slow") == sorted(warps[:tried])
+    assert ("given up" in found.feedback) == (tried < 4)
+    assert found.facts.get("given_up_after", 4) == tried
+
+
+def test_the_best_of_all_configs_counts(tuned: Judged) -> None:
+    found = tuned.judge.judge(job("many", "honest 48000"))
+    assert (found.measurements, found.config) == (4, {"num_warps": 16})
+    assert found.log2_ratio == pytest.approx(-2.0, abs=0.2)
+    assert len(found.facts["configs"]) == 4
+
+
+def test_a_seed_beside_itself_has_its_best_config_and_is_no_lead(
+    tuned: Judged, runner: RunnerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is faster than the seed's best leads, and is timed again by a new runner."""
+    renewed, renew = list[str](), runner.renew
+    monkeypatch.setattr(runner, "renew", lambda: (renewed.append(""), renew()))
+    found = tuned.judge.judge(job("seed", SEED.source))
+    assert (found.log2_ratio, found.sd, found.config, found.measurements) == (0.0, 0.0, {"num_warps": 16}, 4)
+    assert not renewed
+    tuned.trials.warps = (16,)
+    best = replace(job("better", "honest 45000"), against_config=found.config)
+    better = tuned.judge.judge(best)
+    assert better.log2_ratio == pytest.approx(-0.15, abs=0.05)
+    assert len(renewed) == 1
+
+
+def test_a_seed_that_is_faster_than_memory_is_not_believed(judged: Judged) -> None:
+    found = judged.judge.judge(job("seed", "honest 1000", node("seed", "honest 1000")))
+    assert (found.outcome, found.log2_ratio) == (Outcome.INFRASTRUCTURE, None)
+
+
+def test_one_config_that_fails_does_not_end_a_source(tuned: Judged) -> None:
+    found = tuned.judge.judge(job("wide", "wide 40000"))
+    assert (found.outcome, found.config, found.measurements) == (Outcome.OK, {"num_warps": 4}, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "stage"),
+    [
+        ("wrong 20000", Outcome.INCORRECT, "verify"),
+        ("faulty", Outcome.RUNTIME_ERROR, "verify"),
+        ("broken", Outcome.COMPILE_ERROR, "compile"),
+        ("honest 1000", Outcome.INFRASTRUCTURE, "time"),
+    ],
+)
+def test_a_node_that_fails_says_at_which_stage(
+    judged: Judged, source: str, outcome: Outcome, stage: str
+) -> None:
+    found = judged.judge.judge(job("bad", source))
+    assert (found.outcome, found.stage, found.log2_ratio) == (outcome, stage, None)
+    assert found.feedback
+    assert judged.host.verified == []
+
+
+@pytest.mark.parametrize(("source", "why"), [("host", "torch.mm"), ("odd", "could not be recorded")])
+def test_what_is_no_machine_code_goes_to_the_other_judge(judged: Judged, source: str, why: str) -> None:
+    found = judged.judge.judge(job("torch", source))
+    assert found.against == "seed"
+    assert found.facts["path"] == "host code"
+    assert why in found.facts["path_reason"]
+    assert judged.told == []  # no failure of ours
+    judged.judge.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET))
+    assert judged.host.asked == ["torch", "seed"]
+    judged.judge.close()
+    assert judged.host.closed
+
+
+def test_a_failure_of_our_own_has_the_node_judged_as_host_code_and_three_in_a_row_all(judged: Judged) -> None:
+    found = [judged.judge.judge(job(f"lost-{n}", "lost")) for n in range(3)]
+    assert [f.facts["path_reason"] for f in found] == ["the server was lost"] * 3
+    assert [t.endswith("all is judged as host code") for t in judged.told] == [False, False, True]
+    later = judged.judge.judge(job("fine", "honest 24000"))
+    assert later.facts["path"] == "host code"
+    assert judged.host.asked == ["lost-0", "lost-1", "lost-2", "fine"]
+
+
+def test_a_failure_of_our_own_is_the_lanes_where_machine_code_is_insisted_on(
+    runner: RunnerClient, tmp_path: Path
+) -> None:
+    made = Judged(runner, tmp_path, insist=True)
+    try:
+        with pytest.raises(LaneFailure, match="server was lost"):
+            made.judge.judge(job("lost", "lost"))
+        with pytest.raises(LaneFailure, match="timed beside"):
+            made.judge.judge(job("any", "honest 40000", against=node("other", "broken")))
+        assert made.host.asked == []
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("honest 50000", ""),
+        ("wrong", "wrong values"),
+        ("host", "torch.mm"),
+        ("honest 100", "faster than memory"),
+    ],
+)
+def test_a_seed_shows_whether_a_target_can_be_judged_so(judged: Judged, source: str, said: str) -> None:
+    found = judged.judge.try_seed(job("seed", source))
+    assert found.startswith(said) if said else found == ""
+
+
+def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) -> None:
+    pool = LocalJudgePool(lambda number: judged.judge, 4)
+    sources = ["honest 40000", "wrong 9000", "faulty", "honest 90000", "broken", "honest 30000"]
+    jobs = [job(f"node-{n}", sources[n % len(sources)]) for n in range(12)]
+    try:
+        found = [f.result(300) for f in [pool.submit(one) for one in jobs]]
+    finally:
+        pool.close()
+    wanted = [
+        Outcome.OK,
+        Outcome.INCORRECT,
+        Outcome.RUNTIME_ERROR,
+        Outcome.OK,
+        Outcome.COMPILE_ERROR,
+        Outcome.OK,
+    ]
+    assert [r.outcome for r in found] == 2 * wanted
+    for lead in (found[5], found[11]):
+        assert lead.log2_ratio == pytest.approx(-0.7, abs=0.1)
+    assert threading.active_count() < 50
+
+
+def test_nodes_are_judged_while_one_is_verified_and_only_what_takes_the_lead_gets_a_new_runner(
+    judged: Judged, runner: RunnerClient
+) -> None:
+    once = judged.host.verify
+    begun, others_are_judged = threading.Event(), threading.Event()
+
+    def verify(asked: VerificationJob) -> FullVerification:
+        begun.set()
+        assert others_are_judged.wait(60)
+        return once(asked)
+
+    judged.host.verify = verify  # type: ignore[method-assign]
+    fast = job("fast", "honest 20000")
+    before = runner.restarts
+    judged.judge.judge(fast)
+    assert runner.restarts == before + 1
+    with ThreadPoolExecutor(1) as pool:
+        verifying = pool.submit(judged.judge.verify, verification(fast))
+        assert begun.wait(60)
+        slower = judged.judge.judge(job("slower", "honest 90000"))
+        second = judged.judge.judge(job("second", "honest 24000"))
+        others_are_judged.set()
+        assert verifying.result(60).is_right
+    assert slower.outcome is second.outcome is Outcome.OK
+    assert second.log2_ratio == pytest.approx(-1, abs=0.1)
+    assert runner.restarts == before + 1
+
+
+def test_a_wrong_value_at_the_timed_size_is_seen_without_full_verification(judged: Judged) -> None:
+    found = judged.judge.judge(job("late", "late 24000"))
+    assert found.outcome is Outcome.INCORRECT
+    assert judged.host.verified == []
+
+
+@pytest.mark.parametrize("error", [RecordError("breaks the contract"), SandboxError("a worker was lost")])
+def test_what_cannot_be_built_is_judged_as_host_code(judged: Judged, error: Exception) -> None:
+    def fail(request: object) -> object:
+        raise error
+
+    judged.builder.submit = fail  # type: ignore[assignment]
+    found = judged.judge.judge(job("fast", "honest 24000"))
+    assert (found.facts["path"], found.facts["path_reason"]) == ("host code", str(error))
+
+
+def test_a_rival_that_was_not_built_once_is_built_again(judged: Judged) -> None:
+    once = judged.builder.submit
+    asked: list[str] = []
+
+    def submit(request: BuildRequest) -> Future[BuildResult]:
+        asked.append(request.candidate)
+        if asked.count("seed") > 1 or request.candidate != "seed":
+            return once(request)
+        lost: Future[BuildResult] = Future()
+        lost.set_result(BuildResult(request, infrastructure="a worker was lost"))
+        return lost
+
+    judged.builder.submit = submit  # type: ignore[method-assign]
+    assert judged.judge.judge(job("fast", "honest 24000")).facts["path"] == "host code"
+    assert judged.judge.judge(job("faster", "honest 20000")).facts["path"] == "machine code"
+
+
+class Hanging:
+    """Has the host's verification wait until it is given up or closed."""
+
+    def __init__(self, judged: Judged) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+        judged.host.verify = self.verify  # type: ignore[method-assign]
+
+    def verify(self, asked: VerificationJob) -> FullVerification:
+        self.begun.set()
+        assert self.ended.wait(60)
+        raise LaneFailure("ended", "lane")
+
+    @contextmanager
+    def waited_for(self, judged: Judged) -> Iterator[None]:
+        """While it hangs in a thread of its own; what ends it is told to that."""
+        with ThreadPoolExecutor(1) as pool:
+            verifying = pool.submit(judged.judge.verify, verification(job("fast", "honest 24000")))
+            assert self.begun.wait(60)
+            yield
+            with pytest.raises(LaneFailure, match="ended"):
+                verifying.result(60)
+
+
+def test_what_is_given_up_ends_at_once_and_the_judge_goes_on(judged: Judged) -> None:
+    hanging = Hanging(judged)
+    judged.host.give_up = hanging.ended.set  # type: ignore[method-assign]
+    with hanging.waited_for(judged):
+        judged.judge.give_up()
+    assert not judged.host.closed
+    assert judged.judge.judge(job("fast", "honest 24000")).outcome is Outcome.OK
+    judged.judge.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET))
+    assert judged.host.asked == ["seed"]
+
+
+def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_at_once(
+    judged: Judged,
+) -> None:
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    from forecast_harness.trials.machine_lanes import MachineCodeLanes
+
+    hanging = Hanging(judged)
+    judged.host.give_up = hanging.ended.set  # type: ignore[method-assign]
+    lanes = MachineCodeLanes([judged.judge], 1, ExitStack())
+    try:
+        assert lanes.capacity == 1
+        verifying = lanes.verify(verification(job("fast", "honest 24000")))
+        assert hanging.begun.wait(60)
+        found = [lanes.submit(job(f"node-{n}", "honest 40000")) for n in range(3)]
+        assert {f.result(60).outcome for f in found} == {Outcome.OK}
+        lanes.give_up()
+        assert list(lanes.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET)).result(60)) == ["seed"]
+        with pytest.raises(LaneFailure, match="ended"):
+            verifying.result(60)
+        assert not judged.host.closed, "what it has opened for the confirmation would be lost"
+        assert lanes.capacity == 1
+    finally:
+        lanes.close()
+
+
+def test_a_node_whose_sources_still_compile_is_given_up_without_waiting_for_them(judged: Judged) -> None:
+    asked, never = threading.Event(), Future[BuildResult]()
+
+    def submit(request: BuildRequest) -> Future[BuildResult]:
+        asked.set()
+        return never
+
+    judged.builder.submit = submit  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        judging = pool.submit(judged.judge.judge, job("fast", "honest 24000"))
+        assert asked.wait(60)
+        while not judging.done():
+            judged.judge.give_up()
+        with pytest.raises(LaneFailure, match="given up"):
+            judging.result(60)
+    assert never.cancelled()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
+    tuned: Judged, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    monkeypatch.setattr(node_builds, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(node_builds, "_PATIENCE", 0.0)
+    monkeypatch.setattr(node_builds, "_LOOK_S", 0.05)
+    submit, slow, asked = tuned.builder.submit, Future[BuildResult](), list[BuildRequest]()
+    ended: list[Future[BuildResult]] = []
+    tuned.builder.end = lambda building: ended.append(building) is None  # type: ignore[method-assign,func-returns-value]
+    tuned.builder.seconds_of = lambda building: float(building.running())  # type: ignore[method-assign]
+
+    def delayed(request: BuildRequest) -> Future[BuildResult]:
+        if request.options.get("num_warps") != 2:
+            return submit(request)
+        asked.append(request)
+        if begun:  # otherwise it waits for a worker
+            slow.set_running_or_notify_cancel()
+        return slow
+
+    tuned.builder.submit = delayed  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        judging = pool.submit(tuned.judge.judge, job("fast", "honest 24000"))
+        if not begun:
+            with pytest.raises(TimeoutError):
+                judging.result(2.0)  # far longer than the patience
+            slow.set_result(submit(asked[0]).result(60))
+        found = judging.result(60)
+    assert found.outcome is Outcome.OK
+    assert (found.measurements, found.facts.get("late_configs", 0)) == ((3, 1) if begun else (4, 0))
+    assert ended == ([slow] if begun else [])
+
+
+def test_the_end_ends_compilations_that_have_begun_and_calls_none_a_failure(judged: Judged) -> None:
+    asked, running, told = threading.Event(), Future[BuildResult](), list[float]()
+    running.set_running_or_notify_cancel()
+
+    def submit(request: BuildRequest) -> Future[BuildResult]:
+        asked.set()
+        return running
+
+    def give_up(after_s: float = 3.0) -> None:
+        told.append(after_s)
+        if after_s == 0:  # as a worker's lane does, whose job has just begun
+            request = judged.trials.request(job("fast", "honest 24000").node, {})
+            running.set_result(BuildResult(request, infrastructure="the job was given up"))
+
+    judged.builder.submit = submit  # type: ignore[method-assign]
+    judged.builder.give_up = give_up  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        judging = pool.submit(judged.judge.judge, job("fast", "honest 24000"))
+        assert asked.wait(60)
+        judged.judge.give_up()
+        assert told == [3.0], "what has just begun may be of use to others"
+        judged.judge.end()
+        with pytest.raises(LaneFailure, match="the lanes are closed"):
+            judging.result(60)
+    assert judged.told == []
+    assert judged.host.asked == []
+
+
+def test_after_the_end_nothing_more_is_judged_and_a_host_judge_at_work_is_ended(judged: Judged) -> None:
+    hanging = Hanging(judged)
+    judged.host.close = hanging.ended.set  # type: ignore[method-assign]
+    with hanging.waited_for(judged):
+        judged.judge.end()
+        judged.judge.close()
+    with pytest.raises(LaneFailure, match="the lanes are closed"):
+        judged.judge.judge(job("faster", "honest 20000"))
+
+
+def test_what_strays_in_another_block_of_each_call_moves_nothing() -> None:
+    """All calls take as long for both; of the rival's four blocks of each call, one was disturbed."""
+    disturbed = [[0.4 if n == number else 0.0 for n in range(4)] for number in range(3)]
+    ratio, error = mean_log2_ratio(disturbed)
+    assert ratio == 0.0
+    assert error >= 0.0
+    together = [sum(call[n] for call in disturbed) / 3 for n in range(4)]
+    assert log2_ratio(together)[0] < -0.1, "taken together first, most blocks are disturbed"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_launch_that_was_held_up_is_left_out_where_blocks_are_few(recorded: bool) -> None:
+    chance = random.Random(3)
+    seconds = [6e-6 + 1e-7 * chance.random() for _ in range(4 * PAUSES)]
+    seconds[5] = 60e-6
+    held_up, usual = block_means(seconds, recorded), block_means(seconds, recorded, strays=False)
+    assert max(held_up) > 1.5 * min(held_up)
+    assert max(usual) < 1.02 * min(usual)
+    assert len(held_up) == len(usual) == len(seconds) // (PAUSES if recorded else 4)
+
+
+def test_a_source_that_is_slow_every_other_time_is_slow() -> None:
+    slow = [6e-6, 12e-6] * (2 * PAUSES)
+    assert min(block_means(slow, True, strays=False)) >= 8e-6
+    assert min(block_means(slow, True)) == pytest.approx(9e-6)

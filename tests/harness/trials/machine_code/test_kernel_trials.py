@@ -1,0 +1,214 @@
+"""A kernel of a user's file and its variants through machine code: compiled by Triton, launched by a fake driver."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
+from forecast_autotune.records import Config, Outcome
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.records import MachineCodeError
+from forecast_harness.clocks.runner import health
+from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner.health import facts_for_workers
+from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
+from forecast_harness.trials import devices
+from forecast_harness.trials import machine_lanes as opening
+from forecast_harness.trials.machine_code.judge import MachineCodeJudge
+from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
+from forecast_harness.trials.machine_code.variant_gate import VariantGate
+from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import ReasonCode
+from tests.harness.trials.machine_code.noting_host import NotingHost, ReadyHost
+from tests.harness.trials.machine_code.translated_builds import StartedBuilder, TranslatedBuilder
+from tests.harness.variant_kernels import DOUBLE, subject, variant, vector_call
+
+PLAN = VerificationPlan(cases=1)
+
+
+def target(source: str = DOUBLE, **more: object) -> SearchTarget:
+    base = subject(source, vector_call(1000))
+    payload = {"subjects": [base.to_json()], "source_sha256": "5" * 64, **more}
+    return SearchTarget(TargetKind.KERNEL, "kernel", "id", "triton", "kernel", "", payload)
+
+
+def node(name: str, source: str) -> Node:
+    return Node(name, source, "triton", (), Provenance(Origin.HAND))
+
+
+SEED = node("seed", DOUBLE)
+BASE = subject(DOUBLE, vector_call(1000), vector_call(300))
+
+
+def job(name: str, source: str, trials: int = 2) -> NodeJob:
+    return NodeJob(f"job-{name}", node(name, source), SEED, {}, target(), 0, trials)
+
+
+@pytest.fixture(scope="module")
+def builder(runner: RunnerClient) -> Iterator[TranslatedBuilder]:
+    with CompileWorkers(facts_for_workers(runner), 1) as workers:
+        made = TranslatedBuilder(workers)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def trials(
+    runner: RunnerClient, builder: TranslatedBuilder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KernelTrials]:
+    made = KernelTrials(target(), PLAN, tmp_path_factory.mktemp("trials") / "not" / "yet")
+    with contextlib.closing(made):
+        made.learn_results(runner, builder)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def judge(
+    runner: RunnerClient,
+    builder: TranslatedBuilder,
+    trials: KernelTrials,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[MachineCodeJudge]:
+    folder = tmp_path_factory.mktemp("host")
+    host = NotingHost({"cheat": "wrong at a hidden size"})
+    made = MachineCodeJudge(runner, builder, trials, host=lambda: host, device="fake", locks=folder)
+    yield made
+    made.close()
+
+
+def test_the_base_kernel_shows_what_is_written_and_what_is_right(trials: KernelTrials) -> None:
+    (call,) = [c for c in trials.calls.timed.values()]
+    assert call.given.updates == ("out",)
+    assert set(call.arguments.tensors) == {"x", "out"}
+
+
+LONG_LIST = [
+    replace(c, num_warps=w, num_stages=s) for c in BASE.configs for w in (1, 2, 4, 8) for s in range(1, 8)
+]
+SEARCHED = replace(target(), payload={"subjects": [replace(BASE, configs=tuple(LONG_LIST)).to_json()]})
+
+
+@contextlib.contextmanager
+def opened_lanes(
+    fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MachineCodeLanes]:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(health, "LIBRARY", str(fake_driver))
+    monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(health, "runner_problem", lambda runner: "")
+    monkeypatch.setattr(devices, "CompileWorkers", StartedBuilder)
+    monkeypatch.setattr(opening, "_HostOpening", lambda *_: ReadyHost(NotingHost({})))
+    told: list[str] = []
+    folder = tmp_path / "search"  # as a search names it: nothing is there yet
+    with contextlib.closing(
+        open_machine_code_lanes(
+            SEARCHED, SEED, [PLAN], folder=folder, workers=1, insist=True, on_failure=told.append
+        )
+    ) as lanes:
+        yield lanes
+    assert told == []
+
+
+def searched_job(made: Node) -> NodeJob:
+    return NodeJob(f"job-{made.id}", made, SEED, {}, SEARCHED, 0, 5)
+
+
+def test_a_search_of_a_kernel_goes_through_machine_code(
+    fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(LONG_LIST) > 48
+    with opened_lanes(fake_driver, tmp_path, monkeypatch) as lanes:
+        assert lanes.capacity >= 1
+        jobs = [searched_job(n) for n in (SEED, node("fast", f"{DOUBLE}# 30000 ns\n"))]
+        seed, fast = (future.result(120) for future in [lanes.submit(job) for job in jobs])
+    for found in (seed, fast):
+        assert (found.outcome, found.measurements, found.facts["path"]) == (Outcome.OK, 5, "machine code")
+        spent = found.facts["spent"]
+        assert set(spent) == {"configs", "builds", "queue", "device", "runner"}
+        assert 0 < spent["runner"] <= spent["device"] == pytest.approx(found.device_seconds, abs=1e-3)
+    assert seed.log2_ratio == pytest.approx(0.0, abs=0.1)
+    assert fast.log2_ratio == pytest.approx(-0.72, abs=0.1)
+
+
+def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -> None:
+    assert judge.try_seed(job("seed", DOUBLE)) == ""
+    found = judge.judge(job("fast", f"{DOUBLE}# 30000 ns\n"))
+    assert (found.outcome, found.measurements) == (Outcome.OK, 2)
+    assert found.log2_ratio == pytest.approx(-0.72, abs=0.1)
+    assert not found.may_lead
+    assert Config.from_json(found.config).kwargs[0][0] == "BLOCK"
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "said"),
+    [
+        (DOUBLE.replace("2 * tl.load", "3 * tl.load"), Outcome.INCORRECT, "out differs by 0.5"),
+        (DOUBLE.replace("tl.store", "tl.no_such_thing"), Outcome.COMPILE_ERROR, "no_such_thing"),
+    ],
+)
+def test_a_wrong_variant_is_refused_before_it_is_timed(
+    judge: MachineCodeJudge, source: str, outcome: Outcome, said: str
+) -> None:
+    found = judge.judge(job("bad", source))
+    assert (found.outcome, found.facts["path"]) == (outcome, "machine code")
+    assert said in found.feedback
+
+
+def test_the_base_kernel_runs_in_the_config_that_the_store_has_decided_on(
+    trials: KernelTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = Config.of({"BLOCK": 128})
+    known = replace(target(), payload={**target().payload, "decided": decided.to_json()})
+    monkeypatch.setattr(trials, "_target", known)
+    own, other = replace(job("seed", DOUBLE), node=SEED), job("other", f"{DOUBLE}# 1 ns\n")
+    assert trials.configs(own)[0] == [decided.to_json()]
+    assert len(trials.configs(other)[0]) == 2
+
+
+def test_a_call_that_nothing_can_be_told_from_is_refused() -> None:
+    with pytest.raises(MachineCodeError, match="no elements"):
+        kernel_call(subject(DOUBLE, vector_call(0)))
+    with pytest.raises(MachineCodeError, match="bytes of tensors"):
+        kernel_call(subject(DOUBLE, vector_call(1 << 31)))
+
+
+def test_a_base_kernel_that_does_not_compile_is_not_judged_so(
+    runner: RunnerClient, builder: TranslatedBuilder, tmp_path: Path
+) -> None:
+    broken = target(DOUBLE.replace("tl.store", "tl.no_such_thing"))
+    with (
+        contextlib.closing(KernelTrials(broken, PLAN, tmp_path)) as made,
+        pytest.raises(MachineCodeError, match=r"(?s)cannot be launched as machine code: .*no_such_thing"),
+    ):
+        made.learn_results(runner, builder)
+
+
+def test_a_gate_refuses_what_need_not_be_verified(
+    runner: RunnerClient, builder: TranslatedBuilder, trials: KernelTrials
+) -> None:
+    gate = VariantGate(trials, runner, builder)
+    sources = {
+        "right": DOUBLE,
+        "wrong": DOUBLE.replace("2 * tl.load", "5 * tl.load"),
+        "broken": DOUBLE.replace("tl.store", "tl.no_such_thing"),
+    }
+    made = {name: variant(f"{source}# {name}\n") for name, source in sources.items()}
+    for one in made.values():
+        gate.submit(one)
+    found = {name: gate.refusal(one) for name, one in made.items()}
+    assert found["right"] is None
+    assert {n: r.code for n, r in found.items() if r is not None} == {
+        "wrong": ReasonCode.WRONG_VALUES,
+        "broken": ReasonCode.FAILS,
+    }
+    assert (gate.compiled, gate.checked, gate.failure) == (3, 2, "")

@@ -1,0 +1,191 @@
+"""Lanes of this machine: every job once, none lost in silence, broken lanes kept out."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forecast_autotune.records import Outcome
+from forecast_harness.records import ConfirmationJob, NodeJob, VerificationJob
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.packs import PackJudge
+from forecast_harness.trials.protocol import LaneFailure, NodeJudge
+from forecast_harness.trials.race import RaceRules
+from forecast_harness.verify.plan import VerificationPlan
+from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
+from tests.harness.small import small_target
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Callable[[int], NodeJudge]:
+    return partial(ScriptedJudge, folder=tmp_path)
+
+
+def test_every_job_is_done_once_whoever_asks(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
+    lanes = LocalJudgePool(table, 3)
+    try:
+        futures = [lanes.submit(job(str(n % 20), "sleep 0.01")) for n in range(60)]
+        assert [f.result(30).log2_ratio for f in futures] == [0.5] * 60
+        assert lanes.submit(job("3", "sleep 0.01")).result(30).device == futures[3].result().device
+        assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(20))
+    finally:
+        lanes.close()
+
+
+def test_finalists_are_confirmed_once(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
+    asked = ConfirmationJob((job("a").node, job("b").node), {"node-a": {"N": 1}}, SEED, TARGET)
+    lanes = LocalJudgePool(table, 2)
+    try:
+        assert lanes.confirm(asked).result(30) == lanes.confirm(asked).result(30)
+        assert set(lanes.confirm(asked).result(30)) == {"node-a", "node-b"}
+        assert judged_jobs(tmp_path) == ["confirm"]
+    finally:
+        lanes.close()
+
+
+def test_a_verification_goes_before_what_waits(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
+    lanes = LocalJudgePool(table, 1)
+    asked = VerificationJob("verify-a", job("a").node, {}, TARGET)
+    try:
+        held = lanes.submit(job("held", "hold"))
+        wait_until(lambda: bool(list(tmp_path.glob("pid-*"))))
+        waiting = [lanes.submit(job(str(n))) for n in range(3)]
+        verifying = lanes.verify(asked)
+        assert lanes.verify(asked) is verifying
+        (tmp_path / "go").touch()
+        assert verifying.result(30).is_right
+        assert [f.result(30).outcome for f in (held, *waiting)] == [Outcome.OK] * 4
+        assert judged_jobs(tmp_path) == ["job-held", "verify-a", "job-0", "job-1", "job-2"]
+    finally:
+        lanes.close()
+
+
+def test_what_is_given_up_is_lost_and_its_lane_stays_open(tmp_path: Path) -> None:
+    made: list[ScriptedJudge] = []
+
+    def make(number: int) -> NodeJudge:
+        made.append(ScriptedJudge(number, tmp_path))
+        return made[-1]
+
+    lanes = LocalJudgePool(make, 1)
+    try:
+        held = lanes.submit(job("held", "hold ended early"))
+        wait_until(lambda: bool(list(tmp_path.glob("pid-*"))))
+        waiting = lanes.submit(job("waiting"))
+        lanes.give_up()
+        with pytest.raises(LaneFailure, match="ended early"):
+            held.result(30)
+        with pytest.raises(LaneFailure, match="given up"):
+            waiting.result(30)
+        assert lanes.submit(job("next")).result(30).outcome is Outcome.OK
+        assert judged_jobs(tmp_path) == ["job-next"]
+        assert len(made) == 1
+        assert not made[0].closed
+    finally:
+        lanes.close()
+
+
+def test_a_lost_job_is_told_and_may_be_tried_again_in_a_fresh_lane(table: Callable[[int], NodeJudge]) -> None:
+    lanes = LocalJudgePool(table, 1)
+    try:
+        with pytest.raises(LaneFailure, match="fell off the bus") as caught:
+            lanes.submit(job("flaky", "lose 1")).result(30)
+        assert caught.value.lane == "table-0"
+        assert lanes.submit(job("flaky", "lose 1")).result(30).outcome is Outcome.OK
+        assert lanes.lanes[0].restarts == 1
+        assert lanes.capacity == 1
+    finally:
+        lanes.close()
+
+
+def test_an_error_of_the_judge_blames_no_candidate(table: Callable[[int], NodeJudge]) -> None:
+    lanes = LocalJudgePool(table, 1)
+    try:
+        with pytest.raises(LaneFailure, match="a judge has bugs"):
+            lanes.submit(job("bug", "raise")).result(30)
+        assert lanes.submit(job("fine")).result(30).outcome is Outcome.OK
+    finally:
+        lanes.close()
+
+
+def test_a_broken_lane_is_quarantined_and_comes_back(
+    table: Callable[[int], NodeJudge], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+
+    def make(number: int) -> NodeJudge:
+        if number == 1 and broken.exists():
+            raise LaneFailure("the canary computed 3, expected 4")
+        return table(number)
+
+    lanes = LocalJudgePool(make, 2, retry_s=0.05)
+    try:
+        wait_until(lambda: lanes.capacity == 1)
+        assert "canary" in lanes.lanes[1].problem
+        assert {lanes.submit(job(str(n))).result(30).device for n in range(8)} == {"table-0"}
+        broken.unlink()
+        wait_until(lambda: lanes.capacity == 2)
+        assert lanes.lanes[1].state == "ready"
+    finally:
+        lanes.close()
+
+
+def test_jobs_do_not_wait_for_lanes_that_are_all_broken() -> None:
+    def make(number: int) -> NodeJudge:
+        raise LaneFailure("no device answers")
+
+    lanes = LocalJudgePool(make, 2, retry_s=0.05)
+    try:
+        for _ in range(2):  # before and after the quarantine
+            with pytest.raises(LaneFailure, match="no device answers"):
+                lanes.submit(job("a")).result(30)
+        assert lanes.capacity == 0
+    finally:
+        lanes.close()
+
+
+def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], NodeJudge]) -> None:
+    lanes = LocalJudgePool(table, 1)
+    running = lanes.submit(job("long", "sleep 0.3"))
+    wait_until(lambda: running.running())
+    waiting = lanes.submit(job("waiting"))
+    before = threading.active_count()
+    lanes.close()
+    assert running.result(0).outcome is Outcome.OK
+    assert waiting.cancelled()
+    with pytest.raises(LaneFailure, match="closed"):
+        lanes.submit(job("late")).result(0)
+    assert threading.active_count() == before - 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+def test_real_judges_side_by_side(tmp_path: Path) -> None:
+    target, seed = small_target("softmax")
+    source = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)  # {}\n"
+
+    def asked(n: int) -> NodeJob:
+        node = replace(seed, id=f"n{n}", source=source.format(n))
+        return NodeJob(f"j{n}", node, seed, {}, target, 0, 1)
+
+    # So few launches that no neighbour on this machine can make a candidate's clock look wrong.
+    quick = RaceRules(rung=1, first=1, least=2, most=2)
+    lanes = LocalJudgePool(
+        lambda n: PackJudge(target, VerificationPlan(), tmp_path / str(n), number=n, rules=quick), 2
+    )
+    try:
+        futures = [lanes.submit(asked(n)) for n in range(6)]
+        assert {f.result(120).outcome for f in futures} == {Outcome.OK}
+    finally:
+        lanes.close()
+    assert [p for folder in tmp_path.iterdir() for p in folder.iterdir()] == []

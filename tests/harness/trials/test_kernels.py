@@ -1,0 +1,386 @@
+"""Variants of a kernel, judged by Triton's interpreter: everything but that its times mean something."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.records import Config, Outcome
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, TargetKind, VerificationJob
+from forecast_harness.search.events import NodeForecastRequest
+from forecast_harness.search.forecasters import UNTESTED_DIFFERENCE_SD, TritonForecaster
+from forecast_harness.search.lineage import UNINFORMED_SD
+from forecast_harness.targets.novelty import node_identity
+from forecast_harness.targets.search_target import configs_for, open_target
+from forecast_harness.trials import confirmation as confirmation_limit
+from forecast_harness.trials.configs.variant_tracing import (
+    MAX_TRACED_ASSIGNMENTS,
+    ConfigForecasts,
+    Timing,
+    VariantTracer,
+    is_compatible,
+    most_promising,
+)
+from forecast_harness.trials.kernels import KernelJudge
+from forecast_harness.trials.protocol import ConfirmationEnded
+from forecast_harness.trials.race import RaceRules
+from forecast_harness.verify.plan import VerificationPlan
+from tests.harness.variant_kernels import CONFIGS, SOFTMAX, rows, search_target, softmax_call, subject
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+
+SUBJECT = subject(SOFTMAX, softmax_call(9, 70), softmax_call(4, 33), grid=rows)
+TARGET = search_target(SUBJECT)
+CHANGE = "tl.exp(value.to(tl.float32) - high)", "tl.exp(value.to(tl.float32) - high + 0.0)"
+NAIVE = SOFTMAX.replace(*CHANGE)
+TUNABLE = SOFTMAX.replace(
+    "@triton.jit",
+    'CONFIGS = [{"kwargs": {"BLOCK": b}} for b in (16, 32, 64, 128, 256, 512)]\n\n\n@triton.jit',
+    1,
+)
+SIBLING = TUNABLE.replace(*CHANGE)
+
+
+def node(source: str) -> Node:
+    return Node(
+        node_identity(TARGET.id, "triton", source),
+        source,
+        "triton",
+        (SEED_ID,),
+        Provenance(Origin.HAND, note="x"),
+    )
+
+
+SEED_ID = ""
+SEED = node(SOFTMAX)
+SEED_ID = SEED.id
+SEED = replace(SEED, parents=())
+
+
+def job(source: str, trials: int = 3) -> NodeJob:
+    return NodeJob(f"job-{node_identity('', 'triton', source)}", node(source), SEED, {}, TARGET, 0, trials)
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelJudge]:
+    rules = RaceRules(first=99, least=2, most=2)
+    folder = tmp_path_factory.mktemp("kernel")
+    opened = KernelJudge(TARGET, VerificationPlan(cases=2, timed=2), folder, rules=rules, thorough=rules)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.slow
+def test_a_right_variant_is_tuned_and_timed(judge: KernelJudge) -> None:
+    found = judge.judge(job(TUNABLE))
+    assert (found.outcome, found.stage, found.measurements) == (Outcome.OK, "time", 3)
+    assert found.log2_ratio is not None
+    assert list(found.seconds) == ["0"]
+    assert Config.from_json(found.config) in configs_for(TARGET, TUNABLE)
+    assert [c["passed"] for c in found.facts["checks_passed"]] == [True]
+    assert found.against == SEED.id
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "stage", "said"),
+    [
+        (SOFTMAX.replace("* scale", "* scale * 1.01"), Outcome.INCORRECT, "verify", "wrong_values"),
+        (
+            SOFTMAX.replace("import triton\n", "import os\nimport triton\n", 1),
+            Outcome.RUNTIME_ERROR,
+            "compile",
+            "import",
+        ),
+        (SOFTMAX.replace("stride, n", "n, stride"), Outcome.RUNTIME_ERROR, "compile", "runtime parameters"),
+        ("def kernel(", Outcome.RUNTIME_ERROR, "compile", "not Python"),
+    ],
+)
+def test_a_variants_fault_is_its_outcome(
+    judge: KernelJudge, source: str, outcome: Outcome, stage: str, said: str
+) -> None:
+    found = judge.judge(job(source))
+    assert (found.outcome, found.stage) == (outcome, stage)
+    assert said in found.feedback
+
+
+@pytest.mark.slow
+def test_a_variant_is_verified_in_one_config(judge: KernelJudge) -> None:
+    right = judge.verify(VerificationJob("verify-1", node(NAIVE), CONFIGS[0].to_json(), TARGET))
+    assert (right.outcome, right.wrong) == (Outcome.OK, "")
+    assert "checks_passed" not in right.facts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prepared", [False, True])
+def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge, prepared: bool) -> None:
+    config = {"kwargs": {"BLOCK": 512}}
+    chosen = Config.from_json({**CONFIGS[0].to_json(), **config}).to_json()
+    if prepared:
+        judge.prepare_confirmation()
+    found = judge.confirm(ConfirmationJob((node(TUNABLE),), {node(TUNABLE).id: chosen}, SEED, TARGET))
+    assert list(found) == [SEED.id, node(TUNABLE).id]
+    assert (found[SEED.id].log2_ratio, set(found[SEED.id].seconds)) == (0, {"0"})
+    assert found[node(TUNABLE).id].config == chosen
+    assert {j.stage for j in found.values()} == {"confirm"}
+    assert {j.against for j in found.values()} == {SEED.id}
+    told = found[node(TUNABLE).id].facts["spent"]
+    assert {"open", "verify", "races", "verifying", "racing"} <= set(told), "where the seconds went"
+    assert all({"prepare", "held", "contest"} <= set(steps) for steps in told["racing"])
+
+
+@pytest.mark.slow
+def test_contests_that_were_made_ready_are_not_run_for_a_wrong_finalist(judge: KernelJudge) -> None:
+    wrong = node(SOFTMAX.replace("* scale", "* scale * 1.01"))
+    judge.prepare_confirmation()
+    config = CONFIGS[0].to_json()
+    found = judge.confirm(ConfirmationJob((wrong,), {wrong.id: config}, SEED, TARGET))
+    assert (found[wrong.id].outcome, found[wrong.id].stage) == (Outcome.INCORRECT, "confirm")
+    assert "racing" not in found[wrong.id].facts.get("spent", {})
+    assert found[SEED.id].log2_ratio == 0.0, "timed beside itself"
+
+
+@pytest.mark.slow
+def test_a_confirmation_is_ended_far_beyond_its_time(
+    judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirmation_limit, "_LEAST_S", {"cpu": 0.1})
+    monkeypatch.setattr(confirmation_limit, "_GRACE_S", 0.0)
+    slow = ConfirmationJob((node(NAIVE),), {}, SEED, TARGET, seconds=0.1)
+    with pytest.raises(ConfirmationEnded, match="there was no time"):
+        judge.confirm(slow)
+    again = judge.verify(VerificationJob("verify-2", node(NAIVE), CONFIGS[0].to_json(), TARGET))
+    assert again.outcome is Outcome.OK, "the judge is as good as before"
+
+
+# --- forecasts from IR ---
+
+
+@pytest.fixture(scope="module")
+def tracer() -> Iterator[VariantTracer]:
+    made = VariantTracer(TARGET)
+    yield made
+    made.close()
+
+
+def test_ir_is_traced_without_a_device_and_forecast(tracer: VariantTracer) -> None:
+    configs = configs_for(TARGET, TUNABLE)
+    found = tracer.forecast(TUNABLE, configs)
+    assert found is not None
+    assert found.configs == tuple(configs)
+    assert (found.sd > 0).all()
+    assert len(set(found.mean.tolist())) == len(configs)  # IR tells them apart
+    assert tracer.forecast("import triton\n", configs) is None
+
+
+def test_long_lists_are_forecast_whole_where_few_traces_tell_of_them(tracer: VariantTracer) -> None:
+    listed = configs_for(TARGET, TUNABLE)
+    configs = [replace(c, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2, 3) for c in listed]
+    found = tracer.forecast(TUNABLE, configs)
+    assert found is not None
+    assert found.configs == tuple(configs)
+    assert found.mean.shape == found.p_fail.shape == (len(configs),)
+    assert len(set(tracer.best_configs(TUNABLE, configs, 8))) == 8
+    # More than can be traced: a spread over them.
+    many = [Config.of({"BLOCK": 16 + n}) for n in range(MAX_TRACED_ASSIGNMENTS + 20)]
+    spread = tracer.forecast(TUNABLE, many)
+    assert spread is not None
+    assert len(set(spread.configs)) == MAX_TRACED_ASSIGNMENTS
+
+
+def test_advice_on_the_base_moves_forecasts_of_the_base_alone(tracer: VariantTracer) -> None:
+    text = "def cost(config, args, device, launch):\n    return config.BLOCK\n"
+    advice = Advice("kernel", "5" * 64, text, "somebody")
+    advised = VariantTracer(replace(TARGET, payload={**TARGET.payload, "advice": advice.to_json()}))
+    configs = configs_for(TARGET, TUNABLE)
+    try:
+        for source, moved in ((SOFTMAX, True), (TUNABLE, False)):
+            plain, found = tracer.forecast(source, configs), advised.forecast(source, configs)
+            assert plain is not None
+            assert found is not None
+            assert (plain.mean.tolist() != found.mean.tolist()) is moved
+    finally:
+        advised.close()
+
+
+def test_what_is_timed_is_what_promises_most_and_one_more(tracer: VariantTracer) -> None:
+    configs = configs_for(TARGET, TUNABLE)
+    found = tracer.forecast(TUNABLE, configs)
+    assert found is not None
+    chosen = tracer.best_configs(TUNABLE, configs, 4)
+    assert chosen[:3] == [found.configs[i] for i in found.order[:3]]
+    assert len(set(chosen)) == 4
+    assert tracer.best_configs(TUNABLE, configs, 99) == configs
+
+
+def sizes(configs: Sequence[Config]) -> list[object]:
+    return [dict(c.kwargs)["BLOCK"] for c in configs]
+
+
+def test_the_rivals_config_is_timed_first_where_a_source_can_run_it(tracer: VariantTracer) -> None:
+    configs = configs_for(TARGET, TUNABLE)
+    found = tracer.forecast(TUNABLE, configs)
+    assert found is not None
+    worst = found.configs[found.order[-1]]
+    chosen = tracer.best_configs(TUNABLE, configs, 4, worst)
+    assert chosen[:3] == [worst, *(found.configs[i] for i in found.order[:2])]
+    assert len(set(chosen)) == 4
+    assert tracer.best_configs(TUNABLE, configs, 1, worst) == [worst]
+    assert tracer.best_configs(TUNABLE, configs, 9, worst) == [worst, *(c for c in configs if c != worst)]
+    for other in (replace(worst, num_warps=32), Config.of({"BLOCK": 2})):
+        assert tracer.best_configs(TUNABLE, configs, 4, other) == tracer.best_configs(TUNABLE, configs, 4)
+    assert is_compatible(Config.of({"BLOCK": 16}), Config.of({"BLOCK": 16, "SPLIT": 2}))
+
+
+def test_no_config_is_explored_that_compiles_far_longer_than_the_promising_ones() -> None:
+    sizes_of = [(block, warps) for block in (64, 128, 256, 4096) for warps in (1, 4)]
+    configs = [replace(Config.of({"BLOCK": block}), num_warps=warps) for block, warps in sizes_of]
+    work = {c: block / warps for c, (block, warps) in zip(configs, sizes_of, strict=True)}
+    means = np.array([work[c] for c in configs])  # the least work is forecast to be the fastest
+    found = ConfigForecasts(tuple(configs), means, np.ones(8), np.zeros(8))
+    *top, explored = most_promising(found, configs, 4)
+    assert [work[c] for c in top] == [16, 32, 64]
+    assert work[explored] in (64, 128)
+    monsters = [c for c in configs if work[c] > 128]
+    only = ConfigForecasts((*top, *monsters), np.arange(6.0), np.ones(6), np.zeros(6))
+    assert most_promising(only, [*top, *monsters], 4)[-1] in monsters, "where there is nothing else"
+
+
+def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -> None:
+    configs = configs_for(TARGET, TUNABLE)
+    before = tracer.forecast(TUNABLE, configs)
+    assert before is not None
+    first, last = configs[before.order[0]], configs[before.order[-1]]
+    taught = VariantTracer(TARGET)
+    try:
+        # What is no time, of a source that cannot be read, or of another number of calls, teaches nothing.
+        odd: dict[Config, Timing] = {first: [math.nan], last: [1.0, 1.0], configs[1]: Outcome.INFRASTRUCTURE}
+        taught.learn(SIBLING, odd)
+        taught.learn("import triton\n", {first: [1.0]})
+        same = taught.forecast(TUNABLE, configs)
+        assert same is not None
+        for name in ("mean", "sd", "p_fail"):
+            assert getattr(same, name) == pytest.approx(getattr(before, name))
+        # Small blocks are forecast to be slow, and turn out to be fast. Nobody traces what was timed for a forecast.
+        taught.learn(SIBLING, {c: [1e-5 * 2**i] for i, c in enumerate(configs)})
+        unread = taught.forecast(TUNABLE, configs)
+        assert unread is not None
+        assert unread.mean == pytest.approx(before.mean)
+        taught.prepare_source(TUNABLE, rival=SIBLING, beside=configs[0])
+        taught.learn(SIBLING, {})
+        level = taught.forecast(TUNABLE, configs)
+        assert level is not None
+        assert level.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0), "the rival's config was traced"
+        taught.prepare_source(SIBLING)
+        taught.learn(SIBLING, {})
+        after = taught.forecast(TUNABLE, configs)
+        assert after is not None
+        assert sizes([configs[i] for i in after.order]) == sorted(sizes(configs), key=lambda n: int(str(n)))
+        assert sizes([first]) != [16]
+        assert after.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0)
+        assert taught.best_configs(TUNABLE, configs, 2) == configs[:2]
+        assert taught.best_configs(TUNABLE, configs, 2, first) == [first, configs[0]]
+        taught.learn(SIBLING, {configs[0]: Outcome.COMPILE_ERROR})
+        failing = taught.forecast(TUNABLE, configs)
+        assert failing is not None
+        assert failing.p_fail[0] > after.p_fail[0] + 0.05
+        assert failing.sd[0] > after.sd[0], "what fails has no time"
+        # Its own times are evidence, too.
+        taught.learn(TUNABLE, {configs[3]: [1e-7]})
+        own = taught.forecast(TUNABLE, configs)
+        assert own is not None
+        assert own.order[0] == 3
+        assert own.mean[3] == pytest.approx(math.log2(1e-4), abs=0.1)
+    finally:
+        taught.close()
+
+
+def test_a_forecast_of_variants_needs_no_results() -> None:
+    heavy = SOFTMAX.replace(
+        "total += tl.exp(value.to(tl.float32) - high)\n",
+        "for k in range(0, 64):\n            total += tl.exp(value.to(tl.float32) - high - k)\n",
+    )
+    broken = SOFTMAX.replace("tl.max(top, axis=0)", "tl.no_such_thing(top)")
+    nodes = (node(NAIVE), node(heavy), node(broken))
+    seed = (SEED, NodeResult(Outcome.OK, SEED.id, 0.0), 0.0)
+    forecaster = TritonForecaster(TARGET)
+    try:
+        found = forecaster.forecast(NodeForecastRequest(1, SEED, nodes, (seed,), {}, TARGET)).beliefs
+    finally:
+        forecaster.close()
+    same, slow, bad = (found[n.id] for n in nodes)
+    assert not same.abstains
+    assert same.sd == UNTESTED_DIFFERENCE_SD
+    assert abs(same.mean) < 0.3
+    assert slow.mean > same.mean + 0.2
+    assert bad.abstains
+    assert bad.sd >= UNINFORMED_SD
+
+
+OWN_FILE = """import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+double = triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 64)], key=["n"])(double)
+
+
+def inputs(random):
+    n = random.randrange(2, 300)
+    grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
+    return {"x": torch.randn(n), "out": torch.empty(n), "n": n, "grid": grid}
+"""
+
+
+def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without a device it can be opened for one; here it is judged by the interpreter."""
+    file = tmp_path / "own_kernels.py"
+    file.write_text(OWN_FILE)
+    target, (seed,) = open_target(f"{file}:double", device="cuda")
+    assert (target.kind, target.entry, target.language) == (TargetKind.KERNEL, "double", "triton")
+    assert "def double" in target.statement
+    assert [dict(c.kwargs) for c in configs_for(target, seed.source)] == [{"BLOCK": 32}, {"BLOCK": 64}]
+    quick = RaceRules(first=99, least=2, most=2)
+    judge = KernelJudge(target, VerificationPlan(cases=2), tmp_path / "scratch", rules=quick)
+    try:
+        better = replace(seed, id="better", source=seed.source.replace("2 * tl.load", "2.0 * tl.load"))
+        found = judge.judge(NodeJob("j", better, seed, {}, target, 0, 1))
+        wrong = replace(seed, id="wrong", source=seed.source.replace("2 *", "3 *"))
+        learnt: list[tuple[str, Mapping[Config, Timing]]] = []
+        monkeypatch.setattr(VariantTracer, "learn", lambda self, *told: learnt.append(told))
+        refused = judge.judge(NodeJob("k", wrong, seed, {}, target, 0, 1))
+        assert learnt == [], "a wrong source is not timed"
+        own = configs_for(target, better.source)
+        beside = own[1].to_json()
+        first = judge.judge(NodeJob("l", better, seed, beside, target, 0, 1))
+        both = judge.judge(NodeJob("m", better, seed, beside, target, 0, 2))
+    finally:
+        judge.close()
+    assert (found.outcome, found.measurements) == (Outcome.OK, 1)
+    assert refused.outcome is Outcome.INCORRECT
+    assert Config.from_json(first.config) == own[1], "the rival's config"
+    assert [(source, set(t)) for source, t in learnt] == [
+        (seed.source, {own[1]}),
+        (better.source, {own[1]}),
+        (seed.source, {own[1]}),
+        (better.source, set(own)),
+    ]
+    winner = learnt[-1][1][Config.from_json(both.config)]
+    assert winner == pytest.approx(list(both.seconds.values()))
+    assert all(0 < float(seconds[0]) < 1 for _, timings in learnt for seconds in timings.values())

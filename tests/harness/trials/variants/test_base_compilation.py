@@ -1,0 +1,148 @@
+"""What is compiled before it is launched on a device, and how little of it: judged here without one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+
+from forecast_autotune.records import Config
+from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, JobContext, ResourceLimits
+from forecast_harness.sandbox.jobs import TensorBytes
+from forecast_harness.targets.kernels.base_kernel import KernelSurvey
+from forecast_harness.trials.variants.base_runner import BaseKernelRunner
+from forecast_harness.trials.variants.call_sampling import RecordedCalls
+from forecast_harness.trials.variants.compilation import CELL_ENTRY
+from forecast_harness.trials.variants.files import (
+    READ_ENTRY,
+    WRITE_ENTRY,
+    BaseBinaries,
+    binaries_as_arrays,
+)
+from forecast_harness.trials.variants.kernel_survey import calls_to_compile
+from forecast_harness.trials.variants.problem import VariantProblem
+from forecast_harness.verify.launcher import CELL_ENTRIES
+from forecast_harness.verify.problem import DrawSpec, LaunchCase
+from forecast_harness.verify.tolerance import WIDER_DTYPE
+from tests.harness.base_doubler import BaseDoubler
+from tests.harness.variant_kernels import DOUBLE, SOFTMAX, rows, softmax_call, subject, vector_call
+
+SMALL, LARGE = Config.of({"BLOCK": 64}), Config.of({"BLOCK": 1024})
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def test_one_call_of_each_form_is_compiled_in_both_dtypes() -> None:
+    asked = subject(SOFTMAX, softmax_call(256, 1024), softmax_call(64, 96), grid=rows)
+    source = RecordedCalls(asked, "cuda")
+    plain = calls_to_compile(source, SMALL, (), generator())
+    wide = calls_to_compile(source, SMALL, (), generator(), wide_on="cuda")
+    dtypes = {dtype for call in wide for dtype, _, _ in call["tensors"].values()}
+    assert dtypes == {"float16", str(WIDER_DTYPE["cuda"]).removeprefix("torch.")}
+    assert len(wide) == 2 * len(plain)
+    even = {call["call"]["kwargs"]["n"]["v"] % 16 == 0 for call in plain}
+    assert even == {True, False}
+    assert all(call["call"]["kwargs"]["_meta"]["v"] == {"BLOCK": 64} for call in plain)
+
+
+class Cell:
+    """Notes what it is asked; `fails` at that."""
+
+    age: float | None = None
+
+    def __init__(self, fails: str = "") -> None:
+        self.asked: list[str] = []
+        self.given: dict[str, bytes] = {}
+        self.closed = False
+        self._fails = fails
+
+    def ask(
+        self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes] | None = None
+    ) -> CellAnswer:
+        self.asked.append(entry)
+        if entry == self._fails:
+            raise CandidateFault(Fault.KILLED, "it died")
+        if entry == WRITE_ENTRY:
+            self.given = {name: bytes(a.data) for name, a in (arrays or {}).items()}
+        return CellAnswer(
+            {}, {"key/k.cubin": TensorBytes("uint8", (2,), b"ab")} if entry == READ_ENTRY else {}
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Work:
+    """Gives one cell after the other."""
+
+    limits = ResourceLimits()
+
+    def __init__(self, *cells: Cell) -> None:
+        self.cells = list(cells)
+
+    def cell(self, limits: ResourceLimits, name: str = "") -> Cell:
+        return self.cells.pop(0)
+
+
+def runner(work: Work, device: str, known: BaseBinaries | None = None) -> BaseKernelRunner:
+    arrays = binaries_as_arrays((known or BaseBinaries()).to_payload())
+    return BaseKernelRunner(cast("JobContext", work), device, random.Random(0), arrays)
+
+
+def test_a_cell_that_dies_while_it_compiles_is_replaced() -> None:
+    dead, other = Cell(CELL_ENTRY), Cell()
+    base = runner(Work(dead, other), "cuda")
+    base.compile_ahead([{"tensors": {}, "call": {}}])
+    assert dead.closed
+    assert list(base.compiled()) == ["key/k.cubin"]
+    assert WRITE_ENTRY not in other.asked, "nothing was known"
+
+
+def test_a_cell_that_cannot_be_opened_is_asked_again_later() -> None:
+    broken, other = Cell(f"{CELL_ENTRIES}:prepare"), Cell()
+    base = runner(Work(broken, other), "cuda")
+    base.open()
+    assert broken.closed
+    assert list(base.compiled()) == ["key/k.cubin"]
+
+
+def test_a_cell_that_was_left_is_prepared_already_unless_it_has_not_long_to_live() -> None:
+    left, old, fresh = Cell(), Cell(), Cell()
+    left.age, old.age = 1.0, 1e6
+    for cells, last in (((left,), left), ((old, fresh), fresh)):
+        base = BaseKernelRunner(cast("JobContext", Work(*cells)), "cuda", random.Random(0), name="a")
+        base.open()
+        assert (f"{CELL_ENTRIES}:prepare" in last.asked) == (last is fresh)
+    assert old.closed
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_calls_are_launched_with_configs_that_were_compiled_for_such(device: str) -> None:
+    asked = subject(DOUBLE, vector_call(), vector_call(100))
+    known = KernelSurvey(
+        ("out",), (), SMALL, True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
+    )
+    takes = ("x", "out", "n", "BLOCK")
+    reference = cast("BaseKernelRunner", BaseDoubler())
+    problem = VariantProblem(asked, known, reference, [SMALL, LARGE], device, True, takes)
+    how = DrawSpec("normal", "contiguous", generator())
+
+    def told(case: LaunchCase) -> tuple[int, int]:
+        given = case.call["kwargs"]
+        return given["_meta"]["v"]["BLOCK"], given["n"]["v"]
+
+    first = [told(problem.case({"config": 0}, how)) for _ in range(12)]
+    assert {block for block, _ in first} == {64}
+    assert {n % 16 == 0 for _, n in first if n > 1} == {True, False}
+    later = [told(problem.case(None, how)) for _ in range(16)]
+    assert {block for block, n in later if n > 1} == ({64} if device == "cuda" else {64, 1024})
+    assert max(n for _, n in later) > 1024, "sizes are those of the larger tile all the same"

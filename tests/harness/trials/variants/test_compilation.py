@@ -1,0 +1,244 @@
+"""Variants compiled ahead, beside, and as few as there are forms of calls."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Hashable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from pathlib import PurePath
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+from forecast_autotune.records import Argument, Config
+from forecast_harness.sandbox.api import (
+    CellAnswer,
+    JobContext,
+    JobResult,
+    ResourceLimits,
+    SandboxJob,
+    SandboxLane,
+)
+from forecast_harness.sandbox.jobs import TensorBytes
+from forecast_harness.trials.variants import compilation as compile_ahead
+from forecast_harness.trials.variants import compilation as compile_beside
+from forecast_harness.trials.variants.compilation import (
+    CompiledForms,
+    VariantCompiler,
+    call_form,
+    call_without_values,
+    compile_calls,
+    compile_most,
+    compile_side_by_side,
+    numbers_of_late,
+)
+from forecast_harness.trials.variants.files import (
+    architecture_of,
+    binaries_as_arrays,
+    launcher_files,
+)
+from forecast_harness.verify.launch_cell import (
+    note_answer,
+    note_question,
+    process_report,
+    remember_process,
+)
+from forecast_harness.verify.problem import LaunchCase
+from tests.harness.compiling_judge import MARK
+from tests.harness.variant_kernels import DOUBLE
+
+torch = pytest.importorskip("torch")
+
+
+def test_in_tritons_mode_all_are_asked_for_and_a_failure_ends_nothing() -> None:
+    done: list[int] = []
+
+    def failing() -> None:
+        raise ValueError("does not compile")
+
+    compile_side_by_side([failing, lambda: done.append(1)])
+    assert done == [1]
+
+
+def test_the_cell_is_told_forms_and_no_values() -> None:
+    case = LaunchCase(
+        "one",
+        {"args": [], "kwargs": {"x": {"t": "x"}, "n": {"v": 5}}},
+        {"x": torch.tensor([3.0, 4.0])},
+        lambda given, written: (None, 0.0),
+        {"out": torch.zeros(7, dtype=torch.int32)},
+        {"out": "offset"},
+    )
+    told = call_without_values(case)
+    assert told == {"tensors": {"x": ["float32", 2, 0], "out": ["int32", 7, 1]}, "call": case.call}
+
+
+def test_what_compiling_computes_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        raise AssertionError("nothing is launched")
+
+    def compile_only() -> None:
+        ends = time.process_time() + 0.4
+        while time.process_time() < ends:
+            pass
+
+    monkeypatch.setattr(sys.modules[__name__], "compile_only", compile_only, raising=False)
+    run.__module__ = __name__
+    state: dict[str, Any] = {"entry": run}
+    remember_process(state)
+    note_answer(state)
+    compile_calls({"calls": [{"tensors": {}, "call": {"kwargs": {}}}]}, {}, state)
+    note_question(state)
+    assert process_report(state)["threads"] == []
+
+
+def test_what_takes_far_longer_than_half_of_them_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 0.1)
+    ends: list[Future[None]] = [Future() for _ in range(5)]
+    for place in (0, 3, 4):
+        ends[place].set_result(None)
+    ends[1].set_exception(ValueError("it cannot be compiled"))
+    assert numbers_of_late(ends) == [2]
+    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 60.0)
+    threading.Timer(0.1, ends[2].set_result, [None]).start()
+    assert numbers_of_late(ends) == [], "it is not late yet"
+    assert numbers_of_late([]) == []
+
+
+def test_what_is_late_is_told_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton's own way a call begins nothing where an earlier one has begun the same program."""
+    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 0.1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    pools: list[Any] = []
+    monkeypatch.setattr(compile_ahead, "_triton_mode", lambda pool: pools.append(pool) or nullcontext())
+    ended, done = threading.Event(), list[int]()
+
+    def begin(work: Any) -> Any:
+        return lambda: pools[-1].submit(work)
+
+    try:
+        slow, quick = begin(ended.wait), begin(lambda: done.append(1))
+        assert compile_most([quick, lambda: None, slow, quick]) == [2]
+    finally:
+        ended.set()
+    assert done == [1, 1]
+    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 60.0)
+    assert compile_most([slow, lambda: None, quick]) == []
+
+
+HOPPER = json.dumps({"hash": "a", "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}).encode()
+BINARIES = {"key/double.json": base64.b64encode(HOPPER).decode()}
+BROKEN = "raise RuntimeError('it needs its device')\n" + DOUBLE
+
+
+def call(n: int, block: int) -> dict[str, Any]:
+    given = {"_views": {"x": [[n], [1]], "out": [[n], [1]]}, "_grid": [1], "_meta": {"BLOCK": block}}
+    kwargs: dict[str, Any] = {name: {"v": value} for name, value in {**given, "_options": {}, "n": n}.items()}
+    kwargs |= {name: {"t": name} for name in ("x", "out")}
+    return {
+        "tensors": {name: ["float32", n, 0] for name in ("x", "out")},
+        "call": {"args": [], "kwargs": kwargs},
+    }
+
+
+def compiled(compiling: SandboxLane, source: str, binaries: dict[str, str]) -> JobResult:
+    payload = {"calls": [call(64, 32), call(60, 32), call(64, 64)], "binaries": binaries}
+    job = SandboxJob(
+        "tests.harness.compiling_judge:compile_twice", payload, launcher_files("kernel", source, source)
+    )
+    return compiling.run(job, ResourceLimits(wall_s=120, cpu_s=120, trusted_s=240))
+
+
+def test_what_one_cell_compiled_the_other_one_only_reads(compiling: SandboxLane) -> None:
+    result = compiled(compiling, DOUBLE, BINARIES)
+    assert {PurePath(name).suffix for name in result.value} == {".json", ".cubin"}, result.detail
+    assert [bytes(a.data) for a in result.arrays.values()] == [MARK] * 3, "one of each form and config"
+
+
+@pytest.mark.parametrize("source", [BROKEN, "import os\nos._exit(3)\n"])
+def test_a_variant_that_cannot_be_compiled_so_is_left_to_the_cell_that_launches(
+    compiling: SandboxLane, source: str
+) -> None:
+    result = compiled(compiling, source, BINARIES)
+    assert (result.value, result.arrays) == ([], {}), result.detail
+
+
+def test_binaries_tell_what_they_were_compiled_for() -> None:
+    other = b'{"child_paths": {}}'
+    files = {"key/__grp__double.json": other, "key/odd.json": b"none", "key/double.json": HOPPER}
+    assert architecture_of({n: TensorBytes("uint8", (len(d),), d) for n, d in files.items()}) == 90
+    assert architecture_of({}) is None
+
+
+class Cell:
+    """Answers whatever it is asked with which calls are late."""
+
+    def __init__(self, late: Any) -> None:
+        self._late = late
+
+    def ask(self, entry: str, payload: Any, arrays: Any = None) -> CellAnswer:
+        return CellAnswer({"late": self._late}, {"key/double.cubin": TensorBytes("uint8", (1,), b"1")})
+
+
+def late_of(told: Any) -> Any:
+    """What the judge believes of what a variant's cell says of four calls."""
+    work = SimpleNamespace(cell=lambda: nullcontext(Cell(told)))
+    compiler = VariantCompiler(cast("JobContext", work), binaries_as_arrays(BINARIES))
+    found = compiler.compiled([call(64, 32)] * 4)
+    assert found.files
+    return list(found.late)
+
+
+def test_what_a_variant_calls_late_is_believed_of_few_calls_and_after_a_long_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert late_of([1]) == [], "nothing took long"
+    monkeypatch.setattr(compile_beside, "LEAST_WAIT_S", 0.0)
+    assert late_of([1]) == [1]
+    assert late_of([3, 1, 3, 17, "2", None]) == [1, 3]
+    assert late_of([0, 1, 2]) == []
+    assert late_of("0") == late_of(None) == late_of([]) == []
+
+
+SMALL, LARGE, HUGE = (Config.of({"BLOCK": block}) for block in (64, 128, 1024))
+
+
+def form(n: int, *, aligned: bool = True, dtype: str = "float32", constant: bool = False) -> Hashable:
+    tensor = Argument("x", "tensor", dtype, (n,), (1,), aligned)
+    return call_form([tensor, Argument("n", "constexpr" if constant else "scalar", value=n)], {"n": n})
+
+
+def test_calls_of_one_form_differ_by_sizes_alone() -> None:
+    assert form(48) == form(64)
+    assert form(47) == form(63)
+    kinds = [form(48), form(47), form(1), form(1 << 40), form(48, aligned=False), form(48, dtype="float16")]
+    assert len(set(kinds)) == len(kinds)
+    assert form(48, constant=True) != form(64, constant=True), "what is compiled in"
+    assert call_form([], {"s": 0.5}) == call_form([], {"s": 0.7})
+    assert call_form([], {"s": True}) != call_form([], {"s": False})
+
+
+def test_a_config_gives_way_to_one_that_was_compiled_for_such_a_call() -> None:
+    known = CompiledForms()
+    known.note(SMALL, "even")
+    known.note(LARGE, "odd")
+    listed = [SMALL, LARGE, HUGE]
+    assert known.instead_of(LARGE, listed, lambda c: "odd") == LARGE, "it was itself"
+    assert known.instead_of(LARGE, listed, lambda c: "even") == SMALL
+    assert known.instead_of(HUGE, listed, lambda c: "odd") == LARGE
+    assert known.instead_of(SMALL, listed, lambda c: "odd") == SMALL, (
+        "sizes go beyond its own tile, not a larger one"
+    )
+    assert known.instead_of(HUGE, listed, lambda c: "new") == HUGE
+    assert known.instead_of(HUGE, [HUGE], lambda c: "odd") == HUGE, "those that cannot run are not among them"
+    assert known.instead_of(HUGE, listed, lambda c: None) == HUGE, "its launch says that it has no grid"

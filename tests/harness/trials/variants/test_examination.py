@@ -1,0 +1,164 @@
+"""What a verification on a device draws, compiles and launches, and in which order: judged here without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+
+from forecast_autotune.records import Config
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault
+from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes
+from forecast_harness.targets.kernels.base_kernel import KernelSurvey
+from forecast_harness.trials.variants.base_runner import BaseKernelRunner
+from forecast_harness.trials.variants.compilation import CELL_ENTRY, CompiledCalls, VariantCompiler
+from forecast_harness.trials.variants.jobs import VariantExamination, _variant_pack
+from forecast_harness.trials.variants.problem import VariantProblem
+from forecast_harness.trials.variants.verify import VARIANT_PLAN
+from forecast_harness.verify.blocks import Slot
+from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.examiner import SolutionExaminer
+from forecast_harness.verify.verdict import Reason, ReasonCode
+from tests.harness.base_doubler import BaseDoubler
+from tests.harness.variant_kernels import DOUBLE, subject, vector_call
+
+CONFIGS = tuple(Config.of({"BLOCK": block}) for block in (32, 64, 128, 256))
+BINARIES = {"key/k.cubin": TensorBytes("uint8", (2,), b"ab")}
+NOTHING: dict[str, Any] = {"patched": [], "flags": {}, "threads": []}
+
+
+class DoublingCell:
+    """Stands in for a variant's cell, which multiplies by `factor`; notes what it is asked."""
+
+    def __init__(self, base: BaseDoubler, factor: int = 2, unable: int = 0, broken: bool = False) -> None:
+        self.asked: list[str] = []
+        self.given: dict[str, TensorBytes] = {}
+        """Files for its cache."""
+        self.compiled: list[str] = []
+        self.launched: list[str] = []
+        self.late = 0
+        """Launches that nothing was compiled for."""
+        self._base, self._factor, self._unable, self._broken = base, factor, unable, broken
+        self._block = b""
+
+    def ask(
+        self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes] | None = None
+    ) -> CellAnswer:
+        self.asked.append(entry.rpartition(":")[2])
+        if entry == CELL_ENTRY:
+            self.given |= arrays or {}
+            assert self._base.began.wait(60), "meanwhile the base works on what was drawn"
+            self.compiled += [form(call["call"]) for call in payload["calls"]]
+            return CellAnswer({})
+        if self.asked[-1] == "prepare":
+            if self._broken:
+                raise CandidateFault(Fault.EXCEPTION, "ImportError: no", "ImportError")
+            return CellAnswer({"harness": NOTHING})
+        if self.asked[-1] == "launch":
+            assert arrays is not None
+            self._launch(payload, torch.frombuffer(bytearray(arrays["block"].data), dtype=torch.uint8))
+        value: dict[str, Any] = {"outputs": [], "harness": NOTHING}
+        if self.asked[-1] == "launch":
+            value |= {"seconds": 1e-5, "whole": 1e-5, "protocol": "events", "operations": {}}
+            value |= {"kernels": 1, "compiled": 0}
+        return CellAnswer(value, {"block": TensorBytes("uint8", (len(self._block),), self._block)})
+
+    def _launch(self, payload: Mapping[str, Any], block: torch.Tensor) -> None:
+        call = form(payload["call"])
+        self.launched.append(call)
+        self.late += call not in self.compiled
+        if payload["call"]["kwargs"]["_meta"]["v"]["BLOCK"] == self._unable:
+            raise CandidateFault(Fault.EXCEPTION, "OutOfResources: shared memory", "OutOfResources")
+        if payload["watch"] != "off":
+            views = {s.name: s.view(block) for s in map(Slot.from_json, payload["slots"])}
+            views["out"].copy_(self._factor * views["x"])
+        self._block = block.numpy().tobytes()
+
+
+class Compiler:
+    """Stands in for what compiles in another cell, and gives the `files`."""
+
+    def __init__(self, files: TensorArrays, late: Callable[[str], bool] = lambda form: False) -> None:
+        self.files, self._late = files, late
+        self.forms: list[str] = []
+
+    def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
+        found = [form(call["call"]) for call in calls]
+        self.forms += found
+        return CompiledCalls(self.files, [n for n, one in enumerate(found) if self._late(one)])
+
+
+def form(call: Mapping[str, Any]) -> str:
+    n = call["kwargs"]["n"]["v"]
+    return f"{call['kwargs']['_meta']['v']} {n == 1} {n % 16 == 0}"
+
+
+def examined(
+    cell: DoublingCell, base: BaseDoubler, compiler: Compiler | None = None
+) -> tuple[list[Reason], VariantExamination]:
+    asked = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=CONFIGS)
+    known = KernelSurvey(
+        ("out",), (), CONFIGS[0], True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
+    )
+    reference, takes = cast("BaseKernelRunner", base), ("x", "out", "n", "BLOCK")
+    problem = VariantProblem(asked, known, reference, CONFIGS, "cuda", True, takes)
+    plan = replace(VARIANT_PLAN, device="cuda")
+    judge = SolutionExaminer(_variant_pack(asked, True), problem, cell, plan, b"a seed")
+    beside = cast("VariantCompiler", compiler or Compiler(BINARIES))
+    made = VariantExamination(judge, problem, cast("Cell", cell), beside, "cuda", PhaseTimer())
+    return made.run(), made
+
+
+def test_all_that_is_launched_was_compiled_while_the_base_was_asked() -> None:
+    base = BaseDoubler()
+    cell, compiler = DoublingCell(base), Compiler(BINARIES)
+    reasons, made = examined(cell, base, compiler)
+    assert reasons == []
+    assert made.unable == []
+    assert cell.asked[:3] == ["prepare", "compile_calls", "launch"]
+    assert cell.given == BINARIES, "what another cell compiled while this one opened its device"
+    assert set(compiler.forms) == set(cell.compiled)
+    assert {f.partition("}")[0] for f in cell.launched} == {f"{{'BLOCK': {c.kwargs[0][1]}" for c in CONFIGS}
+    assert cell.late == 0
+    assert len(base.ran) >= 2 * (len(CONFIGS) + VARIANT_PLAN.cases), "every case is another one"
+
+
+def test_a_config_that_compiles_far_longer_than_others_is_not_launched() -> None:
+    base = BaseDoubler()
+    cell, slow = DoublingCell(base), f"{{'BLOCK': {CONFIGS[1].kwargs[0][1]}}}"
+    reasons, made = examined(cell, base, Compiler(BINARIES, lambda form: form.startswith(slow)))
+    assert (reasons, made.unable) == ([], [str(CONFIGS[1])])
+    assert not any(f.startswith(slow) for f in (*cell.launched, *cell.compiled))
+    assert cell.late == 0
+
+
+def test_a_config_that_cannot_run_is_not_launched_again() -> None:
+    base = BaseDoubler()
+    cell = DoublingCell(base, unable=128)
+    reasons, made = examined(cell, base)
+    assert reasons == []
+    assert made.unable == [str(CONFIGS[2])]
+    assert sum("128" in call for call in cell.launched) == 1
+
+
+def test_a_wrong_result_is_found_at_the_first_launch() -> None:
+    base = BaseDoubler()
+    cell = DoublingCell(base, factor=3)
+    reasons, _ = examined(cell, base)
+    assert [r.code for r in reasons] == [ReasonCode.WRONG_VALUES]
+    assert len(cell.launched) == 1
+
+
+def test_what_cannot_be_imported_is_not_launched() -> None:
+    base = BaseDoubler()
+    cell = DoublingCell(base, broken=True)
+    with pytest.raises(CandidateFault, match="ImportError"):
+        examined(cell, base)
+    assert cell.asked == ["prepare"]

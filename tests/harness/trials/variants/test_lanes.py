@@ -1,0 +1,119 @@
+"""Several lanes at once: every thing is done once, each lane by one at a time, and all lanes are closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import pytest
+
+from forecast_harness.sandbox.api import SandboxError, SandboxLane
+from forecast_harness.sandbox.lane_pools import LanePool
+from forecast_harness.trials.variants.verify import LaneJobs
+
+
+class Lane:
+    """Stands for a sandbox lane: notes who uses it."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.closed = False
+        self.like: Lane | None = None
+
+    def enter_like(self, other: Lane | None) -> Lane:
+        self.like = other
+        return self
+
+    def give_up(self) -> None:
+        """Nothing is under way for long."""
+
+    def give_up_opening(self, waiting: int) -> None:
+        """It is open at once."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def done(lanes: LanePool, items: Iterable[int], do: Callable[[int, Any], int]) -> list[tuple[int, int]]:
+    jobs = LaneJobs(lanes, do)
+    jobs.add(items)
+    try:
+        return list(jobs.results())
+    finally:
+        jobs.close()
+
+
+def test_lanes_are_used_by_one_at_a_time_and_closed() -> None:
+    made: list[Lane] = []
+    both = threading.Barrier(2, timeout=60)
+
+    def opened() -> SandboxLane:
+        made.append(Lane())
+        return cast("SandboxLane", made[-1])
+
+    def do(item: int, lane: Any) -> int:
+        lane.users += 1
+        assert lane.users == 1
+        if item < 2:
+            both.wait()  # two are under way at once
+        lane.users -= 1
+        return item * item
+
+    with LanePool(opened, 2) as lanes:
+        assert dict(done(lanes, range(6), do)) == {n: n * n for n in range(6)}
+        assert len(made) == 2
+    assert all(lane.closed for lane in made)
+
+
+def test_what_is_added_while_others_are_done_is_done_too_and_told_once() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def do(item: int, lane: Any) -> int:
+        begun.set()
+        assert may_end.wait(60)
+        return item
+
+    with LanePool(lambda: cast("SandboxLane", Lane()), 2) as lanes:
+        jobs = LaneJobs(lanes, do)
+        jobs.add([1])
+        assert begun.wait(60)
+        jobs.add([2, 3])
+        may_end.set()
+        assert sorted(jobs.results()) == [(1, 1), (2, 2), (3, 3)]
+        jobs.add([4])
+        assert list(jobs.results()) == [(4, 4)]
+        jobs.close()
+
+
+def test_lanes_open_side_by_side_like_the_first_before_they_are_needed() -> None:
+    all_opening = threading.Barrier(2, timeout=60)
+
+    class SlowLane(Lane):
+        def enter_like(self, other: Lane | None) -> Lane:
+            if other is not None:
+                all_opening.wait()  # none of them is open before all are being opened
+            return super().enter_like(other)
+
+    made: list[Lane] = []
+
+    def opened() -> SandboxLane:
+        made.append(SlowLane())
+        return cast("SandboxLane", made[-1])
+
+    with LanePool(opened, 3) as lanes:
+        lanes.open_ahead(5)
+        lanes.open_ahead(2)
+        with lanes.borrowed() as lane:
+            assert lane in made
+    (first,) = (lane for lane in made if lane.like is None)
+    assert [lane.like for lane in made if lane is not first] == [first, first]
+    assert all(lane.closed for lane in made)
+
+
+def test_a_lane_that_does_not_open_is_told_to_all_who_wait() -> None:
+    def broken() -> SandboxLane:
+        raise SandboxError("no device")
+
+    with LanePool(broken, 2) as lanes, pytest.raises(SandboxError, match="no device"):
+        done(lanes, range(4), lambda item, lane: item)

@@ -1,0 +1,416 @@
+"""Verification of variants in real cells: what is accepted, what is found out, where nothing can be said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forecast_autotune.errors import VariantError
+from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
+from forecast_autotune.variants import Variant, admitted, covers
+from forecast_autotune.variants.signature import INTERPRETER, written
+from forecast_harness.sandbox.api import ContainmentLevel, SandboxLane
+from forecast_harness.sandbox.containment import linux
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.trials.variants.call_sampling import RecordedCalls
+from forecast_harness.trials.variants.verify import (
+    VARIANT_LIMITS,
+    VariantVerification,
+    open_base,
+    survey,
+    verify_variant,
+)
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.verdict import Judgement, ReasonCode
+from tests.harness.variant_kernels import (
+    CONFIGS,
+    DOUBLE,
+    GATHER,
+    HEAD,
+    SOFTMAX,
+    SUM_INTO,
+    UNMASKED,
+    number,
+    rows,
+    softmax_call,
+    subject,
+    tensor,
+    variant,
+    vector_call,
+)
+
+QUICK = VerificationPlan(cases=4, timed=0)
+CPU = Device("cpu-x86_64", "cpu")
+SURVEYS: dict[str, KernelSurvey] = {}
+"""By the subject's name: bases are the same in all tests."""
+VECTORS = subject(DOUBLE, vector_call())
+MATRICES = subject(SOFTMAX, softmax_call(), grid=rows)
+
+
+def known(lane: SandboxLane, asked: BaseKernel) -> KernelSurvey:
+    key = json.dumps(asked.to_json())
+    if key not in SURVEYS:
+        SURVEYS[key] = survey(asked, lane, plan=QUICK)
+    return SURVEYS[key]
+
+
+def judged(lane: SandboxLane, asked: BaseKernel, other: Variant | str, **options: Any) -> VariantVerification:
+    made = variant(other) if isinstance(other, str) else other
+    return verify_variant(made, asked, known(lane, asked), lane, device=INTERPRETER, plan=QUICK, **options)
+
+
+def problem(arguments: Sequence[Argument]) -> Problem:
+    kernel = Kernel("kernel", source_sha256="5" * 64)
+    return Problem("", kernel, tuple(arguments), CPU)
+
+
+def codes(result: VariantVerification) -> set[ReasonCode]:
+    return {r.code for r in result.verdict.reasons}
+
+
+# --- surveys ---
+
+
+@pytest.mark.slow
+def test_a_survey_tells_outputs_sizes_and_grid(judging: SandboxLane) -> None:
+    found = known(judging, MATRICES)
+    assert (found.writes, found.updates, found.deterministic) == (("out",), (), True)
+    assert set(found.words.values()) == {"any"}
+    assert found.grid == "(x.0)"
+    assert found.config in CONFIGS
+    assert written(found.signature) == {"out"}
+    assert covers(found.signature, problem(softmax_call(1000, 33)))
+    assert not covers(found.signature, problem(softmax_call(1000, 33, dtype="bfloat16")))
+    assert KernelSurvey.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert BaseKernel.from_json(json.loads(json.dumps(MATRICES.to_json()))) == MATRICES
+
+
+def test_a_kernel_without_masks_is_drawn_sizes_that_it_accepts(judging: SandboxLane) -> None:
+    asked = subject(UNMASKED, vector_call())
+    found = known(judging, asked)
+    assert found.words == {"x.0": "128"}
+    assert covers(found.signature, problem(vector_call(1280)))
+    assert not covers(found.signature, problem(vector_call(1279)))
+    # A variant that masks is as right.
+    assert judged(judging, asked, DOUBLE).verdict.accepted
+
+
+def test_a_tensor_that_is_added_into_keeps_what_it_held(judging: SandboxLane) -> None:
+    call = [tensor("x", 4096), tensor("acc", 1), number("n", 4096)]
+    asked = subject(SUM_INTO, call)
+    assert known(judging, asked).updates == ("acc",)
+    stored = SUM_INTO.replace("tl.atomic_add(acc, ", "tl.store(acc, ").replace("BLOCK: tl", "BLOCK: tl")
+    assert ReasonCode.WRONG_VALUES in codes(judged(judging, asked, stored))
+    zeroing = SUM_INTO.replace("@triton.jit", 'RESET_TO_ZERO = ["acc"]\n\n\n@triton.jit')
+    assert ReasonCode.WRONG_VALUES in codes(judged(judging, asked, zeroing)), "it forgets what was there"
+    always_zero = dataclasses.replace(asked, zeroed=("acc",))
+    assert judged(judging, always_zero, zeroing).verdict.accepted, "unless that is zero by agreement"
+
+
+def test_sizes_without_a_known_grid_stay_as_recorded(judging: SandboxLane) -> None:
+    asked = subject(DOUBLE, vector_call(300), grid=lambda call, meta: (7 if meta["BLOCK"] == 64 else 3,))
+    found = known(judging, asked)
+    assert covers(found.signature, problem(vector_call(300)))
+    assert not covers(found.signature, problem(vector_call(301)))
+    assert judged(judging, asked, DOUBLE.replace("2 *", "1 *")).verdict.judgement is Judgement.REJECTED
+
+
+@pytest.mark.slow
+def test_the_bases_process_waits_for_the_next_verification_unless_a_variant_chose_its_config(
+    judging: SandboxLane,
+) -> None:
+    if judging.level < ContainmentLevel.NAMESPACES:
+        pytest.skip("only cells with a root of their own outlive their job's files")
+
+    def processes() -> list[int]:
+        return linux.children(judging.server_pid)
+
+    known(judging, VECTORS)
+    before = processes()
+    open_base(VECTORS, judging, plan=QUICK)
+    assert len(set(processes()) - set(before)) == 1
+    survey(VECTORS, judging, plan=QUICK)
+    assert not set(processes()) - set(before), "what is tried in a survey is nothing for others to rely on"
+    open_base(VECTORS, judging, plan=QUICK)
+    (left,) = set(processes()) - set(before)
+    assert judged(judging, VECTORS, DOUBLE, leaves_base=True).verdict.accepted
+    assert set(processes()) - set(before) == {left}
+    wrong = DOUBLE.replace("2 *", "3 *")
+    assert ReasonCode.WRONG_VALUES in codes(judged(judging, VECTORS, wrong, leaves_base=True))
+    assert set(processes()) - set(before) == {left}
+    assert judged(judging, VECTORS, DOUBLE).verdict.accepted
+    assert not set(processes()) - set(before), "the last verification takes it, and ends it"
+    assert judged(judging, MATRICES, SOFTMAX, leaves_base=True).verdict.accepted
+    (other,) = set(processes()) - set(before)
+    assert other != left, "another base kernel has another process"
+    choosing = wrong.replace("\n\n\n", '\n\nCONFIGS = [{"kwargs": {"BLOCK": 2048}}]\n\n\n', 1)
+    assert ReasonCode.WRONG_VALUES in codes(judged(judging, VECTORS, choosing, leaves_base=True))
+    assert not set(processes()) - set(before), "the base was asked under the variant's config, too"
+
+
+OWN_INPUTS = """
+import torch
+import triton
+
+
+class kernel:
+    arg_names = ["table", "index", "out", "n", "BLOCK"]
+
+
+def inputs(random):
+    n, entries = random.randrange(2, 700), random.randrange(2, 90)
+    return {
+        "table": torch.randn(entries),
+        "index": torch.randint(0, entries, (n,), dtype=torch.int32),
+        "out": torch.empty(n),
+        "n": n,
+        "grid": lambda meta: (triton.cdiv(n, meta["BLOCK"]),),
+    }
+"""
+
+
+def test_calls_of_a_users_own(judging: SandboxLane, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_INPUTS)
+    asked = BaseKernel("kernel", GATHER, CONFIGS, file=str(tmp_path / "mine.py"), name="kernel", inputs=True)
+    found = known(judging, asked)
+    assert found.writes == ("out",)
+    call = [tensor("table", 50), tensor("index", 333, dtype="int32"), tensor("out", 333), number("n", 333)]
+    assert covers(found.signature, problem(call))
+    assert judged(judging, asked, GATHER.replace("other=0)", "other=1)")).verdict.accepted
+    wrong = GATHER.replace("tl.load(table + at,", "tl.load(table + at + (at > 60),")
+    assert codes(judged(judging, asked, wrong)) <= {ReasonCode.WRONG_VALUES, ReasonCode.NONDETERMINISTIC}
+
+
+def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: SandboxLane, tmp_path: Path) -> None:
+    call = [tensor("table", 50), tensor("index", 333, dtype="int32"), tensor("out", 333), number("n", 333)]
+    far = GATHER.replace("table + at", "table + at * 100000000")
+    with pytest.raises(VariantError, match=r"function inputs\(random\) that returns"):
+        survey(subject(far, call), judging, plan=QUICK)
+    with pytest.raises(VariantError, match="launch grid of no config is known: let the kernel be tuned once"):
+        survey(BaseKernel("kernel", DOUBLE, CONFIGS, (tuple(vector_call()),)), judging, plan=QUICK)
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        DOUBLE
+        + "\n\ndef inputs(random):\n    import torch\n    return {'x': torch.ones(9), 'out': torch.ones(9), 'n': 9}\n"
+    )
+    asked = BaseKernel("kernel", DOUBLE, CONFIGS, file=str(mine), name="kernel", inputs=True)
+    with pytest.raises(VariantError, match="must give it under 'grid'"):
+        survey(asked, judging, plan=QUICK)
+
+
+def test_a_few_calls_hold_all_kinds_of_sizes() -> None:
+    """Whatever is drawn: one of each size that is no multiple of 16, and one beyond all tiles."""
+    import torch
+
+    source = RecordedCalls(MATRICES, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = zip(
+        *(source.draw("normal", generator).arguments[0].shape for _ in range(200)), strict=True
+    )
+    for sizes in (rows, columns):
+        even = [n % 16 == 0 for n in sizes]
+        assert 30 < sum(even) < 170, "both kinds are drawn"
+        assert not any(all(even[i : i + 3]) for i in range(198))
+    largest = max(c.parameters()["BLOCK"] for c in CONFIGS)
+    assert all(max(columns[i : i + 4]) > largest for i in range(0, 200, 4))
+
+
+# --- verdicts ---
+
+ACCEPTED = {
+    "the base itself": (MATRICES, SOFTMAX),
+    "another order of sums": (
+        MATRICES,
+        SOFTMAX.replace("i = start +", "i = (tl.cdiv(n, BLOCK) - 1) * BLOCK - start +"),
+    ),
+    "division for multiplication": (
+        MATRICES,
+        SOFTMAX.replace("scale = 1 / tl.sum", "scale = tl.sum").replace(" * scale", " / scale"),
+    ),
+    "two elements a lane": (
+        VECTORS,
+        DOUBLE.replace(
+            "@triton.jit",
+            'CONFIGS = [{"kwargs": {"BLOCK": 32}}, {"kwargs": {"BLOCK": 256}, "num_warps": 8}]\n\n\n'
+            "def grid(meta, arguments):\n"
+            '    return (triton.cdiv(arguments["n"], 2 * meta["BLOCK"]),)\n\n\n@triton.jit',
+        ).replace("* BLOCK + tl.arange(0, BLOCK)", "* BLOCK * 2 + tl.arange(0, 2 * BLOCK)"),
+    ),
+    "zeroed, then added into": (
+        VECTORS,
+        DOUBLE.replace("@triton.jit", 'RESET_TO_ZERO = ["out"]\n\n\n@triton.jit').replace(
+            "tl.store(", "tl.atomic_add("
+        ),
+    ),
+    "left in a workspace, stored by who comes last": (
+        VECTORS,
+        DOUBLE.replace(
+            "@triton.jit",
+            "def grid(meta, arguments, base):\n    return (*base, 3)\n\n\n"
+            "def workspace(meta, arguments, base, grid):\n"
+            '    return base[0] * meta["BLOCK"], base[0]\n\n\n@triton.jit',
+        )
+        .replace("BLOCK: tl", "WORKSPACE, COUNTERS, BLOCK: tl")
+        .replace("tl.store(out + i, ", "tl.store(WORKSPACE + i, ")
+        + "    if tl.atomic_add(COUNTERS + tl.program_id(0), 1) == 2:\n"
+        "        tl.store(out + i, tl.load(WORKSPACE + i), mask=i < n)\n",
+    ),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_right_variants_are_accepted_and_admitted(judging: SandboxLane, name: str) -> None:
+    asked, source = ACCEPTED[name]
+    made = variant(source)
+    result = judged(judging, asked, made)
+    assert result.verdict.accepted, result.verdict.reasons
+    (check,) = result.checks
+    assert (check.device, check.passed) == (INTERPRETER, True)
+    assert "launches, harness" in check.detail
+    verified = Variant(**{**vars(made), "checks": result.checks})
+    assert admitted(verified, problem(asked.calls[0]))
+
+
+REFUSED = {
+    "scaled by a hundredth": (
+        MATRICES,
+        SOFTMAX.replace("* scale", "* scale * 1.01"),
+        {ReasonCode.WRONG_VALUES},
+    ),
+    "no maximum": (
+        MATRICES,
+        SOFTMAX.replace("high = tl.max(top, axis=0)", "high = 0.0"),
+        {ReasonCode.WRONG_VALUES},
+    ),
+    "one block only": (
+        MATRICES,
+        SOFTMAX.replace("    total = tl.zeros", "    n = tl.minimum(n, BLOCK)\n    total = tl.zeros"),
+        {ReasonCode.WRONG_VALUES},
+    ),
+    "two bits lost": (
+        MATRICES,
+        SOFTMAX.replace("result.to(out", "result.to(tl.bfloat16).to(out"),
+        {ReasonCode.WRONG_VALUES},
+    ),
+    "strides taken for sizes": (MATRICES, SOFTMAX.replace("out + row * n", "out + row * BLOCK"), None),
+    "a mask too wide": (
+        VECTORS,
+        DOUBLE.replace("mask=i < n)\n", "mask=i <= n)\n"),
+        {ReasonCode.OUT_OF_BOUNDS},
+    ),
+    "writes its input": (
+        VECTORS,
+        DOUBLE.replace(
+            "tl.store(out", "tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)\n    tl.store(out"
+        ),
+        None,
+    ),
+    "reads what lies behind": (
+        VECTORS,
+        DOUBLE.replace("tl.load(x + i, mask=i < n)", "tl.load(x + i + (i == n - 1))"),
+        None,
+    ),
+    "right for multiples of 16": (
+        VECTORS,
+        DOUBLE.replace("2 * tl.load", "(2 + (n % 16 != 0)) * tl.load"),
+        {ReasonCode.WRONG_VALUES},
+    ),
+    "computes nothing": (
+        VECTORS,
+        HEAD + "def kernel(x, out, n, BLOCK: tl.constexpr):\n    pass\n",
+        {ReasonCode.WRONG_VALUES},
+    ),
+    "raises": (VECTORS, DOUBLE.replace("2 * tl", "unknown * tl"), {ReasonCode.FAILS}),
+    "imports more than triton": (VECTORS, "import os\n" + DOUBLE, {ReasonCode.FAILS}),
+    "other parameters": (VECTORS, DOUBLE.replace("x, out, n", "out, x, n"), {ReasonCode.FAILS}),
+    "crashes": (VECTORS, DOUBLE.replace("x + i,", "x + i * 1000000000000,"), {ReasonCode.FAILS}),
+}
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_variants_are_refused(judging: SandboxLane, name: str) -> None:
+    asked, source, wanted = REFUSED[name]
+    made = variant(source)
+    result = judged(judging, asked, made)
+    assert result.verdict.judgement is Judgement.REJECTED
+    assert wanted is None or codes(result) == wanted, result.verdict.reasons
+    (check,) = result.checks
+    assert not check.passed
+    assert check.detail.partition(":")[0] == str(result.verdict.reasons[0].code)
+    assert not admitted(Variant(**{**vars(made), "checks": result.checks}), problem(asked.calls[0]))
+
+
+def test_a_variant_that_hangs_is_ended(judging: SandboxLane) -> None:
+    hangs = DOUBLE.replace("    tl.store", "    while n > 0:\n        n = n + 0\n    tl.store")
+    result = judged(judging, VECTORS, hangs, limits=dataclasses.replace(VARIANT_LIMITS, wall_s=6.0))
+    assert codes(result) == {ReasonCode.TIMEOUT}
+    assert [c.passed for c in result.checks] == [False]
+
+
+WRITES = """import pathlib
+
+pathlib.Path({path!r}).write_text("imported")
+
+"""
+
+
+def test_nothing_of_a_variant_runs_in_the_parent(judging: SandboxLane, tmp_path: Path) -> None:
+    """Its import writes a file: refused by its text, it is not even imported in a cell."""
+    before = set(sys.modules)
+    trace = tmp_path / "imported"
+    result = judged(judging, VECTORS, WRITES.format(path=str(trace)) + DOUBLE)
+    assert codes(result) == {ReasonCode.FAILS}
+    judged(judging, VECTORS, DOUBLE.replace("2 *", "3 *"))
+    assert not trace.exists()
+    assert not {n for n in set(sys.modules) - before if "variant_kernel" in n or n == "candidate"}
+
+
+def test_every_config_of_a_variant_is_run(judging: SandboxLane) -> None:
+    late = DOUBLE.replace("2 * tl", "(2 + (BLOCK == 32)) * tl").replace(
+        "@triton.jit",
+        'CONFIGS = [{"kwargs": {"BLOCK": b}} for b in (128, 64, 256, 512, 32)]\n\n\n@triton.jit',
+    )
+    result = judged(judging, VECTORS, late)
+    assert codes(result) == {ReasonCode.WRONG_VALUES}
+    without = Variant(**{**vars(variant(late)), "configs": (Config.of({"BLOCK": 64}),)})
+    assert judged(judging, VECTORS, without).verdict.accepted
+
+
+def test_a_broken_harness_blames_nobody(judging: SandboxLane) -> None:
+    asked = dataclasses.replace(VECTORS, source=DOUBLE.replace("2 * tl", "unknown * tl"))
+    result = verify_variant(
+        variant(DOUBLE), asked, known(judging, VECTORS), judging, device=INTERPRETER, plan=QUICK
+    )
+    assert result.verdict.judgement is Judgement.INFRASTRUCTURE
+    assert result.checks == ()
+
+
+def test_a_base_that_rounds_by_itself_allows_one_step() -> None:
+    """Its wider run is rounded, too, so only elements that differ by a whole step show."""
+    import torch
+
+    from forecast_harness.verify.tolerance import compare_with_base
+
+    exact = torch.randn(200, 500, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    base = exact.to(torch.float16)
+    next_to = torch.where(
+        torch.rand(base.shape) < 0.01, base.nextafter(torch.tensor(9.0, dtype=base.dtype)), base
+    )
+    assert compare_with_base(next_to, base, base.double())[0] == ""
+    two = next_to.nextafter(torch.tensor(9.0, dtype=base.dtype)).nextafter(
+        torch.tensor(9.0, dtype=base.dtype)
+    )
+    assert "wrong" in compare_with_base(two, base, base.double())[0]
+    # Where the wider run is exact, being a step off throughout is a bias.
+    assert compare_with_base(base, base, exact)[0] == ""
+    assert compare_with_base(base.nextafter(torch.tensor(9.0, dtype=base.dtype)), base, exact)[0]
