@@ -72,15 +72,15 @@ def new_nodes(
     """Nodes of drafts that are not known yet, each once, in order; at most `limit`, by default `n`."""
     most = request.n if limit is None else limit
     seen = set(request.known) | {p.id for p in request.parents}
-    found: list[Node] = []
+    nodes: list[Node] = []
     for draft in drafts:
-        if len(found) >= most:
+        if len(nodes) >= most:
             break
         node = node_from_draft(request, draft)
         if node.id not in seen:
             seen.add(node.id)
-            found.append(node)
-    return tuple(found)
+            nodes.append(node)
+    return tuple(nodes)
 
 
 def draw_seed(request: ProposalRequest) -> str:

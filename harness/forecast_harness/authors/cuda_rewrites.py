@@ -38,24 +38,24 @@ MAX_VALUE = 1 << 20
 def rewrites_of(source: str) -> list[RewrittenSource]:
     """What can be made of a source, in a fixed order, each different text once."""
     seen = {source}
-    found = []
+    rewrites = []
     for kind in (_vary_constants, _vary_unrolling, _vary_launch_bounds, _add_hints):
-        for made in itertools.islice(kind(source), MAX_EDITS):
-            if made.text not in seen:
-                seen.add(made.text)
-                found.append(made)
-    return found
+        for rewrite in itertools.islice(kind(source), MAX_EDITS):
+            if rewrite.text not in seen:
+                seen.add(rewrite.text)
+                rewrites.append(rewrite)
+    return rewrites
 
 
 def constants_of(source: str) -> dict[str, int]:
     """Values of `#define NAME 1` and `constexpr int NAME = 1`, by name; names with one definition."""
-    found: dict[str, int] = {}
+    constants: dict[str, int] = {}
     twice = set()
     for m in _CONSTANT_PATTERN.finditer(source):
         name = m["defined"] or m["named"]
-        twice |= {name} & set(found)
-        found[name] = int(m["value"])
-    return {name: value for name, value in found.items() if name not in twice}
+        twice |= {name} & set(constants)
+        constants[name] = int(m["value"])
+    return {name: value for name, value in constants.items() if name not in twice}
 
 
 def with_values(source: str, values: dict[str, int]) -> str:

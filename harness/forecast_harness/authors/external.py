@@ -221,13 +221,13 @@ class _ChildProcess:
         end = time.monotonic() + timeout_s
         if self._unread.strip():
             raise _ProtocolError(f"it said more than one line to a request: {_printable(self._unread)}")
-        said, _, self._unread = self._write_and_read(line, end, timeout_s).partition(b"\n")
+        reply, _, self._unread = self._write_and_read(line, end, timeout_s).partition(b"\n")
         try:
-            data = decode_json(said.decode("utf-8"))
+            data = decode_json(reply.decode("utf-8"))
         except (ValueError, RecursionError) as error:
-            raise _ProtocolError(f"an answer that is not JSON: {_printable(said)}") from error
+            raise _ProtocolError(f"an answer that is not JSON: {_printable(reply)}") from error
         if not isinstance(data, dict):
-            raise _ProtocolError(f"an answer that is no object: {_printable(said)}")
+            raise _ProtocolError(f"an answer that is no object: {_printable(reply)}")
         return data
 
     def _write_and_read(self, line: bytes, end: float, timeout_s: float) -> bytes:
@@ -358,8 +358,11 @@ class AnswerFolder:
         try:
             places = sorted(p for p in self._folder.glob("[0-9]*") if p.is_dir())
             for place in places:
-                asked = place / _REQUEST
-                if asked.exists() and decode_json(asked.read_text(encoding="utf-8"))["id"] == request.id:
+                request_file = place / _REQUEST
+                if (
+                    request_file.exists()
+                    and decode_json(request_file.read_text(encoding="utf-8"))["id"] == request.id
+                ):
                     return place
             place = self._folder / f"{len(places) + 1:04d}"
             place.mkdir(parents=True)
@@ -486,11 +489,11 @@ def readable_request(request: Mapping[str, Any]) -> str:
 
 
 def _measured(judged: Mapping[str, Any]) -> list[str]:
-    found = [f"outcome: {judged['outcome']}"] if "outcome" in judged else []
+    lines = [f"outcome: {judged['outcome']}"] if "outcome" in judged else []
     if judged.get("log2_ratio") is not None:
-        found.append(f"time over that of the source it was timed beside: {2 ** judged['log2_ratio']:.3f}")
-    found += [f"{name}: {1e6 * seconds:.4g} us" for name, seconds in (judged.get("seconds") or {}).items()]
-    return found + ([f"said: {judged['feedback']}"] if judged.get("feedback") else [])
+        lines.append(f"time over that of the source it was timed beside: {2 ** judged['log2_ratio']:.3f}")
+    lines += [f"{name}: {1e6 * seconds:.4g} us" for name, seconds in (judged.get("seconds") or {}).items()]
+    return lines + ([f"said: {judged['feedback']}"] if judged.get("feedback") else [])
 
 
 # --- requests and answers ---

@@ -86,8 +86,8 @@ class TextCache:
 
     def write(self, found: GeneratedTexts, *question: str) -> None:
         """Keep texts for a question, in place of what was kept for it."""
-        told = {"tokens": found.spent.tokens, "money": found.spent.money}
-        data = {"schema": SCHEMA, "model": self._model, "texts": list(found.texts), **told}
+        spent = {"tokens": found.spent.tokens, "money": found.spent.money}
+        data = {"schema": SCHEMA, "model": self._model, "texts": list(found.texts), **spent}
         try:
             # Models write lone surrogates now and then; escaped they are plain ASCII.
             write_atomically(self._path(question), json.dumps(data, allow_nan=False).encode("ascii"))
@@ -108,13 +108,13 @@ class TextCache:
         return self._directory / f"{digest(SCHEMA, self._model, list(question))}.json"
 
     def _evict(self) -> None:
-        found = []
+        entries = []
         for path in self._directory.glob("*.json"):
             with contextlib.suppress(OSError):  # another process sweeps, too
                 state = path.stat()
-                found.append((state.st_mtime, state.st_size, path))
-        size = sum(entry[1] for entry in found)
-        for _, freed, path in sorted(found):
+                entries.append((state.st_mtime, state.st_size, path))
+        size = sum(entry[1] for entry in entries)
+        for _, freed, path in sorted(entries):
             if size <= self._limit:
                 return
             with contextlib.suppress(OSError):
@@ -152,8 +152,8 @@ class LLMAuthor:
         self._target = target
         self._usage_by_thread = threading.local()
         self._write = provider().text_generator(text, settings=settings, told=self._record_usage)
-        asked = f"{spec.kind}:{spec.location}?{sorted(spec.options.items())}"
-        self._cache = TextCache(answers_directory(settings) / CACHE_FOLDER, asked)
+        question = f"{spec.kind}:{spec.location}?{sorted(spec.options.items())}"
+        self._cache = TextCache(answers_directory(settings) / CACHE_FOLDER, question)
 
     def propose(self, request: ProposalRequest) -> Proposed:
         """See `Author`."""
@@ -163,17 +163,17 @@ class LLMAuthor:
             question = llm_prompts.prompt(request, style)
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{self.name}: {error}")
-        told, trouble = self._generate(question, request.n, draw_seed(request))
+        generated, trouble = self._generate(question, request.n, draw_seed(request))
         drafts: list[Draft] = []
         refused: list[tuple[str, str]] = []
-        for answer in told.texts:
+        for answer in generated.texts:
             try:
                 drafts.append(self._draft(answer, request, style, question))
             except RecordError as error:
                 refused.append((answer, str(error)))
         second, reasons, more = self._retry_refused(request, style, question, refused)
         nodes = new_nodes(request, [*drafts, *second])
-        spent = replace(told.spent + more, wall_seconds=time.monotonic() - begin)
+        spent = replace(generated.spent + more, wall_seconds=time.monotonic() - begin)
         problem = ""
         if not nodes:
             known = ["nothing new among its sources"] if drafts or second else []
@@ -190,22 +190,22 @@ class LLMAuthor:
         """What comes of telling the model, once, which rule its answer broke."""
 
         def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
-            asked = llm_prompts.retry_prompt(question, answer, complaint)
-            told, trouble = self._generate(asked, 1, f"{draw_seed(request)}/{number}")
-            if not told.texts:
-                return None, trouble[0] if trouble else complaint, told.spent
+            prompt = llm_prompts.retry_prompt(question, answer, complaint)
+            generated, trouble = self._generate(prompt, 1, f"{draw_seed(request)}/{number}")
+            if not generated.texts:
+                return None, trouble[0] if trouble else complaint, generated.spent
             try:
-                return self._draft(told.texts[0], request, style, question), "", told.spent
+                return self._draft(generated.texts[0], request, style, question), "", generated.spent
             except RecordError as error:
-                return None, str(error), told.spent
+                return None, str(error), generated.spent
 
         turns = [partial(turn, number, *pair) for number, pair in enumerate(refused)]
         drafts, reasons, spent = [], [], SearchCost()
-        for found in run_parallel(turns, _MAX_CONCURRENT_RETRIES):
-            if isinstance(found, LLMError):
-                reasons.append(str(found))
+        for outcome in run_parallel(turns, _MAX_CONCURRENT_RETRIES):
+            if isinstance(outcome, LLMError):
+                reasons.append(str(outcome))
                 continue
-            draft, reason, cost = found
+            draft, reason, cost = outcome
             spent += cost
             if draft is not None:
                 drafts.append(draft)
@@ -215,22 +215,22 @@ class LLMAuthor:
 
     def _generate(self, question: str, n: int, mark: str) -> tuple[GeneratedTexts, list[str]]:
         """Up to `n` texts, kept ones first, and why there are not more."""
-        found = self._cache.read(question, mark)
-        if len(found.texts) >= n:
-            return replace(found, texts=found.texts[:n]), []
+        texts = self._cache.read(question, mark)
+        if len(texts.texts) >= n:
+            return replace(texts, texts=texts.texts[:n]), []
         self._usage_by_thread.usage = Usage()
         fresh: list[str] = []
         trouble: list[str] = []
         try:
-            fresh = self._write(question, n - len(found.texts))
+            fresh = self._write(question, n - len(texts.texts))
         except (ForecastAutotuneError, ImportError) as error:
             trouble = [str(error)]
         usage: Usage = self._usage_by_thread.usage
         spent = SearchCost(tokens=usage.prompt_tokens + usage.output_tokens, money=usage.money)
-        found = GeneratedTexts((*found.texts, *fresh), found.spent + spent)
+        texts = GeneratedTexts((*texts.texts, *fresh), texts.spent + spent)
         if fresh:
-            self._cache.write(found, question, mark)
-        return found, trouble
+            self._cache.write(texts, question, mark)
+        return texts, trouble
 
     def _record_usage(self, usage: Usage) -> None:
         """Called by the writer in the thread that asked it."""
@@ -245,10 +245,10 @@ class LLMAuthor:
             "crossover": request.parents[1:2],
             "repair": tuple(filter(None, [llm_prompts.failure_to_repair(request)])),
         }.get(style, ())
-        made = Provenance(
+        provenance = Provenance(
             Origin.LLM,
             author=self._author,
             prompt_sha256=hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(),
             note=llm_answers.extract_note(answer),
         )
-        return Draft(source, made, parents=(parent.id, *(o.id for o in others)))
+        return Draft(source, provenance, parents=(parent.id, *(o.id for o in others)))

@@ -67,15 +67,15 @@ def prompt(request: ProposalRequest, style: str) -> str:
     if style == "repair":
         failed = failure_to_repair(request)
         assert failed is not None
-        told = request.judged[failed.id]
+        judged_failure = request.judged[failed.id]
         known["tried"] = [
             _failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:] if f is not failed
         ]
         known |= {
             "failed": _shortened(failed.source),
-            "stage": repair_stage(told),
-            "verdict": _verdict_text(told),
-            "feedback": told.feedback[:_MAX_FEEDBACK_CHARS].strip(),
+            "stage": repair_stage(judged_failure),
+            "verdict": _verdict_text(judged_failure),
+            "feedback": judged_failure.feedback[:_MAX_FEEDBACK_CHARS].strip(),
         }
     if style == "profile":
         known["rates"] = list(workload_rates(target, judged))

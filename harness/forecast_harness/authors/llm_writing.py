@@ -80,7 +80,7 @@ def write_variants(writer: TextGenerator, brief: WritingBrief, n: int, *, author
         prompt_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    found: dict[str, Variant] = {}
+    variants: dict[str, Variant] = {}
     refused: list[str] = []
     seen = {_normal_form(brief.source)}
     for number, answer in enumerate(writer(text, n), 1):
@@ -93,8 +93,8 @@ def write_variants(writer: TextGenerator, brief: WritingBrief, n: int, *, author
             refused.append(f"answer {number}: the same code as the base or an earlier answer")
             continue
         seen.add(form)
-        found[variant.name] = variant
-    return WritingResult(tuple(found.values()), tuple(refused))
+        variants[variant.name] = variant
+    return WritingResult(tuple(variants.values()), tuple(refused))
 
 
 def read_answer(answer: str, brief: WritingBrief, origin: Provenance) -> Variant:
@@ -114,9 +114,11 @@ def read_answer(answer: str, brief: WritingBrief, origin: Provenance) -> Variant
     promised = read_contract(source, brief.kernel)
     promised.require_same_parameters(read_contract(brief.source, brief.kernel).parameters)
     note = _note(answer, source)
-    made = Provenance(**{**vars(origin), "note": note})
+    provenance = Provenance(**{**vars(origin), "note": note})
     title = "-".join(["llm", *re.findall(r"[a-z0-9]+", note.lower())[:_TITLE_WORDS]])
-    return Variant.of(brief.kernel, brief.base_sha256, source, made, title=title, configs=promised.configs)
+    return Variant.of(
+        brief.kernel, brief.base_sha256, source, provenance, title=title, configs=promised.configs
+    )
 
 
 def build_prompt(brief: WritingBrief) -> str:

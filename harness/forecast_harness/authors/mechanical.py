@@ -56,11 +56,11 @@ class RewriteAuthor:
         parent = request.parents[0]
         style = request.arm.rpartition("/")[2]
         try:
-            pool = [(parent.id, made, identity) for identity, made in self._all_rewrites(parent)]
+            pool = [(parent.id, rewrite, identity) for identity, rewrite in self._all_rewrites(parent)]
             pool += [
-                (other.id, made, "")
+                (other.id, rewrite, "")
                 for other in request.parents[1:]
-                for made in _cross_constants(parent, other)
+                for rewrite in _cross_constants(parent, other)
             ]
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{parent.id}: {error}", exhausted=True)
@@ -71,10 +71,10 @@ class RewriteAuthor:
         draws = [chance.random() ** (1.0 / weight) for weight in weights]
         order = sorted(range(len(left)), key=lambda i: (_style_of(left[i][1]) != style, -draws[i], i))
         drafts = [_draft_of(request, *left[i]) for i in order]
-        found = new_nodes(request, drafts, request.n + 1)
-        nodes = found[: request.n]
+        unknown = new_nodes(request, drafts, request.n + 1)
+        nodes = unknown[: request.n]
         problem = "" if nodes else f"every rewrite of {parent.id} is known already"
-        return Proposed(request.id, nodes, problem=problem, exhausted=len(found) <= request.n)
+        return Proposed(request.id, nodes, problem=problem, exhausted=len(unknown) <= request.n)
 
     def close(self) -> None:
         """Forget what is kept."""
@@ -93,12 +93,12 @@ class RewriteAuthor:
         if known is not None:
             return known.result()
         try:
-            found = self._with_identities(parent)
+            rewrites = self._with_identities(parent)
         except BaseException as error:
             making.set_exception(error)
             raise
-        making.set_result(found)
-        return found
+        making.set_result(rewrites)
+        return rewrites
 
     def _with_identities(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
         if self._rewriter is not None and parent.language == "triton":
@@ -107,8 +107,8 @@ class RewriteAuthor:
                 return rewrites
         provenance = Provenance(Origin.REWRITE)
         return tuple(
-            (draft_identity(self._target, Draft(made.text, provenance, parent.language)), made)
-            for made in self._rewrite(parent)
+            (draft_identity(self._target, Draft(rewrite.text, provenance, parent.language)), rewrite)
+            for rewrite in self._rewrite(parent)
         )
 
     def _rewrite(self, parent: Node) -> list[RewrittenSource]:

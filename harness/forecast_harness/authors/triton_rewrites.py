@@ -36,14 +36,14 @@ def kernel_rewrites(source: str, entry: str, payload: Mapping[str, Any]) -> list
     configs = subjects[0].configs if subjects else ()
     arguments = subjects[0].calls[0] if subjects and subjects[0].calls else ()
     base = str(payload.get("source_sha256", ""))
-    found = _variants(source, entry, base, configs=configs, arguments=arguments)
-    return [_rewritten_source(v, _with_configs(v.source, v.configs)) for v in found]
+    variants = _variants(source, entry, base, configs=configs, arguments=arguments)
+    return [_rewritten_source(v, _with_configs(v.source, v.configs)) for v in variants]
 
 
 def module_rewrites(source: str, entry: str) -> list[RewrittenSource]:
     """What can be made of a module with kernels and the function that launches them."""
     code = ParsedSource.parse(source, entry)
-    found = []
+    rewrites = []
     for name, signature in _launched_kernels(source).items():
         for variant in _variants(source, name, ""):
             after = _launched_kernels(variant.source)
@@ -52,13 +52,13 @@ def module_rewrites(source: str, entry: str) -> list[RewrittenSource]:
                 and not variant.configs
                 and not _defines_any(variant.source, _KERNEL_ONLY_NAMES)
             ):
-                found.append(_rewritten_source(variant, variant.source))
-    found += [
+                rewrites.append(_rewritten_source(variant, variant.source))
+    rewrites += [
         RewrittenSource(("constants",), edit.text, edit.note)
         for edit in itertools.islice(vary_constants(code, InputFacts()), MAX_EDITS)
     ]
-    found += itertools.islice(_vary_launches(code), MAX_EDITS)
-    return found
+    rewrites += itertools.islice(_vary_launches(code), MAX_EDITS)
+    return rewrites
 
 
 def _variants(source: str, entry: str, base: str, **known: Any) -> list[Variant]:
@@ -82,8 +82,8 @@ def _with_configs(source: str, configs: tuple[Config, ...]) -> str:
 
 
 def _config_literal(config: Config) -> dict[str, Any]:
-    told = {k: v for k, v in config.to_json().items() if v is not None and k != "num_ctas"}
-    return told if config.num_ctas == 1 else {**told, "num_ctas": config.num_ctas}
+    facts = {k: v for k, v in config.to_json().items() if v is not None and k != "num_ctas"}
+    return facts if config.num_ctas == 1 else {**facts, "num_ctas": config.num_ctas}
 
 
 def _defines_any(source: str, names: tuple[str, ...]) -> bool:

@@ -148,13 +148,13 @@ def _kernels(
         yield from ((k.kernel.name, k) for k in AdvisedKernel.of_tables(store.tables(options.kernel)))
         return
     sources = {t.problem.kernel.source_sha256 for t in store.tables()}
-    found = library_kernels(options.library, sources)
-    for text in found.skipped[:_MAX_SHOWN_SKIPS]:
+    kernels = library_kernels(options.library, sources)
+    for text in kernels.skipped[:_MAX_SHOWN_SKIPS]:
         output.remark(f"skipped: {text}")
-    if len(found.skipped) > _MAX_SHOWN_SKIPS:
-        output.remark(f"skipped: {len(found.skipped) - _MAX_SHOWN_SKIPS} others, too")
+    if len(kernels.skipped) > _MAX_SHOWN_SKIPS:
+        output.remark(f"skipped: {len(kernels.skipped) - _MAX_SHOWN_SKIPS} others, too")
     wanted = (options.kernel or "").lower()
-    for target in found.kernels:
+    for target in kernels.kernels:
         if wanted not in target.kernel.name.lower():
             continue
         try:
@@ -213,10 +213,10 @@ def read_advice(path: Path) -> list[Advice]:
     tables = read_tables(path, lines.append)
     given = [line for line in lines if line.get("type") == ADVICE]
     given += [t.problem.extra[ADVICE] for t in tables if t.problem.extra.get(ADVICE) is not None]
-    found: dict[str, list[Advice]] = {}
+    by_source: dict[str, list[Advice]] = {}
     for advice in map(Advice.from_json, given):
-        found.setdefault(advice.source_sha256, []).append(advice)
-    return [_joined(several) for several in found.values()]
+        by_source.setdefault(advice.source_sha256, []).append(advice)
+    return [_joined(several) for several in by_source.values()]
 
 
 def _joined(several: Sequence[Advice]) -> Advice:
@@ -235,15 +235,15 @@ def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, 
         word: sum(r["outcome"] == word for r in rows) for word in ("written", "kept", "refused", "skipped")
     }
     lines = [f"{r['kernel']}: {r['outcome']}: {r.get('summary') or r.get('why', '')}" for r in rows]
-    told = f"{count['written']} written, {count['kept']} there already"
-    told += "".join(f", {count[word]} {word}" for word in ("refused", "skipped") if count[word])
+    counts = f"{count['written']} written, {count['kept']} there already"
+    counts += "".join(f", {count[word]} {word}" for word in ("refused", "skipped") if count[word])
     usage = more.get("usage", {})
     if count["written"] and (tokens := usage.get("prompt_tokens", 0) + usage.get("output_tokens", 0)):
-        told += f"; {tokens / count['written']:,.0f} tokens each"
+        counts += f"; {tokens / count['written']:,.0f} tokens each"
     data = {"advice": rows, **count, **more, "store": str(store.root)}
     output.emit(
         data,
-        shown_text("\n".join([*map(printable, lines), told]), lines=True),
+        shown_text("\n".join([*map(printable, lines), counts]), lines=True),
         shown_text(str(store.root), style="dim"),
     )
     return 1 if count["refused"] or not count["written"] + count["kept"] else 0

@@ -64,19 +64,19 @@ class JudgedProblem:
         if not arch.isdigit():
             raise CommandError("the driver does not tell the device's compute capability")
         requests = self.request_of = CudaRequests(signature)
-        found = []
+        solutions = []
         with SandboxLane() as lane:
             for name in names:
                 source = self._source(name)
                 try:
-                    made = compile_source(
+                    binary = compile_source(
                         source, signature, {}, int(arch), lambda job: lane.run(job, COMPILE_LIMITS)
                     )
                 except CudaCompileError as error:
                     raise CommandError(f"{name} does not compile: {error}") from error
-                solution = host_solution(Path(name).stem, made, signature, {})
-                found.append(requests.note(solution, source, {}))
-        return found
+                solution = host_solution(Path(name).stem, binary, signature, {})
+                solutions.append(requests.note(solution, source, {}))
+        return solutions
 
     def _source(self, name: str) -> str:
         assert self.declared is not None
@@ -233,7 +233,7 @@ def open_lane(
 
     level = None
     if options.level is not None:
-        names = [found.name for found in ContainmentLevel]
+        names = [known.name for known in ContainmentLevel]
         if options.level.upper() not in names:
             raise UsageError(f"--level must be one of {', '.join(names).lower()}, got {options.level}")
         level = ContainmentLevel[options.level.upper()]
@@ -255,15 +255,15 @@ def _solutions(
 def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
     from forecast_harness.targets.packs import Language, load_solution
 
-    found = load_solution(name, pack, None if options.language is None else Language(options.language))
+    solution = load_solution(name, pack, None if options.language is None else Language(options.language))
     if options.language == Language.CUDA and load_solution(name, pack).language is not Language.CUDA:
         raise UsageError(
             f"--language cuda is for Python that builds CUDA sources, and {name} does not: leave it out, or give a "
             "kernel in CUDA C++ as KERNEL.cu:FN in place of the pack"
         )
-    if found.language is Language.TRITON:
-        require_packages(f"{found.name}, which is written in Triton,", "triton")
-    return found
+    if solution.language is Language.TRITON:
+        require_packages(f"{solution.name}, which is written in Triton,", "triton")
+    return solution
 
 
 def _check_trace(options: argparse.Namespace) -> None:
@@ -307,13 +307,13 @@ def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
     line.append(word, style=_COLOURS[word])
     at = f", sandbox level {level.lower()}" if level else ""
     line.append(f" ({verdict.trials} launches, {verdict.seconds:.1f} s{at})")
-    found = [
+    lines = [
         shown_text(f"  {r.code}: {r.detail}" + (f" [launch {r.trial}]" if r.trial else ""))
         for r in verdict.reasons
     ]
     if verdict.accepted:
-        found.append(shown_text(f"  {verdict.checked}"))
-    return [line, *found, *(shown_text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
+        lines.append(shown_text(f"  {verdict.checked}"))
+    return [line, *lines, *(shown_text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
 
 
 def _table(entries: list[BenchResult]) -> Any:

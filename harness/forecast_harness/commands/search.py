@@ -66,8 +66,8 @@ def open_machine_code(
     Where `--path auto` finds that machine code does not work here, one line says why. Raises `UsageError` and
     `CommandError` where `--path machine-code` asks for it all the same.
     """
-    asked = options.path
-    if asked == "host-code" or (asked == "auto" and device != "cuda"):
+    path = options.path
+    if path == "host-code" or (path == "auto" and device != "cuda"):
         return None
     if device != "cuda":
         raise UsageError("--path machine-code needs a CUDA device: the driver knows none, so leave it out")
@@ -88,12 +88,12 @@ def open_machine_code(
             plans,
             folder=folder,
             early=early,
-            insist=asked == "machine-code",
+            insist=path == "machine-code",
             on_failure=note,
             progress=output.remark if not options.quiet else lambda stage: None,
         )
     except NoMachineCodePath as error:
-        if asked == "machine-code":
+        if path == "machine-code":
             raise CommandError(f"--path machine-code does not work here: {error}") from error
         output.remark(f"sources are judged as host code, in a sandbox: {error}")
         return None
@@ -117,11 +117,11 @@ def search(options: argparse.Namespace, output: Output) -> int:
     _check_folder(folder, options.resume)
     with rare_collections():
         state, ended = _search(options, output, folder, began)
-    told = {**ended, "closing": time.monotonic() - began - sum(ended.values())}
+    seconds = {**ended, "closing": time.monotonic() - began - sum(ended.values())}
     if state.stopped is not None and state.stopped.interrupted:
-        _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}", told)
+        _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}", seconds)
         return _INTERRUPTED
-    _report(output, state, folder, "", told)
+    _report(output, state, folder, "", seconds)
     _check_end(state)
     return 0
 
@@ -179,8 +179,8 @@ def _check_models(options: argparse.Namespace) -> None:
 def _folder_name(target: str) -> str:
     """`search-swiglu` for a pack's name or folder, `search-fn` for `FILE.py:fn`, `FILE.cu:fn` and
     `package.module:fn`."""
-    found = _kernel_place(target)
-    last = found["name"] if found else Path(target).stem
+    place = _kernel_place(target)
+    last = place["name"] if place else Path(target).stem
     return "search-" + (re.sub(r"[^\w.-]+", "-", last).strip("-.") or "target")
 
 
@@ -189,8 +189,8 @@ def _kernel_place(target: str) -> re.Match[str] | None:
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
-    if found := misplaced_file(folder):
-        raise UsageError(f"--out must be a folder, and {folder} is {found}: name a new one")
+    if misplaced := misplaced_file(folder):
+        raise UsageError(f"--out must be a folder, and {folder} is {misplaced}: name a new one")
     if (folder / _LOG).exists():
         if not resume:
             raise UsageError(
@@ -334,14 +334,16 @@ def _proposers(
 
         rewriter = (lanes := RewritingLanes(target)).rewrites
         stack.callback(lanes.close)
-    found: dict[str, Author] = {}
+    proposers: dict[str, Author] = {}
     for spec in settings.proposers:
         proposer = open_author(spec, target, rewriter=rewriter)
         stack.callback(proposer.close)
         name = proposer.name.replace("/", "_")
         numbered = (f"{name}-{n}" for n in range(2, len(settings.proposers) + 2))
-        found[name if name not in found else next(n for n in numbered if n not in found)] = proposer
-    return found
+        proposers[name if name not in proposers else next(n for n in numbered if n not in proposers)] = (
+            proposer
+        )
+    return proposers
 
 
 @dataclass(frozen=True)
@@ -386,7 +388,7 @@ def _lanes(
         raise UsageError(
             f"--lanes {wanted}: there are {len(numbers)} CUDA devices, and two lanes on one would disturb each other"
         )
-    found = open_machine_code(
+    machine_code = open_machine_code(
         options,
         output,
         target,
@@ -396,7 +398,7 @@ def _lanes(
         folder=folder.absolute(),
         early=early,
     )
-    return LocalJudgePool(opener, wanted) if found is None else found
+    return LocalJudgePool(opener, wanted) if machine_code is None else machine_code
 
 
 def _devices() -> list[int]:
@@ -421,11 +423,11 @@ def _toolchain(device: str) -> dict[str, str]:
         return frameworks.triton().toolchain()
     from importlib import metadata
 
-    found = {}
+    versions = {}
     for name in ("torch", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _server(
@@ -480,9 +482,9 @@ def _report(
     shown = ", ".join(f"{name} {s:g} s" for name, s in seconds.items())
     if took is not None:
         data["command_seconds"] = seconds
-    found = [*summary_lines(state), *([("seconds", shown)] if shown else [])]
-    found += [("folder", f"{folder}: {best_file(state)}, {_REPORT}, {_LOG}")]
-    width = max(len(name) for name, _ in found)
-    output.emit(data, *(shown_text(f"{name:{width}}  {text}") for name, text in found))
+    lines = [*summary_lines(state), *([("seconds", shown)] if shown else [])]
+    lines += [("folder", f"{folder}: {best_file(state)}, {_REPORT}, {_LOG}")]
+    width = max(len(name) for name, _ in lines)
+    output.emit(data, *(shown_text(f"{name:{width}}  {text}") for name, text in lines))
     if remark:
         output.remark(remark)

@@ -99,28 +99,28 @@ def _make_and_verify(
     target, store = UserKernel.of(options.what), open_store(options)
     if options.llm is not None:
         reading.close()  # writing takes minutes
-    made, refused = _collect_variants(options, target, store)
+    collected, refused = _collect_variants(options, target, store)
     reading.close()
-    asked = bool(options.mechanical or options.sources or options.llm)
-    found = made if asked else store.variants(target.kernel.source_sha256)
+    wants_new = bool(options.mechanical or options.sources or options.llm)
+    chosen = collected if wants_new else store.variants(target.kernel.source_sha256)
     if options.judgements is not None:
-        found = _judged(found, read_judgements(Path(options.judgements)))
-    for variant in found if asked or options.judgements is not None else ():
+        chosen = _judged(chosen, read_judgements(Path(options.judgements)))
+    for variant in chosen if wants_new or options.judgements is not None else ():
         store.put_variant(variant)
     for text in refused:
         output.remark(f"refused: {text}")
     results: list[tuple[Variant, VariantVerification]] = []
     seconds = {"reading": time.monotonic() - began}
-    if lanes is not None and found:
-        results, spent = _verify_variants(options, output, target, store, found, lanes)
+    if lanes is not None and chosen:
+        results, spent = _verify_variants(options, output, target, store, chosen, lanes)
         seconds |= spent
     _check_saved(store)
     data = {
         "kernel": target.kernel.name,
         "base_sha256": target.kernel.source_sha256,
-        "new": [v.name for v in made],
+        "new": [v.name for v in collected],
         "refused": refused,
-        "judged": [v.name for v in found if v.judgement is not None],
+        "judged": [v.name for v in chosen if v.judgement is not None],
         "verified": [
             {"name": v.name, **r.verdict.to_json(), "checks": [c.to_json() for c in r.checks]}
             for v, r in results
@@ -128,8 +128,8 @@ def _make_and_verify(
         "seconds": {name: round(s, 3) for name, s in seconds.items()},
         "store": str(store.root),
     }
-    output.emit(data, *_render_results(target, made, found, results, store))
-    return int(bool(refused) and not made)
+    output.emit(data, *_render_results(target, collected, chosen, results, store))
+    return int(bool(refused) and not collected)
 
 
 def _judged(variants: Sequence[Variant], told: Mapping[str, SourceJudgement]) -> list[Variant]:
@@ -141,11 +141,11 @@ def _collect_variants(
     options: argparse.Namespace, target: UserKernel, store: Store
 ) -> tuple[list[Variant], list[str]]:
     """New variants, and why others are none."""
-    found: dict[str, Variant] = {}
+    by_name: dict[str, Variant] = {}
     refused: list[str] = []
     for path in _expand_paths(options.sources):
         try:
-            found |= {v.name: v for v in _read(path, target)}
+            by_name |= {v.name: v for v in _read(path, target)}
         except RecordError as error:
             refused.append(f"{path}: {error}")
     if options.mechanical:
@@ -153,7 +153,7 @@ def _collect_variants(
 
         name, sha = target.kernel.name, target.kernel.source_sha256
         for variant in variants_of(target.text, name, sha, limit=options.n, configs=target.configs):
-            found[variant.name] = variant
+            by_name[variant.name] = variant
     if options.llm is not None:
         from forecast_autotune.llm.providers import provider
         from forecast_harness.authors.llm_writing import write_variants
@@ -164,9 +164,9 @@ def _collect_variants(
             options.n,
             author=provider().model_name(options.llm),
         )
-        found |= {v.name: v for v in written.variants}
+        by_name |= {v.name: v for v in written.variants}
         refused += written.refused
-    return list(found.values()), refused
+    return list(by_name.values()), refused
 
 
 def _writing_brief(target: UserKernel, store: Store) -> Any:
@@ -253,8 +253,8 @@ def _has_check(variant: Variant, subject: BaseKernel, device: str) -> bool:
 
 def _device_of(index: int) -> tuple[str, int | None]:
     """Its slug, and what Triton compiles for there; None where that is no CUDA device."""
-    found = frameworks.triton().device_at(index)
-    return found.slug, int(found.arch) if found.backend == "cuda" and found.arch.isdigit() else None
+    device = frameworks.triton().device_at(index)
+    return device.slug, int(device.arch) if device.backend == "cuda" and device.arch.isdigit() else None
 
 
 def _check_saved(store: Store) -> None:
@@ -286,8 +286,8 @@ def _render_results(
 
 def _list(options: argparse.Namespace, output: Output) -> int:
     store = open_store(options)
-    found = store.variants_of(options.kernel)
-    data = {"store": str(store.root), "variants": [_summary(v) for v in found]}
+    listed = store.variants_of(options.kernel)
+    data = {"store": str(store.root), "variants": [_summary(v) for v in listed]}
     if output.as_json:
         output.emit(data)
         return 0
@@ -296,14 +296,14 @@ def _list(options: argparse.Namespace, output: Output) -> int:
     from forecast_autotune.report.table import shown_text
 
     table = Table("kernel", "variant", "by", "what", "passed on", "failed on")
-    for v in found:
+    for v in listed:
         row = _summary(v)
         columns = (v.kernel, v.name, f"{row['origin']} {row['author']}".strip(), row["note"])
         table.add_row(
             *map(shown_text, columns), *(shown_text(", ".join(row[n])) for n in ("passed", "failed"))
         )
     output.emit(
-        data, table if found else "the store holds no variants", shown_text(str(store.root), style="dim")
+        data, table if listed else "the store holds no variants", shown_text(str(store.root), style="dim")
     )
     return 0
 
@@ -312,15 +312,15 @@ def _summary(variant: Variant) -> dict[str, Any]:
     checks: dict[bool, set[str]] = {True: set(), False: set()}
     for check in variant.checks:
         checks[check.passed].add(check.device)
-    made = variant.provenance
+    origin = variant.provenance
     return {
         "kernel": variant.kernel,
         "name": variant.name,
         "base_sha256": variant.base_sha256,
-        "origin": str(made.origin),
-        "author": made.author,
-        "parent": made.parent,
-        "note": made.note,
+        "origin": str(origin.origin),
+        "author": origin.author,
+        "parent": origin.parent,
+        "note": origin.note,
         "passed": sorted(checks[True]),
         "failed": sorted(checks[False]),
     }
@@ -331,13 +331,13 @@ def _show(options: argparse.Namespace, output: Output) -> int:
         raise UsageError("show needs NAME: `forecast-autotune variants list` lists them")
     store = open_store(options)
     known = store.variants()
-    found = [v for v in known if v.name == options.name] or [
+    matches = [v for v in known if v.name == options.name] or [
         v for v in known if v.name.startswith(options.name)
     ]
-    if len(found) != 1:
-        near = ", ".join(v.name for v in (found or known)[:8]) or "none"
-        raise CommandError(f"{len(found) or 'no'} variants are called {options.name!r}; there are: {near}")
-    (variant,) = found
+    if len(matches) != 1:
+        near = ", ".join(v.name for v in (matches or known)[:8]) or "none"
+        raise CommandError(f"{len(matches) or 'no'} variants are called {options.name!r}; there are: {near}")
+    (variant,) = matches
     if output.as_json:
         output.emit(variant.to_json())
         return 0

@@ -99,12 +99,12 @@ def _ranked_list(
     top.sort(key=lambda n: -gain[n])
     unsure = [n for n in nodes if _distance_from_even(beliefs.get(n)) <= 0.5 - UNCERTAIN_RANGE[0]]
     unsure.sort(key=lambda n: _distance_from_even(beliefs.get(n)))
-    found: dict[str, str] = {}
+    ranked: dict[str, str] = {}
     while top or unsure:
-        uncertain = unsure and (not top or len(found) % UNCERTAIN_EVERY == UNCERTAIN_EVERY - 1)
+        uncertain = unsure and (not top or len(ranked) % UNCERTAIN_EVERY == UNCERTAIN_EVERY - 1)
         queue, reason = (unsure, "uncertain") if uncertain else (top, "top")
-        found.setdefault(queue.pop(0), reason)
-    return list(found.items())
+        ranked.setdefault(queue.pop(0), reason)
+    return list(ranked.items())
 
 
 def _distance_from_even(belief: NodeForecast | None) -> float:
@@ -115,12 +115,12 @@ def _distance_from_even(belief: NodeForecast | None) -> float:
 def _propensity(place: int | None, nodes: int, ranked: int, slots: int, share: float) -> float:
     """The probability that the candidate at this place of the list (None: not on it) is measured."""
     least, extra = math.floor(share), share - math.floor(share)
-    found = 0.0
+    propensity = 0.0
     for drawn, weight in ((least, 1.0 - extra), (least + 1, extra)):
         sure = min(slots - drawn, ranked)
         rest = nodes - sure
         if place is not None and place < sure:
-            found += weight
+            propensity += weight
         elif rest and weight:
-            found += weight * min(drawn, rest) / rest
-    return min(1.0, found)
+            propensity += weight * min(drawn, rest) / rest
+    return min(1.0, propensity)

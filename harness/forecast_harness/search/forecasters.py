@@ -139,14 +139,14 @@ class TritonForecaster:
             mine = seen[node.id]
             if above is not None and mine is not None:
                 offsets[node.id] = _DIFFERENCE_SHARE * (mine[0] - above[0])
-        found = self._lineage.posterior(question, offsets)
-        if found.reason and question.nodes:
+        posterior = self._lineage.posterior(question, offsets)
+        if posterior.reason and question.nodes:
             # Before the search has results of its own, IR says something where there is any.
-            told = np.array([n.id in offsets for n in question.nodes])
-            found = replace(
-                found,
-                sd=np.where(told, UNTESTED_DIFFERENCE_SD, UNINFORMED_SD),
-                nearest_correlation=told.astype(float),
+            traced = np.array([n.id in offsets for n in question.nodes])
+            posterior = replace(
+                posterior,
+                sd=np.where(traced, UNTESTED_DIFFERENCE_SD, UNINFORMED_SD),
+                nearest_correlation=traced.astype(float),
                 reason="",
             )
         fails = failure_probabilities(question)
@@ -154,7 +154,7 @@ class TritonForecaster:
             mine = seen[node.id]
             if mine is not None:
                 fails[i] = 1.0 - (1.0 - fails[i]) * (1.0 - mine[1])
-        return relative_forecasts(question, found, fails, self.name)
+        return relative_forecasts(question, posterior, fails, self.name)
 
     def close(self) -> None:
         """End the sandbox that traces."""
@@ -175,7 +175,9 @@ class RecordedForecaster:
         self._judgements, self._base = judgements, base
         figures = ("log2_ratio", "sd", "p_wrong")
         content = repr(
-            sorted((key, {f: getattr(said, f) for f in figures}) for key, said in judgements.items())
+            sorted(
+                (key, {f: getattr(judgement, f) for f in figures}) for key, judgement in judgements.items()
+            )
         )
         self.name = f"recorded-1-{source_digest(content)[:8]}+{base.name}"
 
@@ -186,10 +188,10 @@ class RecordedForecaster:
         shift = self._shift(question)
         beliefs = dict(before.beliefs)
         for node in question.nodes:
-            said = self._said(node)
-            if said is not None:
-                mean = said.log2_ratio + shift - scores.get(question.reference.id, 0.0)
-                beliefs[node.id] = blend_judgement(beliefs[node.id], replace(said, log2_ratio=mean))
+            judgement = self._said(node)
+            if judgement is not None:
+                mean = judgement.log2_ratio + shift - scores.get(question.reference.id, 0.0)
+                beliefs[node.id] = blend_judgement(beliefs[node.id], replace(judgement, log2_ratio=mean))
         return replace(before, beliefs=beliefs)
 
     def close(self) -> None:
@@ -203,11 +205,11 @@ class RecordedForecaster:
         """What judgements of sources that ran were off by in common, shrunk towards nothing."""
         moved = total = 0.0
         for node, result, score in question.judged:
-            said = self._said(node) if result.log2_ratio is not None and node.parents else None
-            if said is None:
+            judgement = self._said(node) if result.log2_ratio is not None and node.parents else None
+            if judgement is None:
                 continue
-            sd = max(_LEAST_SD, said.sd)
-            off = max(-_MOST_ERRORS * sd, min(_MOST_ERRORS * sd, score - said.log2_ratio))
+            sd = max(_LEAST_SD, judgement.sd)
+            off = max(-_MOST_ERRORS * sd, min(_MOST_ERRORS * sd, score - judgement.log2_ratio))
             moved, total = moved + off / sd**2, total + 1.0 / sd**2
         return moved / (total + SHARED_ERROR_SD**-2)
 
@@ -247,9 +249,11 @@ class LLMNodeForecaster:
         before = self._base.forecast(question)
         if not question.nodes:
             return before
-        asked = question_prompt(question)
+        prompt = question_prompt(question)
         try:
-            answer = self._backend.forecast(asked.prefix, asked.suffixes, asked.labels, timeout_s=_TIMEOUT_S)
+            answer = self._backend.forecast(
+                prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=_TIMEOUT_S
+            )
         except (LLMError, OSError, ValueError) as error:
             return replace(before, problem=f"{self._backend.name}: {error}"[:500])
         return self._blended(question, before, answer)
@@ -275,8 +279,8 @@ class LLMNodeForecaster:
         )
         problem = before.problem
         if not heard.all():
-            told = "; ".join(answer.trouble) or "too little probability on the labels"
-            problem = f"{int((~heard).sum())} of {len(heard)} not forecast by {self._backend.name}: {told}"
+            trouble = "; ".join(answer.trouble) or "too little probability on the labels"
+            problem = f"{int((~heard).sum())} of {len(heard)} not forecast by {self._backend.name}: {trouble}"
         return Forecasted(question.batch, before.reference, beliefs, before.spent + spent, problem[:500])
 
 
@@ -329,8 +333,8 @@ def _neighbours(
     others = [r for r in results if r[0].id != reference.id]
     ran = sorted((r for r in others if r[1].log2_ratio is not None), key=lambda r: (r[2], r[0].id))
     failed = [r for r in others if r[1].log2_ratio is None]
-    told = [Neighbour(_node_title(n), s - score) for n, _, s in ran[: MAX_SHOWN_RESULTS - 2]]
-    return told + [Neighbour(_node_title(n), None) for n, _, _ in failed[-2:]]
+    fastest = [Neighbour(_node_title(n), s - score) for n, _, s in ran[: MAX_SHOWN_RESULTS - 2]]
+    return fastest + [Neighbour(_node_title(n), None) for n, _, _ in failed[-2:]]
 
 
 def _node_title(node: Node) -> str:
@@ -343,8 +347,8 @@ def _shown_change(reference: Node, node: Node) -> str:
 
 def _task_summary(statement: str) -> str:
     """What a statement says before its rules, in a line."""
-    told = statement.partition("\nRules for a source:")[0]
-    return " ".join(told.split())[:1500]
+    summary = statement.partition("\nRules for a source:")[0]
+    return " ".join(summary.split())[:1500]
 
 
 def _normalized_rows(answer: BackendResponse) -> Array:

@@ -92,7 +92,7 @@ def fit_mixture(
     `parts`: covariances at scale 1 by name, [n, n]; `noise`: variances, [n]; `grid`: the variances to try,
     by the same names; all are as likely before. Raises `ValueError` for an empty grid.
     """
-    found: list[FittedProcess] = []
+    fitted: list[FittedProcess] = []
     names = list(parts)
     for values in itertools.product(*(grid[name] for name in names)):
         variances = dict(zip(names, values, strict=True))
@@ -106,12 +106,12 @@ def fit_mixture(
         # Equations 5.10-5.12: the residual of each point under all others, and its variance.
         off = weights**2 / np.diag(inverse)
         stretch = math.sqrt((float(off.sum()) + 4.0) / (len(targets) + 4.0))
-        found.append(FittedProcess(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0)))
-    if not found:
+        fitted.append(FittedProcess(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0)))
+    if not fitted:
         raise ValueError("the grid needs at least one variance for every part")
-    found.sort(key=lambda one: -one.evidence)
-    likely = [math.exp(one.evidence - found[0].evidence) for one in found]
-    kept = [(share, one) for share, one in zip(likely, found, strict=True) if share > _MIN_RELATIVE_EVIDENCE]
+    fitted.sort(key=lambda one: -one.evidence)
+    likely = [math.exp(one.evidence - fitted[0].evidence) for one in fitted]
+    kept = [(share, one) for share, one in zip(likely, fitted, strict=True) if share > _MIN_RELATIVE_EVIDENCE]
     total = sum(share for share, _ in kept)
     return ProcessMixture([(share / total, one) for share, one in kept])
 
@@ -135,12 +135,12 @@ _NUMBER_PATTERN = re.compile(r"^\d+(\.\d*)?(e[+-]?\d+)?$", re.IGNORECASE)
 def ngram_counts(language: str, source: str) -> tuple[tuple[int, float], ...]:
     """Hashed counts of token n-grams, (coordinate, count) in order; signs keep collisions from adding up."""
     tokens = canonical_tokens(language, source)
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for n in _NGRAM_LENGTHS:
         for start in range(len(tokens) - n + 1):
             code = zlib.crc32("\0".join(tokens[start : start + n]).encode("utf-8", "replace"))
-            found[code % HASH_WIDTH] += 1 if code >> 31 else -1
-    return tuple(sorted((k, float(v)) for k, v in found.items() if v))
+            counts[code % HASH_WIDTH] += 1 if code >> 31 else -1
+    return tuple(sorted((k, float(v)) for k, v in counts.items() if v))
 
 
 @lru_cache(maxsize=8192)
@@ -175,10 +175,10 @@ def edit_embedding(node: Node, parent: Node | None) -> Array:
     for sign, one in ((1.0, node), (-1.0, parent)):
         for place, count in ngram_counts(one.language, one.source):
             change[place] += sign * count
-    told = node.provenance
-    parts = told.author.split("+") if told.origin is Origin.REWRITE and told.author else []
-    by = [] if parts else [f"author {told.author}"]
-    words = _normalized(_hashed_words([f"arm {node.arm}", *by, *_note_words(told.note)]))
+    origin = node.provenance
+    parts = origin.author.split("+") if origin.origin is Origin.REWRITE and origin.author else []
+    by = [] if parts else [f"author {origin.author}"]
+    words = _normalized(_hashed_words([f"arm {node.arm}", *by, *_note_words(origin.note)]))
     return np.concatenate(
         [_normalized(np.sign(change) * np.log1p(np.abs(change))), words, _hashed_words(parts)]
     )
@@ -281,9 +281,9 @@ class LineageForecaster:
 
     def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """Beliefs about every node; those far from all results, and all before `MIN_RESULTS` results, abstain."""
-        found = self.posterior(question)
+        posterior = self.posterior(question)
         fails = failure_probabilities(question)
-        return relative_forecasts(question, found, fails, self.name)
+        return relative_forecasts(question, posterior, fails, self.name)
 
     def posterior(
         self, question: NodeForecastRequest, offsets: Mapping[str, float] | None = None
@@ -293,28 +293,28 @@ class LineageForecaster:
         `offsets` corrects what is expected of a node (log2, by id) before anything was learnt: another
         surrogate's word on how it differs from its parent. Results then teach how far off that is.
         """
-        told = offsets or {}
+        corrections = offsets or {}
         results = [r for r in question.judged if r[1].log2_ratio is not None][-_MAX_RESULTS:]
         known = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
         known |= {question.reference.id: question.reference}
         scores = {n.id: score for n, _, score in results}
-        asked = NodeFeatures.of(question.nodes, known, scores)
-        before = asked.parents + np.array([told.get(n.id, 0.0) for n in question.nodes])
+        features = NodeFeatures.of(question.nodes, known, scores)
+        before = features.parents + np.array([corrections.get(n.id, 0.0) for n in question.nodes])
         derived = [n for n, _, _ in results if n.parents]
         if len(results) < MIN_RESULTS or not derived:
             wide = np.full(len(before), UNINFORMED_SD)
-            said = f"{len(results)} results of {MIN_RESULTS} that are needed"
-            return ScorePosterior(before, wide, np.zeros(len(before)), said)
+            reason = f"{len(results)} results of {MIN_RESULTS} that are needed"
+            return ScorePosterior(before, wide, np.zeros(len(before)), reason)
         rows = [(n, j, s) for n, j, s in results if n.parents]
         views = NodeFeatures.of([n for n, _, _ in rows], known, scores)
-        mean = views.parents + np.array([told.get(n.id, 0.0) for n, _, _ in rows])
+        mean = views.parents + np.array([corrections.get(n.id, 0.0) for n, _, _ in rows])
         targets = _compress_slowdowns(np.array([s for _, _, s in rows]) - mean)
         noise = np.array([_NOISE_SD**2 + j.sd**2 for _, j, _ in rows])
-        scale = _column_scale(np.concatenate([views.static_features, asked.static_features]))
+        scale = _column_scale(np.concatenate([views.static_features, features.static_features]))
         fitted = fit_mixture(_covariance_parts(views, views, scale), targets, noise, _VARIANCE_GRID)
-        cross = _covariance_parts(asked, views, scale)
-        shift, sd = fitted.predict(cross, _prior_variances(asked))
-        return ScorePosterior(before + shift, sd, _nearest_correlation(asked, views, cross))
+        cross = _covariance_parts(features, views, scale)
+        shift, sd = fitted.predict(cross, _prior_variances(features))
+        return ScorePosterior(before + shift, sd, _nearest_correlation(features, views, cross))
 
     def close(self) -> None:
         """Holds nothing."""
@@ -352,13 +352,13 @@ def failure_probabilities(question: NodeForecastRequest) -> Array:
     if not rows:
         return np.full(len(question.nodes), overall)
     before = np.array([_unit_edit(n, known) for n, _ in rows])
-    found = []
+    probabilities = []
     for node in question.nodes:
         alike = np.maximum(before @ _unit_edit(node, known), 0.0) ** 2
         same = np.array([float(n.arm == node.arm) for n, _ in rows])
         weight = _SURE_OF_ARM * same + _SURE_OF_LIKE * alike
-        found.append((_PRIOR_FAIL * overall + weight @ failed) / (_PRIOR_FAIL + weight.sum()))
-    return np.maximum(found, _LEAST_FAIL)
+        probabilities.append((_PRIOR_FAIL * overall + weight @ failed) / (_PRIOR_FAIL + weight.sum()))
+    return np.maximum(probabilities, _LEAST_FAIL)
 
 
 def _unit_edit(node: Node, known: Mapping[str, Node]) -> Array:

@@ -214,13 +214,13 @@ def _shown_value(values: Mapping[str, Any], name: str) -> str:
 
 
 def _flattened(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            found |= _flattened(inner, f"{before}{name}.")
+            flat |= _flattened(inner, f"{before}{name}.")
         else:
-            found[before + name] = inner
-    return found
+            flat[before + name] = inner
+    return flat
 
 
 def _owner_file(path: Path) -> Path:

@@ -49,14 +49,14 @@ def store_variants(state: SearchState, store: Store) -> list[Variant]:
     proven = {n: j.log2_ratio for n, j in confirmed.items() if j.evidence == "confirmed"}
     ratios = proven if confirmed else {n: s for n, s in state.scores.items() if state.judged[n].may_lead}
     faster = {n: r for n, r in ratios.items() if r is not None and r < 0.0 and n != first}
-    found: list[Variant] = []
+    variants: list[Variant] = []
     for node in sorted(faster, key=lambda n: faster[n])[:FINALISTS]:
         variant, judged = _variant_of(state, state.nodes[node]), state.judged[node]
         results = (judged, confirmed.get(node, judged))
         checks = [Check.from_json(c) for j in results for c in j.facts.get("checks_passed", ())]
         store.put_variant(variant, dict.fromkeys(checks))
-        found.append(variant)
-    return found
+        variants.append(variant)
+    return variants
 
 
 def _variant_of(state: SearchState, node: Node) -> Variant:
@@ -87,7 +87,7 @@ def _suffix(state: SearchState, node: Node) -> str:
 
 def provenance_lines(state: SearchState) -> list[str]:
     """Where the best source comes from, and on what evidence it is the best: lines of text."""
-    node, made = state.nodes[state.best], state.nodes[state.best].provenance
+    node, origin = state.nodes[state.best], state.nodes[state.best].provenance
     judged = state.confirmed.get(node.id) or state.judged.get(node.id)
     kind = "CUDA kernel" if is_cuda_kernel(state.target) else state.target.kind
     lines = [f"The fastest source found for {state.target.name} ({kind}).", f"id: {node.id}"]
@@ -101,8 +101,8 @@ def provenance_lines(state: SearchState) -> list[str]:
         lines.append(f"config: {json.dumps(codec.to_json(judged.config))}")
     if judged is not None and judged.device:
         lines.append(f"measured on: {state.context.device} ({judged.device})")
-    lines.append(f"made by: {made.origin} {made.author}".rstrip() + (f", {node.arm}" if node.arm else ""))
-    lines += [f"note: {' '.join(made.note.split())}"] if made.note else []
+    lines.append(f"made by: {origin.origin} {origin.author}".rstrip() + (f", {node.arm}" if node.arm else ""))
+    lines += [f"note: {' '.join(origin.note.split())}"] if origin.note else []
     lines += [f"parents: {', '.join(node.parents)}"] if node.parents else []
     lines.append(f"harness: {state.context.harness}")
     lines += [f"toolchain: {', '.join(f'{k} {v}' for k, v in sorted(state.context.toolchain.items()))}"]

@@ -115,8 +115,8 @@ def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest,
 def _memoized(state: SearchState, name: tuple[str, int], make: Callable[[], T]) -> T:
     if name not in state.memo:
         state.memo[name] = make()
-    found: T = state.memo[name]
-    return found
+    value: T = state.memo[name]
+    return value
 
 
 def _proposal_requests(state: SearchState, number: int) -> Iterator[ProposalRequest]:
@@ -130,7 +130,7 @@ def _proposal_requests(state: SearchState, number: int) -> Iterator[ProposalRequ
         others = [n for n in (*able, *ranked[: CROSSOVER_PARTNERS + 1]) if n != parent]
         failures = _failed_children(seen, parent)
         parents = tuple(seen.nodes[n] for n in (parent, *list(dict.fromkeys(others))[:CROSSOVER_PARTNERS]))
-        told = {n.id: seen.judged[n.id] for n in (*parents, *failures) if n.id in seen.judged}
+        judged = {n.id: seen.judged[n.id] for n in (*parents, *failures) if n.id in seen.judged}
         for arm, n in allocate(arms, seen.arms, s.samples, (s.seed, number, parent)).items():
             name = digest(s.seed, number, [p.id for p in parents], arm)
             yield ProposalRequest(
@@ -139,7 +139,7 @@ def _proposal_requests(state: SearchState, number: int) -> Iterator[ProposalRequ
                 arm=arm,
                 target=state.target,
                 parents=parents,
-                judged=told,
+                judged=judged,
                 score=seen.scores[parent],
                 n=n,
                 seed=int(name[:8], 16),
@@ -150,14 +150,14 @@ def _proposal_requests(state: SearchState, number: int) -> Iterator[ProposalRequ
 
 def _failed_children(seen: BatchView, parent: str) -> tuple[Node, ...]:
     """Children that were refused or slower than their parent."""
-    found = [
+    children = [
         seen.nodes[n]
         for n in seen.judged
         if seen.nodes[n].parents[:1] == (parent,)
         and seen.scores.get(n, seen.scores[parent] + 1.0) > seen.scores[parent]
     ]
     order = {n: i for i, n in enumerate(seen.nodes)}
-    return tuple(sorted(found, key=lambda n: order[n.id])[-MAX_FAILURES:])
+    return tuple(sorted(children, key=lambda n: order[n.id])[-MAX_FAILURES:])
 
 
 def selectable_nodes(state: SearchState, number: int) -> list[str]:
@@ -212,10 +212,10 @@ def reason_to_stop(state: SearchState, number: int) -> str | None:
     """Why batch `number` is not to be; empty if it is; None if that is still open. Fixed once it is known."""
     name = ("ending", number)
     if name not in state.memo:
-        found = _find_reason_to_stop(state, number)
-        if found is None:
+        reason = _find_reason_to_stop(state, number)
+        if reason is None:
             return None
-        state.memo[name] = found
+        state.memo[name] = reason
     known: str = state.memo[name]
     return known
 
@@ -320,14 +320,14 @@ def affordable_measurements(state: SearchState, number: int) -> int:
     """Measurements that the budget has left for a batch; by their mean cost where seconds are limited."""
     budget, seen = state.settings.budget, batch_view(state, number)
     chosen = _committed_measurements(state, number)[0]
-    found = state.settings.k * state.settings.parents
+    affordable = state.settings.k * state.settings.parents
     if budget.measurements is not None:
-        found = min(found, budget.measurements - chosen)
+        affordable = min(affordable, budget.measurements - chosen)
     if budget.device_seconds is not None and (each := _mean_device_seconds(seen)) > 0.0:
         under_way = (chosen - seen.spent.measurements) * each
         left = budget.device_seconds - seen.spent.device_seconds - under_way
-        found = min(found, int(left / each))
-    return max(0, found)
+        affordable = min(affordable, int(left / each))
+    return max(0, affordable)
 
 
 def _mean_device_seconds(seen: BatchView) -> float:
@@ -375,9 +375,9 @@ def pending_actions(state: SearchState) -> tuple[Action, ...]:
             )
         if reason_to_end is None:
             break
-        asked = [r for r in proposal_requests(state, number) if r.id not in state.answers]
-        if asked:
-            actions += asked
+        requests = [r for r in proposal_requests(state, number) if r.id not in state.answers]
+        if requests:
+            actions += requests
             break
         state.close(number)
         if state.batch(number).chosen is not None:
@@ -430,9 +430,9 @@ def _next_selection_step(state: SearchState, number: int) -> NodeForecastRequest
     if (
         batch.forecasted is None
         and state.context.surrogate != "none"
-        and (asked := forecast_request(state, number))
+        and (request := forecast_request(state, number))
     ):
-        return asked
+        return request
     return RecordChoice(_choose_measurements(state, number, selectable_nodes(state, number)))
 
 
@@ -446,9 +446,11 @@ def _choose_measurements(state: SearchState, number: int, nodes: list[str]) -> C
     fresh = sorted(batch.nodes, key=lambda n: (_answer_position(state, n), state.nodes[n].request))
     if batch.forecasted is not None and batch.forecasted.beliefs:
         beliefs, new = batch.forecasted.beliefs, set(fresh)
-        asked = [*fresh, *(n for n in nodes if n in beliefs and n not in new)]
+        candidates = [*fresh, *(n for n in nodes if n in beliefs and n not in new)]
         worth = MIN_EXPECTED_GAIN / remaining_measurements(state, seen)
-        return choose_by_forecast(number, asked, beliefs, slots=most, audit=s.audit, seed=s.seed, worth=worth)
+        return choose_by_forecast(
+            number, candidates, beliefs, slots=most, audit=s.audit, seed=s.seed, worth=worth
+        )
     if not fresh:
         return choose_first(number, [nodes], k=most, slots=most)
     groups: dict[str, list[str]] = {}
@@ -568,8 +570,8 @@ def confirmation_reserve(state: SearchState, limit: float) -> float:
 
 def own_seconds(found: FullVerification) -> float:
     """What a verification took itself, without its wait for the judge."""
-    told = found.facts.get("spent_verifying", {}).get("verify")
-    return float(told) if isinstance(told, int | float) else found.wall_seconds
+    seconds = found.facts.get("spent_verifying", {}).get("verify")
+    return float(seconds) if isinstance(seconds, int | float) else found.wall_seconds
 
 
 NODES_AHEAD = 28

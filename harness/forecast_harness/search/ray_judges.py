@@ -123,16 +123,16 @@ class RemoteJudge(NodeJudge):
         )
         self._actor = actor.remote(make_judge, number)
         try:
-            said = self._ray.get(self._actor.open.remote(), timeout=open_s)
+            opened = self._ray.get(self._actor.open.remote(), timeout=open_s)
         except self._ray.exceptions.RayError as error:
             self._ray.kill(self._actor)
             raise LaneFailure(
                 f"no place in the cluster, or it ended: {_error_line(error)}", self._name
             ) from error
-        self.node, self.pid = str(said["node"]), int(said["pid"])
-        if said["problem"]:
+        self.node, self.pid = str(opened["node"]), int(opened["pid"])
+        if opened["problem"]:
             self._ray.kill(self._actor)
-            raise LaneFailure(said["problem"], self._name)
+            raise LaneFailure(opened["problem"], self._name)
 
     def judge(self, job: NodeJob) -> NodeResult:
         """See `NodeJudge`."""
@@ -144,8 +144,8 @@ class RemoteJudge(NodeJudge):
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
         """See `NodeJudge`."""
-        found = self._call_actor(self._actor.confirm, codec.to_json(confirm))
-        return {node: codec.from_json(NodeResult, judged) for node, judged in found.items()}
+        results = self._call_actor(self._actor.confirm, codec.to_json(confirm))
+        return {node: codec.from_json(NodeResult, judged) for node, judged in results.items()}
 
     def close(self) -> None:
         """End the judge's processes, then the actor."""
@@ -155,12 +155,12 @@ class RemoteJudge(NodeJudge):
 
     def _call_actor(self, method: Any, question: Any) -> Any:
         try:
-            said = self._ray.get(method.remote(question))
+            reply = self._ray.get(method.remote(question))
         except self._ray.exceptions.RayError as error:
             raise LaneDied(f"the actor or its node ended: {_error_line(error)}", self._name) from error
-        if "lost" in said:
-            raise LaneFailure(said["lost"], said["lane"] or self._name)
-        return said["result"]
+        if "lost" in reply:
+            raise LaneFailure(reply["lost"], reply["lane"] or self._name)
+        return reply["result"]
 
 
 class RayJudgePool(LocalJudgePool):

@@ -73,10 +73,10 @@ class RewritingLanes:
 
 def rewrite(work: JobContext) -> dict[str, Any]:
     """The job: `kernel_rewrites` of the payload's `source`, under `made`; `refused` says why there are none."""
-    asked = work.payload
+    payload = work.payload
     try:
-        made = kernel_rewrites(asked["source"], asked["entry"], asked["payload"])
+        rewrites = kernel_rewrites(payload["source"], payload["entry"], payload["payload"])
     except RecordError as error:
         return {"refused": str(error)}
-    ids = (node_identity(asked["target"], "triton", one.text) for one in made)
-    return {"made": [[i, list(one.names), one.text, one.note] for i, one in zip(ids, made, strict=True)]}
+    ids = (node_identity(payload["target"], "triton", one.text) for one in rewrites)
+    return {"made": [[i, list(one.names), one.text, one.note] for i, one in zip(ids, rewrites, strict=True)]}

@@ -377,12 +377,12 @@ def ask_plugin(
 
 def _without_unusable_nodes(answer: Proposed) -> Proposed:
     """The answer without sources that cannot be kept in a file or looked at; `problem` says which."""
-    refused = {node.id: said for node in answer.nodes if (said := source_problem(node.source))}
+    refused = {node.id: reasons for node in answer.nodes if (reasons := source_problem(node.source))}
     if not refused:
         return answer
-    said = "; ".join([*([answer.problem] if answer.problem else []), *dict.fromkeys(refused.values())])
+    reasons = "; ".join([*([answer.problem] if answer.problem else []), *dict.fromkeys(refused.values())])
     nodes = tuple(node for node in answer.nodes if node.id not in refused)
-    return replace(answer, nodes=nodes, problem=f"{len(refused)} sources were left out: {said}"[:500])
+    return replace(answer, nodes=nodes, problem=f"{len(refused)} sources were left out: {reasons}"[:500])
 
 
 def failed_answer(action: ProposalRequest | NodeForecastRequest, problem: str) -> Event:
@@ -399,8 +399,8 @@ def judge_answer(action: LaneAction, found: Any) -> Event:
     node, which is done with: a judge tells its own failures by raising.
     """
     if isinstance(action, ConfirmationJob):
-        asked = action.nodes if action.seconds is None else action.nodes[:1]
-        if left := [n.id for n in asked if n.id not in found]:
+        wanted = action.nodes if action.seconds is None else action.nodes[:1]
+        if left := [n.id for n in wanted if n.id not in found]:
             raise LaneFailure(f"the judge says nothing of {', '.join(left)}")
     if isinstance(action, VerificationJob):
         return Verified(action.id, action.node.id, found)

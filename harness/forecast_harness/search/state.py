@@ -177,15 +177,15 @@ def arm_stats(
 
     `known`: results by node, with what full verification said of them. The seeds belong to no arm.
     """
-    found: dict[str, ArmStats] = {}
+    stats: dict[str, ArmStats] = {}
     if batch.number == 0:
-        return found
+        return stats
     for _, answer in sorted(batch.answers.items()):
-        asked = ArmStats(requests=1, proposals=len(answer.nodes), spent=answer.spent)
-        found[answer.arm] = found.get(answer.arm, ArmStats()) + asked
+        requested = ArmStats(requests=1, proposals=len(answer.nodes), spent=answer.spent)
+        stats[answer.arm] = stats.get(answer.arm, ArmStats()) + requested
     for node in batch.nodes:
         arm = nodes[node].arm
-        found[arm] = found.get(arm, ArmStats()) + ArmStats(new=1)
+        stats[arm] = stats.get(arm, ArmStats()) + ArmStats(new=1)
     for node in sorted(batch.finished):
         judged = known[node]
         arm, ran = nodes[node].arm, judged.log2_ratio is not None
@@ -193,8 +193,8 @@ def arm_stats(
         gave = ArmStats(
             measured=1, failed=int(not ran), gain=gain, squares=gain * gain, seconds=judged.wall_seconds
         )
-        found[arm] = found.get(arm, ArmStats()) + gave
-    return found
+        stats[arm] = stats.get(arm, ArmStats()) + gave
+    return stats
 
 
 _COSTS = ("proposals", "forecasts", "measurements", "verification", "confirmation")
@@ -315,26 +315,26 @@ class SearchState:
     @property
     def best_score(self) -> float:
         """log2(time / time of the first seed) of `best`: confirmed, where it was."""
-        found = self.confirmed.get(self.best)
-        if found is not None and found.log2_ratio is not None and self.best != self.seeds[0]:
-            return found.log2_ratio
+        confirmed = self.confirmed.get(self.best)
+        if confirmed is not None and confirmed.log2_ratio is not None and self.best != self.seeds[0]:
+            return confirmed.log2_ratio
         return self.scores.get(self.best, 0.0)
 
     @property
     def arms(self) -> dict[str, ArmStats]:
         """Of all batches so far, also those under way."""
-        found: dict[str, ArmStats] = {}
+        stats_by_arm: dict[str, ArmStats] = {}
         for number in sorted(self.batches):
             for arm, stats in arm_stats(self.batches[number], self.nodes, self.judged).items():
-                found[arm] = found.get(arm, ArmStats()) + stats
-        return found
+                stats_by_arm[arm] = stats_by_arm.get(arm, ArmStats()) + stats
+        return stats_by_arm
 
     def reason(self, node: str) -> str:
         """Why a node was measured: `top`, `uncertain`, `audit`, `unforecast`, `seed`; empty if it was not."""
         if node in self.seeds:
             return "seed"
-        found: str = self.memo.get(("reason", node), "")
-        return found
+        text: str = self.memo.get(("reason", node), "")
+        return text
 
     def evidence(self, node: str) -> str:
         """Of its confirmation (`NodeResult.evidence`); empty without one."""

@@ -181,8 +181,8 @@ class _Canonicalizer(ast.NodeTransformer):
 
 def _parameters(function: ast.FunctionDef) -> list[str]:
     a = function.args
-    found = [*a.posonlyargs, *a.args, *([a.vararg] if a.vararg else []), *a.kwonlyargs]
-    return [p.arg for p in (*found, *([a.kwarg] if a.kwarg else []))]
+    parameters = [*a.posonlyargs, *a.args, *([a.vararg] if a.vararg else []), *a.kwonlyargs]
+    return [p.arg for p in (*parameters, *([a.kwarg] if a.kwarg else []))]
 
 
 def _assigned_names(function: ast.FunctionDef) -> list[str]:
@@ -193,15 +193,15 @@ def _assigned_names(function: ast.FunctionDef) -> list[str]:
 
 def _sorted_runs(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Neighbouring definitions in a fixed order: it does not matter which of them stands first."""
-    found: list[ast.stmt] = []
+    runs: list[ast.stmt] = []
     run: list[ast.FunctionDef] = []
     for statement in body:
         if isinstance(statement, ast.FunctionDef):
             run.append(statement)
         else:
-            found += [*sorted(run, key=lambda f: f.name), statement]
+            runs += [*sorted(run, key=lambda f: f.name), statement]
             run = []
-    return [*found, *sorted(run, key=lambda f: f.name)]
+    return [*runs, *sorted(run, key=lambda f: f.name)]
 
 
 # --- C and C++ ---

@@ -90,12 +90,12 @@ def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
     """What variants of a kernel target are verified against. Raises `RecordError` for another kind."""
     if target.kind is not TargetKind.KERNEL:
         raise RecordError(f"{target.name} is a {target.kind}, not a kernel")
-    told = target.payload["subjects"]
+    listed = target.payload["subjects"]
     # A search asks for them several times a node; they may be long.
-    if (read := _subjects_read.get(id(told))) is None or read[0] is not told:
+    if (read := _subjects_read.get(id(listed))) is None or read[0] is not listed:
         while len(_subjects_read) >= _MOST_SUBJECTS_READ:
             _subjects_read.pop(next(iter(_subjects_read)), None)
-        read = _subjects_read[id(told)] = told, tuple(BaseKernel.from_json(s) for s in told)
+        read = _subjects_read[id(listed)] = listed, tuple(BaseKernel.from_json(s) for s in listed)
     return read[1]
 
 
@@ -146,8 +146,8 @@ def _pack_target(pack: Pack, device: str) -> tuple[SearchTarget, tuple[Node, ...
     payload = {"pack": pack.to_json()}
     if device == "cuda":
         payload["device"] = cuda_device().to_json()
-    made = SearchTarget(TargetKind.PACK, about.name, pack.id, str(language), entry, words, payload)
-    return made, tuple(_seed(made, s.source, str(s.language), s.name) for s in seeds)
+    target = SearchTarget(TargetKind.PACK, about.name, pack.id, str(language), entry, words, payload)
+    return target, tuple(_seed(target, s.source, str(s.language), s.name) for s in seeds)
 
 
 def _cuda_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
@@ -163,8 +163,8 @@ def _cuda_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]
     }
     words = statement.cuda_statement(pack, signature, device)
     identity = digest(pack.id, signature.to_json())
-    made = SearchTarget(TargetKind.PACK, signature.entry, identity, "cuda", signature.entry, words, payload)
-    return made, (_seed(made, declared.source, "cuda", "base"),)
+    target = SearchTarget(TargetKind.PACK, signature.entry, identity, "cuda", signature.entry, words, payload)
+    return target, (_seed(target, declared.source, "cuda", "base"),)
 
 
 def _reference_solution(pack: Pack) -> Solution:
@@ -190,8 +190,8 @@ def _merged_modules(reference: str) -> str:
 
 
 def _seed(target: SearchTarget, source: str, language: str, name: str) -> Node:
-    made = Provenance(Origin.HAND, note=name)
-    return Node(node_identity(target.id, language, source), source, language, (), made, arm="seed")
+    provenance = Provenance(Origin.HAND, note=name)
+    return Node(node_identity(target.id, language, source), source, language, (), provenance, arm="seed")
 
 
 def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
@@ -213,7 +213,7 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
         payload["advice"] = advice.to_json()
     if (decided := _stored_config(store, called.kernel, subjects)) is not None:
         payload["decided"] = decided.to_json()
-    made = SearchTarget(
+    target = SearchTarget(
         TargetKind.KERNEL,
         called.kernel.name,
         digest(called.kernel.source_sha256, _subject_identities(subjects)),
@@ -222,7 +222,7 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
         words,
         payload,
     )
-    return made, (_seed(made, called.text, "triton", "base"),)
+    return target, (_seed(target, called.text, "triton", "base"),)
 
 
 def _stored_config(store: Store, kernel: Kernel, subjects: Sequence[BaseKernel]) -> Config | None:

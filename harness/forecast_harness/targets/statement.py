@@ -114,38 +114,38 @@ def _tensor_text(name: str, tensor: TensorSpec) -> str:
 
 def _rules(about: Definition, language: str, entry: str, device: str) -> list[str]:
     given = list(about.inputs)
-    found = [f"One Python module in {language} for {device}; it may import torch" + _imports(language)]
+    rules = [f"One Python module in {language} for {device}; it may import torch" + _imports(language)]
     if about.format is PackFormat.OWN:
         if about.destination:
             names = ", ".join([*given, *about.outputs])
             call = f"{entry}({names}) writes its results into {_joined_names(about.outputs)}"
         else:
             call = f"{entry}({', '.join(given)}) returns {_joined_names(about.outputs)}, new tensors"
-        found.append(f"It defines {call}; arguments come by name")
+        rules.append(f"It defines {call}; arguments come by name")
     elif about.format is PackFormat.KERNELBENCH:
-        found.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
+        rules.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
     else:
-        found.append(f"It defines {entry}(data), which returns what ref_kernel(data) returns")
-    found += _result_rules(about)
-    found.append(
+        rules.append(f"It defines {entry}(data), which returns what ref_kernel(data) returns")
+    rules += _result_rules(about)
+    rules.append(
         "Optional: constants in upper case at the top level, and CONFIGS, a list of objects with values for "
         'them, e.g. CHUNK = 64 and CONFIGS = [{"CHUNK": 32}, {"CHUNK": 64}]; the fastest is chosen'
     )
-    return found
+    return rules
 
 
 def _result_rules(about: Definition) -> list[str]:
     """What holds for results in any language."""
     rule = about.tolerance
-    found = [
+    rules = [
         f"Results may differ from the exact ones by {rule.safety:g} times the rounding that {rule.compute} "
         f"arithmetic over sums of {rule.reduction} terms explains, plus that of the output's own dtype",
         "Inputs stay as they are, nothing outside of the outputs is written, no threads are left running, no "
         "global setting is changed, nothing is kept from earlier launches but facts of shapes",
     ]
     if about.deterministic:
-        found.append("Equal inputs give equal bits")
-    return found
+        rules.append("Equal inputs give equal bits")
+    return rules
 
 
 def _imports(language: str) -> str:
@@ -177,11 +177,11 @@ def timed_work(target: SearchTarget) -> dict[str, dict[str, Any]]:
     """What one launch of each workload of a pack of our own format has to do: `axes`, `bytes` and `flops`."""
     if (pack := own_pack(target)) is None:
         return {}
-    found = {}
+    work_by_name = {}
     for work in pack.workloads:
         moved, flops = _traffic_and_operations(pack.definition, work.axes)
-        found[work.name] = {"axes": dict(work.axes), "bytes": moved, "flops": flops}
-    return found
+        work_by_name[work.name] = {"axes": dict(work.axes), "bytes": moved, "flops": flops}
+    return work_by_name
 
 
 def own_pack(target: SearchTarget) -> Pack | None:

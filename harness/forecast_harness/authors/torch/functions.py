@@ -103,12 +103,12 @@ _EINSUM_EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
 
 def einsum_to_matmul(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
     """An einsum of two operands as `matmul` of permuted ones: batch axes, one free axis each, one summed."""
-    found: list[tuple[ast.expr, ast.expr]] = []
+    products: list[tuple[ast.expr, ast.expr]] = []
     for function in code.functions:
         for node in read_expressions(function):
-            if (made := _as_matmul(node)) is not None:
-                found.append((node, made))
-    for places in [[one] for one in found] + ([found] if len(found) > 1 else []):
+            if (product := _as_matmul(node)) is not None:
+                products.append((node, product))
+    for places in [[one] for one in products] + ([products] if len(products) > 1 else []):
         draft = code.copy()
         swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
         yield TorchEdit(draft.text(), "a product of matrices, where an einsum would find out how first")
@@ -124,11 +124,11 @@ def contiguous_operands(code: ParsedSource, facts: InputFacts) -> Iterator[Torch
     ]
     for some in [[one] for one in places] + ([places] if len(places) > 1 else []):
         draft = code.copy()
-        made: dict[int, ast.expr] = {
+        operands: dict[int, ast.expr] = {
             id(draft.twin(p)): ast.Call(ast.Attribute(copy.deepcopy(p), "contiguous", ast.Load()), [], [])
             for p in some
         }
-        swap_expressions(draft.tree, made)
+        swap_expressions(draft.tree, operands)
         yield TorchEdit(draft.text(), "permuted tensors are laid out as they are read")
 
 
@@ -158,9 +158,9 @@ def _permuted(value: ast.expr, have: str, want: list[str]) -> ast.expr:
     order = [have.index(c) for c in want]
     if order == list(range(len(order))):
         return copy.deepcopy(value)
-    made = parse_expression(f"_v.permute({', '.join(map(str, order))})")
-    (name,) = (n for n in ast.walk(made) if isinstance(n, ast.Name))
-    return swap_expressions(ast.Expression(made), {id(name): copy.deepcopy(value)}).body
+    expression = parse_expression(f"_v.permute({', '.join(map(str, order))})")
+    (name,) = (n for n in ast.walk(expression) if isinstance(n, ast.Name))
+    return swap_expressions(ast.Expression(expression), {id(name): copy.deepcopy(value)}).body
 
 
 # --- constants in upper case ---
@@ -173,15 +173,15 @@ _MAX_MIXTURES = 16
 
 def constants_of(code: ParsedSource) -> Mapping[str, ast.Assign]:
     """Assignments of plain integers to names in upper case, by name; those assigned once."""
-    found: dict[str, ast.Assign] = {}
+    constants: dict[str, ast.Assign] = {}
     twice = set()
     for node in code.tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, node.value
             if name.isupper() and isinstance(value, ast.Constant) and type(value.value) is int:
-                twice |= {name} & set(found)
-                found[name] = node
-    return {name: node for name, node in found.items() if name not in twice}
+                twice |= {name} & set(constants)
+                constants[name] = node
+    return {name: node for name, node in constants.items() if name not in twice}
 
 
 def values_of(code: ParsedSource) -> dict[str, int]:
@@ -191,10 +191,10 @@ def values_of(code: ParsedSource) -> dict[str, int]:
 
 def with_values(code: ParsedSource, values: Mapping[str, int]) -> str:
     """The source with other values of its constants."""
-    found = constants_of(code)
+    constants = constants_of(code)
     draft = code.copy()
     for name, value in values.items():
-        draft.twin(found[name]).value = ast.Constant(value)
+        draft.twin(constants[name]).value = ast.Constant(value)
     return draft.text()
 
 

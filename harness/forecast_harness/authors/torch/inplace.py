@@ -105,13 +105,13 @@ def operate_in_place(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdi
     """Arithmetic on a value that nothing else holds happens in its own memory."""
     if code.uses_autograd:
         return
-    found: list[tuple[ast.expr, ast.expr]] = []
+    places: list[tuple[ast.expr, ast.expr]] = []
     for function in code.functions:
         scope = FunctionScope(code, function)
         for node in read_expressions(function):
-            if (made := _in_place_form(node, code, scope)) is not None:
-                found.append((node, made))
-    for old, new in found:
+            if (form := _in_place_form(node, code, scope)) is not None:
+                places.append((node, form))
+    for old, new in places:
         draft = code.copy()
         swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new)})
         yield TorchEdit(draft.text(), "written over a value that nothing else holds, not into new memory")
@@ -134,9 +134,9 @@ def write_with_out(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]
         return
     for function in code.functions:
         for statement in nodes_in_order(function):
-            if (found := _destination_write(statement)) is None:
+            if (write := _destination_write(statement)) is None:
                 continue
-            target, value = found
+            target, value = write
             form = term_of(value, code.modules)
             if form.head not in _OUT_FUNCTIONS or len(form.parts) != 2:
                 continue
@@ -305,7 +305,7 @@ def _destination_write(statement: ast.AST) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _as_load(target: ast.expr) -> ast.expr:
-    made = copy.deepcopy(target)
-    if isinstance(made, ast.Subscript):
-        made.ctx = ast.Load()
-    return made
+    loaded = copy.deepcopy(target)
+    if isinstance(loaded, ast.Subscript):
+        loaded.ctx = ast.Load()
+    return loaded

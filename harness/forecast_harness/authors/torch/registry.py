@@ -68,7 +68,7 @@ def rewrites_of(
     facts = facts or InputFacts()
     code = ParsedSource.parse(source, entry)
     seen = {_canonical_form(source)}
-    singles = [made for rewrite in REWRITES for made in _apply_rewrite(rewrite, code, facts, seen)]
+    singles = [edited for rewrite in REWRITES for edited in _apply_rewrite(rewrite, code, facts, seen)]
     pairs: list[RewrittenSource] = []
     if combine:
         order = {r.name: i for i, r in enumerate(REWRITES)}
@@ -77,9 +77,11 @@ def rewrites_of(
             for second in REWRITES[order[first.names[0]] + 1 :]:
                 if len(pairs) >= MAX_PAIRS:
                     break
-                for made in _apply_rewrite(second, inner, facts, seen):
+                for edited in _apply_rewrite(second, inner, facts, seen):
                     pairs.append(
-                        RewrittenSource((*first.names, *made.names), made.text, f"{first.note}; {made.note}")
+                        RewrittenSource(
+                            (*first.names, *edited.names), edited.text, f"{first.note}; {edited.note}"
+                        )
                     )
     return [*singles, *pairs[:MAX_PAIRS]]
 

@@ -173,8 +173,8 @@ class PatternMatcher:
         return ExpressionTerm(term.head, tuple(self._expand(p, depth) for p in term.parts))
 
     def _definition_of(self, term: ExpressionTerm) -> ExpressionTerm | None:
-        found = self.scope.definitions.get(term.head.partition(":")[2])
-        return None if found is None else term_of(found, self.modules)
+        definition = self.scope.definitions.get(term.head.partition(":")[2])
+        return None if definition is None else term_of(definition, self.modules)
 
     def _match(
         self, pattern: ExpressionTerm, term: ExpressionTerm, bound: Bindings, depth: int
@@ -210,8 +210,8 @@ class PatternMatcher:
         if not patterns:
             yield bound
             return
-        for found in self._match(patterns[0], terms[0], bound, depth + 1):
-            yield from self._parts(patterns[1:], terms[1:], found, depth)
+        for bindings in self._match(patterns[0], terms[0], bound, depth + 1):
+            yield from self._parts(patterns[1:], terms[1:], bindings, depth)
 
 
 @cache
@@ -222,24 +222,24 @@ def parse_pattern(text: str) -> ExpressionTerm:
 
 def instantiate_pattern(text: str, bound: Mapping[str, ExpressionTerm]) -> ast.expr:
     """An expression from its text, with a pattern's names replaced by what they stand for."""
-    made = parse_expression(text)
-    names = [n for n in ast.walk(made) if isinstance(n, ast.Name) and n.id in bound]
+    expression = parse_expression(text)
+    names = [n for n in ast.walk(expression) if isinstance(n, ast.Name) and n.id in bound]
     return swap_expressions(
-        ast.Expression(made), {id(n): copy.deepcopy(bound[n.id].node) for n in names}
+        ast.Expression(expression), {id(n): copy.deepcopy(bound[n.id].node) for n in names}
     ).body
 
 
 def apply_rule(code: ParsedSource, rule: RewriteRule) -> Iterator[TorchEdit]:
     """One edit per place where a rule applies, and one of all places if there are several."""
-    found: list[tuple[ast.expr, ast.expr]] = []
+    matches: list[tuple[ast.expr, ast.expr]] = []
     for function in code.functions:
         matcher = PatternMatcher(code, FunctionScope(code, function))
         for node in read_expressions(function):
             bound = None if isinstance(node, ast.Name) else matcher.matches(rule, node)
             if bound is not None:
-                found.append((node, instantiate_pattern(rule.replacement, bound)))
-    alone = [] if rule.all_places_only else [[one] for one in found]
-    for places in alone + ([found] if found and (rule.all_places_only or len(found) > 1) else []):
+                matches.append((node, instantiate_pattern(rule.replacement, bound)))
+    alone = [] if rule.all_places_only else [[one] for one in matches]
+    for places in alone + ([matches] if matches and (rule.all_places_only or len(matches) > 1) else []):
         draft = code.copy()
         swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
         yield TorchEdit(draft.text(), rule.note)
@@ -412,11 +412,11 @@ def _layer_norm_patterns(scaled: str) -> list[str]:
         "_x.var(-1, keepdim=True, correction=0)",
         f"{_CENTRED_PATTERN}.square().mean(-1, keepdim=True)",
     ]
-    found = []
+    patterns = []
     for variance in variances:
-        found.append(scaled.format(f"({_CENTRED_PATTERN} * torch.rsqrt({variance} + _k))"))
-        found.append(scaled.format(f"({_CENTRED_PATTERN} / torch.sqrt({variance} + _k))"))
-    return found
+        patterns.append(scaled.format(f"({_CENTRED_PATTERN} * torch.rsqrt({variance} + _k))"))
+        patterns.append(scaled.format(f"({_CENTRED_PATTERN} / torch.sqrt({variance} + _k))"))
+    return patterns
 
 
 _SCORE_PATTERNS = ("_q @ _m.transpose(-2, -1)", "_q @ _m.transpose(-1, -2)", "_q @ _m.mT")

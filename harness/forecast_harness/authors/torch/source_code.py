@@ -91,22 +91,22 @@ class ParsedSource:
     @property
     def entry_function(self) -> ast.FunctionDef | None:
         """The entry where it is a function, not a class."""
-        found = [n for n in self.tree.body if isinstance(n, ast.FunctionDef) and n.name == self.entry]
-        return found[0] if found else None
+        entries = [n for n in self.tree.body if isinstance(n, ast.FunctionDef) and n.name == self.entry]
+        return entries[0] if entries else None
 
     @cached_property
     def modules(self) -> Mapping[str, str]:
         """What imported names stand for: `{"F": "torch.nn.functional"}`."""
-        found: dict[str, str] = {}
+        meanings: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
-                found |= {a.asname: a.name for a in node.names if a.asname}
-                found |= {
+                meanings |= {a.asname: a.name for a in node.names if a.asname}
+                meanings |= {
                     a.name.partition(".")[0]: a.name.partition(".")[0] for a in node.names if not a.asname
                 }
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-        return found
+                meanings |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        return meanings
 
     @property
     def uses_autograd(self) -> bool:
@@ -118,8 +118,8 @@ class ParsedSource:
         used = any(isinstance(n, ast.Name) and n.id == "torch" for n in ast.walk(self.tree))
         if used and "torch" not in ParsedSource(self.tree, self.entry).modules:
             future = [n for n in self.tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
-            said = ast.get_docstring(self.tree) is not None
-            at = max(self.tree.body.index(future[-1]) + 1 if future else 0, int(said))
+            documented = ast.get_docstring(self.tree) is not None
+            at = max(self.tree.body.index(future[-1]) + 1 if future else 0, int(documented))
             self.tree.body.insert(at, ast.Import([ast.alias("torch")]))
 
 
@@ -144,7 +144,7 @@ class FunctionScope:
     @cached_property
     def mutated(self) -> set[str]:
         """Names whose value is written to in place."""
-        found = set()
+        names = set()
         for node in ast.walk(self.function):
             target: ast.expr | None = None
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
@@ -154,15 +154,15 @@ class FunctionScope:
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 if node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
                     target = node.func.value
-                found |= {root for k in node.keywords if k.arg == "out" and (root := root_name(k.value))}
+                names |= {root for k in node.keywords if k.arg == "out" and (root := root_name(k.value))}
             if target is not None and (root := root_name(target)):
-                found.add(root)
-        return found
+                names.add(root)
+        return names
 
     @cached_property
     def definitions(self) -> Mapping[str, ast.expr]:
         """Names that mean one expression throughout: assigned once, of names that never change."""
-        found = {}
+        expressions = {}
         for node in ast.walk(self.function):
             if (
                 isinstance(node, ast.Assign)
@@ -171,8 +171,8 @@ class FunctionScope:
             ):
                 name = node.targets[0].id
                 if self.is_constant(name) and all(self.is_constant(n) for n in read_names(node.value)):
-                    found[name] = node.value
-        return found
+                    expressions[name] = node.value
+        return expressions
 
     def is_constant(self, name: str) -> bool:
         """Whether a name has one value throughout the function."""
@@ -183,17 +183,17 @@ class FunctionScope:
     @cached_property
     def scalars(self) -> set[str]:
         """Local names of plain numbers and sizes, as far as the text shows."""
-        found: set[str] = set()
+        names: set[str] = set()
         for _ in range(4):
-            before = len(found)
+            before = len(names)
             for node in ast.walk(self.function):
-                if isinstance(node, ast.Assign) and self._plain(node.value, found):
-                    found |= set(assigned_names(list(node.targets)))
+                if isinstance(node, ast.Assign) and self._plain(node.value, names):
+                    names |= set(assigned_names(list(node.targets)))
                 elif isinstance(node, ast.For) and "range" in read_names(node.iter):
-                    found |= set(assigned_names(node.target))
-            if len(found) == before:
+                    names |= set(assigned_names(node.target))
+            if len(names) == before:
                 break
-        return found
+        return names
 
     def scalar(self, node: ast.expr) -> bool:
         """Whether an expression is a plain number, size or the like: no tensor."""

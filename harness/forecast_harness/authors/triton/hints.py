@@ -21,8 +21,8 @@ from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
 def _with_hint(unit: SourceUnit, found: list[tuple[MemoryAccess, str]], keyword: str) -> SourceUnit | None:
     """A copy with a keyword on these accesses; None where there is nothing to add."""
     # PTX allows one of the two on an access, not both.
-    told = {"eviction_policy", "cache_modifier"}
-    new = [(a, value) for a, value in found if not told & {k.arg for k in a.call.keywords}]
+    hinted = {"eviction_policy", "cache_modifier"}
+    new = [(a, value) for a, value in found if not hinted & {k.arg for k in a.call.keywords}]
     if not new:
         return None
     draft = unit.copy()
@@ -32,8 +32,8 @@ def _with_hint(unit: SourceUnit, found: list[tuple[MemoryAccess, str]], keyword:
 
 
 def _axes(unit: SourceUnit) -> set[str]:
-    found = FunctionFacts(unit, unit.entry).sources(ast.Module(unit.entry.body, []))
-    return {n for n in found if n.startswith("pid ")}
+    sources = FunctionFacts(unit, unit.entry).sources(ast.Module(unit.entry.body, []))
+    return {n for n in sources if n.startswith("pid ")}
 
 
 def _hintable_accesses(unit: SourceUnit) -> list[MemoryAccess]:
@@ -46,9 +46,9 @@ def _hintable_accesses(unit: SourceUnit) -> list[MemoryAccess]:
 def _eviction_policies(unit: SourceUnit) -> Iterator[tuple[MemoryAccess, str]]:
     """What the address of each access says of its reuse."""
     facts, axes = FunctionFacts(unit, unit.entry), _axes(unit)
-    found = _hintable_accesses(unit)
-    again = Counter(ast.unparse(a.pointer) for a in found if a.kind == "load")
-    for access in found:
+    hintable = _hintable_accesses(unit)
+    again = Counter(ast.unparse(a.pointer) for a in hintable if a.kind == "load")
+    for access in hintable:
         key = ast.unparse(access.pointer)
         if access.kind == "load":
             again[key] -= 1
@@ -58,16 +58,16 @@ def _eviction_policies(unit: SourceUnit) -> Iterator[tuple[MemoryAccess, str]]:
 
 def evict(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Eviction policies of loads: what no other program and no later pass reads leaves the cache first."""
-    found = list(_eviction_policies(unit))
+    policies = list(_eviction_policies(unit))
     stores = [(a, "evict_first") for a in _hintable_accesses(unit) if a.kind == "store"]
-    told = {policy for _, policy in found}
-    if (draft := _with_hint(unit, found, "eviction_policy")) is not None:
-        mixed = len(told) > 1
+    kinds = {policy for _, policy in policies}
+    if (draft := _with_hint(unit, policies, "eviction_policy")) is not None:
+        mixed = len(kinds) > 1
         note = "loads read once are evicted first" + (", those read again last" if mixed else "")
-        if told == {"evict_last"}:
+        if kinds == {"evict_last"}:
             note = "loads that other programs read again are evicted last"
         yield SourceEdit(draft, note, 3.0 + 2.0 * mixed)
-    if found and stores and (draft := _with_hint(unit, found + stores, "eviction_policy")) is not None:
+    if policies and stores and (draft := _with_hint(unit, policies + stores, "eviction_policy")) is not None:
         yield SourceEdit(draft, "loads and results leave the cache in the order of their reuse", 3.5)
 
 
@@ -75,12 +75,12 @@ def stream_stores(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceE
     """`.cs` on stores: results are not read again by this kernel."""
     facts = FunctionFacts(unit, unit.entry)
     loaded = [facts.root_parameters(a.pointer) for a in accesses(unit, unit.entry) if a.kind == "load"]
-    found = []
+    stores = []
     for access in (a for a in accesses(unit, unit.entry) if a.plain and a.kind == "store"):
         roots = facts.root_parameters(access.pointer)
         if roots is not None and not any(r is None or r & roots for r in loaded):
-            found.append((access, ".cs"))
-    if (draft := _with_hint(unit, found, "cache_modifier")) is not None:
+            stores.append((access, ".cs"))
+    if (draft := _with_hint(unit, stores, "cache_modifier")) is not None:
         yield SourceEdit(draft, "results are streamed past the cache (cache_modifier .cs)", 2.0)
 
 
@@ -109,7 +109,7 @@ def pipeline(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     Loads of later iterations are issued before the stores of earlier ones, so a loop must not read what
     it writes.
     """
-    found = []
+    fitting = []
     for function in unit.kernels:
         facts = FunctionFacts(unit, function)
         for loop in loops(unit, function):
@@ -120,31 +120,31 @@ def pipeline(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
                 and "num_stages" not in loop.options
             )
             if fits and "load" in unit.effects(loop.node.body) and loads_may_move(facts, loop.node.body):
-                found.append(loop)
-    if not found:
+                fitting.append(loop)
+    if not fitting:
         return
     for place, stages in enumerate(STAGES):
         yield SourceEdit(
-            with_options(unit, found, {"num_stages": stages}),
-            f"loads of {_count(found)} run {stages - 1} iterations ahead (tl.range num_stages={stages})",
+            with_options(unit, fitting, {"num_stages": stages}),
+            f"loads of {_count(fitting)} run {stages - 1} iterations ahead (tl.range num_stages={stages})",
             8.0 - 2.5 * place,
         )
 
 
 def unroll(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`loop_unroll_factor` on innermost loops with loads: more of them in flight, fewer branches."""
-    found = []
+    fitting = []
     for function in unit.kernels:
         for loop in loops(unit, function):
             fits = loop.innermost and not loop.has_dots and not loop.may_exit_early and not loop.options
             if fits and "load" in unit.effects(loop.node.body):
-                found.append(loop)
-    if not found:
+                fitting.append(loop)
+    if not fitting:
         return
     for place, factor in enumerate(FACTORS):
         yield SourceEdit(
-            with_options(unit, found, {"loop_unroll_factor": factor}),
-            f"{_count(found)} unrolled {factor} times (tl.range loop_unroll_factor={factor})",
+            with_options(unit, fitting, {"loop_unroll_factor": factor}),
+            f"{_count(fitting)} unrolled {factor} times (tl.range loop_unroll_factor={factor})",
             5.0 - 2.0 * place,
         )
 

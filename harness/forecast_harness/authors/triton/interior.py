@@ -72,17 +72,17 @@ class _EntryAnalysis:
     def positive_condition(self, test: ast.expr) -> str:
         """What is positive where a comparison holds for every lane. Raises `NotProvable`."""
         room = positive_form(self.reader, test.value if isinstance(test, ast.Subscript) else test)
-        found, lanes = room, [a for a in room.atoms() if a.startswith("arange<")]
+        bound, lanes = room, [a for a in room.atoms() if a.startswith("arange<")]
         for lane in lanes:
             times = room.coefficient_of(lane)
             if set(times.terms) != {()}:
                 raise NotProvable(f"{lane} is multiplied by {times.text()}")
-            found = found.without(lane)
+            bound = bound.without(lane)
             if times.terms[()] < 0:
-                found += times * (self._side(lane) - Polynomial.of(times=1))
+                bound += times * (self._side(lane) - Polynomial.of(times=1))
         if not lanes:
             raise NotProvable(f"{ast.unparse(test)} asks nothing of the lanes")
-        return self.text(found)
+        return self.text(bound)
 
     def _side(self, lane: str) -> Polynomial:
         return self.reader.polynomial(parse_expression(lane.removeprefix("arange<").removesuffix(">")))
@@ -159,14 +159,14 @@ def interior(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     if place is None:
         return
     at, known = place
-    found = list(reading.unmaskable(known))
-    if not found:
+    unmasked = list(reading.unmaskable(known))
+    if not unmasked:
         return
     draft = unit.copy()
     slow = copy.deepcopy(draft.entry.body[at:])
-    for one in found:
+    for one in unmasked:
         keep_conditions(draft.twin(one.access.call), one.access.kind, copy.deepcopy(one.rest))
     plain, draft.entry.body[at:] = draft.entry.body[at:], slow
     loop = any(isinstance(n, ast.For) for s in slow for n in ast.walk(s))
-    _branch(draft, at, _interior_test([r for f in found for r in f.rooms]), plain, [])
+    _branch(draft, at, _interior_test([r for f in unmasked for r in f.rooms]), plain, [])
     yield SourceEdit(draft, "programs whose whole tile lies inside need no masks", 2.0 if loop else 3.0)

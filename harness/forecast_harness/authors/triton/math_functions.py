@@ -29,7 +29,7 @@ def exp2(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """
     draft, changed = unit.copy(), 0
     for function in unit.kernels:
-        facts, found = context.facts(unit, function), {}
+        facts, swaps = context.facts(unit, function), {}
         for call in unit.calls(function, "exp"):
             inner = call.args[0] if len(call.args) == 1 and not call.keywords else None
             if inner is None or not facts.is_float32(inner):
@@ -42,9 +42,9 @@ def exp2(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
                 power = ast.BinOp(_scaled(inner.left), ast.Sub(), _scaled(inner.right))
             else:
                 power = _scaled(inner)
-            found[id(draft.twin(call))] = unit.language_call("exp2", power)
-        swap_expressions(draft.twin(function), found)
-        changed += len(found)
+            swaps[id(draft.twin(call))] = unit.language_call("exp2", power)
+        swap_expressions(draft.twin(function), swaps)
+        changed += len(swaps)
     if changed:
         yield SourceEdit(draft, "exp as exp2, with a fused multiply-add where something is subtracted", 2.0)
 
@@ -118,8 +118,8 @@ def _match_erf(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:
 
 def _match_sigmoid(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:
     """`tl.sigmoid(x)`, `1 / (1 + tl.exp(-x))` and `y / (1 + tl.exp(-x))`."""
-    if found := _single_call(facts, node, "sigmoid"):
-        return found
+    if call := _single_call(facts, node, "sigmoid"):
+        return call
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
         return None
     below = node.right
@@ -163,15 +163,15 @@ def _replace_calls(
     places = []
     for function in unit.kernels:
         facts = context.facts(unit, function)
-        places += [(node, found) for node in nodes_in_order(function) if (found := known(facts, node))]
+        places += [(node, match) for node in nodes_in_order(function) if (match := known(facts, node))]
     if not places:
         return None
     draft = unit.copy()
     # The innermost first: an argument may hold another place.
-    for node, found in reversed(places):
-        call: ast.expr = ast.Call(ast.Name(name, ast.Load()), [draft.twin(found.argument)], [])
-        if found.times is not None:
-            call = ast.BinOp(draft.twin(found.times), ast.Mult(), call)
+    for node, match in reversed(places):
+        call: ast.expr = ast.Call(ast.Name(name, ast.Load()), [draft.twin(match.argument)], [])
+        if match.times is not None:
+            call = ast.BinOp(draft.twin(match.times), ast.Mult(), call)
         swap_expressions(draft.tree, {id(draft.twin(node)): call})
     (helper,) = parse_statements(source.format(name=name, tl=unit.tl, log2_e=LOG2_E))
     assert isinstance(helper, ast.FunctionDef)

@@ -43,7 +43,7 @@ def _row_loops(unit: SourceUnit) -> Iterator[list[RangeLoop]]:
         fits = first == "0" and step in constant and end.isidentifier() and end not in assigned | constant
         if fits and loop.innermost and not loop.may_exit_early:
             groups.setdefault((id(loop.block), loop.range_bounds), []).append(loop)
-    yield from (found for found in groups.values() if len(found) > 1)
+    yield from (group for group in groups.values() if len(group) > 1)
 
 
 # --- one tile holds the whole row ---
@@ -54,14 +54,14 @@ def one_pass(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 
     The kernel asks for `n <= TILE` itself and keeps its loops for all other rows.
     """
-    for found in _row_loops(unit):
-        first, (_, end, step) = found[0], found[0].range_bounds
+    for same_row in _row_loops(unit):
+        first, (_, end, step) = same_row[0], same_row[0].range_bounds
         at = next(i for i, s in enumerate(first.block) if s is first.node)
         rest = first.block[at:]
         if any(isinstance(n, ast.Return | ast.Break | ast.Continue) for s in rest for n in ast.walk(s)):
             continue
         straight: Block = []
-        once = {id(loop.node): loop for loop in found}
+        once = {id(loop.node): loop for loop in same_row}
         for statement in rest:
             loop = once.get(id(statement))
             if loop is None:
@@ -202,8 +202,8 @@ class _ValueNumbering:
     def known(self, access: MemoryAccess) -> str | None:
         """The name that holds what a load would give; elements it masks out may be anything."""
         key, other = self._key(access)
-        found = self._loads.get(key, [])
-        return next((name for given, name, _ in found if other in (None, given)), None)
+        loads_held = self._loads.get(key, [])
+        return next((name for given, name, _ in loads_held if other in (None, given)), None)
 
     def remember(self, access: MemoryAccess, name: str) -> None:
         """A load's value is now held by a name."""
@@ -212,9 +212,9 @@ class _ValueNumbering:
 
     def forget(self, written: Sequence[frozenset[str] | None]) -> None:
         """Memory behind these arguments has changed; None: behind any of them."""
-        for found in self._loads.values():
-            found[:] = [
-                one for one in found if one[2] and all(roots and not roots & one[2] for roots in written)
+        for held in self._loads.values():
+            held[:] = [
+                one for one in held if one[2] and all(roots and not roots & one[2] for roots in written)
             ]
 
 
@@ -247,11 +247,11 @@ def _wider_configs(context: RewriteContext, tile: str, size: int | None) -> tupl
 
 
 def _product(config: Config, without: str) -> int:
-    found = 1
+    product = 1
     for name, value in config.kwargs:
         if name != without and isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            found *= value
-    return found
+            product *= value
+    return product
 
 
 # --- the last pass runs backwards ---

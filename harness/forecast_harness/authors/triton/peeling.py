@@ -60,7 +60,7 @@ def _masked(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
     reader = PolynomialReader(facts, varying, loop.node.lineno, local)
     local |= induction_variables(reader, loop)
     masks: dict[str, ast.expr] = {}
-    found = []
+    results = []
     for statement in body:
         for access in accesses(facts.unit, statement):
             if access.plain and access.mask is not None and not _has_nested_block(statement):
@@ -68,14 +68,14 @@ def _masked(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
                     (test, _bound(reader, test, loop.counter)) for test in mask_conditions(access.mask, masks)
                 ]
                 if any(b is not None for _, b in pairs):
-                    found.append(_MaskedAccess(access, tuple(pairs)))
+                    results.append(_MaskedAccess(access, tuple(pairs)))
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
             parts = assigned_names(statement) + [n for n in names(statement.value) if n in assigned]
             if isinstance(target, ast.Name) and all(assigned[n] <= 1 for n in parts):
                 masks[target.id] = statement.value
         reader.assign(statement)
-    return found
+    return results
 
 
 def _has_nested_block(statement: ast.stmt) -> bool:

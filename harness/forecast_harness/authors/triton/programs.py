@@ -46,10 +46,10 @@ def exchangeable_program_ids(unit: SourceUnit) -> dict[int, list[ast.Call]] | No
             return None
         if unit.calls(function, "num_programs"):
             return None
-    found: dict[int, list[ast.Call]] = {}
+    ids: dict[int, list[ast.Call]] = {}
     for call in unit.calls(unit.entry, "program_id"):
-        found.setdefault(axis_of(call), []).append(call)
-    return found
+        ids.setdefault(axis_of(call), []).append(call)
+    return ids
 
 
 def _renumber(unit: SourceUnit, code: str, new: dict[int, str]) -> SourceUnit:
@@ -70,11 +70,11 @@ def _taken_names(unit: SourceUnit) -> set[str]:
 
 def reverse(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Start with the last tile along axes on which a loop's length depends: the longest work first."""
-    found = exchangeable_program_ids(unit)
-    if not found:
+    ids = exchangeable_program_ids(unit)
+    if not ids:
         return
     ends = _range_dependencies(unit)
-    for axis in sorted(found):
+    for axis in sorted(ids):
         if any(f"pid {axis}" in end - start for start, end in ends):
             name = fresh_name(f"last_{axis}", _taken_names(unit))
             code = f"{name} = {unit.tl}.num_programs({axis}) - 1 - {unit.tl}.program_id({axis})"
@@ -85,10 +85,10 @@ def reverse(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 def _range_dependencies(unit: SourceUnit) -> list[tuple[frozenset[str], frozenset[str]]]:
     """What the first value and the end of each loop depend on, in the entry and in helpers it calls."""
     facts = FunctionFacts(unit, unit.entry)
-    found = []
+    dependencies = []
     for loop in loops(unit, unit.entry):
         first, end, _ = loop.range_bounds
-        found.append((facts.sources(parse_expression(first)), facts.sources(parse_expression(end))))
+        dependencies.append((facts.sources(parse_expression(first)), facts.sources(parse_expression(end))))
     for call in unit.helper_calls(unit.entry):
         assert isinstance(call.func, ast.Name)
         helper = unit.functions[call.func.id]
@@ -103,18 +103,18 @@ def _range_dependencies(unit: SourceUnit) -> list[tuple[frozenset[str], frozense
                 )
                 for text in (first, end)
             ]
-            found.append((pair[0], pair[1]))
-    return found
+            dependencies.append((pair[0], pair[1]))
+    return dependencies
 
 
 def group(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Take the tiles of a 2-D grid in bands of eight, so that both operands stay in L2."""
-    found = exchangeable_program_ids(unit)
-    if found is None or not (unit.calls(unit.kernels, "dot", "dot_scaled") or _has_crossed_loads(unit)):
+    ids = exchangeable_program_ids(unit)
+    if ids is None or not (unit.calls(unit.kernels, "dot", "dot_scaled") or _has_crossed_loads(unit)):
         return
-    if {0, 1} <= set(found):
+    if {0, 1} <= set(ids):
         yield from _group_axes(unit)
-    elif 0 in found and 1 not in found:
+    elif 0 in ids and 1 not in ids:
         yield from _group_split(unit)
 
 
@@ -148,13 +148,13 @@ def _group_split(unit: SourceUnit) -> Iterator[SourceEdit]:
 
     Whole bands are permuted; the programs after the last whole row keep their number.
     """
-    found = _quotients(unit)
+    quotients = _quotients(unit)
     for at, statement in enumerate(unit.entry.body):
-        here = [pair for kind in found for node, pair in found[kind] if _is_within(node, statement)]
+        here = [pair for kind in quotients for node, pair in quotients[kind] if _is_within(node, statement)]
         if not here:
             continue
         (number, width), later = here[0], unit.entry.body[at:]
-        both = all((number, width) in [pair for _, pair in found[kind]] for kind in found)
+        both = all((number, width) in [pair for _, pair in quotients[kind]] for kind in quotients)
         if (
             not both
             or number in assigned_names(later)
@@ -184,7 +184,10 @@ def _is_within(node: ast.AST, statement: ast.stmt) -> bool:
 def _quotients(unit: SourceUnit) -> dict[type[ast.operator], list[tuple[ast.AST, tuple[str, str]]]]:
     """Where the program's number is divided, and the rest taken: name and divisor. Empty if grouped."""
     facts = FunctionFacts(unit, unit.entry)
-    found: dict[type[ast.operator], list[tuple[ast.AST, tuple[str, str]]]] = {ast.FloorDiv: [], ast.Mod: []}
+    quotients: dict[type[ast.operator], list[tuple[ast.AST, tuple[str, str]]]] = {
+        ast.FloorDiv: [],
+        ast.Mod: [],
+    }
     for n in nodes_in_order(unit.entry):
         if not isinstance(n, ast.BinOp) or not isinstance(n.op, ast.FloorDiv | ast.Mod):
             continue
@@ -192,16 +195,16 @@ def _quotients(unit: SourceUnit) -> dict[type[ast.operator], list[tuple[ast.AST,
             return {ast.FloorDiv: [], ast.Mod: []}
         value = facts.single_value(n.left.id) if isinstance(n.left, ast.Name) else None
         if value is not None and unit.callee_name(value) == "program_id" and isinstance(n.left, ast.Name):
-            found[type(n.op)].append((n, (n.left.id, ast.unparse(n.right))))
-    return found
+            quotients[type(n.op)].append((n, (n.left.id, ast.unparse(n.right))))
+    return quotients
 
 
 def _movable_program_ids(unit: SourceUnit) -> dict[int, list[ast.Call]] | None:
     """`program_id` calls by axis where the launch may be changed and has not been yet."""
-    found = exchangeable_program_ids(unit)
-    if not found or 0 not in found or "grid" in unit.functions or not unit.tl:
+    ids = exchangeable_program_ids(unit)
+    if not ids or 0 not in ids or "grid" in unit.functions or not unit.tl:
         return None
-    return found
+    return ids
 
 
 def add_base_grid_parameters(draft: SourceUnit, count: int) -> None:
@@ -235,11 +238,9 @@ def on_one_axis(programs: str, axes: int) -> str:
 
 def persist(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """As many programs as the device runs at a time, each taking tile after tile in a loop."""
-    found = _movable_program_ids(unit)
-    body = (
-        None if found is None else _returns_to_branches(unit.entry.body[docstring_length(unit.entry.body) :])
-    )
-    if found is None or body is None or unit.effects(unit.entry.body) & {"other"}:
+    ids = _movable_program_ids(unit)
+    body = None if ids is None else _returns_to_branches(unit.entry.body[docstring_length(unit.entry.body) :])
+    if ids is None or body is None or unit.effects(unit.entry.body) & {"other"}:
         return
     facts = FunctionFacts(unit, unit.entry)
     inner = [
@@ -257,7 +258,7 @@ def persist(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
         ways.append((", flatten=True", "without draining the pipeline between tiles", 3.5))
     ways.append(("", "without starting a program for each", 2.0))
     for options, how, promise in ways:
-        draft = _persistent_unit(unit, found, body, options, context)
+        draft = _persistent_unit(unit, ids, body, options, context)
         if draft is not None:
             yield SourceEdit(draft, f"programs that stay on the device take tile after tile, {how}", promise)
 
@@ -339,14 +340,14 @@ def spread(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     tile is still taken once: the step grows with the number of programs, and only where both are the same.
     """
     body = unit.entry.body
-    found = [
+    strided = [
         x
         for x in loops(unit, unit.entry)
         if x.block is body and not x.may_exit_early and _is_grid_stride(unit, x)
     ]
-    if len(found) != 1 or "grid" in unit.functions or BASE_GRID[0] in names(unit.tree):
+    if len(strided) != 1 or "grid" in unit.functions or BASE_GRID[0] in names(unit.tree):
         return
-    (loop,) = found
+    (loop,) = strided
     step = loop.range_bounds[2]
     before = {
         *assigned_names([s for s in body if s is not loop.node]),
@@ -406,12 +407,14 @@ def _may_wait_for_others(unit: SourceUnit) -> bool:
 def _hoist_constants(unit: SourceUnit, body: Block) -> Block | None:
     """Take the statements that name constants out of a body; None where one depends on anything else."""
     known = unit.constexprs(unit.entry) | {unit.tl, "triton"}
-    found = [s for s in body if isinstance(s, ast.AnnAssign)]
+    constants = [s for s in body if isinstance(s, ast.AnnAssign)]
     nested = [n for s in body for n in ast.walk(s) if isinstance(n, ast.AnnAssign)]
-    if len(nested) != len(found) or any(s.value is None or not read_names(s.value) <= known for s in found):
+    if len(nested) != len(constants) or any(
+        s.value is None or not read_names(s.value) <= known for s in constants
+    ):
         return None
     body[:] = [s for s in body if not isinstance(s, ast.AnnAssign)]
-    return list(found)
+    return list(constants)
 
 
 def _returns_to_branches(body: Block) -> Block | None:

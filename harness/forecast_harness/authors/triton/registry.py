@@ -44,13 +44,13 @@ def inline_helpers(unit: SourceUnit) -> SourceUnit:
     for _ in range(_ROUNDS):
         changed = 0
         for function in draft.kernels:
-            found = {}
+            values = {}
             for call in draft.helper_calls(function):
                 value = _inlined_value(draft, function, call)
                 if value is not None:
-                    found[id(call)] = value
-            swap_expressions(function, found)
-            changed += len(found)
+                    values[id(call)] = value
+            swap_expressions(function, values)
+            changed += len(values)
         if not changed:
             break
     return SourceUnit.parse(draft.text(), draft.entry_name)
@@ -210,16 +210,16 @@ def variants_of(
     context = RewriteContext(arch, tuple(configs), tuple(arguments), multiprocessors)
     unit = inline_helpers(SourceUnit.parse(source, entry))
     chosen = [r for r in REWRITES if not only or r.name in only]
-    singles = [found for rewrite in chosen for found in _apply(rewrite, unit, context)]
+    singles = [applied for rewrite in chosen for applied in _apply(rewrite, unit, context)]
     every = [*singles, *(_combined(singles, context) if combine else ())]
     seen = {_normal_form(unit)}
     distinct = []
-    for found in every:
-        form = _normal_form(found.edit.unit, found.edit.configs)
-        if form not in seen and found.edit.unit.runtime_parameters() == unit.runtime_parameters():
+    for applied in every:
+        form = _normal_form(applied.edit.unit, applied.edit.configs)
+        if form not in seen and applied.edit.unit.runtime_parameters() == unit.runtime_parameters():
             seen.add(form)
-            distinct.append(found)
-    return [_variant(found, base_sha256) for found in _rank(distinct)[:limit]]
+            distinct.append(applied)
+    return [_variant(applied, base_sha256) for applied in _rank(distinct)[:limit]]
 
 
 def _apply(rewrite: TritonRewrite, unit: SourceUnit, context: RewriteContext) -> Iterator[AppliedRewrites]:
@@ -245,12 +245,12 @@ def _apply(rewrite: TritonRewrite, unit: SourceUnit, context: RewriteContext) ->
 def _combined(singles: Sequence[AppliedRewrites], context: RewriteContext) -> Iterator[AppliedRewrites]:
     """Pairs of rewrites, and the best pairs with a third."""
     best: dict[str, AppliedRewrites] = {}
-    for found in singles:
+    for single in singles:
         if (
-            found.leading_name not in best
-            or found.edit.expected_gain > best[found.leading_name].edit.expected_gain
+            single.leading_name not in best
+            or single.edit.expected_gain > best[single.leading_name].edit.expected_gain
         ):
-            best[found.leading_name] = found
+            best[single.leading_name] = single
     order = {r.name: i for i, r in enumerate(REWRITES)}
     partners = sorted(best.values(), key=lambda f: (-f.edit.expected_gain, order[f.leading_name]))[
         :_MAX_PARTNERS
@@ -276,10 +276,10 @@ def _apply_on_top(
     if low < _MIN_GAIN * high or any(rewrite.name in r.incompatible for r in first.rewrites):
         return []
     known = replace(context, configs=first.edit.configs or context.configs)
-    found = list(_apply(rewrite, first.edit.unit, known))
-    if not found:
+    applied = list(_apply(rewrite, first.edit.unit, known))
+    if not applied:
         return []
-    edit = max(found, key=lambda f: f.edit.expected_gain).edit
+    edit = max(applied, key=lambda f: f.edit.expected_gain).edit
     promises = sorted((first.edit.expected_gain, edit.expected_gain))
     joined = SourceEdit(
         edit.unit,

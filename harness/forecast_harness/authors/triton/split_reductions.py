@@ -224,11 +224,11 @@ def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
     taken = names(unit.tree) | set(unit.functions)
     if not axes or max(axes) > 1 or taken & {"grid", "workspace", "RESET_TO_ZERO", *MEMORY}:
         return None
-    found = list(loops(unit, unit.entry))
+    results = list(loops(unit, unit.entry))
     every = [n for n in ast.walk(unit.entry) if isinstance(n, ast.For | ast.While)]
-    if len(found) != 1 or len(every) != 1 or found[0].block is not body or not unit.tl:
+    if len(results) != 1 or len(every) != 1 or results[0].block is not body or not unit.tl:
         return None
-    (loop,) = found
+    (loop,) = results
     at = next(i for i, s in enumerate(body) if s is loop.node)
     before, after = body[docstring_length(body) : at], body[at + 1 :]
     if not loop.innermost or loop.may_exit_early or not loop.ascending or not all_accesses_known(unit, body):
@@ -351,10 +351,10 @@ def _streamed(shared: _SharedLoop, bounds: Sequence[str], programs: int) -> Sour
     ]
     shared.take_part(inner, (), after, skipped=skipped, count=count, last=last)
     body = inner.entry.body[docstring_length(inner.entry.body) :]
-    found = statements_of_tile(unit, shared.axes, body, tile, taken)
-    if found is None:
+    result = statements_of_tile(unit, shared.axes, body, tile, taken)
+    if result is None:
         return None
-    constants, statements = found
+    constants, statements = result
     head = parse_statements(
         f"{whole} = {tl}.maximum({tl}.cdiv({end} - ({first}), {step}), 1)\n"
         f"{tiles} = {' * '.join(BASE_GRID[:axes])}\n"

@@ -31,8 +31,8 @@ def padded_bounds(
     values: Iterable[float], *, least: float = 1e-9, margin: float = 0.06
 ) -> tuple[float, float]:
     """Bounds a little beyond all values, at least `least` apart; (-least / 2, least / 2) for none."""
-    found = [v for v in values if math.isfinite(v)] or [0.0]
-    low, high = min(found), max(found)
+    finite = [v for v in values if math.isfinite(v)] or [0.0]
+    low, high = min(finite), max(finite)
     middle, half = (low + high) / 2, max((high - low) / 2, least / 2)
     return middle - half * (1 + margin), middle + half * (1 + margin)
 
@@ -52,13 +52,13 @@ def factor_ticks(low: float, high: float, most: int = 6) -> list[tuple[float, st
     Round factors where the axis spans less than two doublings, powers of two where it spans more.
     """
     if high - low <= 2.0:
-        found = [math.log2(v) for v in round_ticks(2.0**low, 2.0**high, most) if v > 0]
+        ticks = [math.log2(v) for v in round_ticks(2.0**low, 2.0**high, most) if v > 0]
     else:
         unit = math.ceil((high - low) / most)
-        found = [n * float(unit) for n in range(math.ceil(low / unit), math.floor(high / unit) + 1)]
-        if unit == 1 and len(found) < most:  # 1, 1.5, 2, 3, 4, 6, 8
-            found = sorted([*found, *(v for n in found if (v := n + math.log2(1.5)) <= high)])
-    return [(at, factor_text(at)) for at in found]
+        ticks = [n * float(unit) for n in range(math.ceil(low / unit), math.floor(high / unit) + 1)]
+        if unit == 1 and len(ticks) < most:  # 1, 1.5, 2, 3, 4, 6, 8
+            ticks = sorted([*ticks, *(v for n in ticks if (v := n + math.log2(1.5)) <= high)])
+    return [(at, factor_text(at)) for at in ticks]
 
 
 def amount_text(value: float) -> str:
@@ -231,9 +231,9 @@ def _thin_points(steps: Sequence[HistoryPoint], spent: Sequence[float]) -> list[
 
 def forecast_chart(story: SearchReport, labels: dict[str, str]) -> ChartPanel:
     """Forecast against measured speed-up, both over the reference of the forecast, with 90 % intervals."""
-    told = [e for e in story.entries.values() if e.belief is not None and not e.belief.abstains]
-    found = [e for e in told if e.measured is not None]
-    pairs = [(-e.belief.mean, -(e.measured or 0.0)) for e in found if e.belief is not None]
+    forecasts = [e for e in story.entries.values() if e.belief is not None and not e.belief.abstains]
+    timed = [e for e in forecasts if e.measured is not None]
+    pairs = [(-e.belief.mean, -(e.measured or 0.0)) for e in timed if e.belief is not None]
     low, high = padded_bounds(
         [max(-3.0, min(3.0, v)) for pair in pairs for v in pair], least=log2(1.2), margin=0.15
     )
@@ -247,16 +247,16 @@ def forecast_chart(story: SearchReport, labels: dict[str, str]) -> ChartPanel:
         place_ticks(x, factor_ticks(low, high, 7)),
         place_ticks(y, factor_ticks(low, high)),
     )
-    failed = [e for e in told if e.judged is not None and e.score is None]
-    if not found:
+    failed = [e for e in forecasts if e.judged is not None and e.score is None]
+    if not timed:
         panel.empty = "Nothing that was forecast has run yet."
         return panel
     panel.lines.append(
         ChartPath(f"M{x(low):g} {y(low):g}L{x(high):g} {y(high):g}", "zero", "forecast = measured")
     )
     inside = 0
-    shown = {e.node.id for e in found[:: -(-len(found) // MOST_DOTS)]}
-    for e in found:
+    shown = {e.node.id for e in timed[:: -(-len(timed) // MOST_DOTS)]}
+    for e in timed:
         assert e.belief is not None
         assert e.measured is not None
         half = Z90 * e.belief.sd
@@ -270,17 +270,17 @@ def forecast_chart(story: SearchReport, labels: dict[str, str]) -> ChartPanel:
         )
         panel.dots.append(ChartMark(x(at), y(-e.measured), css, _forecast_title(e, labels), e.node.id, 3.5))
     panel.note = (
-        f"{inside} of {len(found)} ({percent(inside / len(found))}) lie inside their 90 % interval "
+        f"{inside} of {len(timed)} ({percent(inside / len(timed))}) lie inside their 90 % interval "
         f"(blue; the others are orange), 90 % should. What was measured was chosen by these forecasts."
     )
     if failed:
         chance = sum(e.belief.p_fail for e in failed if e.belief is not None) / len(failed)
-        ran = sum(e.belief.p_fail for e in found if e.belief is not None) / len(found)
+        ran = sum(e.belief.p_fail for e in timed if e.belief is not None) / len(timed)
         panel.note += (
             f" {len(failed)} failed and have no place here: they were given a {percent(chance)} chance "
             f"of that, what ran {percent(ran)}."
         )
-    if len(shown) < len(found):
+    if len(shown) < len(timed):
         panel.note += f" {len(shown)} are drawn, the counts are of all."
     return panel
 

@@ -80,13 +80,13 @@ def line_opcodes(before: str, after: str) -> tuple[tuple[str, int, int, int, int
 
 def sources_within(nodes: Iterable[Node], most: int = MAX_CHARACTERS) -> list[Node]:
     """The first of `nodes` whose sources fit together into `most` characters; at least one, if any."""
-    found: list[Node] = []
+    shown: list[Node] = []
     for node in nodes:
         most -= sum(len(line) + 1 for line in display_source(node.source).lines)
-        if most < 0 and found:
+        if most < 0 and shown:
             break
-        found.append(node)
-    return found
+        shown.append(node)
+    return shown
 
 
 _FORECASTER_MARK, _WRITER_MARK = "llm-", "llm:"
@@ -98,15 +98,17 @@ def model_text(state: SearchState) -> str:
     forecasts = state.context.surrogate.startswith(_FORECASTER_MARK)
     if not arms and not forecasts:
         return ""
-    told = [_forecast_text(state) if forecasts else "not asked for forecasts: --surrogate llm:SPEC asks one"]
+    sentences = [
+        _forecast_text(state) if forecasts else "not asked for forecasts: --surrogate llm:SPEC asks one"
+    ]
     for name in sorted({n.partition("/")[0] for n in arms}):
         own = [stats for arm, stats in arms.items() if arm.partition("/")[0] == name]
         requests, proposals, measured = (
             sum(getattr(s, field) for s in own) for field in ("requests", "proposals", "measured")
         )
-        asked = f"asked {requests} times for sources: {proposals} proposals, {measured} measured"
-        told.append(f"{name} {asked if requests else 'not asked for sources: no batch was due'}")
-    return "; ".join(told)
+        count = f"asked {requests} times for sources: {proposals} proposals, {measured} measured"
+        sentences.append(f"{name} {count if requests else 'not count for sources: no batch was due'}")
+    return "; ".join(sentences)
 
 
 def _forecast_text(state: SearchState) -> str:
@@ -246,14 +248,14 @@ def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
         if batch.chosen is not None
         for name, chance in zip(batch.chosen.nodes, batch.chosen.propensities, strict=True)
     }
-    found: dict[str, ReportNode] = {}
+    nodes: dict[str, ReportNode] = {}
     for number, (name, node) in enumerate(state.nodes.items()):
         reference, belief = state.beliefs.get(name, ("", None))
         score = state.scores.get(name)
         measured = None
         if score is not None and reference in state.scores:
             measured = score - state.scores[reference]
-        found[name] = ReportNode(
+        nodes[name] = ReportNode(
             node,
             number,
             state.judged.get(name),
@@ -267,11 +269,11 @@ def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
             state.status(name),
         )
     for point in state.history:  # in this order whatever a node was timed beside comes before it
-        entry = found[point.node]
+        entry = nodes[point.node]
         if entry.score is not None and entry.judged is not None and point.node != state.seeds[0]:
-            sd = math.hypot(found[entry.judged.against].sd, entry.judged.sd)
-            found[point.node] = replace(entry, sd=sd)
-    return found
+            sd = math.hypot(nodes[entry.judged.against].sd, entry.judged.sd)
+            nodes[point.node] = replace(entry, sd=sd)
+    return nodes
 
 
 def _best_result(state: SearchState, entries: Mapping[str, ReportNode]) -> BestResult | None:
@@ -411,15 +413,15 @@ def budget_bars(story: SearchReport) -> list[ShareBar]:
 
 def bars_of_budget(spent: SearchCost, limits: SearchBudget) -> list[ShareBar]:
     """`budget_bars`, of anything; what is neither limited nor spent is left out."""
-    found = []
+    bars = []
     for name, shown in _LIMIT_NAMES.items():
         limit, used = getattr(limits, name), getattr(spent, name)
         if limit is None and not used:
             continue
         share = 0.0 if not limit else min(100.0, 100.0 * used / limit)
         text = _amount_text(name, used) + ("" if limit is None else f" of {_amount_text(name, limit)}")
-        found.append(ShareBar(shown, round(share, 1), text, limited=limit is not None))
-    return found
+        bars.append(ShareBar(shown, round(share, 1), text, limited=limit is not None))
+    return bars
 
 
 def _amount_text(name: str, value: float) -> str:
@@ -478,7 +480,7 @@ def outcome_bars(story: SearchReport) -> list[ShareBar]:
     waiting = sum(e.judged is None for e in story.entries.values())
     again = len(story.state.duplicates)
     most = max([*counts.values(), waiting, again, 1])
-    found = [
+    bars = [
         ShareBar(
             f"{outcome.replace('_', ' ')}{f' at {stage}' if stage and outcome != 'ok' else ''}",
             round(100.0 * count / most, 1),
@@ -488,12 +490,12 @@ def outcome_bars(story: SearchReport) -> list[ShareBar]:
         for (outcome, stage), count in sorted(counts.items(), key=lambda i: (i[0][0] != "ok", -i[1], i[0]))
     ]
     if waiting:
-        found.append(ShareBar("never measured", round(100.0 * waiting / most, 1), f"{waiting:,}", "soft"))
+        bars.append(ShareBar("never measured", round(100.0 * waiting / most, 1), f"{waiting:,}", "soft"))
     if again:
-        found.append(
+        bars.append(
             ShareBar("not new: not even a node", round(100.0 * again / most, 1), f"{again:,}", "soft")
         )
-    return found
+    return bars
 
 
 def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[FinalistRow]:

@@ -60,12 +60,12 @@ class LineageDrawing:
 
 def path_to_root(story: SearchReport, name: str, known: Container[str] = ()) -> list[str]:
     """The node and its ancestors by first parents, youngest first, up to the first one that is `known`."""
-    found: dict[str, None] = {}
-    while name in story.entries and name not in found and name not in known:
-        found[name] = None
+    path: dict[str, None] = {}
+    while name in story.entries and name not in path and name not in known:
+        path[name] = None
         parents = story.entries[name].node.parents
         name = parents[0] if parents else ""
-    return list(found)
+    return list(path)
 
 
 def by_importance(story: SearchReport) -> list[str]:
@@ -116,11 +116,11 @@ def draw_lineage(story: SearchReport, most: int = MAX_DRAWN_NODES) -> LineageDra
 
 def _drawn_children(story: SearchReport, shown: Mapping[str, None]) -> dict[str, list[str]]:
     """Drawn children by their parent, oldest first; roots under the empty name."""
-    found: dict[str, list[str]] = {"": []}
+    children: dict[str, list[str]] = {"": []}
     for name in sorted(shown, key=lambda n: story.entries[n].number):
         parents = story.entries[name].node.parents
-        found.setdefault(parents[0] if parents and parents[0] in shown else "", []).append(name)
-    return found
+        children.setdefault(parents[0] if parents and parents[0] in shown else "", []).append(name)
+    return children
 
 
 def _node_positions(children: Mapping[str, list[str]]) -> dict[str, tuple[float, float]]:
@@ -309,17 +309,17 @@ def _page_data(story: SearchReport, best: str) -> dict[str, Any]:
 def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[tuple[str, str]]]]:
     """Groups of (name, value); a value that is a node's id becomes a link."""
     node, judged, belief = entry.node, entry.judged, entry.belief
-    found: list[tuple[str, list[tuple[str, str]]]] = []
+    groups: list[tuple[str, list[tuple[str, str]]]] = []
     if judged is not None:
-        found.append(("Result", _result_facts(entry)))
+        groups.append(("Result", _result_facts(entry)))
         if judged.seconds:
             times = [(k, milliseconds(1000 * v)) for k, v in list(judged.seconds.items())[:12]]
-            found.append(("Times", times))
+            groups.append(("Times", times))
     again = story.state.confirmed.get(node.id)
     if again is not None and again.log2_ratio is not None:
         between = figures.interval_text(again.log2_ratio, again.sd)
         pairs = [("speed-up", factor_text(-again.log2_ratio)), ("95 % interval", between)]
-        found.append(("Confirmation, over the seed", pairs))
+        groups.append(("Confirmation, over the seed", pairs))
     if belief is not None:
         pairs = [
             ("speed-up", figures.forecast_text(belief)),
@@ -331,26 +331,31 @@ def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[
             pairs.append(("says", "that it does not know"))
         if belief.note:
             pairs.append(("note", belief.note))
-        found.append(("Belief before it ran", pairs))
+        groups.append(("Belief before it ran", pairs))
     origin = node.provenance
-    made = [("parent" if n == 0 else "and", name) for n, name in enumerate(node.parents)]
-    made += [("arm", node.arm), ("origin", str(origin.origin)), ("author", origin.author), ("at", origin.at)]
-    made += [
+    origins = [("parent" if n == 0 else "and", name) for n, name in enumerate(node.parents)]
+    origins += [
+        ("arm", node.arm),
+        ("origin", str(origin.origin)),
+        ("author", origin.author),
+        ("at", origin.at),
+    ]
+    origins += [
         ("batch", str(node.batch) if node.request else ""),
         ("language", node.language),
         ("id", node.id[:12]),
     ]
     if entry.reason:
-        made.append(("measured as", f"{entry.reason} (probability {percent(entry.propensity)})"))
-    found.append(("Provenance", made))
+        origins.append(("measured as", f"{entry.reason} (probability {percent(entry.propensity)})"))
+    groups.append(("Provenance", origins))
     facts = judged.facts if judged is not None else {}
-    told = [
+    shown = [
         (name, _short_value(value)) for name, value in facts.items() if value not in (None, "", [], {}, ())
     ]
-    found.append(("Harness", told[:_MAX_FACTS]))
+    groups.append(("Harness", shown[:_MAX_FACTS]))
     return [
         (name, [(escape_invisible(k), escape_invisible(v)) for k, v in pairs if v])
-        for name, pairs in found
+        for name, pairs in groups
         if pairs
     ]
 

@@ -43,22 +43,22 @@ def library_kernels(package: str, sources: Collection[str] = ()) -> LibraryKerne
     """
     if not all(part.isidentifier() for part in package.split(".")):
         raise UsageError(f"--library takes a package's name, and {package} is none: as in `import NAME`")
-    found = LibraryKernels()
+    library = LibraryKernels()
     best: dict[str, UserKernel] = {}
-    for module in _modules(package, found.skipped):
+    for module in _modules(package, library.skipped):
         for name, fn in _kernels_of(module, package):
             try:
                 path = Path(getattr(module, "__file__", None) or "")
                 target = UserKernel.of_function(path, module, name, fn, partial=True)
             except Exception as error:  # a wrapper of the library's own may be like a kernel and yet none
-                found.skipped.append(f"{module.__name__}.{name}: {type(error).__name__}: {error}")
+                library.skipped.append(f"{module.__name__}.{name}: {type(error).__name__}: {error}")
                 continue
             source = target.kernel.source_sha256
             known = best.get(source, target)
             if (target.configs or source in sources) and _standing(target) >= _standing(known):
                 best[source] = target
-    found.kernels = list(best.values())
-    return found
+    library.kernels = list(best.values())
+    return library
 
 
 def _standing(target: UserKernel) -> tuple[bool, bool]:
@@ -140,10 +140,10 @@ class AdvisedKernel:
     @classmethod
     def of_tables(cls, tables: Iterable[Table]) -> Iterator[AdvisedKernel]:
         """Every kernel source that was measured, as far as its text was recorded."""
-        found: dict[str, list[Table]] = {}
+        by_source: dict[str, list[Table]] = {}
         for table in tables:
-            found.setdefault(table.problem.kernel.source_sha256, []).append(table)
-        for source, its in found.items():
+            by_source.setdefault(table.problem.kernel.source_sha256, []).append(table)
+        for source, its in by_source.items():
             record, samples = its[0].problem.kernel, stored_samples(its)
             if source and record.source and samples:
                 yield cls(record, record.source, samples, tuple(its))

@@ -88,7 +88,7 @@ class KernelSurvey(Record, label="survey"):
 
     def sizes(self, calls: Sequence[Sequence[Argument]]) -> CallSizes:
         """The sizes of recorded calls, with the classes that were found to work."""
-        made = CallSizes.of(calls, evidence=self.evidence)
+        inferred = CallSizes.of(calls, evidence=self.evidence)
         for place in self.untied:
-            made = made.untied(place)
-        return made.with_classes({s: self.words.get(s.places[0], s.recorded) for s in made.sizes})
+            inferred = inferred.untied(place)
+        return inferred.with_classes({s: self.words.get(s.places[0], s.recorded) for s in inferred.sizes})

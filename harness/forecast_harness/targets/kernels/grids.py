@@ -77,12 +77,12 @@ def grid_samples(table: Table) -> list[GridSample]:
     problem = table.problem
     sizes = sizes_of(problem.arguments)
     constants = {a.name: a.value for a in problem.arguments if a.kind == "constexpr"}
-    found = []
+    samples = []
     for m in table.measurements:
         grid = m.grid or problem.grid
         if grid is not None and m.candidate.is_base_variant:
-            found.append(GridSample(sizes, {**constants, **dict(m.candidate.config.kwargs)}, grid))
-    return list({(tuple(sorted(x.meta.items(), key=str)), x.grid): x for x in found}.values())
+            samples.append(GridSample(sizes, {**constants, **dict(m.candidate.config.kwargs)}, grid))
+    return list({(tuple(sorted(x.meta.items(), key=str)), x.grid): x for x in samples}.values())
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class GridFormulaSwitch:
 
 def fit_grid(recorded: Sequence[GridSample]) -> GridFormula | GridFormulaSwitch | None:
     """The simplest formula that explains all of them; None when there is none, or nothing was recorded."""
-    if (found := _fit_formula(recorded)) is not None or not recorded:
-        return found
+    if (grid := _fit_formula(recorded)) is not None or not recorded:
+        return grid
     words = [n for n, v in recorded[0].meta.items() if isinstance(v, bool | str)]
     for name in words:
         values = {x.meta.get(name) for x in recorded}
@@ -121,12 +121,12 @@ def _fit_formula(recorded: Sequence[GridSample]) -> GridFormula | None:
     for _ in range(_REPAIRS):
         atoms = _FactorSearch(chosen)
         axes = [atoms.explain(tuple(x.grid[axis] for x in chosen)) for axis in range(len(chosen[0].grid))]
-        found = GridFormula(tuple(axis for axis in axes if axis is not None))
+        formula = GridFormula(tuple(axis for axis in axes if axis is not None))
         if None in axes:
             return None
-        wrong = [x for x in recorded if found.at_sizes(x.sizes, x.meta) != x.grid]
+        wrong = [x for x in recorded if formula.at_sizes(x.sizes, x.meta) != x.grid]
         if not wrong:
-            return found
+            return formula
         chosen = [*chosen, *wrong[:_MAX_SAMPLES]]
     return None
 
@@ -139,15 +139,15 @@ class _FactorSearch:
 
     @cached_property
     def known(self) -> dict[tuple[int, ...], CeilDivFactor]:
-        found: dict[tuple[int, ...], CeilDivFactor] = {}
+        factors: dict[tuple[int, ...], CeilDivFactor] = {}
         for factor in self._all():
             try:
                 values = tuple(factor.value(x.sizes, x.meta) for x in self.rows)
             except (KeyError, TypeError):
                 continue
             if min(values) > 0:
-                found.setdefault(values, factor)
-        return found
+                factors.setdefault(values, factor)
+        return factors
 
     def _all(self) -> Iterator[CeilDivFactor]:
         metas = [n for n, v in self.rows[0].meta.items() if isinstance(v, int) and not isinstance(v, bool)]
@@ -163,8 +163,8 @@ class _FactorSearch:
     def explain(self, wanted: tuple[int, ...], depth: int = _MAX_FACTORS) -> tuple[CeilDivFactor, ...] | None:
         """The shortest product of factors with these values."""
         for length in range(1, depth + 1):
-            if (found := self._product(wanted, length)) is not None:
-                return found
+            if (product := self._product(wanted, length)) is not None:
+                return product
         return None
 
     def _product(self, wanted: tuple[int, ...], length: int) -> tuple[CeilDivFactor, ...] | None:

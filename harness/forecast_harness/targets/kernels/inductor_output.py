@@ -68,10 +68,10 @@ def standalone_file(text: str, name: str) -> str | None:
     with symbolic sizes, with workspace of its own, or on a grid of another kind.
     """
     tree = _parsed(text)
-    found = _kernel_texts(tree)
-    if name not in found:
+    texts = _kernel_texts(tree)
+    if name not in texts:
         return None
-    return _StandaloneKernel.read(tree, found[name], name).text()
+    return _StandaloneKernel.read(tree, texts[name], name).text()
 
 
 def kernel_names(text: str) -> list[str]:
@@ -95,14 +95,14 @@ def _evaluated(node: ast.expr) -> Any:
 
 
 def _kernel_texts(tree: ast.Module) -> dict[str, str]:
-    found = {}
+    texts = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or ast.unparse(node.func) != "async_compile.triton":
             continue
         values = [a.value for a in node.args[:2] if isinstance(a, ast.Constant)]
         if len(values) == 2 and all(isinstance(v, str) for v in values):
-            found[str(values[0])] = str(values[1])
-    return found
+            texts[str(values[0])] = str(values[1])
+    return texts
 
 
 @dataclass(frozen=True)
@@ -230,15 +230,15 @@ class _StandaloneKernel:
         whole = math.prod(held)
         rows = {m: _up_to(_BLOCKS[min(3, len(self.blocks) + len(held))], self.blocks[m]) for m in plain}
         rows |= {m: _up_to(_REDUCED_BLOCKS, self.blocks[m]) for m in reduced}
-        found = []
+        chosen = []
         for values in itertools.product(*rows.values()):
             tile = math.prod(values) * whole
             for warps in _WARPS:
                 if _fits(tile, warps) or (whole > 1 and max(values, default=1) == 1 and warps >= 4):
-                    found.append((dict(zip(rows, values, strict=True)), warps))
-        found = found or [({m: v[0] for m, v in rows.items()}, 4)]
-        step = math.ceil(len(found) / _MOST_CONFIGS)
-        return found[:: step + (step % 2 == 0)]  # an odd step takes every number of warps
+                    chosen.append((dict(zip(rows, values, strict=True)), warps))
+        chosen = chosen or [({m: v[0] for m, v in rows.items()}, 4)]
+        step = math.ceil(len(chosen) / _MOST_CONFIGS)
+        return chosen[:: step + (step % 2 == 0)]  # an odd step takes every number of warps
 
     def _value(self, name: str, value: _Buffer | int) -> str:
         if isinstance(value, int):
@@ -315,7 +315,7 @@ def _size_place(value: ast.expr) -> int | None:
 
 def _buffers_of(output: ast.Module) -> dict[str, ast.expr]:
     """What the names of buffers stand for: an allocation, a part of another buffer, or another name."""
-    found: dict[str, ast.expr] = {}
+    buffers: dict[str, ast.expr] = {}
     for node in ast.walk(output):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, value = node.targets[0], node.value
@@ -324,8 +324,8 @@ def _buffers_of(output: ast.Module) -> dict[str, ast.expr]:
         else:
             continue
         if isinstance(target, ast.Name) and (isinstance(value, ast.Name) or _size_place(value) is not None):
-            found.setdefault(target.id, value)
-    return found
+            buffers.setdefault(target.id, value)
+    return buffers
 
 
 def _buffer(value: ast.expr, known: Mapping[str, ast.expr], kernel: str) -> _Buffer:
@@ -361,9 +361,9 @@ def _size(value: ast.expr, kernel: str) -> int:
 
 
 def _dtype(pointer: str, kernel: str) -> str:
-    if (found := _DTYPES.get(pointer.lstrip("*"))) is None:
+    if (dtype := _DTYPES.get(pointer.lstrip("*"))) is None:
         raise RecordError(f"{kernel} takes a pointer of an unknown type, {pointer}")
-    return found
+    return dtype
 
 
 def _power(n: int) -> int:

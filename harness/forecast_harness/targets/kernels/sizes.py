@@ -102,8 +102,10 @@ class CallSizes:
         vectors: dict[tuple[int, ...], list[str]] = {}
         for place in places(first):
             vectors.setdefault(tuple(places(c)[place] for c in like), []).append(place)
-        made = _SizeInference(first, like, vectors, evidence)
-        return cls(first, made.sizes(), made.products, made.of_strides, made.powers(), strides)
+        inference = _SizeInference(first, like, vectors, evidence)
+        return cls(
+            first, inference.sizes(), inference.products, inference.of_strides, inference.powers(), strides
+        )
 
     @classmethod
     def observed(cls, calls: Sequence[Sequence[Argument]]) -> CallSizes:
@@ -111,14 +113,14 @@ class CallSizes:
 
         Raises `RecordError` as `of` does, and for calls of different forms.
         """
-        found = cls.of(calls)
-        first = found.arguments
+        inferred = cls.of(calls)
+        first = inferred.arguments
         if any(call_form(c) != call_form(first) for c in calls):
             raise RecordError(
                 "calls must agree in names, kinds, dtypes, ranks, alignment and constexpr values"
             )
         words = {}
-        for size in found.sizes:
+        for size in inferred.sizes:
             values = {places(c)[size.places[0]] for c in calls}
             odd = {v % 16 != 0 for v in values}
             several: str | int = "any" if len(odd) == 2 else "odd" if odd == {True} else "16"
@@ -126,9 +128,9 @@ class CallSizes:
         pinned = {
             a.name
             for i, a in enumerate(first)
-            if _is_free_float(a) and a.name not in found.powers and len({c[i].value for c in calls}) == 1
+            if _is_free_float(a) and a.name not in inferred.powers and len({c[i].value for c in calls}) == 1
         }
-        return replace(found.with_classes(words), pinned=frozenset(pinned))
+        return replace(inferred.with_classes(words), pinned=frozenset(pinned))
 
     @property
     def varied(self) -> tuple[SizeClass, ...]:
@@ -152,14 +154,14 @@ class CallSizes:
 
     def untied(self, place: str) -> CallSizes:
         """The same with a scalar that keeps its recorded value, whatever it was equal to."""
-        found: list[SizeClass] = []
+        classes: list[SizeClass] = []
         for s in self.sizes:
             if place in s.places:
                 rest = tuple(p for p in s.places if p != place)
-                found += [replace(s, places=rest), SizeClass((place,), s.recorded, s.recorded)]
+                classes += [replace(s, places=rest), SizeClass((place,), s.recorded, s.recorded)]
             else:
-                found.append(s)
-        return replace(self, sizes=tuple(found))
+                classes.append(s)
+        return replace(self, sizes=tuple(classes))
 
     def frozen(self) -> CallSizes:
         """The same with no size varied."""
@@ -169,7 +171,7 @@ class CallSizes:
         """What a check on calls drawn here holds for; `writes` as in `signature_of`."""
         free = {a.name for a in self.arguments if _is_free_float(a)} - {*self.powers, *self.pinned}
         other = {*places(self.arguments), *free, *self.powers}
-        said = {
+        parts = {
             "arguments": call_form(self.arguments),
             "sizes": [{"places": list(s.places), "class": s.size_class} for s in self.sizes],
             "products": {p: [factor, list(run)] for p, (factor, run) in self.products.items()},
@@ -178,7 +180,7 @@ class CallSizes:
             "strides": {n: [list(pair) for pair in how] for n, how in self.strides.items()},
             "fixed": {a.name: a.value for a in self.arguments if a.kind == "scalar" and a.name not in other},
         }
-        return canonical_text({**said, **writes_field(writes)})
+        return canonical_text({**parts, **writes_field(writes)})
 
     @property
     def draw_kinds(self) -> int:
@@ -214,13 +216,13 @@ class CallSizes:
                 drawn[tall] = _draw_size(str(tall.size_class), top, rng, least=top / 2)
             if len(set(drawn.values())) < len(drawn) and attempt < _MAX_DRAWS // 2:
                 continue  # equal by chance: a variant that mixes two sizes up would pass
-            found = self._call(drawn, rng)
-            if found is None:
+            call = self._call(drawn, rng)
+            if call is None:
                 continue
-            if largest_tensor(found) <= most:
-                return found
-            if smallest is None or largest_tensor(found) < largest_tensor(smallest):
-                smallest = found
+            if largest_tensor(call) <= most:
+                return call
+            if smallest is None or largest_tensor(call) < largest_tensor(smallest):
+                smallest = call
         if smallest is not None and largest_tensor(smallest) <= _LARGEST:
             return smallest
         raise RecordError(f"no sizes of these classes give tensors of at most {_LARGEST} elements")
@@ -233,10 +235,10 @@ class CallSizes:
         for a in self.arguments:
             if a.kind == "tensor":
                 shape = tuple(values[f"{a.name}.{i}"] for i in range(len(a.shape)))
-                made = replace(a, shape=shape, stride=strides_from_structure(shape, self.strides[a.name]))
-                if stride_structure(made) != self.strides[a.name]:
+                tensor = replace(a, shape=shape, stride=strides_from_structure(shape, self.strides[a.name]))
+                if stride_structure(tensor) != self.strides[a.name]:
                     return None
-                tensors[a.name] = made
+                tensors[a.name] = tensor
         for place, (of, i) in self.of_strides.items():
             values[place] = tensors[of].stride[i]
         shaped = [tensors.get(a.name, a) for a in self.arguments]
@@ -270,9 +272,9 @@ class _SizeInference:
     def sizes(self) -> tuple[SizeClass, ...]:
         """Which places are one size; fills `products` and `of_strides` with those that follow from others."""
         runs, quotients = self._runs(), self._quotients()
-        found = []
+        classes = []
         for scalar in {scalar for scalar, _ in quotients.values()}:
-            found.append(SizeClass((scalar,), value := places(self.first)[scalar], value))
+            classes.append(SizeClass((scalar,), value := places(self.first)[scalar], value))
         for vector, listed in self.vectors.items():
             names = [n for n in listed if n not in {scalar for scalar, _ in quotients.values()}]
             if not names:
@@ -280,7 +282,7 @@ class _SizeInference:
             run = runs.get(vector)
             dimension = any("." in name for name in names)
             if dimension and vector[0] in self._constants():
-                found.append(SizeClass(tuple(names), vector[0], vector[0]))
+                classes.append(SizeClass(tuple(names), vector[0], vector[0]))
             elif run is not None and not set(run) & set(names):
                 self.products |= {name: (1, run) for name in names}
             elif vector in quotients:
@@ -291,12 +293,12 @@ class _SizeInference:
                 self.of_strides |= {name: of for name in names}
             else:
                 fixed = not dimension or vector[0] <= 1  # on 1 Triton specialises
-                found.append(SizeClass(tuple(names), vector[0], vector[0] if fixed else "any"))
-        return tuple(found)
+                classes.append(SizeClass(tuple(names), vector[0], vector[0] if fixed else "any"))
+        return tuple(classes)
 
     def powers(self) -> dict[str, tuple[tuple[str, ...], float]]:
         """Floating scalars that are a power of a size."""
-        found: dict[str, tuple[tuple[str, ...], float]] = {}
+        results: dict[str, tuple[tuple[str, ...], float]] = {}
         candidates: list[tuple[str, ...]] = [
             (names[0],) for vector, names in self.vectors.items() if min(vector) > 1
         ]
@@ -311,21 +313,21 @@ class _SizeInference:
                     isinstance(v, float) and math.isclose(v, p, rel_tol=1e-6)
                     for v, p in zip(values, powers, strict=True)
                 ):
-                    found[a.name] = (run, exponent)
+                    results[a.name] = (run, exponent)
                     break
-        return found
+        return results
 
     def _runs(self) -> dict[tuple[int, ...], tuple[str, ...]]:
         """Products of two or more neighbouring dimensions of one tensor, none of which is 1."""
-        found: dict[tuple[int, ...], tuple[str, ...]] = {}
+        runs: dict[tuple[int, ...], tuple[str, ...]] = {}
         for a in self.first:
             for low, high in itertools.combinations(range(len(a.shape) + 1), 2):
                 run = tuple(f"{a.name}.{i}" for i in range(low, high))
                 each = [[places(call)[p] for p in run] for call in self.like]
                 if len(run) > 1 and all(min(values) > 1 for values in each):
-                    found.setdefault(tuple(math.prod(values) for values in each), run)
+                    runs.setdefault(tuple(math.prod(values) for values in each), run)
         # A product of products would be read before it is written.
-        return {v: run for v, run in found.items() if not any(self._is_product(p, found) for p in run)}
+        return {v: run for v, run in runs.items() if not any(self._is_product(p, runs) for p in run)}
 
     def _is_product(self, place: str, runs: Mapping[tuple[int, ...], tuple[str, ...]]) -> bool:
         vector = next(v for v, names in self.vectors.items() if place in names)
@@ -333,7 +335,7 @@ class _SizeInference:
 
     def _quotients(self) -> dict[tuple[int, ...], tuple[str, str]]:
         """Sizes that are a scalar times another one (heads = group x key heads): scalar and other's place."""
-        found: dict[tuple[int, ...], tuple[str, str]] = {}
+        quotients: dict[tuple[int, ...], tuple[str, str]] = {}
         scalars = {p: v for v, names in self.vectors.items() for p in names if "." not in p}
         dimensions = {v: p for v, names in self.vectors.items() for p in names if "." in p}
         others = {other for other in dimensions if min(other) > 0}
@@ -344,11 +346,11 @@ class _SizeInference:
                 and all(w == g * o for w, g, o in zip(whole, by, part, strict=True))
                 and len(set(zip(by, part, strict=True))) >= self.evidence
                 and not {whole, part} & self._runs().keys()
-                and part not in found
-                and not any(dimensions[whole] == place for _, place in found.values())
+                and part not in quotients
+                and not any(dimensions[whole] == place for _, place in quotients.values())
             ):
-                found.setdefault(whole, (scalar, dimensions[part]))
-        return found
+                quotients.setdefault(whole, (scalar, dimensions[part]))
+        return quotients
 
     def _constants(self) -> set[Scalar]:
         return {a.value for a in self.first if a.kind == "constexpr" and not isinstance(a.value, bool)}

@@ -122,9 +122,9 @@ def _without_others(package: str, root: Path) -> Iterator[None]:
 
 def find_kernel(module: ModuleType, name: str) -> Any:
     """The kernel or tuner of this name. Raises `SettingsError` listing those that there are."""
-    found = getattr(module, name, None)
-    if found is not None and hasattr(found, "arg_names"):
-        return found
+    kernel = getattr(module, name, None)
+    if kernel is not None and hasattr(kernel, "arg_names"):
+        return kernel
     names = [n for n, value in vars(module).items() if hasattr(value, "arg_names")]
     raise SettingsError(f"{module.__name__} has no kernel {name!r}; it has {', '.join(names) or 'none'}")
 
@@ -156,18 +156,18 @@ class UserKernel:
         and `RecordError` for a kernel of torch.compile's whose call cannot be told. A package that the file needs and
         that is not installed is an `ImportError`.
         """
-        found = KERNEL_PLACE.match(what)
+        match = KERNEL_PLACE.match(what)
         if CUDA_PLACE.match(what):
             raise UsageError(
                 f"{what} is a CUDA kernel, and this is for Triton kernels: `forecast-autotune search {what}` looks for "
                 "a faster source of it, `verify` and `bench` judge sources"
             )
-        if not found:
+        if not match:
             raise UsageError(
                 f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
             )
         check_syntax(what)
-        where, name = found["where"], found["name"]
+        where, name = match["where"], match["name"]
         own = _own_file(where, name)
         try:
             module, path = import_place(own)
@@ -213,7 +213,7 @@ class UserKernel:
         from forecast_harness.targets.kernels.base_kernel import BaseKernel
 
         heuristic = _has_heuristics(self.fn)
-        made = BaseKernel(
+        kernel = BaseKernel(
             self.kernel.name,
             self.text,
             self.configs,
@@ -222,16 +222,16 @@ class UserKernel:
             name=self.name,
         )
         if callable(getattr(self.module, "inputs", None)):
-            return [replace(made, file=str(self.path.absolute()), inputs=True)]
-        found = list(self._cases(made)) or list(self._stored(made, store, device))
-        if not found:
+            return [replace(kernel, file=str(self.path.absolute()), inputs=True)]
+        known_calls = list(self._cases(kernel)) or list(self._stored(kernel, store, device))
+        if not known_calls:
             raise CommandError(
                 f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "
                 f"store at {store.root} holds no problem of this source. Run the program that uses it once "
                 "under `forecast-autotune run`, or define a function inputs(random) that returns the "
                 'arguments of one call by name, and under "grid" its launch grid'
             )
-        return found
+        return known_calls
 
     def _stored(self, made: BaseKernel, store: Store, device: str | None) -> Iterator[BaseKernel]:
         """Recorded problems of this very source; each is a call to be covered, and explains the others."""
@@ -302,14 +302,14 @@ def _own_file(where: str, name: str) -> str:
     text = path.read_text(encoding="utf-8", errors="replace")
     if not is_inductor_output(text):
         return where
-    if (made := standalone_file(text, name)) is None:
+    if (file := standalone_file(text, name)) is None:
         raise SettingsError(
             f"{where} has no kernel {name!r}; it has {', '.join(kernel_names(text)) or 'none'}"
         )
     root = Store.default().root
     assert root is not None, "the default store is a directory's"
-    own = root / "inductor_kernels" / f"inductor_{digest(made)[:16]}.py"
-    write_atomically(own, made.encode())
+    own = root / "inductor_kernels" / f"inductor_{digest(file)[:16]}.py"
+    write_atomically(own, file.encode())
     return str(own)
 
 
@@ -347,12 +347,12 @@ def _case_configs(case: Any) -> list[Config]:
     names = [*space["kwargs"]]
     values = [*space["kwargs"].values(), space["num_warps"], space["num_stages"]]
     where = space.get("where", lambda point: True)
-    found = []
+    configs = []
     for *meta, warps, stages in itertools.product(*values):
         kwargs = dict(zip(names, meta, strict=True))
         if where({**kwargs, "num_warps": warps, "num_stages": stages}):
-            found.append(Config.of(kwargs, num_warps=warps, num_stages=stages))
-    return found
+            configs.append(Config.of(kwargs, num_warps=warps, num_stages=stages))
+    return configs
 
 
 def _unwrapped_kernel(fn: Any) -> Any:

@@ -115,13 +115,13 @@ def _load_native(folder: _TraversableFolder) -> Pack:
     if not isinstance(listed, list) or not listed:
         raise RecordError(f"{where} must be a list of at least one workload")
     works = tuple(Workload.from_json(w) for w in listed)
-    found = []
+    solutions = []
     place = folder.joinpath("solutions")
     if place.is_dir():
         for file in sorted(place.iterdir(), key=lambda f: f.name):
             if file.name.endswith(".py"):
-                found.append(make_solution(file.name[:-3], _text_of(file), definition.format))
-    return Pack(definition, _text_of(folder.joinpath("reference.py")), works, tuple(found))
+                solutions.append(make_solution(file.name[:-3], _text_of(file), definition.format))
+    return Pack(definition, _text_of(folder.joinpath("reference.py")), works, tuple(solutions))
 
 
 def _defined_names(source: str, what: str) -> set[str]:
@@ -129,15 +129,15 @@ def _defined_names(source: str, what: str) -> set[str]:
         tree = python_parser.parse_module(source)
     except SyntaxError as error:
         raise RecordError(f"{what} is not Python: {error}") from error
-    found: set[str] = set()
+    names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Assign):
-            found |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+            names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
         elif isinstance(node, ast.ImportFrom):
-            found |= {a.asname or a.name for a in node.names}
-    return found
+            names |= {a.asname or a.name for a in node.names}
+    return names
 
 
 def _load_kernelbench(path: Path) -> Pack:
@@ -181,7 +181,7 @@ def parse_task_yml(text: str) -> dict[str, Any]:
     Reads the part of YAML that those files use for cases: a list of flow mappings, one per line. Raises
     `RecordError` for a case written otherwise.
     """
-    found: dict[str, Any] = {"tests": [], "benchmarks": [], "description": ""}
+    task: dict[str, Any] = {"tests": [], "benchmarks": [], "description": ""}
     section, block = "", False
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
@@ -189,17 +189,17 @@ def parse_task_yml(text: str) -> dict[str, Any]:
         if top:
             section, block = top[1], top[2] in ("|", ">", "|-", ">-")
             if section == "description" and not block:
-                found["description"] = top[2].strip("\"'")
+                task["description"] = top[2].strip("\"'")
         elif section == "description" and block:
-            found["description"] = f"{found['description']}\n{bare}".strip()
+            task["description"] = f"{task['description']}\n{bare}".strip()
         elif section in ("tests", "benchmarks") and bare and not bare.startswith("#"):
             case = re.match(r"^-\s*(\{.*\})\s*(#.*)?$", bare)
             if not case:
                 raise RecordError(
                     f"task.yml line {number}: a case must be `- {{name: value, ...}}` on one line"
                 )
-            found[section].append(_parse_flow_mapping(case[1], number))
-    return found
+            task[section].append(_parse_flow_mapping(case[1], number))
+    return task
 
 
 _YAML_WORDS = {"true": "True", "false": "False", "null": "None", "yes": "True", "no": "False"}

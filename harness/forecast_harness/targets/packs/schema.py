@@ -170,9 +170,9 @@ class Definition(Record, schema=PACK_SCHEMA, label="definition", unknown="refuse
     @classmethod
     def from_json(cls, data: Any) -> Definition:
         """Read a `definition.json`. Raises `RecordError` saying which field breaks which rule."""
-        found = super().from_json(data)
-        found._check()
-        return found
+        definition = super().from_json(data)
+        definition._check()
+        return definition
 
     def _check(self) -> None:
         # Of files alone: what a kernel's own arguments define has neither inputs nor outputs here.
@@ -244,8 +244,8 @@ class Solution(Record, label="solution", unknown="refuse"):
 
     def __post_init__(self) -> None:
         for name, text in {self.name: self.source, **self.files}.items():
-            if said := source_problem(text):
-                raise RecordError(f"solution {name!r:.80}: {said}")
+            if problem := source_problem(text):
+                raise RecordError(f"solution {name!r:.80}: {problem}")
 
     @property
     def id(self) -> str:

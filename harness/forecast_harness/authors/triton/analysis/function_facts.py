@@ -47,15 +47,15 @@ def indexed_shape(shape: BlockShape | None, index: ast.expr) -> BlockShape | Non
     if shape is None or shape == UNKNOWN_SHAPE:
         return shape
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    left, found = list(shape), []
+    left, result = list(shape), []
     for part in parts:
         if isinstance(part, ast.Constant) and part.value is None:
-            found.append("1")
+            result.append("1")
         elif isinstance(part, ast.Slice) and part.lower is part.upper is part.step is None and left:
-            found.append(left.pop(0))
+            result.append(left.pop(0))
         else:
             return None
-    return tuple(found + left)
+    return tuple(result + left)
 
 
 def arange_side(given: Sequence[ast.expr]) -> str:
@@ -128,23 +128,23 @@ class FunctionFacts:
     @cached_property
     def definitions(self) -> dict[str, list[ast.expr | None]]:
         """What is assigned to each name; None for a loop's target and for parts of a tuple."""
-        found: dict[str, list[ast.expr | None]] = {}
+        values: dict[str, list[ast.expr | None]] = {}
         for node in ast.walk(self.function):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     for name, value in _target_values(target, node.value):
-                        found.setdefault(name, []).append(value)
+                        values.setdefault(name, []).append(value)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-                found.setdefault(node.target.id, []).append(node.value)
+                values.setdefault(node.target.id, []).append(node.value)
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
-                found.setdefault(node.target.id, []).append(value)
+                values.setdefault(node.target.id, []).append(value)
             elif isinstance(node, ast.For):
                 for name in assigned_names(node.target):
-                    found.setdefault(name, []).append(None)
+                    values.setdefault(name, []).append(None)
             elif isinstance(node, ast.NamedExpr) and isinstance(node.target, ast.Name):
-                found.setdefault(node.target.id, []).append(node.value)
-        return found
+                values.setdefault(node.target.id, []).append(node.value)
+        return values
 
     def single_value(self, name: str) -> ast.expr | None:
         """The value of a name that is assigned exactly once and is no parameter; else None."""
@@ -178,8 +178,8 @@ class FunctionFacts:
 
     def shape(self, node: ast.expr) -> BlockShape | None:
         """Shape of an expression; None if it cannot be told."""
-        found = self._shape(node, self._shapes)
-        return None if found == UNKNOWN_SHAPE else found
+        result = self._shape(node, self._shapes)
+        return None if result == UNKNOWN_SHAPE else result
 
     def _shape(self, node: ast.expr, known: dict[str, BlockShape | None]) -> BlockShape | None:
         if isinstance(node, ast.Constant):
@@ -332,17 +332,17 @@ class FunctionFacts:
 
     def sources(self, node: ast.AST) -> frozenset[str]:
         """Names and `program_id` axes (as `pid 0`) that an expression depends on, through assignments."""
-        found: set[str] = set()
+        origins: set[str] = set()
         left: list[ast.AST] = [node]
         while left:
             one = left.pop()
             for n in ast.walk(one):
                 if self.unit.callee_name(n) == "program_id":
-                    found.add(f"pid {axis_of(n)}")
-                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id not in found:
-                    found.add(n.id)
+                    origins.add(f"pid {axis_of(n)}")
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id not in origins:
+                    origins.add(n.id)
                     left += [v for v in self.definitions.get(n.id, []) if v is not None]
-        return frozenset(found)
+        return frozenset(origins)
 
     def root_parameters(self, pointer: ast.expr) -> frozenset[str] | None:
         """Parameters that an address is formed from by adding; None if it cannot be told.
@@ -351,7 +351,7 @@ class FunctionFacts:
         """
         if any(isinstance(n, ast.Attribute) and n.attr == "pointer_type" for n in ast.walk(self.function)):
             return None  # addresses that are loaded from memory
-        found: set[str] = set()
+        parameters: set[str] = set()
         seen: set[str] = set()
         left = [pointer]
         while left:
@@ -363,9 +363,9 @@ class FunctionFacts:
                     return None
                 left += [v for v in values if v is not None]
                 if node.id in self.parameters and node.id not in self._counts:
-                    found.add(node.id)
+                    parameters.add(node.id)
             left += self._addends(node)
-        return frozenset(found) or None
+        return frozenset(parameters) or None
 
     def _addends(self, node: ast.expr) -> list[ast.expr]:
         """Expressions that may hold the address within one that does."""
@@ -390,7 +390,7 @@ class FunctionFacts:
     @cached_property
     def _counts(self) -> frozenset[str]:
         """Parameters that are compared, multiplied or counted to, which no address is."""
-        found: set[str] = set(self.constant)
+        counts: set[str] = set(self.constant)
         for n in ast.walk(self.function):
             sides: list[ast.expr] = []
             if isinstance(n, ast.Compare):
@@ -404,8 +404,8 @@ class FunctionFacts:
                 "static_range",
             ):
                 sides = n.args
-            found |= {s.id for s in sides if isinstance(s, ast.Name)}
-        return frozenset(found)
+            counts |= {s.id for s in sides if isinstance(s, ast.Name)}
+        return frozenset(counts)
 
 
 def _is_infinity(node: ast.expr) -> bool:

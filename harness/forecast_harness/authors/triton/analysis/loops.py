@@ -82,15 +82,15 @@ class RangeLoop:
     def carried_names(self) -> set[str]:
         """Names whose value goes from one iteration into the next."""
         seen: set[str] = {self.counter}
-        found: set[str] = set()
+        names: set[str] = set()
         assigned = set(assigned_names(self.node.body))
         for statement in self.node.body:
-            found |= (read_names(statement) & assigned) - seen
+            names |= (read_names(statement) & assigned) - seen
             if not isinstance(statement, ast.If | ast.While | ast.For):
                 seen |= set(assigned_names(statement))
             elif isinstance(statement, ast.If):
                 seen |= set(assigned_names(statement.body)) & set(assigned_names(statement.orelse))
-        return found
+        return names
 
     @property
     def ascending(self) -> bool:
@@ -190,20 +190,20 @@ def keep_conditions(call: ast.Call, kind: str, rest: Sequence[ast.expr]) -> None
 
 def accesses(unit: SourceUnit, node: ast.AST | Block) -> list[MemoryAccess]:
     """Memory accesses of a tree in the order of the text; those of helpers are not among them."""
-    found = []
+    results = []
     for root in node if isinstance(node, list) else [node]:
         for n in nodes_in_order(root):
             name = unit.callee_name(n)
             if not isinstance(n, ast.Call) or not n.args:
                 continue
             if name == "load":
-                found.append(MemoryAccess(n, "load", n.args[0], argument(n, 1, "mask")))
+                results.append(MemoryAccess(n, "load", n.args[0], argument(n, 1, "mask")))
             elif name == "store":
-                found.append(MemoryAccess(n, "store", n.args[0], argument(n, 2, "mask")))
+                results.append(MemoryAccess(n, "store", n.args[0], argument(n, 2, "mask")))
             elif name.startswith("atomic_"):
                 at = 3 if name == "atomic_cas" else 2
-                found.append(MemoryAccess(n, "atomic", n.args[0], argument(n, at, "mask")))
-    return found
+                results.append(MemoryAccess(n, "atomic", n.args[0], argument(n, at, "mask")))
+    return results
 
 
 def always_executes(statement: ast.AST, call: ast.Call) -> bool:
@@ -216,9 +216,9 @@ def always_executes(statement: ast.AST, call: ast.Call) -> bool:
 def all_accesses_known(unit: SourceUnit, node: ast.AST | Block) -> bool:
     """Whether every memory access of a tree is one that `accesses` finds."""
     roots = node if isinstance(node, list) else [node]
-    found = {id(a.call) for a in accesses(unit, node)}
+    listed = {id(a.call) for a in accesses(unit, node)}
     for n in (n for root in roots for n in ast.walk(root)):
-        if isinstance(n, ast.Call) and id(n) not in found and unit.effect(n) & {"load", "store", "atomic"}:
+        if isinstance(n, ast.Call) and id(n) not in listed and unit.effect(n) & {"load", "store", "atomic"}:
             return False
     return True
 

@@ -35,32 +35,32 @@ class Polynomial:
         return cls({tuple(sorted(factors)): times} if times else {})
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        found = dict(self.terms)
+        terms = dict(self.terms)
         for product, times in other.terms.items():
-            found[product] = found.get(product, 0) + times
-        return Polynomial({p: t for p, t in found.items() if t})
+            terms[product] = terms.get(product, 0) + times
+        return Polynomial({p: t for p, t in terms.items() if t})
 
     def __sub__(self, other: Polynomial) -> Polynomial:
         return self + Polynomial({p: -t for p, t in other.terms.items()})
 
     def __mul__(self, other: Polynomial) -> Polynomial:
-        found = Polynomial()
+        terms = Polynomial()
         for p, t in self.terms.items():
             for q, u in other.terms.items():
-                found += Polynomial.of(*p, *q, times=t * u)
-        return found
+                terms += Polynomial.of(*p, *q, times=t * u)
+        return terms
 
     def coefficient_of(self, atom: str) -> Polynomial:
         """What is left of the products that hold an atom once, without it."""
-        found = Polynomial()
+        coefficient = Polynomial()
         for product, times in self.terms.items():
             if product.count(atom) == 1:
                 rest = list(product)
                 rest.remove(atom)
-                found += Polynomial.of(*rest, times=times)
+                coefficient += Polynomial.of(*rest, times=times)
             elif atom in product:
                 raise NotProvable(f"{atom} is multiplied by itself")
-        return found
+        return coefficient
 
     def without(self, atom: str) -> Polynomial:
         """The products that do not hold an atom."""
@@ -133,19 +133,19 @@ class PolynomialReader:
 
     def _name(self, node: ast.Name) -> Polynomial:
         if node.id in self.local:
-            found = self.local[node.id]
-            if found is None:
+            name = self.local[node.id]
+            if name is None:
                 raise NotProvable(f"{node.id} is no sum")
-            return found
+            return name
         if node.id not in self.varying:
             value = self.facts.single_value(node.id)
             # What defines it must still mean the same: nothing in it is assigned twice, or by the loop.
             known = value is not None and getattr(value, "lineno", self.line) < self.line
             if value is not None and known and all(self._steady(n) for n in read_names(value)):
                 try:
-                    found = self.outside().polynomial(value)
-                    if found != Polynomial.of(ast.unparse(value)) or isinstance(value, ast.Name):
-                        return found  # else nothing was seen in it, and its name is shorter
+                    name = self.outside().polynomial(value)
+                    if name != Polynomial.of(ast.unparse(value)) or isinstance(value, ast.Name):
+                        return name  # else nothing was seen in it, and its name is shorter
                 except NotProvable:
                     pass
         return self._atom(node)
@@ -226,7 +226,7 @@ def induction_variables(reader: PolynomialReader, loop: RangeLoop) -> dict[str, 
     They hold from the beginning of an iteration to the statement that moves them.
     """
     first, _, step = loop.range_bounds
-    found: dict[str, Polynomial] = {}
+    variables: dict[str, Polynomial] = {}
     inside = {id(n) for s in loop.node.body for n in ast.walk(s)}
     for statement in loop.node.body:
         if not isinstance(statement, ast.AugAssign) or not isinstance(statement.op, ast.Add):
@@ -248,8 +248,8 @@ def induction_variables(reader: PolynomialReader, loop: RangeLoop) -> dict[str, 
             by = _divide_by_step(reader.outside().polynomial(statement.value), step)
         except NotProvable:
             continue
-        found[name] = start + by * moved
-    return found
+        variables[name] = start + by * moved
+    return variables
 
 
 def _assigned_before_loop(loop: RangeLoop, value: ast.expr) -> bool:

@@ -102,11 +102,11 @@ class SourceUnit:
     @cached_property
     def kernels(self) -> list[Function]:
         """The entry, then the functions it reaches by name."""
-        found = [self.entry]
-        for function in found:
+        functions = [self.entry]
+        for function in functions:
             reached = read_names(function) & set(self.functions)
-            found += [self.functions[n] for n in sorted(reached) if self.functions[n] not in found]
-        return found
+            functions += [self.functions[n] for n in sorted(reached) if self.functions[n] not in functions]
+        return functions
 
     @cached_property
     def _names(self) -> tuple[frozenset[str], dict[str, str], frozenset[str]]:
@@ -157,8 +157,8 @@ class SourceUnit:
     def calls(self, node: ast.AST | Sequence[ast.AST], *names: str) -> list[ast.Call]:
         """Calls of these functions of `triton.language_call` in a tree, in the order of the text."""
         roots = node if isinstance(node, Sequence) else [node]
-        found = [n for root in roots for n in nodes_in_order(root) if self.callee_name(n) in names]
-        return [n for n in found if isinstance(n, ast.Call)]
+        results = [n for root in roots for n in nodes_in_order(root) if self.callee_name(n) in names]
+        return [n for n in results if isinstance(n, ast.Call)]
 
     def effects(self, node: ast.AST | Sequence[ast.AST], _seen: frozenset[str] = frozenset()) -> set[str]:
         """What a tree does to memory: `load`, `store`, `atomic`, `other`; helpers are followed."""
@@ -196,14 +196,14 @@ class SourceUnit:
 
     def constexprs(self, function: Function) -> set[str]:
         """Names of a function that are compile-time constants: parameters, annotated locals, globals."""
-        found = {a.arg for a in arguments(function) if "constexpr" in _annotation(a.annotation)}
+        constants = {a.arg for a in arguments(function) if "constexpr" in _annotation(a.annotation)}
         for node in ast.walk(function):
             if isinstance(node, ast.AnnAssign) and "constexpr" in _annotation(node.annotation):
-                found |= set(assigned_names(node))
+                constants |= set(assigned_names(node))
         for top in self.tree.body:
             if isinstance(top, ast.Assign) and self.callee_name(top.value) == "constexpr":
-                found |= {t.id for t in top.targets if isinstance(t, ast.Name)}
-        return found
+                constants |= {t.id for t in top.targets if isinstance(t, ast.Name)}
+        return constants
 
     def runtime_parameters(self) -> list[str]:
         """The entry's runtime parameters in order, without what the launcher fills in."""
@@ -250,25 +250,25 @@ def blocks(function: Function) -> Iterator[Block]:
 def assigned_names(node: ast.AST | Sequence[ast.AST]) -> list[str]:
     """Names that a tree assigns, once for each assignment; loop targets included."""
     roots = node if isinstance(node, Sequence) else [node]
-    found = []
+    assigned = []
     for root in roots:
         for n in ast.walk(root):
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
-                found.append(n.id)
-    return found
+                assigned.append(n.id)
+    return assigned
 
 
 def read_names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
     """Names that a tree reads; the target of an augmented assignment counts."""
     roots = node if isinstance(node, Sequence) else [node]
-    found = set()
+    read = set()
     for root in roots:
         for n in ast.walk(root):
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
-                found.add(n.id)
+                read.add(n.id)
             elif isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name):
-                found.add(n.target.id)
-    return found
+                read.add(n.target.id)
+    return read
 
 
 def names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
@@ -308,8 +308,8 @@ class _ExpressionSwap(ast.NodeTransformer):
         self._found = found
 
     def visit(self, node: ast.AST) -> ast.AST:
-        found = self._found.get(id(node))
-        return self.generic_visit(node) if found is None else found
+        replacement = self._found.get(id(node))
+        return self.generic_visit(node) if replacement is None else replacement
 
 
 def swap_expressions(root: Tree, found: Mapping[int, ast.expr]) -> Tree:
