@@ -17,7 +17,7 @@ MIN_PROGRESS = math.log2(1.005)
 
 
 class TargetKind(StrEnum):
-    """What a target is."""
+    """The kind of a target."""
 
     PACK = "pack"
     """A problem pack; a node's source is a `Solution`'s."""
@@ -27,7 +27,7 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """What is searched. Plain data; `payload` is what the judge needs to rebuild it in another process."""
+    """The target of a search. Plain data; `payload` is what the judge needs to rebuild it in another process."""
 
     kind: TargetKind
     name: str
@@ -89,7 +89,7 @@ _FASTER_OUTCOME = "faster"
 
 @dataclass(frozen=True)
 class FullVerification:
-    """What verification with fresh hidden seeds, in a fresh process, says of a node in one config."""
+    """The verdict on a node in one config, with fresh hidden seeds and in a fresh process."""
 
     outcome: Outcome
     wrong: str = ""
@@ -109,7 +109,7 @@ class FullVerification:
 
 @dataclass(frozen=True)
 class NodeResult:
-    """What running a node gave. `log2_ratio` is paired: node over `against`, side by side in one process."""
+    """The result of running a node. `log2_ratio` is paired: node over `against`, side by side in one process."""
 
     outcome: Outcome
     against: str = ""
@@ -153,7 +153,7 @@ class NodeResult:
         return self.log2_ratio is not None and self.log2_ratio < 0.0 and not self.may_lead
 
     def with_verification(self, found: FullVerification) -> NodeResult:
-        """What is known once it is verified in full: it may lead, or it was refused and has no time."""
+        """The result once it is verified in full: it may lead, or it was refused and has no time."""
         if self.log2_ratio is None:
             return self
         if found.is_right:
@@ -171,7 +171,7 @@ class NodeResult:
 
     @property
     def evidence(self) -> str:
-        """What a confirmation says of "faster than `against`": `confirmed`, `undecided` or `refuted`.
+        """The verdict of a confirmation on "faster than `against`": `confirmed`, `undecided` or `refuted`.
 
         A contest of two solutions has said so itself (`standing`); elsewhere two standard errors decide.
         """
@@ -195,7 +195,7 @@ EVIDENCE_TEXTS = {
 
 @dataclass(frozen=True)
 class SearchCost:
-    """What something cost."""
+    """A cost."""
 
     measurements: int = 0
     """Candidates run on the device: the unit of `SearchBudget.measurements`."""
@@ -305,7 +305,7 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What must be equal for a log to be continued."""
+    """The facts that must be equal for a log to be continued."""
 
     target: str
     """`SearchTarget.id`"""

@@ -1,4 +1,4 @@
-"""Who writes new sources: recorded ones, mechanical rewrites, language models, other programs."""
+"""Authors of new sources: mechanical rewrites, language models, other programs, files and records."""
 
 from __future__ import annotations
 

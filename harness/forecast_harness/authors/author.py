@@ -1,4 +1,4 @@
-"""Who writes new sources: `Author`; and from sources to nodes, which every author does at the end."""
+"""The protocol of authors, who write new sources; and from sources to nodes, which each does at the end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def new_nodes(
 
 
 def draw_seed(request: ProposalRequest) -> str:
-    """What draws of a request are seeded with: other requests draw otherwise."""
+    """The seed of draws for a request: other requests draw otherwise."""
     return digest(request.seed, request.id)
 
 

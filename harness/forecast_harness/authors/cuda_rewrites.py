@@ -36,7 +36,7 @@ MAX_VALUE = 1 << 20
 
 
 def rewrites_of(source: str) -> list[RewrittenSource]:
-    """What can be made of a source, in a fixed order, each different text once."""
+    """All rewrites of a source, in a fixed order, each different text once."""
     seen = {source}
     rewrites = []
     for kind in (_vary_constants, _vary_unrolling, _vary_launch_bounds, _add_hints):

@@ -85,7 +85,7 @@ class _ProtocolError(Exception):
 
 
 class Answers(Protocol):
-    """Who answers requests, and how both are carried."""
+    """The party that answers requests, and the way in which both are carried."""
 
     name: str
     """As the author of what it answers is called."""
@@ -231,7 +231,7 @@ class _ChildProcess:
         return data
 
     def _write_and_read(self, line: bytes, end: float, timeout_s: float) -> bytes:
-        """What is read until a line is whole."""
+        """The bytes read until a line is whole."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None

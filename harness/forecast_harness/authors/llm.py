@@ -54,7 +54,7 @@ _EVICT_EVERY = 64
 
 @dataclass(frozen=True)
 class GeneratedTexts:
-    """What a model wrote, and what that cost when it was asked."""
+    """Texts that a model wrote, and their cost when it was asked."""
 
     texts: tuple[str, ...] = field(default=(), repr=False)
     spent: SearchCost = SearchCost()
@@ -71,7 +71,7 @@ class TextCache:
         self._warned = False
 
     def read(self, *question: str) -> GeneratedTexts:
-        """What is kept for a question; nothing where a file is missing, damaged or of another kind."""
+        """The texts kept for a question; none where a file is missing, damaged or of another kind."""
         path = self._path(question)
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
@@ -187,7 +187,7 @@ class LLMAuthor:
     def _retry_refused(
         self, request: ProposalRequest, style: str, question: str, refused: Sequence[tuple[str, str]]
     ) -> tuple[list[Draft], list[str], SearchCost]:
-        """What comes of telling the model, once, which rule its answer broke."""
+        """Drafts of a second turn, in which the model is told which rule its answer broke."""
 
         def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
             prompt = llm_prompts.retry_prompt(question, answer, complaint)

@@ -1,4 +1,4 @@
-"""What a language model is asked: texts from templates, each with a version in its name.
+"""Questions to a language model: texts from templates, each with a version in its name.
 
 A changed template is a new version: what was written by another prompt is not comparable, nor is it reused.
 """
@@ -105,7 +105,7 @@ def failure_to_repair(request: ProposalRequest) -> Node | None:
 
 
 def repair_stage(judged: NodeResult) -> str:
-    """What comes next for a node: `compile`, then `correct`, then `fast`."""
+    """The next stage of a repair: `compile`, then `correct`, then `fast`."""
     if judged.outcome is Outcome.OK:
         return "fast"
     return "correct" if judged.outcome is Outcome.INCORRECT else "compile"
@@ -130,7 +130,7 @@ def _standing_text(score: float) -> str:
 
 
 def _fact_lines(judged: NodeResult | None) -> Iterator[str]:
-    """What measuring told of a source, one line each."""
+    """Facts of the measurement of a source, one line each."""
     if judged is None:
         return
     if judged.config:

@@ -46,7 +46,7 @@ IDEAS = (
 
 @dataclass(frozen=True)
 class WritingBrief:
-    """What a writer is told of the base kernel."""
+    """The facts of the base kernel for a writer."""
 
     kernel: str
     base_sha256: str
@@ -60,7 +60,7 @@ class WritingBrief:
 
 @dataclass(frozen=True)
 class WritingResult:
-    """What came of a round of writing."""
+    """The result of a round of writing."""
 
     variants: tuple[Variant, ...]
     refused: tuple[str, ...] = ()

@@ -122,7 +122,7 @@ class RewriteAuthor:
 
 
 def target_facts(target: SearchTarget) -> InputFacts:
-    """What is known of a target's inputs and outputs; nothing for kernels and foreign tasks."""
+    """Facts of a target's inputs and outputs; none for kernels and foreign tasks."""
     pack = own_pack(target)
     return InputFacts() if pack is None else pack_facts(pack)
 

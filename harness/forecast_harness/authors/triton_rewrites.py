@@ -41,7 +41,7 @@ def kernel_rewrites(source: str, entry: str, payload: Mapping[str, Any]) -> list
 
 
 def module_rewrites(source: str, entry: str) -> list[RewrittenSource]:
-    """What can be made of a module with kernels and the function that launches them."""
+    """Rewrites of a module with kernels and the function that launches them."""
     code = ParsedSource.parse(source, entry)
     rewrites = []
     for name, signature in _launched_kernels(source).items():

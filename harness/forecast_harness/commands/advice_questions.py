@@ -15,7 +15,7 @@ from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel
 
 
 def advice_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
-    """What `advise --stored` asks, of a store or of tables; nothing that was measured is in it."""
+    """The questions of `advise --stored` about a store or tables; no measurement is in them."""
     if options.store is not None and options.tables:
         raise UsageError("--store and TABLE files exclude each other: give one")
     tables: Iterable[Table] = load_tables(options) if options.store is None else open_store(options).tables()

@@ -281,7 +281,7 @@ def usable_advice(store: Store, source_sha256: str) -> Advice | None:
 
 
 def describe_advice(advice: Advice) -> dict[str, Any]:
-    """What advice says, as JSON. Raises `AdviceError` for a text that is not within the language."""
+    """Advice as JSON. Raises `AdviceError` for a text that is not within the language."""
     function = advice.function
     return {
         "summary": function.summary,

@@ -313,7 +313,7 @@ def _settings(options: argparse.Namespace) -> SearchSettings:
 
 
 def _settings_in_log(folder: Path) -> SearchSettings | None:
-    """Of the search that is to be resumed; None where it had not begun."""
+    """The settings of the search that is to be resumed; None where it had not begun."""
     from forecast_harness.search.events import Started
     from forecast_harness.search.log import read_log
 
@@ -418,7 +418,7 @@ def _context(target: SearchTarget, device: str) -> SearchContext:
 
 
 def _toolchain(device: str) -> dict[str, str]:
-    """What else changes how fast a source is: the versions of what compiles it and of what it calls."""
+    """Versions that change how fast a source is: of its compiler and of the libraries that it calls."""
     if device == "cuda":
         return frameworks.triton().toolchain()
     from importlib import metadata

@@ -1,4 +1,4 @@
-"""What a log holds: one event per line, in the order in which things came to be known.
+"""Events of a log: one per line, in the order in which things came to be known.
 
 Actions and events that belong together share a key, made of what was asked and nothing else, so an action
 that is done twice is recognised: `ProposalRequest.id`, the batch number, or `NodeJob.id`.
@@ -60,7 +60,7 @@ class Forecasted:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a batch measures and why: written down for readers, derivable from the events before it."""
+    """The nodes that a batch measures, and why: written down for readers, derivable from the events before it."""
 
     batch: int
     nodes: tuple[str, ...]

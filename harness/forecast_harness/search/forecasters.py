@@ -202,7 +202,7 @@ class RecordedForecaster:
         return self._judgements.get(source_digest(node.source))
 
     def _shift(self, question: NodeForecastRequest) -> float:
-        """What judgements of sources that ran were off by in common, shrunk towards nothing."""
+        """The common error of judgements of sources that ran, shrunk towards nothing."""
         moved = total = 0.0
         for node, result, score in question.judged:
             judgement = self._said(node) if result.log2_ratio is not None and node.parents else None
@@ -346,7 +346,7 @@ def _shown_change(reference: Node, node: Node) -> str:
 
 
 def _task_summary(statement: str) -> str:
-    """What a statement says before its rules, in a line."""
+    """The part of a statement before its rules, in a line."""
     summary = statement.partition("\nRules for a source:")[0]
     return " ".join(summary.split())[:1500]
 

@@ -1,4 +1,4 @@
-"""What a search learns of its own results: children are like their parents, alike changes act alike.
+"""Forecasts learnt from a search's own results: children are like their parents, alike changes act alike.
 
 log2(time) = parent's + what such a change did elsewhere + what such sources are like. A Gaussian process over
 the second and third, whose scales are weighed anew for every question; works for any language. P(fail) comes
@@ -163,7 +163,7 @@ def source_embedding(node: Node) -> Array:
 
 
 def edit_embedding(node: Node, parent: Node | None) -> Array:
-    """What was changed, [3 WIDTH]: the signed difference of n-grams, words about the change, and its parts.
+    """The change, [3 WIDTH]: the signed difference of n-grams, words about the change, and its parts.
 
     The words are the arm, the author and the note of the provenance; they and the difference are of length 1.
     The parts are the rewrites that a mechanical author names, joined by `+`: what they do adds up, so each
@@ -239,7 +239,7 @@ _SURE_OF_ARM, _SURE_OF_LIKE, _PRIOR_FAIL, _LEAST_FAIL = 1.5, 8.0, 2.0, 0.01
 
 @dataclass(frozen=True)
 class NodeFeatures:
-    """What the covariance sees of n nodes; rows are nodes."""
+    """Features of n nodes that the covariance rests on; rows are nodes."""
 
     edit_embeddings: Array
     source_embeddings: Array
@@ -288,7 +288,7 @@ class LineageForecaster:
     def posterior(
         self, question: NodeForecastRequest, offsets: Mapping[str, float] | None = None
     ) -> ScorePosterior:
-        """What is believed of the question's nodes.
+        """The posterior of the question's nodes.
 
         `offsets` corrects what is expected of a node (log2, by id) before anything was learnt: another
         surrogate's word on how it differs from its parent. Results then teach how far off that is.

@@ -197,7 +197,7 @@ def parse_log(raw: bytes, path: Path) -> tuple[list[Event], int]:
 
 
 def context_differences(before: SearchContext, after: SearchContext) -> list[str]:
-    """What differs, one line per field: `settings.k: 4 in the log, 6 now`."""
+    """The differences, one line per field: `settings.k: 4 in the log, 6 now`."""
     old, new = _flattened(codec.to_json(before)), _flattened(codec.to_json(after))
     return [
         f"{name}: {_shown_value(old, name)} in the log, {_shown_value(new, name)} now"

@@ -1,4 +1,4 @@
-"""What a search leaves behind for its user: the best source, the sources measured, a summary, variants."""
+"""Files of a search for its user: the best source, the sources measured, a summary; and variants."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def best_file(state: SearchState) -> str:
 
 
 def _suffix(state: SearchState, node: Node) -> str:
-    """Of the files that hold a node's source: CUDA stands in Python modules where the target is no CUDA kernel."""
+    """The suffix of a node's file: CUDA stands in Python modules where the target is no CUDA kernel."""
     return ".cu" if node.language == "cuda" and is_cuda_kernel(state.target) else ".py"
 
 
@@ -110,7 +110,7 @@ def provenance_lines(state: SearchState) -> list[str]:
 
 
 def summary(state: SearchState) -> dict[str, Any]:
-    """What was found and what it cost, as one JSON object.
+    """The result of a search and its cost, as one JSON object.
 
     `per_percent` is each cost per per cent of the first seed's time that the best source saves; None while
     nothing is saved.

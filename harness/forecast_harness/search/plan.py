@@ -1,4 +1,4 @@
-"""What a search does next: `pending_actions` of its state, and nothing else. No clock, no chance that is not seeded.
+"""The next actions of a search: `pending_actions` of its state, and nothing else. No clock, no unseeded chance.
 
 A batch is begun when those `depth` before it have ended and the proposals of the one before are all there.
 Proposing for it overlaps with measuring the one before. A search begins no more batches when
@@ -79,7 +79,7 @@ def expected_gain(stats: ArmStats, hope: float = PRIOR_GAIN) -> float:
 
 
 def relative_cost(stats: ArmStats, seconds: float) -> float:
-    """What one proposal and its measurement cost, in measurements of `seconds` each."""
+    """The cost of one proposal and its measurement, in measurements of `seconds` each."""
     if stats.proposals == 0 or seconds <= 0.0:
         return 1.0
     return 1.0 + stats.spent.wall_seconds / stats.proposals / seconds
@@ -108,7 +108,7 @@ CROSSOVER_PARTNERS = 2
 
 
 def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest, ...]:
-    """What a batch asks of the proposers: fixed by its view. Empty where no parent is left."""
+    """The requests of a batch to its authors: fixed by its view. Empty where no parent is left."""
     return _memoized(state, ("requests", number), lambda: tuple(_proposal_requests(state, number)))
 
 
@@ -389,7 +389,7 @@ def pending_actions(state: SearchState) -> tuple[Action, ...]:
 
 
 def action_key(action: Action) -> str:
-    """What the action and its answer have in common; safe as a file name."""
+    """The key that an action and its answer share; safe as a file name."""
     if isinstance(action, ProposalRequest | NodeJob | VerificationJob):
         return action.id
     if isinstance(action, ConfirmationJob):
@@ -569,7 +569,7 @@ def confirmation_reserve(state: SearchState, limit: float) -> float:
 
 
 def own_seconds(found: FullVerification) -> float:
-    """What a verification took itself, without its wait for the judge."""
+    """The seconds of a verification itself, without its wait for the judge."""
     seconds = found.facts.get("spent_verifying", {}).get("verify")
     return float(seconds) if isinstance(seconds, int | float) else found.wall_seconds
 

@@ -42,7 +42,7 @@ def load_ray() -> Any:
 
 
 class JudgeActor:
-    """What runs in an actor: one judge, spoken to in plain data."""
+    """The judge in an actor, which is called in plain data."""
 
     def __init__(self, make_judge: Callable[[int], NodeJudge], number: int) -> None:
         self._make_judge, self._number = make_judge, number

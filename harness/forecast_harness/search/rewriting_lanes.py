@@ -35,7 +35,7 @@ class RewritingLanes:
         self._lanes.open_ahead()
 
     def rewrites(self, source: str) -> tuple[tuple[str, RewrittenSource], ...] | None:
-        """What `kernel_rewrites` makes of a source, each with the id that its node would have.
+        """The `kernel_rewrites` of a source, each with the id that its node would have.
 
         None where no lane can be opened. Raises `RecordError` for what is no kernel, and `RewritingFailed` for a
         source that takes too long, and after `close`.

@@ -1,4 +1,4 @@
-"""What is known of a search: a fold of its log's events, and what of it a batch may know. Decides nothing.
+"""The state of a search: a fold of its log's events, and the part of it that a batch may know. Decides nothing.
 
 Batch 0 is the seeds: each is judged, the first beside itself (which gives its best config and shows that
 the lane works), the others beside the first. Proposals begin with batch 1. A `BatchView` is all that a batch may
@@ -47,7 +47,7 @@ MAX_RETRIES = 2
 
 @dataclass(frozen=True)
 class ArmStats:
-    """What an arm's proposals cost and gave."""
+    """The cost and the gain of an arm's proposals."""
 
     requests: int = 0
     proposals: int = 0
@@ -82,7 +82,7 @@ class DuplicateProposal:
 
 @dataclass
 class Batch:
-    """What became of one batch."""
+    """One batch and its answers."""
 
     number: int
     answers: dict[str, Proposed] = field(default_factory=dict)
@@ -124,22 +124,22 @@ class Batch:
 
     @property
     def proposing_cost(self) -> SearchCost:
-        """What its proposals cost."""
+        """The cost of its proposals."""
         return total_cost(a.spent for _, a in sorted(self.answers.items()))
 
     @property
     def forecasting_cost(self) -> SearchCost:
-        """What its forecasts cost."""
+        """The cost of its forecasts."""
         return self.forecasted.spent if self.forecasted is not None else SearchCost()
 
     @property
     def measuring_cost(self) -> SearchCost:
-        """What judging its nodes cost."""
+        """The cost of judging its nodes."""
         return total_cost(measurement_cost(judged) for _, judged in sorted(self.finished.items()))
 
     @property
     def spent(self) -> SearchCost:
-        """What it cost so far."""
+        """The cost so far."""
         return self.proposing_cost + self.forecasting_cost + self.measuring_cost
 
 
@@ -166,14 +166,14 @@ def total_cost(parts: Iterable[SearchCost]) -> SearchCost:
 
 
 def measurement_cost(judged: NodeResult) -> SearchCost:
-    """What judging a node cost: one measurement, however many configs it tried or how far it got."""
+    """The cost of judging a node: one measurement, however many configs it tried or how far it got."""
     return SearchCost(1, judged.device_seconds, judged.wall_seconds)
 
 
 def arm_stats(
     batch: Batch, nodes: Mapping[str, Node], known: Mapping[str, NodeResult]
 ) -> dict[str, ArmStats]:
-    """What each arm asked in a batch cost, and what the nodes measured in it gave to the arms they came of.
+    """The costs of the arms asked in a batch, and the gains of its measured nodes by the arms they came of.
 
     `known`: results by node, with what full verification said of them. The seeds belong to no arm.
     """
@@ -322,7 +322,7 @@ class SearchState:
 
     @property
     def arms(self) -> dict[str, ArmStats]:
-        """Of all batches so far, also those under way."""
+        """Statistics of all arms over the batches so far, also those under way."""
         stats_by_arm: dict[str, ArmStats] = {}
         for number in sorted(self.batches):
             for arm, stats in arm_stats(self.batches[number], self.nodes, self.judged).items():
@@ -337,12 +337,12 @@ class SearchState:
         return text
 
     def evidence(self, node: str) -> str:
-        """Of its confirmation (`NodeResult.evidence`); empty without one."""
+        """The evidence of its confirmation (`NodeResult.evidence`); empty without one."""
         again = self.confirmed.get(node)
         return "" if again is None else again.evidence
 
     def status(self, node: str) -> str:
-        """What became of a node, in a word or two for people."""
+        """The fate of a node, in a word or two for people."""
         if (judged := self.judged.get(node)) is not None:
             if judged.log2_ratio is None:
                 return str(judged.outcome).replace("_", " ")
@@ -614,7 +614,7 @@ class BatchView:
 
 
 def batch_view(state: SearchState, batch: int) -> BatchView:
-    """What batch `batch` (from 1) may know: the seeds, nodes of the batches before it, results of those up to
+    """The view of batch `batch` (from 1): the seeds, nodes of the batches before it, results of those up to
     `batch - depth`, and what full verification had said when these had ended.
 
     Raises `RecordError` where these are not there yet. Made from the view before it, and kept for a while.
@@ -631,7 +631,7 @@ def batch_view(state: SearchState, batch: int) -> BatchView:
 
 
 def _initial_view(state: SearchState) -> BatchView:
-    """Of the time before batch 1: the seeds, not judged yet."""
+    """The view before batch 1: the seeds, not judged yet."""
     seeds = state.seeds
     nodes = {n: state.nodes[n] for n in seeds}
     return BatchView(0, nodes, seeds, {}, {}, {}, frozenset(), {}, seeds[0], {}, SearchCost(), 0, 0)

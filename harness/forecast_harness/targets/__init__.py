@@ -1,1 +1,1 @@
-"""What is improved and how it is called: kernels of files and packages, packs, CUDA kernels."""
+"""Targets: kernels of files and packages, packs and CUDA kernels, and how they are called."""

@@ -1,4 +1,4 @@
-"""What is to be searched, from a text of the command line: a problem pack, or a kernel in a user's file.
+"""The target of a search, from a text of the command line: a problem pack, or a kernel in a user's file.
 
 A `SearchTarget` is plain data. What a judge needs of it in another process is in its payload, and is read back by
 `pack_of` and `subjects_of`.
@@ -87,7 +87,7 @@ def cuda_signature_of(target: SearchTarget) -> KernelSignature:
 
 
 def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
-    """What variants of a kernel target are verified against. Raises `RecordError` for another kind."""
+    """The base kernels of a kernel target. Raises `RecordError` for another kind."""
     if target.kind is not TargetKind.KERNEL:
         raise RecordError(f"{target.name} is a {target.kind}, not a kernel")
     listed = target.payload["subjects"]
@@ -100,7 +100,7 @@ def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
 
 
 def advice_of(target: SearchTarget) -> dict[str, Advice]:
-    """What the store of whoever began the search has of the base kernel, by the source that it is about.
+    """The store's advice on the base kernel when the search began, by the source that it is about.
 
     It is filed under that source's own digest, as forecasts of a search name kernels by theirs.
     """
@@ -226,7 +226,7 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
 
 
 def _stored_config(store: Store, kernel: Kernel, subjects: Sequence[BaseKernel]) -> Config | None:
-    """What the store decided on for the first call of the base source on this device."""
+    """The config that the store decided on for the first call of the base source on this device."""
     if not subjects or not subjects[0].calls:
         return None
     for problem, decision in store.decisions(kernel.name, cuda_device().slug):
@@ -274,5 +274,5 @@ def cuda_device() -> Device:
 
 
 def _subject_identities(subjects: Sequence[BaseKernel]) -> list[object]:
-    """What of the subjects tells targets apart: not where their file happens to lie."""
+    """The parts of the subjects that tell targets apart: not where their file happens to lie."""
     return [{**s.to_json(), "file": bool(s.file)} for s in subjects]

@@ -135,7 +135,7 @@ def _rules(about: Definition, language: str, entry: str, device: str) -> list[st
 
 
 def _result_rules(about: Definition) -> list[str]:
-    """What holds for results in any language."""
+    """The rules for results in any language."""
     rule = about.tolerance
     rules = [
         f"Results may differ from the exact ones by {rule.safety:g} times the rounding that {rule.compute} "
@@ -174,7 +174,7 @@ _BYTES_OF_BITS = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 
 def timed_work(target: SearchTarget) -> dict[str, dict[str, Any]]:
-    """What one launch of each workload of a pack of our own format has to do: `axes`, `bytes` and `flops`."""
+    """The work of one launch of each workload of a pack of our own format: `axes`, `bytes` and `flops`."""
     if (pack := own_pack(target)) is None:
         return {}
     work_by_name = {}

@@ -115,7 +115,7 @@ def einsum_to_matmul(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdi
 
 
 def contiguous_operands(code: ParsedSource, facts: InputFacts) -> Iterator[TorchEdit]:
-    """What `permute` gives is laid out as it is read, at each place and at all."""
+    """Results of `permute` are laid out as they are read, at each place and at all."""
     places = [
         node
         for function in code.functions

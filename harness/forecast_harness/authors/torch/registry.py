@@ -61,7 +61,7 @@ class RewrittenSource:
 def rewrites_of(
     source: str, entry: str, facts: InputFacts | None = None, *, combine: bool = True
 ) -> list[RewrittenSource]:
-    """What the rewrites make of a source, each different text once: single ones, then pairs.
+    """All rewrites of a source, each different text once: single ones, then pairs.
 
     Always in the same order. Raises `RecordError` for a source that is not Python.
     """

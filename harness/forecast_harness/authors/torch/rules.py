@@ -155,7 +155,7 @@ class PatternMatcher:
         self.scope = scope
 
     def matches(self, rule: RewriteRule, node: ast.expr) -> Bindings | None:
-        """What the names of a rule's pattern stand for, or None where it does not apply."""
+        """The expressions that the names of a rule's pattern stand for, or None where it does not apply."""
         for bound in self._match(parse_pattern(rule.pattern), term_of(node, self.modules), {}, 0):
             plain = [self.scope.scalar(bound[n].node) for n in rule.scalar]
             if all(plain) and not any(self.scope.scalar(bound[n].node) for n in rule.tensor):

@@ -20,7 +20,7 @@ from forecast_harness.authors.triton.analysis.source_unit import (
 
 @dataclass(frozen=True)
 class InputFacts:
-    """What is known besides the source; nothing has to be."""
+    """Facts besides the source; all of them may be missing."""
 
     rows: tuple[str, ...] = ()
     """Inputs and destinations whose first axis is the first axis of every output, and of no other use."""
@@ -96,7 +96,7 @@ class ParsedSource:
 
     @cached_property
     def modules(self) -> Mapping[str, str]:
-        """What imported names stand for: `{"F": "torch.nn.functional"}`."""
+        """The modules that imported names stand for: `{"F": "torch.nn.functional"}`."""
         meanings: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -125,7 +125,7 @@ class ParsedSource:
 
 @dataclass
 class FunctionScope:
-    """What is known of the names in one function."""
+    """Facts of the names in one function."""
 
     code: ParsedSource
     function: ast.FunctionDef
@@ -222,7 +222,7 @@ class FunctionScope:
         return bool(children) and all(self._plain(c, known) for c in children)
 
     def resolve_name(self, node: ast.expr) -> ast.expr:
-        """What a name stands for, through any number of names; other expressions as they are."""
+        """The expression that a name stands for, through any number of names; others as they are."""
         for _ in range(8):
             if not (isinstance(node, ast.Name) and node.id in self.definitions):
                 break

@@ -44,7 +44,7 @@ def _hintable_accesses(unit: SourceUnit) -> list[MemoryAccess]:
 
 
 def _eviction_policies(unit: SourceUnit) -> Iterator[tuple[MemoryAccess, str]]:
-    """What the address of each access says of its reuse."""
+    """The eviction policy that the address of each access suggests."""
     facts, axes = FunctionFacts(unit, unit.entry), _axes(unit)
     hintable = _hintable_accesses(unit)
     again = Counter(ast.unparse(a.pointer) for a in hintable if a.kind == "load")

@@ -43,7 +43,7 @@ class _InteriorAccess:
 
 
 class _EntryAnalysis:
-    """What the entry's text shows of its numbers before any loop."""
+    """Facts of the entry's numbers before any loop, as far as its text shows them."""
 
     def __init__(self, unit: SourceUnit, context: RewriteContext) -> None:
         self.unit, self.facts = unit, context.facts(unit, unit.entry)
@@ -70,7 +70,7 @@ class _EntryAnalysis:
         return ast.unparse(node)
 
     def positive_condition(self, test: ast.expr) -> str:
-        """What is positive where a comparison holds for every lane. Raises `NotProvable`."""
+        """The number that is positive where a comparison holds for every lane. Raises `NotProvable`."""
         room = positive_form(self.reader, test.value if isinstance(test, ast.Subscript) else test)
         bound, lanes = room, [a for a in room.atoms() if a.startswith("arange<")]
         for lane in lanes:

@@ -164,7 +164,7 @@ class _ValueNumbering:
         return number
 
     def _folded(self, node: ast.BinOp) -> int | None:
-        """What is left of adding zero, multiplying by one, and arithmetic on constants."""
+        """The value after adding zero, multiplying by one, and arithmetic on constants."""
         left, right = self.number(node.left), self.number(node.right)
         a, b = self._known.get(left), self._known.get(right)
         if isinstance(node.op, ast.Mult):

@@ -83,7 +83,7 @@ def reverse(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 
 
 def _range_dependencies(unit: SourceUnit) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """What the first value and the end of each loop depend on, in the entry and in helpers it calls."""
+    """The sources of the first value and of the end of each loop, in the entry and in helpers it calls."""
     facts = FunctionFacts(unit, unit.entry)
     dependencies = []
     for loop in loops(unit, unit.entry):

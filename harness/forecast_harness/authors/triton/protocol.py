@@ -1,4 +1,4 @@
-"""What a rewrite is: a function from one source to edited sources, each with a note."""
+"""The protocol of rewrites: functions from one source to edited sources, each with a note."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forecast_harness.authors.triton.analysis.source_unit import Function, Sourc
 
 @dataclass(frozen=True)
 class RewriteContext:
-    """What is known besides the source. Nothing has to be: a rewrite then does without."""
+    """Facts besides the source. All of them may be missing: a rewrite then does without."""
 
     arch: int = 90
     """Compute capability times ten of the device the variants are for."""

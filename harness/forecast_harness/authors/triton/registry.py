@@ -160,7 +160,7 @@ class AppliedRewrites:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its rewrites."""
+        """The names of its rewrites."""
         return tuple(r.name for r in self.rewrites)
 
     @property

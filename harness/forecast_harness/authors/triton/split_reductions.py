@@ -131,7 +131,7 @@ class _SharedLoop:
 
     @property
     def elements(self) -> str:
-        """Of one part."""
+        """The elements of one part."""
         return " + ".join(s.elements for s in self.sums)
 
     def part(self, number: str, which: int) -> str:
@@ -253,7 +253,7 @@ def _leaves_early(body: Block) -> bool:
 
 
 def _sum(unit: SourceUnit, facts: FunctionFacts, loop: RangeLoop, before: Block, name: str) -> _Sum | None:
-    """What a name is summed from and to; None unless it begins at zero, in float32, and is only added to."""
+    """The sum that a name holds; None unless it begins at zero, in float32, and is only added to."""
     begins = [s for s in before if name in assigned_names(s)]
     if len(begins) != 1 or not isinstance(begins[0], ast.Assign) or len(begins[0].targets) != 1:
         return None

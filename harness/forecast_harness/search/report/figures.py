@@ -1,4 +1,4 @@
-"""What happened in a search, in the shape in which people read it: nodes, arms, costs, and rows of text."""
+"""A search in the shape in which people read it: nodes, arms, costs, and rows of text."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _FORECASTER_MARK, _WRITER_MARK = "llm-", "llm:"
 
 
 def model_text(state: SearchState) -> str:
-    """Of forecasts and of proposals; empty where no model is named."""
+    """A sentence on forecasts and proposals of language models; empty where no model is named."""
     arms = {name: stats for name, stats in state.arms.items() if name.startswith(_WRITER_MARK)}
     forecasts = state.context.surrogate.startswith(_FORECASTER_MARK)
     if not arms and not forecasts:
@@ -217,7 +217,7 @@ class SearchReport:
 
     @property
     def problems(self) -> Counter[str]:
-        """What authors and forecasters had to say instead of an answer."""
+        """Problems of authors and forecasters that had no answer, counted."""
         answers, batches = self.state.answers.values(), self.state.batches.values()
         forecasts = [b.forecasted.problem for b in batches if b.forecasted is not None]
         return Counter(
@@ -236,7 +236,7 @@ class SearchReport:
 
 
 def build_report(state: SearchState) -> SearchReport:
-    """What a state says. Raises `RecordError` before the search has started."""
+    """The report of a state. Raises `RecordError` before the search has started."""
     entries = _report_nodes(state)
     return SearchReport(state, entries, _best_result(state, entries))
 
@@ -346,7 +346,7 @@ class FinalistRow:
 
 
 def header_cards(story: SearchReport) -> list[HeaderCard]:
-    """What the header says at a glance."""
+    """The figures of the header."""
     spent, final = story.state.spent, story.final
     proposed = sum(a.proposals for a in story.state.arms.values())
     most = story.state.settings.budget.measurements
@@ -377,7 +377,7 @@ def best_card(final: BestResult | None) -> HeaderCard:
 
 
 def per_percent(final: BestResult | None, spent: SearchCost) -> tuple[str, str]:
-    """What each per cent of the first seed's time that is saved cost: (in device time, in all else)."""
+    """The cost of each per cent of the first seed's time that is saved: (in device time, in all else)."""
     saved = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
     if saved <= 0.0:
         return "-", "cost per percent gained: nothing was gained"
@@ -566,7 +566,7 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def summary_lines(state: SearchState) -> list[tuple[str, str]]:
-    """What was found and what it cost: (name, text). Raises `RecordError` before the search has started."""
+    """The result of a search and its cost: (name, text). Raises `RecordError` before the search has started."""
     story = build_report(state)
     per, what = per_percent(story.final, story.state.spent)
     spent = story.state.spent

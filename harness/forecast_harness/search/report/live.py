@@ -1,4 +1,4 @@
-"""What a terminal shows while a search runs: one line that stays in place, and a line for what matters."""
+"""The view of a running search in a terminal: one line that stays in place, and a line for what matters."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def render_page(story: SearchReport, *, live: bool = False, revision: str = "") 
 
 
 def render_parts(story: SearchReport, *, revision: str = "") -> dict[str, Any]:
-    """What changes while a search runs: `content`, HTML, and `data`, what the script shows of nodes."""
+    """The parts of a page that change while a search runs: `content`, HTML, and `data`, which the script shows."""
     labels = {name: node_label(entry) for name, entry in story.entries.items()}
     final = story.final
     best = final.node if final and final.node in story.entries else story.root

@@ -81,7 +81,7 @@ class ReportServer(LocalServer):
             return render.render_page(build_report(state), live=True, revision=self._reader.revision)
 
     def changes_since(self, known: str) -> dict[str, Any]:
-        """What changed since the revision `known`: that revision alone if nothing did, or not yet shown."""
+        """Changes since the revision `known`: that revision alone if there are none, or none drawn yet."""
         with self._lock:
             now = time.monotonic()
             if now >= self._next_render_at:

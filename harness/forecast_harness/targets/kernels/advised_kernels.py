@@ -28,7 +28,7 @@ from forecast_harness.targets.kernels.user_kernel import UserKernel
 
 @dataclass
 class LibraryKernels:
-    """What was found in a package, and what could not be read."""
+    """The kernels of a package, and what could not be read."""
 
     kernels: list[UserKernel] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _kernels_of(module: ModuleType, package: str) -> Iterator[tuple[str, Any]]:
-    """What the package itself defines, under the name that the module has for it."""
+    """Kernels that the package itself defines, under the names that the module has for them."""
     triton = frameworks.triton()
     for name, value in sorted(vars(module).items()):
         if not hasattr(value, "arg_names"):

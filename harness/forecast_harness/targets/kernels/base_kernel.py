@@ -1,4 +1,4 @@
-"""What is verified against what: plain data for the judge. Loads no torch."""
+"""The base kernel that variants are verified against: plain data for the judge. Loads no torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class BaseKernel(Record, label="base kernel", complete=True):
 
 @dataclass(frozen=True)
 class KernelSurvey(Record, label="survey"):
-    """What was found out about a base kernel, by running it alone."""
+    """Facts of a base kernel that running it alone shows."""
 
     writes: tuple[str, ...]
     """Tensors that it writes."""

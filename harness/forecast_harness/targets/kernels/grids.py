@@ -133,7 +133,7 @@ def _fit_formula(recorded: Sequence[GridSample]) -> GridFormula | None:
 
 @dataclass
 class _FactorSearch:
-    """What factors there are, by their values over all recorded launches, simplest first."""
+    """Factors of a grid by their values over all recorded launches, simplest first."""
 
     rows: Sequence[GridSample]
 

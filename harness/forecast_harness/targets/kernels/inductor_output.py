@@ -115,7 +115,7 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class _StandaloneKernel:
-    """What a file of a kernel alone needs."""
+    """The parts of a file of a kernel alone."""
 
     name: str
     imports: str
@@ -314,7 +314,7 @@ def _size_place(value: ast.expr) -> int | None:
 
 
 def _buffers_of(output: ast.Module) -> dict[str, ast.expr]:
-    """What the names of buffers stand for: an allocation, a part of another buffer, or another name."""
+    """The values of names of buffers: an allocation, a part of another buffer, or another name."""
     buffers: dict[str, ast.expr] = {}
     for node in ast.walk(output):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:

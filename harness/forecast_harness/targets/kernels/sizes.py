@@ -60,7 +60,7 @@ class SizeClass:
 
 @dataclass(frozen=True)
 class CallSizes:
-    """What may change of a call, and how."""
+    """The sizes of a call that may change, and how."""
 
     arguments: tuple[Argument, ...]
     """The recorded call."""
@@ -109,7 +109,7 @@ class CallSizes:
 
     @classmethod
     def observed(cls, calls: Sequence[Sequence[Argument]]) -> CallSizes:
-        """What calls that somebody else has drawn have in common: what did not change is taken for granted.
+        """The common sizes of calls that somebody else has drawn: what did not change is taken for granted.
 
         Raises `RecordError` as `of` does, and for calls of different forms.
         """
@@ -168,7 +168,7 @@ class CallSizes:
         return self.with_classes({s: s.recorded for s in self.sizes})
 
     def signature(self, writes: Iterable[str] | None = None) -> str:
-        """What a check on calls drawn here holds for; `writes` as in `signature_of`."""
+        """The calls that a check on calls drawn here holds for; `writes` as in `signature_of`."""
         free = {a.name for a in self.arguments if _is_free_float(a)} - {*self.powers, *self.pinned}
         other = {*places(self.arguments), *free, *self.powers}
         parts = {

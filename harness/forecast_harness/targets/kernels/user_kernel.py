@@ -205,7 +205,7 @@ class UserKernel:
         return cls(path, name, module, fn, record, text, listed, zeroed)
 
     def subjects(self, store: Store, device: str | None = None) -> list[BaseKernel]:
-        """What variants are verified against, one per kind of call that is to be covered.
+        """The base kernels that variants are verified against, one per kind of call that is to be covered.
 
         `device` is a substring of the device whose recorded problems count. Raises `CommandError` where it is not
         known how the kernel is called, with what would help.

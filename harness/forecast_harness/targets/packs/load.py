@@ -25,7 +25,7 @@ from forecast_harness.targets.packs.schema import (
 
 
 class _TraversableFolder(Protocol):
-    """What a `Path` and a folder inside a wheel have in common."""
+    """The common methods of a `Path` and a folder inside a wheel."""
 
     def joinpath(self, *names: str) -> Any: ...
 

@@ -127,7 +127,7 @@ PACK_SCHEMA = 1
 
 
 class Language(StrEnum):
-    """What a solution is written in."""
+    """The language of a solution."""
 
     TORCH = "torch"
     TRITON = "triton"
@@ -147,7 +147,7 @@ class PackFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Definition(Record, schema=PACK_SCHEMA, label="definition", unknown="refuse"):
-    """What is computed, without saying how."""
+    """The operation of a pack, without a way to compute it."""
 
     name: str
     description: str = ""

@@ -1,1 +1,1 @@
-"""What a kernel's text shows before it is rewritten: loops, shapes, values, and integer bounds."""
+"""Analysis of a kernel's text before it is rewritten: loops, shapes, values, and integer bounds."""

@@ -1,4 +1,4 @@
-"""What a function's text shows of its values: shapes, float32, where they come from.
+"""Facts of a function's values that its text shows: shapes, float32, where they come from.
 
 The flow of control is ignored: a fact about a name holds for every assignment of it, or is not known.
 """
@@ -127,7 +127,7 @@ class FunctionFacts:
 
     @cached_property
     def definitions(self) -> dict[str, list[ast.expr | None]]:
-        """What is assigned to each name; None for a loop's target and for parts of a tuple."""
+        """The values assigned to each name; None for a loop's target and for parts of a tuple."""
         values: dict[str, list[ast.expr | None]] = {}
         for node in ast.walk(self.function):
             if isinstance(node, ast.Assign):

@@ -51,7 +51,7 @@ class Polynomial:
         return terms
 
     def coefficient_of(self, atom: str) -> Polynomial:
-        """What is left of the products that hold an atom once, without it."""
+        """The products that hold an atom once, without it."""
         coefficient = Polynomial()
         for product, times in self.terms.items():
             if product.count(atom) == 1:

@@ -161,7 +161,7 @@ class SourceUnit:
         return [n for n in results if isinstance(n, ast.Call)]
 
     def effects(self, node: ast.AST | Sequence[ast.AST], _seen: frozenset[str] = frozenset()) -> set[str]:
-        """What a tree does to memory: `load`, `store`, `atomic`, `other`; helpers are followed."""
+        """The effects of a tree on memory: `load`, `store`, `atomic`, `other`; helpers are followed."""
         roots = node if isinstance(node, Sequence) else [node]
         calls = [n for root in roots for n in ast.walk(root) if isinstance(n, ast.Call)]
         return set().union(*(self.effect(call, _seen) for call in calls))
@@ -173,7 +173,7 @@ class SourceUnit:
         return ast.unparse(node.func).partition(".")[0] in self._names[2]
 
     def effect(self, call: ast.Call, _seen: frozenset[str] = frozenset()) -> set[str]:
-        """What a call itself does to memory, apart from its arguments."""
+        """The effect of a call itself on memory, apart from its arguments."""
         name = self.callee_name(call) or self.method_name(call)
         if _ATOMIC.fullmatch(name):
             return {"atomic"}
