@@ -176,13 +176,8 @@ def table_format_page() -> str:
         "them. `ttir` maps assignments of constexpr parameters to Triton IR, so that a table can be replayed without "
         "the kernel; warps and stages do not change it.",
     ]
-    for name, module in (
-        ("Problem", "problem"),
-        ("Kernel", "problem"),
-        ("Argument", "problem"),
-        ("Device", "problem"),
-    ):
-        lines += ["", f"### {name}", "", *_record_table(f"forecast_autotune.records.{module}", name)]
+    for name in ("Problem", "Kernel", "Argument", "Device"):
+        lines += ["", f"### {name}", "", *_record_table(_record_home(name), name)]
     lines += [
         "",
         "## The `measurement` line",
@@ -190,9 +185,9 @@ def table_format_page() -> str:
         "`type`, `schema`, `variant` (`base` for the kernel's own source), `config` and the fields of `Measurement`; "
         "the two together are the candidate. Times are milliseconds.",
     ]
-    for name, module in (("Measurement", "measurement"), ("Config", "candidate")):
-        lines += ["", f"### {name}", "", *_record_table(f"forecast_autotune.records.{module}", name)]
-    outcomes = _enum_rows("forecast_autotune.records.candidate", "Outcome")
+    for name in ("Measurement", "Config"):
+        lines += ["", f"### {name}", "", *_record_table(_record_home(name), name)]
+    outcomes = _enum_rows(_record_home("Outcome"), "Outcome")
     lines += ["", "### Outcome", "", *_table(("outcome", "meaning"), outcomes), ""]
     return "\n".join(lines)
 
@@ -333,6 +328,12 @@ def _rule(parse: Any) -> str:
 
 def _default(value: Any) -> str:
     return "" if value is None or value == "" else f"`{int(value) if isinstance(value, bool) else value}`"
+
+
+def _record_home(name: str) -> str:
+    from forecast_autotune import records
+
+    return str(getattr(records, name).__module__)
 
 
 def _record_table(module: str, name: str) -> list[str]:
