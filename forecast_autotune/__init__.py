@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         StoreError,
         VariantError,
     )
-    from forecast_autotune.features.devices.assembler_options import with_assembler_options
+    from forecast_autotune.features.devices import with_assembler_options
     from forecast_autotune.policy import Policy, RiskBounded, TuningState, WallTime, stated_risk
     from forecast_autotune.ranges.robust import Robust
     from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
@@ -107,7 +107,7 @@ _HOMES = {
     for home, names in {
         "forecast_autotune.errors": "CaptureError DeviceLostError ForecastAutotuneError FrozenMissError "
         "NoWorkingConfigError PluginError RecordError SettingsError StoreError VariantError",
-        "forecast_autotune.features.devices.assembler_options": "with_assembler_options",
+        "forecast_autotune.features.devices": "with_assembler_options",
         "forecast_autotune.policy": "Policy RiskBounded TuningState WallTime stated_risk",
         "forecast_autotune.ranges.robust": "Robust",
         "forecast_autotune.records": "Candidate Config Decision Evidence Measurement Outcome Plan",

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import kernels
 from benchmarks.lib.kernel_timing import check_output, config_from_json, time_in_turns
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
-from forecast_autotune.features.devices import datasheet_device
-from forecast_autotune.features.devices.assembler_options import with_assembler_options
+from forecast_autotune.features.devices import datasheet_device, with_assembler_options
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_integrations.triton.null_device import null_device
 

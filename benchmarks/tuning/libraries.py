@@ -51,7 +51,7 @@ from benchmarks.lib.libraries.contexts import ENVIRONMENT, ContextId, by_context
 from benchmarks.lib.libraries.installation import install_libraries, library_environment
 from benchmarks.lib.processes.child_processes import child_environment, copy_missing
 from benchmarks.lib.result_files import ResultFile, say
-from forecast_autotune.features.stored_facts import collect_facts
+from forecast_autotune.features.traced_texts import collect_facts
 from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.records.table import Table, read_tables, write_tables

@@ -78,9 +78,9 @@ class CandidateList(tuple[Candidate, ...]):
         """Which candidates are among `wanted`, [n]."""
         if len(self.row_of) < len(self):  # duplicates
             return np.array([c in wanted for c in self], dtype=bool)
-        found = np.zeros(len(self), dtype=bool)
-        found[[self.row_of[c] for c in wanted if c in self.row_of]] = True
-        return found
+        results = np.zeros(len(self), dtype=bool)
+        results[[self.row_of[c] for c in wanted if c in self.row_of]] = True
+        return results
 
     @cached_property
     def sources(self) -> int:
@@ -91,19 +91,19 @@ class CandidateList(tuple[Candidate, ...]):
     def columns(self) -> dict[str, Column]:
         """Every parameter by name, `variant` among them; None where a candidate lacks it."""
         kwargs = [c.config.kwargs for c in self]
-        found = self._uniform_kwargs
-        if found is None:
+        results = self._uniform_kwargs
+        if results is None:
             rows = [dict(pairs) for pairs in kwargs]
             names = dict.fromkeys(name for row in rows for name in row)
-            found = {name: [row.get(name) for row in rows] for name in names}
+            results = {name: [row.get(name) for row in rows] for name in names}
         configs = [c.config for c in self]
         for name in LAUNCH_OPTIONS:
             values = [getattr(config, name) for config in configs]
-            if name in found:  # a meta-parameter of this name counts where the launch option is not given
-                values = [b if a is None else a for a, b in zip(values, found[name], strict=True)]
-            found = {**found, name: values}
-        found = {**found, "variant": [c.variant for c in self]}
-        return {name: Column.of(values) for name, values in found.items()}
+            if name in results:  # a meta-parameter of this name counts where the launch option is not given
+                values = [b if a is None else a for a, b in zip(values, results[name], strict=True)]
+            results = {**results, name: values}
+        results = {**results, "variant": [c.variant for c in self]}
+        return {name: Column.of(values) for name, values in results.items()}
 
     @cached_property
     def assignments(self) -> tuple[tuple[str, ...], Codes]:
@@ -142,13 +142,13 @@ class CandidateList(tuple[Candidate, ...]):
         kwargs = [c.config.kwargs for c in self]
         if len(set(map(len, kwargs))) != 1:
             return None
-        found: dict[str, Sequence[Any]] = {}
+        results: dict[str, Sequence[Any]] = {}
         # Not by zip(*kwargs): thousands of iterators alive at once set off a full garbage collection.
         for place, (name, _) in enumerate(kwargs[0]):
             if any(pairs[place][0] != name for pairs in kwargs):
                 return None
-            found[name] = [pairs[place][1] for pairs in kwargs]
-        return found
+            results[name] = [pairs[place][1] for pairs in kwargs]
+        return results
 
 
 def group_rows(columns: Sequence[Column], n: int) -> tuple[Codes, Codes]:

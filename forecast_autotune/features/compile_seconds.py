@@ -115,11 +115,11 @@ class CompileSeconds:
         """Medians of log2(seconds) for rows of `compile_features`, shape [n]."""
         if not len(features):
             return np.zeros(0)
-        found = np.asarray(features, float) @ np.array(self.weights) + self.intercept
-        return np.asarray(np.clip(found, math.log2(_LEAST_S), math.log2(_MOST_S)))
+        result = np.asarray(features, float) @ np.array(self.weights) + self.intercept
+        return np.asarray(np.clip(result, math.log2(_LEAST_S), math.log2(_MOST_S)))
 
     def level(self, errors: Sequence[float]) -> float:
-        """What to add to the formula's log2(seconds) of a kernel, from `errors` (seen - said) of its candidates.
+        """The correction of the formula's log2(seconds) of a kernel, from `errors` (seen - said) of its candidates.
 
         The posterior mean of a normal level under normal errors.
         """
@@ -156,14 +156,14 @@ def parse_compile_seconds(text: str) -> CompileSeconds:
     try:
         data = json.loads(text)
         weights = tuple(float(data["weights"][name]) for name in FEATURES)
-        found = CompileSeconds(
+        result = CompileSeconds(
             weights, float(data["intercept"]), float(data["kernel_sd"]), float(data["config_sd"])
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"no formula of compile seconds: {error!r}") from error
-    if not all(map(math.isfinite, (*found.weights, found.intercept, found.kernel_sd, found.config_sd))):
+    if not all(map(math.isfinite, (*result.weights, result.intercept, result.kernel_sd, result.config_sd))):
         raise RecordError("a formula of compile seconds holds finite numbers only")
-    return found
+    return result
 
 
 @cache

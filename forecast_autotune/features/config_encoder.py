@@ -17,7 +17,7 @@ _STAGE_UNIT = 0.7
 _CATEGORY_UNIT = 1.5
 """Two different words (booleans, strings, variants) are this many doublings apart."""
 _NO_REGISTER_LIMIT = 256
-"""What a `maxnreg` that is not given stands for: the next doubling beyond what can be named."""
+"""The value that stands for a missing `maxnreg`: the next doubling beyond what can be named."""
 _COORDINATE_LIMIT = 1e6
 """Squares of larger coordinates are no numbers any more; a meta-parameter may be any integer."""
 

@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CostConstants:
-    """What the formula assumes of a machine and its compiler."""
+    """Assumptions of the formula about a machine and its compiler."""
 
     load_latency: float = 1000.0
     """Cycles from a global load to its use (DRAM, loaded machine)."""
@@ -42,7 +42,7 @@ class CostConstants:
     """Cycles per counted arithmetic cycle: the compiler folds a good part of what TTIR spells out."""
     launch_ms: float = 0.003
     program_ms: float = 6.1e-7
-    """What starting one program takes: the whole device starts so many and no more (H200, to a percent)."""
+    """Time to start one program: the whole device starts so many and no more (H200, to a percent)."""
     l2_over_dram: float = 3.0
     """Bandwidth of the L2 cache as a multiple of the memory's."""
     line: float = 0.5
@@ -58,7 +58,7 @@ class CostConstants:
     atomic: float = 8.0
     """Bytes of bandwidth that one atomic element takes."""
     again_ms: float = 3e-6
-    """What each atomic operation on an element waits for the one before it, from whatever program."""
+    """Time that each atomic operation on an element waits for the one before it, from whatever program."""
     parted: float = 1.5
     """How often memory moves a sector that is written in part: read and written, but for some that meet in
     the cache."""
@@ -100,13 +100,13 @@ class CostBreakdown:
     spill_ms: Array
     """The part of `alu_ms` that is traffic of spilt registers."""
     dram_ms: Array
-    """What moving every tensor once takes."""
+    """Time to move every tensor once."""
     lines_ms: Array
-    """What the first-level cache's work on lines takes, at one in a cycle; see `ttir.coalescing`."""
+    """Time of the first-level cache's work on lines, at one in a cycle; see `ttir.coalescing`."""
     requests_ms: Array
-    """What the first-level cache's work on instructions takes, at one in a cycle."""
+    """Time of the first-level cache's work on instructions, at one in a cycle."""
     again_ms: Array
-    """What atomic operations on the same elements take one after another."""
+    """Time of atomic operations on the same elements, one after another."""
     repeated: Array
     """How often the rows of a chained dot are computed."""
     exchange_ms: Array
@@ -209,6 +209,29 @@ def shared_bytes(
     return np.asarray(np.maximum(buffers + held + during, once))
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """How n candidates are launched; all of shape [n]."""
+
+    warps: Array
+    """In one block."""
+    stages: Array
+    ctas: Array
+    """Blocks that share one program."""
+    threads: Array
+    """In one block."""
+    programs: Array
+    limits: Array
+    """Registers that a thread may have."""
+    groups: npt.NDArray[np.bool_]
+    """Whether the dots are warp-group products."""
+
+    @property
+    def halves(self) -> Array:
+        """Warps of a program, if they had 32 threads: what the facts on accesses are counted for."""
+        return self.threads * self.ctas / 32.0
+
+
 def costs(
     facts: FactColumns,
     grids: Sequence[tuple[int, ...] | None],
@@ -219,108 +242,150 @@ def costs(
 ) -> CostBreakdown:
     """Cost of every candidate. `unique_bytes` is the size of all tensors: what DRAM must move at least."""
     k = constants or CostConstants()
-    # A config without warps will not compile, but must not end the forecast of the others.
-    warps = np.maximum(1.0, np.array([float(c.num_warps) for c in configs]))
-    stages = np.array([float(c.num_stages) for c in configs])
-    ctas = np.maximum(1.0, np.array([float(c.num_ctas) for c in configs]))  # that share one program
-    threads = device.warp_size * warps  # of one of them
-    halves = (
-        threads * ctas / 32.0
-    )  # warps, if they had 32 threads: what the facts on accesses are counted for
-    unknown = 4.0 * device.multiprocessors
-    sizes = {g: float(math.prod(g)) if g else unknown for g in set(grids)}
-    programs = np.array([sizes[g] for g in grids])
-    programs = np.maximum(1.0, programs)
-    clock = device.clock_ghz * 1e6  # cycles per millisecond
-
-    limits = register_limits(configs, device)
-    groups = _uses_warp_groups(facts, warps, device.warp_groups)
-    tensor = np.where(groups & (device.tensor_memory_bytes > 0), facts["accumulator_bytes"], 0.0)
-    registers = _registers(facts, threads * ctas, tensor, k)
-    rules = device.warp_groups, device.spare_buffers, device.operands_held
-    shared = shared_bytes(facts, halves, stages, *rules)
-    # Blocks that share a program divide its tiles; each has whole rows, or columns, of a product's operands.
-    shared = shared / np.where(facts["dot_flops"] > 0, np.sqrt(ctas), ctas)
-    by_registers = device.registers / (np.minimum(registers, limits) * threads)
-    by_shared = device.shared_memory_bytes / np.maximum(shared, 1024.0)
-    by_tensor = np.where(tensor > 0, ctas * device.tensor_memory_bytes / np.maximum(tensor, 1.0), np.inf)
-    most = np.full(len(threads), float(device.programs))
-    fits = np.minimum.reduce([by_registers, by_shared, by_tensor, device.threads / threads, most])
-    resident = np.maximum(1.0, np.floor(fits))
-    launched = programs * ctas
+    launch = _launch(facts, grids, configs, device)
+    ctas, clock = launch.ctas, device.clock_ghz * 1e6  # cycles per millisecond
+    tensor = np.where(launch.groups & (device.tensor_memory_bytes > 0), facts["accumulator_bytes"], 0.0)
+    registers = _registers(facts, launch.threads * ctas, tensor, k)
+    shared = _shared_bytes_per_block(facts, launch, device)
+    launched = launch.programs * ctas
+    resident = _resident_programs(launch, device, registers, shared, tensor)
     resident = np.minimum(resident, np.maximum(1.0, np.ceil(launched / device.multiprocessors)))
     waves = launched / (device.multiprocessors * resident)
 
     # Cycles one program keeps each unit of its multiprocessor busy.
+    lines, requests = (_fact_at_warps(facts, name, launch.halves) for name in ("lines", "accesses"))
+    near = np.maximum(k.line * lines, k.request * requests)
+    memory = _soft_max(k, _l2_cycles(facts, device, k), near)
+    repeated = _recompute_factor(facts, launch.warps * ctas, launch.groups)
+    dot = _product_cycles(facts, launch, device, repeated, k)
+    exchange = k.exchange * _fact_at_warps(facts, "exchanged", launch.halves)
+    alu = _arithmetic_cycles(facts, launch.warps, device, repeated, k) + exchange
+    spilt = _spilled_bytes(facts, registers, launch.threads * ctas, launch.limits)
+    spill = spilt / _SPILL_BYTES_PER_CYCLE
+    # What one of the blocks that share a program does of it.
+    memory, dot, alu, spill, spilt = memory / ctas, dot / ctas, alu / ctas, spill / ctas, spilt / ctas
+    latency = _exposed_latency(facts, launch.stages, k)
+
+    busy = _soft_max(k, memory, dot, alu) + spill
+    waiting = np.where(facts["dot_flops"] > 0, spilt / (_SPILL_BYTES_PER_CYCLE_AND_WARP * launch.warps), 0.0)
+    slow_alu, slow_mem = (np.maximum(1.0, n / launch.warps) for n in (k.alu_warps, k.load_warps))
+    by_itself = _soft_max(k, slow_mem * memory, dot, slow_alu * alu) + spill
+    alone = _soft_max(k, by_itself, latency, waiting) + k.load_latency
+    cycles = _cycles_of_waves(waves, resident, busy, alone, k)
+    unique = _touched_bytes(facts, launch.programs, unique_bytes)
+    dram = np.full(len(busy), unique / (device.memory_gb_s * 1e6 * k.dram_share))
+    again = k.again_ms * launch.programs * facts["atomic_repeats"]
+    total = (
+        np.maximum(_soft_max(k, cycles / clock, dram, again), k.program_ms * launch.programs) + k.launch_ms
+    )
+    scale = launched / device.multiprocessors / clock
+    return CostBreakdown(
+        total_ms=total,
+        memory_ms=np.maximum(memory * scale, dram),
+        dot_ms=dot * scale,
+        alu_ms=(alu + spill) * scale,
+        latency_ms=latency * np.ceil(waves) / clock,
+        occupancy=resident,
+        waves=np.maximum(waves, 1e-3),
+        registers=registers,
+        shared_bytes=shared,
+        spill_ms=spill * scale,
+        dram_ms=dram,
+        lines_ms=lines * scale,
+        requests_ms=requests * scale,
+        again_ms=again,
+        repeated=repeated,
+        exchange_ms=exchange * scale,
+    )
+
+
+def _launch(
+    facts: FactColumns, grids: Sequence[tuple[int, ...] | None], configs: Sequence[Config], device: DeviceSpec
+) -> _Launch:
+    # A config without warps will not compile, but must not end the forecast of the others.
+    warps = np.maximum(1.0, np.array([float(c.num_warps) for c in configs]))
+    unknown = 4.0 * device.multiprocessors
+    sizes = {g: float(math.prod(g)) if g else unknown for g in set(grids)}
+    return _Launch(
+        warps=warps,
+        stages=np.array([float(c.num_stages) for c in configs]),
+        ctas=np.maximum(1.0, np.array([float(c.num_ctas) for c in configs])),
+        threads=device.warp_size * warps,
+        programs=np.maximum(1.0, np.array([sizes[g] for g in grids])),
+        limits=register_limits(configs, device),
+        groups=_uses_warp_groups(facts, warps, device.warp_groups),
+    )
+
+
+def _shared_bytes_per_block(facts: FactColumns, launch: _Launch, device: DeviceSpec) -> Array:
+    rules = device.warp_groups, device.spare_buffers, device.operands_held
+    shared = shared_bytes(facts, launch.halves, launch.stages, *rules)
+    # Blocks that share a program divide its tiles; each has whole rows, or columns, of a product's operands.
+    return shared / np.where(facts["dot_flops"] > 0, np.sqrt(launch.ctas), launch.ctas)
+
+
+def _resident_programs(
+    launch: _Launch, device: DeviceSpec, registers: Array, shared: Array, tensor: Array
+) -> Array:
+    """Programs that fit on a multiprocessor at once, by what each takes; `tensor` is bytes of tensor memory."""
+    by_registers = device.registers / (np.minimum(registers, launch.limits) * launch.threads)
+    by_shared = device.shared_memory_bytes / np.maximum(shared, 1024.0)
+    by_tensor = launch.ctas * device.tensor_memory_bytes / np.maximum(tensor, 1.0)
+    by_tensor = np.where(tensor > 0, by_tensor, np.inf)
+    most = np.full(len(launch.threads), float(device.programs))
+    fits = np.minimum.reduce([by_registers, by_shared, by_tensor, device.threads / launch.threads, most])
+    return np.asarray(np.maximum(1.0, np.floor(fits)))
+
+
+def _l2_cycles(facts: FactColumns, device: DeviceSpec, k: CostConstants) -> Array:
+    """Cycles in which the second-level cache moves what one program needs."""
     line = np.minimum(1.0, np.maximum(facts["mean_contiguous"], 1.0) * 2.0 / 32.0)
     moved = (facts["load_bytes"] + facts["store_bytes"]) / np.maximum(line, 0.06)
-    # Bytes per cycle and multiprocessor.
-    l2_rate = k.l2_over_dram * device.memory_gb_s * 1e6 / device.multiprocessors / clock
-    lines, requests = _fact_at_warps(facts, "lines", halves), _fact_at_warps(facts, "accesses", halves)
-    near = np.maximum(k.line * lines, k.request * requests)
     parted = k.parted * k.l2_over_dram * facts["partial_bytes"]  # not the cache's bytes, but memory's
     added = k.atomic * facts["atomic_elements"]
-    memory = _soft_max(k, (moved + parted + added) / l2_rate, near)
+    # Bytes per cycle and multiprocessor.
+    rate = k.l2_over_dram * device.memory_gb_s * 1e6 / device.multiprocessors / (device.clock_ghz * 1e6)
+    return np.asarray((moved + parted + added) / rate)
+
+
+def _product_cycles(
+    facts: FactColumns, launch: _Launch, device: DeviceSpec, repeated: Array, k: CostConstants
+) -> Array:
+    """Cycles of the tensor cores, or of turning their operands if that takes longer."""
     turned = facts["iterations"] * facts["crosswise_bytes"] / k.turning
-    turned = np.where(groups, turned, 0.0)
-    repeated = _recompute_factor(facts, warps * ctas, groups)
-    share = np.where(groups, facts["chained_flops"] / np.maximum(facts["dot_flops"], 1.0), 1.0)
-    cycles = _dot_cycles(facts, warps * ctas, device) * (1.0 + share * (repeated - 1.0))
-    dot = np.maximum(cycles, turned)
+    chained = facts["chained_flops"] / np.maximum(facts["dot_flops"], 1.0)
+    share = np.where(launch.groups, chained, 1.0)
+    cycles = _dot_cycles(facts, launch.warps * launch.ctas, device) * (1.0 + share * (repeated - 1.0))
+    return np.asarray(np.maximum(cycles, np.where(launch.groups, turned, 0.0)))
+
+
+def _arithmetic_cycles(
+    facts: FactColumns, warps: Array, device: DeviceSpec, repeated: Array, k: CostConstants
+) -> Array:
     alu = (facts["elementwise"] + 0.5 * facts["conversions"]) / device.fp32_lanes
     alu = alu + facts["integer_ops"] / 64.0 + facts["special"] / 16.0
     alu = k.issue * repeated * (alu + (facts["reduce_elements"] + 2.0 * facts["scan_elements"]) / 64.0)
     across = (facts["reduce_elements"] + facts["elementwise"]) / 64.0
-    alu = alu + np.where(_rows_cross_warp_groups(facts, warps), across, 0.0)
-    exchange = k.exchange * _fact_at_warps(facts, "exchanged", halves)
-    alu = alu + exchange
-    spilt = _spilled_bytes(facts, registers, threads * ctas, limits)
-    spill = spilt / _SPILL_BYTES_PER_CYCLE
-    # What one of the blocks that share a program does of it.
-    memory, dot, alu, spill, spilt = memory / ctas, dot / ctas, alu / ctas, spill / ctas, spilt / ctas
+    return np.asarray(alu + np.where(_rows_cross_warp_groups(facts, warps), across, 0.0))
 
-    # Latency of the iterations that pipelining does not hide; other resident programs may.
+
+def _exposed_latency(facts: FactColumns, stages: Array, k: CostConstants) -> Array:
+    """Latency of the iterations that pipelining does not hide; other resident programs may."""
     pipelined = facts["direct_bytes"] + facts["indirect_bytes"] + facts["streamed_bytes"] > 0
     ahead = np.where(pipelined, _prefetch_depth(facts, stages)[1], 1.0)
     loads = np.maximum(1.0, np.where(pipelined, 1.0, facts["load_chain"]))
     chain = np.maximum(loads, facts["serial_chain"])
     first = np.minimum(facts["iterations"], facts["loop_entries"])
     latency = k.load_latency * loads * (first + (facts["iterations"] - first) / ahead)
-    latency = latency + facts["iterations"] * k.stage_latency * (chain - loads)
+    return np.asarray(latency + facts["iterations"] * k.stage_latency * (chain - loads))
 
-    busy = _soft_max(k, memory, dot, alu) + spill
-    waiting = np.where(facts["dot_flops"] > 0, spilt / (_SPILL_BYTES_PER_CYCLE_AND_WARP * warps), 0.0)
-    slow_alu, slow_mem = np.maximum(1.0, k.alu_warps / warps), np.maximum(1.0, k.load_warps / warps)
-    by_itself = _soft_max(k, slow_mem * memory, dot, slow_alu * alu) + spill
-    alone = _soft_max(k, by_itself, latency, waiting) + k.load_latency
-    per_wave = _soft_max(k, resident * busy, alone)
+
+def _cycles_of_waves(waves: Array, resident: Array, busy: Array, alone: Array, k: CostConstants) -> Array:
+    """Full waves, and what is left over in a last one; a program takes `alone` at least."""
     full = np.floor(waves)
     tail = waves - full
     last = _soft_max(k, np.maximum(1.0, np.ceil(tail * resident)) * busy, alone)
-    cycles = full * per_wave + np.where(tail > 0, last, 0.0)
-    unique = _touched_bytes(facts, programs, unique_bytes)
-    dram = np.full(len(busy), unique / (device.memory_gb_s * 1e6 * k.dram_share))
-    again = k.again_ms * programs * facts["atomic_repeats"]
-    total = np.maximum(_soft_max(k, cycles / clock, dram, again), k.program_ms * programs) + k.launch_ms
-    scale = launched / device.multiprocessors / clock
-    return CostBreakdown(
-        total,
-        np.maximum(memory * scale, dram),
-        dot * scale,
-        (alu + spill) * scale,
-        latency * np.ceil(waves) / clock,
-        resident,
-        np.maximum(waves, 1e-3),
-        registers,
-        shared,
-        spill * scale,
-        dram,
-        lines * scale,
-        requests * scale,
-        again,
-        repeated,
-        exchange * scale,
-    )
+    return np.asarray(full * _soft_max(k, resident * busy, alone) + np.where(tail > 0, last, 0.0))
 
 
 def _fact_at_warps(facts: FactColumns, name: str, warps: Array) -> Array:

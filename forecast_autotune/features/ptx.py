@@ -29,7 +29,7 @@ PTX_FACT_NAMES = (
     "atomics",
     "branches",
 )
-"""What `ptx_facts` counts."""
+"""Names of the counts that `ptx_facts` returns."""
 
 
 def ptx_facts(ptx: str) -> dict[str, int]:
@@ -67,15 +67,15 @@ def ptx_facts(ptx: str) -> dict[str, int]:
 
 
 def _access_bytes(op: str) -> int:
-    found = _BITS.search(op)
-    return int(found[1] or 1) * int(found[2]) // 8 if found else 0
+    match = _BITS.search(op)
+    return int(match[1] or 1) * int(match[2]) // 8 if match else 0
 
 
 def resource_usage(text: str) -> Mapping[str, int]:
     """Registers, stack and shared memory of `cuobjdump --dump-resource-usage` output, the largest each."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for name, key in (("registers", "REG"), ("stack", "STACK"), ("static_shared", "SHARED")):
         values = [int(v) for v in re.findall(rf"\b{key}:(\d+)", text)]
         if values:
-            found[name] = max(values)
-    return found
+            results[name] = max(values)
+    return results

@@ -17,7 +17,7 @@ from forecast_autotune.features.ttir.parser import FeatureError, strip_locations
 from forecast_autotune.records import to_scalar
 
 _CACHED_ATTRIBUTES = ("hash", "used_global_vals")
-"""What Triton remembers about a function's source once something asks for its cache key."""
+"""Attributes that Triton sets on a function once something asks for its cache key."""
 
 
 def trace(
@@ -213,7 +213,7 @@ def _lower(kernel: Any, signature: Any, constants: Any, attributes: Any, target:
 
 
 def _error_summary(error: BaseException) -> str:
-    """What an error says. Triton's wrap the cause several deep, and quote source with the fault last."""
+    """The message of an error. Triton's wrap the cause several deep, and quote source with the fault last."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(getattr(error, "error_message", None) or error).split())

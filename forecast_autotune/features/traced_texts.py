@@ -2,22 +2,27 @@
 
 Parsing a long text takes as long as a whole forecast. Children that trace a kernel read it as well and answer
 with both; here a text stays compressed until somebody asks for it, which a forecast does not.
+
+Facts are also kept beside measurements, as JSON: what a refit reads where nobody kept the texts. A text has tens of
+kilobytes, its facts a few hundred bytes. Facts of another version are passed over, as if nothing had been kept.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from forecast_autotune.features.candidate_list import Grid
+from forecast_autotune.features.candidate_list import CandidateList, Grid
 from forecast_autotune.features.ttir.extraction import extract_facts
 from forecast_autotune.features.ttir.facts import TtirFacts, facts_from_json, facts_to_json
 from forecast_autotune.features.ttir.parser import FeatureError
-from forecast_autotune.records import Argument
+from forecast_autotune.records import Argument, Candidate, Problem, digest
+from forecast_autotune.records.problem import FACTS
 
 
 @lru_cache(maxsize=4096)
@@ -79,7 +84,7 @@ class TracedTexts(MutableMapping[str, str]):
 
     @property
     def characters(self) -> int:
-        """Of all texts together."""
+        """Length of all texts together."""
         return sum(t.characters if isinstance(t, CompressedText) else len(t) for t in self._texts.values())
 
     def stored(self, name: str) -> str | CompressedText:
@@ -125,16 +130,93 @@ def facts_of_text(
 
 def encode_facts(text: str, arguments: tuple[Argument, ...], grids: Iterable[Grid]) -> list[Any]:
     """The facts of a text at each of these grids as JSON, for `decode_facts` in another process."""
-    found = []
+    results = []
     for grid in grids:
         one = cached_facts(text, arguments, grid)
-        found.append([None if grid is None else list(grid), None if one is None else facts_to_json(one)])
-    return found
+        results.append([None if grid is None else list(grid), None if one is None else facts_to_json(one)])
+    return results
 
 
 def decode_facts(encoded: Iterable[Any]) -> dict[Grid, TtirFacts | None]:
-    """What `encode_facts` gave. Raises `ValueError`, `TypeError` or `KeyError` for anything else."""
+    """Read the output of `encode_facts`. Raises `ValueError`, `TypeError` or `KeyError` for anything else."""
     return {
-        None if grid is None else tuple(map(int, grid)): None if told is None else facts_from_json(told)
-        for grid, told in encoded
+        None if grid is None else tuple(map(int, grid)): None if data is None else facts_from_json(data)
+        for grid, data in encoded
     }
+
+
+_SEMANTICS_VERSION = 2
+"""Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
+VERSION = f"{_SEMANTICS_VERSION}-{digest([f.name for f in fields(TtirFacts)])[:8]}"
+
+
+def collect_facts(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    grids: Mapping[Candidate, tuple[int, ...]],
+    ttir: Mapping[str, str],
+    *,
+    within_s: float,
+) -> dict[str, Any]:
+    """The facts of these candidates as `FACTS` holds them; without units where there is no TTIR.
+
+    Texts that a surrogate has read in this process cost nothing. What is not read after `within_s` seconds is
+    left out.
+    """
+    end = time.perf_counter() + within_s
+    listed = CandidateList.of(candidates)
+    names, keys = listed.assignments
+    units = listed.units(grids, problem.grid)
+    results: dict[tuple[str, Grid], TtirFacts] = {}
+    for row in units.first.tolist():
+        name, grid = names[keys[row]], units.grids[row]
+        if name not in ttir or (name, grid) in results:
+            continue
+        if time.perf_counter() > end:
+            break
+        if (one := facts_of_text(ttir, name, problem.arguments, grid)) is not None:
+            results[name, grid] = one
+    return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in results.items()]}
+
+
+def merge_facts(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, as far as `old` is of this version; of units in both, the new one."""
+    units = {**_decode_units(old), **_decode_units(new)}
+    return {"version": VERSION, "units": [_encode_unit(*unit, one) for unit, one in units.items()]}
+
+
+def facts_by_unit(problem: Problem) -> dict[tuple[str, Grid], TtirFacts]:
+    """The facts that a problem's record has kept, by (assignment, grid); empty for nothing, or of another version."""
+    return _decode_units(problem.extra.get(FACTS))
+
+
+def fact_count(problem: Problem) -> int:
+    """How many units a record has kept facts of, readable or not; looks at none of them."""
+    kept = problem.extra.get(FACTS)
+    units = kept.get("units") if isinstance(kept, Mapping) else None
+    return len(units) if isinstance(units, list) else 0
+
+
+def has_facts(problem: Problem) -> bool:
+    """Whether a formula can be computed for this record: TTIR, or facts that this release understands."""
+    return bool(problem.ttir) or bool(facts_by_unit(problem))
+
+
+def _encode_unit(assignment: str, grid: Grid, one: TtirFacts) -> list[Any]:
+    return [assignment, None if grid is None else list(grid), facts_to_json(one)]
+
+
+def _decode_units(data: Any) -> dict[tuple[str, Grid], TtirFacts]:
+    """Whole units only: stores are edited and merged by people."""
+    if not isinstance(data, Mapping) or data.get("version") != VERSION:
+        return {}
+    results: dict[tuple[str, Grid], TtirFacts] = {}
+    units = data.get("units")
+    for unit in units if isinstance(units, list) else []:
+        try:
+            assignment, grid, payload = unit
+            where = None if grid is None else tuple(int(n) for n in grid)
+            results[str(assignment), where] = facts_from_json(payload)
+        except (TypeError, ValueError, KeyError, OverflowError, AttributeError):
+            continue
+    return results

@@ -1,12 +1,16 @@
-"""What every backend does: probabilities of given labels after a shared prefix and each suffix."""
+"""The protocol of backends: probabilities of given labels after a shared prefix and each suffix.
+
+A writer of texts is a function from a prompt to several texts, and tells its caller what it cost.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +27,12 @@ class LLMError(ForecastAutotuneError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What one or more forecasts cost."""
+    """Cost of one or more forecasts."""
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt's tokens, those whose computation was kept from an earlier request."""
+    """Tokens of the prompt whose computation was kept from an earlier request."""
     output_tokens: int = 0
     seconds: float = 0.0
     """Wall seconds of waiting for the model."""
@@ -97,3 +101,38 @@ class Backend(Protocol):
     def close(self) -> None:
         """Give memory, threads and connections back."""
         ...
+
+
+T = TypeVar("T")
+
+
+def run_parallel(jobs: Sequence[Callable[[], T]], width: int) -> list[T | LLMError]:
+    """Run jobs in up to `width` threads; what a job raises as `LLMError` takes its result's place."""
+
+    def safe(job: Callable[[], T]) -> T | LLMError:
+        try:
+            return job()
+        except LLMError as error:
+            return error
+
+    if len(jobs) <= 1 or width <= 1:
+        return [safe(job) for job in jobs]
+    with ThreadPoolExecutor(min(width, len(jobs)), "forecast-autotune-llm") as pool:
+        return list(pool.map(safe, jobs))
+
+
+TextGenerator = Callable[[str, int], list[str]]
+"""(prompt, n) -> up to n texts; raises `LLMError` when there is none."""
+UsageCallback = Callable[[Usage], None]
+"""Is told what one call of a writer cost, in the caller's thread, whether or not there was a text."""
+
+
+def ignore_usage(usage: Usage) -> None:
+    """Nobody asked; the ledger knows all the same."""
+
+
+def require_texts(texts: list[str], trouble: list[str]) -> list[str]:
+    """The texts. Raises `LLMError` telling the trouble where there are none."""
+    if not texts and trouble:
+        raise LLMError(f"no text was written: {'; '.join(dict.fromkeys(trouble))}")
+    return texts

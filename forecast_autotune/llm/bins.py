@@ -74,15 +74,15 @@ class Bins:
         return tuple(map(AnswerLabel, string.ascii_uppercase, meanings))
 
     def table(self) -> str:
-        """What a model is told: one line per label."""
+        """The table in a prompt: one line per label."""
         return "\n".join(f"{label.token} = {label.meaning}" for label in self.labels)
 
     @classmethod
     def from_table(cls, text: str) -> Bins:
         """The bins that a text with `table()` in it speaks of. Raises `RecordError` if they leave gaps."""
-        found = [m.groups() for m in _RANGE.finditer(text)]
-        low = [float(g[2] if g[1] == "at least" else g[3]) for g in found if g[1] != "below"]
-        high = [float(g[2] if g[1] == "below" else g[4]) for g in found if g[1] != "at least"]
+        results = [m.groups() for m in _RANGE.finditer(text)]
+        low = [float(g[2] if g[1] == "at least" else g[3]) for g in results if g[1] != "below"]
+        high = [float(g[2] if g[1] == "below" else g[4]) for g in results if g[1] != "at least"]
         if low != high:
             raise RecordError(f"bins with gaps or overlaps: they start at {low} and end at {high}")
         return cls(tuple(low))

@@ -1,4 +1,4 @@
-"""What is known of one language model's honesty and skill, fitted by `forecast-autotune train calibrate-llm`.
+"""Calibration of one language model, fitted by `forecast-autotune train calibrate-llm`.
 
 A model says what it likes; this record says what its answers have been worth: a temperature and a monotone
 correction of its means, and one weight, by which an ensemble follows it. It is JSON, beside the adapter or in
@@ -58,13 +58,13 @@ class MonotoneCurve(Record):
         """The corrected values, same shape."""
         if not self.x:
             return values
-        found = np.asarray(np.interp(values, self.x, self.y))
+        result = np.asarray(np.interp(values, self.x, self.y))
         if len(self.x) < 2:
-            return found
+            return result
         low = min(1.0, (self.y[1] - self.y[0]) / (self.x[1] - self.x[0]))
         high = min(1.0, (self.y[-1] - self.y[-2]) / (self.x[-1] - self.x[-2]))
         under, over = np.minimum(values - self.x[0], 0.0), np.maximum(values - self.x[-1], 0.0)
-        return np.asarray(found + low * under + high * over)
+        return np.asarray(result + low * under + high * over)
 
     def to_json(self) -> Any:
         """Knots as pairs."""
@@ -95,7 +95,7 @@ class BlendWeight(Record, complete=True):
 
 @dataclass(frozen=True)
 class CalibrationScope(Record, complete=True):
-    """What the calibration was fitted to; what lies outside is out of distribution."""
+    """The range that the calibration was fitted to; what lies outside is out of distribution."""
 
     devices: tuple[str, ...] = ()
     """Slugs."""
@@ -208,8 +208,8 @@ class LLMCalibration(
         A row of zeros is no answer, and one whose labels have hardly any `mass` [n] was not understood.
         """
         _, sd, _ = self.bins.moments(self.temperature_scaled(probabilities))
-        told = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
-        return np.where(told, 1.0 / (1.0 + (sd / HALF_TRUST_SD) ** 2), 0.0)
+        data = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
+        return np.where(data, 1.0 / (1.0 + (sd / HALF_TRUST_SD) ** 2), 0.0)
 
     def mark(self) -> str:
         """A short name of everything it says but where it comes from."""
@@ -249,10 +249,10 @@ def find_calibration(model: str, prompt: str, places: Sequence[Path]) -> LLMCali
     for path in places:
         if not path.is_file():
             continue
-        found = read(path)
-        if found.prompt != prompt or found.bins != BINS:
+        result = read(path)
+        if result.prompt != prompt or result.bins != BINS:
             raise RecordError(
-                f"{path}: fitted for prompt {found.prompt!r}, this release asks with {prompt!r}: {RECALIBRATE_HINT}"
+                f"{path}: fitted for prompt {result.prompt!r}, this release asks with {prompt!r}: {RECALIBRATE_HINT}"
             )
-        return found
+        return result
     return LLMCalibration(model, prompt)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from forecast_autotune.numerics import sparse_count
 
 MIN_CANDIDATES = 16
-"""Of fewer candidates the first look alone measures a good part: an answer would come too late to matter."""
+"""With fewer candidates the first look alone measures a good part: an answer would come too late to matter."""
 TIMING_S = 0.05
 """Seconds to time one candidate."""
 TYPICAL_PREFIX_TOKENS, TYPICAL_SUFFIX_TOKENS = 1500, 65
@@ -22,14 +22,14 @@ DEFAULT_LOAD_S = 15.0
 DEFAULT_PER_TOKEN_S = 1e-4
 """Seconds per token of a model that has never been asked here: a small one on a GPU takes a tenth."""
 OVERHEAD_S = 0.02
-"""What two beliefs instead of one take in a decision, whatever the model takes (16 ms on recorded ones)."""
+"""Seconds that two beliefs instead of one take in a decision, whatever the model takes (16 ms on recorded ones)."""
 MARGIN = 2.0
 """An answer is waited for before anything else where it is worth so many times what it costs."""
 
 
 @dataclass(frozen=True)
 class GateInputs:
-    """What the gate looks at."""
+    """Inputs of the gate."""
 
     candidates: int
     """Candidates that are not measured yet."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_autotune.llm.prompt import COMPARE_VERSION, FORECAST_VERSION, PAIR_LABELS, Prompt
+from forecast_autotune.llm.prompt import FORECAST_VERSION, Prompt
 
 SCHEMA = 1
-"""Of files of questions and of answers."""
+"""Schema of files of questions and of answers."""
 
 
 def question_key(version: str, prefix: str, suffixes: Sequence[str] = ()) -> str:
@@ -23,8 +23,7 @@ def question_key(version: str, prefix: str, suffixes: Sequence[str] = ()) -> str
 
 def version_of_labels(labels: Sequence[AnswerLabel]) -> str:
     """The version of the prompt that asks for these labels; empty where none does."""
-    known = {BINS.labels: FORECAST_VERSION, PAIR_LABELS: COMPARE_VERSION}
-    return known.get(tuple(labels), "")
+    return FORECAST_VERSION if tuple(labels) == BINS.labels else ""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class OpenQuestion:
     kind: str
     """By the name on the command line: `forecast`, ..."""
     version: str
-    """Of the prompt."""
+    """Version of the prompt."""
     kernel: str
     """The kernel's name."""
     prefix: str

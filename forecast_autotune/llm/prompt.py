@@ -21,20 +21,16 @@ from forecast_autotune.records import Argument, Candidate, Problem
 
 FORECAST_VERSION = "forecast-2"
 """Version of the prompt whose answer is a bin."""
-COMPARE_VERSION = "compare-1"
-"""Version of the prompt whose answer is the faster of two."""
-PAIR_LABELS = (AnswerLabel("A", "the first"), AnswerLabel("B", "the second"))
-"""Labels of a comparison."""
 MAX_SOURCE_CHARS = 6000
 """Most characters of a kernel's source in a prompt, about 1,500 tokens; the middle of longer ones is cut."""
 MAX_DIFF_CHARS = 4000
 """Most characters of a variant's changes in a suffix."""
-_LAST_LINE = {FORECAST_VERSION: "Bin:", COMPARE_VERSION: "Faster:"}
+_LAST_LINE = "Bin:"
 
 
 @dataclass(frozen=True)
 class ReferenceTime:
-    """What times are compared with: a candidate that was measured, or an estimate and how it came about."""
+    """The reference of times: a candidate that was measured, or an estimate and how it came about."""
 
     log2_ms: float
     shown: str
@@ -64,7 +60,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A question to a model about n candidates (or n pairs of them)."""
+    """A question to a model about n candidates."""
 
     version: str
     prefix: str
@@ -74,7 +70,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class ProblemDescription:
-    """What the prefix says of a problem."""
+    """Description of a problem in the prefix."""
 
     problem: Problem
     source: str = ""
@@ -90,21 +86,9 @@ def forecast_prompt(
     neighbours: Sequence[Neighbour] = (),
 ) -> Prompt:
     """Ask for the bin of every candidate; texts from `shown` or `variant_text`, `guess_text` below them."""
-    prefix = _prefix(FORECAST_VERSION, subject, reference, neighbours)
-    suffixes = tuple(f"{text}\n{_LAST_LINE[FORECAST_VERSION]}" for text in candidates)
+    prefix = _prefix(subject, reference, neighbours)
+    suffixes = tuple(f"{text}\n{_LAST_LINE}" for text in candidates)
     return Prompt(FORECAST_VERSION, prefix, suffixes, BINS.labels)
-
-
-def compare_prompt(
-    subject: ProblemDescription,
-    pairs: Sequence[tuple[str, str]],
-    reference: ReferenceTime,
-    neighbours: Sequence[Neighbour] = (),
-) -> Prompt:
-    """Ask which of each pair is faster. A model may favour a place: ask both orders and take the mean."""
-    prefix = _prefix(COMPARE_VERSION, subject, reference, neighbours)
-    suffixes = tuple(f"A: {a}\nB: {b}\n{_LAST_LINE[COMPARE_VERSION]}" for a, b in pairs)
-    return Prompt(COMPARE_VERSION, prefix, suffixes, PAIR_LABELS)
 
 
 def shown(candidate: Candidate, features: Mapping[str, float] | None = None) -> str:
@@ -114,7 +98,7 @@ def shown(candidate: Candidate, features: Mapping[str, float] | None = None) -> 
 
 
 def guess_text(log2_ratio: float | None) -> str:
-    """What another surrogate believes of a candidate's log2(time / reference time), None: that it fails.
+    """Another surrogate's belief about a candidate's log2(time / reference time), None: that it fails.
 
     In the words of the answer, and next to it: a model that copies the letter is as good as that surrogate
     from its first step of training on, and has the rest of its training for where that is wrong.
@@ -180,14 +164,12 @@ def work_text(flops: float, moved_bytes: float) -> str:
     return ", ".join(parts)
 
 
-def _prefix(
-    version: str, subject: ProblemDescription, reference: ReferenceTime, neighbours: Sequence[Neighbour]
-) -> str:
+def _prefix(subject: ProblemDescription, reference: ReferenceTime, neighbours: Sequence[Neighbour]) -> str:
     problem = subject.problem
     if not math.isfinite(reference.log2_ms):
         raise ValueError(f"a reference needs a finite time, got 2^{reference.log2_ms} ms")
     return str(
-        _template(version).render(
+        _template().render(
             device=problem.device,
             card=device_spec(problem.device),
             toolchain=", ".join(f"{k} {v}" for k, v in problem.toolchain) or "not known",
@@ -205,7 +187,7 @@ def _prefix(
 
 
 @cache
-def _template(version: str) -> Any:
+def _template() -> Any:
     try:
         import jinja2
     except ImportError as error:
@@ -221,4 +203,4 @@ def _template(version: str) -> Any:
         undefined=jinja2.StrictUndefined,
         autoescape=False,
     )
-    return environment.get_template(f"{version}.j2")
+    return environment.get_template(f"{FORECAST_VERSION}.j2")

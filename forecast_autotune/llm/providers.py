@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from forecast_autotune import plugins
-from forecast_autotune.llm.backend import Backend
-from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
+from forecast_autotune.llm.backend import Backend, TextGenerator, UsageCallback, ignore_usage
 from forecast_autotune.settings import Settings, cache_directory
 
 GROUP = "forecast_autotune.models"
@@ -51,8 +50,8 @@ class Provider(Protocol):
 
 def provider() -> Provider:
     """The registered provider. Raises `PluginError` where there is none."""
-    found: Provider = plugins.load(GROUP, "default")
-    return found
+    result: Provider = plugins.load(GROUP, "default")
+    return result
 
 
 def answers_directory(settings: Settings) -> Path:

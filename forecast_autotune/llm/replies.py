@@ -39,8 +39,8 @@ def weights(distribution: Any, *, labels: Sequence[AnswerLabel]) -> list[Any]:
         raise InvalidResponse("numbers that are no probabilities")
     total = math.fsum(value for _, value in numbers)
     percent = 100.0 if total > 100.0 * MIN_TOTAL else 1.0
-    found = dict(numbers)
-    return [found.get(label.token, 0.0) / percent for label in labels]
+    results = dict(numbers)
+    return [results.get(label.token, 0.0) / percent for label in labels]
 
 
 def extract_json(text: str) -> Any:

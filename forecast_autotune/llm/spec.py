@@ -1,4 +1,4 @@
-"""What FORECAST_AUTOTUNE_LLM may say: kind of backend, model, and options that are all known and checked."""
+"""Values of FORECAST_AUTOTUNE_LLM: kind of backend, model, and options that are all known and checked."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ModelSpec:
 
     @property
     def shown(self) -> str:
-        """What it names, for people."""
+        """The name for people."""
         if self.kind in _LOCAL_OPTIONS:
             return f"{self.kind}:{self.location}"
         return f"{self.options['model']} at {self.location}"
@@ -146,7 +146,7 @@ def parsed(text: str, *, writing: bool = False) -> ModelSpec:
 
 
 def shown_model(text: str) -> str:
-    """What a specification names, for people; of one that is refused nothing, as it may hold a key."""
+    """The name of a specification for people; empty for one that is refused, as it may hold a key."""
     try:
         return parsed(text).shown
     except SettingsError:
@@ -179,18 +179,18 @@ def _parse_server(place: str, query: str, writing: bool) -> ModelSpec:
 
 
 def _parse_options(query: str, known: Mapping[str, OptionParser], what: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in known:
             shown = repr(name) if _WORD.fullmatch(name) else "that is not a word"
             raise SettingsError(f"an option {shown} is not known for {what}: known are {', '.join(known)}")
-        if name in found:
+        if name in results:
             raise SettingsError(f"the option {name!r} is given twice")
         try:
-            found[name] = known[name](text)
+            results[name] = known[name](text)
         except ValueError as error:
             raise SettingsError(f"the option {name!r} {error}") from None
-    return found
+    return results
 
 
 def _refuse_secrets(text: str) -> None:

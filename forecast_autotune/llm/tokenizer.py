@@ -46,23 +46,23 @@ class ForecastTokenizer:
 
         Raises `LLMError` where a label, with a space before it, is not exactly one token of its own.
         """
-        found: list[int] = []
+        results: list[int] = []
         for tail in dict.fromkeys(text.rpartition("\n")[2] for text in suffixes):
             ids = self._labels_after(tail, [label.token for label in labels])
-            if found and ids != found:
+            if results and ids != results:
                 raise LLMError(
                     "the suffixes of one forecast must end alike, but a label's token depends on which of "
                     f"them it follows (one ends in {tail!r}): ask for them apart"
                 )
-            found = ids
-        return found
+            results = ids
+        return results
 
     def _labels_after(self, tail: str, words: list[str]) -> list[int]:
         key = (tail, *words)
         if key in self._labels:
             return self._labels[key]
         (before, *after) = self._encoded([tail, *(f"{tail} {word}" for word in words)], opening=False)
-        found = []
+        results = []
         for word, ids in zip(words, after, strict=True):
             if len(ids) != len(before) + 1 or not np.array_equal(ids[:-1], before):
                 rest = [int(i) for i in ids[len(before) :]]
@@ -71,14 +71,14 @@ class ForecastTokenizer:
                     f"{rest} of it: choose labels that are single tokens, such as capital letters, or "
                     "another model"
                 )
-            found.append(int(ids[-1]))
-        if len(set(found)) < len(found):
+            results.append(int(ids[-1]))
+        if len(set(results)) < len(results):
             raise LLMError(
-                f"labels must be told apart, but this model's tokenizer maps {words} to the tokens {found}: "
+                f"labels must be told apart, but this model's tokenizer maps {words} to the tokens {results}: "
                 "choose other labels or another model"
             )
-        self._labels[key] = found
-        return found
+        self._labels[key] = results
+        return results
 
     def _encoded(self, texts: Sequence[str], opening: bool) -> list[Ids]:
         missing = [text for text in dict.fromkeys(texts) if (opening, text) not in self._known]
@@ -88,10 +88,10 @@ class ForecastTokenizer:
         if missing:
             if self._fast is not None:  # without what a model's call wraps around it: half the time
                 rows = self._fast.encode_batch_fast(missing, add_special_tokens=opening)
-                made = [row.ids for row in rows]
+                results = [row.ids for row in rows]
             else:
-                made = self._tokenizer(missing, add_special_tokens=opening)["input_ids"]
-            for text, ids in zip(missing, made, strict=True):
+                results = self._tokenizer(missing, add_special_tokens=opening)["input_ids"]
+            for text, ids in zip(missing, results, strict=True):
                 self._known[opening, text] = np.asarray(ids, np.int64)
         return [self._known[opening, text] for text in texts]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.stored_facts import collect_facts, merge_facts
+from forecast_autotune.features.traced_texts import collect_facts, merge_facts
 from forecast_autotune.policy import Policy, WallTime
 from forecast_autotune.records import (
     Candidate,

@@ -169,7 +169,7 @@ class Problem(
 
 
 def _joined_facts(own: Any, theirs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The units of both, the first one's where both have some; see `features.stored_facts` for what they mean."""
+    """The units of both, the first one's where both have some; see `features.traced_texts` for what they mean."""
     if not isinstance(own, Mapping) or own.get("version") != theirs.get("version"):
         return theirs
     units = {**_units(theirs.get("units")), **_units(own.get("units"))}

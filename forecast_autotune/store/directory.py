@@ -385,7 +385,7 @@ class KernelDirectory:
     # --- facts ---
 
     def facts(self, problem_id: str) -> Mapping[str, Any] | None:
-        """The facts kept of a problem (`features.stored_facts`). A damaged file is noted and counts as none."""
+        """The facts kept of a problem (`features.traced_texts`). A damaged file is noted and counts as none."""
         if problem_id in self._facts or self.path is None:
             return self._facts.get(problem_id)
         path = self.path / "facts" / f"{problem_file(problem_id)}.json"
@@ -482,7 +482,7 @@ class KernelDirectory:
 
 
 def _sound_facts(data: dict[str, Any]) -> dict[str, Any]:
-    """Facts as `features.stored_facts` writes them; what a unit holds is checked where it is read."""
+    """Facts as `features.traced_texts` writes them; what a unit holds is checked where it is read."""
     units = data.get("units")
     if not isinstance(data.get("version"), str) or not isinstance(units, list):
         raise RecordError("facts have a version, a text, and units, a list")

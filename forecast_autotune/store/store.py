@@ -155,7 +155,7 @@ class Store:
                 self._verdicts.pop(device_directory(problem.device.slug), None)
 
     def facts(self, problem: Problem) -> Mapping[str, Any] | None:
-        """The facts kept of a problem for refits (`features.stored_facts`), if any. A damaged file counts as none."""
+        """The facts kept of a problem for refits (`features.traced_texts`), if any. A damaged file counts as none."""
         with self._mutex:
             return self._directory(problem).facts(problem.id)
 

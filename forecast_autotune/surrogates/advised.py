@@ -33,7 +33,7 @@ _VERSION = "advised-1"
 _MOST_REMEMBERED = 64
 """Evaluations that are kept of one cost function: of a problem and its relatives."""
 STEP = 0.25
-"""Of a constant, in doublings, for its derivative."""
+"""Step of a constant, in doublings, for its derivative."""
 
 
 _Identity = npt.NDArray[np.intp] | None
@@ -52,7 +52,7 @@ class AdviceWeights:
     terms: float = 0.5
     """Doublings by which a labelled term may be off."""
     additive: float = 0.7
-    """What the advice leaves of the process' own doubt about sums of one-dimensional effects ..."""
+    """Share that the advice leaves of the process' own doubt about sums of one-dimensional effects ..."""
     joint: float = 0.95
     """... and about joint ones."""
     log_odds: float = 5.0
@@ -81,7 +81,7 @@ class AdvisedSurrogate(MovedSurrogate):
         self._moved_priors: dict[tuple[object, ...], tuple[Prior, Prior]] = {}
         """By what was asked about: the base's belief, and what became of it."""
         self._stated: dict[tuple[object, ...], tuple[Array, _Identity]] = {}
-        """What each cost function says; it does not change as IR comes in."""
+        """Forecasts of each cost function; they do not change as IR comes in."""
 
     def prior(self, query: Query) -> Prior:
         """The belief of the base, moved towards the advice. Raises `AdviceError` where it cannot be evaluated."""
@@ -139,11 +139,11 @@ class AdvisedSurrogate(MovedSurrogate):
         w, ones = self.weights, np.ones(len(believed))
         steps = [w.constants * math.log2(c.spread) for c in function.constants]
         steps += [w.terms] * (len(stated) - 1 - len(steps))
-        found = [disagreement(believed, stated[0], ones, self.hyper)]
+        results = [disagreement(believed, stated[0], ones, self.hyper)]
         for changed, step in zip(stated[1:], steps, strict=True):
-            moved = disagreement(believed, changed, ones, self.hyper) - found[0]
-            found.append(w.mean * moved / STEP * step)
-        return np.stack(found, axis=1)
+            moved = disagreement(believed, changed, ones, self.hyper) - results[0]
+            results.append(w.mean * moved / STEP * step)
+        return np.stack(results, axis=1)
 
 
 def advised_forecasts(
@@ -182,9 +182,9 @@ def _advised(
         and weights in (None, last.weights)
     ):
         return last
-    made = AdvisedSurrogate(base, advice, informed, weights)
-    _LATEST[base] = made
-    return made
+    result = AdvisedSurrogate(base, advice, informed, weights)
+    _LATEST[base] = result
+    return result
 
 
 _LATEST: WeakKeyDictionary[AnalyticSurrogate, AdvisedSurrogate] = WeakKeyDictionary()

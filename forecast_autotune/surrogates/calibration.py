@@ -1,10 +1,16 @@
-"""What a surrogate says -> how often it came true: risks, P(within a tolerance) and intervals.
+"""Statements of a surrogate -> how often they came true: risks, P(within a tolerance) and intervals.
 
 Per-candidate intervals do not bound the regret of the best of many, so the statement of a decision,
 "the regret exceeds the tolerance with probability p", has a curve of its own, fitted to replays of
 recorded tables by `forecast_train.surrogate.calibrate` with each kernel family forecast by a surrogate
 that has not seen it. Curves are kept apart by what a surrogate could go by; a group nothing was recorded
 of gets the pooled curves, shifted to the pessimistic side.
+
+The last correction is learnt while tuning, of a user's own store. Each `RiskVerdict` says whether a stated risk came
+true, and how much of what had been trusted was looked at. A winner among the trusted is found with at least the
+probability `share` when those measured were drawn at random, and more often when they were chosen for merit, so the
+rate of a risk is estimated as winners found / sum of shares: right for audits, too pessimistic for the rest, never too
+sure.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.devices import is_known_device, is_measured_device
 from forecast_autotune.numerics import INTERVAL_LEVELS
-from forecast_autotune.records import Candidate, Device
+from forecast_autotune.records import Candidate, Device, RiskVerdict
 from forecast_autotune.records.codec import Record, from_json, reader_of
 from forecast_autotune.surrogates.protocol import Array, Forecasts
 from forecast_autotune.surrogates.relatives import Kinship
@@ -37,17 +43,17 @@ GROUPS = (INFORMED, FAMILIAR, STRANGE, RELATED, FAR, FEW, UNINFORMED, UNKNOWN)
 shape, too, or at others only; the list is short, whatever was tuned; IR was not read; nothing is known of the
 device's speeds, with or without IR, or it has a datasheet alone and the IR was read."""
 FAMILIARITY_BOUNDS = (0.5, 0.85)
-"""Distances (`corpus`) below which a kernel is familiar, and from which on it is strange: of kernels whose
-family was left out of the fit, about a quarter each."""
+"""Distances (`learned.TrainingCorpus`) below which a kernel is familiar, and from which on it is strange: of kernels
+whose family was left out of the fit, about a quarter each."""
 LONG_LIST = 30
 """Candidates from which on a list is none of `FEW`: after five measurements little of a short list is left,
 and the risk that is stated there comes true less often."""
 OWN_MEASUREMENT_BOUNDS = (0, 1, 4, 9)
 """Lower ends of the classes of own measurements: intervals are right or wrong in another way in each."""
 PESSIMISTIC_ODDS = 2.0
-"""What the odds of being wrong are multiplied by in a group nothing was recorded of."""
+"""Factor on the odds of being wrong in a group nothing was recorded of."""
 PESSIMISTIC_WIDTH = 1.3
-"""What intervals are multiplied by in a group nothing was recorded of."""
+"""Factor on intervals in a group nothing was recorded of."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class CalibrationCurve(Record):
         return CalibrationCurve(self.stated, shifted)
 
     def combined(self, other: CalibrationCurve, choose: Callable[[float, float], float]) -> CalibrationCurve:
-        """Of both curves what `choose` (`max` or `min`) takes, at the knots of either."""
+        """The curve that takes of both what `choose` (`max` or `min`) does, at the knots of either."""
         knots = tuple(sorted({*self.stated, *other.stated}))
         return CalibrationCurve(knots, tuple(choose(self(x), other(x)) for x in knots))
 
@@ -192,7 +198,7 @@ class CalibrationGroup(
 
 @dataclass(frozen=True)
 class SurrogateCalibration(Record):
-    """What is known of one surrogate's honesty, by group; `ALL_GROUPS` stands for all of them together."""
+    """The corrections of one surrogate, by group; `ALL_GROUPS` stands for all of them together."""
 
     groups: Mapping[str, CalibrationGroup] = field(default_factory=dict)
 
@@ -302,3 +308,54 @@ def shipped_calibration(surrogate: str) -> SurrogateCalibration:
 def _shipped_surrogates() -> Mapping[str, Any]:
     path = files("forecast_autotune") / "assets" / "calibration.json"
     return _read_surrogates(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+KNOTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
+RAISE_PRIOR_WEIGHT = 8.0
+"""Verdicts of full share that the shipped curve is worth, at each knot, against a higher risk."""
+LOWER_PRIOR_WEIGHT = 40.0
+"""The same against a lower risk: becoming surer takes more evidence than becoming less sure."""
+_MIN_SLOPE = 1e-3
+"""Least slope of a correction: it stays invertible, so what was shipped can be told from what was stated."""
+
+
+@dataclass(frozen=True)
+class CorrectedRisk:
+    """A surrogate's own calibration, followed by a correction."""
+
+    shipped: Callable[[float], float]
+    correction: CalibrationCurve
+
+    def __call__(self, stated: float) -> float:
+        """The corrected risk of a share of draws."""
+        return self.correction(self.shipped(stated))
+
+    def invert(self, risk: float) -> float:
+        """The risk as shipped, of one that was corrected."""
+        return float(np.interp(risk, self.correction.observed, self.correction.stated))
+
+
+def fit_correction(verdicts: Sequence[RiskVerdict]) -> CalibrationCurve | None:
+    """Shipped risk -> corrected risk; None without verdicts. A pure function, whatever their order.
+
+    Every verdict counts at the two knots next to its risk, as its difference from what was expected
+    there, and each knot is shrunk towards the shipped curve. Where a lower risk came true more often than
+    a higher one, both count as the higher share: whichever is chance, the correction is not too sure.
+    """
+    if not verdicts:
+        return None
+    knots = np.array(KNOTS)
+    x = np.array([v.shipped for v in verdicts])
+    share = np.array([v.share for v in verdicts])
+    # By share of the risk, not of 1: unseen, a verdict says nothing.
+    off = np.array([float(v.beaten) for v in verdicts]) - share * x
+    right = np.clip(np.searchsorted(knots, x, side="right"), 1, len(knots) - 1)
+    part = (x - knots[right - 1]) / (knots[right] - knots[right - 1])
+    surplus, seen = np.zeros(len(knots)), np.zeros(len(knots))
+    for place, weight in ((right - 1, 1.0 - part), (right, part)):
+        np.add.at(surplus, place, weight * off)
+        np.add.at(seen, place, weight * share)
+    worth = np.where(surplus > 0.0, RAISE_PRIOR_WEIGHT, LOWER_PRIOR_WEIGHT)
+    values = np.clip(knots + surplus / (worth + seen), 0.0, 1.0)
+    kept = (1.0 - _MIN_SLOPE) * np.maximum.accumulate(values) + _MIN_SLOPE * knots
+    return CalibrationCurve(KNOTS, tuple(float(p) for p in kept))

@@ -1,13 +1,14 @@
 """How the surprises of two candidates go together: the covariance of the Gaussian process.
 
 log2(time) = formula + intercept + slope terms + smooth residual. The residual's covariance has three
-sources: the configs' coordinates (`smooth`), and, where a forest was fitted to other kernels, how often
+sources: the configs' coordinates (`SmoothCovariance`), and, where a forest was fitted to other kernels, how often
 two candidates end in the same leaf of a tree (`forest_proximity`): candidates that surprise alike on many
 kernels share leaves, whatever their meta-parameters are called.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,6 @@ import numpy.typing as npt
 
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.surrogates.protocol import Array
-from forecast_autotune.surrogates.smooth_covariance import SmoothCovariance
 
 Leaves = npt.NDArray[np.int32]
 
@@ -28,17 +28,17 @@ class Hyperparameters:
 
     intercept: float = 2.0
     slope: float = 0.35
-    """Of the formula's total."""
+    """Variance of the slope of the formula's total."""
     part_slopes: tuple[float, ...] = (0.12, 0.12, 0.12, 0.12, 0.12, 0.12, 0.12)
-    """Of each of its parts, in the order of `features.cost.PARTS`."""
+    """Variance of the slope of each of its parts, in the order of `features.cost.PARTS`."""
     additive: float = 0.35
     joint: float = 0.35
     rough: float = 0.1
-    """What no neighbour can tell about a config, though the same config at another shape can."""
+    """Variance that no neighbour can tell about a config, though the same config at another shape can."""
     warp_trend: float = 0.0
-    """Of what each doubling of warps does to one kernel where nothing else differs, beyond what its formula says."""
+    """Variance of what a doubling of warps does to one kernel where nothing else differs, beyond its formula."""
     forest: float = 0.0
-    """What candidates in the same leaves share; 0 without a forest."""
+    """Variance that candidates in the same leaves share; 0 without a forest."""
     noise: float = 0.02
     additive_scale: float = 1.5
     joint_scale: float = 2.0
@@ -59,7 +59,7 @@ class Hyperparameters:
     """Factor on what lies beyond `knee`."""
 
     def length_scales(self, encoder: ConfigEncoder) -> Array:
-        """What to divide the encoder's coordinates by, [width]."""
+        """Divisors of the encoder's coordinates, [width]."""
         by = {"num_warps": self.warp_scale, "num_stages": self.stage_scale}
         scales = [by.get(name, 1.0) for name, _ in encoder.numeric]
         return np.array([*scales, *[1.0] * (max(1, encoder.width) - len(scales))])
@@ -87,7 +87,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class CovarianceInputs:
-    """What the covariance sees of n candidates."""
+    """Inputs of the covariance for n candidates."""
 
     points: Array
     """Coordinates, [n, width]."""
@@ -96,7 +96,7 @@ class CovarianceInputs:
     leaves: Leaves
     """Leaf per tree, [n, trees]; negative and unlike all others where there is no IR."""
     warp_doublings: Array
-    """What `warp_trend` multiplies: doublings of warps beside the mean of the list, scaled, [n]."""
+    """Factor of `warp_trend`: doublings of warps beside the mean of the list, scaled, [n]."""
 
     def __getitem__(self, rows: Any) -> CovarianceInputs:
         return CovarianceInputs(
@@ -124,16 +124,16 @@ class Covariance:
         return scale**2 * self.residual(a, b) + self.slope_terms(a, b)
 
     def residual(self, a: CovarianceInputs, b: CovarianceInputs) -> Array:
-        """Of the residual at scale 1."""
+        """Covariance of the residual at scale 1."""
         h = self.hyper
         smooth = SmoothCovariance(h.additive**2, h.joint**2, h.rough**2, h.additive_scale, h.joint_scale)
-        found = smooth(a.points, b.points)
+        result = smooth(a.points, b.points)
         if h.forest and a.leaves.shape[1]:
-            found += h.forest**2 * forest_proximity(a.leaves, b.leaves)
-        return found
+            result += h.forest**2 * forest_proximity(a.leaves, b.leaves)
+        return result
 
     def slope_terms(self, a: CovarianceInputs, b: CovarianceInputs) -> Array:
-        """Of the slope terms."""
+        """Covariance of the slope terms."""
         trend = np.outer(a.warp_doublings, b.warp_doublings) * self.hyper.warp_trend**2
         return np.asarray((a.slopes * self._weights()) @ b.slopes.T + trend)
 
@@ -167,3 +167,72 @@ def noise(covariance: Array, count: int, generator: np.random.Generator) -> Arra
 def unshared_leaves(n: int, trees: int) -> Leaves:
     """Leaves that nothing shares, for candidates of which a forest can say nothing."""
     return np.broadcast_to(-1 - np.arange(n, dtype=np.int32)[:, None], (n, trees))
+
+
+_DEDUPLICATION_PAIRS = 4096
+"""Pairs from which on it pays to look for rows that share coordinates."""
+_SAME_POINT_DISTANCE = 1e-9
+"""Squared distance of points that are one and the same."""
+
+
+@dataclass(frozen=True)
+class SmoothCovariance:
+    """Variances and length scales of the three parts."""
+
+    additive: float
+    """Mean over coordinates of a squared-exponential kernel in one coordinate each."""
+    joint: float
+    """Weight of a squared-exponential kernel in all coordinates together."""
+    rough: float
+    """Weight of what only equal points share."""
+    additive_scale: float
+    joint_scale: float
+
+    def __call__(self, a: Array, b: Array) -> Array:
+        """Covariance [len(a), len(b)] of the points a [n, d] and b [m, d].
+
+        Candidates lie on a grid: half of the coordinates at a time take few distinct values, so each
+        half is evaluated on those, and the halves are joined: sums add, exponentials multiply.
+        """
+        width = a.shape[1]
+        blocks = [slice(0, width // 2), slice(width // 2, width)]
+        result = (
+            [_distinct_points(a[:, block]) for block in blocks]
+            if width > 1 and a.size * len(b) > _DEDUPLICATION_PAIRS
+            else []
+        )
+        if result and max(len(first) for first, _ in result) * 4 <= len(a):
+            total, near = np.zeros((len(a), len(b))), np.ones((len(a), len(b)))
+            for block, (first, codes) in zip(blocks, result, strict=True):
+                part_total, part_near = self._parts(a[first, block], b[:, block])
+                total += part_total[codes]
+                near *= part_near[codes]
+        else:
+            total, near = self._parts(a, b)
+        same = near > math.exp(-0.5 * _SAME_POINT_DISTANCE / self.joint_scale**2)
+        total *= self.additive / width
+        near *= self.joint
+        total += near
+        np.add(total, self.rough, out=total, where=same)
+        return total
+
+    def _parts(self, a: Array, b: Array) -> tuple[Array, Array]:
+        """Sum over coordinates of the one-dimensional kernels, and the kernel of all of them together."""
+        far, total = np.zeros((len(a), len(b))), np.zeros((len(a), len(b)))
+        for left, right in zip(a.T, b.T, strict=True):  # one coordinate at a time: thousands of rows fit
+            step = (left[:, None] - right[None, :]) ** 2
+            far += step
+            total += np.exp(step * (-0.5 / self.additive_scale**2))
+        return total, np.exp(far * (-0.5 / self.joint_scale**2))
+
+
+def _distinct_points(points: Array) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """First row of each distinct point, and which of them each row is; all rows where that is not clear."""
+    # One number per row sorts much faster than rows do. Square roots of primes have no common measure.
+    weights = np.sqrt(np.array([2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0, 19.0])[np.arange(points.shape[1]) % 8])
+    _, first, codes = np.unique(points @ weights, return_index=True, return_inverse=True)
+    codes = codes.reshape(len(points))
+    if np.array_equal(points[first][codes], points):
+        return first, codes
+    every = np.arange(len(points))
+    return every, every

@@ -41,7 +41,7 @@ class DefaultSurrogate:
 
     @cached_property
     def single(self) -> Surrogate:
-        """What answers where no tables can be pooled; the shipped model is read when first asked for."""
+        """The surrogate that answers where no tables can be pooled; the shipped model is read when first asked for."""
         model = shipped_model() if self._given is None else None
         return self._given or (AnalyticSurrogate() if model is None else LearnedSurrogate(model))
 

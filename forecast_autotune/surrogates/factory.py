@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def surrogate_for(settings: Settings) -> Surrogate:
-    """What a decision under these settings forecasts with; the same object for the same settings.
+    """The surrogate of a decision under these settings; the same object for the same settings.
 
     A language model that is named wrongly, or is not there, costs a warning and not the decision; every decision
     says why it was not asked.
@@ -46,7 +46,7 @@ def _cached_ensemble(
 
     try:
         provider().check(spec, contact=False)
-        made = with_language_model(
+        result = with_language_model(
             plain, spec, cache=cache, timeout_s=timeout_s, workers=workers, trust=trust
         )
     except (ForecastAutotuneError, ImportError) as error:
@@ -57,7 +57,7 @@ def _cached_ensemble(
     except ForecastAutotuneError as error:
         # It may come up later, so it is asked all the same.
         warnings.warn(f"FORECAST_AUTOTUNE_LLM: {error}: deciding without it until it answers", stacklevel=3)
-    return made
+    return result
 
 
 @lru_cache(maxsize=4)

@@ -18,7 +18,7 @@ _ROWS = 128
 _UNCHECKED_STEPS = 3
 """Steps that all take before those that have arrived are told apart."""
 _FEW_WALKS = 1 / 64
-"""Of the nodes, up to which share of walks takes them as they are listed: to put children side by side, once,
+"""Share of the nodes up to which walks are taken as they are listed: to put children side by side, once,
 would take longer than all of their steps."""
 
 
@@ -62,16 +62,18 @@ class Forest:
     def leaves(self, features: Array) -> npt.NDArray[np.int32]:
         """The node in which each row ends, per tree, [n, trees]."""
         x = np.ascontiguousarray(features, dtype=np.float32)
-        found = np.empty((len(x), len(self.roots)), dtype=np.int32)
-        if found.size <= _FEW_WALKS * len(self.feature):
+        result = np.empty((len(x), len(self.roots)), dtype=np.int32)
+        if result.size <= _FEW_WALKS * len(self.feature):
             return self._walk_as_listed(x)
         # Looking at every node once costs less than walking past those that send all rows the same way.
         roots, onward = (
-            self._pruned_for(x) if found.size >= len(self.feature) else (self.roots, self._with_leaf_loops[2])
+            self._pruned_for(x)
+            if result.size >= len(self.feature)
+            else (self.roots, self._with_leaf_loops[2])
         )
         for first in range(0, len(x), _ROWS):
-            found[first : first + _ROWS] = self._walk(x[first : first + _ROWS], roots, onward)
-        return found
+            result[first : first + _ROWS] = self._walk(x[first : first + _ROWS], roots, onward)
+        return result
 
     def _walk(
         self, x: npt.NDArray[np.float32], roots: npt.NDArray[np.int32], onward: npt.NDArray[np.int32]
@@ -132,14 +134,14 @@ class Forest:
         Reading is much of what a new process waits for, and children are a third of a file, so what can be told is
         left out: children of trees that are listed depth first, and all but one of equal values.
         """
-        made = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        results = {name: getattr(self, name) for name in self.__dataclass_fields__}
         if np.array_equal(self.left, _implied_left_children(self.feature)):
-            del made["left"]
+            del results["left"]
             if np.array_equal(self.right, _implied_right_children(self.feature)):
-                del made["right"]
+                del results["right"]
         if len(self.value) and (self.value == self.value[0]).all():
-            made["value"] = self.value[:1]
-        return {f"{prefix}_{name}": array for name, array in made.items()}
+            results["value"] = self.value[:1]
+        return {f"{prefix}_{name}": array for name, array in results.items()}
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Forest:
@@ -149,21 +151,21 @@ class Forest:
             name for name in cls.__dataclass_fields__ if f"{prefix}_{name}" in arrays or name not in implied
         ]
         try:
-            made = {name: arrays[f"{prefix}_{name}"] for name in names}
+            results = {name: arrays[f"{prefix}_{name}"] for name in names}
         except KeyError as missing:
             raise RecordError(f"a forest needs the array {missing}") from missing
-        for name in implied.keys() - made.keys():
-            made[name] = implied[name](made["feature"])
-        if len(made["value"]) == 1:
-            made["value"] = np.broadcast_to(made["value"], made["feature"].shape)
-        return cls(**made)
+        for name in implied.keys() - results.keys():
+            results[name] = implied[name](results["feature"])
+        if len(results["value"]) == 1:
+            results["value"] = np.broadcast_to(results["value"], results["feature"].shape)
+        return cls(**results)
 
 
 def _implied_left_children(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
     """Left children where trees are listed depth first: the next node, 0 for leaves."""
-    found = np.arange(1, len(feature) + 1, dtype=np.int32)
-    found *= feature >= 0
-    return found
+    result = np.arange(1, len(feature) + 1, dtype=np.int32)
+    result *= feature >= 0
+    return result
 
 
 def _implied_right_children(feature: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.devices import is_known_device, is_measured_device
-from forecast_autotune.features.stored_facts import fact_count, facts_by_unit
+from forecast_autotune.features.traced_texts import fact_count, facts_by_unit
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels
@@ -56,7 +56,7 @@ class _Observations:
     group: npt.NDArray[np.intp]
     """0 for this problem, 1.. for each relative."""
     correlation: Array
-    """Of each group's residual with this problem's, [groups]."""
+    """Correlation of each group's residual with this problem's, [groups]."""
     kinship: Kinship
     """See `relatives.kinship`."""
     best: float
@@ -65,10 +65,10 @@ class _Observations:
 
 @dataclass(frozen=True)
 class _RelativeObservations:
-    """What the relatives have to say. Nothing of it changes while one problem is tuned."""
+    """The observations of relatives. Nothing of it changes while one problem is tuned."""
 
     about: tuple[object, ...]
-    """What it was made of; strong references, so that no other object can take their identity."""
+    """Its sources; strong references, so that no other object can take their identity."""
     inputs: list[CovarianceInputs]
     residual: list[Array]
     correlation: list[float]
@@ -90,9 +90,9 @@ class AnalyticSurrogate:
         self.relatives = relatives
         self.rows = rows
         self._cached_relatives: _RelativeObservations | None = None
-        """Of the latest question: a decision asks many, and would read its relatives anew each time."""
+        """Observations for the latest question: a decision asks many, and would read its relatives anew each time."""
         self._relative_priors: dict[tuple[Any, ...], Prior] = {}
-        """Of relatives that have facts of their own: the next decision about the kernel asks for most of them again."""
+        """Priors of relatives that have facts of their own: the next decision about the kernel needs most of them."""
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
@@ -176,13 +176,13 @@ class AnalyticSurrogate:
         return -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
 
     def prior(self, query: Query) -> Prior:
-        """What is believed of the candidates before anything was measured."""
+        """The belief about the candidates before anything was measured."""
         return formula_prior(query.problem, query.candidates, query.grids, query.ttir)
 
     def inputs(
         self, candidates: Sequence[Candidate], before: Prior, encoder: ConfigEncoder | None = None
     ) -> tuple[CovarianceInputs, Array]:
-        """What the covariance sees of the candidates, and their compressed forecast log2 times [n]."""
+        """The covariance's inputs for the candidates, and their compressed forecast log2 times [n]."""
         encoder = encoder or ConfigEncoder.of(candidates)
         believed = self.hyper.compress(before.mean, float(before.mean.min()))
         places = encoder(candidates)
@@ -247,7 +247,7 @@ class AnalyticSurrogate:
         if last is not None and len(last.about) == len(about) and all(map(operator.is_, last.about, about)):
             return last
         used = list(query.relatives)[: self.relatives]
-        found = _RelativeObservations(about, [], [], [], kinship(query.problem, used))
+        result = _RelativeObservations(about, [], [], [], kinship(query.problem, used))
         for relative in used:
             rows = sorted(
                 (m for m in latest_labels(relative.measurements).values() if m.ok), key=lambda m: m.ms
@@ -260,14 +260,14 @@ class AnalyticSurrogate:
             there = self._relative_prior(relative, rows, before, query.ttir)
             seen = np.array([math.log2(m.ms) for m in rows])
             given, expected = self.inputs([m.candidate for m in rows], there, encoder)
-            found.inputs.append(given)
-            found.residual.append(self.hyper.compress(seen, float(seen.min())) - expected)
+            result.inputs.append(given)
+            result.residual.append(self.hyper.compress(seen, float(seen.min())) - expected)
             away = problem_distance(query.problem, relative.problem) / self.hyper.reach
-            found.correlation.append(self.hyper.relative * math.exp(-away))
+            result.correlation.append(self.hyper.relative * math.exp(-away))
         self._cached_relatives = (
-            found if all(isinstance(r.measurements, tuple) for r in query.relatives) else None
+            result if all(isinstance(r.measurements, tuple) for r in query.relatives) else None
         )
-        return found
+        return result
 
     def _relative_prior(
         self, relative: Relative, rows: Sequence[Measurement], before: Prior, ttir: Mapping[str, str]

@@ -89,17 +89,17 @@ class JudgedSurrogate(MovedSurrogate):
         base = min((s for v, s in level.items() if is_base_variant(v)), default=math.nan)
         if not math.isfinite(base):
             return {}
-        w, found = self.weights, {}
+        w, result = self.weights, {}
         for variant in self.variants:
             if variant not in level:
                 continue
-            told = self.judgements[variant]
+            data = self.judgements[variant]
             learned = min(w.most, max(-w.most, level[variant] - base))
-            judged = min(w.most, max(-w.most, told.log2_ratio))
+            judged = min(w.most, max(-w.most, data.log2_ratio))
             wanted = w.learned * learned + w.judged * judged
-            spread = math.hypot(w.stated * told.sd, w.disagreement * (learned - judged))
-            found[variant] = wanted - (level[variant] - base), spread
-        return found
+            spread = math.hypot(w.stated * data.sd, w.disagreement * (learned - judged))
+            result[variant] = wanted - (level[variant] - base), spread
+        return result
 
 
 def judged_forecasts(
@@ -108,13 +108,13 @@ def judged_forecasts(
     """Forecasts that follow the query's judgements of sources as far as measurements bear them out."""
     query = replace(query, candidates=CandidateList.of(query.candidates))
     listed = CandidateList.of(query.candidates).columns["variant"].values
-    told = {name: query.judgements[name] for name in listed if name in query.judgements}
+    data = {name: query.judgements[name] for name in listed if name in query.judgements}
     before = base.prior(query)
-    if not told:
+    if not data:
         return base.answer(query, before)
-    surrogate = _judged(base, told, before.informed, weights)
-    found = surrogate.answer(query, surrogate.prior(query))
-    return replace(found, reason=f"{found.reason}; {len(told)} sources judged")
+    surrogate = _judged(base, data, before.informed, weights)
+    result = surrogate.answer(query, surrogate.prior(query))
+    return replace(result, reason=f"{result.reason}; {len(data)} sources judged")
 
 
 def _judged(
@@ -131,9 +131,9 @@ def _judged(
         and weights in (None, last.weights)
     ):
         return last
-    made = JudgedSurrogate(base, judgements, informed, weights)
-    _LATEST[base] = made
-    return made
+    result = JudgedSurrogate(base, judgements, informed, weights)
+    _LATEST[base] = result
+    return result
 
 
 _LATEST: WeakKeyDictionary[AnalyticSurrogate, JudgedSurrogate] = WeakKeyDictionary()

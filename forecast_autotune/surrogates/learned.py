@@ -1,24 +1,30 @@
 """The surrogate that ships: the cost formula plus a learned residual, updated by what is measured.
 
 Boosted trees fitted on the corpus correct the formula's log2 time from features that mean the same for
-every kernel (`features.vector`), and a forest its probability of failing. The Gaussian process of
-`analytic` then takes over as measurements come in; candidates that end in the same leaves of a third forest
+every kernel (`features.feature_vectors`), and a forest its probability of failing. The Gaussian process of
+`formula` then takes over as measurements come in; candidates that end in the same leaves of a third forest
 are alike to it. The trees ship as one npz file without pickle;
 `forecast_train.surrogate` fits them.
+
+How far a kernel lies from those that the model was fitted to says how much less a forecast is worth: of kernels
+whose family was left out of the fit, the far ones' first forecasts are off by more than twice as much as the near
+ones'. So each of both have calibrations of their own (`calibration.calibration_group`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import operator
+import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import IO, Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +35,11 @@ from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.feature_vectors import VERSION as VECTOR
 from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.file_access import open_named_output
-from forecast_autotune.surrogates.array_files import read_arrays
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
 from forecast_autotune.surrogates.prior import Prior, doubted_failure
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
-from forecast_autotune.surrogates.training_corpus import TrainingCorpus, problem_centroid
 
 LEARNED_HYPERPARAMETERS = Hyperparameters(
     slope=0.248,
@@ -51,7 +55,7 @@ LEARNED_HYPERPARAMETERS = Hyperparameters(
     warp_scale=1.25,
     stage_scale=0.807,
 )
-"""Of the Gaussian process over fitted trees: `forecast_train.surrogate.hyperparameters` on the corpus.
+"""Hyperparameters of the Gaussian process over fitted trees: `forecast_train.surrogate.hyperparameters` on the corpus.
 
 `warp_trend` alone was chosen by what decisions cost: whole lists make 0.02 likeliest, as few kernels have a trend.
 Where one has, a decision that cannot go on from two measured numbers of warps to a third loses up to 30 %. At 0.3,
@@ -64,10 +68,10 @@ _LONG = 500
 
 @dataclass(frozen=True)
 class LearnedModel:
-    """What was learned from a corpus."""
+    """The trees and hyperparameters that were fitted to a corpus."""
 
     names: tuple[str, ...]
-    """Features, in the order of `features.vector.vectors`."""
+    """Features, in the order of `features.feature_vectors`."""
     residual: Forest
     """log2 of true over formula time, relative to the problem's fast candidates: the mean of its trees."""
     kin: Forest
@@ -75,7 +79,7 @@ class LearnedModel:
     failure: Forest | None
     """Probability of failing; None where the corpus held too few failures."""
     hyper: Hyperparameters
-    """Of the Gaussian process, under which the corpus is likeliest."""
+    """Hyperparameters of the Gaussian process under which the corpus is likeliest."""
     weight: float = 1.0
     """Share of the residual that is believed."""
     about: Mapping[str, Any] | None = None
@@ -157,9 +161,9 @@ class LearnedSurrogate(AnalyticSurrogate):
         # Traces only ever come in addition: as many texts in the same mapping are the same texts.
         if last is not None and last[4] == len(query.ttir) and all(map(operator.is_, last[:4], asked)):
             return last[5]
-        found = self._corrected(query)
-        self._last = (*asked, len(query.ttir), found)
-        return found
+        result = self._corrected(query)
+        self._last = (*asked, len(query.ttir), result)
+        return result
 
     def _corrected(self, query: Query) -> Prior:
         formula = super().prior(query)
@@ -217,3 +221,89 @@ def has_shipped_model() -> bool:
 
 def _shipped_path() -> Path:
     return Path(str(files("forecast_autotune") / "assets" / "surrogate.npz"))
+
+
+_NAME_LENGTHS = 26
+"""Where a member's header says how long its name and its extra field are; its data follow those."""
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """All arrays by name, without pickles. What is not compressed comes straight from the file, unsummed.
+
+    Numpy itself reads members in pieces and adds up their checksums, in twice the time. Raises `OSError`,
+    `ValueError` or `zipfile.BadZipFile` for a file that is none or ends early.
+    """
+    with ZipFile(path) as archive, path.open("rb") as stream:
+        entries = archive.infolist()
+        if any(entry.compress_type != ZIP_STORED for entry in entries):
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        results = {}
+        for entry in entries:
+            stream.seek(entry.header_offset + _NAME_LENGTHS)
+            stream.seek(sum(struct.unpack("<HH", stream.read(4))), 1)
+            results[entry.filename.removesuffix(".npy")] = _read_array(stream)
+        return results
+
+
+def _read_array(stream: IO[bytes]) -> npt.NDArray[Any]:
+    """The array that begins here."""
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("an array of another format than numpy's 1.0; save it again with numpy.savez")
+    shape, column_major, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.hasobject or column_major:
+        raise ValueError(f"an array must be plain and row by row, not of {dtype}")
+    # A member that was cut has fewer elements than its shape.
+    return np.fromfile(stream, dtype, count=math.prod(shape)).reshape(shape)
+
+
+_NEIGHBOURS = 3
+"""Kernels that a distance is the mean of."""
+_MAX_FEATURE_DEVIATION = 6.0
+"""Standard deviations beyond which a feature is no further away: one alone must not decide."""
+
+
+def problem_centroid(names: Sequence[str], features: Array) -> Array:
+    """Where a problem lies: means [plain features] over its candidates' features [candidates, names].
+
+    Those relative to a problem's own candidates do not say what a kernel is.
+    """
+    columns = [i for i, name in enumerate(names) if not name.endswith("~")]
+    return np.asarray(features[:, columns].mean(axis=0))
+
+
+@dataclass(frozen=True)
+class TrainingCorpus:
+    """Where the problems lie that a model was fitted to."""
+
+    points: npt.NDArray[np.float32]
+    """Each problem's `problem_centroid`, [problems, plain features]."""
+    kernels: npt.NDArray[np.int32]
+    """Number of each problem's kernel, [problems]."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], features: Sequence[Array], kernels: Sequence[str]) -> TrainingCorpus:
+        """Build it from the features [candidates, names] of each problem, and its kernel's name."""
+        points = np.stack([problem_centroid(names, x) for x in features]).astype(np.float32)
+        return cls(points, np.unique(kernels, return_inverse=True)[1].reshape(-1).astype(np.int32))
+
+    @cached_property
+    def _feature_scale(self) -> npt.NDArray[np.float32]:
+        return np.asarray(self.points.std(axis=0) + 1e-6)
+
+    @cached_property
+    def _scaled_points(self) -> Array:
+        return np.asarray(self.points / self._feature_scale.astype(float))
+
+    def training_distance(self, at: Array) -> float:
+        """Distance of a problem's `problem_centroid` from the nearest kernels.
+
+        Root mean square over features, in standard deviations of the corpus; of each kernel its nearest
+        problem counts, and the nearest three kernels.
+        """
+        gaps = self._scaled_points - at / self._feature_scale
+        np.clip(gaps, -_MAX_FEATURE_DEVIATION, _MAX_FEATURE_DEVIATION, out=gaps)
+        each = np.sqrt(np.einsum("pf,pf->p", gaps, gaps) / gaps.shape[1])
+        nearest = np.full(int(self.kernels.max()) + 1, np.inf)
+        np.minimum.at(nearest, self.kernels, each)
+        return float(np.sort(nearest)[:_NEIGHBOURS].mean())

@@ -2,7 +2,7 @@
 
 log2(time) = level + weighted mean of the relatives' slowdowns + one slope per relative + a smooth
 residual over the configs' coordinates + an independent residual per config: a Gaussian process (Rasmussen
-& Williams 2006, ch. 2). It differs from `analytic` in three ways: every row of a relative counts, not some
+& Williams 2006, ch. 2). It differs from `formula` in three ways: every row of a relative counts, not some
 dozens; the sizes of both residuals start from how badly the relatives predict each other, and are then
 averaged over what this problem's measurements leave possible; and the stated risk is averaged, as log
 odds, with how often choosing by the pooled mean alone would have failed on each relative in turn.
@@ -57,7 +57,7 @@ MAX_FITTED_MEASUREMENTS = 96
 
 @dataclass(frozen=True)
 class _PooledPrior:
-    """What does not change while one problem is tuned."""
+    """The part of a forecast that does not change while one problem is tuned."""
 
     inputs: CovarianceInputs
     covariance: Covariance
@@ -72,7 +72,7 @@ class _PooledPrior:
 
 @dataclass(frozen=True)
 class _PooledPosterior:
-    """What the measurements of this problem have taught."""
+    """The posterior of the measurements of this problem."""
 
     rows: Rows
     """Rows that ran, [m]."""
@@ -81,7 +81,7 @@ class _PooledPosterior:
     whitened_cross: Array
     """Root of the explained covariance, [m, n]."""
     shift: Array
-    """What is added to the prior mean, [n]."""
+    """Correction of the prior mean, [n]."""
 
 
 class PooledSurrogate:
@@ -130,8 +130,8 @@ class PooledSurrogate:
 
         sd = np.sqrt(variance)
         spread = h.spread(mean, sd, floor)
-        found = space.pool
-        count = 0 if found is None else len(found.weights)
+        pool = space.pool
+        count = 0 if pool is None else len(pool.weights)
         forecasts = Forecasts(
             candidates,
             h.expand(mean, floor),
@@ -140,7 +140,7 @@ class PooledSurrogate:
             sample,
             f"{count} relatives pooled; {len(ran)} own measurements",
             h.expand(mean - 2 * sd, floor) - 2 * common,
-            float if found is None else _AveragedRisk(found.miss_probability(len(labels))),
+            float if pool is None else _AveragedRisk(pool.miss_probability(len(labels))),
         )
         return shipped_calibration(f"{self.name}/{self.version}").apply_to(
             forecasts, pool_group(count), len(ran)
@@ -249,27 +249,27 @@ def _build_prior(asked: _PriorKey) -> _PooledPrior:
     h, candidates = asked.hyper, asked.candidates
     n, encoder = len(candidates), ConfigEncoder.of(candidates)
     points = encoder(candidates) / h.length_scales(encoder)
-    found = pool_relatives(asked.problem, candidates, asked.relatives, knee=h.knee, beyond=h.beyond)
-    columns = np.zeros((n, 1)) if found is None else found.columns - found.columns.mean(axis=0)
+    pool = pool_relatives(asked.problem, candidates, asked.relatives, knee=h.knee, beyond=h.beyond)
+    columns = np.zeros((n, 1)) if pool is None else pool.columns - pool.columns.mean(axis=0)
     inputs = CovarianceInputs(points, columns, unshared_leaves(n, 0), np.zeros(n))
     # The independent residual is this module's own: it differs between configs.
     weights = replace(h, rough=0.0, forest=0.0, part_slopes=(h.slope,) * (columns.shape[1] - 1))
-    if found is None:
+    if pool is None:
         own = np.full(n, h.rough**2)
         return _PooledPrior(inputs, Covariance(weights), None, np.zeros(n), 1.0, own)
-    error = found.error if math.isfinite(found.error) else SINGLE_RELATIVE_SD
+    error = pool.error if math.isfinite(pool.error) else SINGLE_RELATIVE_SD
     size = max(error, h.noise) / math.hypot(h.additive, h.joint, h.rough)
-    doubt = np.minimum(found.spread, 1.0) * DISAGREEMENT_SHARE + UNTRIED_SD * (found.support <= 0)
+    doubt = np.minimum(pool.spread, 1.0) * DISAGREEMENT_SHARE + UNTRIED_SD * (pool.support <= 0)
     own = (size * h.rough) ** 2 + doubt**2
-    return _PooledPrior(inputs, Covariance(weights), found, SHRINKAGE * found.mean, size, own)
+    return _PooledPrior(inputs, Covariance(weights), pool, SHRINKAGE * pool.mean, size, own)
 
 
 def _failures(
     space: _PooledPrior, row: Mapping[Candidate, int], labels: Mapping[Candidate, Measurement]
 ) -> Array:
     """P(failure): how often it failed on the relatives; failures here spread to near configs."""
-    found, points = space.pool, space.inputs.points
-    p_fail = np.full(len(points), 0.03) if found is None else 0.02 + 0.96 * found.failed
+    pool, points = space.pool, space.inputs.points
+    p_fail = np.full(len(points), 0.03) if pool is None else 0.02 + 0.96 * pool.failed
     for candidate, m in labels.items():
         if not m.ok:
             away = ((points - points[row[candidate]]) ** 2).sum(axis=1)

@@ -1,4 +1,4 @@
-"""What is believed of each candidate before anything was measured: the cost formula, or nothing."""
+"""The belief about each candidate before anything was measured: the cost formula, or nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.cost import NUMERIC_FACTS, PARTS, VERSION, CostBreakdown, FactColumns, costs
 from forecast_autotune.features.devices import DeviceSpec, device_spec
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
-from forecast_autotune.features.stored_facts import facts_by_unit as kept
+from forecast_autotune.features.traced_texts import facts_by_unit as kept
 from forecast_autotune.features.traced_texts import facts_of_text
 from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Candidate, Config, Problem
@@ -47,11 +47,11 @@ class Prior:
     """Rows whose own TTIR was read; the others are interpolated from their neighbours."""
     facts: FactColumns | None = None
     costs: CostBreakdown | None = None
-    """What the formula read and what it made of it; None unless `informed`."""
+    """The formula's facts and their cost; None unless `informed`."""
     leaves: npt.NDArray[np.int32] | None = None
     """Leaf of each candidate in each tree of a fitted forest, [n, trees]; None without one."""
     training_distance: float | None = None
-    """Distance of the kernel from those that were learned from (`corpus`); None where nothing was."""
+    """Distance of the kernel from those that were learned from (`learned.TrainingCorpus`); None where nothing was."""
     same_as: npt.NDArray[np.intp] | None = None
     """Row that stands for each candidate's binary, [n]; None where each may be one of its own."""
 
@@ -64,7 +64,7 @@ def formula_prior(
 ) -> Prior:
     """Evaluate the cost formula for every candidate; facts of untraced ones are interpolated.
 
-    Where there is no TTIR, facts that the problem's record has kept (`features.stored_facts`) take its place.
+    Where there is no TTIR, facts that the problem's record has kept (`features.traced_texts`) take its place.
     """
     n = len(candidates)
     listed = CandidateList.of(candidates)

@@ -1,4 +1,4 @@
-"""What a surrogate is asked (`Query`) and what it answers (`Forecasts`).
+"""The question to a surrogate (`Query`) and its answer (`Forecasts`).
 
 A surrogate sees no store and no clock: the tuner hands it everything that is known. It must be a
 pure function of the query, so that ranks of a distributed job agree.
@@ -34,7 +34,7 @@ _INTERVAL_OF_QUANTILE = (0.9, 0.5, 0.5, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Relative:
-    """What is known of the same kernel elsewhere: another shape, dtype, toolchain or source."""
+    """Measurements of the same kernel elsewhere: another shape, dtype, toolchain or source."""
 
     problem: Problem
     measurements: Sequence[Measurement]
@@ -56,13 +56,13 @@ class Query:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known; the base kernel's is the problem's own."""
     advice: Advice | None = None
-    """What a language model wrote of the kernel's source, if one did."""
+    """The advice of a language model on the kernel's source, if there is any."""
     provisional: bool = False
     """A guess among a few candidates, to have something to do: the question itself follows at once."""
     once: bool = False
     """Nothing will be measured, so there is no later question: what is slow to know is worth waiting for."""
     judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
-    """What a language model expects of other sources, by variant, where it was asked."""
+    """The expectations of a language model about other sources, by variant, where it was asked."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Forecasts:
     calibrate_within: Callable[[Array], Array] | None = None
     """The same for `p_within`; None changes nothing."""
     interval_factors: tuple[float, ...] = (1.0,) * len(INTERVAL_LEVELS)
-    """What half-widths of a normal's central intervals are multiplied by, per level of `INTERVAL_LEVELS`."""
+    """Factors on the half-widths of a normal's central intervals, per level of `INTERVAL_LEVELS`."""
     consultation: LLMConsultation | None = None
     """The part of the language model that is named, asked or not; None where none is."""
     without_llm: Forecasts | None = None
@@ -124,13 +124,13 @@ class Forecasts:
     group: str = ""
     """The group of problems whose calibration was applied; "" where none was."""
     advice: str = ""
-    """What became of a language model's advice on the kernel: followed, dropped, not applicable; "" without any."""
+    """The fate of a language model's advice on the kernel: followed, dropped, not applicable; "" without any."""
     note: Callable[[int], Mapping[str, object]] = _no_annotation
-    """What to record with a row's measurement besides the forecast itself: JSON, to learn from later."""
+    """Notes to record with a row's measurement besides the forecast itself: JSON, to learn from later."""
     _last_outcomes: dict[tuple[bytes, int, int], Array] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """What `sampled_outcomes` gave last, by what it was asked."""
+    """The last results of `sampled_outcomes`, by its arguments."""
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -177,13 +177,13 @@ class Forecasts:
         The last ones are kept: a plan is made again and again while nothing new is known.
         """
         asked = rows.tobytes(), count, seed
-        found = self._last_outcomes.get(asked)
-        if found is None:
-            found = self._draw_outcomes(rows, count, seed)
-            found.flags.writeable = False
+        result = self._last_outcomes.get(asked)
+        if result is None:
+            result = self._draw_outcomes(rows, count, seed)
+            result.flags.writeable = False
             self._last_outcomes.clear()
-            self._last_outcomes[asked] = found
-        return found
+            self._last_outcomes[asked] = result
+        return result
 
     def _draw_outcomes(self, rows: npt.NDArray[np.intp], count: int, seed: int) -> Array:
         drawn = self.samples(rows, count, seed)

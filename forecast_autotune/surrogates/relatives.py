@@ -1,4 +1,4 @@
-"""What other problems of the same kernel say about the same configs, pooled: usually other GPUs.
+"""Slowdowns of the same configs at other problems of the same kernel, pooled: usually other GPUs.
 
 A relative that tried most of the candidates is worth more than correlated points: its slowdown of a
 config is a regressor for the slowdown of that config here. The weighted mean over relatives is a mean
@@ -39,7 +39,7 @@ _FAILED_QUANTILE = 0.9
 
 @dataclass(frozen=True)
 class PooledRelatives:
-    """What `r` dense relatives say about `n` candidates; log2 units."""
+    """Slowdowns by `r` dense relatives of `n` candidates; log2 units."""
 
     columns: Array
     """Slowdown over the relative's own fastest, slow end compressed, [n, r]; gaps hold the others' mean."""
@@ -81,7 +81,7 @@ def pool_relatives(
 ) -> PooledRelatives | None:
     """Pool the relatives that tried at least `DENSE_SHARE` of the candidates; None when none did.
 
-    Slowdowns beyond 2^knee are compressed by the factor `beyond`, as in `analytic`: how slow a slow
+    Slowdowns beyond 2^knee are compressed by the factor `beyond`, as in `formula`: how slow a slow
     config is must not decide the mean. `tolerance` is the regret (0.05 is 5 %) that `tries` counts to.
     """
     columns, failures, devices = [], [], []
@@ -89,13 +89,13 @@ def pool_relatives(
         if len(relative.measurements) < DENSE_SHARE * len(candidates):
             continue  # true of most, and cheaper to see than what follows
         rows = latest_labels(relative.measurements)
-        found = [rows.get(c) for c in candidates]
-        times = np.array([math.log2(m.ms) if m is not None and m.ok else math.nan for m in found])
-        if np.mean([m is not None for m in found]) < DENSE_SHARE or np.isfinite(times).sum() < 2:
+        results = [rows.get(c) for c in candidates]
+        times = np.array([math.log2(m.ms) if m is not None and m.ok else math.nan for m in results])
+        if np.mean([m is not None for m in results]) < DENSE_SHARE or np.isfinite(times).sum() < 2:
             continue
         over = times - np.nanmin(times)
         columns.append(np.where(over > knee, knee + beyond * (over - knee), over))
-        failures.append(np.array([m is not None and not m.ok for m in found]))
+        failures.append(np.array([m is not None and not m.ok for m in results]))
         devices.append(relative.problem.device)
     if not columns:
         return None
@@ -114,7 +114,7 @@ def pool_relatives(
 
 
 def kinship(problem: Problem, relatives: Sequence[Relative]) -> Kinship:
-    """Of what has been tuned of the kernel on this very device: whether any of it is alike.
+    """Whether anything that has been tuned of the kernel on this very device is alike.
 
     Decisions after a `near` one are surer; after `far` ones alone, forecasts are surer than they should be.
     """
@@ -145,13 +145,13 @@ def problem_distance(a: Problem, b: Problem) -> float:
 
 
 def _log2_sizes(problem: Problem) -> dict[str, float]:
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for a in problem.arguments:
         if a.kind == "tensor":
-            found |= {f"{a.name}[{i}]": float(n) for i, n in enumerate(a.shape) if n > 0}
+            results |= {f"{a.name}[{i}]": float(n) for i, n in enumerate(a.shape) if n > 0}
         elif isinstance(a.value, int) and not isinstance(a.value, bool) and a.value > 0:
-            found[a.name] = float(a.value)
-    return found
+            results[a.name] = float(a.value)
+    return results
 
 
 def device_distance(a: Device, b: Device) -> float:

@@ -17,7 +17,7 @@ from forecast_autotune.features.compile_seconds import (
     remaining_seconds,
     shipped_compile_seconds,
 )
-from forecast_autotune.features.equal_programs import program_numbers
+from forecast_autotune.features.inert_parameters import program_numbers
 from forecast_autotune.numerics import fast_unique, single_threaded_blas
 from forecast_autotune.policy import REFUSED, Exhaustive, Policy, WallTime
 from forecast_autotune.records import Candidate, Measurement, Problem

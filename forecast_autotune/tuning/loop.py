@@ -28,7 +28,7 @@ from forecast_autotune.errors import (
     is_told_to_caller,
 )
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.features.stored_facts import collect_facts, merge_facts
+from forecast_autotune.features.traced_texts import collect_facts, merge_facts
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
     REFUSED,
@@ -207,7 +207,7 @@ class GuardedStore:
         self._ask("sync", lambda: None)
 
     def facts(self, problem: Problem) -> Mapping[str, Any] | None:
-        """Return the facts kept beside a problem for refits (`features.stored_facts`), if any."""
+        """Return the facts kept beside a problem for refits (`features.traced_texts`), if any."""
         return self._ask("facts", lambda: None, problem)
 
     def put_facts(self, problem: Problem, facts: Mapping[str, Any]) -> None:

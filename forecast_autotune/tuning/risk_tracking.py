@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from forecast_autotune.policy import TuningState
 from forecast_autotune.records import Candidate, Decision, Measurement, Plan, RiskVerdict
-from forecast_autotune.surrogates.online_calibration import CorrectedRisk, fit_correction
+from forecast_autotune.surrogates.calibration import CorrectedRisk, fit_correction
 from forecast_autotune.surrogates.protocol import Forecasts
 
 MAX_VERDICTS = 16

@@ -21,11 +21,9 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList, Codes, Grid
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
-from forecast_autotune.features.stored_facts import facts_by_unit
-from forecast_autotune.features.traced_texts import TracedTexts, cached_facts
-from forecast_autotune.features.ttir.extraction import assignment_of
+from forecast_autotune.features.traced_texts import TracedTexts, cached_facts, facts_by_unit
+from forecast_autotune.features.ttir.extraction import assignment_of, cached_module
 from forecast_autotune.features.ttir.facts import TtirFacts
-from forecast_autotune.features.ttir.module import cached_module
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.telemetry.spans import span

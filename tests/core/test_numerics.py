@@ -8,7 +8,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from forecast_autotune import numerics
 from forecast_autotune.numerics import fast_median, fast_unique, single_threaded_blas
-from forecast_autotune.surrogates.smooth_covariance import SmoothCovariance
+from forecast_autotune.surrogates.covariance import SmoothCovariance
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (7, 4), (8, 5)])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from forecast_autotune import autotune
-from forecast_autotune.features import stored_facts
+from forecast_autotune.features import traced_texts
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.prior import formula_prior
 from forecast_train.surrogate.fit import FitSettings, fit_model
@@ -27,7 +27,7 @@ def test_a_live_store_can_be_learnt_from_without_the_kernel(device: Any, tmp_pat
     assert before.informed
     assert before.exact.all()
     # What a program loads is what its block says.
-    facts = stored_facts.facts_by_unit(table.problem)
+    facts = traced_texts.facts_by_unit(table.problem)
     assert {f.load_bytes for f in facts.values()} == {
         4.0 * dict(c.config.kwargs)["BLOCK"] for c in candidates
     }

@@ -47,7 +47,7 @@ class Fold:
     """Tables of other groups that hold a kernel of the test side, so neither side has them."""
 
     def relatives(self, table: Table) -> list[Relative]:
-        """What may be known of a test problem's kernel elsewhere, nearest first.
+        """The tables that may be known of a test problem's kernel elsewhere, nearest first.
 
         The kernel's other problems on the same device, in full, when shapes are left out; else nothing.
         """
@@ -71,12 +71,12 @@ def kernel_of(problem: Problem) -> str:
 
 
 def family_of(problem: Problem) -> str:
-    """What the kernel computes (`extra["family"]`), else the kernel's name."""
+    """The family of a kernel (`extra["family"]`), else the kernel's name."""
     return str(problem.extra.get("family") or kernel_of(problem))
 
 
 def hand_of(problem: Problem) -> str:
-    """Who wrote it (`extra["hand"]`: a code base or author), else `unknown`."""
+    """The author or code base (`extra["hand"]`), else `unknown`."""
     return str(problem.extra.get("hand") or "unknown")
 
 

@@ -21,7 +21,7 @@ from forecast_autotune.features.ttir.tensors import UNBROKEN, Strides
 COUNTED_WARPS = (1, 2, 4, 8, 16, 32)
 """Numbers of warps for which accesses are counted: TTIR is the same for all of them."""
 ALIGNMENT = 16
-"""What Triton specialises arguments on: pointers in bytes, and integers that are multiples of it."""
+"""The alignment that Triton specialises arguments on: pointers in bytes, and integers that are multiples of it."""
 WARP_SIZE, CACHE_LINE_BYTES, SECTOR_BYTES = 32, 128, 32
 """Threads of a warp, bytes of a cache line and of the part of it that memory writes at once."""
 VECTOR_ELEMENTS = 8
@@ -106,8 +106,8 @@ def divisor(
 
 def range_start(op: Op) -> int | None:
     """The first number of a `tt.make_range`; None for text that does not say."""
-    found = _START.search(op.text)
-    return int(found.group(1)) if found else None
+    match = _START.search(op.text)
+    return int(match.group(1)) if match else None
 
 
 def loop_growth_divisor(
@@ -121,15 +121,15 @@ def loop_growth_divisor(
     """The divisor of what a loop adds to the carried value `name` in an iteration; 1 if that is not seen."""
     if yielded == name:
         return _MAX_DIVISOR
-    found = dict(known)
+    results = dict(known)
     for op in body.ops:
         if yielded in op.results:
             added = [operand for operand in op.operands if operand != name]
             if op.name not in ("arith.addi", "tt.addptr") or len(added) != 1:
                 return 1
-            return found.get(added[0], 1) * _pointee_bytes(op.inputs[0])
+            return results.get(added[0], 1) * _pointee_bytes(op.inputs[0])
         if len(op.outputs) == 1 and op.outputs[0].kind == "int":
-            found[op.results[0]] = divisor(op, found, strides, values)
+            results[op.results[0]] = divisor(op, results, strides, values)
     return 1
 
 
@@ -155,7 +155,7 @@ def tile_access(
 ) -> TileAccess:
     """An access through a tensor of pointers.
 
-    `run` is what `contiguous_run` says of it, `divides` the divisor of its pointers in bytes and
+    `run` is what `tensors.contiguous_run` says of it, `divides` the divisor of its pointers in bytes and
     `mask` the strides of its mask; None where there is none.
     """
     shape, element = pointer.shape, _pointee_bytes(pointer)
@@ -179,7 +179,7 @@ def access_counts(touches: Mapping[TileAccess, float]) -> dict[str, float]:
     for one in touches:
         key = one.shape, one.axis
         widest[key] = max(widest.get(key, 1), one.wide)
-    found = {f"{what}_{warps}": 0.0 for what in ("accesses", "lines") for warps in COUNTED_WARPS}
+    results = {f"{what}_{warps}": 0.0 for what in ("accesses", "lines") for warps in COUNTED_WARPS}
     for one, times in touches.items():
         elements = math.prod(one.shape)
         asked = one.wide if one.store else widest[one.shape, one.axis]
@@ -189,10 +189,10 @@ def access_counts(touches: Mapping[TileAccess, float]) -> dict[str, float]:
             apart, vector = min(most, asked), min(most, one.vector)
             if (apart, vector) not in lines:
                 lines[apart, vector] = _lines_per_instruction(one, apart)
-            made = times * max(0.0 if one.store else float(warps), elements / WARP_SIZE / vector)
-            found[f"accesses_{warps}"] += made
-            found[f"lines_{warps}"] += made * lines[apart, vector]
-    return found
+            result = times * max(0.0 if one.store else float(warps), elements / WARP_SIZE / vector)
+            results[f"accesses_{warps}"] += result
+            results[f"lines_{warps}"] += result * lines[apart, vector]
+    return results
 
 
 def partial_bytes(touches: Mapping[TileAccess, float]) -> float:
@@ -242,7 +242,7 @@ def warp_exchange_counts(
     left share the results. An element counts by the share of a warp's lanes that meet in one bank of shared
     memory.
     """
-    found = {f"exchanged_{warps}": 0.0 for warps in COUNTED_WARPS}
+    results = {f"exchanged_{warps}": 0.0 for warps in COUNTED_WARPS}
     widest: dict[tuple[int, ...], int] = {}
     for one in touches:
         widest[one.shape] = max(widest.get(one.shape, 1), one.wide)
@@ -252,8 +252,8 @@ def warp_exchange_counts(
             sharing = min(float(warps), float(shape[axis]), vector * WARP_SIZE * warps / inner)
             if sharing > 1:
                 meeting = min(1.0, vector * sharing / WARP_SIZE)
-                found[f"exchanged_{warps}"] += times * meeting * sharing * math.prod(shape) / shape[axis]
-    return found
+                results[f"exchanged_{warps}"] += times * meeting * sharing * math.prod(shape) / shape[axis]
+    return results
 
 
 def coalesced_access_counts(nbytes: float) -> dict[str, Any]:
@@ -264,17 +264,17 @@ def coalesced_access_counts(nbytes: float) -> dict[str, Any]:
 
 def _lines_per_instruction(one: TileAccess, apart: int) -> float:
     """Lines that one instruction of a warp touches, its lanes `apart` elements from each other."""
-    lanes, found = float(WARP_SIZE), 1.0
+    lanes, result = float(WARP_SIZE), 1.0
     for place in (one.axis, *(n for n in reversed(range(len(one.shape))) if n != one.axis)):
         held = apart if place == one.axis else 1
         here = min(lanes, max(1.0, one.shape[place] / held))
         step = one.steps[place]
         gap = CACHE_LINE_BYTES if step is None else min(CACHE_LINE_BYTES, abs(step) * held * one.element)
-        found *= max(1.0, here * gap / CACHE_LINE_BYTES)
+        result *= max(1.0, here * gap / CACHE_LINE_BYTES)
         lanes /= here
         if lanes <= 1:
             break
-    return found
+    return result
 
 
 def _pointee_bytes(type_: Type) -> int:

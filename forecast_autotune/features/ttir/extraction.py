@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from forecast_autotune.features.devices import COMPILE_OPTIONS
 from forecast_autotune.features.ttir import coalescing, tensors
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.features.ttir.integers import ASSUMED_EXTENT, IntegerAnalysis
-from forecast_autotune.features.ttir.module import TtirModule, cached_module
-from forecast_autotune.features.ttir.parser import Block, FeatureError, Op, TtirFunction
+from forecast_autotune.features.ttir.parser import Block, FeatureError, Op, TtirFunction, parse_ttir
 from forecast_autotune.features.ttir.scalars import Environment, Value, bind_call, bind_parameters, lift, mean
 from forecast_autotune.features.ttir.shared_memory import AccessPattern, chained, shared_memory_use
 
@@ -108,7 +108,7 @@ class _FactCollector(IntegerAnalysis):
     total: dict[str, float] = field(default_factory=dict)
     dots: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
     flops: dict[int, float] = field(default_factory=dict)
-    """Of each dot, by `id` of the operation."""
+    """FLOPs of each dot, by `id` of the operation."""
     loops: list[_LoopProfile] = field(default_factory=list)
     contiguous_bytes: float = 0.0
     masked_bytes: float = 0.0
@@ -116,7 +116,7 @@ class _FactCollector(IntegerAnalysis):
     touches: dict[coalescing.TileAccess, float] = field(default_factory=dict)
     """How often the mean program makes each access."""
     reductions: dict[tuple[tuple[int, ...], int], float] = field(default_factory=dict)
-    """How often the mean program joins elements in each way, see `warp_exchange_counts`."""
+    """How often the mean program joins elements in each way, see `coalescing.warp_exchange_counts`."""
     largest: int = 1
     unknown: int = 0
     calls: int = 0
@@ -360,7 +360,7 @@ class _FactCollector(IntegerAnalysis):
         )
         chain, loads = parsed.longest_chains(busiest.op if busiest else None)
         innermost = [one for one in self.loops if one.innermost]
-        buffers = [found for one in self.loops if (found := tensors.pipelined_bytes(one.op)) is not None]
+        buffers = [result for one in self.loops if (result := tensors.pipelined_bytes(one.op)) is not None]
         followed = chained(kernel.blocks) if len(self.flops) > 1 else []
         heads = sorted(followed, key=lambda dot: self.flops.get(id(dot), 0.0))
         rows, columns = heads[-1].outputs[0].shape[-2:] if heads else (0, 0)
@@ -408,12 +408,62 @@ def _split_weight(weight: Value, chosen: Value) -> tuple[Value, Value]:
 
 def _accumulator_bytes(loop: Op) -> float:
     carried = [t for t in loop.regions[-1][0].types if t.tensor]
-    found = sum(t.nbytes for t in carried if t.kind == "float")
+    result = sum(t.nbytes for t in carried if t.kind == "float")
     if any(t.kind == "int" for t in carried):  # indices, or sums of integer dots
         dots = {
             op.outputs[0]
             for op in tensors.walk_ops(list(tensors.nested_blocks(loop)))
             if op.name in tensors.DOTS
         }
-        found += sum(t.nbytes for t in carried if t.kind == "int" and t in dots)
-    return float(found)
+        result += sum(t.nbytes for t in carried if t.kind == "int" and t in dots)
+    return float(result)
+
+
+@dataclass(frozen=True, eq=False)
+class TtirModule:
+    """The functions of a text, and those facts that are the same for all arguments and grids."""
+
+    functions: Mapping[str, TtirFunction]
+    _chains: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @cached_property
+    def kernel(self) -> TtirFunction:
+        """The function that is launched."""
+        return next((f for f in self.functions.values() if f.public), next(iter(self.functions.values())))
+
+    @cached_property
+    def live_bytes(self) -> float:
+        """See `tensors.live_bytes`."""
+        return tensors.live_bytes(self.kernel.blocks)
+
+    @cached_property
+    def ops(self) -> int:
+        """Operations of all functions."""
+        blocks = [block for function in self.functions.values() for block in function.blocks]
+        return sum(1 for _ in tensors.walk_ops(blocks))
+
+    @cached_property
+    def staged_loops(self) -> int:
+        """Loops that the number of pipeline stages may change: with a dot in them, or a store through a descriptor."""
+        blocks = [block for function in self.functions.values() for block in function.blocks]
+        loops = [op for op in tensors.walk_ops(blocks) if op.name in ("scf.for", "scf.while")]
+        bodies = (tensors.walk_ops(list(tensors.nested_blocks(loop))) for loop in loops)
+        return sum(any(map(_is_staged, body)) for body in bodies)
+
+    def longest_chains(self, loop: Op | None) -> tuple[int, int]:
+        """Stages and loads on the longest path through a loop's body; of the kernel without one."""
+        if id(loop) not in self._chains:
+            blocks = self.kernel.blocks if loop is None else [b for region in loop.regions for b in region]
+            result = tensors.serial_chain(blocks), tensors.serial_chain(blocks, tensors.LOADS)
+            self._chains[id(loop)] = result
+        return self._chains[id(loop)]
+
+
+@lru_cache(maxsize=128)  # of some 80 kB each
+def cached_module(text: str) -> TtirModule:
+    """The module of a text; whoever reads it changes nothing in it. Raises `FeatureError` like `parse_ttir`."""
+    return TtirModule(parse_ttir(text))
+
+
+def _is_staged(op: Op) -> bool:
+    return op.name in tensors.DOTS or (op.name not in tensors.LOADS and "descriptor_" in op.name)

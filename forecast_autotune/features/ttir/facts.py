@@ -1,4 +1,7 @@
-"""The facts of one kernel config, as `ttir.facts` reads them: numbers that mean the same for every kernel."""
+"""The facts of one kernel config: numbers that mean the same for every kernel, by what they are about.
+
+Counts are per program and include loop iterations.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class TtirFacts:
-    """What the mean program of a launch does. Counts are per program and include loop iterations."""
+class Traffic:
+    """Bytes and operations of loads and stores."""
 
     load_bytes: float = 0.0
     """Elements times element size over all loads, masked lanes included."""
@@ -19,6 +22,12 @@ class TtirFacts:
     """The part of both that belongs to lanes which masks are seen to switch off."""
     load_ops: float = 0.0
     store_ops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Products of tiles."""
+
     dot_flops: float = 0.0
     """2 M N K per dot, times its batch."""
     dot_ops: float = 0.0
@@ -31,6 +40,12 @@ class TtirFacts:
     chained_rows: float = 0.0
     """M of the chained dot with the most FLOPs; 0 without one."""
     chained_columns: float = 0.0
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Elements through everything else."""
+
     elementwise: float = 0.0
     """Elements through floating-point arithmetic, casts and selects on tensors."""
     integer_ops: float = 0.0
@@ -46,6 +61,12 @@ class TtirFacts:
     known."""
     conversions: float = 0.0
     """Elements through transposes, reshapes, joins, splits and gathers."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of the tensors that are alive at once."""
+
     pipelined_bytes: float = 0.0
     """Bytes per iteration of all loads in the innermost loop that loads most."""
     pipelined_dot_bytes: float = 0.0
@@ -56,6 +77,12 @@ class TtirFacts:
     """Most bytes of tensors alive at once; see `tensors.live_bytes`."""
     accumulator_bytes: float = 0.0
     """Floating-point tensors and sums of integer dots carried by one loop, the most over loops."""
+
+
+@dataclass(frozen=True)
+class Loops:
+    """How often, and what waits for what within."""
+
     loop_trips: float = 1.0
     """Iterations of the loop that iterates most, outer loops multiplied in; 1 without loops."""
     iterations: float = 1.0
@@ -67,28 +94,64 @@ class TtirFacts:
     """Loads, dots, reductions, ... that wait for each other in one iteration of the heaviest loop."""
     load_chain: float = 0.0
     """The same for loads alone."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """How accesses walk through memory."""
+
     mean_contiguous: float = 1.0
     """Neighbouring elements per access along the fastest dimension, weighted by bytes."""
     masked_share: float = 0.0
     """Share of loaded and stored bytes under a mask."""
+
+
+@dataclass(frozen=True)
+class SharedMemoryUse:
+    """Bytes by role; those of loops are of the loop that keeps most."""
+
     direct_bytes: float = 0.0
-    """From here to `reduced_inside`: what shared memory will hold, see `SharedMemoryUse`."""
+    """Loads of a loop that are dot operands as they are, possibly transposed."""
     indirect_bytes: float = 0.0
+    """Loads of a loop that reach a dot through casts or arithmetic, or as addresses."""
     direct_once_bytes: float = 0.0
+    """Loaded dot operands of a loop that are alive at once when nothing is loaded ahead."""
     resident_bytes: float = 0.0
+    """Dot operands of a loop that were loaded before it or computed, and pass through shared memory."""
     chained_bytes: float = 0.0
+    """Left operands of a loop's dots that were computed in registers: free for warp-group products alone."""
     cast_bytes: float = 0.0
+    """Right operands computed element by element from loads: warp-group products need a copy,
+    which lives no longer than its product; the largest."""
     crosswise_bytes: float = 0.0
+    """Operands of a loop's dots, of 8 or 32 bits, that lie in memory along another dimension than the one
+    that is summed over: warp-group products read those the other way only, so each iteration turns them."""
     load_levels: float = 0.0
+    """Loads that wait for each other on the way to a dot: 2 when one gives the address of another."""
     loop_stages: float = 0.0
+    """Stages that the source asks for at this loop; 0 when it leaves them to the config."""
     streamed_bytes: float = 0.0
+    """Loads of a loop without dots whose source asks for stages."""
     streamed_load_bytes: float = 0.0
+    """The largest of them."""
     straight_dot_bytes: float = 0.0
+    """Operands of a dot outside of all loops, the most over such dots."""
     turned_bytes: float = 0.0
+    """The largest tile that is stored along another dimension than it was loaded along."""
     reduced_bytes: float = 0.0
+    """Results of reductions, in 4-byte words at least: warps exchange this much each; the most over them."""
     reduced_length: float = 1.0
+    """Elements that this reduction joins into one."""
     reduced_across: float = 0.0
+    """Its results, where it is not along the last dimension: threads are spread over those first."""
     reduced_inside: float = 0.0
+    """1 when this reduction runs while the loop above keeps its buffers."""
+
+
+@dataclass(frozen=True)
+class WarpCounts:
+    """Counts that depend on how many warps a program has, by that number."""
+
     accesses_1: float = 0.0
     """Instructions of all warps that load or store, in a program of so many warps ..."""
     accesses_2: float = 0.0
@@ -97,19 +160,25 @@ class TtirFacts:
     accesses_16: float = 0.0
     accesses_32: float = 0.0
     lines_1: float = 0.0
-    """Cache lines that the accesses touch; see `ttir.coalescing.access_counts`."""
+    """Cache lines that the accesses touch; see `coalescing.access_counts`."""
     lines_2: float = 0.0
     lines_4: float = 0.0
     lines_8: float = 0.0
     lines_16: float = 0.0
     lines_32: float = 0.0
     exchanged_1: float = 0.0
-    """Elements that the warps of such a program exchange, see `warp_exchange_counts`."""
+    """Elements that the warps of such a program exchange, see `coalescing.warp_exchange_counts`."""
     exchanged_2: float = 0.0
     exchanged_4: float = 0.0
     exchanged_8: float = 0.0
     exchanged_16: float = 0.0
     exchanged_32: float = 0.0
+
+
+@dataclass(frozen=True)
+class TtirFacts(WarpCounts, SharedMemoryUse, Neighbours, Loops, Tiles, Arithmetic, Dots, Traffic):
+    """Facts of the mean program of a launch: all groups in one (dataclasses put the last base's fields first)."""
+
     partial_bytes: float = 0.0
     """Bytes of sectors that stores write in parts; see `coalescing.partial_bytes`."""
     staged_loops: int = 0
@@ -124,14 +193,14 @@ _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(TtirFacts)}
 
 
 def facts_to_json(facts: TtirFacts) -> dict[str, Any]:
-    """What `facts_from_json` reads: every fact that is not its default, by name."""
+    """The JSON that `facts_from_json` reads: every fact that is not its default, by name."""
     return {name: value for name, value in vars(facts).items() if value != _DEFAULTS[name]}
 
 
-def facts_from_json(told: Mapping[str, Any]) -> TtirFacts:
+def facts_from_json(data: Mapping[str, Any]) -> TtirFacts:
     """Raises `ValueError`, `TypeError` or `KeyError` for anything but numbers under known names."""
     given: dict[str, Any] = {}
-    for name, value in told.items():
+    for name, value in data.items():
         if name == "dot_shapes":
             given[name] = tuple((int(m), int(n), int(k), _number(share)) for m, n, k, share in value)
         else:

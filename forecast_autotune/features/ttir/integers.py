@@ -34,7 +34,7 @@ ASSUMED_EXTENT = 1024
 
 
 _MASK_PRESERVING_OPS = frozenset(("arith.andi", "tt.broadcast", "tt.expand_dims"))
-"""What makes a mask of masks without switching lanes on."""
+"""Operations that make a mask of masks without switching lanes on."""
 _TRACED = frozenset(
     (
         *("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.load", "tt.reduce"),
@@ -53,7 +53,7 @@ class IntegerAnalysis:
     starts: Environment = field(default_factory=dict)
     """First elements of tensors of integers, where those are known and the others differ."""
     active: Environment = field(default_factory=dict)
-    """Of masks: the share of elements that is true."""
+    """For masks: the share of elements that is true."""
     guesses: Environment = field(default_factory=dict)
     """Integers of the usual program and the first iteration, where data or earlier iterations decide them."""
     divisors: dict[str, int] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class IntegerAnalysis:
         return lift(lambda a, b: min(1.0, max(0.0, math.ceil((b - a) / step) / size)), first, limit)
 
     def _propagate_guess(self, op: Op) -> None:
-        """What an integer may be that data decide: a loaded one is an extent, the rest follows from it."""
+        """The assumed value of an integer that data decide: a loaded one is an extent, the rest follows from it."""
         name = op.results[0]
         if op.name in tensors.LOADS or op.name == "tt.reduce":
             self.guesses[name] = (
@@ -184,7 +184,7 @@ class IntegerAnalysis:
                 self.undecided[name] = frozenset().union(*origins)
 
     def _offset_gap(self, name: str) -> float:
-        """What lies between neighbouring offsets, one of which is `name`: the rows shared out evenly.
+        """The step between neighbouring offsets, one of which is `name`: the rows shared out evenly.
 
         Of all other tensors, the one with most rows; offsets are one more than the parts. A usual extent
         where nothing is known of the offsets' tensor, or no other has that many rows.
@@ -258,7 +258,7 @@ class IntegerAnalysis:
 
 
 def _iteration_values(lower: Value, step: Value, count: Value, body: Block) -> Value:
-    """What stands for a loop's variable: an inner bound that is linear in it keeps its mean either way.
+    """The value that stands for a loop's variable: an inner bound that is linear in it keeps its mean either way.
 
     The middle iteration; or, where an inner loop may depend on it by more than a line (`tile % width`)
     and all programs iterate alike, another iteration for each sampled program.

@@ -143,8 +143,8 @@ def parse_type(text: str) -> Type:
         return Type("int", int(text[1:]))
     if text == "index":
         return Type("int", 64)
-    if found := _FLOAT.match(text):
-        return Type("float", int(found.group(1) or 32))
+    if match := _FLOAT.match(text):
+        return Type("float", int(match.group(1) or 32))
     return _OTHER
 
 
@@ -152,8 +152,8 @@ def parse_type(text: str) -> Type:
 def _signature(section: str) -> tuple[tuple[Type, ...], tuple[Type, ...] | None]:
     """Read a type section: input types, and output types where an arrow gives them."""
     arrow = " -> " if " -> " in section else " to "
-    left, found, right = section.rpartition(arrow)
-    if not found:
+    left, separator, right = section.rpartition(arrow)
+    if not separator:
         left, right = section, ""
     sides = []
     for side in (left, right):
@@ -161,7 +161,7 @@ def _signature(section: str) -> tuple[tuple[Type, ...], tuple[Type, ...] | None]
         if side.startswith("(") and side.endswith(")"):
             side = side[1:-1]
         sides.append(tuple(parse_type(part) for part in _split_top_level(side)))
-    return sides[0], sides[1] if found else None
+    return sides[0], sides[1] if separator else None
 
 
 def _outputs(
@@ -200,13 +200,13 @@ def _names(text: str | None) -> list[str]:
 def _parameters(text: str) -> tuple[list[str], list[Type]]:
     """Read `%a: type {attributes}, %b: type` up to the bracket that closes the list."""
     names, types = [], []
-    for found in _PARAMETER.finditer(text):
-        depth, place = 0, found.end()
+    for match in _PARAMETER.finditer(text):
+        depth, place = 0, match.end()
         while place < len(text) and (depth or text[place] not in " ,)"):
             depth += (text[place] == "<") - (text[place] == ">")
             place += 1
-        names.append("%" + found.group(1))
-        types.append(parse_type(text[found.end() : place]))
+        names.append("%" + match.group(1))
+        types.append(parse_type(text[match.end() : place]))
     return names, types
 
 
@@ -234,10 +234,10 @@ def _type_section_start(rest: str) -> int:
 
 def _operation(line: str) -> tuple[Op, Block | None]:
     """Read one operation; also the first block of its region, when the line opens one."""
-    found = _HEAD.match(line)
-    if found is None:
+    match = _HEAD.match(line)
+    if match is None:
         raise FeatureError(f"not a line of Triton IR: {line!r:.80}; pass the text of a TTIR module")
-    results, name, rest = _names(found.group(1)), found.group(2), found.group(3)
+    results, name, rest = _names(match.group(1)), match.group(2), match.group(3)
     if '"' in rest:
         rest = _STRING.sub('""', rest)
     if rest.endswith("{"):
@@ -267,12 +267,12 @@ def _operation(line: str) -> tuple[Op, Block | None]:
 
 def _for(results: list[str], rest: str, body: Block) -> Op:
     """Read the head of an `scf.for`: operands are lower bound, upper bound and step."""
-    found = _FOR.match(rest)
-    if found is None:
+    match = _FOR.match(rest)
+    if match is None:
         raise FeatureError(
             f"an scf.for this parser cannot read: {rest!r:.120}; report it with the module's text"
         )
-    variable, lower, upper, step, carried, types, index = found.groups()
+    variable, lower, upper, step, carried, types, index = match.groups()
     pairs = _CARRIED.findall(carried or "")
     outputs = tuple(parse_type(part) for part in _split_top_level(types or ""))
     body.arguments = ["%" + variable] + [argument for argument, _ in pairs]
@@ -328,16 +328,16 @@ def _add(line: str, open_ops: list[Op | None], blocks: list[Block]) -> None:
 def _open_function(
     line: str, functions: dict[str, TtirFunction], open_ops: list[Op | None], blocks: list[Block]
 ) -> None:
-    found = _FUNCTION.search(line)
-    if found is None or not line.endswith("{"):  # a declaration has no body and costs nothing
+    match = _FUNCTION.search(line)
+    if match is None or not line.endswith("{"):  # a declaration has no body and costs nothing
         return
-    names, types = _parameters(found.group(3))
+    names, types = _parameters(match.group(3))
     first = Block("^bb0", names, types)
-    name = found.group(2).strip('"')
+    name = match.group(2).strip('"')
     divisors = {
-        "%" + one.group(1): int(one.group(2)) for one in _DIVISIBLE_PARAMETER.finditer(found.group(3))
+        "%" + one.group(1): int(one.group(2)) for one in _DIVISIBLE_PARAMETER.finditer(match.group(3))
     }
-    functions[name] = TtirFunction(name, found.group(1) == "public", [first], divisors)
+    functions[name] = TtirFunction(name, match.group(1) == "public", [first], divisors)
     holder = Op("tt.func", [], [], "", (), (), [], [functions[name].blocks])
     open_ops.append(holder)
     blocks.append(first)

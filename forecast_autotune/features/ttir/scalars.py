@@ -119,10 +119,10 @@ def evaluate(op: Op, known: Mapping[str, Value], grid: Sequence[int] | None) -> 
     """The integer an operation computes, or None. A tensor whose elements are all equal counts too."""
     name = op.name
     if name == "arith.constant":
-        found = _CONSTANT.search(op.text)
-        if found is None or op.outputs[0].kind != "int":
+        match = _CONSTANT.search(op.text)
+        if match is None or op.outputs[0].kind != "int":
             return None
-        digits = found.group(1)
+        digits = match.group(1)
         return int(digits == "true") if digits in ("true", "false") else int(digits)
     if name in ("tt.get_program_id", "tt.get_num_programs"):
         axis = "xyz".find(op.text.strip()[:1])
@@ -151,7 +151,7 @@ def evaluate(op: Op, known: Mapping[str, Value], grid: Sequence[int] | None) -> 
 
 
 def predicate(op: Op) -> str:
-    """What an `arith.cmpi` asks, without the sign: `lt`, `ge`, `eq`, ..."""
+    """The comparison of an `arith.cmpi`, without the sign: `lt`, `ge`, `eq`, ..."""
     return op.text.split(",")[0].strip()[-2:]
 
 
@@ -196,7 +196,7 @@ def while_counter(before: Block, after: Block) -> tuple[str, str, str] | None:
 
 
 def bind_call(known: Mapping[str, _Fact], given: Mapping[str, str]) -> dict[str, _Fact]:
-    """What is known of a call's operands, by the names that the callee has for them."""
+    """The known values of a call's operands, by the names that the callee has for them."""
     return {to: known[by] for to, by in given.items() if by in known}
 
 
@@ -224,12 +224,12 @@ def _by_name(names: Sequence[str], arguments: Sequence[Argument]) -> Environment
             bound |= {f"{name}.{part}.{place}": size for place, size in enumerate(sizes)}
         if argument.shape and f"{name}.shape.0" not in names:
             bound |= _pointer_extents(name, argument)
-    told = [whole + part for whole in names for part in ("", ROWS_SUFFIX, SIZE_SUFFIX)]
-    return {name: bound[name] for name in told if name in bound}
+    data = [whole + part for whole in names for part in ("", ROWS_SUFFIX, SIZE_SUFFIX)]
+    return {name: bound[name] for name in data if name in bound}
 
 
 def _pointer_extents(name: str, argument: Argument) -> Environment:
-    """What is bound beside a pointer: the first dimension and the elements of the tensor it points at."""
+    """The names bound beside a pointer: the first dimension and the elements of the tensor it points at."""
     return {f"{name}{ROWS_SUFFIX}": argument.shape[0], f"{name}{SIZE_SUFFIX}": math.prod(argument.shape)}
 
 

@@ -1,4 +1,4 @@
-"""What a TTIR function will keep in shared memory: the parts, before warps and stages are known.
+"""The parts of shared memory that a TTIR function will keep, before warps and stages are known.
 
 The rules are those of Triton's pipeliner and layout passes (3.4 to 3.9), checked against what they
 allocated for the benchmark kernels. Which parts a config keeps, and how often, is `cost.shared_bytes`.
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from forecast_autotune.features.ttir.facts import SharedMemoryUse
 from forecast_autotune.features.ttir.parser import Block, Op
 from forecast_autotune.features.ttir.tensors import (
     ATOMICS,
@@ -46,48 +47,6 @@ class AccessPattern:
     """The dimension along which they do; None when it cannot be seen, or for less than two dimensions."""
 
 
-@dataclass(frozen=True)
-class SharedMemoryUse:
-    """Bytes by role; those of loops are of the loop that keeps most."""
-
-    direct_bytes: float = 0.0
-    """Loads of a loop that are dot operands as they are, possibly transposed."""
-    indirect_bytes: float = 0.0
-    """Loads of a loop that reach a dot through casts or arithmetic, or as addresses."""
-    direct_once_bytes: float = 0.0
-    """Loaded dot operands of a loop that are alive at once when nothing is loaded ahead."""
-    resident_bytes: float = 0.0
-    """Dot operands of a loop that were loaded before it or computed, and pass through shared memory."""
-    chained_bytes: float = 0.0
-    """Left operands of a loop's dots that were computed in registers: free for warp-group products alone."""
-    cast_bytes: float = 0.0
-    """Right operands computed element by element from loads: warp-group products need a copy,
-    which lives no longer than its product; the largest."""
-    crosswise_bytes: float = 0.0
-    """Operands of a loop's dots, of 8 or 32 bits, that lie in memory along another dimension than the one
-    that is summed over: warp-group products read those the other way only, so each iteration turns them."""
-    load_levels: float = 0.0
-    """Loads that wait for each other on the way to a dot: 2 when one gives the address of another."""
-    loop_stages: float = 0.0
-    """Stages that the source asks for at this loop; 0 when it leaves them to the config."""
-    streamed_bytes: float = 0.0
-    """Loads of a loop without dots whose source asks for stages."""
-    streamed_load_bytes: float = 0.0
-    """The largest of them."""
-    straight_dot_bytes: float = 0.0
-    """Operands of a dot outside of all loops, the most over such dots."""
-    turned_bytes: float = 0.0
-    """The largest tile that is stored along another dimension than it was loaded along."""
-    reduced_bytes: float = 0.0
-    """What reductions leave, in 4-byte words at least: warps exchange this much each; the most over them."""
-    reduced_length: float = 1.0
-    """Elements that this reduction joins into one."""
-    reduced_across: float = 0.0
-    """Its results, where it is not along the last dimension: threads are spread over those first."""
-    reduced_inside: float = 0.0
-    """1 when this reduction runs while the loop above keeps its buffers."""
-
-
 def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPattern]) -> SharedMemoryUse:
     """The parts of a function's shared memory. `accesses` are those seen so far, by `id` of the operation."""
     every = list(walk_ops(blocks))
@@ -99,10 +58,10 @@ def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPatt
     for loop in loops:
         body = list(walk_ops(list(nested_blocks(loop)), into_loops=False))
         inside |= {id(op) for op in body}
-        found = _loop_parts(loop, body, makers, accesses)
-        if _three_stage_bytes(found) > _three_stage_bytes(best):
+        value = _loop_parts(loop, body, makers, accesses)
+        if _three_stage_bytes(value) > _three_stage_bytes(best):
             # A product's layout keeps each row within a warp: reductions next to it exchange nothing.
-            best, busy = found, {id(op) for op in body} if "streamed_bytes" in found else set()
+            best, busy = value, {id(op) for op in body} if "streamed_bytes" in value else set()
     straight = [op for op in every if op.name in DOTS and id(op) not in inside]
     return SharedMemoryUse(
         **best,
@@ -118,7 +77,7 @@ def chained(blocks: Sequence[Block]) -> list[Op]:
     That is through operations and into the regions of those, but not out of a region or an iteration.
     """
     before: dict[str, frozenset[int]] = {}
-    found: set[int] = set()
+    results: set[int] = set()
     dots = []
     for op in walk_ops(blocks):  # in program order: the names of one region come again in another beside it
         reached = frozenset[int]()
@@ -126,7 +85,7 @@ def chained(blocks: Sequence[Block]) -> list[Op]:
             if name in before:
                 reached |= before[name]
         if op.name in DOTS:
-            found |= reached
+            results |= reached
             dots.append(op)
             reached |= {id(op)}
         inside = [name for block in nested_blocks(op) for name in block.arguments] if op.regions else []
@@ -135,11 +94,11 @@ def chained(blocks: Sequence[Block]) -> list[Op]:
                 before[name] = reached
             else:
                 before.pop(name, None)
-    return [dot for dot in dots if id(dot) in found]
+    return [dot for dot in dots if id(dot) in results]
 
 
 def _three_stage_bytes(parts: Mapping[str, float]) -> float:
-    """What a loop keeps with three stages, to find the one that keeps most."""
+    """Bytes that a loop keeps with three stages, to find the one that keeps most."""
     ahead = 2.0 / max(1.0, parts.get("load_levels", 1.0))
     loaded = sum(parts.get(f"{name}_bytes", 0.0) for name in ("direct", "indirect", "streamed"))
     return ahead * loaded + sum(parts.get(f"{name}_bytes", 0.0) for name in ("resident", "chained"))
@@ -356,7 +315,7 @@ def _fastest_axis(op: Op, axes: Mapping[str, int | None]) -> int | None:
     if not known:
         return None
     if op.name == "tt.trans":
-        found = _ORDER.search(op.text)
-        order = [int(n) for n in found.group(1).split(",")] if found else None
+        match = _ORDER.search(op.text)
+        order = [int(n) for n in match.group(1).split(",")] if match else None
         return order.index(known[0]) if order is not None and known[0] in order else None
     return known[0] if op.name.startswith(("arith.", "math.")) or op.name in _CASTS else None

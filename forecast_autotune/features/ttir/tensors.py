@@ -1,4 +1,4 @@
-"""What can be seen of a TTIR function's tensors: contiguity, liveness, dependence, what feeds a dot."""
+"""Facts of a TTIR function's tensors: contiguity, liveness, dependence, what feeds a dot."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def result_strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Va
     ]
     first = sources[0]
     if name == "tt.expand_dims":
-        found = _AXIS.search(op.text)
-        axis = int(found.group(1)) if found else 0
+        match = _AXIS.search(op.text)
+        axis = int(match.group(1)) if match else 0
         return (*first[:axis], _CONSTANT_STRIDE, *first[axis:])
     if name == "tt.broadcast":
         return tuple(
             _CONSTANT_STRIDE if n == 1 else s for s, n in zip(first, op.inputs[0].shape, strict=True)
         )
     if name == "tt.trans":
-        found = _ORDER.search(op.text)
-        return tuple(first[int(n)] for n in found.group(1).split(",")) if found else first[::-1]
+        match = _ORDER.search(op.text)
+        return tuple(first[int(n)] for n in match.group(1).split(",")) if match else first[::-1]
     if name in ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast"):
         return first
     if name == "arith.select" and len(sources) == 3:
@@ -160,21 +160,21 @@ def contiguous_run(shape: Sequence[int], steps: Strides | None) -> tuple[int, in
     run, axis = 1, None
     left = [(size, step, place) for place, (size, step) in enumerate(zip(shape, steps or (), strict=False))]
     left = [entry for entry in left if entry[0] > 1]
-    while (found := next((entry for entry in left if entry[1][0] == run), None)) is not None:
-        size, (_, over), place = found
+    while (result := next((entry for entry in left if entry[1][0] == run), None)) is not None:
+        size, (_, over), place = result
         axis = place if axis is None else axis
         run *= min(size, over)
         if over < size:
             break
-        left.remove(found)
+        left.remove(result)
     return run, axis
 
 
 def reduction_axis(op: Op) -> tuple[tuple[int, ...], int]:
     """The shape of what a reduction or scan reads, and the dimension along which it joins elements."""
     shape = op.inputs[0].shape or (1,)
-    found = _AXIS.search(op.text)
-    return shape, min(int(found.group(1)), len(shape) - 1) if found else len(shape) - 1
+    match = _AXIS.search(op.text)
+    return shape, min(int(match.group(1)), len(shape) - 1) if match else len(shape) - 1
 
 
 def nested_blocks(op: Op) -> Iterator[Block]:

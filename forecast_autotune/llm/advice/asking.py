@@ -1,14 +1,20 @@
 """Asking for advice: the question, one chance to mend an answer that is out of the language, and revision.
 
+A cost function has to hold elsewhere as well: finite and positive at other sizes and configs, on two devices.
+
 Takes a model of any kind as a function from a prompt to texts; nothing is asked in a launch's way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from forecast_autotune.llm.advice.checks import check_function
-from forecast_autotune.llm.advice.language import parse_cost_function
+import numpy as np
+
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.llm.advice.language import CostFunction, parse_cost_function
 from forecast_autotune.llm.advice.question import (
     ADVICE_VERSION,
     AdviceSample,
@@ -16,9 +22,9 @@ from forecast_autotune.llm.advice.question import (
     cost_function_text,
 )
 from forecast_autotune.llm.advice.record import Advice
-from forecast_autotune.llm.advice.subject import AdviceError
-from forecast_autotune.llm.writers import TextGenerator
-from forecast_autotune.records import Kernel
+from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
+from forecast_autotune.llm.backend import TextGenerator
+from forecast_autotune.records import Argument, Device, Kernel
 
 ATTEMPTS = 2
 """Answers to one question: a second one is shown what was wrong with the first."""
@@ -53,8 +59,8 @@ def revise_advice(
     Raises as `ask_for_advice` does.
     """
     rows = [
-        f"- {shown}: forecast {2.0**said:.2f}x the fastest, measured {2.0**true:.2f}x"
-        for shown, said, true in measured
+        f"- {shown}: forecast {2.0**answer:.2f}x the fastest, measured {2.0**true:.2f}x"
+        for shown, answer, true in measured
     ]
     text = "\n".join(
         [
@@ -94,3 +100,77 @@ def _asked(
             continue
         return Advice(kernel.name, kernel.source_sha256, text, model, ADVICE_VERSION, at, provenance)
     raise AdviceError(f"no cost function of {kernel.name}: {trouble}")
+
+
+TRIALS = 16
+"""Sizes that are drawn, each on every device."""
+DEVICES = (Device("NVIDIA H200", arch="90"), Device("NVIDIA A100-SXM4-80GB", arch="80"))
+MOST_SPREAD = 40.0
+"""log2 of the slowest over the fastest candidate beyond which a cost function is out of its mind."""
+_SMALLEST_SIZE = 8
+"""Extents below are kinds (channels, flags) rather than sizes, and stay."""
+
+
+def check_function(function: CostFunction, samples: Sequence[AdviceSample], seed: int = 0) -> None:
+    """Evaluate a cost function where it was asked about and at sizes drawn around it, on two devices.
+
+    Raises `AdviceError` saying where it failed. Sizes are scaled by powers of two, equal ones alike; launch grids
+    grow by the same factors as the elements of all tensors do.
+    """
+    if not samples:
+        raise AdviceError("a cost function is checked on at least one size")
+    for sample in samples:
+        subject = AdviceSubject.of(sample.problem, sample.candidates, sample.grids)
+        costs = function.evaluate(subject)
+        if len(costs.log2) > 1 and float(np.ptp(costs.log2)) > MOST_SPREAD:
+            raise AdviceError(
+                f"its slowest candidate would take 2^{float(np.ptp(costs.log2)):.0f} times as long as its fastest"
+            )
+    generator = random.Random(seed)
+    for trial in range(TRIALS):
+        sample = samples[trial % len(samples)]
+        subject = AdviceSubject.of(sample.problem, sample.candidates, sample.grids)
+        drawn = _scaled(subject, generator)
+        for device in DEVICES:
+            here = replace(drawn, device=device_spec(device))
+            shifts = {c.name: generator.uniform(-2.0, 2.0) for c in function.constants}
+            try:
+                function.evaluate(here, shifts)
+            except AdviceError as error:
+                shown = ", ".join(f"{a.name}={a.value or list(a.shape)}" for a in drawn.arguments.values())
+                raise AdviceError(f"at other sizes ({shown:.300}) on {device.name}: {error}") from error
+
+
+def _scaled(subject: AdviceSubject, generator: random.Random) -> AdviceSubject:
+    """The subject at other sizes."""
+    factors: dict[int, int] = {}
+
+    def size(extent: int) -> int:
+        if extent <= _SMALLEST_SIZE:
+            return extent
+        if extent not in factors:
+            factors[extent] = max(
+                1, int(extent * 2.0 ** generator.randint(-3, 3)) + generator.choice((0, 0, 3))
+            )
+        return factors[extent]
+
+    arguments: Mapping[str, Argument] = {
+        name: _resized(argument, size) for name, argument in subject.arguments.items()
+    }
+    grid = subject.grid
+    if grid:
+        more = 2.0 ** generator.randint(-3, 3)
+        grid = (np.maximum(1.0, np.floor(grid[0] * more)), *grid[1:])
+    return replace(subject, arguments=arguments, grid=grid)
+
+
+def _resized(argument: Argument, size: object) -> Argument:
+    assert callable(size)
+    if argument.kind == "tensor":
+        shape = tuple(size(n) for n in argument.shape)
+        stride = tuple(s if s <= _SMALLEST_SIZE else size(s) for s in argument.stride)
+        return replace(argument, shape=shape, stride=stride)
+    value = argument.value
+    if argument.kind == "scalar" and isinstance(value, int) and not isinstance(value, bool):
+        return replace(argument, value=size(value))
+    return argument

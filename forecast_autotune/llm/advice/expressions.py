@@ -17,7 +17,7 @@ from forecast_autotune.llm.advice.functions import OF_DEVICE, PURE, Value, selec
 from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
 
 ROOTS = ("config", "args", "device", "launch")
-"""What a cost function is given, in this order."""
+"""Names of a cost function's parameters, in this order."""
 MAX_CALL_DEPTH = 8
 _MODULES, _SYNONYMS = ("math", "np", "numpy"), {"maximum": "max", "minimum": "min", "trunc": "int"}
 MAX_STEPS = 400_000
@@ -186,13 +186,13 @@ class ExpressionReader:
         join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
 
         def fold(frame: Frame) -> Value:
-            found: Value = truth(parts[0](frame))
+            result: Value = truth(parts[0](frame))
             for part in parts[1:]:
                 # A text that settles the matter may guard what the call does not have.
-                if np.ndim(found) == 0 and bool(found) == isinstance(node.op, ast.Or):
-                    return found
-                found = join(found, truth(part(frame)))
-            return found
+                if np.ndim(result) == 0 and bool(result) == isinstance(node.op, ast.Or):
+                    return result
+                result = join(result, truth(part(frame)))
+            return result
 
         return fold
 
@@ -207,11 +207,11 @@ class ExpressionReader:
             sides.append(self._side(type(operator), side))
 
         def fold(frame: Frame) -> Value:
-            left, found = first(frame), None
+            left, result = first(frame), None
             for test in sides:
                 holds, left = test(frame, left)
-                found = holds if found is None else np.logical_and(found, holds)
-            return found
+                result = holds if result is None else np.logical_and(result, holds)
+            return result
 
         return fold
 
@@ -237,10 +237,10 @@ class ExpressionReader:
         choices = [self.read(item) for item in side.elts]
 
         def test(frame: Frame, left: Value) -> tuple[Value, Value]:
-            found: Value = np.zeros(np.shape(left), dtype=bool)
+            results: Value = np.zeros(np.shape(left), dtype=bool)
             for choice in choices:
-                found = np.logical_or(found, np.asarray(left) == np.asarray(choice(frame)))
-            return (found if isinstance(operator, ast.In) else ~found), left
+                results = np.logical_or(results, np.asarray(left) == np.asarray(choice(frame)))
+            return (results if isinstance(operator, ast.In) else ~results), left
 
         return test
 

@@ -1,4 +1,4 @@
-"""What a cost function may call: arithmetic, and three facts of hardware that every author would write again."""
+"""Functions that a cost function may call: arithmetic, and three facts of hardware that every author needs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _fold(operation: Any) -> Callable[..., Value]:
     def call(*values: Value) -> Value:
         if not values:
             raise ValueError("min and max need an argument")
-        found = values[0]
+        result = values[0]
         for value in values[1:]:
-            found = operation(found, value)
-        return found
+            result = operation(result, value)
+        return result
 
     return call
 

@@ -51,7 +51,7 @@ class FittedConstant:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a cost function says of n candidates."""
+    """Forecasts of a cost function for n candidates."""
 
     log2: Array
     """log2 of the cost, [n]; only differences mean something."""
@@ -69,7 +69,7 @@ class CostFunction:
     constants: tuple[FittedConstant, ...]
     labels: tuple[str, ...]
     summary: str
-    """What decides the time, in a sentence of the author."""
+    """The part that decides the time, in a sentence of the author."""
     confidence: float
     """In (0, 1]: how likely its order of the fast configs is right, as its author states it."""
     spread: float
@@ -97,11 +97,11 @@ class CostFunction:
                 raise
             except (TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
                 raise AdviceError(f"the cost function failed: {error}") from error
-            found = _spread_out(cost, subject.size)
-            if not (np.isfinite(found) & (found > 0)).all():
+            result = _spread_out(cost, subject.size)
+            if not (np.isfinite(result) & (result > 0)).all():
                 raise AdviceError("the cost of every candidate must be a positive finite number")
             terms = {label: _spread_out(v, subject.size) for label, v in run.terms.items() if _is_number(v)}
-            return Costs(np.log2(found), terms, _identity(run.identity, subject.size))
+            return Costs(np.log2(result), terms, _identity(run.identity, subject.size))
 
 
 def parse_cost_function(text: str) -> CostFunction:
@@ -191,9 +191,9 @@ class _ModuleReader:
             run.depth += 1
             if run.depth > MAX_CALL_DEPTH:
                 raise refuse(node, f"calls are nested more than {MAX_CALL_DEPTH} deep")
-            found = _returned(body, Frame(run, dict(zip(names, values, strict=True))), node)
+            result = _returned(body, Frame(run, dict(zip(names, values, strict=True))), node)
             run.depth -= 1
-            return found
+            return result
 
         self.expressions.helpers[node.name] = call
 
@@ -332,12 +332,12 @@ class _ModuleReader:
 
 def _for_some(body: _Run, holds: npt.NDArray[np.bool_], frame: Frame) -> Value:
     """Run a branch that only the candidates for which `holds` take; what it returns or says early is theirs alone."""
-    run, known, said = frame.run, len(frame.pending), frame.run.identity
+    run, known, answer = frame.run, len(frame.pending), frame.run.identity
     value = body(frame)
     frame.pending[known:] = [(holds & early, v) for early, v in frame.pending[known:]]
-    if run.identity is not said:
+    if run.identity is not answer:
         size = run.subject.size
-        theirs, others = _identity(run.identity, size), _identity(said, size)
+        theirs, others = _identity(run.identity, size), _identity(answer, size)
         assert theirs is not None
         rest = np.arange(size) if others is None else others
         run.identity = (np.where(holds, theirs, size + rest),)
@@ -370,13 +370,13 @@ def _returned(body: _Run, frame: Frame, node: ast.FunctionDef) -> Value:
 def _merged(
     holds: npt.NDArray[np.bool_], one: Mapping[str, Value], other: Mapping[str, Value]
 ) -> dict[str, Value]:
-    found = dict(other)
+    results = dict(other)
     for name, value in one.items():
         if name not in other:
-            found[name] = value
+            results[name] = value
         elif value is not other[name]:
-            found[name] = select(holds, value, other[name])
-    return found
+            results[name] = select(holds, value, other[name])
+    return results
 
 
 def _uniform(value: Value, node: ast.AST) -> float:
@@ -393,10 +393,10 @@ def _is_number(value: Value) -> bool:
 def _spread_out(value: Value, size: int) -> Array:
     if not _is_number(value):
         raise AdviceError("the cost is a text")
-    found = np.asarray(value, float)
-    if found.ndim > 1 or (found.ndim == 1 and len(found) != size):
+    result = np.asarray(value, float)
+    if result.ndim > 1 or (result.ndim == 1 and len(result) != size):
         raise AdviceError("the cost must be one number per candidate")
-    return np.broadcast_to(found, (size,)).astype(float)
+    return np.broadcast_to(result, (size,)).astype(float)
 
 
 def _identity(columns: Sequence[Value], size: int) -> npt.NDArray[np.intp] | None:

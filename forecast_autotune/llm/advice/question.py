@@ -1,4 +1,4 @@
-"""What a language model is asked for advice with, and how its answer is taken out of the text."""
+"""The question that asks a language model for advice, and the cost function in its answer."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def language_text() -> str:
 
 @dataclass(frozen=True)
 class AdviceSample:
-    """What is known of one problem of a kernel when advice is asked for."""
+    """One problem of a kernel, as it is described when advice is asked for."""
 
     problem: Problem
     candidates: Sequence[Candidate]
     grids: Mapping[Candidate, tuple[int, ...]]
     facts: Mapping[Candidate, Mapping[str, float]] = field(default_factory=dict)
-    """What was read of some candidates' IR, by name."""
+    """Facts of some candidates' IR, by name."""
 
 
 def advice_prompt(samples: Sequence[AdviceSample], source: str = "") -> str:
@@ -107,14 +107,14 @@ def _ranges_text(candidates: Sequence[Candidate]) -> str:
         for name, value in (*config.kwargs, *((o, getattr(config, o)) for o in LAUNCH_OPTIONS)):
             values.setdefault(name, {})[str(value)] = None
     texts = [
-        f"{name} in {{{', '.join(sorted(found, key=_numeric)[:MAX_VALUES])}}}"
-        for name, found in values.items()
-        if len(found) > 1 or name not in LAUNCH_OPTIONS
+        f"{name} in {{{', '.join(sorted(result, key=_numeric)[:MAX_VALUES])}}}"
+        for name, result in values.items()
+        if len(result) > 1 or name not in LAUNCH_OPTIONS
     ]
     same = [
-        f"{name}={next(iter(found))}"
-        for name, found in values.items()
-        if len(found) == 1 and name in LAUNCH_OPTIONS
+        f"{name}={next(iter(result))}"
+        for name, result in values.items()
+        if len(result) == 1 and name in LAUNCH_OPTIONS
     ]
     return f"{len(distinct)} configs; " + "; ".join(texts) + (f"; always {', '.join(same)}" if same else "")
 

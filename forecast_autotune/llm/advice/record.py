@@ -12,22 +12,22 @@ from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import SCHEMA, Extra, read_text
 
 MAX_FUNCTIONS = 8
-"""Of one record: each is evaluated in every decision."""
+"""Cost functions of one record: each is evaluated in every decision."""
 
 
 @dataclass(frozen=True)
 class Advice(Record, tag="advice", schema=SCHEMA, lenient=True):
-    """What a language model says of one kernel source; whether it is followed is up to the measurements."""
+    """Advice of a language model on one kernel source; whether it is followed is up to the measurements."""
 
     kernel: str = field(metadata=json_option(read=read_text))
     source_sha256: str = field(metadata=json_option(read=read_text))
-    """Of the source and everything it calls: advice is kept under it."""
+    """Digest of the source and everything it calls: advice is kept under it."""
     text: str = field(repr=False, metadata=json_option(read=read_text))
     """The cost function, a module of the restricted language."""
     model: str = ""
-    """Who wrote it."""
+    """The author's name."""
     version: str = ADVICE_VERSION
-    """Of the question."""
+    """Version of the question."""
     at: str = ""
     provenance: str = ""
     """How it came about, in a sentence."""

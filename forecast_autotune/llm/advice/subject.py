@@ -1,4 +1,4 @@
-"""What a cost function sees of n candidates: config, arguments, launch and device, as numbers and texts."""
+"""The view of n candidates that a cost function has: config, arguments, launch and device, as numbers and texts."""
 
 from __future__ import annotations
 
@@ -125,16 +125,16 @@ class AdviceSubject:
 def _columns(configs: Sequence[Config]) -> dict[str, Value]:
     names = dict.fromkeys(name for c in configs for name, _ in c.kwargs)
     given = [dict(c.kwargs) for c in configs]
-    found: dict[str, Value] = {}
+    results: dict[str, Value] = {}
     for name in names:
         values = [row.get(name) for row in given]
         if any(isinstance(v, str) for v in values):
-            found[name] = np.array([str(v) for v in values], dtype=object)
+            results[name] = np.array([str(v) for v in values], dtype=object)
         elif all(name in row for row in given):
-            found[name] = np.array([float(v or 0) for v in values])
+            results[name] = np.array([float(v or 0) for v in values])
     for option in LAUNCH_OPTIONS:
-        found[option] = np.array([float(getattr(c, option) or 0) for c in configs])
-    return found
+        results[option] = np.array([float(getattr(c, option) or 0) for c in configs])
+    return results
 
 
 def _scalar(argument: Argument) -> Value:

@@ -349,7 +349,7 @@ class UnaskedModelSurrogate:
         self.part = LLMConsultation(model, asked=False, why=why)
 
     def forecast(self, query: Query) -> Forecasts:
-        """What `plain` says."""
+        """The forecast of `plain`."""
         forecasts = self.plain.forecast(query)
         return forecasts if query.provisional else with_consultation(forecasts, self.part)
 

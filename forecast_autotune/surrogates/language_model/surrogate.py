@@ -1,4 +1,4 @@
-"""What a language model says of candidates: asked, corrected by its calibration, silent where it should be."""
+"""Forecasts of a language model: asked, corrected by its calibration, silent where it should be."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SILENT_SD = 3.0
 
 @dataclass(frozen=True)
 class LLMForecasts:
-    """What a language model says of n candidates; arrays of shape [n]."""
+    """Forecasts of a language model for n candidates; arrays of shape [n]."""
 
     log2_ms: Array
     """Calibrated means; their level is no better than that of the reference."""
@@ -125,7 +125,7 @@ def consultation(model: LLMSurrogate, view: LLMForecasts, weight: float = 1.0) -
 
 
 def annotation_of(model: LLMSurrogate, view: LLMForecasts, row: int) -> Mapping[str, object]:
-    """What to keep of an answer about one candidate, so that it can be scored and calibrated later."""
+    """The part of an answer to keep about one candidate, so that it can be scored and calibrated later."""
     if view.stated[row].sum() < 0.5:
         return {}
     return {

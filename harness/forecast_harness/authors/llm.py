@@ -32,8 +32,7 @@ from functools import partial
 from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
-from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.parallel import run_parallel
+from forecast_autotune.llm.backend import LLMError, Usage, run_parallel
 from forecast_autotune.llm.providers import answers_directory, provider
 from forecast_autotune.llm.spec import parsed
 from forecast_autotune.records import digest

@@ -22,7 +22,7 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
 
 if TYPE_CHECKING:
-    from forecast_autotune.llm.writers import TextGenerator
+    from forecast_autotune.llm.backend import TextGenerator
 
 PROMPT_VERSION = "write-1"
 """Version of the prompt; a changed template is a new one."""

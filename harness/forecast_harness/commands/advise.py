@@ -13,12 +13,10 @@ from forecast_autotune.commands.exchange import clear_advice
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
-from forecast_autotune.llm.advice.asking import ask_for_advice, revise_advice
-from forecast_autotune.llm.advice.checks import check_function
+from forecast_autotune.llm.advice.asking import ask_for_advice, check_function, revise_advice
 from forecast_autotune.llm.advice.record import MAX_FUNCTIONS, Advice
 from forecast_autotune.llm.advice.subject import AdviceError
-from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.writers import TextGenerator
+from forecast_autotune.llm.backend import LLMError, TextGenerator, Usage
 from forecast_autotune.printable import printable, utc_now
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.settings import Settings

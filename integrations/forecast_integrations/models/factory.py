@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 
 from forecast_autotune.commands.output import is_installed
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.llm.backend import Backend
+from forecast_autotune.llm.backend import Backend, TextGenerator, UsageCallback, ignore_usage
 from forecast_autotune.llm.providers import GENERATION_TIMEOUT_S, answers_directory
 from forecast_autotune.llm.spec import ModelSpec, parsed
-from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
 from forecast_autotune.settings import Settings
 from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.http.chat import ChatBackend, chat_generator

@@ -30,11 +30,10 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.file_access import open_named_output
-from forecast_autotune.llm.backend import BackendResponse, LLMError
+from forecast_autotune.llm.backend import BackendResponse, LLMError, TextGenerator
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.open_question import SCHEMA, OpenQuestion, question_key, version_of_labels
-from forecast_autotune.llm.prompt import COMPARE_VERSION, FORECAST_VERSION, PAIR_LABELS
-from forecast_autotune.llm.writers import TextGenerator
+from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.store.files import append
@@ -328,7 +327,7 @@ INSTRUCTIONS = (
     '{"type": "answer", "key": "...", "text": "..."}. '
     "Look at no measurement of the problem: answers count as a forecast."
 )
-_LABELS = {FORECAST_VERSION: len(BINS.labels), COMPARE_VERSION: len(PAIR_LABELS)}
+_LABELS = {FORECAST_VERSION: len(BINS.labels)}
 
 
 def write_questions(path: Path, questions: Iterable[OpenQuestion]) -> int:

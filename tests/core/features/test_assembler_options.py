@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.features.devices.assembler_options import with_assembler_options
+from forecast_autotune.features.devices import with_assembler_options
 from forecast_autotune.records import Config
 
 

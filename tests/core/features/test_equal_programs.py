@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.features.equal_programs import program_numbers
+from forecast_autotune.features.inert_parameters import program_numbers
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import Candidate, Config
 

@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 from forecast_autotune.features import traced_texts
-from forecast_autotune.features.stored_facts import collect_facts
 from forecast_autotune.features.traced_texts import (
     CompressedText,
     TracedTexts,
     cached_facts,
+    collect_facts,
     decode_facts,
     encode_facts,
     facts_of_text,

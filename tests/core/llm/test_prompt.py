@@ -10,11 +10,9 @@ from forecast_autotune.llm.bins import BINS, Bins
 from forecast_autotune.llm.prompt import (
     MAX_DIFF_CHARS,
     MAX_SOURCE_CHARS,
-    PAIR_LABELS,
     Neighbour,
     ProblemDescription,
     ReferenceTime,
-    compare_prompt,
     forecast_prompt,
     shown,
     sizes_text,
@@ -80,12 +78,6 @@ def test_neighbours_are_shown_with_their_bin() -> None:
     assert "B=64: I (1.25)" in prefix
     assert "B=8192: P (fails)" in prefix
     assert "B=32 at n=64, against the fastest there: F (1.00)" in prefix
-
-
-def test_a_comparison_asks_for_one_of_two() -> None:
-    prompt = compare_prompt(ProblemDescription(PROBLEM), [("B=1", "B=2")], REFERENCE)
-    assert prompt.labels == PAIR_LABELS
-    assert prompt.suffixes == ("A: B=1\nB: B=2\nFaster:",)
 
 
 def test_source_text_is_not_a_template() -> None:

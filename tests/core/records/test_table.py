@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features import stored_facts
+from forecast_autotune.features import traced_texts
 from forecast_autotune.records import (
     Argument,
     Candidate,
@@ -189,7 +189,7 @@ def test_lines_of_other_types_are_ignored_and_one_problem_may_be_split(tmp_path:
 def test_ir_and_facts_of_all_parts_are_kept(tmp_path: Path) -> None:
     """A run that adds configs to a table traces those alone."""
     facts = [
-        {"version": stored_facts.VERSION, "units": [[name, [8], {"load_bytes": n}]]}
+        {"version": traced_texts.VERSION, "units": [[name, [8], {"load_bytes": n}]]}
         for n, name in enumerate("AB")
     ]
     parts = [
@@ -207,7 +207,7 @@ def test_ir_and_facts_of_all_parts_are_kept(tmp_path: Path) -> None:
         (table,) = tables
         assert table.problem.ttir == {"A": "first", "B": "module", "C": "more"}
         assert table.problem.extra["label"] == "x"
-        assert {name: f.load_bytes for (name, _), f in stored_facts.facts_by_unit(table.problem).items()} == {
+        assert {name: f.load_bytes for (name, _), f in traced_texts.facts_by_unit(table.problem).items()} == {
             "A": 0,
             "B": 1,
         }

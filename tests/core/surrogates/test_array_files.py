@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from forecast_autotune.surrogates.array_files import read_arrays
+from forecast_autotune.surrogates.learned import read_arrays
 
 ARRAYS: dict[str, npt.NDArray[Any]] = {
     "halves": np.arange(12, dtype=np.float16).reshape(3, 4),

@@ -18,8 +18,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Problem, RiskVerdict
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.calibration import CalibrationCurve
-from forecast_autotune.surrogates.online_calibration import KNOTS, CorrectedRisk, fit_correction
+from forecast_autotune.surrogates.calibration import KNOTS, CalibrationCurve, CorrectedRisk, fit_correction
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from tests.core.captured_output import Capture
 from tests.core.store.stored import A100, H200, decided, problem

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import NoWorkingConfigError, RecordError, SettingsError
-from forecast_autotune.features.stored_facts import collect_facts
+from forecast_autotune.features.traced_texts import collect_facts
 from forecast_autotune.policy import Exhaustive, TuningState
 from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome, Plan
 from forecast_autotune.records.table import Table

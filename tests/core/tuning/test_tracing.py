@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forecast_autotune.features.ttir.extraction import assignment_key
-from forecast_autotune.features.ttir.module import TtirModule
+from forecast_autotune.features.ttir.extraction import TtirModule, assignment_key
 from forecast_autotune.features.ttir.parser import TtirFunction
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.tuning import tracing

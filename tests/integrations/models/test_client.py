@@ -23,8 +23,7 @@ import pytest
 
 pytest.importorskip("openai")
 
-from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.parallel import run_parallel
+from forecast_autotune.llm.backend import LLMError, Usage, run_parallel
 from forecast_autotune.llm.replies import InvalidResponse
 from forecast_integrations.models.http import request
 from forecast_integrations.models.http.client import RequestRejected, ServerClient

@@ -12,7 +12,6 @@ import pytest
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_autotune.llm.prompt import PAIR_LABELS
 from forecast_integrations.models.http.backend import HTTPBackend
 from forecast_integrations.models.http.chat import ChatBackend
 from forecast_integrations.models.http.completions import CompletionsBackend
@@ -29,6 +28,7 @@ from tests.integrations.models.faulty_server import (
     truth,
 )
 
+PAIR_LABELS = (AnswerLabel("A", "the first"), AnswerLabel("B", "the second"))
 KINDS: dict[str, Callable[..., HTTPBackend]] = {
     "completions": CompletionsBackend,
     "chat": ChatBackend,

@@ -14,7 +14,7 @@ from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.llm.backend import Backend, LLMError, Usage
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.open_question import question_key
-from forecast_autotune.llm.prompt import COMPARE_VERSION, FORECAST_VERSION, PAIR_LABELS
+from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.llm.spec import parsed
 from forecast_integrations.models.recorded import (
@@ -75,13 +75,10 @@ def test_one_spread_may_stand_for_all_and_failures_may_be_left_out(tmp_path: Pat
 
 
 def test_probabilities_are_taken_as_they_are(tmp_path: Path) -> None:
-    pairs = ("A: x\nB: y\nFaster:",)
-    key = question_key(COMPARE_VERSION, "p", pairs)
-    line = {"type": "answer", "key": key, "probabilities": [[0.25, 0.75]]}
+    row = [0.25, 0.75, *[0.0] * (len(BINS.labels) - 2)]
+    line = {"type": "answer", "key": question_key(FORECAST_VERSION, "p", ("x",)), "probabilities": [row]}
     found = RecordedBackend(str(written(tmp_path / "a.jsonl", HEADER, line)))
-    np.testing.assert_allclose(
-        found.forecast("p", pairs, PAIR_LABELS, timeout_s=1.0).probabilities, [[0.25, 0.75]]
-    )
+    np.testing.assert_allclose(found.forecast("p", ("x",), BINS.labels, timeout_s=1.0).probabilities, [row])
 
 
 def test_a_text_is_written_once_and_never_executed(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.bins import BINS
-from forecast_autotune.llm.prompt import PAIR_LABELS
+from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.settings import Settings
 from forecast_integrations.models.factory import backend, text_generator
 from tests.integrations.models.vllm_server import (
@@ -29,6 +28,7 @@ from tests.integrations.models.vllm_server import (
     suffixes,
 )
 
+PAIR_LABELS = (AnswerLabel("A", "the first"), AnswerLabel("B", "the second"))
 WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS", "")
 VLLM = os.environ.get("FORECAST_AUTOTUNE_TEST_VLLM", "")
 CLOSE = 1e-2

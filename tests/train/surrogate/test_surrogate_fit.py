@@ -21,9 +21,8 @@ from forecast_autotune.surrogates.calibration import (
 )
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, TrainingCorpus
 from forecast_autotune.surrogates.prior import Prior, formula_prior
-from forecast_autotune.surrogates.training_corpus import TrainingCorpus
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.surrogate import fit, fit_model

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.features import stored_facts, traced_texts
+from forecast_autotune.features import traced_texts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.settings import Mode, Settings
@@ -125,20 +125,20 @@ def test_without_facts_a_live_store_teaches_nothing(store: Path, tmp_path: Path)
 def test_facts_of_another_version_and_damaged_ones_count_as_none(store: Path, spoil: Any) -> None:
     table = next(iter(Store(store).tables()))
     spoilt = replace(
-        table.problem, extra={stored_facts.FACTS: spoil(table.problem.extra[stored_facts.FACTS])}
+        table.problem, extra={traced_texts.FACTS: spoil(table.problem.extra[traced_texts.FACTS])}
     )
-    assert stored_facts.has_facts(table.problem)
-    assert not stored_facts.has_facts(spoilt)
+    assert traced_texts.has_facts(table.problem)
+    assert not traced_texts.has_facts(spoilt)
     assert not formula_prior(spoilt, list(table.by_candidate()), table.grids(), {}).informed
 
 
 def test_one_damaged_unit_leaves_the_others(store: Path) -> None:
-    table = max(Store(store).tables(), key=lambda t: len(t.problem.extra[stored_facts.FACTS]["units"]))
-    facts = table.problem.extra[stored_facts.FACTS]
+    table = max(Store(store).tables(), key=lambda t: len(t.problem.extra[traced_texts.FACTS]["units"]))
+    facts = table.problem.extra[traced_texts.FACTS]
     first, *rest = facts["units"]
     spoilt = {**facts, "units": [[*first[:2], {"ops": None}], *rest]}
     assert (
-        len(stored_facts.facts_by_unit(replace(table.problem, extra={stored_facts.FACTS: spoilt})))
+        len(traced_texts.facts_by_unit(replace(table.problem, extra={traced_texts.FACTS: spoilt})))
         == len(rest)
         > 0
     )
@@ -148,11 +148,11 @@ def test_facts_add_up_over_decisions_and_go_with_the_store(tmp_path: Path) -> No
     table = max(TABLES, key=lambda t: len(t.problem.ttir))
     store = Store(tmp_path)
     decide(table, store, max_measurements=3)
-    few = stored_facts.facts_by_unit(next(iter(store.tables())).problem)
+    few = traced_texts.facts_by_unit(next(iter(store.tables())).problem)
     decide(table, store, max_measurements=10, risk=0.0, tolerance=0.001)
-    more = stored_facts.facts_by_unit(next(iter(store.tables())).problem)
+    more = traced_texts.facts_by_unit(next(iter(store.tables())).problem)
     assert few.items() < more.items()
-    assert stored_facts.facts_by_unit(next(iter(Store(tmp_path).tables())).problem) == more
+    assert traced_texts.facts_by_unit(next(iter(Store(tmp_path).tables())).problem) == more
     store.clear()
     assert list(tmp_path.rglob("facts/*.json")) == []
     assert store.facts(table.problem) is None
@@ -162,8 +162,8 @@ def test_facts_survive_export_and_import(store: Path, tmp_path: Path) -> None:
     write_tables(tmp_path / "t.jsonl.gz", Store(store).tables())
     other = Store(tmp_path / "other")
     other.import_tables(read_tables(tmp_path / "t.jsonl.gz"))
-    mine = {t.problem.id: stored_facts.facts_by_unit(t.problem) for t in Store(store).tables()}
-    assert {t.problem.id: stored_facts.facts_by_unit(t.problem) for t in other.tables()} == mine
+    mine = {t.problem.id: traced_texts.facts_by_unit(t.problem) for t in Store(store).tables()}
+    assert {t.problem.id: traced_texts.facts_by_unit(t.problem) for t in other.tables()} == mine
 
 
 def test_a_harvest_keeps_its_texts_and_no_facts(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_harvest_keeps_its_texts_and_no_facts(tmp_path: Path) -> None:
     decide(table, store, mode=Mode.EXHAUSTIVE, max_measurements=None)
     found = next(iter(store.tables()))
     assert found.problem.ttir
-    assert stored_facts.FACTS not in found.problem.extra
+    assert traced_texts.FACTS not in found.problem.extra
 
 
 def test_a_stored_decision_and_a_store_that_keeps_no_facts_write_none(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_full_disk_or_a_damaged_file_costs_no_decision(tmp_path: Path) -> None
         assert store.facts(table.problem) is None
     again = decide(table, Store(tmp_path), max_measurements=14, risk=0.0)
     assert again.measured > 0
-    assert stored_facts.facts_by_unit(next(iter(Store(tmp_path).tables())).problem)
+    assert traced_texts.facts_by_unit(next(iter(Store(tmp_path).tables())).problem)
     path.unlink()
     path.mkdir()
     with pytest.warns(UserWarning, match="cannot"):
@@ -207,17 +207,17 @@ def test_a_full_disk_or_a_damaged_file_costs_no_decision(tmp_path: Path) -> None
 def test_memory_only_stores_keep_facts_too() -> None:
     store = Store(None)
     decide(TABLES[0], store)
-    assert stored_facts.facts_by_unit(next(iter(store.tables())).problem)
+    assert traced_texts.facts_by_unit(next(iter(store.tables())).problem)
 
 
 def test_what_nobody_has_read_in_time_is_left_out() -> None:
     table = TABLES[0]
     rows = list(table.by_candidate())
     traced_texts.cached_facts.cache_clear()
-    found = stored_facts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=-1.0)
-    assert found == {"version": stored_facts.VERSION, "units": []}
-    whole = stored_facts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=60.0)
+    found = traced_texts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=-1.0)
+    assert found == {"version": traced_texts.VERSION, "units": []}
+    whole = traced_texts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=60.0)
     assert len(whole["units"]) > 0
-    assert json.loads(json.dumps(whole)) == json.loads(json.dumps(stored_facts.merge_facts(None, whole)))
+    assert json.loads(json.dumps(whole)) == json.loads(json.dumps(traced_texts.merge_facts(None, whole)))
     size = len(json.dumps(whole)) / len(whole["units"])
     assert size < 1500

@@ -156,11 +156,11 @@ def _models(kinds: Commands) -> None:
     data.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of the split and the examples")
     store_option(data)
 
-    for name, said in (
+    for name, answer in (
         ("llm", "train a language model on a data set, supervised"),
         ("grpo", "train a model that speaks, by rewards"),
     ):
-        run = kinds.add(name, f"forecast_train.commands.models:{name}", said)
+        run = kinds.add(name, f"forecast_train.commands.models:{name}", answer)
         run.add_argument(
             "config",
             metavar="RUN.toml",

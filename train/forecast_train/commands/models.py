@@ -41,9 +41,9 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     model.save(out)
     seconds = time.perf_counter() - begin
     about = dict(model.about or {})
-    found = {**about, "path": str(out), "bytes": out.stat().st_size, "seconds": round(seconds, 2)}
+    results = {**about, "path": str(out), "bytes": out.stat().st_size, "seconds": round(seconds, 2)}
     output.emit(
-        found,
+        results,
         shown_text(
             f"fitted to {about['rows']} rows of {about['problems']} problems of {about['kernels']} kernels "
             f"in {seconds:.1f} s: {out} ({out.stat().st_size / 1e6:.2f} MB)\n"
@@ -144,11 +144,11 @@ def export(options: argparse.Namespace, output: Output) -> int:
     if not Path(options.run).exists():
         raise UsageError(f"{options.run}: there is no such folder; name a run of `train llm` or `train grpo`")
     calibration = None if options.calibration is None else Path(options.calibration)
-    found = export_model(Path(options.run), Path(options.out), calibration=calibration, half=options.half)
-    told = (
-        "" if found["calibrated"] else "; not calibrated: it will not be asked before `train calibrate-llm`"
+    result = export_model(Path(options.run), Path(options.out), calibration=calibration, half=options.half)
+    fields = (
+        "" if result["calibrated"] else "; not calibrated: it will not be asked before `train calibrate-llm`"
     )
-    output.emit(found, shown_text(f"{found['path']}: {found['bytes'] / 1e6:.1f} MB{told}"))
+    output.emit(result, shown_text(f"{result['path']}: {result['bytes'] / 1e6:.1f} MB{fields}"))
     return 0
 
 
@@ -162,8 +162,8 @@ def traces(options: argparse.Namespace, output: Output) -> int:
     if not chosen:
         raise CommandError(f"none of {len(every)} traces is correct: there is nothing to train a writer on")
     count = write_chats(Path(options.out), chosen)
-    found = {"path": options.out, "traces": count, "of": len(every)}
-    output.emit(found, shown_text(f"kept {count} of {len(every)} traces: {options.out}"))
+    results = {"path": options.out, "traces": count, "of": len(every)}
+    output.emit(results, shown_text(f"kept {count} of {len(every)} traces: {options.out}"))
     return 0
 
 
@@ -188,9 +188,9 @@ def online(options: argparse.Namespace, output: Output) -> int:
         if is_refresh_due(tables, RefreshState.read(state_path), options.every):
             path.parent.mkdir(parents=True, exist_ok=True)
             current = LearnedModel.load(path) if path.is_file() else shipped_model()
-            found = refresh_model(tables, path, current, seed=options.seed)
-            RefreshState(found.measurements).write(state_path)
-            _print_online_result(found, path, output)
+            result = refresh_model(tables, path, current, seed=options.seed)
+            RefreshState(result.measurements).write(state_path)
+            _print_online_result(result, path, output)
         elif options.once:
             known = RefreshState.read(state_path).measurements
             output.emit(
@@ -202,12 +202,12 @@ def online(options: argparse.Namespace, output: Output) -> int:
         time.sleep(options.wait)
 
 
-def _print_online_result(found: RefreshResult, path: Path, output: Output) -> None:
+def _print_online_result(result: RefreshResult, path: Path, output: Output) -> None:
     figures = ""
-    if found.before is not None and found.after is not None:
-        figures = f" (first tenth off by {found.before.tenth:.3f} -> {found.after.tenth:.3f} log2)"
-    use = f"; use it with FORECAST_AUTOTUNE_MODEL={path}" if found.kept else ""
-    output.emit({"path": str(path), **found.to_json()}, f"{found.reason}{figures}{use}")
+    if result.before is not None and result.after is not None:
+        figures = f" (first tenth off by {result.before.tenth:.3f} -> {result.after.tenth:.3f} log2)"
+    use = f"; use it with FORECAST_AUTOTUNE_MODEL={path}" if result.kept else ""
+    output.emit({"path": str(path), **result.to_json()}, f"{result.reason}{figures}{use}")
 
 
 def _model_path(options: argparse.Namespace) -> Path:
@@ -243,9 +243,9 @@ def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> i
     from forecast_train.llm.runs import draw_curves
 
     draw_curves(out / "curves.png", done["log"])
-    found = {"path": str(out), **{k: v for k, v in done.items() if k != "log"}}
+    results = {"path": str(out), **{k: v for k, v in done.items() if k != "log"}}
     shown = (
         f"{done['steps']} steps: {out}\nexport it with `forecast-autotune train export {out} --out FOLDER`"
     )
-    output.emit(json.loads(json.dumps(found, default=str)), shown_text(shown, lines=True))
+    output.emit(json.loads(json.dumps(results, default=str)), shown_text(shown, lines=True))
     return 0

@@ -32,7 +32,7 @@ STATIC_BUDGETS = ("top1", "top3", *BUDGETS)
 class EvaluationRow(
     Record, label="row of an evaluation", complete=True, remedy="delete the file, it is made again"
 ):
-    """What one method made of one problem with one seed. Regrets are shares."""
+    """The result of one method on one problem with one seed. Regrets are shares."""
 
     problem: str
     label: str

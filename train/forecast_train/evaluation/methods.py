@@ -1,4 +1,4 @@
-"""What a surrogate must beat, and the registry of everything that is evaluated.
+"""The baselines that a surrogate must beat, and the registry of everything that is evaluated.
 
 A method is a `FitSurrogate`: it gets the training tables of a fold and returns a surrogate. Fitting accepts no
 tables at all, and a surrogate that knows nothing of a problem says so with equal forecasts, which rank

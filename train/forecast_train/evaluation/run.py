@@ -34,7 +34,7 @@ class Evaluation:
 
     leave_out: LeaveOut
     digest: str
-    """Of tables, split and settings: results with the same one can be joined."""
+    """Digest of tables, split and settings: results with the same one can be joined."""
     seeds: list[int]
     methods: list[str]
     folds: dict[str, dict[str, int]]
@@ -48,7 +48,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _WorkUnit:
-    """What one process does at a time: fit once, then judge with every seed that is missing."""
+    """The work of one process at a time: fit once, then judge with every seed that is missing."""
 
     fold: Fold
     method: str
@@ -102,26 +102,26 @@ def evaluate(
     sizes = {f.name: {"test": len(f.test), "train": len(f.train), "dropped": f.dropped} for f in folds}
     result = Evaluation(leave_out, mark, list(range(seeds)), list(fits), sizes, plain.tolerance, plain.risk)
     store = None if out is None else _RowStore(out / "rows" / mark)
-    found: dict[tuple[str, str], list[EvaluationRow]] = {}
+    results: dict[tuple[str, str], list[EvaluationRow]] = {}
     units = []
     for fold in folds:
         for method, fit in fits.items():
             missing = []
             for seed in result.seeds:
                 rows = None if store is None else store.read(fold, method, seed)
-                found.setdefault((fold.name, method), []).extend(rows or [])
+                results.setdefault((fold.name, method), []).extend(rows or [])
                 result.reused += len(rows or [])
                 missing += [seed] if rows is None else []
             if missing:
                 units.append(_WorkUnit(fold, method, fit, tuple(missing), plain))
     for done, (unit, rows) in enumerate(_run_units(units, jobs), 1):
-        found[unit.fold.name, unit.method] += rows
+        results[unit.fold.name, unit.method] += rows
         if store is not None:
             for seed in unit.seeds:
                 store.write(unit.fold, unit.method, seed, [r for r in rows if r.seed == seed])
         if progress is not None:
             progress(done, len(units), f"{unit.fold.name}: {unit.method}")
-    for rows in found.values():
+    for rows in results.values():
         result.rows += sorted(rows, key=lambda r: (r.seed, r.label, r.problem))
     _check_one_version(result.rows, out)
     return result

@@ -42,7 +42,7 @@ HEADLINE_FIGURES = (
 """Figures by which one method beats another; smaller is better in all of them."""
 
 Value = float | tuple[float, float] | None
-"""Of one row; None leaves it out."""
+"""Value of one row; None leaves it out."""
 
 
 @dataclass(frozen=True)

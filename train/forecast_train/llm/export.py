@@ -66,7 +66,7 @@ def export_model(
 
 
 def _run_record(path: Path) -> dict[str, Any]:
-    """What a finished run says of itself. Raises `RecordError` for a file that is none."""
+    """The description in a finished run. Raises `RecordError` for a file that is none."""
     try:
         record = json.loads(read_document(path))
     except (ValueError, RecursionError) as error:

@@ -53,7 +53,7 @@ _FINAL_CHANNEL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|end\|>|<
 
 @dataclass(frozen=True)
 class StatedDistribution:
-    """What a model said of one candidate."""
+    """A model's answer about one candidate."""
 
     probabilities: tuple[float, ...]
     """Over the labels in their order, summing to 1."""
@@ -127,7 +127,7 @@ def _messages(example: Example, question: str, instruction: str, think: bool) ->
 
 
 def parse_distribution(text: str) -> StatedDistribution | None:
-    """What a reply states; None where it cannot be read: no JSON, no letters, or sums far from 1."""
+    """The distribution in a reply; None where it cannot be read: no JSON, no letters, or sums far from 1."""
     answer = _answer(text)
     if answer is None or not isinstance(answer.get("distribution"), Mapping):
         return None

@@ -1,4 +1,4 @@
-"""What every training run shares: its TOML file, a folder that is its own, and a record of what was done."""
+"""The common parts of every training run: its TOML file, a folder that is its own, and a record of what was done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forecast_autotune.records.named_lines import read_document
 WEIGHTS_FOLDER = "trained"
 """Folder below a run's `out` that holds the adapter (or the model, for rank 0) and the tokenizer."""
 MAX_TOML_BYTES = 1_000_000
-"""Of the description of a run: a reader of TOML takes half a minute for a line of 32 MB."""
+"""Most bytes of a run's description: a reader of TOML takes half a minute for a line of 32 MB."""
 
 SettingsT = TypeVar("SettingsT")
 

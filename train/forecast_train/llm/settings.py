@@ -11,7 +11,7 @@ from forecast_train.llm.runs import LoraSettings, load_toml
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What is minimised; see `sft`."""
+    """The loss that is minimised; see `sft`."""
 
     sigma: float = 0.10
     """Width of the soft targets in log2 units, where a measurement's own noise is smaller: 0.1 is 7 %."""
@@ -34,7 +34,7 @@ class ScheduleSettings:
     examples: int = 8
     """Examples (prefixes) per step and process."""
     batch: int = 1
-    """Of these, so many are read at once, padded to the longest; it must divide `examples`. A small model is
+    """Examples that are read at once, padded to the longest; it must divide `examples`. A small model is
     bound by launches: several at once take hardly longer than one."""
     tokens: int = 4096
     """Tokens of one example at the most; the candidates of longer ones are dealt out to several."""

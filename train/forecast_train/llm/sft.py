@@ -129,7 +129,7 @@ def _padded(rows: Sequence[Any], filler: int) -> Any:
 
 
 def tree_mask(segment: Any, dtype: Any) -> Any:
-    """What each token may attend to, as an additive mask [B, 1, length, length]; `segment` [B, length].
+    """The tokens that each token may attend to, as an additive mask [B, 1, length, length]; `segment` [B, length].
 
     The prefix sees what stands before; a candidate also itself. Padding, a segment of its own, is seen by nobody
     else. The mask has 10^7 entries and more: made on the host and sent over, it would take longer than a small

@@ -35,12 +35,12 @@ FITTED = ("mean", "sd", "constants")
 
 @dataclass(frozen=True)
 class AdviceEvidence:
-    """What one problem's drawn candidates say of weights; arrays over the candidates."""
+    """Evidence of one problem's drawn candidates about weights; arrays over the candidates."""
 
     kernel: str
     family: str
     hyper: Hyperparameters
-    """Of the process without advice."""
+    """Covariance of the process without advice."""
     inputs: CovarianceInputs
     """Without advice."""
     surprise: Array
@@ -48,9 +48,9 @@ class AdviceEvidence:
     shifts: Array
     """Disagreement of each cost function, divided by their number, [n, functions]."""
     constants: Array
-    """What its stated spread lets each constant shift, [n, constants]."""
+    """Shift by each constant within its stated spread, [n, constants]."""
     terms: Array
-    """What a doubling of each labelled term shifts, [n, terms]."""
+    """Shift by a doubling of each labelled term, [n, terms]."""
 
 
 def advice_evidence(
@@ -104,17 +104,17 @@ def fit_advice_weights(
 
     def lost(x: npt.NDArray[np.float64]) -> float:
         weights = _weights(first, x)
-        told = sum(log_likelihood(e, weights) / counts[e.kernel] for e in evidence)
-        return -told + 0.25 * float((x[1:] ** 2).sum())
+        data = sum(log_likelihood(e, weights) / counts[e.kernel] for e in evidence)
+        return -data + 0.25 * float((x[1:] ** 2).sum())
 
-    found = minimize(
+    result = minimize(
         lost, np.zeros(len(FITTED)), method="Powell", options={"maxiter": 2, "xtol": 0.05, "ftol": 1e-3}
     )
-    return _weights(first, found.x)
+    return _weights(first, result.x)
 
 
 def log_likelihood(evidence: AdviceEvidence, weights: AdviceWeights) -> float:
-    """Of one problem's drawn times, up to a constant."""
+    """Log likelihood of one problem's drawn times, up to a constant."""
     e, w = evidence, weights
     hyper = replace(e.hyper, additive=w.additive * e.hyper.additive, joint=w.joint * e.hyper.joint)
     covariance = Covariance(hyper)(e.inputs, e.inputs, 1.0) + hyper.intercept**2

@@ -65,7 +65,7 @@ def calibrate_surrogate(
 def calibrate_cross_device(
     tables: Sequence[Table], seeds: Sequence[int] = (0, 1), *, jobs: int = 1
 ) -> dict[str, Any]:
-    """What `calibrate_surrogate` returns, of `PooledSurrogate`: each device's table is forecast from the rest."""
+    """Calibrate `PooledSurrogate` like `calibrate_surrogate`: each device's table is forecast from the rest."""
     records = collect_device_replays(tables, seeds, jobs=jobs)
     return _calibration_report(f"{PooledSurrogate.name}/{PooledSurrogate.version}", records, seeds)
 
@@ -97,8 +97,8 @@ def fit_curves(seen: Sequence[ReplayRecord]) -> SurrogateCalibration:
 
 def risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
     """The correction of the stated risk that these replays call for, per class of `OWN_MEASUREMENT_BOUNDS`."""
-    told = (measurement_class(step.each) for s in rows for step in s.steps if step.beaten is not None)
-    return tuple(_risk_curve(rows, own) for own in _nearest_observed(told))
+    data = (measurement_class(step.each) for s in rows for step in s.steps if step.beaten is not None)
+    return tuple(_risk_curve(rows, own) for own in _nearest_observed(data))
 
 
 def _risk_curve(rows: Sequence[ReplayRecord], own: int) -> CalibrationCurve:
@@ -130,11 +130,11 @@ def _nearest_observed(held: Iterable[int]) -> list[int]:
 def risk_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
     """(stated, came true, weight) of a class's steps with an incumbent; every replay weighs the same."""
     every = [[t for t in s.steps if t.beaten is not None and measurement_class(t.each) == own] for s in rows]
-    told = [steps for steps in every if steps]
+    data = [steps for steps in every if steps]
     return (
-        np.array([step.risk for steps in told for step in steps]),
-        np.array([float(bool(step.beaten)) for steps in told for step in steps]),
-        np.array([1.0 / len(steps) for steps in told for _ in steps]),
+        np.array([step.risk for steps in data for step in steps]),
+        np.array([float(bool(step.beaten)) for steps in data for step in steps]),
+        np.array([1.0 / len(steps) for steps in data for _ in steps]),
     )
 
 

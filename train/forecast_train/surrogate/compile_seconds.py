@@ -16,8 +16,7 @@ import numpy as np
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.compile_seconds import FEATURES, CompileSeconds, compile_features
-from forecast_autotune.features.stored_facts import facts_by_unit
-from forecast_autotune.features.traced_texts import cached_facts
+from forecast_autotune.features.traced_texts import cached_facts, facts_by_unit
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Array
@@ -25,7 +24,7 @@ from forecast_autotune.tuning.replays.table_measurer import LEAST_COMPILE_S
 from forecast_train.splits import family_of
 
 PENALTY = 10.0
-"""Of squared weights: small beside thousands of compilations."""
+"""Penalty on squared weights: small beside thousands of compilations."""
 FOLDS = 8
 _LEAST_ALIKE = 5
 """Candidates of one source that say something of the spread between them."""
@@ -37,7 +36,7 @@ class RecordedCompilation:
 
     kernel: str
     family: str
-    """What the kernel computes."""
+    """The family of the kernel."""
     source: str
     """The same for compilations of one source, which may be a variant."""
     features: tuple[float, ...]
@@ -47,7 +46,7 @@ class RecordedCompilation:
 
 def recorded_compilations(tables: Iterable[Table]) -> list[RecordedCompilation]:
     """Compilations whose IR is recorded, the first of each kind, however many problems of a kernel have it."""
-    found: dict[tuple[str, tuple[float, ...]], RecordedCompilation] = {}
+    results: dict[tuple[str, tuple[float, ...]], RecordedCompilation] = {}
     for table in tables:
         problem = table.problem
         facts = {assignment: one for (assignment, _), one in facts_by_unit(problem).items()}
@@ -64,8 +63,8 @@ def recorded_compilations(tables: Iterable[Table]) -> list[RecordedCompilation]:
             features = tuple(compile_features(one, config.num_warps, config.num_stages))
             source = f"{name}|{m.candidate.variant}"
             row = RecordedCompilation(name, family_of(problem), source, features, m.compile_s)
-            found.setdefault((source, features), row)
-    return list(found.values())
+            results.setdefault((source, features), row)
+    return list(results.values())
 
 
 def fit_compile_seconds(

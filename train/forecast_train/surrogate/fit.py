@@ -22,10 +22,14 @@ from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
-from forecast_autotune.surrogates.learned import LEARNED_HYPERPARAMETERS, LearnedModel, LearnedSurrogate
+from forecast_autotune.surrogates.learned import (
+    LEARNED_HYPERPARAMETERS,
+    LearnedModel,
+    LearnedSurrogate,
+    TrainingCorpus,
+)
 from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.surrogates.protocol import Array
-from forecast_autotune.surrogates.training_corpus import TrainingCorpus
 
 
 class FitError(ForecastAutotuneError, ValueError):
@@ -37,7 +41,7 @@ class FitSettings:
     """How the trees are grown."""
 
     trees: int = 64
-    """Of the forests: of kinship and of failures."""
+    """Trees of the forests: of kinship and of failures."""
     leaf: int = 8
     """Fewest rows of their leaves."""
     share: float = 0.3
@@ -57,7 +61,7 @@ class FitSettings:
     weight: float = 1.0
     """Share of the residual that is believed."""
     hyper: Hyperparameters = LEARNED_HYPERPARAMETERS
-    """Of the Gaussian process; also what compresses slowdowns here."""
+    """Hyperparameters of the Gaussian process; also what compresses slowdowns here."""
     jobs: int = -1
 
 
@@ -83,7 +87,7 @@ def fit(tables: Sequence[Table], *, seed: int = 0, recipe: FitSettings | None = 
 PriorFunction = Callable[
     [Problem, Sequence[Candidate], Mapping[Candidate, tuple[int, ...]], Mapping[str, str]], Prior
 ]
-"""What is believed before anything is measured, of a problem, its candidates, their grids and IR."""
+"""The belief before anything is measured, about a problem, its candidates, their grids and IR."""
 
 
 def fit_model(
@@ -155,7 +159,7 @@ def fit_model(
 
 
 def _boosting_parameters(how: FitSettings, seed: int) -> list[dict[str, Any]]:
-    """What LightGBM is to do, per boosted model. Two seeds have no model in common."""
+    """LightGBM's parameters, per boosted model. Two seeds have no model in common."""
     alike = {
         "n_estimators": how.rounds,
         "learning_rate": how.rate,

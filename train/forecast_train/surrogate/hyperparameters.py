@@ -71,7 +71,7 @@ def fit_hyper(
     except ImportError as missing:
         raise FitError(f"fitting hyperparameters needs torch: pip install torch ({missing})") from missing
     first = start or surrogate(tables[0]).hyper
-    data = [found for t in tables if (found := _fast_candidates(t, surrogate(t), rows)) is not None]
+    data = [result for t in tables if (result := _fast_candidates(t, surrogate(t), rows)) is not None]
     if not data:
         raise FitError(f"none of {len(tables)} tables has TTIR, grids and times")
     everything = _padded(data)
@@ -174,16 +174,16 @@ def _padded(data: Sequence[_FastCandidates]) -> dict[str, Any]:
         "residual": (most,),
         "there": (most,),
     }
-    found = {name: np.zeros((len(data), *shape)) for name, shape in shapes.items()}
+    results = {name: np.zeros((len(data), *shape)) for name, shape in shapes.items()}
     for i, d in enumerate(data):
         n, w = d.points.shape
-        found["points"][i, :n, :w] = d.points
-        found["dimension"][i, :w] = 1.0
-        found["counts_warps"][i, :w], found["counts_stages"][i, :w] = d.unit == 1, d.unit == 2
-        found["slopes"][i, :n], found["alike"][i, :n, :n] = d.slopes, d.alike
-        found["warp_doublings"][i, :n] = d.warp_doublings
-        found["residual"][i, :n], found["there"][i, :n] = d.residual, 1.0
-    return {name: torch.tensor(array) for name, array in found.items()}
+        results["points"][i, :n, :w] = d.points
+        results["dimension"][i, :w] = 1.0
+        results["counts_warps"][i, :w], results["counts_stages"][i, :w] = d.unit == 1, d.unit == 2
+        results["slopes"][i, :n], results["alike"][i, :n, :n] = d.slopes, d.alike
+        results["warp_doublings"][i, :n] = d.warp_doublings
+        results["residual"][i, :n], results["there"][i, :n] = d.residual, 1.0
+    return {name: torch.tensor(array) for name, array in results.items()}
 
 
 def _likelihood(data: Mapping[str, Any], logs: Mapping[str, Any], intercept: float) -> Any:
@@ -195,13 +195,13 @@ def _likelihood(data: Mapping[str, Any], logs: Mapping[str, Any], intercept: flo
     residual, tilt = _covariance(data, h)
     both = there[:, :, None] * there[:, None, :]
     diagonal = torch.diag_embed(h["noise"] ** 2 * there + (1.0 - there) + _JITTER)
-    found = []
+    results = []
     for scale in _SCALE_GRID:
         root = torch.linalg.cholesky((scale**2 * residual + tilt + intercept**2) * both + diagonal)
         white = torch.linalg.solve_triangular(root, data["residual"][:, :, None], upper=False)[:, :, 0]
         fit = -0.5 * (white**2).sum(dim=1) - torch.log(torch.diagonal(root, dim1=1, dim2=2)).sum(dim=1)
-        found.append(fit - math.log2(scale) ** 2)
-    return torch.logsumexp(torch.stack(found), dim=0) / there.sum(dim=1)
+        results.append(fit - math.log2(scale) ** 2)
+    return torch.logsumexp(torch.stack(results), dim=0) / there.sum(dim=1)
 
 
 def _covariance(data: Mapping[str, Any], h: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forecast_autotune.features.stored_facts import has_facts
+from forecast_autotune.features.traced_texts import has_facts
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records import digest
 from forecast_autotune.records.codec import Record
@@ -51,7 +51,7 @@ class ForecastScore:
 
 @dataclass(frozen=True)
 class RefreshResult(Record):
-    """What one refresh did."""
+    """Result of one refresh."""
 
     kept: bool
     """Whether the new model is in use."""
@@ -147,7 +147,7 @@ def _replace_link(path: Path, to: Path) -> None:
 
 @dataclass(frozen=True)
 class RefreshState(Record):
-    """What is remembered between refreshes, beside the model."""
+    """The state between refreshes, beside the model."""
 
     measurements: int = 0
     """In the store at the last refresh, kept or not."""

@@ -36,7 +36,7 @@ WITHIN_TOLERANCE = 0.05
 DEVICE_TOLERANCES = (0.02, 0.05)
 """At which tables of other devices are replayed: the default, and the one that relatives are checked at."""
 _MOST_CHECKED = 1000
-"""Of larger spaces, the single candidates' statements are checked on so many, evenly spread."""
+"""Candidates of larger spaces on which statements are checked, evenly spread."""
 _REPLAYED_SHARE = 0.3
 """Replays go on to this share of the candidates, past where the default policy stops."""
 _UNKNOWN_DEVICE = "a device that no table knows"
@@ -65,7 +65,7 @@ class ReplayStep:
     beaten: bool | None
     """Whether one does; None while nothing has run."""
     p_within: Array
-    """Of each candidate not measured yet, [n]; of at most `_MOST_CHECKED` of them."""
+    """P(within the tolerance) of each candidate not measured yet, [n]; of at most `_MOST_CHECKED` of them."""
     within: Array
     """1.0 where it is within `WITHIN_TOLERANCE` of the best of all, else 0.0, [n]."""
     z: Array
@@ -238,7 +238,7 @@ def _replay_passes(fold: Fold, surrogate: Surrogate, seed: int, unseen: bool) ->
 
 
 def _tuned_before(problem: Problem, tables: Sequence[Table], seed: int) -> list[Problem]:
-    """What came before this problem, were its kernel's problems to come in an order drawn at random.
+    """The problems before this one, were its kernel's problems to come in an order drawn at random.
 
     Nearest first, and at least one if there is another.
     """

@@ -15,7 +15,7 @@ from typing import Any
 
 from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, UsageError
-from forecast_autotune.llm.advice.checks import DEVICES
+from forecast_autotune.llm.advice.asking import DEVICES
 from forecast_autotune.llm.advice.question import MAX_PROBLEMS, AdviceSample
 from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem
 from forecast_autotune.records.table import Table

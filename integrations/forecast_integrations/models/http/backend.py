@@ -15,11 +15,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
+from forecast_autotune.llm.backend import (
+    Backend,
+    BackendResponse,
+    LLMError,
+    Usage,
+    UsageCallback,
+    require_texts,
+    run_parallel,
+)
 from forecast_autotune.llm.bins import AnswerLabel
-from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import InvalidResponse
-from forecast_autotune.llm.writers import UsageCallback, require_texts
 from forecast_integrations.models.http.client import MALFORMED_ERRORS, ServerClient
 from forecast_integrations.models.http.limits import Deadline
 

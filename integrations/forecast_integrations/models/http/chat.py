@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.backend import LLMError, TextGenerator, UsageCallback, ignore_usage
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
-from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
 from forecast_integrations.models.http.backend import (
     ForecastCall,
     HTTPBackend,

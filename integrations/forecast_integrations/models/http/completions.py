@@ -22,11 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.backend import LLMError, TextGenerator, UsageCallback, ignore_usage, run_parallel
 from forecast_autotune.llm.bins import AnswerLabel
-from forecast_autotune.llm.parallel import run_parallel
 from forecast_autotune.llm.replies import InvalidResponse
-from forecast_autotune.llm.writers import TextGenerator, UsageCallback, ignore_usage
 from forecast_integrations.models.http.backend import (
     ForecastCall,
     HTTPBackend,

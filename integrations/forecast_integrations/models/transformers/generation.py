@@ -11,8 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_autotune.llm.writers import UsageCallback, ignore_usage, require_texts
+from forecast_autotune.llm.backend import LLMError, Usage, UsageCallback, ignore_usage, require_texts
 from forecast_integrations.models.http.completions import MAX_TOKENS
 from forecast_integrations.models.transformers.loading import (
     LoadedModel,

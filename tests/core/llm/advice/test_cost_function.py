@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from forecast_autotune.features.devices import device_spec
-from forecast_autotune.llm.advice.checks import MOST_SPREAD, check_function
+from forecast_autotune.llm.advice.asking import MOST_SPREAD, check_function
 from forecast_autotune.llm.advice.functions import resident_programs, smooth_max, waves
 from forecast_autotune.llm.advice.language import CostFunction, parse_cost_function
 from forecast_autotune.llm.advice.subject import AdviceError

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_autotune.llm.advice.checks import check_function
+from forecast_autotune.llm.advice.asking import check_function
 from forecast_autotune.llm.advice.language import MAX_CHARACTERS, Costs, parse_cost_function
 from forecast_autotune.llm.advice.subject import AdviceError
 from forecast_autotune.records.table import Table

@@ -1,1 +1,1 @@
-"""What a language model's answers are worth: collected on recorded problems, and fitted."""
+"""Calibration of a language model's answers: collected on recorded problems, and fitted."""

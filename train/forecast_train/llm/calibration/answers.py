@@ -67,7 +67,7 @@ class ModelAnswers(
     label="answer of a model",
     remedy="delete it, and ask again",
 ):
-    """What a model answered about one problem, and what was true. Of n candidates it was asked about m."""
+    """A model's answers about one problem, and the truth. Of n candidates it was asked about m."""
 
     problem: str
     label: str
@@ -99,13 +99,13 @@ class ModelAnswers(
     model: str
     prompt: str
     characters: int
-    """Of the longest prompt: prefix and one suffix."""
+    """Length of the longest prompt: prefix and one suffix."""
     tokens: int
     seconds: float
 
     @property
     def answered(self) -> npt.NDArray[np.bool_]:
-        """Of which of the candidates that it was asked about the model said anything, [m]."""
+        """Whether the model said anything of each candidate that it was asked about, [m]."""
         return np.asarray(self.stated.sum(axis=1) > 0.5)
 
 
@@ -146,7 +146,7 @@ def collect_answers(
 def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
     if kept is None or not kept.is_file():
         return {}
-    found = {}
+    results = {}
     for line in read_document(kept).splitlines():
         try:
             data = json.loads(line)
@@ -155,8 +155,8 @@ def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
         if not isinstance(data, dict):
             raise RecordError(f"{kept}: a line is no JSON object: name another file for --answers")
         name = str(data.pop("asked", ""))
-        found[name] = ModelAnswers.from_json(data)
-    return found
+        results[name] = ModelAnswers.from_json(data)
+    return results
 
 
 def cross_fitted(tables: Sequence[Table], learn: FitSurrogate) -> Iterator[tuple[Table, AnalyticSurrogate]]:
@@ -226,7 +226,7 @@ def _spread_rows(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
 
 
 def calibration_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
-    """What `train calibrate-llm` asks, for answers that are given offline (`llm ask --export --kind calibration`).
+    """The questions of `train calibrate-llm`, for answers given offline (`llm ask --export --kind calibration`).
 
     Raises `SplitError` for a single family.
     """

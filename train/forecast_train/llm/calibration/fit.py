@@ -45,7 +45,7 @@ _SHARES = np.linspace(0.0, 1.0, 41)
 _FREEDOM = 4.0
 """Degrees of freedom of the score: problems differ in the size of their errors."""
 _LEAST_SD, _MOST_SD = 0.1, 0.6
-"""Of a weight: kernels differ by more than a few families can show."""
+"""Prior variance of a weight: kernels differ by more than a few families can show."""
 _NOISE = 0.02
 _ROUNDING = 1e-9
 """Nats that sums of scores may differ by and be the same."""
@@ -111,7 +111,7 @@ def fit_corrections(answers: Sequence[ModelAnswers]) -> LLMCalibration:
 
 
 def _temperature(answers: Sequence[ModelAnswers]) -> float:
-    """What log probabilities are divided by so that the truth is likeliest (Guo et al. 2017)."""
+    """The divisor of log probabilities with which the truth is likeliest (Guo et al. 2017)."""
     losses = np.zeros(len(_TEMPERATURES))
     for a in answers:
         if not a.answered.any():
@@ -159,7 +159,7 @@ class StackingEvidence:
     error: Array
     """Truth less the learned forecast."""
     gap: Array
-    """What following the model all the way adds to the learned forecast."""
+    """The change that following the model all the way makes to the learned forecast."""
     weight: Array
     """Sums to 1: a candidate counts as much as it is fast."""
 

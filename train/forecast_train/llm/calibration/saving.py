@@ -1,4 +1,4 @@
-"""What a model saves: replays of recorded tables with and without it, at equal regret.
+"""The measurements that a model saves: replays of recorded tables with and without it, at equal regret.
 
 Every family is decided by a learned surrogate and a calibration that were fitted without it. The model's
 answers are those that were collected before, so nothing is asked again and the same answers always give the
@@ -93,7 +93,7 @@ class PairedReplay:
 
 @dataclass(frozen=True)
 class SavingEstimate(Record):
-    """What replays say of a model."""
+    """Result of replays with and without a model."""
 
     saved: float
     """Share of the measurements saved at equal regret."""
@@ -105,7 +105,7 @@ class SavingEstimate(Record):
 
     @property
     def expected(self) -> float:
-        """What a gate counts on: the saving itself; 0 where regrets got worse beyond their error."""
+        """The saving that a gate counts on: the mean; 0 where regrets got worse beyond their error."""
         return 0.0 if self.regret > self.regret_error else max(0.0, self.saved)
 
     def to_json(self) -> dict[str, float]:

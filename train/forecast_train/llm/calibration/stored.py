@@ -30,7 +30,7 @@ FEWEST_CANDIDATES = 3
 
 
 def stored_answers(tables: Sequence[Table], model: str) -> list[ModelAnswers]:
-    """What this model said of the measured candidates of tables, as `export` writes them."""
+    """This model's answers about the measured candidates of tables, as `export` writes them."""
     return [a for table in tables if (a := _answers_of_table(table, model)) is not None]
 
 
@@ -78,7 +78,7 @@ def _answers_of_table(table: Table, model: str) -> ModelAnswers | None:
 
 
 def _note_of(m: Measurement, model: str) -> Mapping[str, Any] | None:
-    """What was noted of a candidate, if it is whole: stores are edited and merged by people."""
+    """The note on a candidate, if it is whole: stores are edited and merged by people."""
     note = m.extra.get("forecast")
     answer = note.get("llm") if isinstance(note, Mapping) else None
     if not isinstance(note, Mapping) or not isinstance(answer, Mapping) or answer.get("model") != model:

@@ -273,7 +273,7 @@ def cross_fit_sides(
     learn: FitSurrogate = fit,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, SurrogateFor]:
-    """What to guess by on each side: crosswise on `train`, on the others by what was fitted to all of it."""
+    """The surrogate to guess by on each side: crosswise on `train`, on the others by what was fitted to all of it."""
     train = sides["train"]
     whole = _fit_or_formula(train, learn)
     fits: dict[str, SurrogateFor] = {side: lambda _: whole for side in sides}

@@ -1,4 +1,4 @@
-"""What a language model is trained on: one shared prefix, several candidates, and what became of them.
+"""Examples that a language model is trained on: one shared prefix, several candidates, and what became of them.
 
 An `Example` is what the surrogate would have asked at some point of a decision, with the answers. On disk
 it is one Parquet row per candidate, which `datasets` loads as it is; rows of one example share `example`
@@ -52,7 +52,7 @@ class ExampleCandidate:
     log2_ratio: float
     """Measured log2(time / reference time); NaN: it failed."""
     log2_sd: float
-    """Of one timing, from its 20th and 80th percentile; NaN: not known."""
+    """Spread of one timing, from its 20th and 80th percentile; NaN: not known."""
     propensity: float
     """Probability with which an audit drew it; NaN: the policy chose it, or everything was measured."""
 
@@ -68,7 +68,7 @@ class Example:
 
     origin: ExampleOrigin
     version: str
-    """Of the prompt."""
+    """Version of the prompt."""
     prefix: str
     reference_log2_ms: float
     measured: bool

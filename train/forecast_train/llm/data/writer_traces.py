@@ -44,14 +44,14 @@ class WriterTrace(Record, tag="trace"):
 
 def load_traces(path: Path) -> list[WriterTrace]:
     """The `trace` lines of a JSON Lines file; other lines are passed over. Raises `RecordError`."""
-    found = []
+    results = []
     for number, data in read_lines(path):
         if data.get("type") == "trace":
             try:
-                found.append(WriterTrace.from_json(data))
+                results.append(WriterTrace.from_json(data))
             except RecordError as error:
                 raise RecordError(f"{path}:{number}: {error}") from error
-    return found
+    return results
 
 
 def shortest_correct(
