@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
+from forecast_autotune.records import Measurement, Problem
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import acquire_lock, encode
 from tests.core.records.numbered import decision, measurement, problem
+from tests.core.records.test_table import TEXT, measurements
 from tests.core.store.stored import log_of
 
 
@@ -22,48 +23,6 @@ def quietly(store: Store, p: Problem) -> list[Measurement]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)
         return store.measurements(p)
-
-
-TEXT = st.text(max_size=12)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=6,
-)
-EXTRA = st.dictionaries(TEXT.map("x-".__add__), JSON, max_size=3)
-TIMES = st.floats(min_value=1e-6, max_value=1e6)
-SCALARS = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | TEXT | st.none()
-CANDIDATES = st.builds(
-    Candidate,
-    st.builds(
-        lambda kwargs, warps, maxnreg: Config.of(kwargs, num_warps=warps, maxnreg=maxnreg),
-        st.dictionaries(TEXT, SCALARS, max_size=4),
-        st.sampled_from([1, 2, 4, 8]),
-        st.none() | st.integers(1, 255),
-    ),
-    TEXT,
-)
-
-
-@st.composite
-def measurements_of(draw: st.DrawFn, problem_id: str) -> Measurement:
-    outcome = draw(st.sampled_from(list(Outcome)))
-    times = (
-        (draw(TIMES), draw(st.none() | TIMES), draw(st.none() | TIMES))
-        if outcome is Outcome.OK
-        else (None,) * 3
-    )
-    return Measurement(
-        problem_id,
-        draw(CANDIDATES),
-        outcome,
-        *times,
-        repeats=draw(st.integers(0, 1000)),
-        compile_s=draw(st.none() | TIMES),
-        protocol=draw(TEXT),
-        grid=draw(st.none() | st.tuples(st.integers(1, 99))),
-        extra=draw(EXTRA),
-    )
 
 
 @given(names=st.lists(TEXT, min_size=1, max_size=3, unique=True), data=st.data())
@@ -74,9 +33,10 @@ def test_whatever_is_added_is_read_back(names: list[str], data: st.DataObject) -
         store = Store(Path(folder))
         added: dict[str, list[Measurement]] = {p.id: [] for p in problems}
         for p in data.draw(st.lists(st.sampled_from(problems), max_size=8)):
-            m = data.draw(measurements_of(p.id))
+            m = data.draw(measurements(p.id))
             store.add(p, m)
             added[p.id].append(m)
+            added[p.id].sort(key=lambda m: m.at)
         for reader in (store, Store(Path(folder))):
             for p in problems:
                 result = reader.measurements(p)
