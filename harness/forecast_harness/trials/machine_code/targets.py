@@ -21,6 +21,7 @@ from forecast_harness.clocks.compilation.workers import LONG_S
 from forecast_harness.clocks.records import BufferRole, MachineCodeError, Program
 from forecast_harness.clocks.runner.messages import (
     BufferContents,
+    CheckAnswer,
     ObservedLaunch,
     ProgramInputs,
     RunnerFaultKind,
@@ -48,6 +49,7 @@ from forecast_harness.trials.configs.source_configs import (
 )
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import DrawSpec, LaunchCase, problem_of
+from forecast_harness.verify.verdict import Reason, ReasonCode
 
 TrialConfig = Mapping[str, Any]
 """A config of a source as results name it: constants of a pack's source, or a `Config` as JSON."""
@@ -112,6 +114,15 @@ class TrialCall(Protocol):
 
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
         """What is wrong with these outputs; '' for nothing."""
+
+
+def call_finding(call: TrialCall, program: Program, answer: CheckAnswer) -> Reason | None:
+    """The stage "right on one call": what is wrong with launches of a program there; None where nothing is."""
+    if problem := first_violation(answer.violations):
+        is_outside = answer.violations[0].rule == "out of bounds"
+        return Reason(ReasonCode.OUT_OF_BOUNDS if is_outside else ReasonCode.MUTATED_INPUT, problem)
+    wrong = call.wrong(program, answer.launches)
+    return Reason(ReasonCode.WRONG_VALUES, wrong) if wrong else None
 
 
 @dataclass(frozen=True)

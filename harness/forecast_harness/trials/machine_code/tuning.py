@@ -22,7 +22,7 @@ from forecast_harness.trials.machine_code.targets import (
     SourceBuilder,
     TargetTrials,
     TrialConfig,
-    first_violation,
+    call_finding,
 )
 from forecast_harness.trials.verdict import COMPILE_ERRORS, Contest, Refusal
 
@@ -85,8 +85,8 @@ class NodeTuner:
         results = dict(zip(numbers, map(self._trials.sealed, built.programs), strict=True))
         if (small := results.get(0)) is not None:
             answer = self._runner.check(small, calls.small)
-            if problem := first_violation(answer.violations) or calls.small.wrong(small, answer.launches):
-                raise Refusal(Outcome.INCORRECT, "verify", problem)
+            if finding := call_finding(calls.small, small, answer):
+                raise Refusal(Outcome.INCORRECT, "verify", finding.detail)
         return {name: results[n] for n, name in enumerate(calls.timed, 1) if n in results}
 
     def is_hopeless(self, trial: NodeTrial, times: float = _HOPELESS) -> bool:

@@ -21,7 +21,7 @@ from forecast_harness.clocks.runner.messages import ProgramFault, RunnerFaultKin
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials
-from forecast_harness.trials.machine_code.targets import SourceBuilder, first_violation
+from forecast_harness.trials.machine_code.targets import SourceBuilder, call_finding
 from forecast_harness.trials.verdict import COMPILE_ERRORS
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Reason, ReasonCode
@@ -69,12 +69,7 @@ class VariantGate:
             self.failure = str(lost)
             return None
         self.checked += 1
-        if answer.violations:
-            out = answer.violations[0].rule == "out of bounds"
-            code = ReasonCode.OUT_OF_BOUNDS if out else ReasonCode.MUTATED_INPUT
-            return Reason(code, first_violation(answer.violations))
-        wrong = call.wrong(program, answer.launches)
-        return Reason(ReasonCode.WRONG_VALUES, wrong) if wrong else None
+        return call_finding(call, program, answer)
 
 
 def open_variant_gate(
