@@ -321,6 +321,7 @@ def test_what_an_unread_launch_does_to_the_block_shows(judging: SandboxLane, dee
 LATE = """import _thread
 import time
 
+import torch
 
 
 def later(y):
