@@ -298,5 +298,5 @@ class AnswerStore:
 
     def _path(self, key: str) -> Path:
         if os.sep in key or key.startswith("."):
-            raise RecordError(f"{key!r} cannot name a file: an id made by `decide` can")
+            raise RecordError(f"{key!r} cannot name a file: an id made by `action_key` can")
         return self._folder / f"{key}.json"

@@ -4,11 +4,11 @@ A batch is begun when those `depth` before it have ended and the proposals of th
 Proposing for it overlaps with measuring the one before. A search begins no more batches when
 
 - the measurements that were chosen, or what else is known to be spent, reach the budget;
-- for `patience` batches no node was better (by `STEP`), or none was new;
+- for `patience` batches no node was better (by `MIN_PROGRESS`), or none was new;
 - for `depth` batches in a row nothing could be asked or chosen;
 - what is left to spend is not worth it: with R measurements left, R times the largest expected improvement
   (log2) of one measurement is below `MIN_EXPECTED_GAIN`. It is the larger one of the best EI in the pool and of what
-  new proposals gave lately: (sum of gains in the last `patience` batches + HOPE) / (measurements in them + 1),
+  new proposals gave lately: (sum of gains in the last `patience` batches + `PRIOR_GAIN`) / (measurements in them + 1),
   0 where the proposers have nothing more. Nothing is concluded from forecasts that abstain or are not there.
 
 A node that seems faster and was not verified in full (`NodeResult.may_lead`) is verified beside the batches: the
@@ -57,7 +57,18 @@ MIN_GAIN_SD = 0.02
 def allocate(arms: Sequence[str], stats: Mapping[str, ArmStats], n: int, seed: object) -> dict[str, int]:
     """How many of `n` proposals each arm is asked for; only arms with one or more, in the order of `arms`.
 
-    While there are arms that were never asked, each of them gets its share of the slots first.
+    Thompson sampling on gain per cost. For an arm with n proposals, of which the measured ones gained
+    g_i = max(0, -log2_ratio) each against the incumbent of its time (0 for a proposal that was no news, was not chosen,
+    failed or was slower):
+
+        mean = (sum g + m0) / (n + 1)          m0 = the best arm's mean, or `PRIOR_GAIN`: an untried arm looks good
+        sd   = sqrt(v / ((n + k) / 2 + 1))     v  = pooled mean of g^2, at least `MIN_GAIN_SD`^2; k were measured
+        cost = 1 + seconds of proposing per proposal / seconds of judging per measurement
+
+    A slot goes to the arm with the highest draw of N(mean, sd) / cost (times cost, where the draw is a loss).
+    Draws come from a generator seeded with the digest of `seed`, so a replay allots alike. Cost is in measurements:
+    an arm whose proposals cost nothing next to a measurement has cost 1. While there are arms that were never
+    asked, each of them gets its share of the slots first.
     """
     if not arms or n <= 0:
         return {}
@@ -290,7 +301,7 @@ def remaining_measurements(state: SearchState, seen: BatchView) -> int:
 
 
 def _gain_too_small(state: SearchState, seen: BatchView) -> str:
-    """The value of information, see `decide`. Empty where it is worth going on, or nobody can say."""
+    """The value of information, see the module. Empty where it is worth going on, or nobody can say."""
     s = state.settings
     last = seen.batch - s.depth
     forecasted = state.batch(last).forecasted if last >= 1 else None

@@ -1,8 +1,8 @@
-"""Carry a search out: ask what `decide.pending` says, write every answer down, go on from there.
+"""Carry a search out: ask what `pending_actions` says, write every answer down, go on from there.
 
 Proposers and forecasts have threads of their own, jobs have the lanes; all three work at once, and each is
 given only a little more than it can do. Nothing is decided on an answer that is not in the log. What was
-asked is asked once: answers are files (`answers`) before they are lines of the log.
+asked is asked once: answers are files (`AnswerStore`) before they are lines of the log.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class SearchState:
         self.spent_on = {k: SearchCost() for k in _COSTS}
         self.novelty = NoveltyFilter()
         self.memo: dict[Any, Any] = {}
-        """What `batch_view` and `decide` derived once; equal events give equal entries."""
+        """Values that `batch_view` and `plan` derived once; equal events give equal entries."""
 
     @property
     def context(self) -> SearchContext:

@@ -47,7 +47,7 @@ _FILE_HEADER = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
 
 
 def open_target(text: str, *, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
-    """The target that `text` names and the nodes to start from, the first of which is the yardstick.
+    """The target that `text` names and the nodes to start from, the first of which speed-ups are stated against.
 
     `text`: a shipped pack, a folder of one, a KernelBench file or a GPU MODE folder; or `FILE.py:KERNEL` or
     `package.module:KERNEL`, a Triton kernel whose calls are known (`inputs` or `CASES` in its file, or problems in

@@ -96,7 +96,7 @@ def draw_lineage(story: SearchReport, most: int = MAX_DRAWN_NODES) -> LineageDra
             hidden[entry.node.parents[0]] += 1
     places = _node_positions(children)
     final = story.final
-    golden = set(path_to_root(story, final.node)) if final else set()
+    to_best = set(path_to_root(story, final.node)) if final else set()
     leaves, edges = [], []
     for parent, names in children.items():
         for name in names:
@@ -106,7 +106,7 @@ def draw_lineage(story: SearchReport, most: int = MAX_DRAWN_NODES) -> LineageDra
                 from_x, from_y = places[parent]
                 bend = (from_x + x) / 2
                 path = f"M{from_x:g} {from_y:g}C{bend:g} {from_y:g} {bend:g} {y:g} {x:g} {y:g}"
-                edges.append((path, "best" if name in golden else "edge"))
+                edges.append((path, "best" if name in to_best else "edge"))
     edges.sort(key=lambda edge: edge[1] == "best")
     width = max((x for x, _ in places.values()), default=0.0) + MARGIN + 40
     height = max((y for _, y in places.values()), default=0.0) + MARGIN
