@@ -325,8 +325,8 @@ def _tune(
         # Another process may have decided, or measured a part, while we waited.
         if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
             return stored
-        store.recover(task.problem)
         forecaster = TaskForecaster(task, surrogate)
+        store.recover(task.problem)
         run = _TuningRun(forecaster, store, policy, settings, mark, measurer)
         decision = run.decide()
         if decision.evidence is not Evidence.FORECAST:

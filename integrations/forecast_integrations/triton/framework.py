@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from forecast_autotune.records import Argument, Config, Device, Kernel
-from forecast_integrations import device
-from forecast_integrations.device import current_device, has_device, toolchain
-from forecast_integrations.triton.problem import describe
+from forecast_autotune.records import Argument
+from forecast_integrations.device import cuda_device as device_at
+from forecast_integrations.device import current_device, describe_environment, has_device, toolchain
+from forecast_integrations.triton.problem.describe import call_arguments, kernel_record
+from forecast_integrations.triton.problem.describe import to_config as config_of
 from forecast_integrations.triton.problem.source import innermost, standalone_source
-from forecast_integrations.triton.protocols import KernelFunction, LaunchConfig, NamedArguments
+from forecast_integrations.triton.protocols import KernelFunction, NamedArguments
 
 __all__ = [
     "accelerators",
@@ -23,26 +24,11 @@ __all__ = [
 ]
 
 
-def device_at(index: int) -> Device:
-    """The accelerator of this number."""
-    return device.cuda_device(index)
-
-
 def accelerators() -> str:
     """Names of all accelerators, with commas between; empty where there is none."""
-    return device.describe_environment().get("accelerator", "")
-
-
-def kernel_record(fn: KernelFunction) -> Kernel:
-    """The record of a kernel function."""
-    return describe.kernel_record(fn)
-
-
-def config_of(config: LaunchConfig) -> Config:
-    """A `triton.Config` as a record."""
-    return describe.to_config(config)
+    return describe_environment().get("accelerator", "")
 
 
 def arguments_of(fn: KernelFunction, named: NamedArguments) -> tuple[Argument, ...]:
     """Records of a call's arguments, given by name."""
-    return tuple(describe.call_arguments(fn, dict(named)))
+    return tuple(call_arguments(fn, dict(named)))
