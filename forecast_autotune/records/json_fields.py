@@ -9,11 +9,11 @@ import dataclasses
 import hashlib
 import json
 import math
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from forecast_autotune.errors import NewerRecordError, RecordError
@@ -131,33 +131,12 @@ decode_json = json.JSONDecoder(parse_constant=refuse_constant, parse_float=parse
 # --- readers by annotation ---
 
 
+_type_hints = cache(typing.get_type_hints)
+
+
 def hint_of(kind: type, field: dataclasses.Field[Any]) -> Any:
     """Return the type that a field's annotation stands for."""
-    annotation: Any = field.type
-    if not isinstance(annotation, str):
-        return annotation
-    if annotation in _COMMON_HINTS:
-        return _COMMON_HINTS[annotation]
-    # Of one class, `typing.get_type_hints` costs more than reading a record of it a hundred times.
-    names = vars(sys.modules[kind.__module__])
-    try:
-        return names[annotation] if annotation in names else eval(annotation, names)
-    except NameError:
-        return typing.get_type_hints(kind)[field.name]
-
-
-_COMMON_HINTS: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "float | None": float | None,
-    "int | None": int | None,
-    "str | None": str | None,
-    "tuple[str, ...]": tuple[str, ...],
-    "tuple[int, ...]": tuple[int, ...],
-    "tuple[int, ...] | None": tuple[int, ...] | None,
-}
+    return _type_hints(kind)[field.name]
 
 
 def reason(error: Exception) -> str:
