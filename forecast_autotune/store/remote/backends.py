@@ -334,11 +334,12 @@ def _answer(backend: RemoteBackend, request: dict[str, Any]) -> dict[str, Any]:
     what = request.get("do")
     if what == "ready":
         return {}
-    entry: Entry = tuple(request["entry"])
     if what == "get":
-        return {"lines": [line.decode("ascii") for line in _found(backend, entry, request["problem"])]}
+        lines = _latest_lines(backend, tuple(request["entry"]), request["problem"])
+        return {"lines": [line.decode("ascii") for line in lines]}
     if what == "put":
-        backend.add(entry, {row.digest: row.line for row in map(_row, request["lines"])})
+        for entry, texts in request["rows"]:
+            backend.add(tuple(entry), {row.digest: row.line for row in map(_row, texts)})
         return {}
     raise StoreError(f"a request {what!r:.40} that nobody answers")
 
@@ -350,7 +351,7 @@ def _row(line: str) -> Row:
     return row
 
 
-def _found(backend: RemoteBackend, entry: Entry, problem_id: str) -> list[bytes]:
+def _latest_lines(backend: RemoteBackend, entry: Entry, problem_id: str) -> list[bytes]:
     """The latest decision and the newest measurements, as many as fit into an answer."""
     rows: KernelRows = sound_rows(backend.lines(entry), problem_id)
     listed = [*rows.decisions.values(), *reversed(rows.of_problem(problem_id))]

@@ -80,35 +80,30 @@ class RemoteCounts:
 
 @dataclass
 class _Queue:
-    """Rows that wait to be written.
-
-    Whoever offers appends to `offered`, without a lock: the thread may be in the middle of something, and without
-    a core. The thread alone takes from there.
-    """
+    """Rows that wait to be written: whoever offers appends without a lock, and the thread alone takes them."""
 
     offered: deque[tuple[tuple[str, ...], list[bytes]]] = field(default_factory=deque)
-    rows: OrderedDict[tuple[str, ...], list[str]] = field(default_factory=OrderedDict)
-    """By problem."""
     put_bytes: int = 0
     """That were offered and not dropped, ever."""
     taken_bytes: int = 0
     """That were sent, ever."""
-    since: float = 0.0
+    since: float | None = None
+    """When the thread saw the oldest of them."""
 
     @property
     def size(self) -> int:
         return self.put_bytes - self.taken_bytes
 
-    def sort(self) -> None:
-        """File what was offered by problem."""
-        while self.offered:
+    def take(self) -> dict[tuple[str, ...], list[str]]:
+        """The oldest rows by entry, up to `BATCH_BYTES` of them and the end of what was offered together."""
+        batch: dict[tuple[str, ...], list[str]] = {}
+        end = self.taken_bytes + BATCH_BYTES
+        while self.offered and self.taken_bytes < end:
             name, lines = self.offered.popleft()
-            if not self.rows:
-                self.since = time.monotonic()
-            self.rows.setdefault(name, []).extend(line.decode("ascii") for line in lines)
-
-    def is_empty(self) -> bool:
-        return not self.rows and not self.offered
+            self.taken_bytes += sum(map(len, lines))
+            batch.setdefault(name[:-1], []).extend(line.decode("ascii") for line in lines)
+        self.since = None
+        return batch
 
 
 class RemoteClient:
@@ -200,7 +195,7 @@ class RemoteClient:
         with self._news:
             self._flushing = True
             self._awaken()
-            done = self._news.wait_for(lambda: self._queue.is_empty() and not self._busy, timeout_s)
+            done = self._news.wait_for(lambda: not self._queue.offered and not self._busy, timeout_s)
             self._flushing = False
             return done
 
@@ -228,7 +223,7 @@ class RemoteClient:
         while True:
             with self._news:
                 self._wait_for_work()
-                if self._closing and self._queue.is_empty():
+                if self._closing and not self._queue.offered:
                     break
                 if time.monotonic() < self._silent_until:
                     if self._closing:
@@ -236,17 +231,16 @@ class RemoteClient:
                     self._drop_questions()
                     continue
                 question = next(iter(self._questions), None)
-                batch = self._take_batch() if question is None else None
+                batch = self._queue.take() if question is None else {}
                 self._busy = True
             try:
                 if question is not None:
                     self._get(question)
-                elif batch is not None:
-                    self._put(*batch)
+                elif batch:
+                    self._put(batch)
             except WorkerError as error:
                 self._fail(error)
-                if batch is not None:
-                    self.counts.dropped += len(batch[1])
+                self.counts.dropped += sum(map(len, batch.values()))
             finally:
                 with self._news:
                     self._busy = False
@@ -259,36 +253,22 @@ class RemoteClient:
         while True:
             if self._queue.offered:
                 heard = time.monotonic()
-            self._queue.sort()
+                self._queue.since = self._queue.since or heard
             if self._has_work():
                 return
             # Told before the last look, so that nothing that is offered after it is overlooked.
-            self._dozing = time.monotonic() > heard + DOZE_S and not self._queue.rows
-            if not self._queue.offered:
+            self._dozing = self._queue.since is None and time.monotonic() > heard + DOZE_S
+            if not (self._dozing and self._queue.offered):
                 self._news.wait(None if self._dozing else BATCH_S)
             self._dozing = False
 
     def _has_work(self) -> bool:
         if self._closing or self._questions:
             return True
-        now = time.monotonic()
-        if now < self._silent_until or not self._queue.rows:
+        now, since = time.monotonic(), self._queue.since
+        if now < self._silent_until or since is None:
             return False
-        return self._flushing or self._queue.size >= BATCH_BYTES or now >= self._queue.since + BATCH_S
-
-    def _take_batch(self) -> tuple[tuple[str, ...], list[str]] | None:
-        if not self._queue.rows:
-            return None
-        name, lines = next(iter(self._queue.rows.items()))
-        taken: list[str] = []
-        size = 0
-        while lines and (not taken or size + len(lines[0]) <= BATCH_BYTES):
-            size += len(lines[0])
-            taken.append(lines.pop(0))
-        if not lines:
-            del self._queue.rows[name]
-        self._queue.taken_bytes += size
-        return name, taken
+        return self._flushing or self._queue.size >= BATCH_BYTES or now >= since + BATCH_S
 
     def _get(self, name: tuple[str, ...]) -> None:
         begin = time.monotonic()
@@ -304,10 +284,10 @@ class RemoteClient:
             self._questions.pop(name, None)
             self._failed_s = self._pause_s
 
-    def _put(self, name: tuple[str, ...], lines: list[str]) -> None:
+    def _put(self, batch: dict[tuple[str, ...], list[str]]) -> None:
         # Once the program ends nobody waits for an answer: the worker goes on for a while by itself.
-        self._request({"do": "put", "entry": name[:-1], "lines": lines}, answered=not self._closing)
-        self.counts.sent += len(lines)
+        self._request({"do": "put", "rows": list(batch.items())}, answered=not self._closing)
+        self.counts.sent += sum(map(len, batch.values()))
 
     def _ready(self) -> None:
         if self._worker is None:

@@ -279,7 +279,10 @@ def test_the_queue_is_bounded_and_drops_what_is_newest(monkeypatch: pytest.Monke
 
 def test_rows_go_out_in_batches_and_the_rest_when_the_program_ends(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    body = f"open({str(log)!r}, 'a').write(request['do'] + str(len(request.get('lines', []))) + ' '); answer = {{}}"
+    body = (
+        "count = sum(len(lines) for _, lines in request.get('rows', [])); "
+        f"open({str(log)!r}, 'a').write(request['do'] + str(count) + ' '); answer = {{}}"
+    )
     with connected("redis://x:1/0", command=worker(body)) as remote:
         for _ in range(5):
             remote.offer(ENTRY, P.id, LINES)
