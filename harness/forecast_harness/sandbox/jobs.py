@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.records import Outcome
 from forecast_autotune.records.codec import Record
 
 FILES_FOLDER = "files"
@@ -92,17 +91,6 @@ class Fault(StrEnum):
         ):
             return JobStatus.SUSPICIOUS
         return JobStatus.CANDIDATE_ERROR
-
-    @property
-    def outcome(self) -> Outcome:
-        """The measurement outcome it becomes; `infrastructure` for all that must not be learnt from."""
-        if self.status is JobStatus.OK:
-            return Outcome.OK
-        if self.status is not JobStatus.CANDIDATE_ERROR:
-            return Outcome.INFRASTRUCTURE
-        if self in (Fault.TIMEOUT, Fault.CPU_TIME):
-            return Outcome.TIMEOUT
-        return Outcome.RUNTIME_ERROR
 
 
 @dataclass(frozen=True, slots=True)

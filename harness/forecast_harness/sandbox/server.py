@@ -27,7 +27,7 @@ from forecast_harness.sandbox import cell_supervisor, judge_process, probes, too
 from forecast_harness.sandbox.containment import confine, linux
 from forecast_harness.sandbox.containment.levels import ContainmentLevel
 from forecast_harness.sandbox.jobs import ResourceLimits
-from forecast_harness.sandbox.server_forks import fork_servers, start_holder
+from forecast_harness.sandbox.server_forks import fork_servers
 
 _DISK_CHECK_INTERVAL_S = 1.0
 _MOST_ENTRIES = 20_000
@@ -396,8 +396,6 @@ def main(text: str) -> None:
     """
     orders = json.loads(text)
     device = "" if orders.get("probe") else os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if device:
-        start_holder()  # which opens it while this process imports
     gc.disable()  # collections take a tenth of an import, and find next to nothing
     warm = orders.get("warm", [])
     with ThreadPoolExecutor(2) as reading:  # its threads have ended before anything is forked

@@ -2,17 +2,11 @@
 
 A server needs torch and Triton, and takes seconds to import them; its fork has them after milliseconds. Nothing of a
 candidate comes near this process: it reads requests of the process that owns the lanes, and forks.
-
-A child of it keeps the lanes' device open: beside that, CUDA starts sooner. On four H200s of one host four processes
-that started CUDA at once took 1.45 s each with nobody beside them and 0.88 s beside such a child per device. Its
-context does nothing, so a device never switches to it. It has its context by
-the time that this process has imported torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -102,38 +96,3 @@ def _become_server(
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-_COMPUTE_MODE, _SHARED_MODE = 20, 0
-"""`CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`, and its value `CU_COMPUTEMODE_DEFAULT`."""
-_MOST_DESCRIPTORS = 1 << 16
-
-
-def start_holder() -> None:
-    """Have a child of this process, of one thread so far, keep the first device in sight open until this one ends."""
-    parent = os.getpid()
-    if os.fork():
-        return
-    try:
-        os.closerange(3, _MOST_DESCRIPTORS)  # sockets whose end others wait for are not kept open here
-        linux.set_dumpable(False)
-        _hold_device(parent)
-    finally:
-        os._exit(1)
-
-
-def _hold_device(parent: int) -> NoReturn:
-    """Without a driver, wait all the same."""
-    linux.die_with_parent(parent)
-    with contextlib.suppress(OSError, AttributeError):
-        _open_device(ctypes.CDLL("libcuda.so.1"))
-    while True:
-        signal.pause()
-
-
-def _open_device(driver: ctypes.CDLL) -> None:
-    mode = ctypes.c_int(-1)
-    if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(mode), _COMPUTE_MODE, 0):
-        return
-    if mode.value == _SHARED_MODE:  # else it serves one process alone, and that is the candidate
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)

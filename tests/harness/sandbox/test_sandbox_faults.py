@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from forecast_autotune.records import Outcome
 from forecast_harness.sandbox import lane as lanes
 from forecast_harness.sandbox.api import (
     ContainmentLevel,
@@ -19,9 +18,7 @@ from forecast_harness.sandbox.api import (
     SandboxLane,
     strongest_level,
 )
-from forecast_harness.sandbox.containment import linux
 from tests.harness.lanes import SMALL, judge, lane, run
-from tests.waiting import is_running, parent_of, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 HASTY = replace(SMALL, wall_s=0.7)
@@ -206,10 +203,7 @@ def test_an_unfit_device_makes_no_labels() -> None:
     with lane(strongest_level(), device="63", warm=("torch",)) as opened:
         assert not opened.healthy
         result = run(opened, "crashes")
-        shared = parent_of(opened.server_pid)
-        (holder,) = set(linux.children(shared)) - {opened.server_pid}
     assert (result.status, result.fault) == (JobStatus.INFRA_ERROR, Fault.DEVICE_UNHEALTHY)
-    wait_until(lambda: not is_running(holder))  # what keeps the device open outlives jobs, but not the lanes
     assert result.canary not in ("", "ok")
 
 
@@ -228,21 +222,6 @@ def test_a_lane_like_another_blames_nobody_before_its_own_canary_has_sung() -> N
         finally:
             unlike.close()
             like.close()
-
-
-@pytest.mark.parametrize(
-    ("fault", "outcome"),
-    [
-        (Fault.NONE, Outcome.OK),
-        (Fault.TIMEOUT, Outcome.TIMEOUT),
-        (Fault.CRASH, Outcome.RUNTIME_ERROR),
-        (Fault.FORGED, Outcome.INFRASTRUCTURE),
-        (Fault.SERVER_LOST, Outcome.INFRASTRUCTURE),
-    ],
-)
-def test_only_candidate_faults_become_labels(fault: Fault, outcome: Outcome) -> None:
-    assert fault.outcome is outcome
-    assert outcome.is_label == (fault.status in (JobStatus.OK, JobStatus.CANDIDATE_ERROR))
 
 
 def test_a_lane_that_is_not_open_says_so() -> None:
