@@ -37,8 +37,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import random
-import selectors
 import shlex
 import shutil
 import signal
@@ -212,16 +212,27 @@ class _ChildProcess:
         except OSError as error:
             self._errors.close()
             raise _ProtocolError(f"it cannot be started: {error}") from error
-        self._unread = b""
+        self._lines = queue.SimpleQueue[bytes]()
+        """Lines that it wrote, as they come; an empty one when there will be no more."""
         self._end_lock = threading.Lock()
         self._ended = False
+        threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, line: bytes, timeout_s: float) -> Mapping[str, Any]:
         """Write a line, read one. Raises `_ProtocolError`."""
-        end = time.monotonic() + timeout_s
-        if self._unread.strip():
-            raise _ProtocolError(f"it said more than one line to a request: {_printable(self._unread)}")
-        reply, _, self._unread = self._write_and_read(line, end, timeout_s).partition(b"\n")
+        if not self._lines.empty() and (more := self._lines.get()):
+            raise _ProtocolError(f"it said more than one line to a request: {_printable(more)}")
+        # In a thread of its own: a child that does not read would hold up whoever writes.
+        threading.Thread(target=self._write, args=(line,), daemon=True).start()
+        try:
+            reply = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            raise _ProtocolError(f"no answer within {timeout_s:g} s{self._stderr_tail()}") from None
+        if len(reply) > MAX_ANSWER_BYTES:
+            raise _ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        if not reply.endswith(b"\n"):
+            ended = "it was ended meanwhile" if self._ended else "it ended without an answer"
+            raise _ProtocolError(f"{ended}{self._stderr_tail()}")
         try:
             data = decode_json(reply.decode("utf-8"))
         except (ValueError, RecursionError) as error:
@@ -230,36 +241,20 @@ class _ChildProcess:
             raise _ProtocolError(f"an answer that is no object: {_printable(reply)}")
         return data
 
-    def _write_and_read(self, line: bytes, end: float, timeout_s: float) -> bytes:
-        """The bytes read until a line is whole."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        os.set_blocking(stdin.fileno(), False)
-        os.set_blocking(stdout.fileno(), False)
-        left, got = memoryview(line), b""
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(stdout, selectors.EVENT_READ)
-            waiting.register(stdin, selectors.EVENT_WRITE)
-            while b"\n" not in got:
-                seconds = end - time.monotonic()
-                if seconds <= 0:
-                    raise _ProtocolError(f"no answer within {timeout_s:g} s{self._stderr_tail()}")
-                if self._ended:
-                    raise _ProtocolError("it was ended meanwhile")
-                for key, _ in waiting.select(min(seconds, 1.0)):
-                    if key.fileobj is stdin:
-                        left = left[self._write(stdin.fileno(), left) :]
-                        if not left:
-                            waiting.unregister(stdin)
-                        continue
-                    part = os.read(stdout.fileno(), 1 << 16)
-                    if not part:
-                        raise _ProtocolError(f"it ended without an answer{self._stderr_tail()}")
-                    got += part
-                    if len(got) > MAX_ANSWER_BYTES:
-                        raise _ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-        return got
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            while line := self._process.stdout.readline(MAX_ANSWER_BYTES + 1):
+                self._lines.put(line)
+        self._lines.put(b"")
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # gone: what it does not answer is told where it is awaited
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
 
     def end(self) -> None:
         """Signal its group, in the end with what none can refuse. Safe while another thread waits for it."""
@@ -291,14 +286,6 @@ class _ChildProcess:
         """To its group: what it started may outlive it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-    def _write(self, fileno: int, left: memoryview) -> int:
-        try:
-            return os.write(fileno, left)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise _ProtocolError(f"it does not read its requests ({error}){self._stderr_tail()}") from error
 
     def _stderr_tail(self) -> str:
         """The end of what it wrote to stderr."""

@@ -23,7 +23,7 @@ from forecast_harness.authors.triton.analysis.source_unit import (
 )
 
 _UNARY_OPERATIONS = frozenset(
-    (
+    [
         "exp",
         "exp2",
         "expm1",
@@ -43,12 +43,12 @@ _UNARY_OPERATIONS = frozenset(
         "tril",
         "triu",
         "erf",
-    )
+    ]
 )
 _IN_PLACE_METHODS = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_"}
 _OUT_FUNCTIONS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div", "MatMult": "matmul"}
 _REDUCTIONS = frozenset(
-    (
+    [
         "sum",
         "mean",
         "amax",
@@ -60,12 +60,12 @@ _REDUCTIONS = frozenset(
         "logsumexp",
         "linalg.vector_norm",
         "linalg.vecdot",
-    )
+    ]
 )
 _ALLOCATING_OPERATIONS = (
     _UNARY_OPERATIONS
     | frozenset(
-        (
+        [
             "zeros",
             "empty",
             "ones",
@@ -76,12 +76,12 @@ _ALLOCATING_OPERATIONS = (
             "einsum",
             "addcmul",
             "addcdiv",
-        )
+        ]
     )
     | frozenset(("F.silu", "softmax", "F.layer_norm", "F.rms_norm", "addmm", "baddbmm", "cat", "stack"))
 )
 _VIEW_OPERATIONS = frozenset(
-    (
+    [
         "view",
         "reshape",
         "permute",
@@ -97,7 +97,7 @@ _VIEW_OPERATIONS = frozenset(
         "T",
         "mT",
         "unfold",
-    )
+    ]
 )
 
 

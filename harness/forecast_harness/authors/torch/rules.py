@@ -39,7 +39,7 @@ _SYNONYMS = {
     "concat": "cat",
 }
 _REDUCTIONS = frozenset(
-    (
+    [
         "sum",
         "mean",
         "amax",
@@ -52,7 +52,7 @@ _REDUCTIONS = frozenset(
         "log_softmax",
         "cumsum",
         "logsumexp",
-    )
+    ]
 ) | frozenset(("argmax", "argmin", "prod", "norm"))
 _COMMUTATIVE = ("Mult", "Add")
 _MAX_DEPTH = 12
