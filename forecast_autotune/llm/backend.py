@@ -92,15 +92,15 @@ class Backend(Protocol):
 
     def ready(self) -> bool:
         """Whether an answer needs no loading first. Cheap."""
-        ...
+        return True
 
     def prepare(self) -> None:
-        """Load what answering needs; blocks. May run in a thread beside the first compilations."""
-        ...
+        """Load what answering needs, by default nothing; blocks. May run in a thread beside the first compilations."""
+        return
 
     def close(self) -> None:
-        """Give memory, threads and connections back."""
-        ...
+        """Give memory, threads and connections back, by default none."""
+        return
 
 
 T = TypeVar("T")

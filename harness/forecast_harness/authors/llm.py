@@ -10,7 +10,7 @@ the parent). Where a request has no second parent or no failure, a rewrite is as
 An answer that breaks a rule which can be read off its text is told so, once, and may be given again. Every
 text is kept by the question, the model and the request, with what it cost; that cost is told again when the
 text is read from there, so that a search which was killed in between adds up to the same. Deadlines,
-retries, the circuit breaker and budgets are those of `forecast_autotune.llm`.
+retries and budgets are those of `forecast_autotune.llm`.
 
 Texts are kept on disk by what was asked, one JSON file per question and model. The question holds the request's id, so
 that another request for the same parent gets texts of its own. An error is never kept; fewer texts than were asked for

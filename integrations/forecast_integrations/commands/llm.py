@@ -13,7 +13,7 @@ from forecast_autotune import plugins
 from forecast_autotune.commands.output import Output, UsageError, require_packages
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.commands.store_access import check_folder, open_named_store
-from forecast_autotune.llm.backend import BackendResponse
+from forecast_autotune.llm.backend import Backend, BackendResponse
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.llm.open_question import OpenQuestion, version_of_labels
@@ -122,7 +122,7 @@ QuestionSource = Callable[[argparse.Namespace], Iterator[OpenQuestion]]
 """The parsed command -> questions, as they are found."""
 
 
-class QuestionRecorder:
+class QuestionRecorder(Backend):
     """A backend that says nothing and remembers what it was asked."""
 
     name = "nobody"
@@ -137,16 +137,6 @@ class QuestionRecorder:
         """See `Backend`: abstains."""
         self.asked.append((version_of_labels(labels), prefix, tuple(suffixes)))
         return BackendResponse(np.zeros((len(suffixes), len(labels))), np.zeros(len(suffixes)))
-
-    def ready(self) -> bool:
-        """There is nothing to load."""
-        return True
-
-    def prepare(self) -> None:
-        """There is nothing to load."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def forecast_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:

@@ -159,16 +159,6 @@ class CacheOnlyBackend(Backend):
         trouble = () if response.answered.all() else ("not among the kept answers",)
         return BackendResponse(response.probabilities, response.mass, trouble=trouble)
 
-    def ready(self) -> bool:
-        """There is nothing to load."""
-        return True
-
-    def prepare(self) -> None:
-        """There is nothing to load."""
-
-    def close(self) -> None:
-        """Nothing is held; what `inner` holds is its owner's."""
-
 
 _NO_USAGE = Usage()
 

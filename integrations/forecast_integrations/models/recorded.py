@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.file_access import open_named_output
-from forecast_autotune.llm.backend import BackendResponse, LLMError, TextGenerator
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, TextGenerator
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.open_question import SCHEMA, OpenQuestion, question_key, version_of_labels
 from forecast_autotune.llm.prompt import FORECAST_VERSION
@@ -247,7 +247,7 @@ def _require_type(entry: Mapping[str, Any], kind: str) -> None:
         raise RecordError(f"the line's type must be {kind!r}, not {entry.get('type')!r:.40}")
 
 
-class RecordedBackend:
+class RecordedBackend(Backend):
     """A backend that knows what is in its file and nothing else; a file that grows is read again."""
 
     def __init__(self, location: str, left: str | None = None) -> None:
@@ -288,16 +288,6 @@ class RecordedBackend:
         except OSError as problem:
             raise LLMError(f"{error}, and it cannot be kept in {self._left}: {problem.strerror}") from problem
         self._noted.add(question.key)
-
-    def ready(self) -> bool:
-        """There is nothing to load."""
-        return True
-
-    def prepare(self) -> None:
-        """There is nothing to load."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def recorded_generator(location: str) -> TextGenerator:

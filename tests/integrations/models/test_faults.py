@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.llm.backend import BackendResponse, LLMError
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.http import request
@@ -118,7 +118,7 @@ def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
     assert not kept["missing"]
 
 
-class _Nobody:
+class _Nobody(Backend):
     """A backend that is never there: what it answers was kept."""
 
     def __init__(self, name: str) -> None:
@@ -126,15 +126,6 @@ class _Nobody:
 
     def forecast(self, prefix: str, suffixes: Any, labels: Any, *, timeout_s: float) -> BackendResponse:
         raise LLMError("nobody is here")
-
-    def ready(self) -> bool:
-        return True
-
-    def prepare(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def always(fault: Fault) -> faulty_server.Chooser:

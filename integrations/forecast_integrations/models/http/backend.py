@@ -132,16 +132,6 @@ class HTTPBackend(Backend):
     ) -> Callable[[Sequence[str]], LabelRows]:
         """Do what has to be done once per forecast; returns what asks for one batch. Raises `LLMError`."""
 
-    def ready(self) -> bool:
-        """Always: there is nothing to load here."""
-        return True
-
-    def prepare(self) -> None:
-        """Nothing: the server has loaded the model."""
-
-    def close(self) -> None:
-        """Nothing: no connection is kept."""
-
 
 def normalize_row(
     weights: Sequence[object], *, least: float = 0.0, most: float = 1.01
