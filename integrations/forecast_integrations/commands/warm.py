@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,14 +35,15 @@ _MEASURED_SHARE = 0.25
 
 @dataclass
 class WarmedMiss:
-    """One miss, and its decision."""
+    """A recorded call, or one of it at other sizes, and its decision."""
 
     miss: Miss
-    expected_s: float
-    decision: Decision | None = None
-    trouble: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """The sizes of a call that no program has made, as the command names them."""
+    """The sizes of a call that no program has made, by argument, as the command names them."""
+    trouble: str = ""
+    """Why it cannot be made or was not tuned, if so."""
+    expected_s: float = 0.0
+    decision: Decision | None = None
     is_known: bool = False
     """It needs no decision: it has one, or shares a key with another one."""
     elements: Mapping[str, int] = field(default_factory=dict)
@@ -72,13 +73,18 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     store = open_store(options)
     source = store if options.misses is None else Store(check_folder("--misses", options.misses))
     misses = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
-    sized: list[SizedMiss] = []
+    listed = [WarmedMiss(m) for m in misses]
     if options.shapes:
+        met = {m.problem.id for m in misses}
         calls = [*misses, *stored_calls(store, options.kernel, options.device)]
         sized = sized_misses(calls, options.shapes)
-    per_candidate_s = seconds_per_candidate(store) if misses or sized else 0.0
-    listed = [WarmedMiss(m, per_candidate_s * m.candidates) for m in misses]
-    listed += _undecided_shapes(sized, {m.problem.id for m in misses}, store, per_candidate_s)
+        listed += [entry for entry in sized if entry.trouble or entry.miss.problem.id not in met]
+    per_candidate_s = seconds_per_candidate(store) if listed else 0.0
+    for entry in listed:
+        if entry.sizes and not entry.trouble:
+            entry.is_known = store.decision(entry.miss.problem) is not None
+        if not (entry.is_known or entry.trouble):
+            entry.expected_s = per_candidate_s * entry.miss.candidates
     if not options.plan and any(not entry.trouble for entry in listed):
         require_packages("warm", "torch", "triton")
         tune_misses(listed, store, output)
@@ -160,21 +166,6 @@ def _conclude_entry(entry: WarmedMiss, store: Store, heard: Sequence[Decision]) 
         )
 
 
-def _undecided_shapes(
-    sized: Sequence[SizedMiss], met: Collection[str], store: Store, per_candidate_s: float
-) -> list[WarmedMiss]:
-    """An entry for every call at another size, but for those that are met misses anyway."""
-    entries = []
-    for one in sized:
-        problem = one.miss.problem
-        if not one.trouble and problem.id in met:
-            continue
-        known = not one.trouble and store.decision(problem) is not None
-        expected = 0.0 if known or one.trouble else per_candidate_s * one.miss.candidates
-        entries.append(WarmedMiss(one.miss, expected, None, one.trouble, one.sizes, known, one.elements))
-    return entries
-
-
 def seconds_per_candidate(store: Store) -> float:
     """Wall seconds that tuning takes per candidate of a list, by the decisions of this store if there are any."""
     decisions = (decision for _, decision in store.decisions())
@@ -216,19 +207,6 @@ MAX_SHAPES = 4096
 """Most calls of one command, all kernels together."""
 
 
-@dataclass(frozen=True)
-class SizedMiss:
-    """A recorded call at other sizes."""
-
-    miss: Miss
-    sizes: Mapping[str, int]
-    """The values that were asked for, by argument."""
-    trouble: str = ""
-    """Why it cannot be made, if so; then `miss` is the recorded one."""
-    elements: Mapping[str, int] = field(default_factory=dict)
-    """Storage that tensors need at least, in elements, by argument."""
-
-
 def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
     """`M=1..8192:pow2` (powers of two), `M=16..256:16` (every sixteenth) or `M=1,17,300`: name and values.
 
@@ -261,7 +239,7 @@ def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
     return name, listed
 
 
-def sized_misses(calls: Sequence[Miss], shapes: Sequence[str]) -> list[SizedMiss]:
+def sized_misses(calls: Sequence[Miss], shapes: Sequence[str]) -> list[WarmedMiss]:
     """Every combination of the shapes for one call of each kind among `calls`, which has these arguments.
 
     Of calls that differ in these arguments alone, the largest speaks for all. Raises `UsageError` for shapes that
@@ -326,7 +304,7 @@ def _rest(argument: Argument) -> object:
     return None if argument.kind == "tensor" or is_stride(argument.name) else argument.value
 
 
-def _sized(call: Miss, sizes: Mapping[str, int]) -> SizedMiss:
+def _sized(call: Miss, sizes: Mapping[str, int]) -> WarmedMiss:
     problem, arguments = call.problem, call.problem.arguments
     key = list(problem.key)
     elements: dict[str, int] = {}
@@ -339,13 +317,13 @@ def _sized(call: Miss, sizes: Mapping[str, int]) -> SizedMiss:
             if str(old) in key:
                 key[key.index(str(old))] = str(value)
         if sizes == {a.name: a.value for a in problem.arguments if a.name in sizes}:
-            return SizedMiss(call, sizes)
+            return WarmedMiss(call, sizes)
         if problem.grid is not None:
             grids = infer_grids((({}, problem.grid),), problem.arguments, arguments)
         else:
             grids = infer_grids(call.grids, problem.arguments, arguments)
     except RebuildError as error:
-        return SizedMiss(call, sizes, str(error))
+        return WarmedMiss(call, sizes, str(error))
     fixed = grids[0][1] if problem.grid is not None else None
-    made = resized_problem(problem, arguments, key, fixed)
-    return SizedMiss(replace(call, problem=made, grids=() if fixed else grids), sizes, "", elements)
+    other = resized_problem(problem, arguments, key, fixed)
+    return WarmedMiss(replace(call, problem=other, grids=() if fixed else grids), sizes, elements=elements)

@@ -15,13 +15,10 @@ pytest.importorskip("triton")
 
 from benchmarks.inductor import tuning_time as tuning
 from benchmarks.inductor import whole_models as models
-from benchmarks.inductor.tuning_time import PinnedSurrogate
 from benchmarks.lib.inductor.compiled_models import model_of
 from benchmarks.lib.inductor.first_call import PARTS, FirstCall
 from benchmarks.lib.processes.compile_processes import RowFile
 from forecast_autotune.records import Candidate, Config
-from forecast_autotune.surrogates.protocol import Query
-from tests.integrations.inductor.test_parts import a_problem
 
 VENDOR = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")
 SMALL, LARGE = (Candidate(Config.of({"BLOCK_M": n}), "triton::mm") for n in (32, 128))
@@ -52,11 +49,6 @@ def test_arms_are_compared_by_the_times_taken_in_turns(tmp_path: Path) -> None:
     assert found["wide"]["template_time_over_default"] == pytest.approx(0.25)
     assert (found["problems"], found["oracles"], found["errors"]) == (1, 1, 0)
     assert "ours" not in found
-
-
-def test_a_pinned_candidate_comes_first() -> None:
-    found = PinnedSurrogate(LARGE).forecast(Query(a_problem(), [VENDOR, SMALL, LARGE]))
-    assert found.candidates[int(found.order()[0])] == LARGE
 
 
 ARM = """
@@ -144,13 +136,6 @@ def test_parts_that_were_measured_apart_make_one_report(
     (tmp_path / "2.json").write_text(json.dumps({**part, "environment": {**here, "torch": "1"}}))
     with pytest.raises(SystemExit, match="one environment"):
         models.main()
-
-
-def test_a_second_process_needs_a_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["whole_models", "--null", "--out", "unused.json", "--arms", "plain", "ours_again"]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit):
-        models.parse()
 
 
 def test_a_part_of_the_call_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
