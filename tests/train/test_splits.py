@@ -118,13 +118,6 @@ def test_leakage_is_found(known: Table) -> None:
     check_leakage(replace(fold, kind="shape"))
 
 
-def test_the_same_problem_is_leakage_everywhere() -> None:
-    table = numbered("a", 1)
-    for kind in KINDS:
-        with pytest.raises(LeakageError):
-            check_leakage(Fold("x", kind, (table,), (table,)))
-
-
 def test_shapes() -> None:
     tables = [numbered("a", 1), numbered("a", 2), numbered("b", 1), numbered("b", 2), numbered("lonely", 1)]
     first, second = make_folds(tables, "shape")
@@ -134,14 +127,6 @@ def test_shapes() -> None:
     assert labels(second.test) == {"a/2", "b/2"}
     for fold in make_folds(tables, "kernel"):
         assert fold.relatives(fold.test[0]) == []
-
-
-def test_devices() -> None:
-    tables = [numbered("a", 1, "one"), numbered("a", 1, "two"), numbered("b", 1, "two")]
-    made = {f.name: f for f in make_folds(tables, "device")}
-    assert [t.problem.device.name for t in made["one-cuda"].train] == ["two", "two"]
-    with pytest.raises(LeakageError, match="device"):
-        check_leakage(Fold("x", "device", (tables[1],), (tables[2],)))
 
 
 def test_one_group_cannot_be_left_out() -> None:

@@ -53,13 +53,6 @@ def test_assignments_are_named_once_each_in_order(candidates: list[Candidate]) -
     assert list(names) == list(dict.fromkeys(expected))
 
 
-def test_a_list_is_wrapped_once() -> None:
-    listed = CandidateList.of(REGULAR)
-    assert CandidateList.of(listed) is listed
-    assert list(listed) == REGULAR
-    assert [listed.row_of[c] for c in REGULAR] == list(range(len(REGULAR)))
-
-
 def test_among_finds_every_copy() -> None:
     once = CandidateList.of(REGULAR).mask_of({REGULAR[3], RAGGED[0]})
     assert np.flatnonzero(once).tolist() == [3]

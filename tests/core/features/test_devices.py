@@ -65,12 +65,6 @@ def test_what_the_driver_reports_replaces_the_datasheet() -> None:
     assert (found.multiprocessors, found.l2_bytes, found.shared_memory_bytes) == (12, 7, 5)
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB"])
-def test_a_device_of_the_measured_architecture_counts_as_measured(name: str) -> None:
-    assert is_measured_device(Device(name))
-    assert is_measured_device(Device(name, "cuda", "90"))
-
-
 @pytest.mark.parametrize(
     "model", ["mi300x", "mi355x", "rx 7900 xtx", "b200", "rtx 5090", "gpu max 1550", "a100"]
 )
@@ -125,7 +119,3 @@ def test_a_partition_has_its_share_of_the_rates_and_a_name_of_its_own() -> None:
     spec = device_spec(part)
     assert spec.memory_gb_s == pytest.approx(5300 / 8)
     assert spec.tensor_tflops == pytest.approx(1307 / 8)
-
-
-def test_a_variant_with_fewer_multiprocessors_is_no_partition() -> None:
-    assert device_spec(Device("NVIDIA H100 NVL", multiprocessors=114)).memory_gb_s == 3350

@@ -104,15 +104,6 @@ def test_stages_count_where_a_loop_holds_a_dot() -> None:
     assert [len(set(numbers(lambda row, k=kernel: known[k]))) for kernel in KERNELS] == [1, 1, 1, 1, 4]
 
 
-def test_without_ir_every_candidate_is_a_program_of_its_own() -> None:
-    assert numbers(lambda row: None) == [0, 1, 2, 3]
-    known = facts(straight)
-    listed = CandidateList.of(
-        [Candidate(Config.of({"B": b}, num_stages=s)) for b in (64, 128) for s in (2, 3)]
-    )
-    assert program_numbers(listed, lambda row: known if row == 2 else None).tolist() == [0, 1, 2, 2]
-
-
 def test_whatever_else_differs_makes_another_program() -> None:
     known = facts(straight)
     listed = CandidateList.of(

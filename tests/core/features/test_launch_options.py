@@ -66,14 +66,6 @@ def test_every_option_moves_a_candidate_apart(backend: str, name: str) -> None:
     assert (away[~np.eye(len(listed), dtype=bool)] > 0).all()
 
 
-def test_register_limits_lie_in_order_and_no_limit_beyond_the_largest() -> None:
-    listed = [candidate(maxnreg=n) for n in (64, 128, 255, None)]
-    points = ConfigEncoder.of(listed)(listed)[:, 0]
-    assert (np.diff(points) > 0).all()
-    assert points[1] - points[0] == pytest.approx(1.0)
-    assert points[3] - points[2] < 0.1
-
-
 def test_candidates_that_differ_in_the_compilers_options_share_a_trace() -> None:
     listed = [candidate(waves_per_eu=w, kpack=k) for w in (0, 2) for k in (1, 2)]
     assert {assignment_of(c) for c in listed} == {"BLOCK=128"}
@@ -98,17 +90,6 @@ def test_fewer_registers_than_the_accumulator_needs_cost_time() -> None:
     assert tight > 1.5 * free
     free, tight = priced("h200", candidate(), candidate(maxnreg=64)).total_ms
     assert tight > 1.5 * free
-
-
-def test_a_wave_of_64_threads_needs_half_the_registers_of_a_warp() -> None:
-    wave, warp = priced("mi300x", candidate(4)).registers[0], priced("a100", candidate(4)).registers[0]
-    assert wave - 24.0 == pytest.approx((warp - 24.0) / 2)
-
-
-def test_accumulators_in_tensor_memory_take_no_registers() -> None:
-    there, here = priced("b200", candidate(4)), priced("h200", candidate(4))
-    assert there.registers[0] <= here.registers[0] - 65536 / 4 / 128 + 1e-9
-    assert there.occupancy[0] <= 256 * 1024 / 65536
 
 
 def test_blocks_that_share_a_program_share_its_work_and_its_memory() -> None:

@@ -27,11 +27,6 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @triton.jit
-def relu(x):
-    return tl.maximum(x, 0.0)
-
-
-@triton.jit
 def copy(x, y, n, stride, bias, B: tl.constexpr, ACT: tl.constexpr = None, GAIN=2):
     o = tl.program_id(0) * B + tl.arange(0, B)
     v = tl.load(x + o * stride, mask=o < n)
@@ -104,22 +99,6 @@ def test_arguments_specialise_as_in_a_launch() -> None:
     assert "i64" in header(trace(copy, (x, y, 2**40, 32, x), {}, {"B": 512}))
 
 
-def test_positional_keyword_and_default_arguments_agree() -> None:
-    x, y = vector(), vector()
-    text = trace(copy, (x, y, 1000, 1, None), {}, {"B": 512})
-    named = {"n": 1000, "stride": 1, "bias": None, "GAIN": 2, "num_warps": 8, "num_stages": 4, "B": 64}
-    assert trace(copy, (x, y), named, {"B": 512}) == text  # the config wins over the call
-    assert trace(copy, (x, y), {**named, "GAIN": 5}, {"B": 512}) == text
-    assert trace(copy, (x, y), {**named, "GAIN": 1}, {"B": 512}) != text
-
-
-def test_functions_are_inlined() -> None:
-    x, y = vector(), vector()
-    text = trace(copy, (x, y, 1000, 1, None), {}, {"B": 512, "ACT": relu})
-    assert "tt.call" not in text
-    assert "arith.max" in text
-
-
 def test_heuristics_see_the_call_and_the_config() -> None:
     x = vector(4096, device="meta")
     arguments = [Argument("x", "tensor"), Argument("n", "scalar", value=1024)]
@@ -152,14 +131,6 @@ def rows(d, y, BM: tl.constexpr, BN: tl.constexpr):
     for start in range(0, d.shape[1], BN):
         total += tl.sum(d.load([tl.program_id(0) * BM, start]).to(tl.float32), 1)
     tl.store(y + tl.program_id(0) * BM + tl.arange(0, BM), total)
-
-
-def test_warps_and_stages_do_not_change_the_text() -> None:
-    x = vector()
-    texts = {
-        trace(loop, (x, 4096), {}, {"B": 64, "num_warps": w, "num_stages": s}) for w in (1, 8) for s in (1, 4)
-    }
-    assert len(texts) == 1
 
 
 def test_trace_many_yields_in_order_and_names_what_fails() -> None:

@@ -349,15 +349,6 @@ def test_scaled_dot_counts_packed_operands_unpacked() -> None:
     assert got.dot_input_bits == 4
 
 
-def test_batched_dot() -> None:
-    got = count(
-        "%r = tt.dot %a, %b, %c, inputPrecision = tf32 : "
-        "tensor<4x16x32xf32> * tensor<4x32x8xf32> -> tensor<4x16x8xf32>"
-    )
-    assert got.dot_flops == 2 * 4 * 16 * 8 * 32
-    assert got.dot_input_bits == 32
-
-
 def test_elementwise_map_counts_its_body() -> None:
     got = count(
         """

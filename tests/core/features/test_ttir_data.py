@@ -94,29 +94,6 @@ def test_the_rest_of_a_loaded_length_is_one_tile() -> None:
 
 
 @triton.jit
-def stream(x, y, tiles, steps, B: tl.constexpr, PROGRAMS: tl.constexpr):
-    o = tl.arange(0, B)
-    share = tl.cdiv(tiles * steps, PROGRAMS)
-    here = tl.program_id(0) * share
-    end = tl.minimum(here + share, tiles * steps)
-    while here < end:
-        total = tl.zeros((B,), tl.float32)
-        first = here % steps
-        last = tl.minimum(steps, first + end - here)
-        for step in range(first, last):
-            total += tl.load(x + (here // steps * steps + step) * B + o)
-        tl.atomic_add(y + here // steps * B + o, total)
-        here += last - first
-
-
-@pytest.mark.parametrize(("tiles", "steps", "programs"), [(64, 32, 128), (48, 32, 8), (80, 7, 16)])
-def test_a_stream_of_iterations_is_counted_whole(tiles: int, steps: int, programs: int) -> None:
-    got = measure(stream, (F32, F32, tiles, steps), {"B": 64, "PROGRAMS": programs}, (programs,))
-    assert got.load_ops * programs == pytest.approx(tiles * steps, rel=0.01)
-    assert got.unknown_trips == 0
-
-
-@triton.jit
 def in_rounds(x, sizes, y, groups, B: tl.constexpr, PROGRAMS: tl.constexpr):
     o = tl.arange(0, B)
     tile = tl.program_id(0)
@@ -133,23 +110,6 @@ def in_rounds(x, sizes, y, groups, B: tl.constexpr, PROGRAMS: tl.constexpr):
 def test_programs_that_go_on_where_a_round_ended_share_the_work(block: int, programs: int) -> None:
     got = measure(in_rounds, (F32, I32, F32, 6), {"B": block, "PROGRAMS": programs}, (programs,))
     assert got.store_ops == pytest.approx(6 * ASSUMED_EXTENT / block / programs, rel=0.1)
-
-
-@triton.jit
-def window(x, y, length, width, B: tl.constexpr):
-    o = tl.arange(0, B)
-    for row in range(0, length):
-        kept = tl.zeros((B,), tl.float32)
-        for step in range(tl.minimum(width, row), row):
-            kept += tl.load(x + step * B + o)
-        tl.store(y + row * B + o, kept)
-
-
-@pytest.mark.parametrize(("length", "width"), [(64, 32), (400, 300), (80, 10)])
-def test_inner_bounds_that_bend_take_the_mean_over_iterations(length: int, width: int) -> None:
-    got = measure(window, (F32, F32, length, width), {"B": 64}, (8,))
-    assert got.store_ops == length
-    assert got.load_ops == pytest.approx(sum(max(0, row - width) for row in range(length)), rel=0.12)
 
 
 @triton.jit

@@ -142,13 +142,6 @@ def test_tokens_of_a_page_complete_what_one_of_them_leaves() -> None:
     assert got(16, 2048) == 16 * 2048 * 32  # but not when a row of 4 KiB comes between
 
 
-def test_the_formula_charges_memory_for_sectors_in_parts() -> None:
-    tensors = ((F16, (4096, 128)), (I32, 4096), (F16, (256, 128, 16)))
-    alone, together = (read(paged, tensors, {"T": t, "D": 128, "PAGE": 16}) for t in (1, 16))
-    slow = costed(alone, (1 << 16,), 4).memory_ms[0] / (1 << 16)
-    assert slow > 2 * costed(together, (1 << 16,), 4).memory_ms[0] / (1 << 20)
-
-
 # --- atomic operations ---
 
 
@@ -244,11 +237,3 @@ def test_lanes_that_a_mask_switches_off_for_certain_are_told() -> None:
     assert share(64, 8, 1) == 1 - 0.25 * 0.5
     got = read(_copy, ((F32, 4096), (F32, 4096)), {"B": 64})
     assert got.inactive_bytes == 0
-
-
-def test_a_device_starts_so_many_programs_and_no_more() -> None:
-    got = read(_copy, ((F32, 1 << 25), (F32, 1 << 25)), {"B": 32}, (1 << 20,))
-    floor = (1 << 20) * CostConstants().program_ms
-    assert costed(got, (1 << 20,), 1).total_ms[0] >= floor
-    free = replace(CostConstants(), program_ms=0.0)
-    assert costed(got, (1 << 20,), 1, constants=free).total_ms[0] < floor

@@ -137,27 +137,6 @@ def test_causal_attention_counts_the_mean_program(bm: int, bn: int, n: int) -> N
 
 
 @triton.jit
-def softmax(x, y, n, B: tl.constexpr):
-    row = tl.program_id(0)
-    o = tl.arange(0, B)
-    v = tl.load(x + row * n + o, mask=o < n, other=-float("inf"))
-    e = tl.exp(v - tl.max(v, 0))
-    tl.store(y + row * n + o, e / tl.sum(e, 0), mask=o < n)
-
-
-def test_softmax() -> None:
-    got = measure(softmax, (single(64, 1000), single(64, 1000), 1000), {"B": 1024}, (64,))
-    assert (got.load_bytes, got.store_bytes) == (4096, 4096)
-    assert got.elementwise == 1024  # v - max
-    assert got.special == 2048  # exp, division
-    assert got.reduce_elements == 2048
-    assert (got.loop_depth, got.loop_trips) == (0, 1)
-    assert got.serial_chain == 3  # load, max, sum
-    assert got.mean_contiguous == 1024
-    assert got.largest_tile == 1024
-
-
-@triton.jit
 def layer_norm(x, y, w, b, n, eps, B: tl.constexpr):
     x += tl.program_id(0) * n
     y += tl.program_id(0) * n
@@ -197,48 +176,6 @@ def test_layer_norm_in_three_loops() -> None:
 
 
 @triton.jit
-def rms_norm(x, w, y, n, eps, B: tl.constexpr, ROWS: tl.constexpr):
-    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    o = tl.arange(0, B)
-    v = tl.load(x + r[:, None] * n + o[None, :]).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(v * v, 1) / n + eps)
-    tl.store(y + r[:, None] * n + o[None, :], v * scale[:, None] * tl.load(w + o)[None, :])
-
-
-def test_rms_norm_of_several_rows() -> None:
-    got = measure(
-        rms_norm, (half(64, 256), half(256), half(64, 256), 256, 1e-6), {"B": 256, "ROWS": 4}, (16,)
-    )
-    tile = 4 * 256
-    assert got.load_bytes == 2 * tile + 2 * 256
-    assert got.store_bytes == 2 * tile
-    # tile: cast in, square, two multiplications, cast out; w: one cast of a row; 4 rows: + eps
-    assert got.elementwise == 5 * tile + 256 + 4
-    assert got.special == 4 + 4  # division and rsqrt per row
-    assert got.masked_share == 0
-    # Rows follow each other without a gap when the stride is the width: the whole tile is one run.
-    expected = (2 * 2 * tile * tile + 2 * 256 * 256) / (2 * 2 * tile + 2 * 256)
-    assert got.mean_contiguous == pytest.approx(expected)
-
-
-@triton.jit
-def swiglu(a, b, c, n, B: tl.constexpr):
-    o = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    gate = tl.load(a + o, mask=o < n).to(tl.float32)
-    up = tl.load(b + o, mask=o < n)
-    tl.store(c + o, gate * tl.sigmoid(gate) * up, mask=o < n)
-
-
-def test_swiglu() -> None:
-    got = measure(swiglu, (half(4096), half(4096), half(4096), 4096), {"B": 1024}, (4,))
-    assert (got.load_bytes, got.store_bytes) == (4096, 2048)
-    assert got.special == 2 * 1024  # exp, division
-    # two casts in, negation, 1 + exp, two multiplications, cast out
-    assert got.elementwise == 7 * 1024
-    assert got.mean_contiguous == 1024
-
-
-@triton.jit
 def dequant(a, b, s, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
@@ -261,20 +198,6 @@ def test_weight_only_matmul_counts_bytes_at_their_width() -> None:
     assert got.pipelined_bytes == got.pipelined_dot_bytes + 4 * 64
     assert got.dot_input_bits == 16
     assert got.elementwise == 8 * (64 * 64 + 2 * 32 * 64)
-
-
-@triton.jit
-def cumulative(x, y, n, B: tl.constexpr):
-    o = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + o, tl.cumsum(tl.load(x + o), 0))
-
-
-def test_cumsum() -> None:
-    got = measure(cumulative, (single(4096), single(4096), 4096), {"B": 512}, (8,))
-    assert got.scan_elements == 512
-    assert got.elementwise == 0  # the scan's own addition is not elementwise work
-    assert got.reduce_elements == 0
-    assert got.serial_chain == 2
 
 
 @triton.jit
@@ -334,12 +257,6 @@ def test_branch_on_the_program_counts_by_share() -> None:
     got = measure(two_kinds, (single(8192), single(8192), 10, 6), {"B": 128}, (8,))
     assert got.load_ops == pytest.approx(0.75 + 0.25 * 10)
     assert got.special == pytest.approx(128 * 0.25 * 10)
-
-
-def test_unknown_grid_leaves_program_dependent_loops_unknown() -> None:
-    args = (*(half(1, 512, 64) for _ in range(4)), 512, 0.125)
-    text = trace(attention, args, {}, {"BM": 64, "BN": 32, "D": 64})
-    assert extract_facts(text, described(attention, args), None).unknown_trips == 1
 
 
 @triton.jit

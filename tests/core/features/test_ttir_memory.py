@@ -10,7 +10,7 @@ from forecast_autotune.features.cost import CostBreakdown, FactColumns, costs
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS
-from forecast_autotune.features.ttir.extraction import ASSUMED_EXTENT, TtirFacts, extract_facts
+from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
 from forecast_autotune.records import Argument, Config, Device
 
 torch = pytest.importorskip("torch")
@@ -38,12 +38,6 @@ def copy(x, y, N, B: tl.constexpr):
 def copy_of_any_length(x, y, N, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(y + i, tl.load(x + i, mask=i < N), mask=i < N)
-
-
-@triton.jit
-def moved(x, y, by, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + i + by))
 
 
 @triton.jit
@@ -76,16 +70,6 @@ def in_steps(x, y, N, B: tl.constexpr):
     at, total = x + tl.program_id(0) * N, tl.zeros((B,), tl.float32)
     for start in range(0, N, B):
         total += tl.load(at + start + o)
-    tl.store(y + tl.program_id(0) * B + o, total)
-
-
-@triton.jit
-def by_pointer(x, y, N, B: tl.constexpr, STEP: tl.constexpr):
-    o = tl.arange(0, B)
-    at, total = x + o, tl.zeros((B,), tl.float32)
-    for _ in range(0, N):
-        total += tl.load(at)
-        at += STEP
     tl.store(y + tl.program_id(0) * B + o, total)
 
 
@@ -125,13 +109,6 @@ def test_a_text_that_tells_of_no_parameter_is_read_by_the_values() -> None:
     assert (asked(even, 1), asked(odd, 1)) == ((8, 32), (64, 64 * 4))
 
 
-def test_loads_beside_an_aligned_store_take_its_layout() -> None:
-    got = read(moved, ((F16, 65536), (F16, 65536), 7), {"B": 1024})
-    assert asked(got, 1) == (32 + 4, 32 * 4 + 16)
-    even = read(moved, ((F16, 65536), (F16, 65536), 32), {"B": 1024})
-    assert asked(even, 1) == (8, 32)
-
-
 def test_strided_loads_touch_more_lines_the_more_a_thread_holds() -> None:
     got = read(apart, ((F32, 65536), (F32, 65536)), {"B": 1024})
     store = {warps: (8.0 if warps <= 8 else 16.0 if warps == 16 else 32.0) for warps in COUNTED_WARPS}
@@ -145,12 +122,6 @@ def test_steps_of_a_loop_keep_what_they_are_multiples_of(length: int, vector: in
     got = read(in_steps, ((F32, 1 << 20), (F32, 65536), length), {"B": 256})
     trips = -(-length // 256)
     assert asked(got, 1)[0] == pytest.approx(trips * 8 / vector + 2)
-
-
-@pytest.mark.parametrize(("step", "vector"), [(64, 4), (2, 2), (3, 1)])
-def test_pointers_that_grow_are_as_even_as_what_they_grow_by(step: int, vector: int) -> None:
-    got = read(by_pointer, ((F32, 1 << 20), (F32, 65536), 10), {"B": 256, "STEP": step})
-    assert asked(got, 1)[0] == pytest.approx(10 * 8 / vector + 2)
 
 
 def test_gathered_elements_have_a_line_each() -> None:
@@ -188,8 +159,3 @@ def test_offsets_share_the_rows_of_the_longest_tensor_evenly() -> None:
     assert (parts.loop_trips, parts.unknown_trips) == (512 / 128, 1)
     rows = read(longest_of, ((F32, 32768), (I32, 1025), (F32, 1024)), {"R": 16, "B": 8})
     assert rows.loop_trips == 32 / 8
-
-
-def test_offsets_of_which_nothing_is_known_have_the_usual_extent() -> None:
-    alone = read(between, ((F32, 16), (I32, 65), (F32, 16)), {"B": 128})
-    assert alone.loop_trips == ASSUMED_EXTENT / 128

@@ -207,14 +207,6 @@ def cost(read: TtirFacts, config: Config) -> float:
     return float(costs(FactColumns.of([read]), [(1024,)], [config], H200).dot_ms[0])
 
 
-def test_turning_operands_costs_warp_group_products_only() -> None:
-    across = read(product, dict.fromkeys("abc", torch.float32), TILE)
-    along = read(rows_by_rows, dict.fromkeys("abc", torch.float32), TILE)
-    four, two = Config(num_warps=4), Config(num_warps=2)
-    assert cost(across, four) > 1.5 * cost(along, four)
-    assert cost(across, two) == cost(along, two)
-
-
 def test_a_lookup_does_not_read_its_whole_table() -> None:
     found = replace(read(product, dict.fromkeys("abc", torch.float16), TILE), unknown_trips=0)
     table, grids, configs = FactColumns.of([found]), [(4,)], [Config(num_warps=4)]

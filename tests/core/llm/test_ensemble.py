@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration, ModelLatency
 from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.llm.prompt import FORECAST_VERSION
-from forecast_autotune.policy import RiskBounded
-from forecast_autotune.records import Candidate, Config, LLMConsultation
+from forecast_autotune.records import LLMConsultation
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.blend import (
     PRIOR_LOG_ODDS,
@@ -71,12 +69,6 @@ def test_its_opinion_moves_the_forecast_by_the_calibrated_weight() -> None:
     assert set(sizes[np.argsort(high)[:5]]) == {64}
 
 
-def test_where_both_agree_nothing_moves() -> None:
-    query = query_of(TABLE, 8)
-    equalled = ensemble(Said(same)).forecast(query)
-    np.testing.assert_allclose(equalled.mean, plain(query).mean, atol=1e-9)
-
-
 def test_disagreement_widens_the_forecast() -> None:
     """So that the clock decides, and not the louder of the two."""
     gently = Said(lambda s: BINS.soft_targets(0.1 * np.log2(block(s) / 16), 0.15)[0])
@@ -99,25 +91,6 @@ def test_measurements_correct_a_model_that_is_wrong() -> None:
     right = ensemble(Said(favours(BEST))).forecast(known)
     assert right.consultation is not None
     assert right.consultation.weight > later.consultation.weight
-
-
-def test_a_good_model_finds_it_with_fewer_measurements() -> None:
-    def tuned(surrogate: Any) -> float:
-        # In rounds, so that the later of few measurements learn from the earlier ones.
-        decision = decide(
-            Store(None),
-            Bench(TABLE),
-            table=TABLE,
-            surrogate=surrogate,
-            policy=RiskBounded(),
-            max_measurements=4,
-        )
-        assert decision.median_ms is not None
-        return decision.median_ms / min(m.ms for m in TABLE.measurements if m.ok) - 1
-
-    alone = tuned(DefaultSurrogate(AnalyticSurrogate()))
-    good = tuned(ensemble(Said(favours(BEST)), calibrated(0.9, 0.1)))
-    assert good < 0.05 < alone
 
 
 def test_draws_come_from_one_belief_or_the_other_as_a_whole() -> None:
@@ -333,19 +306,6 @@ def test_a_decision_says_and_records_what_the_model_did() -> None:
         assert math.isfinite(note["learned_log2_ms"])
 
 
-def test_a_decision_with_a_broken_model_is_the_plain_one_and_says_so() -> None:
-    alone = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=DefaultSurrogate(AnalyticSurrogate()))
-    with pytest.warns(UserWarning, match="broken pipe"):
-        broken = decide(
-            Store(None),
-            Bench(TABLE),
-            table=TABLE,
-            surrogate=ensemble(Said(same, error=LLMError("broken pipe"))),
-        )
-    assert (broken.chosen, broken.measured) == (alone.chosen, alone.measured)
-    assert "without said: it failed: broken pipe" in broken.reason
-
-
 def test_a_decision_without_a_clock_waits_for_the_model() -> None:
     said = Said(favours(64), cold=True)
     made = ensemble(said, patient=False, gate=lambda s: GateDecision(s.once, 9.0, 9.0, "once"))
@@ -353,9 +313,3 @@ def test_a_decision_without_a_clock_waits_for_the_model() -> None:
     assert dict(decision.chosen.config.kwargs)["BLOCK"] == 64
     assert decision.cost.llm_tokens > 100
     assert "said at weight" in decision.reason
-
-
-def test_two_candidates_of_one_name_do_no_harm() -> None:
-    twice = [*TABLE.by_candidate(), Candidate(Config.of({"BLOCK": 16}, num_warps=1))]
-    found = ensemble(Said(favours(64))).forecast(replace(query_of(TABLE), candidates=twice))
-    assert len(found) == 36

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -98,17 +97,6 @@ def test_questions_do_not_pile_up_behind_a_model_that_loads(held: threading.Even
         time.sleep(0.05)
         again = made.forecast(query_of(TABLE))
     assert len(said.questions) <= 2
-
-
-def test_an_answer_that_comes_too_late_changes_nothing(held: threading.Event) -> None:
-    made = ensemble(Said(favours(64), hold=held), patient=True, timeout_s=0.05)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made.forecast(growing([]))
-        held.set()
-        time.sleep(0.2)
-        rows = TABLE.measurements[:3]
-        equal(made.forecast(growing(rows)), plain(growing(rows)))
 
 
 def test_where_nothing_will_be_measured_the_answer_is_waited_for() -> None:

@@ -14,7 +14,6 @@ from forecast_autotune.llm.gate import (
     GateInputs,
     decide_asking,
     expected_measurements,
-    expected_measuring_s,
 )
 from forecast_autotune.policy import RiskBounded
 
@@ -49,16 +48,6 @@ def test_six_configs_never_are(situation: GateInputs) -> None:
 def test_a_model_that_saves_nothing_is_never_asked(situation: GateInputs) -> None:
     for once in (False, True):
         assert not decide_asking(replace(situation, saved=0.0, once=once)).ask
-
-
-def test_a_slow_model_is_not_asked_however_skilled() -> None:
-    on_a_cpu = replace(SKILLED, per_token_s=2e-3, saved=1.0)
-    assert not decide_asking(on_a_cpu).ask
-    assert "saves about" in decide_asking(on_a_cpu).reason
-
-
-def test_what_compiles_at_once_is_not_worth_a_call() -> None:
-    assert not decide_asking(replace(SKILLED, compile_s=0.0, saved=0.02)).ask
 
 
 def test_a_cold_model_is_asked_but_not_waited_for() -> None:
@@ -101,14 +90,6 @@ def test_measurements_follow_the_default_policy(n: int) -> None:
         <= max(policy.floor, policy.share * policy.many * (max(n, 100) / 100) ** 0.25) + 1e-9
     )
     assert expected_measurements(n + 1) >= expected_measurements(n)
-
-
-def test_more_workers_make_measuring_cheaper() -> None:
-    assert (
-        expected_measuring_s(replace(SKILLED, workers=64))
-        < expected_measuring_s(SKILLED)
-        < expected_measuring_s(replace(SKILLED, workers=1))
-    )
 
 
 def test_the_expected_saving_is_weighed_against_the_latency_that_was_measured() -> None:

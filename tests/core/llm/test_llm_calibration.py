@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.llm.bins import BINS, Bins
+from forecast_autotune.llm.bins import Bins
 from forecast_autotune.llm.calibration import (
     BlendWeight,
     CalibrationScope,
@@ -121,25 +120,6 @@ def test_a_file_of_schema_1_is_read_with_its_pooled_weight(tmp_path: Path) -> No
     }
     (tmp_path / "c.json").write_text(json.dumps(data))
     assert read(tmp_path / "c.json") == FULL
-
-
-def test_temperature_one_changes_nothing_and_a_high_one_flattens() -> None:
-    p = BINS.soft_targets([0.0, 0.7], 0.2)
-    np.testing.assert_allclose(LLMCalibration("m").temperature_scaled(p), p, atol=1e-9)
-    flat = replace(FULL, temperature=100.0).temperature_scaled(p)
-    assert np.ptp(flat, axis=1).max() < 0.05
-    np.testing.assert_allclose(flat.sum(axis=1), 1.0)
-
-
-def test_rows_that_say_nothing_keep_saying_nothing() -> None:
-    assert FULL.temperature_scaled(np.zeros((2, 16))).sum() == 0.0
-    assert FULL.trust(np.zeros((2, 16)), np.ones(2)).sum() == 0.0
-
-
-@pytest.mark.parametrize("mass", [0.01, math.nan])
-def test_an_answer_without_mass_is_not_trusted(mass: float) -> None:
-    assert FULL.trust(BINS.soft_targets([0.0], 0.2), np.array([mass])) == 0.0
-    assert FULL.trust(BINS.soft_targets([0.0], 0.2), np.array([0.06])) > 0.0
 
 
 def test_a_monotone_correction_goes_on_beyond_its_ends() -> None:

@@ -15,7 +15,6 @@ from forecast_autotune.llm.calibration import LLMCalibration, MonotoneCurve
 from forecast_autotune.records import Device, Kernel
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.surrogate import (
-    SILENT_SD,
     LLMForecasts,
     LLMSurrogate,
     annotation_of,
@@ -53,25 +52,10 @@ def test_a_temperature_widens_without_reordering() -> None:
     assert np.corrcoef(warm.log2_ms, plain.log2_ms)[0, 1] > 0.95
 
 
-def test_vague_answers_are_trusted_less_than_sure_ones() -> None:
-    vague, sure = consult(LLMSurrogate(Said(favours(64, 1.0)))), consult(LLMSurrogate(Said(favours(64, 0.1))))
-    assert vague.trust.max() < 0.5 < sure.trust.min()
-
-
 def test_an_answer_that_gives_the_labels_no_mass_is_none() -> None:
     cal = calibrated()
     assert consult(LLMSurrogate(Said(favours(64), mass=0.11), cal)).usable
     assert not consult(LLMSurrogate(Said(favours(64), mass=0.09), cal)).usable
-
-
-def test_missing_rows_are_silent_and_the_others_are_not() -> None:
-    """A row of zeros is an abstention: it defers, and no other row suffers for it."""
-    half = Said(lambda s: nothing(s) if "BLOCK=64 " in s else favours(128)(s))
-    said = consult(LLMSurrogate(half))
-    gone = np.array(["BLOCK=64 " in f"{c.config} " for c in TABLE.by_candidate()])
-    assert (said.trust[gone] == 0).all()
-    assert (said.trust[~gone] > 0).all()
-    assert said.sd[gone].min() == SILENT_SD > said.sd[~gone].max()
 
 
 @pytest.mark.parametrize(
@@ -94,10 +78,6 @@ def test_what_lies_outside_of_the_calibration_is_not_believed(change: dict[str, 
     assert not said.usable
     assert any(doubt in d for d in said.doubts)
     assert model.consult(query, base.prior(query)).usable
-
-
-def test_a_model_that_cannot_tell_candidates_apart_forecasts_them_alike() -> None:
-    assert np.ptp(consult(LLMSurrogate(Said(same))).log2_ms) == 0.0
 
 
 @pytest.mark.parametrize(

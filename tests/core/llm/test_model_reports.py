@@ -67,12 +67,6 @@ def test_a_calibration_has_a_section_on_the_model(root: Path, capsys: pytest.Cap
     assert f"its forecasts of {record['forecasts']} measured candidates were off by" in shown
 
 
-def test_without_a_model_there_is_no_section(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    decided(root, PLAIN)
-    assert main(["show", "--calibration"]) == 0
-    assert "language model" not in capsys.readouterr().out
-
-
 def test_a_stored_decision_says_that_it_was_made_before(root: Path) -> None:
     """Whatever a model said then: nobody is asked now."""
     first = decided(root, ensemble(Said(favours(64))))

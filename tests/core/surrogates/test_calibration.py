@@ -24,7 +24,6 @@ from forecast_autotune.surrogates.calibration import (
     FAR,
     FEW,
     GROUPS,
-    IDENTITY_CURVE,
     INFORMED,
     LONG_LIST,
     OWN_MEASUREMENT_BOUNDS,
@@ -148,10 +147,6 @@ def test_a_group_without_data_is_less_sure_than_any_with() -> None:
     assert SurrogateCalibration().group(UNKNOWN) == CalibrationGroup()
 
 
-def test_classes_of_own_measurements() -> None:
-    assert [measurement_class(n) for n in (0, 1, 3, 4, 8, 9, 500)] == [0, 1, 1, 2, 2, 3, 3]
-
-
 # --- the file ---
 
 
@@ -247,27 +242,6 @@ def test_doubt_grows_without_ir_and_on_an_unknown_device(own: int) -> None:
     assert wide[0] < wide[1]
 
 
-@pytest.mark.slow
-def test_a_decision_on_an_unknown_device_states_more_risk_and_measures_no_less() -> None:
-    kernels = ("matmul_kernel", "add_rms_norm", "attention_fwd")
-    known = [t for t in load(recorded()) if t.problem.kernel.name in kernels]
-    views = {
-        "known": known,
-        "unknown": [Table(replace(t.problem, device=STRANGE), t.measurements) for t in known],
-        "bare": [Table(replace(t.problem, ttir={}), t.measurements) for t in known],
-    }
-    found = {
-        name: replay(tables, surrogate=AnalyticSurrogate(), policy=lambda _: None, settings=Settings()).rows
-        for name, tables in views.items()
-    }
-    risk = {name: np.mean([r.stated_risk for r in rows]) for name, rows in found.items()}
-    share = {name: np.mean([r.measured / r.candidates for r in rows]) for name, rows in found.items()}
-    for worse in ("unknown", "bare"):
-        assert risk[worse] > 1.5 * risk["known"]
-        # Never fewer; more where the policy's cap on the share does not bind already.
-        assert share[worse] >= share["known"]
-
-
 def test_a_forecast_alone_is_never_sure_on_an_unknown_device() -> None:
     table = next(t for t in load(recorded()) if t.problem.kernel.name == "matmul_kernel")
     strange = Table(replace(table.problem, device=STRANGE), table.measurements)
@@ -321,11 +295,3 @@ def test_an_interval_has_a_level_between_zero_and_one(level: float) -> None:
     forecasts = AnalyticSurrogate().forecast(query_of(example_table()))
     with pytest.raises(ValueError, match="between 0 and 1"):
         forecasts.interval(level)
-
-
-def test_without_calibration_nothing_changes() -> None:
-    forecasts = AnalyticSurrogate().forecast(query_of(example_table(), 3)).uncalibrated()
-    plain = SurrogateCalibration().apply_to(forecasts, INFORMED, 3)
-    np.testing.assert_allclose(plain.p_within(0.05), forecasts.p_within(0.05))
-    assert plain[0].quantiles == forecasts[0].quantiles
-    assert IDENTITY_CURVE(0.3) == plain.calibrate_risk(0.3) == pytest.approx(0.3)

@@ -6,7 +6,6 @@ import itertools
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.policy import TuningState, stated_risk
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN
-from forecast_autotune.surrogates.pooled import PooledSurrogate, average_log_odds, pool_group
+from forecast_autotune.surrogates.pooled import PooledSurrogate, pool_group
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.testing import SurrogateContract
 
@@ -89,23 +88,6 @@ def test_measurements_here_outweigh_relatives_that_are_wrong() -> None:
     assert forecasts.mean[near(9)] < forecasts.mean[near(4)]
 
 
-def test_what_was_measured_is_known() -> None:
-    here = rows(problem(), curve(4), scale_ms=8.0)
-    forecasts = PooledSurrogate().forecast(asked(AGREED[:1], here[:20]))
-    expected = 3.0 + np.array(curve(4))
-    np.testing.assert_allclose(forecasts.mean[:20], expected[:20], atol=0.1)
-    assert forecasts.sd[:20].max() < np.median(forecasts.sd[20:])
-    # The level of this device is learnt from the first that ran.
-    np.testing.assert_allclose(forecasts.mean[20:], expected[20:], atol=0.5)
-
-
-def test_relatives_that_disagree_leave_more_doubt() -> None:
-    here = rows(problem(), curve(4))[:4]
-    odd = [relative("GPU 1", curve(4)), relative("GPU 2", curve(9)), relative("GPU 3", curve(1))]
-    sure, unsure = (PooledSurrogate().forecast(asked(r, here)) for r in (AGREED, odd))
-    assert np.median(unsure.sd[4:]) > 2 * np.median(sure.sd[4:])
-
-
 def test_failures_elsewhere_and_here_are_expected() -> None:
     broken: list[float | None] = [None if i >= 40 else x for i, x in enumerate(curve(4))]
     forecasts = PooledSurrogate().forecast(asked([relative("GPU 1", broken), relative("GPU 2", broken)]))
@@ -132,12 +114,6 @@ def test_the_stated_risk_heeds_how_the_relatives_fared() -> None:
         assert stated_risk(state, pending, drawn) == pytest.approx(forecasts.weigh_risk(0.5))
 
 
-def test_averaged_log_odds() -> None:
-    assert average_log_odds(0.5, 0.5) == pytest.approx(0.5)
-    assert average_log_odds(0.9, 0.1) == pytest.approx(0.5)
-    assert 0.0 < average_log_odds(0.0, 0.0) < 0.01 < average_log_odds(0.0, 0.5) < 0.5
-
-
 def test_relatives_that_nothing_checks_are_calibrated_apart() -> None:
     assert [pool_group(n) for n in (0, 1, 2, 7)] == [UNKNOWN, UNINFORMED, INFORMED, INFORMED]
 
@@ -145,14 +121,6 @@ def test_relatives_that_nothing_checks_are_calibrated_apart() -> None:
 def same(a: Forecasts, b: Forecasts) -> bool:
     drawn = [f.samples(np.arange(len(f)), 8) for f in (a, b)]
     return bool((a.mean == b.mean).all() and (a.sd == b.sd).all() and (drawn[0] == drawn[1]).all())
-
-
-def test_one_problem_leaves_nothing_behind_for_the_next() -> None:
-    used, other = PooledSurrogate(), [relative(f"GPU {i}", curve(9)) for i in (1, 2, 3)]
-    for query in (asked(), asked(other), asked(device="GPU 8"), asked(AGREED[:1]), asked()):
-        assert same(used.forecast(query), PooledSurrogate().forecast(query))
-    # Equal records that are not the same objects, too.
-    assert same(used.forecast(asked([replace(r) for r in AGREED])), used.forecast(asked()))
 
 
 def test_a_relative_that_grows_is_read_again() -> None:

@@ -18,7 +18,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Problem, RiskVerdict
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.calibration import KNOTS, CalibrationCurve, CorrectedRisk, fit_correction
+from forecast_autotune.surrogates.calibration import KNOTS, CorrectedRisk, fit_correction
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from tests.core.captured_output import Capture
 from tests.core.store.stored import A100, H200, decided, problem
@@ -53,10 +53,6 @@ def other_table() -> Table:
 
 
 # --- the correction ---
-
-
-def test_without_verdicts_there_is_no_correction() -> None:
-    assert fit_correction([]) is None
 
 
 def test_it_moves_towards_what_was_seen_and_sooner_up_than_down() -> None:
@@ -142,15 +138,6 @@ def test_a_second_exhaustive_tuning_refutes_a_wrong_decision() -> None:
     assert store.verdicts(TABLE.problem) == [found]
 
 
-def test_a_right_decision_is_confirmed() -> None:
-    store = Store(None)
-    first = decide(store, Bench(TABLE), surrogate=cocksure(True))
-    assert first.chosen == BEST
-    second = decide(store, Bench(TABLE), surrogate=cocksure(True), mode="exhaustive")
-    (found,) = second.verdicts
-    assert (found.beaten, found.share) == (False, 1.0)
-
-
 def test_an_audit_is_a_verdict_on_the_plan_that_accepted() -> None:
     store = Store(None)
     decision = decide(store, Bench(TABLE), surrogate=cocksure(True), audit=0.5)
@@ -191,16 +178,6 @@ def test_experience_raises_the_next_stated_risk_on_this_device_only() -> None:
     )
 
     assert risk(burnt(problem(device=A100)), cocksure(False)).stated_risk == before.stated_risk
-
-
-def test_experience_makes_it_measure_more() -> None:
-    store = Store(None)
-    bad = (verdict(0.0, True),) * 16
-    store.put_decision(TABLE.problem, replace(decided(TABLE.problem), verdicts=bad))
-    table = other_table()
-    burnt = decide(store, Bench(table), surrogate=cocksure(False), table=table)
-    naive = decide(Store(None), Bench(table), surrogate=cocksure(False), table=table)
-    assert burnt.measured > naive.measured == 3
 
 
 def test_a_stored_decision_asks_for_no_experience() -> None:
@@ -317,9 +294,3 @@ def test_show_calibration(root: Path, capsys: Capture) -> None:
     assert "90 % interval" in shown
     assert main(["show", "--calibration", "--kernel", "no such", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"] == 0
-
-
-def test_a_correction_is_a_curve_like_any_other() -> None:
-    curve = fit_correction([verdict(0.2, True)])
-    assert isinstance(curve, CalibrationCurve)
-    assert CorrectedRisk(lambda share: 0.5 * share, curve)(0.4) == curve(0.2)

@@ -25,7 +25,7 @@ from forecast_autotune.records import (
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.formula import AnalyticSurrogate, problem_distance
 from forecast_autotune.surrogates.prior import Prior
-from forecast_autotune.surrogates.protocol import QUANTILE_LEVELS, Forecasts, Query, Relative
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.testing import example_table, query_of
 from forecast_autotune.tuning.loop import uninformative_forecasts, validate_forecasts
 
@@ -35,32 +35,6 @@ NAMES = [Candidate(Config.of({"N": n})) for n in range(4)]
 def made(mean: list[float], sd: float = 0.1, p_fail: float = 0.0) -> Forecasts:
     n = len(mean)
     return Forecasts(NAMES[:n], np.array(mean), np.full(n, sd), np.full(n, p_fail))
-
-
-def test_a_forecast_has_the_quantiles_of_its_normal() -> None:
-    one = made([3.0], sd=0.5, p_fail=0.25)[0]
-    assert (one.candidate, one.point, one.p_fail) == (NAMES[0], 3.0, 0.25)
-    assert one.spread == pytest.approx(0.5)
-    assert len(one.quantiles) == len(QUANTILE_LEVELS)
-    assert list(one.quantiles) == sorted(one.quantiles)
-    drawn = made([3.0], sd=0.5).samples(np.array([0]), 20_000, 7)
-    for level, quantile in zip(QUANTILE_LEVELS, one.quantiles, strict=True):
-        assert (drawn < quantile).mean() == pytest.approx(level, abs=0.02)
-
-
-def test_order_charges_failures() -> None:
-    forecasts = made([1.0, 0.0, 2.0])
-    assert list(forecasts.order()) == [1, 0, 2]
-    forecasts.p_fail[1] = 1.0
-    assert list(forecasts.order()) == [0, 2, 1]
-
-
-def test_p_within_is_certain_where_the_forecasts_are() -> None:
-    forecasts = made([0.0, 0.01, 5.0], sd=1e-6)
-    np.testing.assert_array_equal(forecasts.p_within(0.02), [1.0, 1.0, 0.0])
-    np.testing.assert_array_equal(forecasts.p_within(0.0), [1.0, 0.0, 0.0])
-    forecasts.p_fail[0] = 1.0
-    np.testing.assert_array_equal(forecasts.p_within(0.0), [0.0, 1.0, 0.0])
 
 
 def test_outcomes_are_drawn_once_for_the_same_question() -> None:
@@ -98,11 +72,6 @@ def test_flat_forecasts_prefer_nobody() -> None:
 def test_answers_no_decision_can_be_built_on(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RecordError, match=message):
         validate_forecasts(replace(made([0.0] * 4), **change), NAMES)
-
-
-def test_plain_lists_will_do() -> None:
-    listed: Any = {"mean": [0.0] * 4, "sd": [1.0] * 4, "p_fail": [0] * 4}
-    assert validate_forecasts(Forecasts(NAMES, **listed), NAMES).p_within(0.1).shape == (4,)
 
 
 # --- the shipped surrogate ---

@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_autotune.records import Measurement, Outcome, Problem
+from forecast_autotune.records import Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_train.evaluation.methods import (
     MedianConfigBaseline,
     NearestProblemBaseline,
-    RandomOrder,
     methods,
     methods_by_name,
 )
@@ -50,24 +49,11 @@ class TestNearest(SurrogateContract):
         return methods["nearest"]([other_shape()])
 
 
-@pytest.mark.parametrize("name", list(methods))
-def test_every_method_can_be_fitted_on_nothing(name: str) -> None:
-    forecasts = methods[name]([]).forecast(query_of(example_table()))
-    assert np.isfinite(forecasts.mean).all()
-
-
 def test_first_keeps_the_order_given_also_when_it_is_told_the_truth() -> None:
     table = example_table()
     forecasts = methods["first"]([]).forecast(query_of(table, 4))
     order = [i for i in forecasts.order() if i >= 4]
     assert order == sorted(order)
-
-
-def test_random_depends_on_the_seed_and_on_the_problem() -> None:
-    here, there = query_of(example_table()), query_of(other_shape())
-    orders = [tuple(RandomOrder(seed).forecast(q).order()) for seed, q in ((0, here), (1, here), (0, there))]
-    assert len(set(orders)) == 3
-    assert tuple(methods["random"]([]).forecast(here).order()) == orders[0]
 
 
 def test_median_config_averages_the_slowdowns_at_other_shapes() -> None:
@@ -98,14 +84,6 @@ def test_nearest_copies_the_nearest_shape_and_never_the_problem_itself() -> None
     assert (forecasts.p_fail[failed] > 0.5).all()
     alone = NearestProblemBaseline([table]).forecast(query_of(table))
     assert (alone.mean == alone.mean[0]).all()
-
-
-def test_a_failure_is_not_forecast_to_run() -> None:
-    table = example_table()
-    failed = Measurement(table.problem.id, table.measurements[0].candidate, Outcome.COMPILE_ERROR)
-    for name in methods:
-        forecasts = methods[name]([]).forecast(replace(query_of(table), measured=[failed]))
-        assert forecasts.p_fail[0] == 1.0, name
 
 
 def test_unknown_methods_are_named() -> None:

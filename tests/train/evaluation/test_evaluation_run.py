@@ -20,7 +20,6 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation import evaluate, methods, summarize
-from forecast_train.evaluation.judging import BUDGETS, EvaluationRow
 from forecast_train.evaluation.run import MixedResults
 from forecast_train.evaluation.summary import HEADLINE_FIGURES
 
@@ -89,16 +88,6 @@ def test_stated_intervals_are_the_calibrated_ones(tables: list[Table]) -> None:
         assert row.coverage == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_the_first_method_measures_in_the_order_given(tables: list[Table]) -> None:
-    (row, _) = evaluate(tables, methods=["first"], seeds=1).rows
-    times = 2.0 ** np.array(tables[0].log2_ms())
-    regrets = np.fmin.accumulate(times) / np.nanmin(times) - 1
-    for name, (least, share) in BUDGETS.items():
-        count = max(least, math.ceil(share * row.candidates))
-        assert row.adaptive[name] == row.static[name] == pytest.approx(regrets[count - 1])
-    assert row.coverage is None  # an order is no distribution
-
-
 def test_nothing_of_the_test_side_reaches_a_fit(tables: list[Table]) -> None:
     seen: list[set[str]] = []
 
@@ -152,12 +141,6 @@ def test_a_damaged_file_is_named(tables: list[Table], tmp_path: Path) -> None:
         victim.write_text(text)
         with pytest.raises(RecordError, match="delete the file"):
             evaluate(tables, methods=["random"], seeds=1, out=tmp_path)
-
-
-def test_rows_survive_json(tables: list[Table]) -> None:
-    for row in evaluate(tables, methods=["formula", "first"], seeds=1).rows:
-        again = EvaluationRow.from_json(json.loads(json.dumps(row.to_json())))
-        assert again.to_json() == row.to_json()
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
@@ -19,7 +18,6 @@ from forecast_autotune.llm.prompt import ProblemDescription, ReferenceTime, fore
 from forecast_autotune.records import digest
 from forecast_autotune.records.table import Table
 
-Array = npt.NDArray[np.float64]
 OracleBehaviour = Literal["honest", "liar", "blind"]
 """What is said: the truth with errors; the truth mirrored, so that the fastest sounds slowest; the same
 distribution for every candidate."""

@@ -12,7 +12,6 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir.extraction import assignment_of
-from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration, ModelLatency
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
@@ -164,28 +163,6 @@ def evidence(
         centred = [v - weight @ v for v in (believed, error, gap)]
         found.append(StackingEvidence(f"f{number % families}", *centred, weight))
     return found
-
-
-def test_a_small_true_skill_is_a_small_weight_and_a_large_one_a_large() -> None:
-    """The best weight of a model that knows a share s of the error, and errs by as much itself, is s / (s² + 1)."""
-    (small, little), (large, much) = (fit_weight(e) for e in (evidence(0.12), evidence(1.0, noise=0.2)))
-    assert 0.03 < small.mean < 0.25
-    assert large.mean > 0.8
-    assert much > 10 * little > 0.0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_useless_model_gets_next_to_nothing(seed: int) -> None:
-    assert fit_weight(evidence(0.0, seed=seed))[0].mean < 0.03
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_hostile_model_gets_nothing(seed: int) -> None:
-    assert fit_weight(evidence(-0.8, seed=seed)) == (BlendWeight(), 0.0)
-
-
-def test_one_that_says_the_same_of_every_candidate_has_no_news() -> None:
-    assert fit_weight([replace(e, gap=-e.believed) for e in evidence(0.0)])[0] == BlendWeight()
 
 
 def test_what_gains_no_more_than_rounding_is_not_followed() -> None:
@@ -415,9 +392,3 @@ def test_damaged_notes_are_passed_over(tables: list[Table], honest: list[ModelAn
             spoil(note)
         rows.append(replace(m, extra={**m.extra, "forecast": note}))
     assert len(stored_answers([Table(stored.problem, rows)], honest[0].model)[0].rows) == len(whole.rows) - 1
-
-
-def test_bins_of_the_oracle_are_those_of_the_table(tables: list[Table]) -> None:
-    h = heard(tables[:6], error=0.02)[0]
-    ran = np.isfinite(h.ratios)
-    assert (h.stated[ran].argmax(axis=1) == BINS.index(h.ratios[ran])).mean() > 0.7

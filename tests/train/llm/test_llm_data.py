@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.llm.bins import BINS, Bins
+from forecast_autotune.llm.bins import BINS
 from forecast_autotune.records import Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -72,26 +72,11 @@ def test_what_the_prompt_tells_is_not_asked(made: list[Example]) -> None:
         assert not own & {a.config for a in e.candidates}
 
 
-def test_every_prompt_speaks_of_the_bins_that_label(made: list[Example]) -> None:
-    for e in made:
-        assert Bins.from_table(e.prefix) == BINS
-        assert e.labels().tolist() == [
-            BINS.failure_index if math.isnan(a.log2_ratio) else int(BINS.index(a.log2_ratio))
-            for a in e.candidates
-        ]
-
-
 def test_the_same_seed_gives_the_same_set_and_no_question_twice(made: list[Example]) -> None:
     again = build_examples(FEW, seed=3)
     assert [e.id for e in again] == [e.id for e in made]
     assert len({e.id for e in made}) == len(made)
     assert [e.id for e in build_examples(FEW, seed=4)] != [e.id for e in made]
-
-
-def test_another_table_changes_no_example_of_other_kernels(made: list[Example]) -> None:
-    alone = [t for t in FEW if family_of(t.problem) == "softmax"]
-    kept = [e.id for e in made if e.origin.family == "softmax"]
-    assert [e.id for e in build_examples(alone, seed=3)] == kept
 
 
 def test_infrastructure_failures_are_no_labels() -> None:
@@ -165,11 +150,6 @@ def test_named_families_are_the_test_side() -> None:
     assert {family_of(t.problem) for t in sides["test"]} == {"softmax", "scan"}
     with pytest.raises(SplitError, match="no family is named"):
         split_sides(TABLES, hold_out=["soft"])
-
-
-def test_splits_that_cannot_be_are_refused() -> None:
-    with pytest.raises(SplitError, match="too few"):
-        split_sides(TABLES, "device")
 
 
 def test_a_copy_of_another_name_cannot_stand_on_the_other_side() -> None:

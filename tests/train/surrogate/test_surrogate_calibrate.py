@@ -35,7 +35,6 @@ from forecast_train.surrogate.calibrate import (
     fit_curves,
     platt_curve,
     reliability_report,
-    risk_pairs,
     table,
     z_scores,
 )
@@ -89,13 +88,6 @@ def test_a_logistic_curve_finds_a_known_distortion() -> None:
     assert list(curve.observed) == sorted(curve.observed)
 
 
-def test_few_data_leave_what_was_stated() -> None:
-    one = np.array([0.5])
-    curve = platt_curve(one, np.array([1.0]), np.array([0.05]))
-    for p in (0.1, 0.5, 0.9):
-        assert curve(p) == pytest.approx(p, abs=0.03)
-
-
 def test_a_curve_rises_where_the_data_fall_and_is_never_below_its_least() -> None:
     stated = np.linspace(0, 1, 200)
     curve = platt_curve(stated, (stated < 0.3).astype(float), np.ones(200), least=0.1)
@@ -129,14 +121,6 @@ def test_one_measurement_of_many_sources_fixes_the_level_of_all() -> None:
 def test_no_failure_in_few_families_is_no_proof() -> None:
     seen = [made_up(name, [0.0] * 30, [False] * 30) for name in ("a", "bb", "ccc")]
     assert min(curve(0.0) for curve in fit_curves(seen).group(INFORMED).risk) >= 0.5 / 4
-
-
-def test_every_replay_weighs_the_same() -> None:
-    seen = [made_up("a", [0.1] * 4, [False] * 4), made_up("bb", [0.2] * 21, [True] * 21)]
-    stated, came_true, weight = risk_pairs(seen, measurement_class(9))
-    assert len(stated) == len(came_true) == 1 + 18
-    assert weight[stated == 0.1].sum() == pytest.approx(weight[stated == 0.2].sum())
-    assert (came_true == (stated == 0.2)).all()
 
 
 def test_the_same_share_says_less_after_few_measurements() -> None:

@@ -117,13 +117,6 @@ def test_a_distance_is_that_of_the_nearest_problems_of_the_nearest_kernels() -> 
     assert every.training_distance(np.array([1e9, 0.0])) < 10.0, "one feature alone does not decide"
 
 
-def test_the_same_seed_gives_the_same_forest(tables: list[Table], model: LearnedModel) -> None:
-    again = fit_model(tables, recipe=SMALL)
-    np.testing.assert_array_equal(again.residual.threshold, model.residual.threshold)
-    other = fit_model(tables, recipe=SMALL, seed=1)
-    assert not np.array_equal(other.residual.feature, model.residual.feature)
-
-
 def test_boosted_trees_as_arrays_predict_what_the_library_does() -> None:
     import lightgbm
 
@@ -176,41 +169,6 @@ def test_tables_without_ir_cannot_be_fitted_and_say_what_to_do() -> None:
     bare = Table(replace(table.problem, ttir={}), table.measurements)
     with pytest.raises(FitError, match="none of 1 tables has TTIR"):
         fit_model([bare])
-
-
-def test_without_ir_the_learned_surrogate_answers_as_the_formula_does(model: LearnedModel) -> None:
-    table = load(shipped_tables())[0]
-    query = replace(query_of(table), ttir={}, problem=replace(table.problem, ttir={}))
-    learned, plain = LearnedSurrogate(model).forecast(query), AnalyticSurrogate().forecast(query)
-    np.testing.assert_array_equal(learned.mean, plain.mean)
-    np.testing.assert_array_equal(learned.sd, plain.sd)
-
-
-def test_leaves_are_reached_as_a_tree_says() -> None:
-    forest = Forest(
-        feature=np.array([0, -1, 1, -1, -1], dtype=np.int16),
-        threshold=np.array([0.5, 0, 2.0, 0, 0], dtype=np.float32),
-        left=np.array([1, 0, 3, 0, 0], dtype=np.int32),
-        right=np.array([2, 0, 4, 0, 0], dtype=np.int32),
-        value=np.array([0, 10, 0, 20, 30], dtype=np.float32),
-        roots=np.array([0], dtype=np.int32),
-    )
-    rows = np.array([[0.5, 9.0], [0.6, 2.0], [0.6, 2.1]])
-    assert forest(rows)[:, 0].tolist() == [10, 20, 30]
-    assert forest.leaves(rows)[:, 0].tolist() == [1, 3, 4]
-
-
-def test_many_rows_reach_the_leaves_that_each_reaches_alone(tables: list[Table], model: LearnedModel) -> None:
-    """Many are spared the nodes that part none of them, which for one row alone would not pay."""
-    draw = np.random.default_rng(0)
-    base = draw.choice(model.residual.threshold, len(model.names))
-    spread = draw.random(len(model.names)) < 0.2  # a problem's candidates have most features in common
-    rows = (base + np.where(spread, draw.normal(0, 1, (300, len(base))), 0)).astype(np.float32)
-    for forest in (model.residual, model.kin):
-        assert len(rows) * len(forest.roots) > len(forest.feature) > len(forest.roots)
-        alone = np.concatenate([forest.leaves(row[None]) for row in rows])
-        np.testing.assert_array_equal(forest.leaves(rows), alone)
-    assert model.residual.leaves(rows[:0]).shape == (0, len(model.residual.roots))
 
 
 @pytest.mark.parametrize("right", [[2, 0, 4, 0, 0], [1, 0, 3, 0, 0]], ids=["depth first", "the other way"])

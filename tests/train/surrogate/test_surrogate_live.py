@@ -23,7 +23,7 @@ from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.splits import kernel_of
 from forecast_train.surrogate.fit import FitSettings, fit_model
-from forecast_train.surrogate.model_refresh import is_held_out, refresh_model
+from forecast_train.surrogate.model_refresh import is_held_out
 
 QUICK = FitSettings(trees=4, rounds=30, rate=0.2, jobs=1)
 
@@ -104,13 +104,6 @@ def test_online_refreshes_from_a_live_store(
     assert found["measurements"] == sum(len(t.by_candidate()) for t in Store(store).tables())
 
 
-def test_without_facts_a_live_store_teaches_nothing(store: Path, tmp_path: Path) -> None:
-    bare = [Table(replace(t.problem, extra={}), t.measurements) for t in Store(store).tables()]
-    found = refresh_model(bare, tmp_path / "x.npz", None, recipe=QUICK)
-    assert not found.kept
-    assert "nothing to judge by" in found.reason
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -130,18 +123,6 @@ def test_facts_of_another_version_and_damaged_ones_count_as_none(store: Path, sp
     assert traced_texts.has_facts(table.problem)
     assert not traced_texts.has_facts(spoilt)
     assert not formula_prior(spoilt, list(table.by_candidate()), table.grids(), {}).informed
-
-
-def test_one_damaged_unit_leaves_the_others(store: Path) -> None:
-    table = max(Store(store).tables(), key=lambda t: len(t.problem.extra[traced_texts.FACTS]["units"]))
-    facts = table.problem.extra[traced_texts.FACTS]
-    first, *rest = facts["units"]
-    spoilt = {**facts, "units": [[*first[:2], {"ops": None}], *rest]}
-    assert (
-        len(traced_texts.facts_by_unit(replace(table.problem, extra={traced_texts.FACTS: spoilt})))
-        == len(rest)
-        > 0
-    )
 
 
 def test_facts_add_up_over_decisions_and_go_with_the_store(tmp_path: Path) -> None:
@@ -202,12 +183,6 @@ def test_a_full_disk_or_a_damaged_file_costs_no_decision(tmp_path: Path) -> None
         last = decide(table, Store(tmp_path), max_measurements=16, risk=0.0, tolerance=0.001)
     assert last.chosen in table.by_candidate()
     assert decision.measured > 0
-
-
-def test_memory_only_stores_keep_facts_too() -> None:
-    store = Store(None)
-    decide(TABLES[0], store)
-    assert traced_texts.facts_by_unit(next(iter(store.tables())).problem)
 
 
 def test_what_nobody_has_read_in_time_is_left_out() -> None:

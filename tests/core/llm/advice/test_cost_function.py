@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -224,11 +222,3 @@ def test_the_check_refuses_what_holds_here_only() -> None:
     with pytest.raises(AdviceError, match="on at least one size"):
         check_function(read("return 1"), [])
     check_function(read("return max(1, 4097 - args.x.shape[0])"), [sample()])
-
-
-def test_many_candidates_leave_fewer_steps() -> None:
-    loop = ["x = 1", "for i in range(64):", *["    x = x + config.BLOCK * i"] * 20, "return x"]
-    function, given = read(*loop), subject()
-    assert math.isfinite(function.evaluate(given).log2[0])
-    with pytest.raises(AdviceError, match="use closed forms instead of loops"):
-        function.evaluate(given.repeated(10_000))
