@@ -242,21 +242,3 @@ def shares(work: JobContext) -> dict[str, Any]:
         said = cell.ask(entry, {"bytes": 4096}, descriptor=memory.fd).value
     memory.forget_descriptor()
     return {"said": said, "data": list(memory.data[:16]), "size": memory.size}
-
-
-def count_up(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> int:
-    """In a cell: how often it was asked."""
-    state["count"] = state.get("count", 0) + 1
-    return int(state["count"])
-
-
-def leaves(work: JobContext) -> dict[str, Any]:
-    """Ask the cell of a name, and leave it if the payload says so."""
-    asked = work.payload
-    cell = work.cell(name=asked["name"])
-    found = {"count": cell.ask("tests.harness.judges:count_up").value, "old": cell.age is not None}
-    if asked.get("dies"):
-        cell.ask(_RUN, {"file": "attacks.py", "function": "crashes"})
-    if asked.get("rests", True):
-        cell.rest()
-    return found

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ from forecast_harness.trials.variants.verify import (
     LaneJobs,
     VariantVerification,
     compile_early,
-    open_base,
     refused_variant,
     survey,
     verify_variant,
@@ -77,9 +75,6 @@ class VariantWork:
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
     """By what they were spent on; a survey's own begin with `survey_`."""
     _kinds: list[_CallKind] = field(default_factory=list)
-    _has_all_kinds: bool = False
-    _has_first_base: threading.Event = field(default_factory=threading.Event)
-    """Set as well where there will be none."""
     _stage: str = ""
     _begun: int = 0
     _verified: int = 0
@@ -102,12 +97,10 @@ class VariantWork:
             stack.enter_context(CountLine(self.output.errors, self._counts))
             jobs: _Jobs = LaneJobs(self.lanes, self._judged)
             stack.callback(jobs.close)
-            stack.callback(self._has_first_base.set)
             try:
                 self._begin_kinds(subjects, left, keep, jobs)
             except ForecastAutotuneError as error:
                 failure = error
-            self._has_all_kinds = True
             self._take_results(jobs, keep)
         for remark in dict.fromkeys(self._remarks):
             self.output.remark(remark)
@@ -132,11 +125,7 @@ class VariantWork:
                 self._stage = "" if self._kinds else "looking at the base kernel"
                 wants_gate = self._wants_gate(len(variants))
                 compiles_early = not (wants_gate or self._kinds or self.architecture is None)
-                self.lanes.open_ahead(1)
-                # They wait for that one, and are then open at once.
-                self.lanes.open_ahead(
-                    len(variants), None if compiles_early else partial(self._make_ready, subject)
-                )
+                self.lanes.open_ahead(len(variants))
                 with ExitStack() as own:
                     with self.seconds.phase("gate"):
                         gate = self._open_gate(own, subject) if wants_gate else None
@@ -149,10 +138,6 @@ class VariantWork:
                         lane = lane or held.enter_context(self.lanes.borrowed())
                     if compiles_early:
                         jobs.add((kind, number) for number in range(len(variants)))
-                    if self._leaves_base and not self._kinds:
-                        with self.seconds.phase("survey_open"):
-                            open_base(subject, lane, plan=self.plan)
-                        self._has_first_base.set()
                     self._survey(kind, lane)
                     self._stage = ""
                     if not compiles_early:
@@ -165,17 +150,6 @@ class VariantWork:
                             self._remarks.append(
                                 f"the machine-code path failed, so that all were verified at once: {gate.failure}"
                             )
-
-    def _make_ready(self, subject: BaseKernel, lane: SandboxLane) -> None:
-        """Open the base kernel's process in a lane, not before that which is surveyed: alone it is open sooner."""
-        if self._leaves_base:
-            self._has_first_base.wait()
-            open_base(subject, lane, plan=self.plan)
-
-    @property
-    def _leaves_base(self) -> bool:
-        """An interpreter is in the process that it may overwrite, and opens nothing."""
-        return self.plan.device != "cpu"
 
     def _survey(self, kind: _CallKind, lane: SandboxLane) -> None:
         with self.seconds.phase("survey"):
@@ -195,9 +169,6 @@ class VariantWork:
         if (known := kind.known) is None:
             return None
         self._begun += 1
-        # A process ends while others still verify, where its lane is likely to have no more to do.
-        waiting = self._total - self._begun
-        leaves = self._leaves_base and (not self._has_all_kinds or waiting >= self.lanes.most)
         reason = kind.gate.refusal(variant) if kind.gate is not None else None
         if reason is not None:
             return refused_variant(variant, known, self.device, reason)
@@ -210,7 +181,6 @@ class VariantWork:
             plan=self.plan,
             binaries=kind.binaries,
             early=early,
-            leaves_base=leaves,
         )
 
     def _take_results(

@@ -75,17 +75,17 @@ class ServerConnection:
     def __init__(self, server: socket.socket) -> None:
         self.server = server
         self._reading, self._starting = threading.Lock(), threading.Lock()
-        self._cells: list[tuple[int, socket.socket, socket.socket, float | None]] = []
+        self._cells: list[tuple[int, socket.socket, socket.socket]] = []
         self._ended: dict[int, dict[str, Any]] = {}
 
     def start(
-        self, limits: ResourceLimits, processors: Sequence[int] = (), name: str = ""
-    ) -> tuple[int, socket.socket, socket.socket, float | None]:
-        """A cell's number, its channel, that to its first process, which stops and resumes it, and `Cell.age`.
+        self, limits: ResourceLimits, processors: Sequence[int] = ()
+    ) -> tuple[int, socket.socket, socket.socket]:
+        """A cell's number, its channel, that to its first process, which stops and resumes it.
 
         Raises `SandboxError` when the server is gone.
         """
-        request = {"op": "cell", "limits": limits.to_json(), "processors": list(processors), "name": name}
+        request = {"op": "cell", "limits": limits.to_json(), "processors": list(processors)}
         with self._starting:  # the next cell that comes is that of this request
             self._say(request)
             while not self._cells:
@@ -93,10 +93,10 @@ class ServerConnection:
                 self._read()
             return self._cells.pop()
 
-    def stop(self, number: int, how: str = "close") -> None:
-        """End a cell and wait until nothing is left of it; or have it `rest`, where it may."""
+    def stop(self, number: int) -> None:
+        """End a cell and wait until nothing is left of it."""
         if number not in self._ended:
-            self._say({"op": how, "cell": number})
+            self._say({"op": "close", "cell": number})
         self.ended(number, _REPORT_TIMEOUT_S)
 
     def wait(self, number: int, channel: socket.socket) -> None:
@@ -136,7 +136,7 @@ class ServerConnection:
         message = json.loads(data)
         if message["event"] == "cell":
             channel, orders = (socket.socket(fileno=fd) for fd in fds)
-            self._cells.append((message["cell"], channel, orders, message["age"]))
+            self._cells.append((message["cell"], channel, orders))
         else:
             self._ended[message["cell"]] = message
 
@@ -155,12 +155,10 @@ class Cell:
         link: ServerConnection,
         limits: ResourceLimits,
         processors: Sequence[int] = (),
-        name: str = "",
     ) -> None:
         """`processors`: those that all of the cell is bound to, by the kernel's numbers; empty: any."""
         self._link, self._limits = link, limits
-        self._number, self._channel, self._orders, self.age = link.start(limits, processors, name)
-        """`age`: seconds since it was started for an earlier job that has left it; None for a fresh one."""
+        self._number, self._channel, self._orders = link.start(limits, processors)
         self._end_error: CandidateFault | SandboxError | None = None
         self._frozen = False
 
@@ -389,20 +387,13 @@ class Cell:
 
     def close(self) -> None:
         """End the cell and all that it has started. Safe to call twice."""
-        self._leave("close")
-
-    def rest(self) -> None:
-        """Leave it to a later job of the lane that asks for a cell of its name; it ends where none may be left."""
-        self._leave("close" if self._frozen else "rest")
-
-    def _leave(self, how: str) -> None:
         if self._channel.fileno() < 0:
             return
         self._channel.close()
         self._orders.close()
         if self._end_error is None:
             self._end_error = SandboxError("this cell is closed; open another with work.cell()")
-            self._link.stop(self._number, how)
+            self._link.stop(self._number)
 
 
 def _exception_fault(error: Any) -> CandidateFault:

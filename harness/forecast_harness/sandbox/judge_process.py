@@ -37,18 +37,13 @@ class JobContext:
     level: ContainmentLevel
     _link: ServerConnection
 
-    def cell(
-        self, limits: ResourceLimits | None = None, processors: Sequence[int] = (), name: str = ""
-    ) -> Cell:
+    def cell(self, limits: ResourceLimits | None = None, processors: Sequence[int] = ()) -> Cell:
         """Start a fresh cell; it holds the job's files below `files/` and nothing of this process.
 
-        `processors`: those that all of it is bound to, by the kernel's numbers; empty: any. With a `name` it may be
-        one that an earlier job of the lane has left under it, see `Cell.rest`, and then has an `age`; its files are
-        gone. A name must say all that a cell has been used for: what is in it, nobody knows but those who used it.
-
-        Raises `SandboxError` when the server does not give one.
+        `processors`: those that all of it is bound to, by the kernel's numbers; empty: any. Raises `SandboxError` when
+        the server does not give one.
         """
-        return Cell(self._link, limits or self.limits, processors, name)
+        return Cell(self._link, limits or self.limits, processors)
 
 
 def run_file(work: JobContext) -> CellAnswer:

@@ -109,7 +109,7 @@ class SandboxLane:
         self.restarts = 0
         """How often the server had to be replaced."""
         self.healthy = True
-        """Whether the last canary sang; with a device one sings at the start, if the lane is like no other."""
+        """Whether the last canary sang; with a device one sings at the start."""
 
     @property
     def level(self) -> ContainmentLevel:
@@ -126,16 +126,6 @@ class SandboxLane:
         return self._server.pid
 
     def __enter__(self) -> SandboxLane:
-        return self.enter_like(None)
-
-    def enter_like(self, other: SandboxLane | None) -> SandboxLane:
-        """Enter at the containment of an open lane of this device, whose canary has sung: this one's does not now.
-
-        It opens the device, one process after the other. It still sings before a candidate is blamed for a fault.
-        """
-        like = other if other is not None and other.healthy and self._warm_up == other._warm_up else None
-        if like is not None:
-            self._requested_level, self._apart = like.level, like._apart
         if self._parent is not None:
             Path(self._parent).mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="forecast-lane-", dir=self._parent))
@@ -146,7 +136,7 @@ class SandboxLane:
             if self._opening_given_up:
                 raise SandboxError("nobody waits for this lane any more")
             self._start()
-            if self._device is not None and like is None:
+            if self._device is not None:
                 self._try_device()
         except BaseException as error:
             message = f"the lane's server was lost at once: {error}; {read_log(self._scratch / _LOG)}"
@@ -171,7 +161,7 @@ class SandboxLane:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def give_up_opening(self, waiting: int) -> None:
-        """Have `enter_like`, which another thread is at, raise `SandboxError` soon, unless it is nearly done.
+        """Have `__enter__`, which another thread is at, raise `SandboxError` soon, unless it is nearly done.
 
         `waiting`: lanes, this one included, that nobody waits for any more.
         """

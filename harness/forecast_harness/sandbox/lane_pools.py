@@ -64,13 +64,13 @@ class OpeningLanes:
         self._lanes: list[SandboxLane] = []
         self._given_up = False
 
-    def enter(self, lane: SandboxLane, like: SandboxLane | None = None) -> None:
-        """Open one, like another, see `SandboxLane.enter_like`. Raises `SandboxError` also where it is given up."""
+    def enter(self, lane: SandboxLane) -> None:
+        """Open one. Raises `SandboxError` also where it is given up."""
         self._lanes.append(lane)
         try:
             if self._given_up:
                 raise SandboxError("nobody waits for this lane any more")
-            lane.enter_like(like)
+            lane.__enter__()
         finally:
             self._lanes.remove(lane)
 
@@ -83,10 +83,7 @@ class OpeningLanes:
 
 
 class LanePool:
-    """Lanes that are opened when they are first needed; use as a context manager, or `close` it.
-
-    All are alike: the first one finds out what works here, and the others are then open in a fraction of the time.
-    """
+    """Lanes that are opened when they are first needed; use as a context manager, or `close` it."""
 
     def __init__(self, opener: Callable[[], SandboxLane], most: int) -> None:
         """`opener` makes a lane that is not open yet; `most`: lanes that may be open at once."""
@@ -96,16 +93,10 @@ class LanePool:
         self._opening = OpeningLanes()
         self._openings: list[threading.Thread] = []
         self._begun = 0
-        self._first: SandboxLane | None = None
-        self._first_tried = threading.Event()
-        """Whether it is open, or failed to."""
-        self._then: Callable[[SandboxLane], object] | None = None
         self._lock = threading.Lock()
         self._began = 0.0
         self.opened_s: list[float] = []
         """Of each lane that was opened, the seconds since the first was asked for, in order."""
-        self.ready_s: list[float] = []
-        """The same until it could be lent: it was made ready meanwhile."""
 
     def __enter__(self) -> LanePool:
         return self
@@ -136,13 +127,9 @@ class LanePool:
         finally:
             self._free.put(lane)
 
-    def open_ahead(self, count: int, then: Callable[[SandboxLane], object] | None = None) -> None:
-        """Begin to open so many lanes, as far as there may be, while others still decide what to do with them.
-
-        `then` is done in each lane that is opened from now on, before it is lent: it makes ready, and may fail.
-        """
+    def open_ahead(self, count: int) -> None:
+        """Begin to open so many lanes, as far as there may be, while others still decide what to do with them."""
         with self._lock:
-            self._then = then or self._then
             for _ in range(min(count, self.most) - self._begun):
                 self._begin()
 
@@ -157,35 +144,20 @@ class LanePool:
         return result
 
     def _begin(self) -> None:
-        self._begun += 1
-        is_first = self._begun == 1
-        if is_first:
+        if not self._begun:
             self._began = time.monotonic()
-        opening = threading.Thread(target=self._open_one, args=(is_first, self._then), name="open-lane")
+        self._begun += 1
+        opening = threading.Thread(target=self._open_one, name="open-lane")
         self._openings.append(opening)
         opening.start()
 
-    def _open_one(self, is_first: bool, then: Callable[[SandboxLane], object] | None) -> None:
+    def _open_one(self) -> None:
         try:
             lane = self._opener()
-            if not is_first:
-                self._first_tried.wait()
-            self._opening.enter(lane, self._first)
+            self._opening.enter(lane)
         except BaseException as error:
             self._free.put(error)
         else:
-            if is_first:
-                self._first = lane
-                self._first_tried.set()
             self._open.append(lane)
             self.opened_s.append(time.monotonic() - self._began)
-            try:
-                if then is not None:
-                    with contextlib.suppress(SandboxError):
-                        then(lane)
-            finally:
-                self.ready_s.append(time.monotonic() - self._began)
-                self._free.put(lane)
-        finally:
-            if is_first:
-                self._first_tried.set()
+            self._free.put(lane)

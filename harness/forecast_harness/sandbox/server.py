@@ -62,12 +62,6 @@ class RunningCell:
     status: int
     place: str = ""
     """The scratch directory's parent where no sized file system limits it, else empty."""
-    name: str = ""
-    """Under which a later job may ask for it; empty for a cell that ends with its job."""
-    ends: tuple[socket.socket, ...] = ()
-    """The judge's of its channels, where there may be another judge."""
-    rests: bool = False
-    """Whether no job has it now."""
     why: str = ""
     began: float = field(default_factory=time.monotonic)
     _counted: float = 0.0
@@ -216,36 +210,11 @@ class ForkServer:
             return
         request = json.loads(data)
         if request["op"] == "cell":
-            self._give_cell(job, ResourceLimits(**request["limits"]), request["processors"], request["name"])
-            return
-        run = self._cells.get(request["cell"])
-        if run is not None and request["op"] == "rest" and run.name:
-            run.rests = True
-            with contextlib.suppress(OSError):
-                job.channel.send(json.dumps({"event": "end", "cell": run.number, "why": "rests"}).encode())
-        elif run is not None:
+            self._start_cell(job, ResourceLimits(**request["limits"]), request["processors"])
+        elif (run := self._cells.get(request["cell"])) is not None:
             self._end(run, "closed")
 
-    def _give_cell(
-        self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int], name: str
-    ) -> None:
-        """The cell of this name that an earlier job has left, or a new one; one alone is left for long."""
-        left = [run for run in self._cells.values() if name and run.rests and not run.why]
-        result = next((run for run in left if run.name == name), None)
-        for run in left:
-            if run is not result:
-                self._end(run, "closed")
-        if result is None:
-            self._start_cell(job, limits, processors, name)
-            return
-        result.rests = False
-        age = time.monotonic() - result.began
-        job.deadline += max(0.0, result.limits.wall_s - age)
-        self._hand_over(job, result, result.ends, age)
-
-    def _start_cell(
-        self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int], name: str
-    ) -> None:
+    def _start_cell(self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int]) -> None:
         judge_end, cell_end = wire.channel_pair()
         judge_orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         status, status_end = os.pipe()
@@ -271,22 +240,10 @@ class ForkServer:
         self._started += 1
         job.deadline += limits.wall_s
         self._cells[run.number] = run
-        ends = (judge_end, judge_orders)
-        self._hand_over(job, run, ends, None)
-        if self._confinement.has_own_root:  # else its files go with the job's
-            run.name = name
-        if run.name:
-            run.ends = ends
-        else:
-            for end in ends:
-                end.close()
-
-    def _hand_over(
-        self, job: RunningJob, run: RunningCell, ends: Sequence[socket.socket], age: float | None
-    ) -> None:
-        message = {"event": "cell", "cell": run.number, "age": age}
-        with contextlib.suppress(OSError):
-            socket.send_fds(job.channel, [json.dumps(message).encode()], [end.fileno() for end in ends])
+        message = {"event": "cell", "cell": run.number}
+        with judge_end, judge_orders, contextlib.suppress(OSError):
+            ends = [judge_end.fileno(), judge_orders.fileno()]
+            socket.send_fds(job.channel, [json.dumps(message).encode()], ends)
 
     def _fork(self, body: Callable[[], NoReturn], spare: set[int]) -> int:
         pid = os.fork()
@@ -317,8 +274,7 @@ class ForkServer:
             if self._job is not None and pid == self._job.pid:
                 self._job.code = exit_code
                 for run in list(self._cells.values()):
-                    if not run.rests:
-                        self._end(run, "closed")
+                    self._end(run, "closed")
             else:
                 for run in [r for r in self._cells.values() if r.pid == pid]:
                     self._cell_ended(run)
@@ -327,14 +283,11 @@ class ForkServer:
     def _cell_ended(self, run: RunningCell) -> None:
         del self._cells[run.number]
         left = cell_supervisor.kill_descendants(self._pid, self._known())
-        for end in run.ends:
-            end.close()
         report = run.report()
         job = self._job
-        if job is not None:
-            job.left += left
-        if job is None or run.rests:
+        if job is None:
             return
+        job.left += left
         with contextlib.suppress(OSError):
             job.channel.send(json.dumps({"event": "end", **report}).encode())
 
@@ -346,7 +299,7 @@ class ForkServer:
 
     def _maybe_job_ended(self) -> None:
         job = self._job
-        if job is None or job.code is None or not all(run.rests for run in self._cells.values()):
+        if job is None or job.code is None or self._cells:
             return
         if job.channel.fileno() in self._selector.get_map():
             self._selector.unregister(job.channel.fileno())

@@ -86,7 +86,7 @@ def test_from_files_to_verified_variants(kernel: str, tmp_path: Path, capsys: Ca
     assert said["kernel"] == "double"
     assert [name.rpartition("-")[0] for name in said["new"]] == ["good", "wrong"]
     assert [v["judgement"] for v in said["verified"]] == ["accepted", "rejected"]
-    steps = {"reading", "lane", "survey", "verify", "closing", "all_lanes_open", "all_lanes_ready"}
+    steps = {"reading", "lane", "survey", "verify", "closing", "all_lanes_open"}
     assert steps <= set(said["seconds"]), "where the time went"
     assert {"configs", "trials"} <= set(said["verified"][0]["facts"]["examine"])
     assert said["refused"] == [

@@ -34,7 +34,7 @@ class Lane:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def enter_like(self, other: Lane | None) -> Lane:
+    def __enter__(self) -> Lane:
         return self
 
     def give_up(self) -> None:
@@ -79,16 +79,13 @@ def verified(
     ) -> VariantVerification:
         early = architecture is not None and kind is KINDS[0]
         assert options["early"] == (one.name if early else None)
-        lane.asked.append("verify and leave" if options["leaves_base"] else "verify")
+        lane.asked.append("verify")
         check = Check(device, known.signature, True, "", "2026-01-01")
         return VariantVerification(SolutionVerdict(kind.kernel, one.name, ()), (check,))
 
     monkeypatch.setattr(variant_verification, "survey", survey)
     monkeypatch.setattr(variant_verification, "verify_variant", verify)
     monkeypatch.setattr(variant_verification, "compile_early", compile_early)
-    monkeypatch.setattr(
-        variant_verification, "open_base", lambda kind, lane, **options: lane.asked.append("open")
-    )
 
     def left(kind: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
         return VARIANTS
@@ -103,7 +100,7 @@ def verified(
     return made, found, kept
 
 
-def test_on_a_device_the_base_is_opened_before_it_is_surveyed_and_left_to_all(
+def test_every_variant_is_verified_for_every_kind_that_is_surveyed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lanes, found, kept = verified(monkeypatch, "cuda")
@@ -113,18 +110,8 @@ def test_on_a_device_the_base_is_opened_before_it_is_surveyed_and_left_to_all(
     assert sorted(c.signature for c in kept) == ["0", "0", "1", "1"]
     asked = [what for lane in lanes for what in lane.asked]
     assert asked.count("survey") == 2
-    assert asked.count("verify and leave") + asked.count("verify") == 4
-    (surveying,) = (lane.asked for lane in lanes if "survey" in lane.asked)
-    assert surveying[:2] == ["open", "survey"]
-    assert [lane.asked.count("open") for lane in lanes] == [1] * len(lanes), (
-        "each has one, however soon it is there"
-    )
-
-
-def test_an_interpreter_has_nothing_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes, found, _ = verified(monkeypatch, "cpu")
-    assert len(found) == 4
-    assert {what for lane in lanes for what in lane.asked} == {"survey", "verify"}
+    assert asked.count("verify") == 4
+    assert sum("survey" in lane.asked for lane in lanes) == 1
 
 
 def test_a_kind_that_cannot_be_surveyed_takes_no_verdict_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +127,13 @@ def test_while_the_base_is_surveyed_the_other_lanes_compile_what_they_verify_the
     assert [r.checks[0].signature for _, r in found] == ["0", "0", "1", "1"]
     assert len(kept) == 4
     (surveying,) = (lane.asked for lane in lanes if "survey" in lane.asked)
-    assert surveying[:2] == ["open", "survey"]
+    assert surveying[0] == "survey"
     others = [lane.asked for lane in lanes if "survey" not in lane.asked]
     assert [asked[0] for asked in others] == ["compile early"] * 2
     assert all(what.startswith("verify") for asked in others for what in asked[1:])
-    assert all("open" not in asked for asked in others), "compiling early opens the base, too"
 
 
 def test_nobody_waits_for_a_survey_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes, found, kept = verified(monkeypatch, "cuda", broken=0, architecture=90)
     assert (found, kept) == ([], [])
-    assert sorted(what for lane in lanes for what in lane.asked) == ["compile early"] * 2 + ["open", "survey"]
+    assert sorted(what for lane in lanes for what in lane.asked) == ["compile early"] * 2 + ["survey"]

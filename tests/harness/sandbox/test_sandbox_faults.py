@@ -207,23 +207,6 @@ def test_an_unfit_device_makes_no_labels() -> None:
     assert result.canary not in ("", "ok")
 
 
-def test_a_lane_like_another_blames_nobody_before_its_own_canary_has_sung() -> None:
-    with lane(strongest_level(), device="63", warm=("torch",)) as first:
-        modules, level = ("torch", "tests.harness.judges"), ContainmentLevel.PROCESS
-        unlike = SandboxLane(level, device="63", warm=modules).enter_like(first)
-        first.healthy = True  # as it was when it opened, had it had a device
-        like = SandboxLane(level, device="63", warm=modules).enter_like(first)
-        try:
-            assert (unlike.level, unlike.healthy) == (level, False), "a canary that did not sing says nothing"
-            assert (like.level, like.healthy) == (first.level, True)
-            result = run(like, "crashes")
-            assert (result.fault, result.is_label) == (Fault.DEVICE_UNHEALTHY, False)
-            assert not like.healthy
-        finally:
-            unlike.close()
-            like.close()
-
-
 def test_a_lane_that_is_not_open_says_so() -> None:
     closed = SandboxLane()
     with pytest.raises(SandboxError, match="with SandboxLane"):

@@ -70,7 +70,7 @@ def test_a_cell_that_ends_before_it_is_resumed_says_how() -> None:
     channel, _inside = socket.socketpair()
     orders, first_process = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sent = [channel.fileno(), orders.fileno()]
-    socket.send_fds(server, [json.dumps({"event": "cell", "cell": 1, "age": None}).encode()], sent)
+    socket.send_fds(server, [json.dumps({"event": "cell", "cell": 1}).encode()], sent)
     cell = Cell(ServerConnection(judge), ResourceLimits())
     for none_left in (b"0", b"0"):  # stopped; all of them
         first_process.send(none_left)

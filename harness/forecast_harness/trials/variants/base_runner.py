@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,20 +62,11 @@ class BaseKernelRunner:
         device: str,
         rng: random.Random,
         binaries: TensorArrays | None = None,
-        *,
-        name: str = "",
-        own_configs: Collection[Config] = (),
     ) -> None:
-        """`binaries`: what is compiled already, as `binaries_as_arrays` gives it.
-
-        `name` stands for this base kernel and all that it is asked in: a later verification in the same lane goes on
-        with the cell where this one has launched nothing in it but the base's `own_configs`, see `leave`.
-        """
+        """`binaries`: what is compiled already, as `binaries_as_arrays` gives it."""
         self._binaries = binaries or {}
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
-        self._name, self._own_configs = name, frozenset(own_configs)
-        self._is_as_it_was = True
         self._opened = 0.0
         self._noise = self._compiles = False
         self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
@@ -86,17 +77,6 @@ class BaseKernelRunner:
             self._open()
         except CandidateFault:
             self.close()
-
-    def leave(self) -> None:
-        """Leave the cell to later verifications against this base kernel, which then need not open a device for it.
-
-        Not one in which something was launched that a variant chose, or that wrote where it should not: what others
-        are judged by is nobody's to change.
-        """
-        if self._cell is not None and self._name and self._is_as_it_was:
-            self._cell.rest()
-            self._cell = None
-        self.close()
 
     def close(self) -> None:
         """End the cell."""
@@ -138,7 +118,6 @@ class BaseKernelRunner:
         }
         try:
             cell = self._open()
-            self._is_as_it_was &= config in self._own_configs
             answer = cell.ask(
                 f"{CELL_ENTRIES}:launch",
                 payload,
@@ -152,7 +131,6 @@ class BaseKernelRunner:
             raise BaseKernelError(fault.detail) from fault
         data = answer.arrays["block"].data
         names, stray = changed_bytes(arena, data)
-        self._is_as_it_was &= not stray
         block = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return BaseKernelRun(
             {s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds
@@ -191,11 +169,9 @@ class BaseKernelRunner:
         if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:
             self.close()
         if self._cell is None:
-            self._cell = self._new_cell()
+            self._cell, self._opened = self._work.cell(self._limits), time.monotonic()
             if self._binaries:
                 self._cell.ask(WRITE_ENTRY, {}, self._binaries)
-            if self._cell.age is not None:
-                return self._cell
             self._cell.ask(
                 f"{CELL_ENTRIES}:prepare",
                 {
@@ -208,16 +184,6 @@ class BaseKernelRunner:
                 },
             )
         return self._cell
-
-    def _new_cell(self) -> Cell:
-        """One that was left, unless it has not long to live, or a fresh one."""
-        self._is_as_it_was = True
-        cell = self._work.cell(self._limits, name=self._name)
-        if cell.age is not None and cell.age > self._limits.wall_s / 2:
-            cell.close()
-            cell = self._work.cell(self._limits, name=self._name)
-        self._opened = time.monotonic() - (cell.age or 0.0)
-        return cell
 
 
 def call_arguments(

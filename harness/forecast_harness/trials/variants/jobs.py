@@ -50,9 +50,8 @@ def survey(work: JobContext) -> CellAnswer:
     """
     torch.set_num_threads(1)
     subject, device = BaseKernel.from_json(work.payload["subject"]), work.payload["device"]
-    seed, name = int.from_bytes(os.urandom(6)), _name_of_base_cell(subject, device)
     try:
-        result, binaries, steps = survey_kernel(work, subject, device, seed, name)
+        result, binaries, steps = survey_kernel(work, subject, device, int.from_bytes(os.urandom(6)))
     except SandboxError:
         raise
     except ForecastAutotuneError as error:
@@ -60,15 +59,8 @@ def survey(work: JobContext) -> CellAnswer:
     return CellAnswer({"survey": result.to_json(), "steps": steps}, binaries)
 
 
-def open_base(work: JobContext) -> CellAnswer:
-    """Leave a base kernel's cell to the lane's next survey or examination. The payload has `subject` and `device`."""
-    subject, device = BaseKernel.from_json(work.payload["subject"]), work.payload["device"]
-    _open_and_leave(work, subject, device)
-    return CellAnswer({})
-
-
 def compile_early(work: JobContext) -> CellAnswer:
-    """Compile a variant for what `examine` will draw if the survey, under way, finds what most do; see `open_base`.
+    """Compile a variant for what `examine` will draw if the survey, under way, finds what most do.
 
     The payload has `subject`, `configs`, `takes`, `plan`, `deterministic` and `architecture`; the value is an
     `EarlyCompilation`, or `refused` with the reason where nothing can be drawn.
@@ -77,32 +69,27 @@ def compile_early(work: JobContext) -> CellAnswer:
     request = work.payload
     subject, plan = BaseKernel.from_json(request["subject"]), VerificationPlan.from_json(request["plan"])
     nonce = os.urandom(16).hex()
-    with ThreadPoolExecutor(1, "open-base") as pool:
-        opening = pool.submit(_open_and_leave, work, subject, plan.device)
-        try:
-            expected = expected_survey(subject, plan.device)
-            reference = BaseKernelRunner(work, plan.device, random.Random())
-            compiler = VariantCompiler(work, {}, architecture=request["architecture"])
-            with work.cell() as cell:
-                _, examination = _examination(
-                    request, subject, expected, reference, compiler, cell, nonce, PhaseTimer()
-                )
-                calls, compiled = examination.compile_early()
-        except RecordError as error:
-            return CellAnswer({"refused": str(error)})
-        finally:
-            opening.result()
+    try:
+        expected = expected_survey(subject, plan.device)
+        reference = BaseKernelRunner(work, plan.device, random.Random())
+        compiler = VariantCompiler(work, {}, architecture=request["architecture"])
+        with work.cell() as cell:
+            _, examination = _examination(
+                request, subject, expected, reference, compiler, cell, nonce, PhaseTimer()
+            )
+            calls, compiled = examination.compile_early()
+    except RecordError as error:
+        return CellAnswer({"refused": str(error)})
     return CellAnswer(EarlyCompilation.of(nonce, calls, compiled.files, compiled.late).to_json())
 
 
 def examine(work: JobContext) -> CellAnswer:
     """Examine one variant.
 
-    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic`, `seed`, `early` (an
-    `EarlyCompilation` with that seed, or None) and `leaves_base` (whether the base's cell may wait in the lane for the
-    next verification); the value is as of `verification_answer`, its facts have `unable` (configs that did not run) and
-    the seconds of the steps of `VariantExamination` under `examine`; the arrays are files of `BaseBinaries` that it did
-    not have.
+    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic`, `seed` and `early` (an
+    `EarlyCompilation` with that seed, or None); the value is as of `verification_answer`, its facts have `unable`
+    (configs that did not run) and the seconds of the steps of `VariantExamination` under `examine`; the arrays are
+    files of `BaseBinaries` that it did not have.
     """
     torch.set_num_threads(1)
     request = work.payload
@@ -111,14 +98,7 @@ def examine(work: JobContext) -> CellAnswer:
     nonce = request["seed"] or os.urandom(16).hex()
     early = None if request["early"] is None else EarlyCompilation.from_json(request["early"])
     binaries = binaries_as_arrays(request.get("binaries") or {})
-    reference = BaseKernelRunner(
-        work,
-        device,
-        random.Random(_seed(nonce)),
-        binaries,
-        name=_name_of_base_cell(subject, device),
-        own_configs=(*subject.configs, result.config),
-    )
+    reference = BaseKernelRunner(work, device, random.Random(_seed(nonce)), binaries)
     steps = PhaseTimer()
     try:
         with work.cell() as cell:
@@ -133,8 +113,6 @@ def examine(work: JobContext) -> CellAnswer:
             except CandidateFault as fault:
                 reasons = [reason_of_fault(fault, judge)]
         news = reference.newly_compiled()
-        if request["leaves_base"]:
-            reference.leave()
     finally:
         reference.close()
     more = {"examine": steps.to_json(), "unable": examination.unable}
@@ -163,20 +141,6 @@ def _examination(
 
 def _seed(nonce: str) -> bytes:
     return hashlib.sha256(nonce.encode()).digest()
-
-
-def _open_and_leave(work: JobContext, subject: BaseKernel, device: str) -> None:
-    reference = BaseKernelRunner(work, device, random.Random(), name=_name_of_base_cell(subject, device))
-    try:
-        reference.open()
-        reference.leave()
-    finally:
-        reference.close()
-
-
-def _name_of_base_cell(subject: BaseKernel, device: str) -> str:
-    """For all kinds of call: a cell that launches this source launches it for any of them."""
-    return hashlib.sha256(f"{device} {subject.kernel} {subject.source}".encode()).hexdigest()
 
 
 def _variant_pack(subject: BaseKernel, deterministic: bool) -> Pack:

@@ -388,13 +388,13 @@ def launch_base(
 
 
 def survey_kernel(
-    work: Any, subject: BaseKernel, device: str, seed: int, name: str = ""
+    work: Any, subject: BaseKernel, device: str, seed: int
 ) -> tuple[KernelSurvey, TensorArrays, dict[str, float]]:
-    """Survey a base kernel in a cell of this work, or in one that was left under this `name`, which ends then.
+    """Survey a base kernel in a cell of this work.
 
     Also what it was compiled to for verifications to come, see `BaseBinaries`, and where the seconds went.
     """
-    reference, steps = BaseKernelRunner(work, device, random.Random(seed), name=name), PhaseTimer()
+    reference, steps = BaseKernelRunner(work, device, random.Random(seed)), PhaseTimer()
     try:
         surveyor = KernelSurveyor(subject, reference, device, torch.Generator().manual_seed(seed))
         with steps.phase("launches"):

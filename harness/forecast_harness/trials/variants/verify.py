@@ -67,22 +67,6 @@ def survey(
     return KernelSurvey.from_json(result.value["survey"])
 
 
-def open_base(
-    subject: BaseKernel,
-    lane: SandboxLane,
-    *,
-    plan: VerificationPlan = VARIANT_PLAN,
-    limits: ResourceLimits = VARIANT_LIMITS,
-) -> None:
-    """Open the base kernel's process in a lane that is to survey, or to verify with `leaves_base`, next.
-
-    It decides nothing: where it fails, a verification does it.
-    """
-    payload = {"subject": subject.to_json(), "device": plan.device}
-    files = launcher_files(subject.kernel, subject.source, subject.source)
-    lane.run(SandboxJob(f"{_JOB_MODULE}:open_base", payload, files), limits)
-
-
 def compile_early(
     variant: Variant,
     subject: BaseKernel,
@@ -94,7 +78,7 @@ def compile_early(
 ) -> EarlyCompilation | None:
     """Compile a variant for a CUDA device of this architecture while its base is surveyed in another lane.
 
-    The base kernel's process is opened, too, as by `open_base`. None where nothing came of it: it decides nothing.
+    None where nothing came of it: it decides nothing.
     """
     try:
         promised = read_contract(variant.source, variant.kernel)
@@ -124,14 +108,12 @@ def verify_variant(
     seed: str = "",
     binaries: BaseBinaries | None = None,
     early: EarlyCompilation | None = None,
-    leaves_base: bool = False,
 ) -> VariantVerification:
     """Judge a variant against its base with fresh hidden seeds.
 
     `device` is the slug that checks name, `interpreter` for Triton's. Bitwise repeatable results are asked
     for where the base has them, unless the variant adds atomically. `binaries` of the base need not be compiled anew,
     nor what came of the variant `early`, whose seed is the verification's then.
-    `leaves_base`: the lane verifies other variants next, and may keep the base's process on the device meanwhile.
     Nothing that it does raises here.
     """
     try:
@@ -146,7 +128,6 @@ def verify_variant(
         "deterministic": known.deterministic and "atomic_" not in variant.source,
         "seed": seed if early is None else early.seed,
         "early": None if early is None else early.to_json(),
-        "leaves_base": leaves_base,
     }
     files = launcher_files(subject.kernel, subject.source, variant.source)
     job, facts = SandboxJob(f"{_JOB_MODULE}:examine", payload, files), {"configs": len(payload["configs"])}

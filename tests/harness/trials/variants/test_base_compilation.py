@@ -89,7 +89,7 @@ class Work:
     def __init__(self, *cells: Cell) -> None:
         self.cells = list(cells)
 
-    def cell(self, limits: ResourceLimits, name: str = "") -> Cell:
+    def cell(self, limits: ResourceLimits) -> Cell:
         return self.cells.pop(0)
 
 
@@ -113,16 +113,6 @@ def test_a_cell_that_cannot_be_opened_is_asked_again_later() -> None:
     base.open()
     assert broken.closed
     assert list(base.compiled()) == ["key/k.cubin"]
-
-
-def test_a_cell_that_was_left_is_prepared_already_unless_it_has_not_long_to_live() -> None:
-    left, old, fresh = Cell(), Cell(), Cell()
-    left.age, old.age = 1.0, 1e6
-    for cells, last in (((left,), left), ((old, fresh), fresh)):
-        base = BaseKernelRunner(cast("JobContext", Work(*cells)), "cuda", random.Random(0), name="a")
-        base.open()
-        assert (f"{CELL_ENTRIES}:prepare" in last.asked) == (last is fresh)
-    assert old.closed
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

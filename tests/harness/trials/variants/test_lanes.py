@@ -19,10 +19,8 @@ class Lane:
     def __init__(self) -> None:
         self.users = 0
         self.closed = False
-        self.like: Lane | None = None
 
-    def enter_like(self, other: Lane | None) -> Lane:
-        self.like = other
+    def __enter__(self) -> Lane:
         return self
 
     def give_up(self) -> None:
@@ -86,14 +84,13 @@ def test_what_is_added_while_others_are_done_is_done_too_and_told_once() -> None
         jobs.close()
 
 
-def test_lanes_open_side_by_side_like_the_first_before_they_are_needed() -> None:
-    all_opening = threading.Barrier(2, timeout=60)
+def test_lanes_open_side_by_side_before_they_are_needed() -> None:
+    all_opening = threading.Barrier(3, timeout=60)
 
     class SlowLane(Lane):
-        def enter_like(self, other: Lane | None) -> Lane:
-            if other is not None:
-                all_opening.wait()  # none of them is open before all are being opened
-            return super().enter_like(other)
+        def __enter__(self) -> Lane:
+            all_opening.wait()  # none of them is open before all are being opened
+            return super().__enter__()
 
     made: list[Lane] = []
 
@@ -106,9 +103,7 @@ def test_lanes_open_side_by_side_like_the_first_before_they_are_needed() -> None
         lanes.open_ahead(2)
         with lanes.borrowed() as lane:
             assert lane in made
-    (first,) = (lane for lane in made if lane.like is None)
-    assert [lane.like for lane in made if lane is not first] == [first, first]
-    assert all(lane.closed for lane in made)
+    assert [lane.closed for lane in made] == [True] * 3
 
 
 def test_a_lane_that_does_not_open_is_told_to_all_who_wait() -> None:

@@ -17,14 +17,12 @@ from forecast_autotune.errors import VariantError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
 from forecast_autotune.variants import Variant, admitted, covers
 from forecast_autotune.variants.signature import INTERPRETER, written
-from forecast_harness.sandbox.api import ContainmentLevel, SandboxLane
-from forecast_harness.sandbox.containment import linux
+from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.trials.variants.call_sampling import RecordedCalls
 from forecast_harness.trials.variants.verify import (
     VARIANT_LIMITS,
     VariantVerification,
-    open_base,
     survey,
     verify_variant,
 )
@@ -121,39 +119,6 @@ def test_sizes_without_a_known_grid_stay_as_recorded(judging: SandboxLane) -> No
     assert covers(found.signature, problem(vector_call(300)))
     assert not covers(found.signature, problem(vector_call(301)))
     assert judged(judging, asked, DOUBLE.replace("2 *", "1 *")).verdict.judgement is Judgement.REJECTED
-
-
-@pytest.mark.slow
-def test_the_bases_process_waits_for_the_next_verification_unless_a_variant_chose_its_config(
-    judging: SandboxLane,
-) -> None:
-    if judging.level < ContainmentLevel.NAMESPACES:
-        pytest.skip("only cells with a root of their own outlive their job's files")
-
-    def processes() -> list[int]:
-        return linux.children(judging.server_pid)
-
-    known(judging, VECTORS)
-    before = processes()
-    open_base(VECTORS, judging, plan=QUICK)
-    assert len(set(processes()) - set(before)) == 1
-    survey(VECTORS, judging, plan=QUICK)
-    assert not set(processes()) - set(before), "what is tried in a survey is nothing for others to rely on"
-    open_base(VECTORS, judging, plan=QUICK)
-    (left,) = set(processes()) - set(before)
-    assert judged(judging, VECTORS, DOUBLE, leaves_base=True).verdict.accepted
-    assert set(processes()) - set(before) == {left}
-    wrong = DOUBLE.replace("2 *", "3 *")
-    assert ReasonCode.WRONG_VALUES in codes(judged(judging, VECTORS, wrong, leaves_base=True))
-    assert set(processes()) - set(before) == {left}
-    assert judged(judging, VECTORS, DOUBLE).verdict.accepted
-    assert not set(processes()) - set(before), "the last verification takes it, and ends it"
-    assert judged(judging, MATRICES, SOFTMAX, leaves_base=True).verdict.accepted
-    (other,) = set(processes()) - set(before)
-    assert other != left, "another base kernel has another process"
-    choosing = wrong.replace("\n\n\n", '\n\nCONFIGS = [{"kwargs": {"BLOCK": 2048}}]\n\n\n', 1)
-    assert ReasonCode.WRONG_VALUES in codes(judged(judging, VECTORS, choosing, leaves_base=True))
-    assert not set(processes()) - set(before), "the base was asked under the variant's config, too"
 
 
 OWN_INPUTS = """

@@ -174,10 +174,9 @@ class Dying:
     def __init__(self, detail: str) -> None:
         self.limits = ResourceLimits()
         self.detail = detail
-        self.age = None
         self.opened = 0
 
-    def cell(self, limits: ResourceLimits, name: str = "") -> Cell:
+    def cell(self, limits: ResourceLimits) -> Cell:
         self.opened += 1
         return cast("Cell", self)
 
