@@ -140,7 +140,9 @@ def test_parts_that_were_measured_apart_make_one_report(
 
 def test_a_part_of_the_call_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Inductor's clock counts inside of each other is taken apart; decisions say where they stand."""
-    call = FirstCall(began=time.perf_counter() - 20.0, before={})
+    now = time.perf_counter()
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    call = FirstCall(began=now - 20.0, before={})
     spent = {"_compile.compile_inner": [12.0], "compile_fx_inner": [9.0], "async_compile.wait": [2.0]}
     spent |= {"mm_template_precompiling": [3.0], "mm_template_autotuning": [1.0]}
     spent |= {"CachingAutotuner.coordinate_descent_tuning": [6.0], "small": [0.01]}
