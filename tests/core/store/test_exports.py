@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forecast_autotune.commands import main
 from forecast_autotune.commands.grammar import OTHER_TOOLS
 from forecast_autotune.records import (
     Argument,
@@ -21,6 +22,7 @@ from forecast_autotune.records import (
     Scalar,
 )
 from forecast_autotune.records.table import Table
+from forecast_autotune.store import Store
 from forecast_autotune.store.exports import EXPORT_FORMATS, ExportReport, write_export
 from forecast_autotune.store.importers import import_kernel_tuner
 
@@ -240,3 +242,45 @@ def test_what_was_decided_counts_over_what_was_fastest(tmp_path: Path) -> None:
     decision = Decision(given.problem.id, config(16), Evidence.MEASURED, "", 0.0, 0.02, 2, 2)
     report = write_export("vllm-moe", tmp_path, [given], [(given.problem, decision)])
     assert only_file(report, tmp_path)[1]["16"]["BLOCK_SIZE_M"] == 16
+
+
+# --- by command ---
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> list[str]:
+    """Words for a store with one problem of the kernel that has a place, and one of another."""
+    softmax = Problem.of(Kernel("softmax"), (), H200, key=["1"])
+    store = Store(tmp_path / "store")
+    store.import_tables([table(first(32), {config(16): 1.0}), table(softmax, {config(16): 1.0})])
+    store.sync()
+    return ["--store", str(tmp_path / "store")]
+
+
+def test_files_are_written_and_what_has_no_place_is_named(
+    stored: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path / "out"), "--format", "vllm-moe", "--json", *stored]) == 0
+    data = json.loads(capsys.readouterr().out)
+    (path,) = data["files"]
+    assert Path(path).name == "E=8,N=14336,device_name=NVIDIA_H200.json"
+    assert data["left_out"] == ["softmax 1: it has no argument b_ptr: no fused_moe_kernel"]
+    assert json.loads(Path(path).read_text())["32"]["BLOCK_SIZE_M"] == 16
+
+
+def test_nothing_written_is_a_failure(
+    stored: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert main(["export", out, "--format", "vllm-moe", "--kernel", "softmax", *stored]) == 1
+    assert "no fused_moe_kernel" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["-", "a_file"])
+def test_a_folder_is_needed(
+    stored: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    (tmp_path / "a_file").touch()
+    words = "-" if target == "-" else str(tmp_path / target)
+    assert main(["export", words, "--format", "kernel-tuner", *stored]) == 2
+    assert "kernel-tuner writes files into a folder" in capsys.readouterr().err
