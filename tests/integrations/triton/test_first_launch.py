@@ -64,40 +64,7 @@ def test_children_take_it_from_this_process(computed_by: Path) -> None:
     shared.start()
     assert adopted(shared, 3) == [module.triton_key()] * 3
     assert computed_by.read_text().split() == [str(HERE)]
-    shared.settle()
-    shared.start()
-    assert shared._shared is None, "it is known"
-
-
-def test_a_hash_that_never_comes_is_computed(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_launch, "_WAIT_S", 0.05)
-    shared = CompilerHash()
-    monkeypatch.setattr(shared, "_compute", lambda: None)
-    shared.start()
-    assert adopted(shared, 1) == [module.triton_key()]
-    shared.stop()
-
-
-def test_a_text_too_long_to_share_is_not_shared(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_launch, "_BYTES", 16)
-    shared = CompilerHash()
-    shared.start()
-    assert adopted(shared, 1) == [module.triton_key()]
-    shared.stop()
-
-
-def test_a_forked_process_computes_its_own(computed_by: Path) -> None:
-    """What its parent has begun is not the fork's to wait for, nor to end."""
-    shared = CompilerHash()
-    shared.start()
-
-    def restart() -> None:
-        shared.start()
-        shared.settle()
-
-    assert os.waitpid(child(restart), 0)[1] == 0
-    assert adopted(shared, 1) == [module.triton_key()]
-    shared.stop()
+    assert shared._shared is None, "they have it by inheritance"
 
 
 @pytest.fixture
@@ -115,6 +82,40 @@ def hashing(monkeypatch: pytest.MonkeyPatch, computed_by: Path) -> Iterator[thre
     monkeypatch.setattr(first_launch, "_DEVICE_FILES", (__file__,))
     yield may_end
     may_end.set()
+
+
+@pytest.mark.parametrize("what", ["never comes", "is too long to share"])
+def test_a_hash_that_is_not_shared_is_computed(
+    hashing: threading.Event, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    if what == "never comes":
+        monkeypatch.setattr(first_launch, "_WAIT_S", 0.05)
+    else:
+        monkeypatch.setattr(first_launch, "_BYTES", 16)
+        hashing.set()
+    shared = CompilerHash()
+    shared.start_early()
+    shared.start()
+    (text,) = adopted(shared, 1)
+    hashing.set()
+    assert text == module.triton_key()
+    shared.stop()
+
+
+def test_a_forked_process_computes_its_own(hashing: threading.Event) -> None:
+    """What its parent has begun is not the fork's to wait for, nor to end."""
+    shared = CompilerHash()
+    shared.start_early()
+    shared.start()
+
+    def restart() -> None:
+        shared.start()
+        shared.settle()
+
+    assert os.waitpid(child(restart), 0)[1] == 0
+    hashing.set()
+    assert adopted(shared, 1) == [module.triton_key()]
+    shared.stop()
 
 
 @pytest.mark.parametrize("begun_first", [True, False])

@@ -63,14 +63,11 @@ class CompilerHash:
     def start_early(self) -> None:
         """Begin computing it, once per process; nothing happens without a GPU's driver."""
         if self._thread is None and any(map(os.path.exists, _DEVICE_FILES)):
-            self._begin()
-
-    def _begin(self) -> None:
-        """Compute it in a thread: reading and digesting hold no lock of the interpreter."""
-        thread = threading.Thread(target=self._compute, name="compiler-hash", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no room for another thread
-            thread.start()
-            self._thread = thread
+            # Reading and digesting hold no lock of the interpreter.
+            thread = threading.Thread(target=self._compute, name="compiler-hash", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no room for another thread
+                thread.start()
+                self._thread = thread
 
     def _compute(self) -> None:
         text = ""
@@ -79,15 +76,16 @@ class CompilerHash:
         self._publish(text)
 
     def start(self) -> None:
-        """Share it with children that are forked from now on, unless this process knows it already."""
+        """Have children that are forked from now on know it; it is shared with them while the thread is at work."""
         if self._owner == os.getpid() or _is_known():
+            return
+        if self._thread is None or not self._thread.is_alive():  # a fork has none of its parent's threads
+            _module().triton_key()
             return
         self._owner = os.getpid()
         with contextlib.suppress(OSError):
             self._shared = mmap.mmap(-1, _BYTES)
-            if self._thread is None or not self._thread.is_alive():  # a fork has none of its parent's threads
-                self._begin()
-            elif _is_known():  # the thread may have found nobody to tell
+            if _is_known():  # the thread may have found nobody to tell
                 self._publish(_module().triton_key())
 
     def adopt(self) -> None:
