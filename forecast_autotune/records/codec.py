@@ -39,6 +39,7 @@ EXTRA = "extra"
 _ABSENT, _CLASS_DEFAULT = object(), object()
 
 
+@dataclasses.dataclass(frozen=True)
 class _Layout:
     """How a class's JSON object differs from its fields by name; see `Record`."""
 
@@ -50,11 +51,7 @@ class _Layout:
     lenient: bool = False
     complete: bool = False
     remedy: str = ""
-    derived: Mapping[str, Callable[[Any], Any]] = {}
-
-    # No dataclass: making one takes as long as reading a stored decision, in every process.
-    def __init__(self, **given: Any) -> None:
-        vars(self).update(given)
+    derived: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
 
 
 _PLAIN_LAYOUT = _Layout()
@@ -81,33 +78,11 @@ class Record:
     __slots__ = ()
     _json_layout: ClassVar[_Layout] = _PLAIN_LAYOUT
 
-    def __init_subclass__(
-        cls,
-        *,
-        tag: str = "",
-        schema: int | None = None,
-        label: str = "",
-        order: tuple[str, ...] = (),
-        unknown: Literal["ignore", "refuse"] = "ignore",
-        lenient: bool = False,
-        complete: bool = False,
-        remedy: str = "",
-        derived: Mapping[str, Callable[[Any], Any]] | None = None,
-    ) -> None:
+    def __init_subclass__(cls, **layout: Any) -> None:
         super().__init_subclass__()
         # `dataclass(slots=True)` makes the class a second time, without its keywords.
         if "_json_layout" not in cls.__dict__:
-            cls._json_layout = _Layout(
-                tag=tag,
-                schema=schema,
-                label=label,
-                order=order,
-                unknown=unknown,
-                lenient=lenient,
-                complete=complete,
-                remedy=remedy,
-                derived=derived or {},
-            )
+            cls._json_layout = _Layout(**layout)
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; `from_json` reads it back."""
