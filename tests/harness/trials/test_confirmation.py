@@ -43,11 +43,11 @@ def test_what_takes_too_long_is_given_up_until_it_ends(monkeypatch: pytest.Monke
     monkeypatch.setattr(confirmation_limit, "_LEAST_S", {"cuda": 0.0})
     monkeypatch.setattr(confirmation_limit, "_GRACE_S", 0.0)
     monkeypatch.setattr(confirmation_limit, "_GIVE_UP_AGAIN_S", 0.001)
-    told, often = list[int](), threading.Event()
+    answer, often = list[int](), threading.Event()
 
     def give_up() -> None:
-        told.append(1)
-        if len(told) == 3:
+        answer.append(1)
+        if len(answer) == 3:
             often.set()
 
     limit = ConfirmationLimit(0.0, "cuda")
@@ -59,8 +59,8 @@ def test_what_takes_too_long_is_given_up_until_it_ends(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("wall", "blocks"), [(0.0, 1), (600.0, 12)])
 def test_a_contest_ends_by_the_clock_however_short_its_launches_are(wall: float, blocks: int) -> None:
     rules = replace(THOROUGH_RULES, least=12, most=12, wall=wall)
-    found, ended = HalvingRace(rules, random.Random(0)).time_winner(SimulatedPairedClock(1e-6))
-    assert (len(found), ended) == (blocks, "budget")
+    result, ended = HalvingRace(rules, random.Random(0)).time_winner(SimulatedPairedClock(1e-6))
+    assert (len(result), ended) == (blocks, "budget")
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_a_contest_ends_by_the_clock_however_short_its_launches_are(wall: float,
 def test_a_contest_ends_as_early_as_its_result_is_clear(gain: float, why: str) -> None:
     rules = replace(QUICK_RULES, precise=QUICK_RULES.precise if why == "precise" else 0.0)
     clock = SimulatedPairedClock(1e-3, gain, noise=0.005)
-    found, ended = HalvingRace(rules, random.Random(0)).time_winner(clock)
+    result, ended = HalvingRace(rules, random.Random(0)).time_winner(clock)
     assert ended == why
-    assert len(found) == rules.first if why == "hopeless" else rules.least <= len(found) < rules.most
+    assert len(result) == rules.first if why == "hopeless" else rules.least <= len(result) < rules.most
 
 
 class Lane:
@@ -85,18 +85,18 @@ class Lane:
 
 
 def test_the_first_one_is_opened_before_anybody_asks() -> None:
-    opened, made = threading.Event(), list[Lane]()
+    opened, result = threading.Event(), list[Lane]()
 
     def make() -> Lane:
-        made.append(Lane())
+        result.append(Lane())
         opened.set()
-        return made[-1]
+        return result[-1]
 
     lanes = EarlyOpener(make)
     assert opened.wait(60)
-    assert [lanes(), lanes()] == made
+    assert [lanes(), lanes()] == result
     lanes.close()
-    assert not any(one.closed for one in made)
+    assert not any(one.closed for one in result)
 
 
 def test_what_nobody_asked_for_is_closed() -> None:

@@ -42,11 +42,11 @@ def test_every_job_is_done_once_whoever_asks(table: Callable[[int], NodeJudge], 
 
 
 def test_finalists_are_confirmed_once(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
-    asked = ConfirmationJob((job("a").node, job("b").node), {"node-a": {"N": 1}}, SEED, TARGET)
+    request = ConfirmationJob((job("a").node, job("b").node), {"node-a": {"N": 1}}, SEED, TARGET)
     lanes = LocalJudgePool(table, 2)
     try:
-        assert lanes.confirm(asked).result(30) == lanes.confirm(asked).result(30)
-        assert set(lanes.confirm(asked).result(30)) == {"node-a", "node-b"}
+        assert lanes.confirm(request).result(30) == lanes.confirm(request).result(30)
+        assert set(lanes.confirm(request).result(30)) == {"node-a", "node-b"}
         assert judged_jobs(tmp_path) == ["confirm"]
     finally:
         lanes.close()
@@ -54,13 +54,13 @@ def test_finalists_are_confirmed_once(table: Callable[[int], NodeJudge], tmp_pat
 
 def test_a_verification_goes_before_what_waits(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
     lanes = LocalJudgePool(table, 1)
-    asked = VerificationJob("verify-a", job("a").node, {}, TARGET)
+    request = VerificationJob("verify-a", job("a").node, {}, TARGET)
     try:
         held = lanes.submit(job("held", "hold"))
         wait_until(lambda: bool(list(tmp_path.glob("pid-*"))))
         waiting = [lanes.submit(job(str(n))) for n in range(3)]
-        verifying = lanes.verify(asked)
-        assert lanes.verify(asked) is verifying
+        verifying = lanes.verify(request)
+        assert lanes.verify(request) is verifying
         (tmp_path / "go").touch()
         assert verifying.result(30).is_right
         assert [f.result(30).outcome for f in (held, *waiting)] == [Outcome.OK] * 4
@@ -70,11 +70,11 @@ def test_a_verification_goes_before_what_waits(table: Callable[[int], NodeJudge]
 
 
 def test_what_is_given_up_is_lost_and_its_lane_stays_open(tmp_path: Path) -> None:
-    made: list[ScriptedJudge] = []
+    results: list[ScriptedJudge] = []
 
     def make(number: int) -> NodeJudge:
-        made.append(ScriptedJudge(number, tmp_path))
-        return made[-1]
+        results.append(ScriptedJudge(number, tmp_path))
+        return results[-1]
 
     lanes = LocalJudgePool(make, 1)
     try:
@@ -88,8 +88,8 @@ def test_what_is_given_up_is_lost_and_its_lane_stays_open(tmp_path: Path) -> Non
             waiting.result(30)
         assert lanes.submit(job("next")).result(30).outcome is Outcome.OK
         assert judged_jobs(tmp_path) == ["job-next"]
-        assert len(made) == 1
-        assert not made[0].closed
+        assert len(results) == 1
+        assert not results[0].closed
     finally:
         lanes.close()
 

@@ -31,17 +31,17 @@ def survey_of(one: BaseKernel, *, frozen: bool) -> KernelSurvey:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_call_is_surveyed_unless_another_ones_drawn_sizes_cover_it(frozen: bool) -> None:
-    asked: list[BaseKernel] = []
+    requests: list[BaseKernel] = []
 
     def survey(one: BaseKernel) -> KernelSurvey:
-        asked.append(one)
+        requests.append(one)
         return survey_of(one, frozen=frozen)
 
     kinds = CallKinds.surveyed([LARGE, SMALL], survey)
-    assert asked == ([LARGE, SMALL] if frozen else [LARGE])
-    assert [one for one, _ in kinds.verified] == asked
+    assert requests == ([LARGE, SMALL] if frozen else [LARGE])
+    assert [one for one, _ in kinds.verified] == requests
     assert kinds.covering == tuple(
-        survey_of(one, frozen=frozen) for one in asked for _ in range(2 // len(asked))
+        survey_of(one, frozen=frozen) for one in requests for _ in range(2 // len(requests))
     )
 
 

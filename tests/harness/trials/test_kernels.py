@@ -83,13 +83,13 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelJudge]:
 
 @pytest.mark.slow
 def test_a_right_variant_is_tuned_and_timed(judge: KernelJudge) -> None:
-    found = judge.judge(job(TUNABLE))
-    assert (found.outcome, found.stage, found.measurements) == (Outcome.OK, "time", 3)
-    assert found.log2_ratio is not None
-    assert list(found.seconds) == ["0"]
-    assert Config.from_json(found.config) in configs_for(TARGET, TUNABLE)
-    assert [c["passed"] for c in found.facts["checks_passed"]] == [True]
-    assert found.against == SEED.id
+    result = judge.judge(job(TUNABLE))
+    assert (result.outcome, result.stage, result.measurements) == (Outcome.OK, "time", 3)
+    assert result.log2_ratio is not None
+    assert list(result.seconds) == ["0"]
+    assert Config.from_json(result.config) in configs_for(TARGET, TUNABLE)
+    assert [c["passed"] for c in result.facts["checks_passed"]] == [True]
+    assert result.against == SEED.id
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_right_variant_is_tuned_and_timed(judge: KernelJudge) -> None:
 def test_a_variants_fault_is_its_outcome(
     judge: KernelJudge, source: str, outcome: Outcome, stage: str, said: str
 ) -> None:
-    found = judge.judge(job(source))
-    assert (found.outcome, found.stage) == (outcome, stage)
-    assert said in found.feedback
+    result = judge.judge(job(source))
+    assert (result.outcome, result.stage) == (outcome, stage)
+    assert said in result.feedback
 
 
 @pytest.mark.slow
@@ -128,15 +128,15 @@ def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge, prepared
     chosen = Config.from_json({**CONFIGS[0].to_json(), **config}).to_json()
     if prepared:
         judge.prepare_confirmation()
-    found = judge.confirm(ConfirmationJob((node(TUNABLE),), {node(TUNABLE).id: chosen}, SEED, TARGET))
-    assert list(found) == [SEED.id, node(TUNABLE).id]
-    assert (found[SEED.id].log2_ratio, set(found[SEED.id].seconds)) == (0, {"0"})
-    assert found[node(TUNABLE).id].config == chosen
-    assert {j.stage for j in found.values()} == {"confirm"}
-    assert {j.against for j in found.values()} == {SEED.id}
-    told = found[node(TUNABLE).id].facts["spent"]
-    assert {"open", "verify", "races", "verifying", "racing"} <= set(told), "where the seconds went"
-    assert all({"prepare", "held", "contest"} <= set(steps) for steps in told["racing"])
+    result = judge.confirm(ConfirmationJob((node(TUNABLE),), {node(TUNABLE).id: chosen}, SEED, TARGET))
+    assert list(result) == [SEED.id, node(TUNABLE).id]
+    assert (result[SEED.id].log2_ratio, set(result[SEED.id].seconds)) == (0, {"0"})
+    assert result[node(TUNABLE).id].config == chosen
+    assert {j.stage for j in result.values()} == {"confirm"}
+    assert {j.against for j in result.values()} == {SEED.id}
+    answer = result[node(TUNABLE).id].facts["spent"]
+    assert {"open", "verify", "races", "verifying", "racing"} <= set(answer), "where the seconds went"
+    assert all({"prepare", "held", "contest"} <= set(steps) for steps in answer["racing"])
 
 
 @pytest.mark.slow
@@ -144,10 +144,10 @@ def test_contests_that_were_made_ready_are_not_run_for_a_wrong_finalist(judge: K
     wrong = node(SOFTMAX.replace("* scale", "* scale * 1.01"))
     judge.prepare_confirmation()
     config = CONFIGS[0].to_json()
-    found = judge.confirm(ConfirmationJob((wrong,), {wrong.id: config}, SEED, TARGET))
-    assert (found[wrong.id].outcome, found[wrong.id].stage) == (Outcome.INCORRECT, "confirm")
-    assert "racing" not in found[wrong.id].facts.get("spent", {})
-    assert found[SEED.id].log2_ratio == 0.0, "timed beside itself"
+    result = judge.confirm(ConfirmationJob((wrong,), {wrong.id: config}, SEED, TARGET))
+    assert (result[wrong.id].outcome, result[wrong.id].stage) == (Outcome.INCORRECT, "confirm")
+    assert "racing" not in result[wrong.id].facts.get("spent", {})
+    assert result[SEED.id].log2_ratio == 0.0, "timed beside itself"
 
 
 @pytest.mark.slow
@@ -168,28 +168,28 @@ def test_a_confirmation_is_ended_far_beyond_its_time(
 
 @pytest.fixture(scope="module")
 def tracer() -> Iterator[VariantTracer]:
-    made = VariantTracer(TARGET)
-    yield made
-    made.close()
+    result = VariantTracer(TARGET)
+    yield result
+    result.close()
 
 
 def test_ir_is_traced_without_a_device_and_forecast(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
-    found = tracer.forecast(TUNABLE, configs)
-    assert found is not None
-    assert found.configs == tuple(configs)
-    assert (found.sd > 0).all()
-    assert len(set(found.mean.tolist())) == len(configs)  # IR tells them apart
+    result = tracer.forecast(TUNABLE, configs)
+    assert result is not None
+    assert result.configs == tuple(configs)
+    assert (result.sd > 0).all()
+    assert len(set(result.mean.tolist())) == len(configs)  # IR tells them apart
     assert tracer.forecast("import triton\n", configs) is None
 
 
 def test_long_lists_are_forecast_whole_where_few_traces_tell_of_them(tracer: VariantTracer) -> None:
     listed = configs_for(TARGET, TUNABLE)
     configs = [replace(c, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2, 3) for c in listed]
-    found = tracer.forecast(TUNABLE, configs)
-    assert found is not None
-    assert found.configs == tuple(configs)
-    assert found.mean.shape == found.p_fail.shape == (len(configs),)
+    result = tracer.forecast(TUNABLE, configs)
+    assert result is not None
+    assert result.configs == tuple(configs)
+    assert result.mean.shape == result.p_fail.shape == (len(configs),)
     assert len(set(tracer.best_configs(TUNABLE, configs, 8))) == 8
     # More than can be traced: a spread over them.
     many = [Config.of({"BLOCK": 16 + n}) for n in range(MAX_TRACED_ASSIGNMENTS + 20)]
@@ -205,20 +205,20 @@ def test_advice_on_the_base_moves_forecasts_of_the_base_alone(tracer: VariantTra
     configs = configs_for(TARGET, TUNABLE)
     try:
         for source, moved in ((SOFTMAX, True), (TUNABLE, False)):
-            plain, found = tracer.forecast(source, configs), advised.forecast(source, configs)
+            plain, result = tracer.forecast(source, configs), advised.forecast(source, configs)
             assert plain is not None
-            assert found is not None
-            assert (plain.mean.tolist() != found.mean.tolist()) is moved
+            assert result is not None
+            assert (plain.mean.tolist() != result.mean.tolist()) is moved
     finally:
         advised.close()
 
 
 def test_what_is_timed_is_what_promises_most_and_one_more(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
-    found = tracer.forecast(TUNABLE, configs)
-    assert found is not None
+    result = tracer.forecast(TUNABLE, configs)
+    assert result is not None
     chosen = tracer.best_configs(TUNABLE, configs, 4)
-    assert chosen[:3] == [found.configs[i] for i in found.order[:3]]
+    assert chosen[:3] == [result.configs[i] for i in result.order[:3]]
     assert len(set(chosen)) == 4
     assert tracer.best_configs(TUNABLE, configs, 99) == configs
 
@@ -229,11 +229,11 @@ def sizes(configs: Sequence[Config]) -> list[object]:
 
 def test_the_rivals_config_is_timed_first_where_a_source_can_run_it(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
-    found = tracer.forecast(TUNABLE, configs)
-    assert found is not None
-    worst = found.configs[found.order[-1]]
+    result = tracer.forecast(TUNABLE, configs)
+    assert result is not None
+    worst = result.configs[result.order[-1]]
     chosen = tracer.best_configs(TUNABLE, configs, 4, worst)
-    assert chosen[:3] == [worst, *(found.configs[i] for i in found.order[:2])]
+    assert chosen[:3] == [worst, *(result.configs[i] for i in result.order[:2])]
     assert len(set(chosen)) == 4
     assert tracer.best_configs(TUNABLE, configs, 1, worst) == [worst]
     assert tracer.best_configs(TUNABLE, configs, 9, worst) == [worst, *(c for c in configs if c != worst)]
@@ -247,8 +247,8 @@ def test_no_config_is_explored_that_compiles_far_longer_than_the_promising_ones(
     configs = [replace(Config.of({"BLOCK": block}), num_warps=warps) for block, warps in sizes_of]
     work = {c: block / warps for c, (block, warps) in zip(configs, sizes_of, strict=True)}
     means = np.array([work[c] for c in configs])  # the least work is forecast to be the fastest
-    found = ConfigForecasts(tuple(configs), means, np.ones(8), np.zeros(8))
-    *top, explored = most_promising(found, configs, 4)
+    result = ConfigForecasts(tuple(configs), means, np.ones(8), np.zeros(8))
+    *top, explored = most_promising(result, configs, 4)
     assert [work[c] for c in top] == [16, 32, 64]
     assert work[explored] in (64, 128)
     monsters = [c for c in configs if work[c] > 128]
@@ -315,10 +315,10 @@ def test_a_forecast_of_variants_needs_no_results() -> None:
     seed = (SEED, NodeResult(Outcome.OK, SEED.id, 0.0), 0.0)
     forecaster = TritonForecaster(TARGET)
     try:
-        found = forecaster.forecast(NodeForecastRequest(1, SEED, nodes, (seed,), {}, TARGET)).beliefs
+        result = forecaster.forecast(NodeForecastRequest(1, SEED, nodes, (seed,), {}, TARGET)).beliefs
     finally:
         forecaster.close()
-    same, slow, bad = (found[n.id] for n in nodes)
+    same, slow, bad = (result[n.id] for n in nodes)
     assert not same.abstains
     assert same.sd == UNTESTED_DIFFERENCE_SD
     assert abs(same.mean) < 0.3
@@ -360,7 +360,7 @@ def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path, monkeypatch
     judge = KernelJudge(target, VerificationPlan(cases=2), tmp_path / "scratch", rules=quick)
     try:
         better = replace(seed, id="better", source=seed.source.replace("2 * tl.load", "2.0 * tl.load"))
-        found = judge.judge(NodeJob("j", better, seed, {}, target, 0, 1))
+        result = judge.judge(NodeJob("j", better, seed, {}, target, 0, 1))
         wrong = replace(seed, id="wrong", source=seed.source.replace("2 *", "3 *"))
         learnt: list[tuple[str, Mapping[Config, Timing]]] = []
         monkeypatch.setattr(VariantTracer, "learn", lambda self, *told: learnt.append(told))
@@ -372,7 +372,7 @@ def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path, monkeypatch
         both = judge.judge(NodeJob("m", better, seed, beside, target, 0, 2))
     finally:
         judge.close()
-    assert (found.outcome, found.measurements) == (Outcome.OK, 1)
+    assert (result.outcome, result.measurements) == (Outcome.OK, 1)
     assert refused.outcome is Outcome.INCORRECT
     assert Config.from_json(first.config) == own[1], "the rival's config"
     assert [(source, set(t)) for source, t in learnt] == [

@@ -27,8 +27,8 @@ def test_a_clock_may_be_disturbed_for_a_while(
     monkeypatch.setattr(health, "LIBRARY", str(fake_driver))
     monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
     monkeypatch.setattr(health, "_HEALTH_PAUSE_S", 0.0)
-    told = iter(["the device's clock"] * bad + [""] * 3)
-    monkeypatch.setattr(health, "runner_problem", lambda runner: next(told))
+    answer = iter(["the device's clock"] * bad + [""] * 3)
+    monkeypatch.setattr(health, "runner_problem", lambda runner: next(answer))
     if fit:
         with open_healthy_runner(0) as runner:
             assert runner.check_health() == ""

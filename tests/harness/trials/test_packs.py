@@ -72,17 +72,17 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeJudge]:
 
 
 def test_a_faster_source_is_measured_beside_the_incumbent(judge: NodeJudge) -> None:
-    found = judged(judge, replace(job("fast", FAST), against=node("often", OFTEN)))
-    assert (found.outcome, found.against, found.stage) == (Outcome.OK, "often", "time")
-    assert found.log2_ratio is not None
-    assert found.log2_ratio < -0.5
-    assert set(found.seconds) == {"small", "ragged"}
-    assert found.measurements == 1
-    assert 0 < found.device_seconds <= found.wall_seconds
-    assert found.device == device_slug("cpu")
-    assert found.facts["blocks"] >= 8
-    assert "faster" in found.feedback
-    assert codec.from_json(NodeResult, codec.to_json(found)) == found
+    result = judged(judge, replace(job("fast", FAST), against=node("often", OFTEN)))
+    assert (result.outcome, result.against, result.stage) == (Outcome.OK, "often", "time")
+    assert result.log2_ratio is not None
+    assert result.log2_ratio < -0.5
+    assert set(result.seconds) == {"small", "ragged"}
+    assert result.measurements == 1
+    assert 0 < result.device_seconds <= result.wall_seconds
+    assert result.device == device_slug("cpu")
+    assert result.facts["blocks"] >= 8
+    assert "faster" in result.feedback
+    assert codec.from_json(NodeResult, codec.to_json(result)) == result
 
 
 def test_a_pack_with_a_size_for_the_host_is_timed_at_it(tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ def test_a_pack_with_a_size_for_the_host_is_timed_at_it(tmp_path: Path) -> None:
     quick = RaceRules(rung=1, first=1, least=2, most=2)
     judge = PackJudge(target, VerificationPlan(cases=1, timed=1), tmp_path, rules=quick)
     try:
-        found = judged(judge, replace(job("fast", FAST), target=target, against=seed))
+        result = judged(judge, replace(job("fast", FAST), target=target, against=seed))
     finally:
         judge.close()
-    assert found.outcome is Outcome.OK
-    assert set(found.seconds) == {"host"}
+    assert result.outcome is Outcome.OK
+    assert set(result.seconds) == {"host"}
 
 
 def test_a_slower_source_is_given_up_early(judge: NodeJudge) -> None:
@@ -102,13 +102,13 @@ def test_a_slower_source_is_given_up_early(judge: NodeJudge) -> None:
         "torch.softmax(x, -1)", "(x - x.amax(-1, keepdim=True)).softmax(-1)"
     )
     slower = source.replace("range(9)", "range(900)")
-    found = judged(judge, job("slow", slower))
-    assert found.outcome is Outcome.OK
-    assert found.log2_ratio is not None
-    assert found.log2_ratio > 0.4
+    result = judged(judge, job("slow", slower))
+    assert result.outcome is Outcome.OK
+    assert result.log2_ratio is not None
+    assert result.log2_ratio > 0.4
     # A pause of the machine beside the short seed can hide the slowdown in one of the first blocks.
-    assert found.facts["ended"] in {"hopeless", "slower"}
-    assert found.facts["blocks"] <= RaceRules().most / 2
+    assert result.facts["ended"] in {"hopeless", "slower"}
+    assert result.facts["blocks"] <= RaceRules().most / 2
 
 
 @pytest.mark.parametrize(
@@ -130,18 +130,18 @@ def test_a_slower_source_is_given_up_early(judge: NodeJudge) -> None:
 def test_a_candidates_fault_is_its_outcome(
     judge: NodeJudge, source: str, outcome: Outcome, stage: str, said: str
 ) -> None:
-    found = judged(judge, job("bad", source))
-    assert (found.outcome, found.stage, found.log2_ratio) == (outcome, stage, None)
-    assert said in found.feedback
-    assert found.measurements == 1
+    result = judged(judge, job("bad", source))
+    assert (result.outcome, result.stage, result.log2_ratio) == (outcome, stage, None)
+    assert said in result.feedback
+    assert result.measurements == 1
 
 
 def test_a_hanging_source_is_a_timeout(judge: NodeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = ResourceLimits(wall_s=2.0, trusted_s=60.0)
     with monkeypatch.context() as patch:
         patch.setattr(pack_judge, "verify", lambda *a, **k: verify(*a, **k, limits=limits))
-        found = judged(judge, job("hang", "def run(x):\n    while True:\n        pass\n"))
-    assert (found.outcome, found.stage) == (Outcome.TIMEOUT, "verify")
+        result = judged(judge, job("hang", "def run(x):\n    while True:\n        pass\n"))
+    assert (result.outcome, result.stage) == (Outcome.TIMEOUT, "verify")
     assert judged(judge, job("fast", FAST)).outcome is Outcome.OK
 
 
@@ -153,43 +153,43 @@ def test_one_that_turns_wrong_while_it_is_timed_is_caught(tmp_path: Path) -> Non
     patient = RaceRules(first=100, least=100, most=100)
     judge = PackJudge(TARGET, VerificationPlan(), tmp_path, rules=patient)
     try:
-        found = judged(judge, job("later", later))
+        result = judged(judge, job("later", later))
     finally:
         judge.close()
-    assert (found.outcome, found.stage) == (Outcome.INCORRECT, "time")
+    assert (result.outcome, result.stage) == (Outcome.INCORRECT, "time")
 
 
 @pytest.mark.slow
 def test_the_best_config_is_found_within_the_trials(judge: NodeJudge) -> None:
     for _ in range(3):  # a busy machine may hold up the quickest of them
-        found = judged(judge, job("tunable", TUNABLE, trials=4))
-        assert (found.outcome, found.measurements) == (Outcome.OK, 4)
-        if found.config == {"TIMES": 1}:
+        result = judged(judge, job("tunable", TUNABLE, trials=4))
+        assert (result.outcome, result.measurements) == (Outcome.OK, 4)
+        if result.config == {"TIMES": 1}:
             break
-    assert found.config == {"TIMES": 1}
-    assert len(found.facts["configs"]) == 4
+    assert result.config == {"TIMES": 1}
+    assert len(result.facts["configs"]) == 4
     alone = judged(judge, job("tunable", TUNABLE, trials=1))
     assert (alone.config, alone.measurements) == ({}, 1)
 
 
 def test_a_config_that_is_wrong_does_not_condemn_the_others(judge: NodeJudge) -> None:
     source = TUNABLE.replace("return y", "return y if TIMES > 1 else torch.zeros_like(y)")
-    found = judged(judge, job("half", source, trials=3))
-    assert found.outcome is Outcome.OK
-    assert found.config != {"TIMES": 1}
+    result = judged(judge, job("half", source, trials=3))
+    assert result.outcome is Outcome.OK
+    assert result.config != {"TIMES": 1}
 
 
 def test_configs_that_cannot_be_read_are_told(judge: NodeJudge) -> None:
-    found = judged(judge, job("odd", FAST + "\nCONFIGS = [{'MISSING': 1}]\n"))
-    assert (found.outcome, found.config) == (Outcome.OK, {})
-    assert "MISSING" in found.feedback
+    result = judged(judge, job("odd", FAST + "\nCONFIGS = [{'MISSING': 1}]\n"))
+    assert (result.outcome, result.config) == (Outcome.OK, {})
+    assert "MISSING" in result.feedback
 
 
 @pytest.mark.slow
 def test_the_config_of_the_incumbent_is_the_one_it_is_timed_with(judge: NodeJudge) -> None:
-    asked = replace(job("fast", FAST), against=node("tunable", TUNABLE))
+    request = replace(job("fast", FAST), against=node("tunable", TUNABLE))
     beside = {
-        n: judged(judge, replace(asked, against_config={"TIMES": n})).log2_ratio or 0.0 for n in (1, 16)
+        n: judged(judge, replace(request, against_config={"TIMES": n})).log2_ratio or 0.0 for n in (1, 16)
     }
     assert beside[16] < beside[1] - 1
 
@@ -225,19 +225,19 @@ def test_configs_of_triton_sources_on_a_device_begin_with_the_rivals(
 
 
 def triton_job() -> NodeJob:
-    asked = job("tunable", TUNABLE)
-    return replace(asked, node=replace(asked.node, language="triton"))
+    request = job("tunable", TUNABLE)
+    return replace(request, node=replace(request.node, language="triton"))
 
 
 def configs_chosen(judge: PackJudge, beside: dict[str, int], n: int = 3) -> list[object]:
-    asked = replace(triton_job(), against_config=beside)
-    return list(judge._choose_configs(asked, configs_of(TUNABLE), n))
+    request = replace(triton_job(), against_config=beside)
+    return list(judge._choose_configs(request, configs_of(TUNABLE), n))
 
 
 def test_feedback_is_bounded_and_tells_no_seed(judge: NodeJudge) -> None:
-    found = judged(judge, job("long", f"def run(x):\n    raise ValueError('{'y' * 9000}')\n"))
-    assert len(found.feedback) <= 1500
-    assert "seed" not in found.facts
+    result = judged(judge, job("long", f"def run(x):\n    raise ValueError('{'y' * 9000}')\n"))
+    assert len(result.feedback) <= 1500
+    assert "seed" not in result.facts
 
 
 @pytest.mark.slow
@@ -249,14 +249,14 @@ def test_finalists_are_confirmed_beside_the_seed_in_a_fresh_lane(judge: NodeJudg
         node("tunable", TUNABLE),
         seed,
     )
-    found = judge.confirm(ConfirmationJob(finalists, {"tunable": {"TIMES": 16}}, seed, TARGET))
-    assert list(found) == [seed.id, "fast", "wrong", "tunable"]
-    assert found[seed.id].log2_ratio == 0
-    assert found["wrong"].outcome is Outcome.INCORRECT
-    assert (found["fast"].log2_ratio or 0) < -0.5 < (found["tunable"].log2_ratio or 0)
-    assert found["fast"].facts["standing"] == "faster"
-    assert found["tunable"].config == {"TIMES": 16}
-    assert {j.stage for j in found.values()} == {"confirm"}
+    result = judge.confirm(ConfirmationJob(finalists, {"tunable": {"TIMES": 16}}, seed, TARGET))
+    assert list(result) == [seed.id, "fast", "wrong", "tunable"]
+    assert result[seed.id].log2_ratio == 0
+    assert result["wrong"].outcome is Outcome.INCORRECT
+    assert (result["fast"].log2_ratio or 0) < -0.5 < (result["tunable"].log2_ratio or 0)
+    assert result["fast"].facts["standing"] == "faster"
+    assert result["tunable"].config == {"TIMES": 16}
+    assert {j.stage for j in result.values()} == {"confirm"}
 
 
 def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: NodeJudge) -> None:
@@ -266,9 +266,9 @@ def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: N
     prepared = judge._fresh_lanes._verifying
     judge.prepare_confirmation()
     assert judge._fresh_lanes._verifying is prepared, "one is enough"
-    found = judge.confirm(ConfirmationJob(finalists, {}, SEED, TARGET, seconds=0.1))
-    assert list(found) == [SEED.id, "fast"]
-    assert found["fast"].stage == "confirm"
+    result = judge.confirm(ConfirmationJob(finalists, {}, SEED, TARGET, seconds=0.1))
+    assert list(result) == [SEED.id, "fast"]
+    assert result["fast"].stage == "confirm"
 
 
 def test_a_sound_pack_is_admitted(judge: NodeJudge) -> None:

@@ -63,10 +63,10 @@ def compare(lane: SandboxLane, source: str) -> BenchResult:
     ("family", "variant"), [(family, one) for family, picked in CHEAP.items() for one in picked]
 )
 def test_no_cheat_is_called_faster(judging: SandboxLane, family: str, variant: str) -> None:
-    found = compare(judging, sources(PACK)[family, variant])
-    assert found.outcome in ("", "slower", "undecided", "unconfirmed"), found
-    if not found.outcome:
-        assert found.verdict.reasons, "who is refused is told why"
+    result = compare(judging, sources(PACK)[family, variant])
+    assert result.outcome in ("", "slower", "undecided", "unconfirmed"), result
+    if not result.outcome:
+        assert result.verdict.reasons, "who is refused is told why"
 
 
 def test_what_is_faster_is_called_so(judging: SandboxLane) -> None:
@@ -74,12 +74,12 @@ def test_what_is_faster_is_called_so(judging: SandboxLane) -> None:
     slow = PACK.solution("torch_plain").source.replace("def run(", "def once(")
     slow += "\n\ndef run(x):\n    for _ in range(30):\n        y = once(x)\n    return y\n"
     plain = PACK.solution("torch_plain")
-    found = compare_solutions(
+    result = compare_solutions(
         PACK, [plain], judging, against=make_solution("slow", slow), plan=PLAN, rules=RULES
     )[1]
-    assert found.outcome == "faster", found
-    assert found.gain is not None
-    assert found.gain <= found.duels[-1]["own_gain"] + 1e-4
+    assert result.outcome == "faster", result
+    assert result.gain is not None
+    assert result.gain <= result.duels[-1]["own_gain"] + 1e-4
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_who_is_faster_is_so_by_both_clocks(
     ended = ComparisonResult(
         ComparisonOutcome.FASTER, (log(1.5),) * 20, 1e6, 0.1, "faster in 20 of 20 blocks"
     )
-    found = ended.with_own_gain(own, 0.005)
-    assert (found.outcome, found.gain) == (outcome, pytest.approx(gain))
+    result = ended.with_own_gain(own, 0.005)
+    assert (result.outcome, result.gain) == (outcome, pytest.approx(gain))
     slower = ComparisonResult(ComparisonOutcome.SLOWER, (-0.5,) * 20, 0.0, 0.1, "slower in 20 of 20 blocks")
     assert slower.with_own_gain(own, 0.005).outcome is ComparisonOutcome.SLOWER

@@ -141,13 +141,13 @@ class Cell:
 
 def launcher_of(cell: Cell, windowed: bool) -> Launcher:
     rng = random.Random(0)
-    made = (
+    result = (
         WindowedLauncher(cell, PackFormat.OWN, rng)
         if windowed
         else Launcher(cell, PackFormat.OWN, rng, "cpu")
     )
-    made.prepare("solution.py", "run", Language.TORCH)
-    return made
+    result.prepare("solution.py", "run", Language.TORCH)
+    return result
 
 
 @pytest.fixture
@@ -158,12 +158,12 @@ def case(tmp_path: Path) -> LaunchCase:
 
 @pytest.mark.parametrize("windowed", [False, True], ids=["asked", "in a window"])
 def test_answers_that_are_not_changed_are_read(case: LaunchCase, windowed: bool) -> None:
-    made = launcher_of(Cell(None), windowed)
-    for ask in (made.launch, made.timed):
+    result = launcher_of(Cell(None), windowed)
+    for ask in (result.launch, result.timed):
         reply = ask(case)
-        made.read(reply)
+        result.read(reply)
         assert not reply.reasons
-        assert not made.changed_since(reply)
+        assert not result.changed_since(reply)
         assert case.check(reply.tensors)[0] is None
 
 
@@ -171,20 +171,20 @@ def test_answers_that_are_not_changed_are_read(case: LaunchCase, windowed: bool)
 def test_changed_answers_are_read_or_forged(case: LaunchCase, windowed: bool) -> None:
     """1,500 of each: a reply with or without reasons, or a forgery; no other exception, whatever was changed."""
     rng = random.Random(1)
-    found: list[CandidateFault] = []
+    results: list[CandidateFault] = []
     refused = 0
     cell = Cell(rng)
-    made = launcher_of(cell, windowed)
+    result = launcher_of(cell, windowed)
     for _ in range(1500):
         try:
-            reply = made.launch(case)
+            reply = result.launch(case)
             refused += bool(reply.reasons) or case.check(reply.tensors)[0] is not None
-            made.changed_since(reply)
+            result.changed_since(reply)
         except CandidateFault as fault:
-            found.append(fault)
-    assert {fault.fault for fault in found} == {Fault.FORGED}
-    assert all(len(fault.detail) < 1000 for fault in found)
-    assert len(found) > 1000
+            results.append(fault)
+    assert {fault.fault for fault in results} == {Fault.FORGED}
+    assert all(len(fault.detail) < 1000 for fault in results)
+    assert len(results) > 1000
     assert refused > 0
 
 
@@ -204,10 +204,10 @@ def test_a_second_answer_of_less_than_the_first_is_forged(case: LaunchCase, wind
                 return CellAnswer({**answer.value, "outputs": [{}], "places": []}, {}, answer.seconds)
             return answer
 
-    made = launcher_of(Shortened(None), windowed)
-    reply = made.launch(case)
+    result = launcher_of(Shortened(None), windowed)
+    reply = result.launch(case)
     with pytest.raises(CandidateFault) as caught:
-        made.changed_since(reply)
+        result.changed_since(reply)
     assert caught.value.fault is Fault.FORGED
 
 

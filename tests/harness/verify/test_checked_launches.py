@@ -47,8 +47,8 @@ def test_the_share_that_is_stated_is_found_as_often_as_stated() -> None:
     rng = random.Random(0)
     for n in (20, 100, 459):
         share = found_share(n)
-        found = sum(any(rng.random() < share for _ in range(n)) for _ in range(2000))
-        assert 0.98 <= found / 2000 <= 0.998
+        result = sum(any(rng.random() < share for _ in range(n)) for _ in range(2000))
+        assert 0.98 <= result / 2000 <= 0.998
 
 
 def test_what_was_checked_is_said() -> None:
@@ -105,10 +105,10 @@ def test_what_is_surely_right_keeps_the_full_limits(name: str, tmp_path: Path) -
             got = [noisy(t, size, draws) for t in right]
             if case.is_surely_right(got):
                 assert case.check(got)[0] is None
-        for said, change in WRONG.items():
+        for message, change in WRONG.items():
             wrong = [change(a, b) for a, b in zip(right, stale, strict=True)]
             if case.check(wrong)[0] is not None:
-                assert not case.is_surely_right(wrong), said
+                assert not case.is_surely_right(wrong), message
     assert taken >= 5, "exact results are found right without the full limits"
 
 

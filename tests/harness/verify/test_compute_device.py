@@ -147,17 +147,17 @@ def _bits(tensor: Any) -> Any:
 
 def test_large_tensors_are_drawn_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problems, "_MANY", 1000)
-    asked = []
+    requests = []
 
     def noted(shape: Any, dtype: Any, regime: str, source: Any, device: str = "cpu") -> Any:
-        asked.append((math.prod(shape), device))
+        requests.append((math.prod(shape), device))
         return draw(shape, dtype, regime, source, device)
 
     monkeypatch.setattr(problems, "draw", noted)
     pack = load_pack("layer_norm")
     how = DrawSpec("normal", "contiguous", generator(), ComputeDevice(DEVICE))
     problem_of(pack, tmp_path).case({"M": 16, "N": 128}, how)
-    assert sorted(asked) == [(128, "cpu"), (128, "cpu"), (2048, DEVICE)]
+    assert sorted(requests) == [(128, "cpu"), (128, "cpu"), (2048, DEVICE)]
 
 
 # --- where the time went ---

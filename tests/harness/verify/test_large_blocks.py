@@ -191,12 +191,12 @@ def test_what_a_pack_promises_survives_a_drift() -> None:
 def test_limits_are_what_the_largest_workload_needs() -> None:
     pack = load_pack("softmax")
     large = next(w for w in pack.workloads if w.large)
-    found = cell_limits_for(pack, ResourceLimits(), "cuda")
+    result = cell_limits_for(pack, ResourceLimits(), "cuda")
     given, written = workload_bytes(pack, large)
     assert given == written == 8192 * 4096 * 4
-    assert found.answer_bytes >= given + written
-    assert found.memory_bytes > ResourceLimits().memory_bytes + given + written
-    assert found.output_bytes == ResourceLimits().output_bytes
+    assert result.answer_bytes >= given + written
+    assert result.memory_bytes > ResourceLimits().memory_bytes + given + written
+    assert result.output_bytes == ResourceLimits().output_bytes
     small = pack.with_(workloads=pack.checked_workloads)
     assert cell_limits_for(small, ResourceLimits(), "cuda").answer_bytes == ResourceLimits().answer_bytes
 
@@ -283,22 +283,22 @@ def launched(lane: SandboxLane, pack: Pack, source: str, **asked: Any) -> dict[s
 
 @pytest.mark.parametrize("pack", [SOFTMAX, SWIGLU], ids=["returned", "in_the_block"])
 def test_a_block_is_sent_once_and_read_when_asked(judging: SandboxLane, pack: Pack) -> None:
-    found = launched(judging, pack, HONEST[pack.definition.name], check=True, idle=True)
-    assert found["codes"] == [[]] * 4
-    assert found["checked"] == []
-    placed, *patches = [sent for question, sent, _ in found["log"] if question == "place"]
-    assert placed >= found["block"]
+    result = launched(judging, pack, HONEST[pack.definition.name], check=True, idle=True)
+    assert result["codes"] == [[]] * 4
+    assert result["checked"] == []
+    placed, *patches = [sent for question, sent, _ in result["log"] if question == "place"]
+    assert placed >= result["block"]
     assert len(patches) == 3
-    assert 0 < max(patches) < found["block"] / 8
-    assert {sent + came for question, sent, came in found["log"] if question in ("launch", "idle")} == {0}
-    assert [came >= found["block"] for question, _, came in found["log"] if question == "again"] == [True]
+    assert 0 < max(patches) < result["block"] / 8
+    assert {sent + came for question, sent, came in result["log"] if question in ("launch", "idle")} == {0}
+    assert [came >= result["block"] for question, _, came in result["log"] if question == "again"] == [True]
 
 
 def test_a_small_block_travels_with_every_launch(judging: SandboxLane) -> None:
     pack = SOFTMAX.with_(workloads=(Workload("few", {"M": 16, "N": 128}),))
-    found = launched(judging, pack, HONEST["softmax"], check=True)
-    assert found["codes"] == [[]] * 4
-    assert {question for question, _, _ in found["log"]} == {"prepare", "launch"}
+    result = launched(judging, pack, HONEST["softmax"], check=True)
+    assert result["codes"] == [[]] * 4
+    assert {question for question, _, _ in result["log"]} == {"prepare", "launch"}
 
 
 @pytest.mark.parametrize(
@@ -343,16 +343,16 @@ def test_an_output_that_changes_before_it_is_read_shows(judging: SandboxLane, pa
         "swiglu": ("gate, up, y", "y.copy_(torch.sigmoid(gate.float()) * gate * up)", "return None"),
     }[pack.definition.name]
     source = LATE.format(**dict(zip(("arguments", "compute", "end"), parts, strict=True)))
-    found = launched(judging, pack, source, check=True, count=1, wait_s=1.5)
-    assert found["codes"] == [[]]
-    assert found["checked"] == ["late_write"]
+    result = launched(judging, pack, source, check=True, count=1, wait_s=1.5)
+    assert result["codes"] == [[]]
+    assert result["checked"] == ["late_write"]
 
 
 def test_an_input_that_changes_before_it_is_read_shows(judging: SandboxLane) -> None:
     source = LATE.format(arguments="x", compute="y = x", end="return torch.softmax(x, -1)")
-    found = launched(judging, SOFTMAX, source, check=True, count=1, wait_s=1.5)
-    assert found["codes"] == [[]]
-    assert "mutated_input" in found["checked"]
+    result = launched(judging, SOFTMAX, source, check=True, count=1, wait_s=1.5)
+    assert result["codes"] == [[]]
+    assert "mutated_input" in result["checked"]
 
 
 @pytest.mark.parametrize(
@@ -364,9 +364,9 @@ def test_a_result_of_before_is_wrong_after_a_patch(judging: SandboxLane, key: st
         f"    key = {key}\n    if key not in kept:\n        kept[key] = torch.softmax(x, -1)\n"
         "    return kept[key]\n"
     )
-    found = launched(judging, SOFTMAX, source, check=True, count=2)
-    assert found["codes"] == [[], []]
-    assert found["checked"] == ["wrong_values"]
+    result = launched(judging, SOFTMAX, source, check=True, count=2)
+    assert result["codes"] == [[], []]
+    assert result["checked"] == ["wrong_values"]
 
 
 @pytest.mark.parametrize(
@@ -385,9 +385,9 @@ def test_a_forged_digest_is_no_way_around_reading(
         f"honest = inside._digests\ninside._digests = lambda *args: {forged}\n\n\n"
         "def run(x):\n    return torch.softmax(x, -1)\n"
     )
-    found = launched(judging, SOFTMAX, source, check=True, count=1)
-    assert codes in str(found["codes"])
-    assert found["checked"] == checked
+    result = launched(judging, SOFTMAX, source, check=True, count=1)
+    assert codes in str(result["codes"])
+    assert result["checked"] == checked
 
 
 def test_who_reaches_the_pristine_copy_gains_nothing(judging: SandboxLane) -> None:
@@ -419,8 +419,8 @@ def test_verification_takes_the_large_path(judging: SandboxLane) -> None:
     [("x", "aliases_input"), ("[1.0]", "wrong_structure"), ("x.to_sparse()", "wrong_structure")],
 )
 def test_what_is_no_output_shows_unread(judging: SandboxLane, result: str, code: str) -> None:
-    found = launched(judging, SOFTMAX, f"def run(x):\n    return {result}\n", count=1)
-    assert found["codes"] == [[code]]
+    match = launched(judging, SOFTMAX, f"def run(x):\n    return {result}\n", count=1)
+    assert match["codes"] == [[code]]
 
 
 def test_an_output_without_elements_is_checked_like_others(judging: SandboxLane) -> None:

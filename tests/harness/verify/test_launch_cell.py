@@ -27,8 +27,8 @@ def threads_noticed(between: Callable[[], None]) -> list[str]:
     process_report(state)
     between()
     note_question(state)
-    found: list[str] = process_report(state)["threads"]
-    return found
+    results: list[str] = process_report(state)["threads"]
+    return results
 
 
 @contextmanager
@@ -79,9 +79,9 @@ def test_threads_that_compute_are_noticed(start: Callable[[Callable[[], None]], 
         shares.append((time.process_time() - begin[0]) / (time.monotonic() - begin[1]))
 
     with left_running(start, compute):
-        said = threads_noticed(between)
-    assert said or shares[0] < 0.3, "others had the processor"
-    assert all("CPU time" in text for text in said)
+        problem = threads_noticed(between)
+    assert problem or shares[0] < 0.3, "others had the processor"
+    assert all("CPU time" in text for text in problem)
 
 
 @pytest.mark.parametrize("start", [listed, unlisted])
@@ -127,9 +127,9 @@ def _watched(launch: str, before: str = "") -> str:
 
 
 def test_operations_are_seen_without_importing_dynamo() -> None:
-    said = _watched("torch.zeros(5) + torch.ones(3, 1)")
-    assert said.endswith("False")
-    assert "('aten::add.Tensor', 15)" in said
+    problem = _watched("torch.zeros(5) + torch.ones(3, 1)")
+    assert problem.endswith("False")
+    assert "('aten::add.Tensor', 15)" in problem
 
 
 def test_what_a_compiling_candidate_does_is_seen_and_the_watch_itself_is_not_compiled() -> None:
@@ -142,9 +142,9 @@ double = torch.compile(lambda x: x * 2, backend=backend)
 double(torch.ones(7))
 assert len(compiled) == 1
 """
-    said = _watched("double(torch.ones(7)); assert len(compiled) == 1", before)
-    assert said.endswith("True")
-    assert "('aten::mul.Tensor', 7)" in said
+    problem = _watched("double(torch.ones(7)); assert len(compiled) == 1", before)
+    assert problem.endswith("True")
+    assert "('aten::mul.Tensor', 7)" in problem
 
 
 def test_a_launch_on_a_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

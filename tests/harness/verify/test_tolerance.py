@@ -148,9 +148,9 @@ def test_parts_say_what_the_whole_says(shape: tuple[int, ...], dtype: torch.dtyp
             got = (base.double() * (1 + error * noise)).to(dtype)
             # Exact, rounded in the kernel, none, and another calculation.
             for other in (wide.float(), base.float(), None, 3 * wide.float()):
-                said, worst = compare_with_base(got, base, other)
+                problem, worst = compare_with_base(got, base, other)
                 expected, most = whole(got, base, other)
-                assert said == expected
+                assert problem == expected
                 assert worst == pytest.approx(most, rel=1e-9, nan_ok=True)
 
 
@@ -158,8 +158,8 @@ def test_what_is_wrong_is_found_at_its_place() -> None:
     base = torch.randn(40, 5000, generator=torch.Generator().manual_seed(1)).half()
     got = base.clone()
     got[31, 4321] += 1.0
-    said, worst = compare_with_base(got, base, base.float())
-    assert said.startswith("1 of 200000 elements are wrong; the first at (31, 4321) is ")
+    problem, worst = compare_with_base(got, base, base.float())
+    assert problem.startswith("1 of 200000 elements are wrong; the first at (31, 4321) is ")
     assert worst > 1.0
 
 

@@ -105,8 +105,8 @@ def test_a_bias_within_every_limit_is_found() -> None:
     x = draw((64, 64), torch.float32, "normal", generator())
     one = limits_of(lambda x: x * 3, x=x)
     assert one.limit is not None
-    said, worst = mismatch((one.want + 0.9 * one.limit).float(), one)
-    assert "biased" in said
+    problem, worst = mismatch((one.want + 0.9 * one.limit).float(), one)
+    assert "biased" in problem
     assert worst < 1
 
 
@@ -128,8 +128,8 @@ def test_a_bias_within_every_limit_is_found() -> None:
 def test_numbers_that_are_none(got: float, want: float, right: bool) -> None:
     want64 = torch.tensor([want], dtype=torch.float64)
     limit = torch.full((1,), torch.finfo(torch.float32).smallest_normal, dtype=torch.float64)
-    said, _ = mismatch(torch.tensor([got]), ExpectedOutput(want64, torch.float32, limit))
-    assert (said == "") is right
+    problem, _ = mismatch(torch.tensor([got]), ExpectedOutput(want64, torch.float32, limit))
+    assert (problem == "") is right
 
 
 def test_integers_have_to_be_equal() -> None:
@@ -186,14 +186,14 @@ def test_every_stray_byte_is_noticed(seed: int) -> None:
     for place in rng.sample(range(size), 60) + [s.offset for s in arena.slots]:
         after = bytearray(arena.data())
         after[place] ^= 1
-        found, stray = changed_bytes(arena, bytes(after))
+        result, stray = changed_bytes(arena, bytes(after))
         owner = owners.get(place)
         if owner == "y":
-            assert (found, stray) == ([], 0)
+            assert (result, stray) == ([], 0)
         elif owner is None:
-            assert (found, stray) == ([], 1)
+            assert (result, stray) == ([], 1)
         else:
-            assert (found, stray) == ([owner], 0)
+            assert (result, stray) == ([owner], 0)
 
 
 def test_outputs_begin_as_nan_and_canaries_guard_both_ends() -> None:

@@ -123,30 +123,30 @@ def ask(
     job = SandboxJob("tests.harness.audit_job:main", payload, files)
     result = opened.run(job, LIMITS)
     assert result.status is JobStatus.OK, result.detail
-    found: dict[str, Any] = result.value
-    return found
+    results: dict[str, Any] = result.value
+    return results
 
 
 @pytest.mark.slow
 @needs_linux
 def test_a_faster_solution_is_faster_by_the_judges_clock_too(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(SLOW, PLAIN)
-    assert found["verdict"] == "agrees", found
-    assert found["gain"] > 1
+    result = judge(SLOW, PLAIN)
+    assert result["verdict"] == "agrees", result
+    assert result["gain"] > 1
 
 
 @pytest.mark.slow
 @needs_linux
 def test_equal_solutions_are_not_called_faster(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(SLOW, SLOW)
-    assert found["verdict"] != "agrees", found
+    result = judge(SLOW, SLOW)
+    assert result["verdict"] != "agrees", result
 
 
 @needs_linux
 def test_outputs_of_an_earlier_window_are_caught(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(SLOW, STALE)
-    assert found["caught"] == CANDIDATE
-    assert found["reasons"][0]["code"] in (
+    result = judge(SLOW, STALE)
+    assert result["caught"] == CANDIDATE
+    assert result["reasons"][0]["code"] in (
         "wrong_values",
         "wrong_shape",
     )  # by the workload that is looked at first
@@ -154,9 +154,9 @@ def test_outputs_of_an_earlier_window_are_caught(judge: Callable[..., dict[str, 
 
 @needs_linux
 def test_one_launch_in_twenty_that_is_left_out_is_caught(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(PLAIN, SKIPS)
-    assert found.get("caught") == CANDIDATE, found
-    assert found["reasons"][0]["code"] == "wrong_values"
+    result = judge(PLAIN, SKIPS)
+    assert result.get("caught") == CANDIDATE, result
+    assert result["reasons"][0]["code"] == "wrong_values"
 
 
 def glimpse(data: torch.Tensor, **form: Any) -> Glimpse:

@@ -35,38 +35,40 @@ def judge() -> Iterator[Callable[..., dict[str, Any]]]:
 
 
 def test_half_the_work_is_faster(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(TWICE, PLAIN)
-    print(found)
-    assert found["verdict"] == "agrees", found
-    assert found["gain"] > 0.3
+    result = judge(TWICE, PLAIN)
+    print(result)
+    assert result["verdict"] == "agrees", result
+    assert result["gain"] > 0.3
 
 
 def test_equals_are_not_faster(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(PLAIN, PLAIN, rounds=60)
-    print(found)
-    assert found["verdict"] != "agrees", found
-    assert abs(found["gain"]) < 0.05
+    result = judge(PLAIN, PLAIN, rounds=60)
+    print(result)
+    assert result["verdict"] != "agrees", result
+    assert abs(result["gain"]) < 0.05
 
 
 def test_what_cannot_be_recorded_is_launched_in_windows(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(WAITS, WAITS)
-    print(found)
-    assert found["verdict"] != "agrees", found
+    result = judge(WAITS, WAITS)
+    print(result)
+    assert result["verdict"] != "agrees", result
 
 
 def test_outputs_of_an_earlier_window_are_caught(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(PLAIN, STALE)
-    assert found.get("caught") == CANDIDATE, found
+    result = judge(PLAIN, STALE)
+    assert result.get("caught") == CANDIDATE, result
 
 
 def test_two_percent_are_seen(judge: Callable[..., dict[str, Any]]) -> None:
     slow, fast = (MANY_KERNELS.format(turns=turns) for turns in (3000, 2940))
-    found = judge(slow, fast, claimed=1.02, rounds=60, seconds=6e-3)
-    print(found)
-    assert 0.0 < found["gain"] < 0.06, found  # graphs of thousands of kernels differ by 1 % between processes
+    result = judge(slow, fast, claimed=1.02, rounds=60, seconds=6e-3)
+    print(result)
+    assert 0.0 < result["gain"] < 0.06, (
+        result
+    )  # graphs of thousands of kernels differ by 1 % between processes
 
 
 def test_work_that_is_left_on_the_device_gains_nothing(judge: Callable[..., dict[str, Any]]) -> None:
-    found = judge(PLAIN, SPINS)
-    print(found)
-    assert found.get("verdict") != "agrees", found
+    result = judge(PLAIN, SPINS)
+    print(result)
+    assert result.get("verdict") != "agrees", result

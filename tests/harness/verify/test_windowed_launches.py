@@ -105,28 +105,28 @@ def some_case(tmp_path: Path, rows: int = 4) -> LaunchCase:
 
 
 def launcher(cell: FakeCell) -> WindowedLauncher:
-    made = WindowedLauncher(cell, PackFormat.OWN, random.Random(0))
-    assert made.prepare("solution.py", "run", Language.TORCH) == []
-    return made
+    result = WindowedLauncher(cell, PackFormat.OWN, random.Random(0))
+    assert result.prepare("solution.py", "run", Language.TORCH) == []
+    return result
 
 
 def test_a_launch_is_read_out_of_the_stopped_cell(tmp_path: Path) -> None:
     cell, case = FakeCell(), some_case(tmp_path)
-    made = launcher(cell)
-    reply = made.timed(case)
+    result = launcher(cell)
+    reply = result.timed(case)
     assert (reply.reasons, reply.outputs) == ([], None)
     assert reply.wall_seconds == 2e-4
-    made.read(reply)
+    result.read(reply)
     torch.testing.assert_close(reply.tensors[0], case.tensors["x"].softmax(-1))
     assert cell.frozen
 
 
 def test_inputs_are_written_after_the_last_question_outside_a_window(tmp_path: Path) -> None:
     cell = FakeCell()
-    made = launcher(cell)
+    result = launcher(cell)
     for rows in (3, 4, 4, 4, 5):
         case = some_case(tmp_path, rows)
-        made.timed(case)
+        result.timed(case)
         own = case.tensors["x"].numpy().tobytes()
         assert cell.block is not None
         assert own in bytes(cell.block[:4096])
@@ -139,9 +139,9 @@ def test_inputs_are_written_after_the_last_question_outside_a_window(tmp_path: P
 
 def test_what_is_met_again_is_told_before_the_window(tmp_path: Path) -> None:
     cell, case = FakeCell(), some_case(tmp_path)
-    made = launcher(cell)
+    result = launcher(cell)
     for _ in range(3):
-        made.timed(case)
+        result.timed(case)
     assert [q for q in cell.log if q != "report"] == ["share", "prepare", "window", "arm", "window", "window"]
 
 
@@ -163,24 +163,24 @@ def test_what_is_met_again_is_told_before_the_window(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_forged_description_is_refused(tmp_path: Path, lies: dict[str, Any]) -> None:
-    made = launcher(FakeCell(**lies))
+    result = launcher(FakeCell(**lies))
     with pytest.raises(CandidateFault) as caught:
-        made.read(made.timed(some_case(tmp_path)))
+        result.read(result.timed(some_case(tmp_path)))
     assert caught.value.fault is Fault.FORGED
 
 
 def test_an_earlier_launch_is_gone(tmp_path: Path) -> None:
-    made = launcher(FakeCell())
-    first = made.timed(some_case(tmp_path))
-    made.timed(some_case(tmp_path))
+    result = launcher(FakeCell())
+    first = result.timed(some_case(tmp_path))
+    result.timed(some_case(tmp_path))
     with pytest.raises(ValueError, match="launch 1 cannot be read after launch 2"):
-        made.read(first)
+        result.read(first)
 
 
 def test_more_memory_is_shared_when_a_block_needs_it(tmp_path: Path) -> None:
     cell = FakeCell()
-    made = launcher(cell)
-    made.timed(some_case(tmp_path, 200_000))
+    result = launcher(cell)
+    result.timed(some_case(tmp_path, 200_000))
     assert cell.log.count("share") == 2
     assert cell.frozen
 

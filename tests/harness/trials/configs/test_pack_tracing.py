@@ -48,9 +48,9 @@ def node(name: str, source: str) -> Node:
 
 @pytest.fixture(scope="module")
 def tracer() -> Iterator[PackTracer]:
-    made = PackTracer(TARGET)
-    yield made
-    made.close()
+    result = PackTracer(TARGET)
+    yield result
+    result.close()
 
 
 @pytest.mark.slow
@@ -66,19 +66,19 @@ def test_what_a_solution_launches_is_forecast(tracer: PackTracer) -> None:
 
 def test_outputs_that_are_given_are_arguments_too() -> None:
     target, seed = opened("swiglu")
-    made = PackTracer(target)
+    built = PackTracer(target)
     try:
-        found = made.best_forecast(seed)
+        result = built.best_forecast(seed)
     finally:
-        made.close()
-    assert found is not None
+        built.close()
+    assert result is not None
 
 
 def test_the_best_config_speaks_for_a_source(tracer: PackTracer) -> None:
-    found, slow = tracer.best_forecast(node("tunable", TUNABLE)), tracer.best_forecast(node("slow", SLOW))
-    assert found is not None
+    result, slow = tracer.best_forecast(node("tunable", TUNABLE)), tracer.best_forecast(node("slow", SLOW))
+    assert result is not None
     assert slow is not None
-    assert found[0] < slow[0] - 0.2
+    assert result[0] < slow[0] - 0.2
 
 
 def test_configs_to_time_are_the_promising_ones_and_one_more(tracer: PackTracer) -> None:
@@ -95,8 +95,11 @@ def test_a_config_that_ends_its_cell_leaves_the_others_their_traces(tracer: Pack
         "\n\n@triton.jit", "\nif N == 48:\n    import os\n\n    os._exit(0)\n\n@triton.jit", 1
     )
     assert source != TUNABLE
-    found, whole = tracer.best_forecast(node("exits", source)), tracer.best_forecast(node("tunable", TUNABLE))
-    assert found == whole, "48 is not the best"
+    result, whole = (
+        tracer.best_forecast(node("exits", source)),
+        tracer.best_forecast(node("tunable", TUNABLE)),
+    )
+    assert result == whole, "48 is not the best"
 
 
 @pytest.mark.parametrize(
@@ -113,14 +116,14 @@ def test_what_cannot_be_traced_has_no_forecast(tracer: PackTracer, source: str) 
 
 
 def test_packs_on_a_device_are_forecast_from_their_ir() -> None:
-    made = open_forecaster("auto", TARGET)
-    assert isinstance(made, TritonForecaster)
+    built = open_forecaster("auto", TARGET)
+    assert isinstance(built, TritonForecaster)
     seed = (SEED, NodeResult(Outcome.OK, SEED.id, 0.0), 0.0)
     slow, torch = node("slow", SLOW), replace(node("torch", "def run(x):\n    return x\n"), language="torch")
     try:
-        found = made.forecast(NodeForecastRequest(1, SEED, (slow, torch), (seed,), {}, TARGET)).beliefs
+        result = built.forecast(NodeForecastRequest(1, SEED, (slow, torch), (seed,), {}, TARGET)).beliefs
     finally:
-        made.close()
-    assert (found["slow"].abstains, found["slow"].sd) == (False, UNTESTED_DIFFERENCE_SD)
-    assert found["slow"].mean > 0.15
-    assert found["torch"].abstains
+        built.close()
+    assert (result["slow"].abstains, result["slow"].sd) == (False, UNTESTED_DIFFERENCE_SD)
+    assert result["slow"].mean > 0.15
+    assert result["torch"].abstains

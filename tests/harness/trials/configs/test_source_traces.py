@@ -58,10 +58,10 @@ def test_only_what_is_missing_is_traced_and_all_of_it_together() -> None:
         traces.trace_in(cells)
         traces.prepare({"one": CONFIGS[:2], "broken": CONFIGS[:2]})
         traces.prepare({"one": CONFIGS, "broken": CONFIGS, "two": CONFIGS[:1]})
-        (found,) = traces.get("one", CONFIGS)
+        (result,) = traces.get("one", CONFIGS)
         assert traces.get("broken", CONFIGS) == ()
-    assert warps(list(found.texts)) == [1, 2, 4, 8]
-    first, second = [asked for asked in cells.asked if asked]
+    assert warps(list(result.texts)) == [1, 2, 4, 8]
+    first, second = [request for request in cells.asked if request]
     assert first == {"one": [1, 2], "broken": [1, 2]}
     assert second == {"one": [4, 8], "two": [1]}
 
@@ -96,10 +96,10 @@ def test_a_grid_that_no_device_launches_is_none(grid: object) -> None:
     from forecast_harness.trials.kernel_calls import TimedCall
     from forecast_harness.trials.race_job import _with_facts
 
-    said = {"ttir": ["no module"], "which": [0, None], "grids": [grid, [2, 3]]}
-    found = _with_facts(TimedCall.of(BASE), said, 2)
-    assert found["grids"] == [None, [2, 3]]
-    assert found["facts"] == {"0": [[None, None]]}
+    value = {"ttir": ["no module"], "which": [0, None], "grids": [grid, [2, 3]]}
+    result = _with_facts(TimedCall.of(BASE), value, 2)
+    assert result["grids"] == [None, [2, 3]]
+    assert result["facts"] == {"0": [[None, None]]}
 
 
 @pytest.mark.parametrize("which", [[True, None], [1, None], [-1, None], ["0", None], [0], [0, None, None]])

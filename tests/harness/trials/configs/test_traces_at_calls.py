@@ -66,9 +66,9 @@ class NotedTracing:
 
 @pytest.fixture(scope="module")
 def lanes() -> Iterator[NotedTracing]:
-    made = NotedTracing()
-    yield made
-    made.lanes.close()
+    result = NotedTracing()
+    yield result
+    result.lanes.close()
 
 
 @pytest.fixture
@@ -79,41 +79,41 @@ def noted(lanes: NotedTracing) -> NotedTracing:
 
 @pytest.fixture
 def traces(noted: NotedTracing) -> Iterator[SourceTraces]:
-    made = SourceTraces(doubling())
-    made.trace_in(noted)
-    yield made
-    made.close()
+    result = SourceTraces(doubling())
+    result.trace_in(noted)
+    yield result
+    result.close()
 
 
 def tracer_of(asked: SearchTarget, noted: NotedTracing) -> VariantTracer:
-    made = VariantTracer(asked)
-    made.trace_in(noted, lambda: 0)
-    return made
+    result = VariantTracer(asked)
+    result.trace_in(noted, lambda: 0)
+    return result
 
 
 def test_only_the_calls_that_are_asked_for_are_traced(traces: SourceTraces, noted: NotedTracing) -> None:
-    found = traces.get(DOUBLE, CONFIGS, [2])
+    result = traces.get(DOUBLE, CONFIGS, [2])
     assert noted.asked == [[4096]]
-    assert [set(one.texts) for one in found] == [set(), set(), set(CONFIGS)]
-    assert found[2].arguments[0].shape == (4096,)
-    assert found[2].grids == {CONFIGS[0]: (64,), CONFIGS[1]: (32,)}
+    assert [set(one.texts) for one in result] == [set(), set(), set(CONFIGS)]
+    assert result[2].arguments[0].shape == (4096,)
+    assert result[2].grids == {CONFIGS[0]: (64,), CONFIGS[1]: (32,)}
 
 
 def test_who_asks_at_all_calls_has_all_of_them_as_if_none_had_been_traced_before(
     traces: SourceTraces, noted: NotedTracing
 ) -> None:
     traces.prepare({DOUBLE: CONFIGS}, [2])
-    found = traces.get(DOUBLE, CONFIGS)
+    result = traces.get(DOUBLE, CONFIGS)
     assert noted.asked == [[4096], list(SIZES)]
-    assert [one.arguments[0].shape[0] for one in found] == list(SIZES)
+    assert [one.arguments[0].shape[0] for one in result] == list(SIZES)
     fresh = SourceTraces(doubling())
     fresh.trace_in(noted)
     try:
-        assert found == fresh.get(DOUBLE, CONFIGS)
+        assert result == fresh.get(DOUBLE, CONFIGS)
     finally:
         fresh.close()
     noted.asked.clear()
-    assert traces.get(DOUBLE, CONFIGS) == found
+    assert traces.get(DOUBLE, CONFIGS) == result
     assert noted.asked == []
 
 

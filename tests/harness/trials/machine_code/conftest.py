@@ -13,13 +13,13 @@ from tests.harness.trials.machine_code.judged_sums import Judged
 
 @pytest.fixture
 def judged(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
-    found = Judged(runner, tmp_path)
-    yield found
-    found.close()
+    result = Judged(runner, tmp_path)
+    yield result
+    result.close()
 
 
 @pytest.fixture
 def tuned(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
-    found = Judged(runner, tmp_path, (4, 8, 2, 16))
-    yield found
-    found.close()
+    result = Judged(runner, tmp_path, (4, 8, 2, 16))
+    yield result
+    result.close()

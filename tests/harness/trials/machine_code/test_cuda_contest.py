@@ -37,16 +37,16 @@ def test_a_contest_launches_the_sources_themselves(fake_driver: Path, tmp_path: 
         CompileWorkers(facts_for_workers(runner), 1) as workers,
         contextlib.closing(TranslatedBuilder(workers)) as builder,
     ):
-        made = []
+        results = []
         for name, source in (("base", SOURCE), ("faster", faster)):
             compiled = compile_source(
                 source, kernel.signature, {}, 90, lambda job: workers.run_jobs([job], COMPILE_LIMITS)[0]
             )
             solution = host_solution(name, compiled, kernel.signature, {})
             assert (solution.language, solution.entry) == (Language.CUDA, "run")
-            made.append(requests.note(solution, source, {}))
+            results.append(requests.note(solution, source, {}))
         contests = PackContests(kernel.pack, VerificationPlan(cases=1), DEFAULT_RULES, request_of=requests)
-        value = contests.compare(runner, builder, tmp_path, *made)
+        value = contests.compare(runner, builder, tmp_path, *results)
     assert value["duel"]["outcome"] == "faster"
     assert value["duel"]["gain"] > 0.8
     assert set(value["protocols"].values()) == {"machine-code"}

@@ -28,12 +28,12 @@ from tests.harness.trials.machine_code.judged_sums import SEED, TARGET, Judged, 
 
 
 def test_a_faster_node_says_by_how_much_and_waits_for_full_verification(judged: Judged) -> None:
-    found = judged.judge.judge(job("fast", "honest 24000"))
-    assert found.outcome is Outcome.OK
-    assert found.log2_ratio == pytest.approx(-1, abs=0.1)
-    assert found.seconds["large"] == pytest.approx(25e-6, rel=0.1)
-    assert (found.against, found.may_lead, found.is_unverified_gain) == ("seed", False, True)
-    assert found.device_seconds > 0
+    result = judged.judge.judge(job("fast", "honest 24000"))
+    assert result.outcome is Outcome.OK
+    assert result.log2_ratio == pytest.approx(-1, abs=0.1)
+    assert result.seconds["large"] == pytest.approx(25e-6, rel=0.1)
+    assert (result.against, result.may_lead, result.is_unverified_gain) == ("seed", False, True)
+    assert result.device_seconds > 0
     assert judged.host.verified == []
     assert judged.trials.learnt == [("fast", 1)]
 
@@ -43,8 +43,8 @@ def test_full_verification_is_a_job_of_its_own(judged: Judged) -> None:
     right = judged.judge.verify(verification(fast))
     assert right.is_right
     assert judged.host.prepared
-    found = judged.judge.judge(fast).with_verification(right)
-    assert (found.may_lead, found.facts["launches"], found.facts["path"]) == (True, 9, "machine code")
+    result = judged.judge.judge(fast).with_verification(right)
+    assert (result.may_lead, result.facts["launches"], result.facts["path"]) == (True, 9, "machine code")
     wrong = judged.judge.verify(verification(cheat))
     refused = judged.judge.judge(cheat).with_verification(wrong)
     assert (refused.outcome, refused.log2_ratio, refused.stage) == (Outcome.INCORRECT, None, "verify")
@@ -54,11 +54,11 @@ def test_full_verification_is_a_job_of_its_own(judged: Judged) -> None:
 
 @pytest.mark.parametrize(("cost", "ratio"), [(60_000, 0.26), (50_000, 0.0), (49_950, 0.0)])
 def test_what_is_not_shown_to_be_faster_is_not_called_so(judged: Judged, cost: int, ratio: float) -> None:
-    found = judged.judge.judge(job("other", f"honest {cost}"))
-    assert found.log2_ratio is not None
-    assert found.log2_ratio >= 0
-    assert found.log2_ratio == pytest.approx(ratio, abs=0.03)
-    assert not found.is_unverified_gain
+    result = judged.judge.judge(job("other", f"honest {cost}"))
+    assert result.log2_ratio is not None
+    assert result.log2_ratio >= 0
+    assert result.log2_ratio == pytest.approx(ratio, abs=0.03)
+    assert not result.is_unverified_gain
 
 
 @pytest.mark.parametrize(
@@ -74,22 +74,22 @@ def test_the_farther_a_source_is_behind_the_fewer_configs_are_compiled(
     runner: RunnerClient, tmp_path: Path, cost: int, warps: tuple[int, ...], tried: int
 ) -> None:
     """Of sources that take longer with fewer warps; the rival takes 50,000."""
-    made = Judged(runner, tmp_path, warps)
+    built = Judged(runner, tmp_path, warps)
     try:
-        found = made.judge.judge(job("slow", f"honest {cost}"))
+        result = built.judge.judge(job("slow", f"honest {cost}"))
     finally:
-        made.close()
-    assert found.measurements == len(found.facts["configs"]) == tried
-    assert sorted(w for name, w in made.builder.asked if name == "slow") == sorted(warps[:tried])
-    assert ("given up" in found.feedback) == (tried < 4)
-    assert found.facts.get("given_up_after", 4) == tried
+        built.close()
+    assert result.measurements == len(result.facts["configs"]) == tried
+    assert sorted(w for name, w in built.builder.asked if name == "slow") == sorted(warps[:tried])
+    assert ("given up" in result.feedback) == (tried < 4)
+    assert result.facts.get("given_up_after", 4) == tried
 
 
 def test_the_best_of_all_configs_counts(tuned: Judged) -> None:
-    found = tuned.judge.judge(job("many", "honest 48000"))
-    assert (found.measurements, found.config) == (4, {"num_warps": 16})
-    assert found.log2_ratio == pytest.approx(-2.0, abs=0.2)
-    assert len(found.facts["configs"]) == 4
+    result = tuned.judge.judge(job("many", "honest 48000"))
+    assert (result.measurements, result.config) == (4, {"num_warps": 16})
+    assert result.log2_ratio == pytest.approx(-2.0, abs=0.2)
+    assert len(result.facts["configs"]) == 4
 
 
 def test_a_seed_beside_itself_has_its_best_config_and_is_no_lead(
@@ -98,24 +98,29 @@ def test_a_seed_beside_itself_has_its_best_config_and_is_no_lead(
     """Who is faster than the seed's best leads, and is timed again by a new runner."""
     renewed, renew = list[str](), runner.renew
     monkeypatch.setattr(runner, "renew", lambda: (renewed.append(""), renew()))
-    found = tuned.judge.judge(job("seed", SEED.source))
-    assert (found.log2_ratio, found.sd, found.config, found.measurements) == (0.0, 0.0, {"num_warps": 16}, 4)
+    result = tuned.judge.judge(job("seed", SEED.source))
+    assert (result.log2_ratio, result.sd, result.config, result.measurements) == (
+        0.0,
+        0.0,
+        {"num_warps": 16},
+        4,
+    )
     assert not renewed
     tuned.trials.warps = (16,)
-    best = replace(job("better", "honest 45000"), against_config=found.config)
+    best = replace(job("better", "honest 45000"), against_config=result.config)
     better = tuned.judge.judge(best)
     assert better.log2_ratio == pytest.approx(-0.15, abs=0.05)
     assert len(renewed) == 1
 
 
 def test_a_seed_that_is_faster_than_memory_is_not_believed(judged: Judged) -> None:
-    found = judged.judge.judge(job("seed", "honest 1000", node("seed", "honest 1000")))
-    assert (found.outcome, found.log2_ratio) == (Outcome.INFRASTRUCTURE, None)
+    result = judged.judge.judge(job("seed", "honest 1000", node("seed", "honest 1000")))
+    assert (result.outcome, result.log2_ratio) == (Outcome.INFRASTRUCTURE, None)
 
 
 def test_one_config_that_fails_does_not_end_a_source(tuned: Judged) -> None:
-    found = tuned.judge.judge(job("wide", "wide 40000"))
-    assert (found.outcome, found.config, found.measurements) == (Outcome.OK, {"num_warps": 4}, 1)
+    result = tuned.judge.judge(job("wide", "wide 40000"))
+    assert (result.outcome, result.config, result.measurements) == (Outcome.OK, {"num_warps": 4}, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,18 +135,18 @@ def test_one_config_that_fails_does_not_end_a_source(tuned: Judged) -> None:
 def test_a_node_that_fails_says_at_which_stage(
     judged: Judged, source: str, outcome: Outcome, stage: str
 ) -> None:
-    found = judged.judge.judge(job("bad", source))
-    assert (found.outcome, found.stage, found.log2_ratio) == (outcome, stage, None)
-    assert found.feedback
+    result = judged.judge.judge(job("bad", source))
+    assert (result.outcome, result.stage, result.log2_ratio) == (outcome, stage, None)
+    assert result.feedback
     assert judged.host.verified == []
 
 
 @pytest.mark.parametrize(("source", "why"), [("host", "torch.mm"), ("odd", "could not be recorded")])
 def test_what_is_no_machine_code_goes_to_the_other_judge(judged: Judged, source: str, why: str) -> None:
-    found = judged.judge.judge(job("torch", source))
-    assert found.against == "seed"
-    assert found.facts["path"] == "host code"
-    assert why in found.facts["path_reason"]
+    result = judged.judge.judge(job("torch", source))
+    assert result.against == "seed"
+    assert result.facts["path"] == "host code"
+    assert why in result.facts["path_reason"]
     assert judged.told == []  # no failure of ours
     judged.judge.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET))
     assert judged.host.asked == ["torch", "seed"]
@@ -150,8 +155,8 @@ def test_what_is_no_machine_code_goes_to_the_other_judge(judged: Judged, source:
 
 
 def test_a_failure_of_our_own_has_the_node_judged_as_host_code_and_three_in_a_row_all(judged: Judged) -> None:
-    found = [judged.judge.judge(job(f"lost-{n}", "lost")) for n in range(3)]
-    assert [f.facts["path_reason"] for f in found] == ["the server was lost"] * 3
+    results = [judged.judge.judge(job(f"lost-{n}", "lost")) for n in range(3)]
+    assert [f.facts["path_reason"] for f in results] == ["the server was lost"] * 3
     assert [t.endswith("all is judged as host code") for t in judged.told] == [False, False, True]
     later = judged.judge.judge(job("fine", "honest 24000"))
     assert later.facts["path"] == "host code"
@@ -161,15 +166,15 @@ def test_a_failure_of_our_own_has_the_node_judged_as_host_code_and_three_in_a_ro
 def test_a_failure_of_our_own_is_the_lanes_where_machine_code_is_insisted_on(
     runner: RunnerClient, tmp_path: Path
 ) -> None:
-    made = Judged(runner, tmp_path, insist=True)
+    result = Judged(runner, tmp_path, insist=True)
     try:
         with pytest.raises(LaneFailure, match="server was lost"):
-            made.judge.judge(job("lost", "lost"))
+            result.judge.judge(job("lost", "lost"))
         with pytest.raises(LaneFailure, match="timed beside"):
-            made.judge.judge(job("any", "honest 40000", against=node("other", "broken")))
-        assert made.host.asked == []
+            result.judge.judge(job("any", "honest 40000", against=node("other", "broken")))
+        assert result.host.asked == []
     finally:
-        made.close()
+        result.close()
 
 
 @pytest.mark.parametrize(
@@ -182,8 +187,8 @@ def test_a_failure_of_our_own_is_the_lanes_where_machine_code_is_insisted_on(
     ],
 )
 def test_a_seed_shows_whether_a_target_can_be_judged_so(judged: Judged, source: str, said: str) -> None:
-    found = judged.judge.try_seed(job("seed", source))
-    assert found.startswith(said) if said else found == ""
+    result = judged.judge.try_seed(job("seed", source))
+    assert result.startswith(said) if said else result == ""
 
 
 def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) -> None:
@@ -191,7 +196,7 @@ def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) ->
     sources = ["honest 40000", "wrong 9000", "faulty", "honest 90000", "broken", "honest 30000"]
     jobs = [job(f"node-{n}", sources[n % len(sources)]) for n in range(12)]
     try:
-        found = [f.result(300) for f in [pool.submit(one) for one in jobs]]
+        results = [f.result(300) for f in [pool.submit(one) for one in jobs]]
     finally:
         pool.close()
     wanted = [
@@ -202,8 +207,8 @@ def test_a_pool_of_judges_shares_one_device_and_loses_nothing(judged: Judged) ->
         Outcome.COMPILE_ERROR,
         Outcome.OK,
     ]
-    assert [r.outcome for r in found] == 2 * wanted
-    for lead in (found[5], found[11]):
+    assert [r.outcome for r in results] == 2 * wanted
+    for lead in (results[5], results[11]):
         assert lead.log2_ratio == pytest.approx(-0.7, abs=0.1)
     assert threading.active_count() < 50
 
@@ -237,8 +242,8 @@ def test_nodes_are_judged_while_one_is_verified_and_only_what_takes_the_lead_get
 
 
 def test_a_wrong_value_at_the_timed_size_is_seen_without_full_verification(judged: Judged) -> None:
-    found = judged.judge.judge(job("late", "late 24000"))
-    assert found.outcome is Outcome.INCORRECT
+    result = judged.judge.judge(job("late", "late 24000"))
+    assert result.outcome is Outcome.INCORRECT
     assert judged.host.verified == []
 
 
@@ -248,17 +253,17 @@ def test_what_cannot_be_built_is_judged_as_host_code(judged: Judged, error: Exce
         raise error
 
     judged.builder.submit = fail  # type: ignore[assignment]
-    found = judged.judge.judge(job("fast", "honest 24000"))
-    assert (found.facts["path"], found.facts["path_reason"]) == ("host code", str(error))
+    result = judged.judge.judge(job("fast", "honest 24000"))
+    assert (result.facts["path"], result.facts["path_reason"]) == ("host code", str(error))
 
 
 def test_a_rival_that_was_not_built_once_is_built_again(judged: Judged) -> None:
     once = judged.builder.submit
-    asked: list[str] = []
+    requests: list[str] = []
 
     def submit(request: BuildRequest) -> Future[BuildResult]:
-        asked.append(request.candidate)
-        if asked.count("seed") > 1 or request.candidate != "seed":
+        requests.append(request.candidate)
+        if requests.count("seed") > 1 or request.candidate != "seed":
             return once(request)
         lost: Future[BuildResult] = Future()
         lost.set_result(BuildResult(request, infrastructure="a worker was lost"))
@@ -317,8 +322,8 @@ def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_
         assert lanes.capacity == 1
         verifying = lanes.verify(verification(job("fast", "honest 24000")))
         assert hanging.begun.wait(60)
-        found = [lanes.submit(job(f"node-{n}", "honest 40000")) for n in range(3)]
-        assert {f.result(60).outcome for f in found} == {Outcome.OK}
+        results = [lanes.submit(job(f"node-{n}", "honest 40000")) for n in range(3)]
+        assert {f.result(60).outcome for f in results} == {Outcome.OK}
         lanes.give_up()
         assert list(lanes.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET)).result(60)) == ["seed"]
         with pytest.raises(LaneFailure, match="ended"):
@@ -330,16 +335,16 @@ def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_
 
 
 def test_a_node_whose_sources_still_compile_is_given_up_without_waiting_for_them(judged: Judged) -> None:
-    asked, never = threading.Event(), Future[BuildResult]()
+    question, never = threading.Event(), Future[BuildResult]()
 
     def submit(request: BuildRequest) -> Future[BuildResult]:
-        asked.set()
+        question.set()
         return never
 
     judged.builder.submit = submit  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as pool:
         judging = pool.submit(judged.judge.judge, job("fast", "honest 24000"))
-        assert asked.wait(60)
+        assert question.wait(60)
         while not judging.done():
             judged.judge.give_up()
         with pytest.raises(LaneFailure, match="given up"):
@@ -354,7 +359,7 @@ def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
     monkeypatch.setattr(node_builds, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(node_builds, "_PATIENCE", 0.0)
     monkeypatch.setattr(node_builds, "_LOOK_S", 0.05)
-    submit, slow, asked = tuned.builder.submit, Future[BuildResult](), list[BuildRequest]()
+    submit, slow, question = tuned.builder.submit, Future[BuildResult](), list[BuildRequest]()
     ended: list[Future[BuildResult]] = []
     tuned.builder.end = lambda building: ended.append(building) is None  # type: ignore[method-assign,func-returns-value]
     tuned.builder.seconds_of = lambda building: float(building.running())  # type: ignore[method-assign]
@@ -362,7 +367,7 @@ def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
     def delayed(request: BuildRequest) -> Future[BuildResult]:
         if request.options.get("num_warps") != 2:
             return submit(request)
-        asked.append(request)
+        question.append(request)
         if begun:  # otherwise it waits for a worker
             slow.set_running_or_notify_cancel()
         return slow
@@ -373,23 +378,23 @@ def test_a_config_is_waited_for_unless_it_compiles_far_longer_than_others(
         if not begun:
             with pytest.raises(TimeoutError):
                 judging.result(2.0)  # far longer than the patience
-            slow.set_result(submit(asked[0]).result(60))
-        found = judging.result(60)
-    assert found.outcome is Outcome.OK
-    assert (found.measurements, found.facts.get("late_configs", 0)) == ((3, 1) if begun else (4, 0))
+            slow.set_result(submit(question[0]).result(60))
+        result = judging.result(60)
+    assert result.outcome is Outcome.OK
+    assert (result.measurements, result.facts.get("late_configs", 0)) == ((3, 1) if begun else (4, 0))
     assert ended == ([slow] if begun else [])
 
 
 def test_the_end_ends_compilations_that_have_begun_and_calls_none_a_failure(judged: Judged) -> None:
-    asked, running, told = threading.Event(), Future[BuildResult](), list[float]()
+    question, running, answer = threading.Event(), Future[BuildResult](), list[float]()
     running.set_running_or_notify_cancel()
 
     def submit(request: BuildRequest) -> Future[BuildResult]:
-        asked.set()
+        question.set()
         return running
 
     def give_up(after_s: float = 3.0) -> None:
-        told.append(after_s)
+        answer.append(after_s)
         if after_s == 0:  # as a worker's lane does, whose job has just begun
             request = judged.trials.request(job("fast", "honest 24000").node, {})
             running.set_result(BuildResult(request, infrastructure="the job was given up"))
@@ -398,9 +403,9 @@ def test_the_end_ends_compilations_that_have_begun_and_calls_none_a_failure(judg
     judged.builder.give_up = give_up  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as pool:
         judging = pool.submit(judged.judge.judge, job("fast", "honest 24000"))
-        assert asked.wait(60)
+        assert question.wait(60)
         judged.judge.give_up()
-        assert told == [3.0], "what has just begun may be of use to others"
+        assert answer == [3.0], "what has just begun may be of use to others"
         judged.judge.end()
         with pytest.raises(LaneFailure, match="the lanes are closed"):
             judging.result(60)

@@ -57,19 +57,19 @@ def job(name: str, source: str, trials: int = 2) -> NodeJob:
 @pytest.fixture(scope="module")
 def builder(runner: RunnerClient) -> Iterator[TranslatedBuilder]:
     with CompileWorkers(facts_for_workers(runner), 1) as workers:
-        made = TranslatedBuilder(workers)
-        yield made
-        made.close()
+        result = TranslatedBuilder(workers)
+        yield result
+        result.close()
 
 
 @pytest.fixture(scope="module")
 def trials(
     runner: RunnerClient, builder: TranslatedBuilder, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KernelTrials]:
-    made = KernelTrials(target(), PLAN, tmp_path_factory.mktemp("trials") / "not" / "yet")
-    with contextlib.closing(made):
-        made.learn_results(runner, builder)
-        yield made
+    result = KernelTrials(target(), PLAN, tmp_path_factory.mktemp("trials") / "not" / "yet")
+    with contextlib.closing(result):
+        result.learn_results(runner, builder)
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,9 @@ def judge(
 ) -> Iterator[MachineCodeJudge]:
     folder = tmp_path_factory.mktemp("host")
     host = NotingHost({"cheat": "wrong at a hidden size"})
-    made = MachineCodeJudge(runner, builder, trials, host=lambda: host, device="fake", locks=folder)
-    yield made
-    made.close()
+    result = MachineCodeJudge(runner, builder, trials, host=lambda: host, device="fake", locks=folder)
+    yield result
+    result.close()
 
 
 def test_the_base_kernel_shows_what_is_written_and_what_is_right(trials: KernelTrials) -> None:
@@ -108,15 +108,15 @@ def opened_lanes(
     monkeypatch.setattr(health, "runner_problem", lambda runner: "")
     monkeypatch.setattr(devices, "CompileWorkers", StartedBuilder)
     monkeypatch.setattr(opening, "_HostOpening", lambda *_: ReadyHost(NotingHost({})))
-    told: list[str] = []
+    answers: list[str] = []
     folder = tmp_path / "search"  # as a search names it: nothing is there yet
     with contextlib.closing(
         open_machine_code_lanes(
-            SEARCHED, SEED, [PLAN], folder=folder, workers=1, insist=True, on_failure=told.append
+            SEARCHED, SEED, [PLAN], folder=folder, workers=1, insist=True, on_failure=answers.append
         )
     ) as lanes:
         yield lanes
-    assert told == []
+    assert answers == []
 
 
 def searched_job(made: Node) -> NodeJob:
@@ -131,22 +131,22 @@ def test_a_search_of_a_kernel_goes_through_machine_code(
         assert lanes.capacity >= 1
         jobs = [searched_job(n) for n in (SEED, node("fast", f"{DOUBLE}# 30000 ns\n"))]
         seed, fast = (future.result(120) for future in [lanes.submit(job) for job in jobs])
-    for found in (seed, fast):
-        assert (found.outcome, found.measurements, found.facts["path"]) == (Outcome.OK, 5, "machine code")
-        spent = found.facts["spent"]
+    for result in (seed, fast):
+        assert (result.outcome, result.measurements, result.facts["path"]) == (Outcome.OK, 5, "machine code")
+        spent = result.facts["spent"]
         assert set(spent) == {"configs", "builds", "queue", "device", "runner"}
-        assert 0 < spent["runner"] <= spent["device"] == pytest.approx(found.device_seconds, abs=1e-3)
+        assert 0 < spent["runner"] <= spent["device"] == pytest.approx(result.device_seconds, abs=1e-3)
     assert seed.log2_ratio == pytest.approx(0.0, abs=0.1)
     assert fast.log2_ratio == pytest.approx(-0.72, abs=0.1)
 
 
 def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -> None:
     assert judge.try_seed(job("seed", DOUBLE)) == ""
-    found = judge.judge(job("fast", f"{DOUBLE}# 30000 ns\n"))
-    assert (found.outcome, found.measurements) == (Outcome.OK, 2)
-    assert found.log2_ratio == pytest.approx(-0.72, abs=0.1)
-    assert not found.may_lead
-    assert Config.from_json(found.config).kwargs[0][0] == "BLOCK"
+    result = judge.judge(job("fast", f"{DOUBLE}# 30000 ns\n"))
+    assert (result.outcome, result.measurements) == (Outcome.OK, 2)
+    assert result.log2_ratio == pytest.approx(-0.72, abs=0.1)
+    assert not result.may_lead
+    assert Config.from_json(result.config).kwargs[0][0] == "BLOCK"
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -
 def test_a_wrong_variant_is_refused_before_it_is_timed(
     judge: MachineCodeJudge, source: str, outcome: Outcome, said: str
 ) -> None:
-    found = judge.judge(job("bad", source))
-    assert (found.outcome, found.facts["path"]) == (outcome, "machine code")
-    assert said in found.feedback
+    result = judge.judge(job("bad", source))
+    assert (result.outcome, result.facts["path"]) == (outcome, "machine code")
+    assert said in result.feedback
 
 
 def test_the_base_kernel_runs_in_the_config_that_the_store_has_decided_on(
@@ -187,10 +187,10 @@ def test_a_base_kernel_that_does_not_compile_is_not_judged_so(
 ) -> None:
     broken = target(DOUBLE.replace("tl.store", "tl.no_such_thing"))
     with (
-        contextlib.closing(KernelTrials(broken, PLAN, tmp_path)) as made,
+        contextlib.closing(KernelTrials(broken, PLAN, tmp_path)) as result,
         pytest.raises(MachineCodeError, match=r"(?s)cannot be launched as machine code: .*no_such_thing"),
     ):
-        made.learn_results(runner, builder)
+        result.learn_results(runner, builder)
 
 
 def test_a_gate_refuses_what_need_not_be_verified(
@@ -202,12 +202,12 @@ def test_a_gate_refuses_what_need_not_be_verified(
         "wrong": DOUBLE.replace("2 * tl.load", "5 * tl.load"),
         "broken": DOUBLE.replace("tl.store", "tl.no_such_thing"),
     }
-    made = {name: variant(f"{source}# {name}\n") for name, source in sources.items()}
-    for one in made.values():
+    result = {name: variant(f"{source}# {name}\n") for name, source in sources.items()}
+    for one in result.values():
         gate.submit(one)
-    found = {name: gate.refusal(one) for name, one in made.items()}
-    assert found["right"] is None
-    assert {n: r.code for n, r in found.items() if r is not None} == {
+    results = {name: gate.refusal(one) for name, one in result.items()}
+    assert results["right"] is None
+    assert {n: r.code for n, r in results.items() if r is not None} == {
         "wrong": ReasonCode.WRONG_VALUES,
         "broken": ReasonCode.FAILS,
     }

@@ -61,8 +61,8 @@ class WrittenDoubles(QuickBuilds):
             return done
         factor, cost = map(int, request.source.split())
         kinds = ("*fp32", "*fp32", "i32")
-        made = image("kernel", kinds, [code.scale(1, 0, 1000 * factor, 2), code.spend(cost)])
-        kernel = CompiledKernel("kernel", 90, kinds, image=made)
+        result = image("kernel", kinds, [code.scale(1, 0, 1000 * factor, 2), code.spend(cost)])
+        kernel = CompiledKernel("kernel", 90, kinds, image=result)
         buffers = (
             PlanBuffer("x", BufferRole.INPUT, 4 * M * N),
             PlanBuffer("y", BufferRole.SCRATCH, 4 * M * N),
@@ -75,8 +75,8 @@ class WrittenDoubles(QuickBuilds):
 
 @pytest.fixture(scope="module")
 def pack() -> Pack:
-    made = load_pack("softmax")
-    return made.with_(reference=DOUBLES, workloads=(Workload("small", {"M": M, "N": N}),))
+    result = load_pack("softmax")
+    return result.with_(reference=DOUBLES, workloads=(Workload("small", {"M": M, "N": N}),))
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_a_contest_ends_as_that_of_host_code_does(
 ) -> None:
     contests = PackContests(pack, VerificationPlan(), RULES)
     pair = [Solution(n, Language.TRITON, text, "run") for n, text in (("mine", "2 40000"), ("other", source))]
-    found = contests.compare(runner, WrittenDoubles(), tmp_path, pair[0], pair[1])
+    result = contests.compare(runner, WrittenDoubles(), tmp_path, pair[0], pair[1])
     if said == "wrong_values":
-        assert (found["caught"], found["reasons"][0]["code"]) == (1, said)
+        assert (result["caught"], result["reasons"][0]["code"]) == (1, said)
         return
-    outcome = found["duel"]["outcome"]
+    outcome = result["duel"]["outcome"]
     # These rules drop equal ones after four blocks, one time in sixteen as slower.
     assert outcome == said or (said == "not faster" and outcome in ("undecided", "slower"))
-    assert set(found["seconds"]) == {"0:small", "1:small"}
-    assert found["protocols"] == {"small": "machine-code"}
-    assert found["checked"]["launches"] > 0
+    assert set(result["seconds"]) == {"0:small", "1:small"}
+    assert result["protocols"] == {"small": "machine-code"}
+    assert result["checked"]["launches"] > 0
 
 
 @pytest.mark.slow
@@ -114,10 +114,10 @@ def test_a_long_contest_compares_few_outputs_from_first_to_last(
     rules = StoppingRules(second=10_000, least=10_000, enough=10_000, most=200)
     contests = PackContests(pack, VerificationPlan(), rules)
     pair = [Solution(n, Language.TRITON, "2 20000", "run") for n in ("mine", "other")]
-    found = contests.compare(runner, WrittenDoubles(), tmp_path, *pair)
-    batches = len(found["seconds"]["0:small"]) // 8
+    result = contests.compare(runner, WrittenDoubles(), tmp_path, *pair)
+    batches = len(result["seconds"]["0:small"]) // 8
     assert batches >= 50
-    assert 2 * 4 <= found["checked"]["launches"] <= batches, "two launches of each batch that is compared"
+    assert 2 * 4 <= result["checked"]["launches"] <= batches, "two launches of each batch that is compared"
 
 
 def test_what_is_no_kernel_alone_meets_elsewhere(runner: RunnerClient, pack: Pack, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_what_is_no_kernel_alone_meets_elsewhere(runner: RunnerClient, pack: Pac
 def test_a_searchs_own_runner_is_renewed_for_a_contest(runner: RunnerClient, pack: Pack) -> None:
     contests = PackContests(pack, VerificationPlan(), RULES, (runner, WrittenDoubles()))
     before, slow, fast = runner.pid, "2 60000", "2 40000"
-    found = contests(*(Solution(n, Language.TRITON, n, "run") for n in (slow, fast)))
-    assert found["duel"]["outcome"] == "faster"
+    result = contests(*(Solution(n, Language.TRITON, n, "run") for n in (slow, fast)))
+    assert result["duel"]["outcome"] == "faster"
     assert runner.pid != before
 
 
@@ -163,18 +163,18 @@ def test_a_pair_that_cannot_meet_there_is_timed_in_the_sandbox_twice() -> None:
         raise ContestUnavailable("no driver")
 
     sandbox, verdict = Sandbox("faster", "slower"), SolutionVerdict("softmax", "other")
-    found, _ = bench._compare_candidate(MINE, OTHER, verdict, VerificationPlan(), unavailable, sandbox)
+    result, _ = bench._compare_candidate(MINE, OTHER, verdict, VerificationPlan(), unavailable, sandbox)
     assert sandbox.asked == [("other", None), ("other", None)], "its own word backs no second contest"
-    assert (found.outcome, found.checked.launches) == ("unconfirmed", 6)
+    assert (result.outcome, result.checked.launches) == ("unconfirmed", 6)
 
 
 def test_the_second_contest_is_told_what_a_clock_that_nobody_can_touch_has_said() -> None:
     sandbox, verdict = Sandbox("faster"), SolutionVerdict("softmax", "other")
-    found, _ = bench._compare_candidate(
+    result, _ = bench._compare_candidate(
         MINE, OTHER, verdict, VerificationPlan(), lambda *_: ended("faster", 0.04), sandbox
     )
     assert sandbox.asked == [("other", 0.04)]
-    assert (found.outcome, found.gain) == ("faster", 0.5)
+    assert (result.outcome, result.gain) == ("faster", 0.5)
 
 
 @pytest.mark.parametrize(

@@ -24,18 +24,18 @@ RIVAL = node("rival", "special 50000")
 @pytest.fixture
 def special(runner: RunnerClient, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Judged]:
     """Nodes with other code for the small call and for the middle one; the parameter is the warps of their configs."""
-    found = Judged(runner, tmp_path, request.param, SIZES)
-    yield found
-    found.close()
+    result = Judged(runner, tmp_path, request.param, SIZES)
+    yield result
+    result.close()
 
 
 def _compiled(judged: Judged, name: str) -> dict[int, list[list[int]]]:
     """Elements of the calls that each config was compiled for, by warps: a list for each time."""
-    found: dict[int, list[list[int]]] = {}
+    results: dict[int, list[list[int]]] = {}
     for candidate, warps, counts in judged.builder.counts:
         if candidate == name:
-            found.setdefault(warps, []).append(counts)
-    return found
+            results.setdefault(warps, []).append(counts)
+    return results
 
 
 ALL, FIRST, REST = [SMALL, MIDDLE, COUNT, 2 * COUNT], [COUNT, 2 * COUNT], [SMALL, MIDDLE]
@@ -45,12 +45,12 @@ ALL, FIRST, REST = [SMALL, MIDDLE, COUNT, 2 * COUNT], [COUNT, 2 * COUNT], [SMALL
 def test_a_config_that_is_behind_where_most_calls_share_their_code_is_compiled_for_no_others(
     special: Judged,
 ) -> None:
-    found = special.judge.judge(job("node", "special 48000", RIVAL))
+    result = special.judge.judge(job("node", "special 48000", RIVAL))
     assert _compiled(special, "node") == {16: [ALL], 8: [ALL], 4: [FIRST], 2: [FIRST]}
-    assert (found.outcome, found.config, found.measurements) == (Outcome.OK, {"num_warps": 16}, 4)
-    assert [one["config"] for one in found.facts["configs"]] == [{"num_warps": 16}, {"num_warps": 8}]
-    told = {config["num_warps"]: seconds for config, seconds in special.trials.timed["node"]}
-    assert {w: [math.isnan(s) for s in t] for w, t in told.items()} == {
+    assert (result.outcome, result.config, result.measurements) == (Outcome.OK, {"num_warps": 16}, 4)
+    assert [one["config"] for one in result.facts["configs"]] == [{"num_warps": 16}, {"num_warps": 8}]
+    answer = {config["num_warps"]: seconds for config, seconds in special.trials.timed["node"]}
+    assert {w: [math.isnan(s) for s in t] for w, t in answer.items()} == {
         16: [False, False, False],
         8: [False, False, False],
         4: [True, False, False],
@@ -60,19 +60,19 @@ def test_a_config_that_is_behind_where_most_calls_share_their_code_is_compiled_f
 
 @pytest.mark.parametrize("special", [(2, 4, 8, 16)], indirect=True)
 def test_one_that_may_be_the_best_is_compiled_and_timed_at_all_calls(special: Judged) -> None:
-    found = special.judge.judge(job("node", "special 30000", RIVAL))
-    made = _compiled(special, "node")
-    assert (made[2], made[4], made[16]) == ([ALL], [ALL], [FIRST, REST])
-    assert (found.outcome, found.config, found.measurements) == (Outcome.OK, {"num_warps": 16}, 4)
-    assert set(found.seconds) == set(SIZES)
-    assert found.log2_ratio == pytest.approx(math.log2(30 / 50 / 4), abs=0.3)
+    result = special.judge.judge(job("node", "special 30000", RIVAL))
+    built = _compiled(special, "node")
+    assert (built[2], built[4], built[16]) == ([ALL], [ALL], [FIRST, REST])
+    assert (result.outcome, result.config, result.measurements) == (Outcome.OK, {"num_warps": 16}, 4)
+    assert set(result.seconds) == set(SIZES)
+    assert result.log2_ratio == pytest.approx(math.log2(30 / 50 / 4), abs=0.3)
 
 
 @pytest.mark.parametrize("special", [(4, 4, 16)], indirect=True)
 def test_one_that_is_wrong_at_the_small_call_is_never_the_best(special: Judged) -> None:
-    found = special.judge.judge(job("node", "narrow 48000", RIVAL))
+    result = special.judge.judge(job("node", "narrow 48000", RIVAL))
     assert _compiled(special, "node")[16] == [FIRST, REST]
-    assert (found.outcome, found.config) == (Outcome.OK, {"num_warps": 4})
+    assert (result.outcome, result.config) == (Outcome.OK, {"num_warps": 4})
     assert {config["num_warps"] for config, _ in special.trials.timed["node"]} == {4}
 
 

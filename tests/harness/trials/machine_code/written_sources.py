@@ -50,8 +50,8 @@ class WrittenBuilder(QuickBuilds):
         ns = int(cost or 50_000) * 4 // warps
         counts = [case.tensors["x"].shape[0] for case in request.cases]
         self.counts.append((request.candidate, warps, counts))
-        made = [(_operations(kind, ns, warps, count), count) for count in counts]
-        return BuildResult(request, tuple(addition(request.candidate, *case) for case in made))
+        results = [(_operations(kind, ns, warps, count), count) for count in counts]
+        return BuildResult(request, tuple(addition(request.candidate, *case) for case in results))
 
 
 def _operations(kind: str, ns: int, warps: int, count: int) -> list[code.Operation]:

@@ -42,8 +42,8 @@ def generator() -> torch.Generator:
 
 
 def test_one_call_of_each_form_is_compiled_in_both_dtypes() -> None:
-    asked = subject(SOFTMAX, softmax_call(256, 1024), softmax_call(64, 96), grid=rows)
-    source = RecordedCalls(asked, "cuda")
+    request = subject(SOFTMAX, softmax_call(256, 1024), softmax_call(64, 96), grid=rows)
+    source = RecordedCalls(request, "cuda")
     plain = calls_to_compile(source, SMALL, (), generator())
     wide = calls_to_compile(source, SMALL, (), generator(), wide_on="cuda")
     dtypes = {dtype for call in wide for dtype, _, _ in call["tensors"].values()}
@@ -117,13 +117,13 @@ def test_a_cell_that_cannot_be_opened_is_asked_again_later() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_calls_are_launched_with_configs_that_were_compiled_for_such(device: str) -> None:
-    asked = subject(DOUBLE, vector_call(), vector_call(100))
+    request = subject(DOUBLE, vector_call(), vector_call(100))
     known = KernelSurvey(
         ("out",), (), SMALL, True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
     )
     takes = ("x", "out", "n", "BLOCK")
     reference = cast("BaseKernelRunner", BaseDoubler())
-    problem = VariantProblem(asked, known, reference, [SMALL, LARGE], device, True, takes)
+    problem = VariantProblem(request, known, reference, [SMALL, LARGE], device, True, takes)
     how = DrawSpec("normal", "contiguous", generator())
 
     def told(case: LaunchCase) -> tuple[int, int]:

@@ -32,12 +32,12 @@ def problem_of(
     reference: BaseDoubler, config: Config, dtype: str = "float32", listed: tuple[Config, ...] = LISTED
 ) -> VariantProblem:
     calls = vector_call(dtype=dtype), vector_call(100, dtype=dtype)
-    asked = replace(subject(DOUBLE, *calls), configs=listed)
+    request = replace(subject(DOUBLE, *calls), configs=listed)
     known = KernelSurvey(
         ("out",), (), OWN, True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
     )
     runner = cast("BaseKernelRunner", reference)
-    return VariantProblem(asked, known, runner, [config], "cuda", True, ("x", "out", "n", "BLOCK"))
+    return VariantProblem(request, known, runner, [config], "cuda", True, ("x", "out", "n", "BLOCK"))
 
 
 def drawn(

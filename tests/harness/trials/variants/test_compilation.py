@@ -79,8 +79,8 @@ def test_the_cell_is_told_forms_and_no_values() -> None:
         {"out": torch.zeros(7, dtype=torch.int32)},
         {"out": "offset"},
     )
-    told = call_without_values(case)
-    assert told == {"tensors": {"x": ["float32", 2, 0], "out": ["int32", 7, 1]}, "call": case.call}
+    answer = call_without_values(case)
+    assert answer == {"tensors": {"x": ["float32", 2, 0], "out": ["int32", 7, 1]}, "call": case.call}
 
 
 def test_what_compiling_computes_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def late_of(told: Any) -> Any:
     """What the judge believes of what a variant's cell says of four calls."""
     work = SimpleNamespace(cell=lambda: nullcontext(Cell(told)))
     compiler = VariantCompiler(cast("JobContext", work), binaries_as_arrays(BINARIES))
-    found = compiler.compiled([call(64, 32)] * 4)
-    assert found.files
-    return list(found.late)
+    result = compiler.compiled([call(64, 32)] * 4)
+    assert result.files
+    return list(result.late)
 
 
 def test_what_a_variant_calls_late_is_believed_of_few_calls_and_after_a_long_compilation(

@@ -90,9 +90,9 @@ class Compiler:
         self.forms: list[str] = []
 
     def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
-        found = [form(call["call"]) for call in calls]
-        self.forms += found
-        return CompiledCalls(self.files, [n for n, one in enumerate(found) if self._late(one)])
+        results = [form(call["call"]) for call in calls]
+        self.forms += results
+        return CompiledCalls(self.files, [n for n, one in enumerate(results) if self._late(one)])
 
 
 def form(call: Mapping[str, Any]) -> str:
@@ -103,25 +103,25 @@ def form(call: Mapping[str, Any]) -> str:
 def examined(
     cell: DoublingCell, base: BaseDoubler, compiler: Compiler | None = None
 ) -> tuple[list[Reason], VariantExamination]:
-    asked = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=CONFIGS)
+    request = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=CONFIGS)
     known = KernelSurvey(
         ("out",), (), CONFIGS[0], True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
     )
     reference, takes = cast("BaseKernelRunner", base), ("x", "out", "n", "BLOCK")
-    problem = VariantProblem(asked, known, reference, CONFIGS, "cuda", True, takes)
+    problem = VariantProblem(request, known, reference, CONFIGS, "cuda", True, takes)
     plan = replace(VARIANT_PLAN, device="cuda")
-    judge = SolutionExaminer(_variant_pack(asked, True), problem, cell, plan, b"a seed")
+    judge = SolutionExaminer(_variant_pack(request, True), problem, cell, plan, b"a seed")
     beside = cast("VariantCompiler", compiler or Compiler(BINARIES))
-    made = VariantExamination(judge, problem, cast("Cell", cell), beside, "cuda", PhaseTimer())
-    return made.run(), made
+    result = VariantExamination(judge, problem, cast("Cell", cell), beside, "cuda", PhaseTimer())
+    return result.run(), result
 
 
 def test_all_that_is_launched_was_compiled_while_the_base_was_asked() -> None:
     base = BaseDoubler()
     cell, compiler = DoublingCell(base), Compiler(BINARIES)
-    reasons, made = examined(cell, base, compiler)
+    reasons, result = examined(cell, base, compiler)
     assert reasons == []
-    assert made.unable == []
+    assert result.unable == []
     assert cell.asked[:3] == ["prepare", "compile_calls", "launch"]
     assert cell.given == BINARIES, "what another cell compiled while this one opened its device"
     assert set(compiler.forms) == set(cell.compiled)
@@ -133,8 +133,8 @@ def test_all_that_is_launched_was_compiled_while_the_base_was_asked() -> None:
 def test_a_config_that_compiles_far_longer_than_others_is_not_launched() -> None:
     base = BaseDoubler()
     cell, slow = DoublingCell(base), f"{{'BLOCK': {CONFIGS[1].kwargs[0][1]}}}"
-    reasons, made = examined(cell, base, Compiler(BINARIES, lambda form: form.startswith(slow)))
-    assert (reasons, made.unable) == ([], [str(CONFIGS[1])])
+    reasons, result = examined(cell, base, Compiler(BINARIES, lambda form: form.startswith(slow)))
+    assert (reasons, result.unable) == ([], [str(CONFIGS[1])])
     assert not any(f.startswith(slow) for f in (*cell.launched, *cell.compiled))
     assert cell.late == 0
 
@@ -142,9 +142,9 @@ def test_a_config_that_compiles_far_longer_than_others_is_not_launched() -> None
 def test_a_config_that_cannot_run_is_not_launched_again() -> None:
     base = BaseDoubler()
     cell = DoublingCell(base, unable=128)
-    reasons, made = examined(cell, base)
+    reasons, result = examined(cell, base)
     assert reasons == []
-    assert made.unable == [str(CONFIGS[2])]
+    assert result.unable == [str(CONFIGS[2])]
     assert sum("128" in call for call in cell.launched) == 1
 
 

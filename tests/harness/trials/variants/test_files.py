@@ -75,17 +75,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch, cache: Path) -> object:
 
 def test_what_one_cell_compiled_another_one_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    made = compiled(monkeypatch, first)
+    built = compiled(monkeypatch, first)
     known = BaseBinaries()
     known.take(read_cache({}, {}, {}).arrays)
     assert {Path(name).suffix for name in known.files} == {".json", ".cubin"}, "what a launch needs"
     shutil.rmtree(first)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(second))
-    told = json.loads(json.dumps(known.to_payload()))
-    write_cache({}, binaries_as_arrays(told), {})
+    answer = json.loads(json.dumps(known.to_payload()))
+    write_cache({}, binaries_as_arrays(answer), {})
     before = {p: p.stat().st_mtime_ns for p in second.rglob("*")}
-    found = compiled(monkeypatch, second)
-    assert found.asm["cubin"] == made.asm["cubin"]  # type: ignore[attr-defined]
+    result = compiled(monkeypatch, second)
+    assert result.asm["cubin"] == built.asm["cubin"]  # type: ignore[attr-defined]
     assert {p: p.stat().st_mtime_ns for p in second.rglob("*")} == before, "nothing was compiled"
 
 
@@ -118,9 +118,9 @@ MORE = TensorBytes("uint8", (1,), b"1")
 @pytest.fixture(scope="module")
 def early(compiling: SandboxLane) -> EarlyCompilation:
     """Of a device that is not there: the base cannot be opened on it, which is the verification's affair."""
-    found = compile_early(variant(DOUBLE), SUBJECT, compiling, architecture=90, plan=PLAN)
-    assert found is not None
-    return found
+    result = compile_early(variant(DOUBLE), SUBJECT, compiling, architecture=90, plan=PLAN)
+    assert result is not None
+    return result
 
 
 class CompilingCell:
@@ -166,10 +166,10 @@ def test_a_verification_takes_what_was_compiled_for_the_calls_that_it_draws(
 
 def test_nothing_comes_of_a_variant_that_cannot_be_compiled(compiling: SandboxLane) -> None:
     broken = variant(DOUBLE.replace("2 *", "nothing *"))
-    found = compile_early(broken, SUBJECT, compiling, architecture=90, plan=PLAN)
-    assert found is not None
-    assert not found.files
-    assert not found.is_for([])
+    result = compile_early(broken, SUBJECT, compiling, architecture=90, plan=PLAN)
+    assert result is not None
+    assert not result.files
+    assert not result.is_for([])
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_nothing_comes_of_a_variant_that_cannot_be_compiled(compiling: SandboxLa
     ],
 )
 def test_a_survey_finds_what_is_expected(judging: SandboxLane, base: BaseKernel) -> None:
-    found = survey(base, judging, plan=VerificationPlan(cases=4, timed=0))
+    result = survey(base, judging, plan=VerificationPlan(cases=4, timed=0))
     expected = expected_survey(base, "cpu")
-    assert any(isinstance(word, str) for word in found.words.values())
+    assert any(isinstance(word, str) for word in result.words.values())
     assert (expected.words, expected.evidence, expected.untied) == (
-        found.words,
-        found.evidence,
-        found.untied,
+        result.words,
+        result.evidence,
+        result.untied,
     )
-    assert expected.most >= found.most > 0, "less where launches took long"
+    assert expected.most >= result.most > 0, "less where launches took long"

@@ -61,8 +61,8 @@ def known(lane: SandboxLane, asked: BaseKernel) -> KernelSurvey:
 
 
 def judged(lane: SandboxLane, asked: BaseKernel, other: Variant | str, **options: Any) -> VariantVerification:
-    made = variant(other) if isinstance(other, str) else other
-    return verify_variant(made, asked, known(lane, asked), lane, device=INTERPRETER, plan=QUICK, **options)
+    result = variant(other) if isinstance(other, str) else other
+    return verify_variant(result, asked, known(lane, asked), lane, device=INTERPRETER, plan=QUICK, **options)
 
 
 def problem(arguments: Sequence[Argument]) -> Problem:
@@ -79,46 +79,46 @@ def codes(result: VariantVerification) -> set[ReasonCode]:
 
 @pytest.mark.slow
 def test_a_survey_tells_outputs_sizes_and_grid(judging: SandboxLane) -> None:
-    found = known(judging, MATRICES)
-    assert (found.writes, found.updates, found.deterministic) == (("out",), (), True)
-    assert set(found.words.values()) == {"any"}
-    assert found.grid == "(x.0)"
-    assert found.config in CONFIGS
-    assert written(found.signature) == {"out"}
-    assert covers(found.signature, problem(softmax_call(1000, 33)))
-    assert not covers(found.signature, problem(softmax_call(1000, 33, dtype="bfloat16")))
-    assert KernelSurvey.from_json(json.loads(json.dumps(found.to_json()))) == found
+    result = known(judging, MATRICES)
+    assert (result.writes, result.updates, result.deterministic) == (("out",), (), True)
+    assert set(result.words.values()) == {"any"}
+    assert result.grid == "(x.0)"
+    assert result.config in CONFIGS
+    assert written(result.signature) == {"out"}
+    assert covers(result.signature, problem(softmax_call(1000, 33)))
+    assert not covers(result.signature, problem(softmax_call(1000, 33, dtype="bfloat16")))
+    assert KernelSurvey.from_json(json.loads(json.dumps(result.to_json()))) == result
     assert BaseKernel.from_json(json.loads(json.dumps(MATRICES.to_json()))) == MATRICES
 
 
 def test_a_kernel_without_masks_is_drawn_sizes_that_it_accepts(judging: SandboxLane) -> None:
-    asked = subject(UNMASKED, vector_call())
-    found = known(judging, asked)
-    assert found.words == {"x.0": "128"}
-    assert covers(found.signature, problem(vector_call(1280)))
-    assert not covers(found.signature, problem(vector_call(1279)))
+    request = subject(UNMASKED, vector_call())
+    result = known(judging, request)
+    assert result.words == {"x.0": "128"}
+    assert covers(result.signature, problem(vector_call(1280)))
+    assert not covers(result.signature, problem(vector_call(1279)))
     # A variant that masks is as right.
-    assert judged(judging, asked, DOUBLE).verdict.accepted
+    assert judged(judging, request, DOUBLE).verdict.accepted
 
 
 def test_a_tensor_that_is_added_into_keeps_what_it_held(judging: SandboxLane) -> None:
     call = [tensor("x", 4096), tensor("acc", 1), number("n", 4096)]
-    asked = subject(SUM_INTO, call)
-    assert known(judging, asked).updates == ("acc",)
+    request = subject(SUM_INTO, call)
+    assert known(judging, request).updates == ("acc",)
     stored = SUM_INTO.replace("tl.atomic_add(acc, ", "tl.store(acc, ").replace("BLOCK: tl", "BLOCK: tl")
-    assert ReasonCode.WRONG_VALUES in codes(judged(judging, asked, stored))
+    assert ReasonCode.WRONG_VALUES in codes(judged(judging, request, stored))
     zeroing = SUM_INTO.replace("@triton.jit", 'RESET_TO_ZERO = ["acc"]\n\n\n@triton.jit')
-    assert ReasonCode.WRONG_VALUES in codes(judged(judging, asked, zeroing)), "it forgets what was there"
-    always_zero = dataclasses.replace(asked, zeroed=("acc",))
+    assert ReasonCode.WRONG_VALUES in codes(judged(judging, request, zeroing)), "it forgets what was there"
+    always_zero = dataclasses.replace(request, zeroed=("acc",))
     assert judged(judging, always_zero, zeroing).verdict.accepted, "unless that is zero by agreement"
 
 
 def test_sizes_without_a_known_grid_stay_as_recorded(judging: SandboxLane) -> None:
-    asked = subject(DOUBLE, vector_call(300), grid=lambda call, meta: (7 if meta["BLOCK"] == 64 else 3,))
-    found = known(judging, asked)
-    assert covers(found.signature, problem(vector_call(300)))
-    assert not covers(found.signature, problem(vector_call(301)))
-    assert judged(judging, asked, DOUBLE.replace("2 *", "1 *")).verdict.judgement is Judgement.REJECTED
+    request = subject(DOUBLE, vector_call(300), grid=lambda call, meta: (7 if meta["BLOCK"] == 64 else 3,))
+    result = known(judging, request)
+    assert covers(result.signature, problem(vector_call(300)))
+    assert not covers(result.signature, problem(vector_call(301)))
+    assert judged(judging, request, DOUBLE.replace("2 *", "1 *")).verdict.judgement is Judgement.REJECTED
 
 
 OWN_INPUTS = """
@@ -144,14 +144,16 @@ def inputs(random):
 
 def test_calls_of_a_users_own(judging: SandboxLane, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN_INPUTS)
-    asked = BaseKernel("kernel", GATHER, CONFIGS, file=str(tmp_path / "mine.py"), name="kernel", inputs=True)
-    found = known(judging, asked)
-    assert found.writes == ("out",)
+    request = BaseKernel(
+        "kernel", GATHER, CONFIGS, file=str(tmp_path / "mine.py"), name="kernel", inputs=True
+    )
+    result = known(judging, request)
+    assert result.writes == ("out",)
     call = [tensor("table", 50), tensor("index", 333, dtype="int32"), tensor("out", 333), number("n", 333)]
-    assert covers(found.signature, problem(call))
-    assert judged(judging, asked, GATHER.replace("other=0)", "other=1)")).verdict.accepted
+    assert covers(result.signature, problem(call))
+    assert judged(judging, request, GATHER.replace("other=0)", "other=1)")).verdict.accepted
     wrong = GATHER.replace("tl.load(table + at,", "tl.load(table + at + (at > 60),")
-    assert codes(judged(judging, asked, wrong)) <= {ReasonCode.WRONG_VALUES, ReasonCode.NONDETERMINISTIC}
+    assert codes(judged(judging, request, wrong)) <= {ReasonCode.WRONG_VALUES, ReasonCode.NONDETERMINISTIC}
 
 
 def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: SandboxLane, tmp_path: Path) -> None:
@@ -166,9 +168,9 @@ def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: SandboxLane, tmp_pa
         DOUBLE
         + "\n\ndef inputs(random):\n    import torch\n    return {'x': torch.ones(9), 'out': torch.ones(9), 'n': 9}\n"
     )
-    asked = BaseKernel("kernel", DOUBLE, CONFIGS, file=str(mine), name="kernel", inputs=True)
+    request = BaseKernel("kernel", DOUBLE, CONFIGS, file=str(mine), name="kernel", inputs=True)
     with pytest.raises(VariantError, match="must give it under 'grid'"):
-        survey(asked, judging, plan=QUICK)
+        survey(request, judging, plan=QUICK)
 
 
 def test_a_few_calls_hold_all_kinds_of_sizes() -> None:
@@ -234,15 +236,15 @@ ACCEPTED = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_right_variants_are_accepted_and_admitted(judging: SandboxLane, name: str) -> None:
-    asked, source = ACCEPTED[name]
-    made = variant(source)
-    result = judged(judging, asked, made)
+    request, source = ACCEPTED[name]
+    built = variant(source)
+    result = judged(judging, request, built)
     assert result.verdict.accepted, result.verdict.reasons
     (check,) = result.checks
     assert (check.device, check.passed) == (INTERPRETER, True)
     assert "launches, harness" in check.detail
-    verified = Variant(**{**vars(made), "checks": result.checks})
-    assert admitted(verified, problem(asked.calls[0]))
+    verified = Variant(**{**vars(built), "checks": result.checks})
+    assert admitted(verified, problem(request.calls[0]))
 
 
 REFUSED = {
@@ -304,15 +306,15 @@ REFUSED = {
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_variants_are_refused(judging: SandboxLane, name: str) -> None:
-    asked, source, wanted = REFUSED[name]
-    made = variant(source)
-    result = judged(judging, asked, made)
+    request, source, wanted = REFUSED[name]
+    built = variant(source)
+    result = judged(judging, request, built)
     assert result.verdict.judgement is Judgement.REJECTED
     assert wanted is None or codes(result) == wanted, result.verdict.reasons
     (check,) = result.checks
     assert not check.passed
     assert check.detail.partition(":")[0] == str(result.verdict.reasons[0].code)
-    assert not admitted(Variant(**{**vars(made), "checks": result.checks}), problem(asked.calls[0]))
+    assert not admitted(Variant(**{**vars(built), "checks": result.checks}), problem(request.calls[0]))
 
 
 def test_a_variant_that_hangs_is_ended(judging: SandboxLane) -> None:
@@ -352,9 +354,9 @@ def test_every_config_of_a_variant_is_run(judging: SandboxLane) -> None:
 
 
 def test_a_broken_harness_blames_nobody(judging: SandboxLane) -> None:
-    asked = dataclasses.replace(VECTORS, source=DOUBLE.replace("2 * tl", "unknown * tl"))
+    request = dataclasses.replace(VECTORS, source=DOUBLE.replace("2 * tl", "unknown * tl"))
     result = verify_variant(
-        variant(DOUBLE), asked, known(judging, VECTORS), judging, device=INTERPRETER, plan=QUICK
+        variant(DOUBLE), request, known(judging, VECTORS), judging, device=INTERPRETER, plan=QUICK
     )
     assert result.verdict.judgement is Judgement.INFRASTRUCTURE
     assert result.checks == ()

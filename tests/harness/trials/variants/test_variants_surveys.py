@@ -86,23 +86,23 @@ class Idler:
 
 
 def explorer(idle: int, **options: Any) -> KernelSurveyor:
-    asked = subject(DOUBLE, vector_call(), **options)
+    request = subject(DOUBLE, vector_call(), **options)
     generator = torch.Generator().manual_seed(1)
-    return KernelSurveyor(asked, cast("BaseKernelRunner", Idler(idle)), "cpu", generator)
+    return KernelSurveyor(request, cast("BaseKernelRunner", Idler(idle)), "cpu", generator)
 
 
 @pytest.mark.parametrize("idle", [0, 13])
 def test_what_is_written_is_found_where_most_calls_have_nothing_to_do(idle: int) -> None:
-    found = explorer(idle).survey()
-    assert found.writes == ("out",)
-    assert found.words == {"x.0": "any"}
+    result = explorer(idle).survey()
+    assert result.writes == ("out",)
+    assert result.words == {"x.0": "any"}
 
 
 def test_a_call_is_launched_once_as_it_is_and_twice_between_other_surroundings() -> None:
     """The launch that shows what is written is one of those two."""
-    asked = explorer(0)
-    asked.survey()
-    runs = cast("Idler", asked.reference).runs
+    request = explorer(0)
+    request.survey()
+    runs = cast("Idler", request.reference).runs
     chosen, *accepted = [
         [unset for x, unset in runs if x == each] for each in dict.fromkeys(x for x, _ in runs)
     ]
@@ -117,26 +117,26 @@ def test_a_base_that_writes_nothing_shows_nothing() -> None:
 
 
 def test_the_twin_of_a_base_that_is_often_idle_is_accepted(judging: SandboxLane) -> None:
-    asked = parts(2)
-    known = survey(asked, judging, plan=QUICK)
+    request = parts(2)
+    known = survey(request, judging, plan=QUICK)
     assert known.writes == ("out",)
-    result = verify_variant(variant(f"# Twin.\n{PARTS}"), asked, known, judging, device="cpu", plan=QUICK)
+    result = verify_variant(variant(f"# Twin.\n{PARTS}"), request, known, judging, device="cpu", plan=QUICK)
     assert result.verdict.accepted, result.verdict.reasons
 
 
 def test_a_variant_that_does_nothing_is_found_out(judging: SandboxLane) -> None:
-    asked = parts(16)
-    known = survey(asked, judging, plan=QUICK)
+    request = parts(16)
+    known = survey(request, judging, plan=QUICK)
     lazy = variant(PARTS.replace("low >= high", "low >= 0"))
-    result = verify_variant(lazy, asked, known, judging, device="cpu", plan=QUICK)
+    result = verify_variant(lazy, request, known, judging, device="cpu", plan=QUICK)
     assert {r.code for r in result.verdict.reasons} == {ReasonCode.WRONG_VALUES}
 
 
 def test_sizes_are_kept_where_smaller_ones_would_be_read_beyond(judging: SandboxLane) -> None:
     """A sum over many numbers of 16 bits is no number if any of them is none, as one in 32 of all is."""
     call = [tensor("x", 2048, dtype="float16"), tensor("out", 16)]
-    found = survey(subject(WINDOW, call, grid=lambda call, meta: (1,)), judging, plan=QUICK)
-    assert found.words["x.0"] == 2048
+    result = survey(subject(WINDOW, call, grid=lambda call, meta: (1,)), judging, plan=QUICK)
+    assert result.words["x.0"] == 2048
 
 
 @pytest.mark.parametrize(
