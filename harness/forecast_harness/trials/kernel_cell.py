@@ -147,7 +147,7 @@ class _CallTensors:
     def __init__(
         self,
         number: int,
-        told: Mapping[str, Any],
+        answer: Mapping[str, Any],
         arrays: Mapping[str, TensorBytes],
         where: str,
         generator: torch.Generator,
@@ -155,19 +155,19 @@ class _CallTensors:
     ) -> None:
         self.memory: dict[str, torch.Tensor] = {}
         self.views: dict[str, torch.Tensor] = {}
-        self._zeroed = [t["name"] for t in told["tensors"] if t["zeroed"]]
-        for about in told["tensors"]:
+        self._zeroed = [t["name"] for t in answer["tensors"] if t["zeroed"]]
+        for about in answer["tensors"]:
             name, count = about["name"], _TRACED_ELEMENTS if empty else int(about["span"])
             late = 0 if about["aligned"] else _MISALIGNMENT
             flat = torch.empty(count + late, dtype=getattr(torch, about["dtype"]), device=where)[late:]
-            if told["given"] and not empty:
+            if answer["given"] and not empty:
                 flat.copy_(tensor_from_bytes(arrays[f"{number}.{name}"]).reshape(-1))
             else:
-                fill_tensor(flat, told["least"], generator)
+                fill_tensor(flat, answer["least"], generator)
             self.memory[name] = flat
             self.views[name] = flat if empty else flat.as_strided(about["shape"], about["stride"])
         self._initial_values = {
-            t["name"]: self.memory[t["name"]].clone() for t in told["tensors"] if t["kept"]
+            t["name"]: self.memory[t["name"]].clone() for t in answer["tensors"] if t["kept"]
         }
 
     def reset(self) -> None:

@@ -287,23 +287,23 @@ class _KernelRace(Race):
 
     checks_first = True
 
-    def __init__(self, cell: Cell, asked: Mapping[str, Any]) -> None:
-        super().__init__(RaceRules.from_json(asked["rules"]), os.urandom(16))
-        self._cell, self._writes = cell, asked["writes"]
-        calls = [TimedCall.of(BaseKernel.from_json(s)) for s in asked["subjects"]]
-        theirs, own = asked["against"], asked["variant"]
+    def __init__(self, cell: Cell, request: Mapping[str, Any]) -> None:
+        super().__init__(RaceRules.from_json(request["rules"]), os.urandom(16))
+        self._cell, self._writes = cell, request["writes"]
+        calls = [TimedCall.of(BaseKernel.from_json(s)) for s in request["subjects"]]
+        theirs, own = request["against"], request["variant"]
         (beside,) = (Config.from_json(c) for c in theirs["configs"])
         self._calls, self._first = calls, [call.launch(theirs["source"], beside) for call in calls]
         configs = (Config.from_json(c) for c in own["configs"])
         self._each = [[call.launch(own["source"], config) for call in calls] for config in configs]
 
-    def run_all(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def run_all(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Open the cell and compile, then `run`."""
         with self.steps.phase("prepare"):
-            _prepare_cell(self._cell, asked, self._calls, SOURCE_FILES)
+            _prepare_cell(self._cell, request, self._calls, SOURCE_FILES)
         with self.steps.phase("compile"):
-            _compile_ahead(self._cell, asked["device"], self._first, self._each)
-        return self.run(len(self._each), asked)
+            _compile_ahead(self._cell, request["device"], self._first, self._each)
+        return self.run(len(self._each), request)
 
     def open_clock(self, n: int) -> KernelClock:
         return KernelClock(self._cell, (self._first, self._each[n]), self._writes)
@@ -350,11 +350,11 @@ class _PackRace(Race):
     checks_first = False
 
     def __init__(self, work: JobContext, folder: Path, cells: ExitStack) -> None:
-        self._work, self._asked, self._cells = work, work.payload, cells
-        self._pack = Pack.from_json(self._asked["pack"])
-        self._plan = VerificationPlan.from_json(self._asked["plan"])
+        self._work, self._payload, self._cells = work, work.payload, cells
+        self._pack = Pack.from_json(self._payload["pack"])
+        self._plan = VerificationPlan.from_json(self._payload["plan"])
         self._problem, self._seed = problem_of(self._pack, folder), os.urandom(16)
-        super().__init__(RaceRules.from_json(self._asked["rules"]), self._seed)
+        super().__init__(RaceRules.from_json(self._payload["rules"]), self._seed)
         self._processors = reserve_processors() if self._plan.device == "cpu" else ()
         self._open_cells: dict[int, Cell] = {}
         self._cases: list[LaunchCase] = []
@@ -364,17 +364,17 @@ class _PackRace(Race):
 
     def run_all(self) -> dict[str, Any]:
         """Open the incumbent's cell, then `run`."""
-        against, configs = self._asked["against"], self._asked["configs"]
+        against, configs = self._payload["against"], self._payload["configs"]
         self._base = self._prepared_judge(-1, against)
         languages = (Language(one["language"]) for one in (against, *configs))
         self._workloads = self._pack.timed_workloads(self._plan.device, *languages)
         if self._plan.device == "cpu":
             self._null = open_null_cell(self._work, self._cells, self._processors)
-        return self.run(len(configs), self._asked)
+        return self.run(len(configs), self._payload)
 
     def open_clock(self, n: int) -> CellClock:
         assert self._base is not None
-        judge = self._prepared_judge(n, self._asked["configs"][n])
+        judge = self._prepared_judge(n, self._payload["configs"][n])
         return CellClock((self._base, judge), self._workloads, self._cases, self._null)
 
     def reject(self, n: int, rejected: ContestantRejected) -> None:
@@ -421,14 +421,14 @@ def trace(work: JobContext) -> CellAnswer:
         )
 
 
-def _with_facts(call: TimedCall, said: Mapping[str, Any], count: int) -> dict[str, Any]:
+def _with_facts(call: TimedCall, answer: Mapping[str, Any], count: int) -> dict[str, Any]:
     """What a cell says of a call, with what is read of it here, where nobody waits for it.
 
     Raises `ValueError` for an answer of another form.
     """
     arguments = tuple(call.drawn.arguments)
-    texts, which = [str(text) for text in said["ttir"]], list(said["which"])
-    grids = [_launchable(grid) for grid in said["grids"]]
+    texts, which = [str(text) for text in answer["ttir"]], list(answer["which"])
+    grids = [_launchable(grid) for grid in answer["grids"]]
     numbers = [n for n in which if n is not None]
     if not len(which) == len(grids) == count or not all(type(n) is int for n in numbers):
         raise ValueError("a trace tells of other configs than were asked for")
@@ -457,15 +457,15 @@ def _launchable(grid: Any) -> Grid:
 
 
 def _prepare_cell(
-    cell: Cell, asked: Mapping[str, Any], calls: Sequence[TimedCall], files: Sequence[str]
+    cell: Cell, request: Mapping[str, Any], calls: Sequence[TimedCall], files: Sequence[str]
 ) -> None:
-    updates = asked.get("updates") or [()] * len(calls)
-    empty = bool(asked.get("empty"))
+    updates = request.get("updates") or [()] * len(calls)
+    empty = bool(request.get("empty"))
     payload = {
         "files": list(files),
-        "kernel": asked["subjects"][0]["kernel"],
+        "kernel": request["subjects"][0]["kernel"],
         "calls": [call.to_payload(u) for call, u in zip(calls, updates, strict=True)],
-        "device": asked["device"],
+        "device": request["device"],
         "seed": int.from_bytes(os.urandom(6)),
         "empty": empty,
     }

@@ -166,7 +166,7 @@ class LaunchBatches:
         self._chosen = 0
         """Which launch of a window is read: a secret until it ends."""
         self._last = given.draw(0, rng)
-        self._told: tuple[list[Any], list[Any]] = ([], [])
+        self._described: tuple[list[Any], list[Any]] = ([], [])
         self._slots: list[list[Slot]] = []
         """Where outputs of each launch lie in the judge's memory; what is not `recorded` may lie elsewhere later."""
         self._looked_at: tuple[torch.Tensor, torch.Tensor, Slot] | None = None
@@ -205,14 +205,14 @@ class LaunchBatches:
         self._cell.freeze()
         check_answer("arm_batch", answer)
         with malformed_answers_as_forgery():
-            self._told = answer.value["outputs"], answer.value["places"]
+            self._described = answer.value["outputs"], answer.value["places"]
             self.recorded = answer.value["recorded"]
-            self._slots = [self._output_slots(self._told, n) for n in range(self.count)]
+            self._slots = [self._output_slots(self._described, n) for n in range(self.count)]
 
     @property
     def forms(self) -> list[dict[str, Any]]:
         """The forms of what a launch returned last: `dtype` and `shape` of each output."""
-        return [{"dtype": d["dtype"], "shape": d["shape"]} for d in self._told[0][0] if "dtype" in d]
+        return [{"dtype": d["dtype"], "shape": d["shape"]} for d in self._described[0][0] if "dtype" in d]
 
     def window(self, draw: BatchDraw) -> float:
         """Seconds of a window with these inputs, which the cell has not had. Raises `CandidateFault`."""
@@ -223,7 +223,7 @@ class LaunchBatches:
         check_answer("batch", answer)
         if not self.recorded:
             with malformed_answers_as_forgery():
-                self._told = answer.value["outputs"], answer.value["places"]
+                self._described = answer.value["outputs"], answer.value["places"]
         return answer.seconds
 
     def bare_window(self, cell: BatchCell) -> float:
@@ -243,7 +243,7 @@ class LaunchBatches:
         return self._launch(n, data), self._look()
 
     def _launch(self, n: int, data: torch.Tensor) -> CollectedLaunch:
-        answer, given = self._told, self._last.given[n]
+        answer, given = self._described, self._last.given[n]
         slots = self._slots[n] if self.recorded else None
 
         def found() -> list[Slot]:
@@ -254,11 +254,11 @@ class LaunchBatches:
 
         return CollectedLaunch(lambda: self._given.case_of(given), data, found)
 
-    def _output_slots(self, told: tuple[list[Any], list[Any]], n: int) -> list[Slot]:
+    def _output_slots(self, answer: tuple[list[Any], list[Any]], n: int) -> list[Slot]:
         """Where a launch's outputs lie by what was `told`. Raises what `malformed_answers_as_forgery` expects."""
-        result, places = [], iter(told[1][n])
+        result, places = [], iter(answer[1][n])
         first, end = (0, self._outputs.size) if self.recorded else (n * self._room, (n + 1) * self._room)
-        for about in told[0][n]:
+        for about in answer[0][n]:
             if "problem" in about:
                 raise ValueError(about["problem"])
             slot = Slot("output", about["dtype"], tuple(about["shape"]), tuple(about["stride"]), first)

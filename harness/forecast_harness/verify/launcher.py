@@ -188,7 +188,7 @@ class Launcher:
         self._must_fit(case)
         arena = self._build(case, shift)
         payload = {**launch_payload(case, arena, protocol), "watch": watch}
-        reply, answer = self._asked(case, payload, {"block": byte_array(arena.data())})
+        reply, answer = self._ask_launch(case, payload, {"block": byte_array(arena.data())})
         with malformed_answers_as_forgery():
             self._take(reply, answer, arena, stray=not watch)
         return reply
@@ -200,7 +200,7 @@ class Launcher:
         resident = self._resident(case)
         seed = self._rng.getrandbits(_SEED_BITS)
         about = {**launch_payload(case, resident.arena, protocol), "watch": ""}
-        reply, answer = self._asked(case, {**about, "held": resident.name, "seed": seed}, {})
+        reply, answer = self._ask_launch(case, {**about, "held": resident.name, "seed": seed}, {})
         with malformed_answers_as_forgery():
             reply.described, reply.seed = answer.value["outputs"], seed
             reply.digests = [int(n) for n in answer.value["digests"]]
@@ -283,7 +283,7 @@ class Launcher:
         if size > MAX_LAUNCH_BYTES:
             raise RecordError(oversize_message(case.label, size))
 
-    def _asked(
+    def _ask_launch(
         self, case: LaunchCase, payload: dict[str, Any], arrays: dict[str, TensorBytes]
     ) -> tuple[LaunchResult, CellAnswer]:
         """Ask for a launch; the reply without its outputs."""

@@ -189,7 +189,7 @@ def mismatch(got: torch.Tensor, one: ExpectedOutput) -> tuple[str, float]:
         part = slice(at, at + step)
         got_part, want_part, limit = (t[part] for t in whole)
         result.add(got_part, want_part, limit, None if typical is None else typical[part], at)
-    return result.said(biased=typical is not None)
+    return result.message(biased=typical is not None)
 
 
 def unequal(got: torch.Tensor, want: torch.Tensor) -> tuple[str, float]:
@@ -235,7 +235,7 @@ class ErrorCount:
             self._squares += float(error.square_().sum())
             self._allowed += 0.0 if typical is None else float(typical.square().sum())
 
-    def said(self, *, biased: bool) -> tuple[str, float]:
+    def message(self, *, biased: bool) -> tuple[str, float]:
         """What is wrong, if anything, and the largest error over its limit; `biased`: means have limits, too."""
         if self._bad:
             where, got, want, limit = self._seen
@@ -407,7 +407,7 @@ class _RowwiseComparison:
             limit, typical = self._limits(base, want, rows)
             part, want, limit, typical = (t.reshape(-1) for t in (got[rows, columns], want, limit, typical))
             result.add(part, want, limit, typical, rows.start * got.shape[1] + columns.start)
-        return result.said(biased=not self._rounded)
+        return result.message(biased=not self._rounded)
 
     def _part(self, rows: slice, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """The base's result, and the one that is wanted, in double precision."""

@@ -156,18 +156,18 @@ def _no_work(forms: Sequence[Mapping[str, Any]], device: str) -> list[torch.Tens
 
 
 def _recorded(
-    run: Callable[[], _Launched], timer: DeviceTimer, found: _Launched, memory: torch.Tensor
+    run: Callable[[], _Launched], timer: DeviceTimer, result: _Launched, memory: torch.Tensor
 ) -> tuple[Callable[[], None] | None, _Launched]:
     """A replay of all launches, and what they return there; None where they cannot be recorded."""
     sizes = [
-        math.prod(one["shape"]) * _width(one) for answer in found.told for one in answer if "dtype" in one
+        math.prod(one["shape"]) * _width(one) for answer in result.told for one in answer if "dtype" in one
     ]
     pool = open_output_pool(memory, sizes, timer.recorder.stream)
     try:
         graph, recorded = timer.recorder.record(run, pool=None if pool is None else pool.id)
     except Exception:  # whatever the candidate raises where it may not wait for the device
         _synchronize()
-        return None, found
+        return None, result
     return graph.replay, recorded
 
 

@@ -89,11 +89,11 @@ def is_compatible(own: Config, other: Config) -> bool:
     )
 
 
-def most_promising(found: ConfigForecasts | None, configs: Sequence[Config], n: int) -> list[Config]:
+def most_promising(result: ConfigForecasts | None, configs: Sequence[Config], n: int) -> list[Config]:
     """Up to `n` of more than `n` configs; see `VariantTracer.best_configs`."""
-    if found is None:
+    if result is None:
         return [c.config for c in farthest_point_sample([Candidate(c) for c in configs], n)]
-    top = [found.configs[i] for i in found.order[: n - (n > 2)]]
+    top = [result.configs[i] for i in result.order[: n - (n > 2)]]
     if n <= 2:
         return top
     rest = [c for c in configs if c not in set(top)]
@@ -372,7 +372,7 @@ class SourceTraces:
         self._run: RunJobs = self._lanes.run
         self._idle: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
-        self._found: dict[str, tuple[CallTrace, ...]] = {}
+        self._known: dict[str, tuple[CallTrace, ...]] = {}
         self._tracing: dict[str, threading.Event] = {}
         """Sources under way in some thread: others wait for it."""
         self._kept: Mapping[str, Collection[Config]] = {}
@@ -390,16 +390,18 @@ class SourceTraces:
         """Have sandboxes trace from here on that others have opened; `idle`: how many have nothing to do."""
         self._run, self._idle = run, idle
 
-    def prepare(self, asked: Mapping[str, Sequence[Config]], calls: Sequence[int] = ()) -> None:
+    def prepare(self, request: Mapping[str, Sequence[Config]], calls: Sequence[int] = ()) -> None:
         """Trace what is not known yet of these, together: at these calls, or at all.
 
         Raises `ForecastAutotuneError` without a sandbox.
         """
         with self._lock:
             missing = {
-                s: m for s, c in asked.items() if s not in self._tracing and (m := self._missing(s, c, calls))
+                s: m
+                for s, c in request.items()
+                if s not in self._tracing and (m := self._missing(s, c, calls))
             }
-            under_way = [self._tracing[s] for s in asked if s in self._tracing]
+            under_way = [self._tracing[s] for s in request if s in self._tracing]
             ours = {s: threading.Event() for s in missing}
             self._tracing |= ours
         try:
@@ -419,7 +421,7 @@ class SourceTraces:
 
     def _missing(self, source: str, configs: Sequence[Config], calls: Sequence[int]) -> Sequence[Config]:
         """Those that nobody has traced at one of these calls; none of a source that cannot be traced."""
-        if (result := self._found.get(source)) is None:
+        if (result := self._known.get(source)) is None:
             return configs
         traced = [result[n].texts for n in self._at(calls)] if result else []
         return [c for c in configs if not all(c in texts for texts in traced)]
@@ -435,7 +437,7 @@ class SourceTraces:
         wanted = list(configs)
         self.prepare({source: wanted}, calls)
         with self._lock:
-            match = self._found.get(source)
+            match = self._known.get(source)
             missing = self._missing(source, wanted, calls)
         if missing:  # others have traced less of it, or have failed
             (result,) = self._run([self._job(source, missing, calls)])
@@ -448,7 +450,7 @@ class SourceTraces:
     def known(self, source: str) -> tuple[CallTrace, ...]:
         """A trace per call, of configs that were traced before: nothing is traced for it, and nobody is waited for."""
         with self._lock:
-            return self._found.get(source, ())
+            return self._known.get(source, ())
 
     def keep(self, configs: Mapping[str, Collection[Config]]) -> None:
         """Never forget these configs of these sources; no longer those that were named before."""
@@ -469,14 +471,14 @@ class SourceTraces:
     def _add(self, source: str, more: tuple[CallTrace, ...]) -> tuple[CallTrace, ...]:
         """What is known with what was traced now; the source is the latest one from here on."""
         with self._lock:
-            before = self._found.pop(source, ())
+            before = self._known.pop(source, ())
             joined = tuple(a.joined(b) for a, b in zip(before, more, strict=True)) if before and more else ()
-            self._found[source] = result = joined or more or before
-            for other in list(self._found)[:-_MOST_KEPT]:
+            self._known[source] = result = joined or more or before
+            for other in list(self._known)[:-_MOST_KEPT]:
                 if (kept := self._kept.get(other)) is None:
-                    del self._found[other]
+                    del self._known[other]
                 else:
-                    self._found[other] = tuple(trace.only(kept) for trace in self._found[other])
+                    self._known[other] = tuple(trace.only(kept) for trace in self._known[other])
         return result
 
     def _job(self, source: str, configs: Sequence[Config], calls: Sequence[int]) -> SandboxJob:
@@ -508,15 +510,15 @@ def _parts(configs: Sequence[Config], most: int) -> list[Sequence[Config]]:
     return [configs[n::count] for n in range(count)]
 
 
-def _read_call(said: Mapping[str, Any], configs: Sequence[Config]) -> CallTrace:
-    facts = {int(number): decode_facts(encoded) for number, encoded in said["facts"].items()}
-    which = dict(zip(configs, said["which"], strict=True))
+def _read_call(answer: Mapping[str, Any], configs: Sequence[Config]) -> CallTrace:
+    facts = {int(number): decode_facts(encoded) for number, encoded in answer["facts"].items()}
+    which = dict(zip(configs, answer["which"], strict=True))
     grids = {
-        c: None if g is None else tuple(map(int, g)) for c, g in zip(configs, said["grids"], strict=True)
+        c: None if g is None else tuple(map(int, g)) for c, g in zip(configs, answer["grids"], strict=True)
     }
     return CallTrace(
-        tuple(Argument.from_json(a) for a in said["arguments"]),
-        {c: None if n is None else said["ttir"][n] for c, n in which.items()},
+        tuple(Argument.from_json(a) for a in answer["arguments"]),
+        {c: None if n is None else answer["ttir"][n] for c, n in which.items()},
         grids,
         {c: None if n is None else facts[n][grids[c]] for c, n in which.items()},
     )

@@ -116,12 +116,12 @@ class SharedRunner:
         except ProgramFault as fault:
             raise Refusal(FAULT_OUTCOMES[fault.kind], "verify", fault.detail) from fault
 
-    def seconds(self, asked: Mapping[str, tuple[Program, float]]) -> dict[str, float]:
+    def seconds(self, request: Mapping[str, tuple[Program, float]]) -> dict[str, float]:
         """Seconds of one launch at each call, of a program with a bound; of the fastest, where that is beyond it."""
         result = self.time(
             {
                 n: ([p], TimingLimits(most=_MOST_ALONE, bound_s=bound, checks=0))
-                for n, (p, bound) in asked.items()
+                for n, (p, bound) in request.items()
             }
         )
         return {
@@ -129,14 +129,14 @@ class SharedRunner:
             for name, answer in result.items()
         }
 
-    def time(self, asked: Mapping[str, tuple[Sequence[Program], TimingLimits]]) -> dict[str, TimingAnswer]:
+    def time(self, request: Mapping[str, tuple[Sequence[Program], TimingLimits]]) -> dict[str, TimingAnswer]:
         """The runner's answer for each call. Raises `Refusal`, `PathFailed`."""
-        if not asked:
+        if not request:
             return {}
-        candidates = next(iter(asked.values()))[0]
+        candidates = next(iter(request.values()))[0]
         requests = [
             TimingRequest(programs, self._trials.calls.timed[name].given, limits)
-            for name, (programs, limits) in asked.items()
+            for name, (programs, limits) in request.items()
         ]
         try:
             with self.use():
@@ -147,7 +147,7 @@ class SharedRunner:
             raise Refusal(FAULT_OUTCOMES[fault.kind], "time", fault.detail) from fault
         if problem := first_violation(answers[-1].violations):
             raise Refusal(Outcome.INCORRECT, "time", problem)
-        return dict(zip(asked, answers, strict=True))
+        return dict(zip(request, answers, strict=True))
 
     @property
     def began(self) -> float:

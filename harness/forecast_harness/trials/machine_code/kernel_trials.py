@@ -49,7 +49,7 @@ _CONFIGS_TRIED = 3
 class BaseResultCall:
     """One call of a kernel, on values that every candidate gets; what is right there, the runner has seen."""
 
-    made: TimedCall
+    timed_call: TimedCall
     arguments: CallCase
     given: ProgramInputs
     """With the buffers that the base kernel writes, once that is known."""
@@ -182,7 +182,7 @@ class KernelTrials:
 
     def _request(self, name: str, source: str, config: Config) -> BuildRequest:
         calls = [self._small, *self._timed.values()]
-        launches = [c.made.launch(source, config) for c in calls]
+        launches = [c.timed_call.launch(source, config) for c in calls]
         return BuildRequest(
             name,
             source,
@@ -235,22 +235,22 @@ def kernel_call(subject: BaseKernel) -> BaseResultCall:
 
 
 def _contents(
-    told: Mapping[str, Any], late: int, least: int, own: torch.Tensor | None, generator: torch.Generator
+    answer: Mapping[str, Any], late: int, least: int, own: torch.Tensor | None, generator: torch.Generator
 ) -> BufferContents:
     """Values of a tensor, after `late` elements: the user's `own`, zeros, or some that we draw."""
-    dtype, count = getattr(torch, told["dtype"]), int(told["span"]) + late
+    dtype, count = getattr(torch, answer["dtype"]), int(answer["span"]) + late
     # Of what we draw, one period is enough.
     drawn = torch.zeros(count if own is not None else min(count, HOST_PERIOD), dtype=dtype)
     if own is not None:
         drawn[late:].copy_(own.reshape(-1))
-    elif not told["zeroed"]:
+    elif not answer["zeroed"]:
         fill_tensor(drawn, least, generator)
     return BufferContents(bytes(tensor_to_bytes(drawn).data), count * drawn.element_size())
 
 
 def _rotatable(call: BaseResultCall) -> dict[str, int]:
     """Bytes of an element, of tensors whose values we drew and mean the same in another order."""
-    if call.made.has_values:
+    if call.timed_call.has_values:
         return {}
     results = {}
     for name, tensor in call.arguments.tensors.items():

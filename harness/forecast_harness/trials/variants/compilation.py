@@ -181,15 +181,15 @@ def _triton_mode(pool: _BuildingPool) -> Any:
         return None
 
 
-def compile_one(compile_only: Callable[..., Any], asked: Mapping[str, Any]) -> Any:
+def compile_one(compile_only: Callable[..., Any], request: Mapping[str, Any]) -> Any:
     """Compile for one call; what Triton gives."""
     # On the host, and never written: pages that nothing touches take no memory.
     views = {
         name: torch.empty(count + late, dtype=getattr(torch, dtype))[late:]
-        for name, (dtype, count, late) in asked["tensors"].items()
+        for name, (dtype, count, late) in request["tensors"].items()
     }
     return compile_only(
-        **{name: decode_arguments(value, views) for name, value in asked["call"]["kwargs"].items()}
+        **{name: decode_arguments(value, views) for name, value in request["call"]["kwargs"].items()}
     )
 
 

@@ -122,8 +122,8 @@ def _children(group: Path) -> list[str]:
         return []
 
 
-def _names(told: Any) -> list[str]:
-    children = told.get("child_paths", {}) if isinstance(told, dict) else {}
+def _names(answer: Any) -> list[str]:
+    children = answer.get("child_paths", {}) if isinstance(answer, dict) else {}
     return [str(name) for name in children if "/" not in str(name)]
 
 

@@ -120,9 +120,9 @@ def examine(work: JobContext) -> CellAnswer:
 
 
 def _examination(
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     subject: BaseKernel,
-    found: KernelSurvey,
+    result: KernelSurvey,
     reference: BaseKernelRunner,
     compiler: VariantCompiler,
     cell: Cell,
@@ -130,10 +130,12 @@ def _examination(
     steps: PhaseTimer,
 ) -> tuple[SolutionExaminer, VariantExamination]:
     """One variant's judge, and its examination; equal nonces and surveys draw equal calls."""
-    plan = VerificationPlan.from_json(asked["plan"])
-    configs = [Config.from_json(c) for c in asked["configs"]]
-    deterministic = bool(asked["deterministic"])
-    problem = VariantProblem(subject, found, reference, configs, plan.device, deterministic, asked["takes"])
+    plan = VerificationPlan.from_json(request["plan"])
+    configs = [Config.from_json(c) for c in request["configs"]]
+    deterministic = bool(request["deterministic"])
+    problem = VariantProblem(
+        subject, result, reference, configs, plan.device, deterministic, request["takes"]
+    )
     pack = _variant_pack(subject, deterministic)
     judge = SolutionExaminer(pack, problem, cell, plan, _seed(nonce), alone=False)
     return judge, VariantExamination(judge, problem, cell, compiler, plan.device, steps)

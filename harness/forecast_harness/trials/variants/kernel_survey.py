@@ -105,7 +105,7 @@ class KernelSurveyor:
         sizes, evidence = self._accepted_sizes(source)
         sizes, untied = self._freeze_chance_scalars(source.with_sizes(sizes))
         return KernelSurvey(
-            **self._found(),
+            **self._fields(),
             words={s.places[0]: s.size_class for s in sizes.sizes},
             evidence=evidence,
             untied=untied,
@@ -122,7 +122,7 @@ class KernelSurveyor:
                 calls_to_compile(source, self.config, self._layers, self.generator, wide_on=wide_on)
             )
 
-    def _found(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         return {
             "writes": tuple(sorted(self.writes)),
             "updates": tuple(sorted(self.updates)),
@@ -148,7 +148,9 @@ class KernelSurveyor:
             self._rejections.append(f"it writes to no tensor in {len(calls)} calls")
             raise self._refused("")
         sizes = CallSizes.observed([drawn.arguments for drawn in calls])
-        return KernelSurvey(**self._found(), signature=sizes.signature(self.writes), grid="of inputs(random)")
+        return KernelSurvey(
+            **self._fields(), signature=sizes.signature(self.writes), grid="of inputs(random)"
+        )
 
     def _choose(self, source: CallSource) -> None:
         """The first config that works on something that was drawn, of few programs in an interpreter, else of many.
