@@ -30,8 +30,14 @@ from forecast_harness.records import (
     VerificationJob,
 )
 from forecast_harness.sandbox import canary
-from forecast_harness.sandbox.api import JobResult, JobStatus, ResourceLimits, SandboxError, SandboxLane
-from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.sandbox.api import (
+    JobResult,
+    JobStatus,
+    ResourceLimits,
+    SandboxError,
+    SandboxJob,
+    SandboxLane,
+)
 from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.trials.confirmation import ConfirmationLanes, ConfirmationLimit, ConfirmationOpener
 from forecast_harness.trials.devices import LANE_MODULES, device_slug
@@ -96,7 +102,7 @@ class SandboxTrial:
     """Configs that are timed instead of those that would be chosen."""
     contests: int = 1
     """How many contests there are at most: the last one counts, and one that is not won is the last."""
-    held: Sequence[PreparedRace] = ()
+    prepared: Sequence[PreparedRace] = ()
     """Contests that wait already."""
     listed: Sequence[Any] = ()
     """Configs that may be timed."""
@@ -113,7 +119,7 @@ class SandboxJudge(Judge):
     """One sandbox lane that judges sources of one target as host code. Use from one thread at a time.
 
     `rules` say how long a job's race lasts, `thorough` a confirmation's. Raises `LaneFailure` on opening if the lane's
-    canary does not sing.
+    canary does not answer.
     """
 
     device_environment: ClassVar[Mapping[str, str]] = {}
@@ -275,12 +281,12 @@ class SandboxJudge(Judge):
         return 1, 0
 
     def _run_race(
-        self, job: Asked, lane: SandboxLane, limits: ResourceLimits, held: PreparedRace | None = None
+        self, job: SandboxJob, lane: SandboxLane, limits: ResourceLimits, prepared: PreparedRace | None = None
     ) -> dict[str, Any]:
-        """A timing job's value, with `lane_seconds`; `held`: the same race, waiting already. Raises `LaneFailure`."""
+        """A timing job's value, with `lane_seconds`; `prepared`: the same race, if it waits. Raises `LaneFailure`."""
         try:
             with exclusive(self._plan.device_lock, folder=self._locks):
-                result = lane.run(job, limits) if held is None else held.timed()
+                result = lane.run(job, limits) if prepared is None else prepared.timed()
         except (SandboxError, DeviceBusy) as error:
             raise LaneFailure(str(error), self.name) from error
         value = self._race_value(result)
@@ -344,12 +350,12 @@ class SandboxJudge(Judge):
         }
 
     def _open_lane(self) -> SandboxLane:
-        """A fresh lane whose canary sang. Raises `LaneFailure`."""
+        """A fresh lane whose canary answered. Raises `LaneFailure`."""
         environment = {"TRITON_INTERPRET": "1"} if self._plan.device == "cpu" else self.device_environment
         device = None if self._plan.device == "cpu" else self._plan.uuid or str(self._plan.index)
         lane = SandboxLane(device=device, scratch=self._folder, environment=environment, warm=LANE_MODULES)
         lane.__enter__()
-        result = lane.run(Asked(f"{canary.__name__}:main", {"device": device}), canary.CANARY_LIMITS)
+        result = lane.run(SandboxJob(f"{canary.__name__}:main", {"device": device}), canary.CANARY_LIMITS)
         if result.status is JobStatus.OK and result.value == "ok":
             return lane
         lane.close()

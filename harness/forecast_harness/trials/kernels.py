@@ -16,8 +16,7 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_harness.clocks.devices import ONE_QUEUE
 from forecast_harness.clocks.paired_comparison import INCUMBENT
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
-from forecast_harness.sandbox.api import SandboxError
-from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.sandbox.api import SandboxError, SandboxJob
 from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
@@ -171,10 +170,10 @@ class KernelJudge(SandboxJudge):
         job, raced = trial.job, []
         trial.measurements = len(configs)
         for number in range(trial.contests):
-            held = trial.held[number] if number < len(trial.held) else None
+            prepared = trial.prepared[number] if number < len(trial.prepared) else None
             with trial.steps.phase("races"):
                 race = self._race_job(job, configs, trial.rules)
-                value = self._run_race(race, trial.lanes[0], VARIANT_LIMITS, held)
+                value = self._run_race(race, trial.lanes[0], VARIANT_LIMITS, prepared)
             self._learn(job, configs, value)
             raced.append(value.get("steps", {}))
             trial.device_seconds += value["lane_seconds"]
@@ -201,14 +200,14 @@ class KernelJudge(SandboxJudge):
             chosen = configs.get(node.id, {})
             fixed = [Config.from_json(chosen)] if chosen else []
             job = NodeJob("", node, seed, configs.get(seed.id, {}), self._target, 0, 1, confirm=True)
-            held: list[PreparedRace] = []
+            prepared: list[PreparedRace] = []
             try:
                 for lane in lanes.racing if fixed and node.id != seed.id else ():
-                    held.append(PreparedRace(lane, self._race_job(job, fixed, rules), VARIANT_LIMITS))
-                more: dict[str, Any] = {"fixed": fixed, "held": held, "contests": CONTESTS}
+                    prepared.append(PreparedRace(lane, self._race_job(job, fixed, rules), VARIANT_LIMITS))
+                more: dict[str, Any] = {"fixed": fixed, "prepared": prepared, "contests": CONTESTS}
                 return self._stages(self._trial(job, rules, lanes.verifying, **more))
             finally:
-                close_lanes(held)
+                close_lanes(prepared)
 
         return confirmed
 
@@ -231,7 +230,7 @@ class KernelJudge(SandboxJudge):
             self._opening_s |= {"survey": round(time.perf_counter() - began, 3), **surveying}
         return self._kinds
 
-    def _race_job(self, job: NodeJob, configs: Sequence[Config], rules: RaceRules) -> Asked:
+    def _race_job(self, job: NodeJob, configs: Sequence[Config], rules: RaceRules) -> SandboxJob:
         """The timing job. Raises `LaneFailure` where the base kernel cannot be surveyed."""
         known = self._call_kinds().covering
         payload = {
@@ -244,7 +243,7 @@ class KernelJudge(SandboxJudge):
             "rules": rules.to_json(),
         }
         files = {"against.py": job.against.source, "variant.py": job.node.source}
-        return Asked("forecast_harness.trials.race_job:race_kernel", payload, files)
+        return SandboxJob("forecast_harness.trials.race_job:race_kernel", payload, files)
 
     def _rival_config(self, job: NodeJob) -> Config:
         """The config of the node to be timed beside."""

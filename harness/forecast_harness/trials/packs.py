@@ -11,8 +11,7 @@ from typing import Any
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
-from forecast_harness.sandbox.api import SandboxError
-from forecast_harness.sandbox.api import SandboxJob as Asked
+from forecast_harness.sandbox.api import SandboxError, SandboxJob
 from forecast_harness.sandbox.lane_pools import Closable
 from forecast_harness.targets.packs.schema import Pack, Solution
 from forecast_harness.targets.search_target import pack_of, solution_of
@@ -211,7 +210,7 @@ class PackJudge(SandboxJudge):
             self._tracer = PackTracer(self._target, self._folder)
         return self._tracer
 
-    def _race_job(self, job: NodeJob, configs: Sequence[SourceConfig], rules: RaceRules) -> Asked:
+    def _race_job(self, job: NodeJob, configs: Sequence[SourceConfig], rules: RaceRules) -> SandboxJob:
         contestants: list[dict[str, str]] = []
         files: dict[str, str] = {}
         against = self._solution(job.against, job.against_config)
@@ -226,4 +225,4 @@ class PackJudge(SandboxJudge):
             "against": contestants[0],
             "configs": contestants[1:],
         }
-        return Asked("forecast_harness.trials.race_job:race_pack", payload, files)
+        return SandboxJob("forecast_harness.trials.race_job:race_pack", payload, files)
