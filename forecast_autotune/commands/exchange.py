@@ -86,16 +86,10 @@ KNOWN_FORMATS = (
 _TABLES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 
-def _import_kernel_tuner(
-    path: Path, device: Device | None = None, *, refuse: Refuse | None = None
-) -> list[Table]:
-    return [import_kernel_tuner(path, device, refuse=refuse)]
-
-
 _OTHERS = (
     (is_helion_log, import_helion),
     (is_flaggems_cache, import_flaggems),
-    (is_kernel_tuner_cache, _import_kernel_tuner),
+    (is_kernel_tuner_cache, import_kernel_tuner),
 )
 """Tests for other tools' files, each with its reader; the first that knows a file reads it."""
 

@@ -65,26 +65,31 @@ _CACHE = re.compile(r'"tune_params_keys"\s*:')
 _T4 = re.compile(r'\A\s*\{\s*"(metadata|schema_version|results)"\s*:')
 
 
-def is_kernel_tuner_cache(path: Path) -> bool:
-    """Whether a file, gzip-compressed or not, looks like Kernel Tuner's output; False if unreadable."""
+def _head_text(path: Path) -> str:
+    """The first characters of a file, gzip-compressed or not; empty where it cannot be read."""
     if not path.is_file():
-        return False  # what is read from a pipe is gone for whoever reads it next
+        return ""  # what is read from a pipe is gone for whoever reads it next
     try:
-        text = read_document(path, _HEAD)
+        return read_document(path, _HEAD)
     except (OSError, RecordError):
-        return False
+        return ""
+
+
+def is_kernel_tuner_cache(path: Path) -> bool:
+    """Whether a file looks like Kernel Tuner's output; False if unreadable."""
+    text = _head_text(path)
     return bool(_CACHE.search(text) or _T4.match(text))
 
 
 def import_kernel_tuner(
-    path: Path, device: Device | None = None, *, kernel: str = "", refuse: Refuse | None = None
-) -> Table:
+    path: Path, device: Device | None = None, *, refuse: Refuse | None = None
+) -> list[Table]:
     """Read one cache file as the table of one problem: kernel, device, problem size and parameters.
 
     Tuned parameters become the config's meta-parameters (numbers and words, as they are); `time` in
     milliseconds, or the median of `times` where the single runs are kept, becomes the time. Configs
     that Kernel Tuner's restrictions exclude are no candidates. `device` overrides the file's (some
-    files name none); `kernel` overrides its name. The file holds neither source nor toolchain: such a
+    files name none). The file holds neither source nor toolchain: such a
     table is prior knowledge and never answers for a problem of its own.
 
     Raises `RecordError`, naming the file, for anything that is not such a cache. A config that breaks a rule is
@@ -109,7 +114,7 @@ def import_kernel_tuner(
             or not isinstance(rows, dict)
         ):
             raise RecordError("it needs tune_params_keys, a list of names, and cache, an object")
-        table = Table(_kernel_tuner_problem(data, device, kernel, keys))
+        table = Table(_kernel_tuner_problem(data, device, keys))
     except MALFORMED as error:
         raise RecordError(f"{path}: no Kernel Tuner cache ({error})") from error
     for name, row in rows.items():
@@ -119,7 +124,7 @@ def import_kernel_tuner(
             refuse_row(RecordError(f"{path}: {error}"), refuse)
         else:
             table.measurements += [] if measurement is None else [measurement]
-    return table
+    return [table]
 
 
 def _decoded(text: str, path: Path) -> Mapping[str, Any]:
@@ -138,10 +143,8 @@ def _decoded(text: str, path: Path) -> Mapping[str, Any]:
         raise RecordError(f"{path}: not a JSON object, not even up to its last config ({error})") from error
 
 
-def _kernel_tuner_problem(
-    data: Mapping[str, Any], device: Device | None, kernel: str, keys: Sequence[str]
-) -> Problem:
-    name = kernel or data.get("kernel_name")
+def _kernel_tuner_problem(data: Mapping[str, Any], device: Device | None, keys: Sequence[str]) -> Problem:
+    name = data.get("kernel_name")
     if not isinstance(name, str) or not name:
         raise RecordError("it names no kernel (kernel_name)")
     if device is None:
@@ -234,11 +237,9 @@ _HELION_LAUNCH = {"num_warps": 4, "num_stages": 1}
 
 def is_helion_log(path: Path) -> bool:
     """Whether a file looks like Helion's CSV log; False if unreadable."""
-    if not path.is_file():
-        return False  # what is read from a pipe is gone for whoever reads it next
     try:
-        return _COLUMNS.issubset(csv_fields(read_document(path, _HEAD).partition("\n")[0]))
-    except (OSError, RecordError, csv.Error):
+        return _COLUMNS.issubset(csv_fields(_head_text(path).partition("\n")[0]))
+    except csv.Error:
         return False
 
 

@@ -81,7 +81,7 @@ def test_a_cache_that_kernel_tuner_wrote_comes_in(tmp_path: Path, monkeypatch: p
     options = {"cache": str(path), "lang": "C", "restrictions": ["LANES != 3"], "quiet": True}
     tune_kernel("twice", source, 1024, [np.zeros_like(x), x], given, **options)
     assert is_kernel_tuner_cache(path)
-    imported = import_kernel_tuner(path, Device("this machine", "cpu"))
+    (imported,) = import_kernel_tuner(path, Device("this machine", "cpu"))
     found = {dict(m.candidate.config.kwargs)["LANES"]: m for m in imported.measurements}
     assert {lanes: m.ms for lanes, m in found.items()} == {1: 2.0, 2: 3.0, 4: 5.0}, (
         "what the function returned"

@@ -216,7 +216,7 @@ def test_a_bad_config_of_kernel_tuners_costs_no_other(tmp_path: Path, field: str
     path = tmp_path / "cache.json"
     path.write_text(tuner_cache(bad={"x": 32, "time": 1.0, field: "?"}).replace('"?"', number))
     refused: list[RecordError] = []
-    table = import_kernel_tuner(path, refuse=refused.append)
+    (table,) = import_kernel_tuner(path, refuse=refused.append)
     odd = (field == "x" and number in ('"\\ud800"', "-1.0")) or (field == "compile_time" and number == "null")
     assert len(table.measurements) == 2 + odd
     assert len(refused) == 1 - odd
