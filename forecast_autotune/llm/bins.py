@@ -2,7 +2,7 @@
 
 The reference implementation of the paper (arXiv 2605.31464) tells its model one table of edges and labels
 with another, one bin apart, so that a perfect forecaster who obeys the prompt is never right. Here
-everything is derived from `BIN_EDGES`; the text that a model reads can be parsed back to it (`Bins.from_table`),
+everything is derived from `_BIN_EDGES`; the text that a model reads can be parsed back to it (`Bins.from_table`),
 and a test does so. The continuous log2 ratio is always kept beside the bin.
 """
 
@@ -23,7 +23,7 @@ from forecast_autotune.errors import RecordError
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 
-BIN_EDGES = (0.5, 0.7, 0.84, 0.92, 0.97, 1.03, 1.09, 1.19, 1.32, 1.5, 1.8, 2.3, 3.2, 5.6)
+_BIN_EDGES = (0.5, 0.7, 0.84, 0.92, 0.97, 1.03, 1.09, 1.19, 1.32, 1.5, 1.8, 2.3, 3.2, 5.6)
 """time / reference time where one bin ends and the next begins: fine around 1, where decisions are made,
 coarse where a candidate is out of the question anyway."""
 
@@ -43,7 +43,7 @@ class AnswerLabel:
 class Bins:
     """Ordered bins of time / reference time, and "fails" as one more label after them."""
 
-    ratios: tuple[float, ...] = BIN_EDGES
+    ratios: tuple[float, ...] = _BIN_EDGES
 
     def __post_init__(self) -> None:
         ordered = all(a < b for a, b in itertools.pairwise(self.ratios))

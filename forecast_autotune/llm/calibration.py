@@ -31,10 +31,10 @@ Array = npt.NDArray[np.float64]
 SCHEMA = 2
 FILE = "forecast_calibration.json"
 """Its name in an adapter's folder."""
-RECALIBRATE_HINT = "write it again with `forecast-autotune train calibrate-llm`"
-HALF_TRUST_SD = 0.6
+_RECALIBRATE_HINT = "write it again with `forecast-autotune train calibrate-llm`"
+_HALF_TRUST_SD = 0.6
 """Spread (log2) of an answer that is half as reliable as a sure one: half an octave either way."""
-MAX_LENGTH_FACTOR = 2.0
+_MAX_LENGTH_FACTOR = 2.0
 """A prompt may be longer than those that were tried by this factor."""
 
 
@@ -112,7 +112,7 @@ class CalibrationScope(Record, complete=True):
             reasons.append(f"calibrated on kernels in {', '.join(self.languages) or 'no language'}")
         if problem.device.slug not in self.devices:
             reasons.append(f"not calibrated on {problem.device.name}")
-        if characters > MAX_LENGTH_FACTOR * self.characters:
+        if characters > _MAX_LENGTH_FACTOR * self.characters:
             reasons.append(f"a prompt of {characters} characters, calibrated up to {self.characters}")
         return reasons
 
@@ -140,7 +140,7 @@ class LLMCalibration(
     schema=SCHEMA,
     label="calibration of a language model",
     complete=True,
-    remedy=RECALIBRATE_HINT,
+    remedy=_RECALIBRATE_HINT,
 ):
     """See the module."""
 
@@ -168,7 +168,7 @@ class LLMCalibration(
         if not 0.05 <= self.temperature <= 100.0:
             raise RecordError(f"a temperature lies in [0.05, 100], got {self.temperature}")
         if not 0.0 <= self.saved <= 1.0:
-            raise RecordError(f"a saving is a share in [0, 1], got {self.saved}: {RECALIBRATE_HINT}")
+            raise RecordError(f"a saving is a share in [0, 1], got {self.saved}: {_RECALIBRATE_HINT}")
 
     @classmethod
     def from_json(cls, data: Any) -> LLMCalibration:
@@ -209,7 +209,7 @@ class LLMCalibration(
         """
         _, sd, _ = self.bins.moments(self.temperature_scaled(probabilities))
         data = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
-        return np.where(data, 1.0 / (1.0 + (sd / HALF_TRUST_SD) ** 2), 0.0)
+        return np.where(data, 1.0 / (1.0 + (sd / _HALF_TRUST_SD) ** 2), 0.0)
 
     def mark(self) -> str:
         """A short name of everything it says but where it comes from."""
@@ -224,7 +224,7 @@ def read(path: Path) -> LLMCalibration:
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
     except ValueError as error:
-        raise RecordError(f"{path}: not JSON ({error}): {RECALIBRATE_HINT}") from error
+        raise RecordError(f"{path}: not JSON ({error}): {_RECALIBRATE_HINT}") from error
 
 
 def write(path: Path, calibration: LLMCalibration) -> None:
@@ -252,7 +252,7 @@ def find_calibration(model: str, prompt: str, places: Sequence[Path]) -> LLMCali
         result = read(path)
         if result.prompt != prompt or result.bins != BINS:
             raise RecordError(
-                f"{path}: fitted for prompt {result.prompt!r}, this release asks with {prompt!r}: {RECALIBRATE_HINT}"
+                f"{path}: fitted for prompt {result.prompt!r}, this release asks with {prompt!r}: {_RECALIBRATE_HINT}"
             )
         return result
     return LLMCalibration(model, prompt)

@@ -87,7 +87,7 @@ def expected_measurements(candidates: int) -> float:
     return min(float(candidates), max(_LEAST_MEASURED, _MEASURED_SHARE * sparse_count(candidates)))
 
 
-def expected_measuring_s(situation: GateInputs) -> float:
+def _expected_measuring_s(situation: GateInputs) -> float:
     """Wall seconds of measuring what the default policy would: compiled in parallel, timed one by one."""
     count = expected_measurements(situation.candidates)
     return count / max(1, situation.workers) * situation.compile_s + TIMING_S * count
@@ -108,7 +108,7 @@ def decide_asking(situation: GateInputs) -> GateDecision:
         return GateDecision(
             False, 0.0, cost, f"{s.candidates} candidates are measured sooner than asked about"
         )
-    value = s.saved * expected_measuring_s(s)
+    value = s.saved * _expected_measuring_s(s)
     reason = f"{s.candidates} candidates: an answer saves about {value:.2f} s and takes {s.latency_s:.2f} s"
     # Loading is paid once by a process and goes on beside the compilations: it only delays the answer.
     return GateDecision(value > s.latency_s + OVERHEAD_S, value, cost, reason)

@@ -136,7 +136,7 @@ def truncate_middle(text: str, most: int) -> str:
     return text[:head] + mark + text[len(text) - (most - len(mark) - head) :]
 
 
-def argument_text(argument: Argument) -> str:
+def _argument_text(argument: Argument) -> str:
     """An argument as a line of text."""
     if argument.kind == "tensor":
         aligned = "" if argument.aligned else ", not 16-byte aligned"
@@ -177,7 +177,7 @@ def _prefix(subject: ProblemDescription, reference: ReferenceTime, neighbours: S
             source=truncate_middle(
                 subject.source or problem.kernel.source or "(source not known)", MAX_SOURCE_CHARS
             ),
-            arguments=[argument_text(a) for a in problem.arguments],
+            arguments=[_argument_text(a) for a in problem.arguments],
             work=subject.work,
             reference=str(reference),
             neighbours=[str(n) for n in neighbours],

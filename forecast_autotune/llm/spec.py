@@ -26,13 +26,13 @@ _SECRET_OPTION = re.compile(
 _SECRET_VALUE = re.compile(r"\b(?:sk-|gsk_|xai-|nvapi-|hf_|ghp_)[A-Za-z0-9_-]{20,}|\bBearer\b")
 _WORD = re.compile(r"[a-z_]{1,24}")
 
-ADAPTERS_FOLDER = "adapters"
+_ADAPTERS_FOLDER = "adapters"
 """In the directory of FORECAST_AUTOTUNE_ASSETS: a folder per adapter, by its name."""
 
-OptionParser = Callable[[str], Any]
+_OptionParser = Callable[[str], Any]
 
 
-def _count(least: int, most: int) -> OptionParser:
+def _count(least: int, most: int) -> _OptionParser:
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and least <= int(text[:12]) <= most):
             raise ValueError(f"must be an integer from {least} to {most}")
@@ -41,7 +41,7 @@ def _count(least: int, most: int) -> OptionParser:
     return parse
 
 
-def _number(least: float, most: float) -> OptionParser:
+def _number(least: float, most: float) -> _OptionParser:
     def parse(text: str) -> float:
         try:
             value = float(text)
@@ -66,7 +66,7 @@ def _adapter(text: str) -> str:
     if path.is_dir() or len(path.parts) > 1 or text.startswith(("~", ".")):
         return text
     assets = Settings.from_environment().assets
-    folder = None if assets is None else assets / ADAPTERS_FOLDER / text
+    folder = None if assets is None else assets / _ADAPTERS_FOLDER / text
     if folder is not None and (folder / "adapter_config.json").is_file():
         return str(folder)
     searched = "FORECAST_AUTOTUNE_ASSETS is not set" if folder is None else f"there is no {folder}"
@@ -77,17 +77,17 @@ def _adapter(text: str) -> str:
     )
 
 
-_TRANSFORMERS_OPTIONS: dict[str, OptionParser] = {"adapter": _adapter, "device": _word, "dtype": _word}
-_VLLM_OPTIONS: dict[str, OptionParser] = {
+_TRANSFORMERS_OPTIONS: dict[str, _OptionParser] = {"adapter": _adapter, "device": _word, "dtype": _word}
+_VLLM_OPTIONS: dict[str, _OptionParser] = {
     "adapter": _adapter,
     "dtype": _word,
     "memory": _number(0.01, 1.0),
     "length": _count(16, 10**7),
 }
-_RECORDED_OPTIONS: dict[str, OptionParser] = {"weight": _number(0.01, 1.0), "open": _word}
+_RECORDED_OPTIONS: dict[str, _OptionParser] = {"weight": _number(0.01, 1.0), "open": _word}
 _LOCAL_OPTIONS = {"transformers": _TRANSFORMERS_OPTIONS, "vllm": _VLLM_OPTIONS, "recorded": _RECORDED_OPTIONS}
 """Options by kind, of what is reached by a path or a name."""
-_SERVER_OPTIONS: dict[str, OptionParser] = {
+_SERVER_OPTIONS: dict[str, _OptionParser] = {
     "model": _word,
     "kind": _word,
     "batch": _count(1, 1024),
@@ -96,11 +96,11 @@ _SERVER_OPTIONS: dict[str, OptionParser] = {
     "price_prompt": _number(0.0, 1e6),
     "price_output": _number(0.0, 1e6),
 }
-_GENERATION_OPTIONS: dict[str, OptionParser] = {
+_GENERATION_OPTIONS: dict[str, _OptionParser] = {
     "temperature": _number(0.0, 2.0),
     "max_tokens": _count(1, 10**6),
 }
-_CHAT_OPTIONS: dict[str, OptionParser] = {**_GENERATION_OPTIONS, "effort": _word}
+_CHAT_OPTIONS: dict[str, _OptionParser] = {**_GENERATION_OPTIONS, "effort": _word}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _parse_server(place: str, query: str, writing: bool) -> ModelSpec:
     return ModelSpec(kind, f"{url.scheme}://{url.netloc}{path}", options)
 
 
-def _parse_options(query: str, known: Mapping[str, OptionParser], what: str) -> dict[str, Any]:
+def _parse_options(query: str, known: Mapping[str, _OptionParser], what: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in known:

@@ -50,9 +50,9 @@ LONG_LIST = 30
 and the risk that is stated there comes true less often."""
 OWN_MEASUREMENT_BOUNDS = (0, 1, 4, 9)
 """Lower ends of the classes of own measurements: intervals are right or wrong in another way in each."""
-PESSIMISTIC_ODDS = 2.0
+_PESSIMISTIC_ODDS = 2.0
 """Factor on the odds of being wrong in a group nothing was recorded of."""
-PESSIMISTIC_WIDTH = 1.3
+_PESSIMISTIC_WIDTH = 1.3
 """Factor on intervals in a group nothing was recorded of."""
 
 
@@ -121,7 +121,7 @@ def interval_class(own: int, each: int) -> int:
     return measurement_class(max(each, min(own, 1)))
 
 
-IDENTITY_CURVE = CalibrationCurve((0.0, 1.0), (0.0, 1.0))
+_IDENTITY_CURVE = CalibrationCurve((0.0, 1.0), (0.0, 1.0))
 
 
 def measurements_per_source(own: int, candidates: Sequence[Candidate]) -> int:
@@ -142,10 +142,10 @@ class CalibrationGroup(
 ):
     """The corrections of one group of problems."""
 
-    risk: tuple[CalibrationCurve, ...] = (IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
+    risk: tuple[CalibrationCurve, ...] = (_IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
     """Share of joint draws in which an untried candidate wins -> how often one does, per class of
     `OWN_MEASUREMENT_BOUNDS`: the same share says less after three measurements than after ten."""
-    within: tuple[CalibrationCurve, ...] = (IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
+    within: tuple[CalibrationCurve, ...] = (_IDENTITY_CURVE,) * len(OWN_MEASUREMENT_BOUNDS)
     """Share of draws in which a candidate is within a tolerance of the best -> how often it is, per
     class of `OWN_MEASUREMENT_BOUNDS`."""
     intervals: tuple[tuple[float, ...], ...] = _UNCALIBRATED_WIDTHS
@@ -175,10 +175,10 @@ class CalibrationGroup(
 
     def pessimistic(self) -> CalibrationGroup:
         """For a group like none that was recorded: riskier, and less sure of any candidate."""
-        wider = tuple(tuple(PESSIMISTIC_WIDTH * max(1.0, x) for x in row) for row in self.intervals)
+        wider = tuple(tuple(_PESSIMISTIC_WIDTH * max(1.0, x) for x in row) for row in self.intervals)
         return CalibrationGroup(
-            tuple(curve.odds(PESSIMISTIC_ODDS) for curve in self.risk),
-            tuple(curve.odds(1.0 / PESSIMISTIC_ODDS) for curve in self.within),
+            tuple(curve.odds(_PESSIMISTIC_ODDS) for curve in self.risk),
+            tuple(curve.odds(1.0 / _PESSIMISTIC_ODDS) for curve in self.within),
             wider,
             0,
         )
@@ -311,9 +311,9 @@ def _shipped_surrogates() -> Mapping[str, Any]:
 
 
 KNOTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)
-RAISE_PRIOR_WEIGHT = 8.0
+_RAISE_PRIOR_WEIGHT = 8.0
 """Verdicts of full share that the shipped curve is worth, at each knot, against a higher risk."""
-LOWER_PRIOR_WEIGHT = 40.0
+_LOWER_PRIOR_WEIGHT = 40.0
 """The same against a lower risk: becoming surer takes more evidence than becoming less sure."""
 _MIN_SLOPE = 1e-3
 """Least slope of a correction: it stays invertible, so what was shipped can be told from what was stated."""
@@ -355,7 +355,7 @@ def fit_correction(verdicts: Sequence[RiskVerdict]) -> CalibrationCurve | None:
     for place, weight in ((right - 1, 1.0 - part), (right, part)):
         np.add.at(surplus, place, weight * off)
         np.add.at(seen, place, weight * share)
-    worth = np.where(surplus > 0.0, RAISE_PRIOR_WEIGHT, LOWER_PRIOR_WEIGHT)
+    worth = np.where(surplus > 0.0, _RAISE_PRIOR_WEIGHT, _LOWER_PRIOR_WEIGHT)
     values = np.clip(knots + surplus / (worth + seen), 0.0, 1.0)
     kept = (1.0 - _MIN_SLOPE) * np.maximum.accumulate(values) + _MIN_SLOPE * knots
     return CalibrationCurve(KNOTS, tuple(float(p) for p in kept))

@@ -69,7 +69,7 @@ class DefaultSurrogate:
         return self.pooled.can_pool(self._with_poolable_relatives(query))
 
     def _with_poolable_relatives(self, query: Query) -> Query:
-        return replace(query, relatives=[r for r in query.relatives if is_poolable(query, r)])
+        return replace(query, relatives=[r for r in query.relatives if _is_poolable(query, r)])
 
 
 @lru_cache(maxsize=8)
@@ -86,7 +86,7 @@ def default_surrogate(model: Path | None = None) -> DefaultSurrogate:
     return DefaultSurrogate()
 
 
-def is_poolable(query: Query, relative: Relative) -> bool:
+def _is_poolable(query: Query, relative: Relative) -> bool:
     """Whether a relative's slowdowns may stand for this problem's, if it is dense.
 
     The same sizes on another device; without IR any relative, as nothing else is known.

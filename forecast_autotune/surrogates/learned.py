@@ -175,13 +175,15 @@ class LearnedSurrogate(AnalyticSurrogate):
         )
         corpus = self.model.corpus
         away = (
-            None if corpus is None else corpus.training_distance(problem_centroid(self.model.names, features))
+            None
+            if corpus is None
+            else corpus.training_distance(_problem_centroid(self.model.names, features))
         )
         features, of = _distinct_rows(features)
         residual = self.model.residual(features).mean(axis=1)
         p_fail = formula.p_fail
         if self.model.failure is not None:
-            p_fail = combine_failure_odds(p_fail, self.model.failure(features).mean(axis=1)[of])
+            p_fail = _combine_failure_odds(p_fail, self.model.failure(features).mean(axis=1)[of])
             p_fail = doubted_failure(p_fail, device)
         mean = formula.mean + self.model.weight * residual[of]
         leaves = self.model.kin.leaves(features)[of]
@@ -202,7 +204,7 @@ def _distinct_rows(features: Array) -> tuple[Array, Rows]:
     return features[first], of
 
 
-def combine_failure_odds(formula: Array, forest: Array) -> Array:
+def _combine_failure_odds(formula: Array, forest: Array) -> Array:
     """P(failure) of both views: the mean of their log odds."""
     odds = sum(np.log(p) - np.log1p(-p) for p in (np.clip(x, 0.002, 0.995) for x in (formula, forest))) / 2
     return np.asarray(1.0 / (1.0 + np.exp(-odds)))
@@ -263,7 +265,7 @@ _MAX_FEATURE_DEVIATION = 6.0
 """Standard deviations beyond which a feature is no further away: one alone must not decide."""
 
 
-def problem_centroid(names: Sequence[str], features: Array) -> Array:
+def _problem_centroid(names: Sequence[str], features: Array) -> Array:
     """Where a problem lies: means [plain features] over its candidates' features [candidates, names].
 
     Those relative to a problem's own candidates do not say what a kernel is.
@@ -277,14 +279,14 @@ class TrainingCorpus:
     """Where the problems lie that a model was fitted to."""
 
     points: npt.NDArray[np.float32]
-    """Each problem's `problem_centroid`, [problems, plain features]."""
+    """Each problem's `_problem_centroid`, [problems, plain features]."""
     kernels: npt.NDArray[np.int32]
     """Number of each problem's kernel, [problems]."""
 
     @classmethod
     def of(cls, names: Sequence[str], features: Sequence[Array], kernels: Sequence[str]) -> TrainingCorpus:
         """Build it from the features [candidates, names] of each problem, and its kernel's name."""
-        points = np.stack([problem_centroid(names, x) for x in features]).astype(np.float32)
+        points = np.stack([_problem_centroid(names, x) for x in features]).astype(np.float32)
         return cls(points, np.unique(kernels, return_inverse=True)[1].reshape(-1).astype(np.int32))
 
     @cached_property
@@ -296,7 +298,7 @@ class TrainingCorpus:
         return np.asarray(self.points / self._feature_scale.astype(float))
 
     def training_distance(self, at: Array) -> float:
-        """Distance of a problem's `problem_centroid` from the nearest kernels.
+        """Distance of a problem's `_problem_centroid` from the nearest kernels.
 
         Root mean square over features, in standard deviations of the corpus; of each kernel its nearest
         problem counts, and the nearest three kernels.

@@ -36,22 +36,22 @@ from forecast_autotune.surrogates.relatives import DENSE_SHARE, PooledRelatives,
 
 Rows = npt.NDArray[np.intp]
 
-POOLED_HYPERPARAMETERS = Hyperparameters(slope=0.25, additive=0.35, joint=0.35, rough=0.2)
+_POOLED_HYPERPARAMETERS = Hyperparameters(slope=0.25, additive=0.35, joint=0.35, rough=0.2)
 """`slope` is of each relative's own weight; `rough` of the independent residual."""
-SHRINKAGE = 0.9
+_SHRINKAGE = 0.9
 """Share of the pooled mean that is believed."""
-DISAGREEMENT_SHARE = 0.3
+_DISAGREEMENT_SHARE = 0.3
 """Share of the relatives' disagreement on a config that counts as its own doubt, log2."""
-UNTRIED_SD = 0.3
+_UNTRIED_SD = 0.3
 """Doubt (log2) about a config that ran on no relative."""
-SINGLE_RELATIVE_SD = 0.4
+_SINGLE_RELATIVE_SD = 0.4
 """Error of the pooled mean, log2, where there is but one relative to learn it from."""
-FACTOR_PRIOR_VARIANCE = 0.5
+_FACTOR_PRIOR_VARIANCE = 0.5
 """Variance of the fitted factors' log2."""
-SMOOTH_FACTORS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-ROUGH_FACTORS = (0.06, 0.125, 0.25, 0.5, 1.0, 2.0)
+_SMOOTH_FACTORS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+_ROUGH_FACTORS = (0.06, 0.125, 0.25, 0.5, 1.0, 2.0)
 """Factors on the two residuals that are weighed; dense flat spaces need the smallest."""
-MAX_FITTED_MEASUREMENTS = 96
+_MAX_FITTED_MEASUREMENTS = 96
 """They are weighed on at most so many measurements, evenly spread over the order of measuring."""
 
 
@@ -90,7 +90,7 @@ class PooledSurrogate:
     name = "pooled"
     version = "1"
 
-    def __init__(self, hyper: Hyperparameters = POOLED_HYPERPARAMETERS) -> None:
+    def __init__(self, hyper: Hyperparameters = _POOLED_HYPERPARAMETERS) -> None:
         self.hyper = hyper
 
     def can_pool(self, query: Query) -> bool:
@@ -153,7 +153,7 @@ class PooledSurrogate:
         h = self.hyper
         residual = h.compress(times, float(times.min())) - space.mean[rows]
         thin = fast_unique(
-            np.linspace(0, len(rows) - 1, min(MAX_FITTED_MEASUREMENTS, len(rows))).astype(np.intp)
+            np.linspace(0, len(rows) - 1, min(_MAX_FITTED_MEASUREMENTS, len(rows))).astype(np.intp)
         )
         smooth, factor = self._sizes(space, rows[thin], residual[thin])
         seen = space.inputs[rows]
@@ -175,13 +175,13 @@ class PooledSurrogate:
         h, seen = self.hyper, space.inputs[rows]
         tilt = space.covariance.slope_terms(seen, seen) + h.intercept**2
         unit = space.covariance.residual(seen, seen)
-        stretch, factor = (x.ravel() for x in np.meshgrid(SMOOTH_FACTORS, ROUGH_FACTORS, indexing="ij"))
+        stretch, factor = (x.ravel() for x in np.meshgrid(_SMOOTH_FACTORS, _ROUGH_FACTORS, indexing="ij"))
         matrix = tilt + (space.size * stretch[:, None, None]) ** 2 * unit
         place = np.arange(len(rows))
         matrix[:, place, place] += space.own[rows] * factor[:, None] ** 2 + h.noise**2
         root = np.linalg.cholesky(matrix)
         white = np.linalg.solve(root, np.broadcast_to(residual[:, None], (len(root), len(rows), 1)))[..., 0]
-        doubt = (np.log2(stretch) ** 2 + np.log2(factor) ** 2) / FACTOR_PRIOR_VARIANCE
+        doubt = (np.log2(stretch) ** 2 + np.log2(factor) ** 2) / _FACTOR_PRIOR_VARIANCE
         half_determinant = np.log(root[:, place, place]).sum(axis=1)
         weight = -0.5 * ((white**2).sum(axis=1) + doubt) - half_determinant
         weight = np.exp(weight - weight.max())
@@ -201,10 +201,10 @@ class _AveragedRisk:
     elsewhere: float
 
     def __call__(self, stated: float) -> float:
-        return average_log_odds(stated, self.elsewhere)
+        return _average_log_odds(stated, self.elsewhere)
 
 
-def average_log_odds(first: float, second: float) -> float:
+def _average_log_odds(first: float, second: float) -> float:
     """The probability at the mean of two log odds; neither counts as certain."""
     odds = [math.log(p / (1.0 - p)) for p in (min(max(x, 0.005), 0.995) for x in (first, second))]
     return 1.0 / (1.0 + math.exp(-sum(odds) / 2))
@@ -257,11 +257,11 @@ def _build_prior(asked: _PriorKey) -> _PooledPrior:
     if pool is None:
         own = np.full(n, h.rough**2)
         return _PooledPrior(inputs, Covariance(weights), None, np.zeros(n), 1.0, own)
-    error = pool.error if math.isfinite(pool.error) else SINGLE_RELATIVE_SD
+    error = pool.error if math.isfinite(pool.error) else _SINGLE_RELATIVE_SD
     size = max(error, h.noise) / math.hypot(h.additive, h.joint, h.rough)
-    doubt = np.minimum(pool.spread, 1.0) * DISAGREEMENT_SHARE + UNTRIED_SD * (pool.support <= 0)
+    doubt = np.minimum(pool.spread, 1.0) * _DISAGREEMENT_SHARE + _UNTRIED_SD * (pool.support <= 0)
     own = (size * h.rough) ** 2 + doubt**2
-    return _PooledPrior(inputs, Covariance(weights), pool, SHRINKAGE * pool.mean, size, own)
+    return _PooledPrior(inputs, Covariance(weights), pool, _SHRINKAGE * pool.mean, size, own)
 
 
 def _failures(

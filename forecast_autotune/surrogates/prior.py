@@ -22,7 +22,7 @@ from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 
-MOST_UNCHECKED_FAILURE = 0.6
+_MOST_UNCHECKED_FAILURE = 0.6
 """P(failure) at most on other vendors' devices, whose compilers share buffers by rules of their own: twice the
 truth was estimated for attention (`benchmarks/devices/compiled_targets.py`). Such a candidate is tried late, and
 none that works is refused."""
@@ -131,8 +131,8 @@ def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Seque
 
 
 def doubted_failure(p_fail: Array, device: DeviceSpec) -> Array:
-    """P(failure) as far as it is believed before any failure was seen; see `MOST_UNCHECKED_FAILURE`."""
-    return p_fail if device.backend == "cuda" else np.minimum(p_fail, MOST_UNCHECKED_FAILURE)
+    """P(failure) as far as it is believed before any failure was seen; see `_MOST_UNCHECKED_FAILURE`."""
+    return p_fail if device.backend == "cuda" else np.minimum(p_fail, _MOST_UNCHECKED_FAILURE)
 
 
 def _failure(shared: Array, registers: Array, limit: int) -> Array:

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 
-QUANTILE_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+_QUANTILE_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Probability levels of the quantiles in a `Forecast`."""
 _Z = np.array([-1.6448536269514722, -0.6744897501960817, 0.0, 0.6744897501960817, 1.6448536269514722])
-MAX_JOINT_CANDIDATES = 512
+_MAX_JOINT_CANDIDATES = 512
 """Most candidates that are drawn jointly for `Forecasts.p_within`."""
 _INTERVAL_OF_QUANTILE = (0.9, 0.5, 0.5, 0.5, 0.9)
-"""The central interval that each of `QUANTILE_LEVELS` is an end of."""
+"""The central interval that each of `_QUANTILE_LEVELS` is an end of."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Forecast:
 
     candidate: Candidate
     quantiles: tuple[float, ...]
-    """Quantiles of log2(milliseconds), given that it runs, at `QUANTILE_LEVELS`."""
+    """Quantiles of log2(milliseconds), given that it runs, at `_QUANTILE_LEVELS`."""
     p_fail: float
 
     @property
     def point(self) -> float:
         """Median of log2(milliseconds)."""
-        return self.quantiles[len(QUANTILE_LEVELS) // 2]
+        return self.quantiles[len(_QUANTILE_LEVELS) // 2]
 
     @property
     def spread(self) -> float:
@@ -193,10 +193,10 @@ class Forecasts:
     def p_within(self, tolerance: float, count: int = 512, seed: int = 0) -> Array:
         """P(time <= (1 + tolerance) x the fastest of these candidates) per candidate, shape [n].
 
-        The share of joint draws, passed through `calibrate_within`. Beyond `MAX_JOINT_CANDIDATES` candidates only the
+        The share of joint draws, passed through `calibrate_within`. Beyond `_MAX_JOINT_CANDIDATES` candidates only the
         most promising are drawn, as the cost grows with the cube: the share of the others is 0.
         """
-        rows = np.sort(np.argsort(self.optimistic(), kind="stable")[:MAX_JOINT_CANDIDATES])
+        rows = np.sort(np.argsort(self.optimistic(), kind="stable")[:_MAX_JOINT_CANDIDATES])
         drawn = self._draw_outcomes(rows, count, seed)
         limit = drawn.min(axis=1, keepdims=True) + math.log2(1 + tolerance)
         share = np.zeros(len(self))

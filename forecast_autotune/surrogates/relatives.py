@@ -23,7 +23,7 @@ from forecast_autotune.surrogates.protocol import Array, Relative
 Kinship = Literal["none", "far", "near"]
 DENSE_SHARE = 0.5
 """Share of the candidates that a relative must have tried to be a regressor."""
-FAST_END_LOG2 = 1.0
+_FAST_END_LOG2 = 1.0
 """log2 slowdowns up to this count as the fast end, where errors matter."""
 KIN_DISTANCE = 2.5
 """Problems less than this `problem_distance` apart are alike: the best of five configs is more than 2 % off for one
@@ -190,7 +190,7 @@ def _leave_one_out(raw: Array, devices: Sequence[Device], tolerance: float) -> t
         away = np.array([device_distance(devices[left], devices[i]) for i in rest])
         guess, _ = _weighted_mean(raw[:, rest], _normalized(np.exp(-away)))
         ran = np.isfinite(raw[:, left])
-        near = ran & ((guess - guess.min() < FAST_END_LOG2) | (raw[:, left] < FAST_END_LOG2))
+        near = ran & ((guess - guess.min() < _FAST_END_LOG2) | (raw[:, left] < _FAST_END_LOG2))
         predicted.append(guess[near] - guess[near].mean())
         true.append(raw[near, left] - raw[near, left].mean())
         tries.append(_tries_needed(guess, raw[:, left], tolerance))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 RowIndices = npt.NDArray[np.intp]
 
-RELIABILITY_BINS = 10
+_RELIABILITY_BINS = 10
 """Bins of every reliability table."""
 BOOTSTRAP_DRAWS = 1000
 
@@ -86,8 +86,8 @@ class ReliabilityBin:
 
 def bin_sums(p: FloatArray, happened: npt.NDArray[np.bool_]) -> FloatArray:
     """Per bin of equal width (count, sum of stated, sum of outcomes), shape [bins, 3]; 1.0 is in the last bin."""
-    place = np.minimum((p * RELIABILITY_BINS).astype(np.intp), RELIABILITY_BINS - 1)
-    columns = [np.bincount(place, w, minlength=RELIABILITY_BINS) for w in (None, p, happened.astype(float))]
+    place = np.minimum((p * _RELIABILITY_BINS).astype(np.intp), _RELIABILITY_BINS - 1)
+    columns = [np.bincount(place, w, minlength=_RELIABILITY_BINS) for w in (None, p, happened.astype(float))]
     return np.stack(columns, axis=1).astype(float)
 
 

@@ -22,9 +22,9 @@ from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.tuning.replays.replay import tables_of_other_shapes
 
 LeaveOut: TypeAlias = Literal["family", "hand", "kernel", "shape", "device"]
-SplitBy: TypeAlias = Literal["family", "device", "time"]
+_SplitBy: TypeAlias = Literal["family", "device", "time"]
 Sides: TypeAlias = Mapping[str, list[Table]]
-SIDES = ("train", "validation", "test")
+_SIDES = ("train", "validation", "test")
 
 
 class LeakageError(ForecastAutotuneError, ValueError):
@@ -232,7 +232,7 @@ def spread_over_kernels(tables: Sequence[Table], limit: int) -> list[Table]:
 
 def split_sides(
     tables: Sequence[Table],
-    by: SplitBy = "family",
+    by: _SplitBy = "family",
     *,
     shares: tuple[float, float] = (0.15, 0.15),
     hold_out: Sequence[str] = (),
@@ -253,13 +253,13 @@ def split_sides(
     rest = [name for name in order if name not in test]
     validation = _last_groups(rest, groups, shares[0] * len(tables))
     train = [name for name in rest if name not in validation]
-    names = dict(zip(SIDES, (train, validation, test), strict=True))
-    sides = {side: [t for name in names[side] for t in groups[name]] for side in SIDES}
+    names = dict(zip(_SIDES, (train, validation, test), strict=True))
+    sides = {side: [t for name in names[side] for t in groups[name]] for side in _SIDES}
     if by == "family":
         # Of each pair of sides, the one that is learnt from gives way.
         for learnt, judged in (("train", "test"), ("train", "validation"), ("validation", "test")):
             sides[learnt] = tables_without(sides[learnt], sides[judged])
-    if empty := [side for side in SIDES if not sides[side]]:
+    if empty := [side for side in _SIDES if not sides[side]]:
         raise SplitError(
             f"nothing is left for {', '.join(empty)}: {len(tables)} tables of {len(groups)} groups by {by} "
             "are too few; add tables or take another split"
@@ -267,7 +267,7 @@ def split_sides(
     return sides
 
 
-def _side_groups(tables: Sequence[Table], by: SplitBy) -> dict[str, list[Table]]:
+def _side_groups(tables: Sequence[Table], by: _SplitBy) -> dict[str, list[Table]]:
     if by == "time":
         when = sorted(tables, key=lambda t: (max((m.at for m in t.measurements), default=""), t.problem.id))
         return {t.problem.id: [t] for t in when}

@@ -39,7 +39,7 @@ ATOMICS = frozenset(
 REDUCTIONS = frozenset(("tt.reduce", "tt.scan"))
 REGION_FUNCTIONS = frozenset(("tt.reduce", "tt.scan", "tt.map_elementwise"))
 """Operations whose region is a scalar function, not code that runs once per program."""
-LATENCY_OPS = LOADS | DOTS | ATOMICS | {"tt.reduce", "tt.scan", "tt.gather", "tt.histogram"}
+_LATENCY_OPS = LOADS | DOTS | ATOMICS | {"tt.reduce", "tt.scan", "tt.gather", "tt.histogram"}
 """Operations whose latency a dependent operation has to wait for."""
 
 _CASTS = frozenset(
@@ -218,7 +218,7 @@ def pipelined_bytes(loop: Op) -> tuple[float, float] | None:
     return math.fsum(size for size, feeds in sizes if feeds), math.fsum(size for size, _ in sizes)
 
 
-def serial_chain(blocks: Sequence[Block], counted: Set[str] = LATENCY_OPS) -> int:
+def serial_chain(blocks: Sequence[Block], counted: Set[str] = _LATENCY_OPS) -> int:
     """Operations of these names on the longest path of dependences through these blocks."""
     depth: dict[str, int] = {}
 

@@ -102,7 +102,7 @@ def _asked(
     raise AdviceError(f"no cost function of {kernel.name}: {trouble}")
 
 
-TRIALS = 16
+_TRIALS = 16
 """Sizes that are drawn, each on every device."""
 DEVICES = (Device("NVIDIA H200", arch="90"), Device("NVIDIA A100-SXM4-80GB", arch="80"))
 MOST_SPREAD = 40.0
@@ -127,7 +127,7 @@ def check_function(function: CostFunction, samples: Sequence[AdviceSample], seed
                 f"its slowest candidate would take 2^{float(np.ptp(costs.log2)):.0f} times as long as its fastest"
             )
     generator = random.Random(seed)
-    for trial in range(TRIALS):
+    for trial in range(_TRIALS):
         sample = samples[trial % len(samples)]
         subject = AdviceSubject.of(sample.problem, sample.candidates, sample.grids)
         drawn = _scaled(subject, generator)

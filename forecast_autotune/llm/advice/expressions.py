@@ -20,7 +20,7 @@ ROOTS = ("config", "args", "device", "launch")
 """Names of a cost function's parameters, in this order."""
 MAX_CALL_DEPTH = 8
 _MODULES, _SYNONYMS = ("math", "np", "numpy"), {"maximum": "max", "minimum": "min", "trunc": "int"}
-MAX_STEPS = 400_000
+_MAX_STEPS = 400_000
 """Expressions of one evaluation at a few candidates; of thousands each counts several times."""
 _CANDIDATES_PER_STEP = 1000.0
 """That cost as much as what is the same for one."""
@@ -44,9 +44,9 @@ class CostEvaluation:
     def step(self, expressions: int) -> None:
         """Count a statement with so many expressions. Raises `AdviceError` beyond the limit."""
         self.steps += (1 + expressions) * (1.0 + self.subject.size / _CANDIDATES_PER_STEP)
-        if self.steps > MAX_STEPS:
+        if self.steps > _MAX_STEPS:
             raise AdviceError(
-                f"a cost function evaluates {MAX_STEPS:,} expressions at most, and fewer of many candidates: use "
+                f"a cost function evaluates {_MAX_STEPS:,} expressions at most, and fewer of many candidates: use "
                 "closed forms instead of loops"
             )
 

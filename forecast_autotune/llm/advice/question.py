@@ -20,7 +20,7 @@ MAX_PROBLEMS = 4
 """Sizes that are shown."""
 MAX_VALUES = 24
 """Values of one meta-parameter that are shown."""
-SAMPLES = 6
+_SAMPLES = 6
 """Candidates that are shown with their launch grid."""
 _FENCE = re.compile(r"```(?:python)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -127,8 +127,8 @@ def _numeric(text: str) -> tuple[float, str]:
 
 
 def _grid_texts(sample: AdviceSample) -> list[str]:
-    step = max(1, len(sample.candidates) // SAMPLES)
-    shown = list(sample.candidates)[::step][:SAMPLES]
+    step = max(1, len(sample.candidates) // _SAMPLES)
+    shown = list(sample.candidates)[::step][:_SAMPLES]
     texts = []
     for candidate in shown:
         grid = sample.grids.get(candidate) or sample.problem.grid

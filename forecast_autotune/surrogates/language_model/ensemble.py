@@ -54,7 +54,7 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query
 
 Gate = Callable[[GateInputs], GateDecision]
 
-TRUST_VARIABLE = "FORECAST_AUTOTUNE_LLM_TRUST"
+_TRUST_VARIABLE = "FORECAST_AUTOTUNE_LLM_TRUST"
 DEFAULT_WEIGHT = BlendWeight(0.5, 0.5)
 """How far a model that must be heard is followed where no calibration says."""
 _UNSEEN_COMPILE_S = 0.5
@@ -324,7 +324,7 @@ def forced_trust(calibration: LLMCalibration, stated: float | None = None) -> tu
 
     `stated` is a weight that the user gives; without it, `DEFAULT_WEIGHT` stands where none was found.
     """
-    why = f"{TRUST_VARIABLE}=always"
+    why = f"{_TRUST_VARIABLE}=always"
     if stated is not None:
         weight, why = BlendWeight(stated, stated), "as its weight is stated"
     elif calibration.skilled:

@@ -38,7 +38,7 @@ Rows = npt.NDArray[np.intp]
 
 MAX_CANDIDATES = 256
 """Candidates that are asked about; of more, those that are believed to be fastest."""
-MAX_FAILURE_PROBABILITY = 0.9
+_MAX_FAILURE_PROBABILITY = 0.9
 """A candidate that fails with at least this probability by the formula is not asked about."""
 _GUESSED_FAILURE_PROBABILITY = 0.5
 """A candidate that fails with at least this probability by the formula is guessed to fail."""
@@ -147,7 +147,7 @@ def _memory_bound_log2_ms(problem: Problem) -> float:
 
 def select_candidates(before: Prior, believed: Array, most: int = MAX_CANDIDATES) -> Rows:
     """Rows of the candidates that are not hopeless, and of many those that are believed to be fastest."""
-    fit = np.flatnonzero(before.p_fail < MAX_FAILURE_PROBABILITY)
+    fit = np.flatnonzero(before.p_fail < _MAX_FAILURE_PROBABILITY)
     rows = fit if len(fit) else np.arange(len(believed))
     if len(rows) > most:
         rows = rows[np.argsort(believed[rows], kind="stable")[:most]]

@@ -19,7 +19,7 @@ from forecast_autotune.surrogates.language_model.questions import (
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Query
 
-SILENT_SD = 3.0
+_SILENT_SD = 3.0
 """Spread (log2) of a candidate of which nothing was said."""
 
 
@@ -92,7 +92,7 @@ class LLMSurrogate:
         slow = float(mean[answered].max()) if answered.any() else 0.0
         view = LLMForecasts(
             np.full(n, question.log2_ms + slow),
-            np.full(n, SILENT_SD),
+            np.full(n, _SILENT_SD),
             before.p_fail.copy(),
             np.zeros(n),
             np.zeros((n, stated.shape[1])),

@@ -40,7 +40,7 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     if options.limit is not None:
         tables = spread_over_kernels(tables, options.limit)
     try:
-        summary = run_evaluation(
+        summary = _run_evaluation(
             tables,
             methods,
             output,
@@ -99,7 +99,7 @@ def left_out(
             )
             report.rows.append(row)
         output.remark(f"{fold.name}: {len(fold.test)} problems replayed")
-    summary = run_evaluation(
+    summary = _run_evaluation(
         tables,
         ["learned", *given],
         output,
@@ -127,7 +127,7 @@ def _methods(given: str | None) -> list[str]:
         raise UsageError(f"--methods {given}: {error}") from error
 
 
-def run_evaluation(
+def _run_evaluation(
     tables: list[Table],
     methods: list[str],
     output: Output,

@@ -49,7 +49,7 @@ _COPY_SD = 0.5
 """Error (log2) of a slowdown copied from another shape."""
 
 
-def forecasts_from(
+def _forecasts_from(
     query: Query, mean: Array, sd: Array, p_fail: Array, reason: str, *, level: float = _LEVEL_SD
 ) -> Forecasts:
     """Forecasts of independent beliefs [n], given the query's own measurements.
@@ -79,12 +79,12 @@ def forecasts_from(
 def _order_forecasts(query: Query, place: RowIndices, reason: str) -> Forecasts:
     """An order and nothing else; P(failure) is 0, as candidates that fail by chance would reorder the draws."""
     nothing = np.zeros(len(place))
-    return forecasts_from(query, np.asarray(_ORDER_STEP * place, float), nothing + 1e-6, nothing, reason)
+    return _forecasts_from(query, np.asarray(_ORDER_STEP * place, float), nothing + 1e-6, nothing, reason)
 
 
 def _equal_forecasts(query: Query, reason: str) -> Forecasts:
     n = len(query.candidates)
-    return forecasts_from(query, np.zeros(n), np.full(n, _UNKNOWN_SD), np.full(n, _P_FAIL), reason)
+    return _forecasts_from(query, np.zeros(n), np.full(n, _UNKNOWN_SD), np.full(n, _P_FAIL), reason)
 
 
 class RandomOrder:
@@ -129,7 +129,7 @@ class FormulaBaseline:
             return _equal_forecasts(query, "no TTIR: nothing is known")
         h = Hyperparameters()
         sd = np.full(len(before.mean), math.sqrt(h.additive**2 + h.joint**2 + h.rough**2))
-        return forecasts_from(
+        return _forecasts_from(
             query, before.mean, sd, before.p_fail, "cost formula on TTIR", level=h.intercept
         )
 
@@ -183,7 +183,7 @@ def _copied_forecasts(
     usual = float(np.mean(list(times.values())))
     mean = np.array([times.get(c, usual) for c in query.candidates])
     sd = np.array([_COPY_SD if c in times else 2 * _COPY_SD for c in query.candidates])
-    return forecasts_from(
+    return _forecasts_from(
         query, mean, sd, np.array([fails.get(c, _P_FAIL) for c in query.candidates]), reason
     )
 
@@ -206,12 +206,12 @@ def _log_times(rows: Mapping[Candidate, Measurement]) -> dict[Candidate, float]:
     return {c: math.log2(m.ms) for c, m in rows.items() if m.ok}
 
 
-def random_order(tables: Sequence[Table]) -> Surrogate:
+def _random_order(tables: Sequence[Table]) -> Surrogate:
     """A random order."""
     return RandomOrder()
 
 
-def listed_order(tables: Sequence[Table]) -> Surrogate:
+def _listed_order(tables: Sequence[Table]) -> Surrogate:
     """The listed order."""
     return ListedOrder()
 
@@ -233,8 +233,8 @@ def learned(tables: Sequence[Table]) -> AnalyticSurrogate:
 
 methods: dict[str, FitSurrogate] = {
     "learned": learned,
-    "random": random_order,
-    "first": listed_order,
+    "random": _random_order,
+    "first": _listed_order,
     "formula": formula,
     "analytic": analytic,
     "median_config": MedianConfigBaseline,
@@ -268,7 +268,7 @@ class LLMOnly:
         answered = view.trust > 0
         sd = np.where(answered, np.maximum(view.sd, _NOISE_SD), _UNKNOWN_SD)
         reason = f"{int(answered.sum())} candidates forecast by {self._model.backend.name}"
-        return forecasts_from(query, view.log2_ms, sd, view.p_fail, reason)
+        return _forecasts_from(query, view.log2_ms, sd, view.p_fail, reason)
 
 
 def llm_methods(answers: Sequence[ModelAnswers]) -> dict[str, FitSurrogate]:

@@ -20,7 +20,7 @@ from forecast_train.evaluation.judging import EvaluationRow, judge_problem
 from forecast_train.evaluation.methods import FitSurrogate, RandomOrder, methods_by_name
 from forecast_train.splits import Fold, LeaveOut, make_folds
 
-ROW_VERSION = 3
+_ROW_VERSION = 3
 """Counts up when rows change their meaning: older results are then not taken up."""
 
 
@@ -98,7 +98,7 @@ def evaluate(
     base = settings or Settings()
     plain = Settings(mode=Mode.TUNE, tolerance=base.tolerance, risk=base.risk)
     folds = make_folds(tables, leave_out)
-    mark = evaluation_digest(tables, leave_out, plain)
+    mark = _evaluation_digest(tables, leave_out, plain)
     sizes = {f.name: {"test": len(f.test), "train": len(f.train), "dropped": f.dropped} for f in folds}
     result = Evaluation(leave_out, mark, list(range(seeds)), list(fits), sizes, plain.tolerance, plain.risk)
     store = None if out is None else _RowStore(out / "rows" / mark)
@@ -127,9 +127,11 @@ def evaluate(
     return result
 
 
-def evaluation_digest(tables: Sequence[Table], leave_out: LeaveOut, settings: Settings) -> str:
+def _evaluation_digest(tables: Sequence[Table], leave_out: LeaveOut, settings: Settings) -> str:
     """A name for tables (every line of them), split, settings and the meaning of rows; 16 hex digits."""
-    running = hashlib.sha256(json.dumps([ROW_VERSION, leave_out, settings.tolerance, settings.risk]).encode())
+    running = hashlib.sha256(
+        json.dumps([_ROW_VERSION, leave_out, settings.tolerance, settings.risk]).encode()
+    )
     for line in table_lines(tables):
         running.update(line.encode())
     return running.hexdigest()[:16]

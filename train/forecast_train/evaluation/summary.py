@@ -81,7 +81,7 @@ def _coverage(row: EvaluationRow, place: int) -> float | None:
     return None if row.coverage is None else row.coverage[place]
 
 
-FIGURES: dict[str, FigureSpec] = {
+_FIGURES: dict[str, FigureSpec] = {
     **{
         f"static.{name}": FigureSpec(partial(_regret, part="static", name=name), metrics.geomean_regret)
         for name in STATIC_BUDGETS
@@ -210,7 +210,7 @@ def summarize(evaluation: Evaluation, *, subject: str | None = None, draws: int 
 
 def _intervals(rows: Sequence[EvaluationRow], draws: int) -> dict[str, BootstrapInterval]:
     intervals = {}
-    for name, spec in FIGURES.items():
+    for name, spec in _FIGURES.items():
         pairs = [(row.kernel, value) for row in rows if (value := spec.value(row)) is not None]
         values = np.array([value for _, value in pairs], dtype=float)
         statistic = partial(_on_rows, spec.statistic, values)
@@ -225,7 +225,7 @@ def _on_rows(statistic: Callable[[FloatArray], float], values: FloatArray, rows:
 def _difference(
     key: str, subject: Sequence[EvaluationRow], other: Sequence[EvaluationRow], draws: int
 ) -> BootstrapInterval:
-    spec, kernels = FIGURES[key], [r.kernel for r in subject]
+    spec, kernels = _FIGURES[key], [r.kernel for r in subject]
     theirs, mine = (np.array([spec.value(r) for r in rows], dtype=float) for rows in (other, subject))
     return paired_bootstrap(spec.statistic, theirs, mine, kernels, draws=draws)
 

@@ -20,8 +20,8 @@ from forecast_autotune.llm.calibration import read as read_calibration
 from forecast_autotune.records.named_lines import read_document
 from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-CARD_FILE = "README.md"
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_CARD_FILE = "README.md"
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 """Formats whose loading may execute code."""
 
@@ -43,23 +43,23 @@ def export_model(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} is there already and not empty: choose another folder")
     record = _run_record(done)
-    files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != CARD_FILE]
+    files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != _CARD_FILE]
     if unsafe := [p.name for p in files if p.suffix in _UNSAFE_SUFFIXES and p.name != "training_args.bin"]:
         raise TrainingError(f"{trained} holds {', '.join(unsafe)}: save weights as safetensors")
     weights = [p for p in files if p.suffix == ".safetensors"]
     if not weights:
         raise TrainingError(f"{trained} holds no .safetensors file")
     known = None if calibration is None else read_calibration(calibration)
-    adapter = (trained / ADAPTER_FILES[0]).is_file()
+    adapter = (trained / _ADAPTER_FILES[0]).is_file()
     out.mkdir(parents=True, exist_ok=True)
     for path in files:
         if half and path in weights:
             _to_bfloat16(path, out / path.name)
-        elif path.name in ADAPTER_FILES or (not adapter and path.suffix not in _UNSAFE_SUFFIXES):
+        elif path.name in _ADAPTER_FILES or (not adapter and path.suffix not in _UNSAFE_SUFFIXES):
             shutil.copy2(path, out / path.name)
     if calibration is not None:
         shutil.copy2(calibration, out / CALIBRATION)
-    with open_named_output(out / CARD_FILE) as stream:
+    with open_named_output(out / _CARD_FILE) as stream:
         stream.write(_adapter_card(record, known, adapter).encode())
     sizes = {p.name: p.stat().st_size for p in sorted(out.iterdir())}
     return {"path": str(out), "files": sizes, "bytes": sum(sizes.values()), "calibrated": known is not None}

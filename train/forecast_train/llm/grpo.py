@@ -35,15 +35,15 @@ Array = npt.NDArray[np.float64]
 
 REGRET_REWARD = "regret"
 """Reward of naming the fastest of several candidates: 2^-slowdown of the one that was named."""
-ANSWER_INSTRUCTION = """\
+_ANSWER_INSTRUCTION = """\
 Name the most probable letter, and say how probable each is; leave out letters below 0.01. Reply with JSON:
 {"label": "F", "distribution": {"E": 0.2, "F": 0.6, "G": 0.2}}
 """
-ORDER_INSTRUCTION = """\
+_ORDER_INSTRUCTION = """\
 Say which of the numbered candidates is the fastest. Reply with JSON:
 {"fastest": 3}
 """
-THINK_INSTRUCTION = (
+_THINK_INSTRUCTION = (
     "Think about memory traffic, occupancy, pipelining and the last wave first, in a few sentences.\n"
 )
 _CLOSING_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
@@ -110,7 +110,7 @@ REWARDS: Mapping[str, Callable[[StatedDistribution | None, int], float]] = {
 def forecast_messages(example: Example, candidate: ExampleCandidate, *, think: bool) -> list[dict[str, str]]:
     """Messages that ask for one candidate."""
     question = f"Candidate: {_CLOSING_QUESTION.sub('', candidate.suffix)}"
-    return _messages(example, question, ANSWER_INSTRUCTION, think)
+    return _messages(example, question, _ANSWER_INSTRUCTION, think)
 
 
 def order_messages(
@@ -118,11 +118,11 @@ def order_messages(
 ) -> list[dict[str, str]]:
     """Messages that ask which of several candidates is the fastest."""
     listed = [f"{n}. {_CLOSING_QUESTION.sub('', a.suffix)}" for n, a in enumerate(candidates, start=1)]
-    return _messages(example, "\n".join(listed), ORDER_INSTRUCTION, think)
+    return _messages(example, "\n".join(listed), _ORDER_INSTRUCTION, think)
 
 
 def _messages(example: Example, question: str, instruction: str, think: bool) -> list[dict[str, str]]:
-    thoughts = THINK_INSTRUCTION if think else ""
+    thoughts = _THINK_INSTRUCTION if think else ""
     return [{"role": "user", "content": f"{example.prefix}{question}\n\n{thoughts}{instruction}"}]
 
 
@@ -301,7 +301,7 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     trainer = trl.GRPOTrainer(
         model=run.model,
         reward_funcs=[reward_function(run.reward), parse_reward],
-        args=trainer_arguments(run, out),
+        args=_trainer_arguments(run, out),
         train_dataset=datasets.Dataset.from_list(rows),
         peft_config=run.lora.config(),
     )
@@ -320,7 +320,7 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     return done
 
 
-def trainer_arguments(run: GrpoRun, out: Path) -> Any:
+def _trainer_arguments(run: GrpoRun, out: Path) -> Any:
     """TRL's settings. Rewards are not divided by the group's spread: that teaches overconfidence
     (Bereket & Leskovec 2025), and calibration is what these rewards are for."""
     import torch

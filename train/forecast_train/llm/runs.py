@@ -17,7 +17,7 @@ from forecast_autotune.records.named_lines import read_document
 
 WEIGHTS_FOLDER = "trained"
 """Folder below a run's `out` that holds the adapter (or the model, for rank 0) and the tokenizer."""
-MAX_TOML_BYTES = 1_000_000
+_MAX_TOML_BYTES = 1_000_000
 """Most bytes of a run's description: a reader of TOML takes half a minute for a line of 32 MB."""
 
 SettingsT = TypeVar("SettingsT")
@@ -56,7 +56,7 @@ def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]])
     Raises `SettingsError` naming the file, the entry, its value and the rule.
     """
     try:
-        given = tomllib.loads(read_document(path, limit=MAX_TOML_BYTES))
+        given = tomllib.loads(read_document(path, limit=_MAX_TOML_BYTES))
     except (OSError, RecordError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"{path}: no TOML file that can be read ({error})") from error
     here = path.absolute().parent

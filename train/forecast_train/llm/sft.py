@@ -35,23 +35,23 @@ from forecast_train.llm.runs import (
 )
 from forecast_train.llm.settings import SftRun
 
-FAILURE_LOG2_RATIO = float(BINS.bounds[-1, 1] + 1.0)
+_FAILURE_LOG2_RATIO = float(BINS.bounds[-1, 1] + 1.0)
 """log2 slowdown that a failure counts as in the ranking term: slower than the slowest bin."""
 
-TokenIds = npt.NDArray[np.int64]
+_TokenIds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class PackedSequence:
     """One sequence of `length` tokens with n candidates."""
 
-    ids: TokenIds
+    ids: _TokenIds
     """[length]"""
-    positions: TokenIds
+    positions: _TokenIds
     """[length]"""
-    segment: TokenIds
+    segment: _TokenIds
     """[length]: 0 for the prefix, k + 1 for candidate k."""
-    last: TokenIds
+    last: _TokenIds
     """[n]: where each candidate's answer is read."""
     target: npt.NDArray[np.float64]
     """[n, bins + 1] soft targets."""
@@ -84,7 +84,7 @@ def pack_example(
 
 
 def _pack_candidates(
-    example: Example, prefix: TokenIds, suffixes: Sequence[TokenIds], rows: Sequence[int], sigma: float
+    example: Example, prefix: _TokenIds, suffixes: Sequence[_TokenIds], rows: Sequence[int], sigma: float
 ) -> PackedSequence:
     chosen = [suffixes[i] for i in rows]
     lengths = np.array([len(s) for s in chosen])
@@ -154,7 +154,7 @@ def bin_loss(logits: Tensor, target: Tensor, rps_weight: float = 0.5) -> Tensor:
     return (entropy + rps_weight * gap.square().sum(dim=-1)).mean()
 
 
-def expected_log2_ratio(logits: Tensor, centres: Tensor, failure: float) -> Tensor:
+def _expected_log2_ratio(logits: Tensor, centres: Tensor, failure: float) -> Tensor:
     """Expected log2(time / reference time) per row, [n]; `centres` [bins], a failure counts as `failure`."""
     values = torch.cat([centres, centres.new_tensor([failure])])
     return functional.softmax(logits.float(), dim=-1) @ values
@@ -208,7 +208,7 @@ class BinTrainer(transformers.Trainer):
         settings = self.run.loss
         loss = bin_loss(logits, target.to(logits.device), settings.rps)
         if settings.rank:
-            mean = expected_log2_ratio(logits, self.centres.to(logits.device), FAILURE_LOG2_RATIO)
+            mean = _expected_log2_ratio(logits, self.centres.to(logits.device), _FAILURE_LOG2_RATIO)
             loss = loss + settings.rank * rank_loss(mean, log2_ratio)
         return loss
 

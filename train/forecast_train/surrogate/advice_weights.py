@@ -25,7 +25,7 @@ from forecast_autotune.surrogates.covariance import Covariance, CovarianceInputs
 from forecast_autotune.surrogates.learned import LearnedSurrogate
 from forecast_autotune.surrogates.protocol import Array, Query
 
-DRAWN = 14
+_DRAWN = 14
 """Candidates of one problem whose times count."""
 NOISE = 0.006
 """Standard deviation (log2) of recorded times."""
@@ -73,7 +73,7 @@ def advice_evidence(
     times = np.log2([m.ms for m in rows.values()])
     generator = np.random.default_rng(seed)
     share = 2.0 ** (-2.0 * (times - times.min()))
-    drawn = generator.choice(len(times), min(len(times), DRAWN), replace=False, p=share / share.sum())
+    drawn = generator.choice(len(times), min(len(times), _DRAWN), replace=False, p=share / share.sum())
     columns = moved.parts[:, before.parts.shape[1] :]
     functions = advice.functions
     kinds = np.array([kind for f in functions for kind in [0] * len(f.constants) + [1] * len(set(f.labels))])

@@ -95,14 +95,14 @@ def fit_curves(seen: Sequence[ReplayRecord]) -> SurrogateCalibration:
     return SurrogateCalibration({**curves, ALL_GROUPS: _fit_group(recorded)} if curves else {})
 
 
-def risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
+def _risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
     """The correction of the stated risk that these replays call for, per class of `OWN_MEASUREMENT_BOUNDS`."""
     data = (measurement_class(step.each) for s in rows for step in s.steps if step.beaten is not None)
     return tuple(_risk_curve(rows, own) for own in _nearest_observed(data))
 
 
 def _risk_curve(rows: Sequence[ReplayRecord], own: int) -> CalibrationCurve:
-    stated, came_true, weight = risk_pairs(rows, own)
+    stated, came_true, weight = _risk_pairs(rows, own)
     families = len({s.family for s in rows})
     # Nothing ever went wrong in n families is no proof that it never does (Jeffreys' estimate).
     return platt_curve(stated, came_true, weight, least=0.5 / (families + 1))
@@ -111,12 +111,12 @@ def _risk_curve(rows: Sequence[ReplayRecord], own: int) -> CalibrationCurve:
 def _fit_group(rows: Sequence[ReplayRecord]) -> CalibrationGroup:
     steps = [step for s in rows for step in s.steps if len(step.z)]
     near = tuple(
-        platt_curve(*within_pairs(rows, own))
+        platt_curve(*_within_pairs(rows, own))
         for own in _nearest_observed(measurement_class(step.each) for step in steps)
     )
     wide = _nearest_observed(interval_class(step.own, step.each) for step in steps)
     intervals = tuple(_width_factors(*z_scores(rows, own)) for own in wide)
-    return CalibrationGroup(risk_curves(rows), near, intervals, len({s.problem for s in rows}))
+    return CalibrationGroup(_risk_curves(rows), near, intervals, len({s.problem for s in rows}))
 
 
 def _nearest_observed(held: Iterable[int]) -> list[int]:
@@ -127,7 +127,7 @@ def _nearest_observed(held: Iterable[int]) -> list[int]:
     ]
 
 
-def risk_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
+def _risk_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
     """(stated, came true, weight) of a class's steps with an incumbent; every replay weighs the same."""
     every = [[t for t in s.steps if t.beaten is not None and measurement_class(t.each) == own] for s in rows]
     data = [steps for steps in every if steps]
@@ -138,7 +138,7 @@ def risk_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Ar
     )
 
 
-def within_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
+def _within_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
     """(stated, came true, weight) per untried candidate at the steps of one class of `OWN_MEASUREMENT_BOUNDS`.
 
     Every step weighs the same.

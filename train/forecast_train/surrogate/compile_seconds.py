@@ -23,9 +23,9 @@ from forecast_autotune.surrogates.protocol import Array
 from forecast_autotune.tuning.replays.table_measurer import LEAST_COMPILE_S
 from forecast_train.splits import family_of
 
-PENALTY = 10.0
+_PENALTY = 10.0
 """Penalty on squared weights: small beside thousands of compilations."""
-FOLDS = 8
+_FOLDS = 8
 _LEAST_ALIKE = 5
 """Candidates of one source that say something of the spread between them."""
 
@@ -80,7 +80,7 @@ def fit_compile_seconds(
         raise RecordError(f"a fit of compile seconds needs two families, got {len(distinct)}: record another")
     features = np.array([r.features for r in rows])
     seconds = np.log2([r.seconds for r in rows])
-    fold = np.array([distinct.index(name) % FOLDS for name in names])
+    fold = np.array([distinct.index(name) % _FOLDS for name in names])
     unseen = np.zeros(len(rows))
     for n in sorted(set(fold.tolist())):
         weights, intercept = _ridge(features[fold != n], seconds[fold != n])
@@ -123,6 +123,6 @@ def _ridge(features: Array, seconds: Array) -> tuple[Array, float]:
     mean = features.mean(axis=0)
     centred = features - mean
     weights = np.linalg.solve(
-        centred.T @ centred + PENALTY * np.eye(features.shape[1]), centred.T @ (seconds - seconds.mean())
+        centred.T @ centred + _PENALTY * np.eye(features.shape[1]), centred.T @ (seconds - seconds.mean())
     )
     return weights, float(seconds.mean() - mean @ weights)

@@ -84,7 +84,7 @@ def fit(tables: Sequence[Table], *, seed: int = 0, recipe: FitSettings | None = 
     return LearnedSurrogate(fit_model(tables, seed=seed, recipe=recipe))
 
 
-PriorFunction = Callable[
+_PriorFunction = Callable[
     [Problem, Sequence[Candidate], Mapping[Candidate, tuple[int, ...]], Mapping[str, str]], Prior
 ]
 """The belief before anything is measured, about a problem, its candidates, their grids and IR."""
@@ -95,7 +95,7 @@ def fit_model(
     *,
     seed: int = 0,
     recipe: FitSettings | None = None,
-    believe: PriorFunction = formula_prior,
+    believe: _PriorFunction = formula_prior,
 ) -> LearnedModel:
     """The forests; see the module. Raises `FitError` when no table has IR, or facts of it, and times.
 
@@ -137,13 +137,13 @@ def fit_model(
     boosted = [
         LGBMRegressor(**boosting).fit(*fitted).booster_ for boosting in _boosting_parameters(how, seed)
     ]
-    kin = forest_arrays(ExtraTreesRegressor(**growing).fit(*fitted))
+    kin = _forest_arrays(ExtraTreesRegressor(**growing).fit(*fitted))
     failed = np.concatenate([p.failed for p in problems])
     failure = None
     if failed.sum() >= 20:
         even = np.concatenate([np.full(len(p.failed), 1.0 / len(p.failed)) for p in problems])
         grown = ExtraTreesRegressor(**growing).fit(features, failed.astype(float), sample_weight=even)
-        failure = forest_arrays(grown)
+        failure = _forest_arrays(grown)
     about = {
         "kernels": len({t.problem.kernel.name for t in tables}),
         "problems": len(problems),
@@ -179,7 +179,7 @@ def _boosting_parameters(how: FitSettings, seed: int) -> list[dict[str, Any]]:
     return [{**alike, "random_state": seed * how.bags + i} for i in range(how.bags)]
 
 
-def forest_arrays(forest: Any) -> Forest:
+def _forest_arrays(forest: Any) -> Forest:
     """A fitted scikit-learn forest as arrays; nodes of a tree are in pre-order, so parents come first."""
     trees = [e.tree_ for e in forest.estimators_]
     sizes = [t.node_count for t in trees]
@@ -262,7 +262,7 @@ class _TableKey:
 
 
 @lru_cache(maxsize=8192)
-def _problem_arrays(ref: _TableKey, believe: PriorFunction = formula_prior) -> ProblemArrays | None:
+def _problem_arrays(ref: _TableKey, believe: _PriorFunction = formula_prior) -> ProblemArrays | None:
     """The numbers of one table; None where there is no IR or nothing ran. Folds share tables: cached."""
     table = ref.table
     observed = np.array(table.log2_ms())

@@ -26,9 +26,9 @@ from forecast_autotune.surrogates.protocol import Query
 from forecast_train.splits import kernel_of
 from forecast_train.surrogate.fit import FitError, FitSettings, fit_model
 
-HOLD_OUT_EVERY = 5
+_HOLD_OUT_EVERY = 5
 """One kernel in so many is held out."""
-WORSE_BY = 0.02
+_WORSE_BY = 0.02
 """A new model may be worse by this much (log2 of the mean slowdown) without being rolled back: noise."""
 JUDGED_SHARE, JUDGED_LEAST = 0.10, 3
 """Judged by the best of the first `max(LEAST, SHARE)` candidates of a forecast, and by its first."""
@@ -46,7 +46,7 @@ class ForecastScore:
 
     def worse_than(self, other: ForecastScore) -> bool:
         """Whether it is worse by more than noise in either figure."""
-        return self.first > other.first + WORSE_BY or self.tenth > other.tenth + WORSE_BY
+        return self.first > other.first + _WORSE_BY or self.tenth > other.tenth + _WORSE_BY
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RefreshResult(Record):
 
 def is_held_out(table: Table) -> bool:
     """Whether a kernel is never learnt from here."""
-    return int(digest("held out", kernel_of(table.problem).lower())[:8], 16) % HOLD_OUT_EVERY == 0
+    return int(digest("held out", kernel_of(table.problem).lower())[:8], 16) % _HOLD_OUT_EVERY == 0
 
 
 def score_surrogate(surrogate: AnalyticSurrogate, tables: Sequence[Table]) -> ForecastScore:

@@ -31,7 +31,7 @@ from forecast_train.splits import Fold, SplitError, family_of, make_folds, neare
 FitSurrogate = Callable[[Sequence[Table]], Surrogate]
 """Fits a surrogate to tables; a function of a module when several processes share the work."""
 
-WITHIN_TOLERANCE = 0.05
+_WITHIN_TOLERANCE = 0.05
 """The tolerance that P(within) is checked at."""
 DEVICE_TOLERANCES = (0.02, 0.05)
 """At which tables of other devices are replayed: the default, and the one that relatives are checked at."""
@@ -45,7 +45,7 @@ _TUNED_MEASUREMENTS = 8
 _SHORT_LENGTHS = (10, 20)
 """Lengths of the lists that a few of a table's candidates make."""
 
-DeviceReplay = tuple[Table, Sequence[Relative]]
+_DeviceReplay = tuple[Table, Sequence[Relative]]
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
@@ -67,7 +67,7 @@ class ReplayStep:
     p_within: Array
     """P(within the tolerance) of each candidate not measured yet, [n]; of at most `_MOST_CHECKED` of them."""
     within: Array
-    """1.0 where it is within `WITHIN_TOLERANCE` of the best of all, else 0.0, [n]."""
+    """1.0 where it is within `_WITHIN_TOLERANCE` of the best of all, else 0.0, [n]."""
     z: Array
     """(observed - mean) / sd of those of them that run, [m]."""
     group: str = ""
@@ -124,8 +124,8 @@ class ObservedPolicy(RiskBounded):
             new=state.new,
             risk=plan.risk,
             beaten=state.best() - best > near if math.isfinite(state.best()) else None,
-            p_within=forecasts.p_within(WITHIN_TOLERANCE, seed=state.seed)[rows],
-            within=(times <= best + math.log2(1 + WITHIN_TOLERANCE)).astype(float),
+            p_within=forecasts.p_within(_WITHIN_TOLERANCE, seed=state.seed)[rows],
+            within=(times <= best + math.log2(1 + _WITHIN_TOLERANCE)).astype(float),
             z=(times[ran] - forecasts.mean[rows][ran]) / forecasts.sd[rows][ran],
             group=forecasts.group,
         )
@@ -259,12 +259,12 @@ def shorten_table(table: Table, length: int, seed: int) -> Table | None:
     return Table(table.problem, kept) if any(m.ok for m in kept) else None
 
 
-def device_replays(tables: Sequence[Table], seed: int) -> list[DeviceReplay]:
+def device_replays(tables: Sequence[Table], seed: int) -> list[_DeviceReplay]:
     """Every table with all others of its kernel and sizes on other devices, and with one drawn of them.
 
     Raises `SplitError` when there is no such table, or only one family of kernels.
     """
-    replays: list[DeviceReplay] = []
+    replays: list[_DeviceReplay] = []
     for table in tables:
         others = relatives_of(table, tables, "devices")
         if len(others) > 1:
@@ -281,7 +281,7 @@ def device_replays(tables: Sequence[Table], seed: int) -> list[DeviceReplay]:
     return replays
 
 
-def run_device_replay(job: DeviceReplay, *, seed: int) -> list[ReplayRecord]:
+def run_device_replay(job: _DeviceReplay, *, seed: int) -> list[ReplayRecord]:
     """One table's replays, at every tolerance of `DEVICE_TOLERANCES`."""
     table, others = job
     records = []

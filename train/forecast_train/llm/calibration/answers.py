@@ -129,7 +129,7 @@ def collect_answers(
     """
     done = _read_collected(kept)
     answers: list[ModelAnswers] = []
-    for count, (table, surrogate) in enumerate(cross_fitted(tables, learn), 1):
+    for count, (table, surrogate) in enumerate(_cross_fitted(tables, learn), 1):
         question = question_about(table, surrogate.prior, sample=sample, seed=seed)
         name = digest(backend.name, question.question.prompt.prefix, *question.question.prompt.suffixes)
         if name not in done:
@@ -159,7 +159,7 @@ def _read_collected(kept: Path | None) -> dict[str, ModelAnswers]:
     return results
 
 
-def cross_fitted(tables: Sequence[Table], learn: FitSurrogate) -> Iterator[tuple[Table, AnalyticSurrogate]]:
+def _cross_fitted(tables: Sequence[Table], learn: FitSurrogate) -> Iterator[tuple[Table, AnalyticSurrogate]]:
     """Every table with a surrogate that was fitted without its family."""
     for fold in make_folds(tables, "family"):
         surrogate = learn(fold.train)
@@ -230,7 +230,7 @@ def calibration_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]
 
     Raises `SplitError` for a single family.
     """
-    for table, surrogate in cross_fitted(load_tables(options), fit):
+    for table, surrogate in _cross_fitted(load_tables(options), fit):
         question = question_about(table, surrogate.prior).question
         label = str(table.problem.extra.get("label") or table.problem.id)
         yield OpenQuestion.of_prompt("calibration", question.prompt, table.problem.kernel.name, label)

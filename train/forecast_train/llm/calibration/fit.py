@@ -37,7 +37,7 @@ Array = npt.NDArray[np.float64]
 
 FEWEST_FAMILIES = 3
 """Families of kernels that a calibration takes at least."""
-MOST_KNOTS = 12
+_MOST_KNOTS = 12
 """Most knots of an isotonic correction: quantiles of what was stated, pooled before it is made monotone."""
 WEIGHTS = np.linspace(0.0, 1.0, 201)
 _TEMPERATURES = np.exp(np.linspace(math.log(0.3), math.log(30.0), 60))
@@ -131,10 +131,10 @@ def isotonic(stated: Array, observed: Array, weight: Array) -> MonotoneCurve:
         return MonotoneCurve()
     order = np.argsort(stated, kind="stable")
     share = np.cumsum(weight[order]) / weight.sum()
-    place = np.minimum((share * MOST_KNOTS - 1e-9).astype(int), MOST_KNOTS - 1)
+    place = np.minimum((share * _MOST_KNOTS - 1e-9).astype(int), _MOST_KNOTS - 1)
     # What was stated alike must be corrected alike.
     _, same = np.unique(stated[order], return_inverse=True)
-    first = np.full(int(same.max()) + 1, MOST_KNOTS)
+    first = np.full(int(same.max()) + 1, _MOST_KNOTS)
     np.minimum.at(first, same.reshape(-1), place)
     place = first[same.reshape(-1)]
     blocks: list[list[float]] = []  # weight, mean stated, mean observed

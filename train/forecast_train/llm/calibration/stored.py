@@ -25,7 +25,7 @@ from forecast_train.splits import family_of, kernel_of
 
 Array = npt.NDArray[np.float64]
 
-FEWEST_CANDIDATES = 3
+_FEWEST_CANDIDATES = 3
 """Noted candidates that a problem needs to teach anything."""
 
 
@@ -46,7 +46,7 @@ def recalibrate(answers: Sequence[ModelAnswers], old: LLMCalibration) -> LLMCali
 def _answers_of_table(table: Table, model: str) -> ModelAnswers | None:
     rows = list(table.by_candidate().values())
     noted = [(m, note) for m in rows if (note := _note_of(m, model)) is not None]
-    if len(noted) < FEWEST_CANDIDATES:
+    if len(noted) < _FEWEST_CANDIDATES:
         return None
     first = noted[0][1]["llm"]
     times = {m.candidate.id: math.log2(m.ms) for m in rows if m.ok}

@@ -96,7 +96,7 @@ _CANDIDATE_FIELDS = tuple(ExampleCandidate.__dataclass_fields__)
 _SHARED_FIELDS = ("version", "prefix", "reference_log2_ms", "measured", "known")
 
 
-def example_columns(examples: Iterable[Example]) -> dict[str, list[Any]]:
+def _example_columns(examples: Iterable[Example]) -> dict[str, list[Any]]:
     """One row per candidate, column by column; NaN becomes null, which every reader understands."""
     names = ("example", *_ORIGIN_FIELDS, *_SHARED_FIELDS, *_CANDIDATE_FIELDS, "label")
     columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -113,7 +113,7 @@ def write_examples(path: Path, examples: Sequence[Example]) -> int:
     import pyarrow
     from pyarrow import parquet
 
-    data = example_columns(examples)
+    data = _example_columns(examples)
     floats = {"log2_ratio", "log2_sd", "propensity", "reference_log2_ms"}
     fields = [(n, pyarrow.float64()) for n in data if n in floats]
     types = {**dict(fields), "known": pyarrow.int64(), "label": pyarrow.int64(), "measured": pyarrow.bool_()}
