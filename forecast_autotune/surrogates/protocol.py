@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 
-_QUANTILE_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+QUANTILE_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Probability levels of the quantiles in a `Forecast`."""
 _Z = np.array([-1.6448536269514722, -0.6744897501960817, 0.0, 0.6744897501960817, 1.6448536269514722])
 _MAX_JOINT_CANDIDATES = 512
 """Most candidates that are drawn jointly for `Forecasts.p_within`."""
 _INTERVAL_OF_QUANTILE = (0.9, 0.5, 0.5, 0.5, 0.9)
-"""The central interval that each of `_QUANTILE_LEVELS` is an end of."""
+"""The central interval that each of `QUANTILE_LEVELS` is an end of."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Forecast:
 
     candidate: Candidate
     quantiles: tuple[float, ...]
-    """Quantiles of log2(milliseconds), given that it runs, at `_QUANTILE_LEVELS`."""
+    """Quantiles of log2(milliseconds), given that it runs, at `QUANTILE_LEVELS`."""
     p_fail: float
 
     @property
     def point(self) -> float:
         """Median of log2(milliseconds)."""
-        return self.quantiles[len(_QUANTILE_LEVELS) // 2]
+        return self.quantiles[len(QUANTILE_LEVELS) // 2]
 
     @property
     def spread(self) -> float:

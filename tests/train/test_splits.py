@@ -41,14 +41,14 @@ def twice(x, n, BLOCK: tl.constexpr):
 
 def problem(name: str, source: str, label: str, device: str = "GPU", **extra: Any) -> Table:
     table = example_table()
-    made = Problem.of(
+    result = Problem.of(
         Kernel(name, source=source),
         table.problem.arguments,
         Device(device),
         key=(label,),
     )
-    made = replace(made, extra={"label": label, **extra})
-    return Table(made, [replace(m, problem=made.id) for m in table.measurements])
+    result = replace(result, extra={"label": label, **extra})
+    return Table(result, [replace(m, problem=result.id) for m in table.measurements])
 
 
 def numbered(name: str, shape: int, device: str = "GPU", **extra: Any) -> Table:
@@ -68,10 +68,10 @@ def test_what_a_source_looks_like_does_not_matter() -> None:
 def test_every_problem_is_tested_once_and_never_learnt_from_then() -> None:
     tables = load(shipped_tables())
     for kind in ("kernel", "family", "shape"):
-        made = make_folds(tables, kind)  # type: ignore[arg-type]
-        tested = [t.problem.id for f in made for t in f.test]
+        result = make_folds(tables, kind)  # type: ignore[arg-type]
+        tested = [t.problem.id for f in result for t in f.test]
         assert sorted(tested) == sorted(t.problem.id for t in tables)
-        for fold in made:
+        for fold in result:
             assert fold.train
             assert not {t.problem.id for t in fold.test} & {t.problem.id for t in fold.train}
     assert {f.name for f in make_folds(tables, "kernel")} >= {"matmul", "softmax"}

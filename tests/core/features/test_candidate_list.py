@@ -37,8 +37,8 @@ def parameters(candidate: Candidate) -> dict[str, Any]:
 def test_columns_say_what_each_candidate_says(candidates: list[Candidate]) -> None:
     columns = CandidateList.of(candidates).columns
     for i, candidate in enumerate(candidates):
-        found = {name: column.values[column.codes[i]] for name, column in columns.items()}
-        given = {name: value for name, value in found.items() if value is not None}
+        results = {name: column.values[column.codes[i]] for name, column in columns.items()}
+        given = {name: value for name, value in results.items() if value is not None}
         expected = {name: value for name, value in parameters(candidate).items() if value is not None}
         assert repr(sorted(given.items())) == repr(sorted(expected.items())), "1 and True are different"
 
@@ -64,11 +64,11 @@ def test_units_share_everything_but_warps_and_stages() -> None:
     listed = CandidateList.of(REGULAR)
     grids = {c: (1 if c.config.num_warps == 4 else 2,) for c in REGULAR if dict(c.config.kwargs)["A"] == 16}
     units = listed.units(grids, (9,))
-    told: dict[int, set[tuple[Any, ...]]] = {}
+    data: dict[int, set[tuple[Any, ...]]] = {}
     for c, unit, grid in zip(REGULAR, units.of, units.grids, strict=True):
-        told.setdefault(int(unit), set()).add((c.config.kwargs, c.config.maxnreg, grid))
-    assert all(len(seen) == 1 for seen in told.values())
-    assert len(told) == len(set.union(*told.values())) == len(units.first) == 12
+        data.setdefault(int(unit), set()).add((c.config.kwargs, c.config.maxnreg, grid))
+    assert all(len(seen) == 1 for seen in data.values())
+    assert len(data) == len(set.union(*data.values())) == len(units.first) == 12
     assert units.sizes.tolist() == [1.0, 1.0] * 4 + [2.0] * 4
     assert units.of[units.first].tolist() == list(range(12))
     assert listed.units(grids, (9,)) is units

@@ -36,9 +36,9 @@ PTX = """
 
 
 def test_ptx_is_counted_by_what_moves_computes_and_waits() -> None:
-    found = ptx_facts(PTX)
-    assert set(found) == set(PTX_FACT_NAMES)
-    assert {k: v for k, v in found.items() if k != "instructions"} == {
+    result = ptx_facts(PTX)
+    assert set(result) == set(PTX_FACT_NAMES)
+    assert {k: v for k, v in result.items() if k != "instructions"} == {
         "global_loads": 2,
         "global_load_bytes": 16 + 2,
         "global_stores": 1,
@@ -53,7 +53,7 @@ def test_ptx_is_counted_by_what_moves_computes_and_waits() -> None:
         "atomics": 1,
         "branches": 1,
     }
-    assert found["instructions"] >= 18
+    assert result["instructions"] >= 18
 
 
 def test_usage_takes_the_largest_of_several_functions() -> None:

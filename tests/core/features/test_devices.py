@@ -61,8 +61,8 @@ def test_a_model_that_only_looks_alike_is_unknown(name: str) -> None:
 
 def test_what_the_driver_reports_replaces_the_datasheet() -> None:
     device = Device("NVIDIA A40", multiprocessors=12, l2_bytes=7, shared_memory_bytes=5)
-    found = device_spec(device)
-    assert (found.multiprocessors, found.l2_bytes, found.shared_memory_bytes) == (12, 7, 5)
+    result = device_spec(device)
+    assert (result.multiprocessors, result.l2_bytes, result.shared_memory_bytes) == (12, 7, 5)
 
 
 @pytest.mark.parametrize(

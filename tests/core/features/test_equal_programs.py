@@ -79,22 +79,22 @@ def ptx(kernel: Any, stages: int) -> str:
     signature = {"x": "*fp16", "y": "*fp32", "N": "i32", "B": "constexpr"}
     even = {(place,): [["tt.divisibility", 16]] for place in range(3)}
     source = ASTSource(kernel, signature, {"B": 64}, even)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_stages": stages})
-    return re.sub(r"//.*|\\.loc.*|\\.file.*", "", str(made.asm["ptx"]).split(".section")[0])
+    result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_stages": stages})
+    return re.sub(r"//.*|\\.loc.*|\\.file.*", "", str(result.asm["ptx"]).split(".section")[0])
 
 
-def numbers(found: Callable[[int], TtirFacts | None], stages: Sequence[int] = STAGES) -> list[int]:
+def numbers(value: Callable[[int], TtirFacts | None], stages: Sequence[int] = STAGES) -> list[int]:
     listed = CandidateList.of([Candidate(Config.of({"B": 64}, num_warps=4, num_stages=s)) for s in stages])
-    result: list[int] = program_numbers(listed, found).tolist()
+    result: list[int] = program_numbers(listed, value).tolist()
     return result
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 def test_what_shares_a_number_compiles_to_the_same(kernel: Any) -> None:
     known = facts(kernel)
-    said = numbers(lambda row: known)
+    answer = numbers(lambda row: known)
     texts: dict[int, set[str]] = {}
-    for number, stages in zip(said, STAGES, strict=True):
+    for number, stages in zip(answer, STAGES, strict=True):
         texts.setdefault(number, set()).add(ptx(kernel, stages))
     assert [len(same) for same in texts.values()] == [1] * len(texts)
 

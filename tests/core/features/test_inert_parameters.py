@@ -130,8 +130,8 @@ def _spaced(
     shapes = list(itertools.product((32, 64, 128), (32, 64, 128), (32, 64)))
     x = torch.empty(64, dtype=torch.float16)
     given = [{"BM": m, "BN": n, "BK": k, "EVEN_K": True} for m, n, k in shapes]
-    found = trace_many(matmul, (x, x, x, 4096, 4096, 4096), {}, given)
-    texts = [text for _, text in found if isinstance(text, str)]
+    result = trace_many(matmul, (x, x, x, 4096, 4096, 4096), {}, given)
+    texts = [text for _, text in result if isinstance(text, str)]
     candidates = [
         Candidate(Config.of({**p, "ORDER": g}, num_warps=4)) for p, g in itertools.product(given, ORDERS)
     ]
@@ -172,9 +172,9 @@ def test_where_one_assignment_has_several_grids_nothing_is_merged(spaced: Spaced
     texts = {
         name: text for i, (name, text) in enumerate(problem.ttir.items()) if i % len(ORDERS) == 0 or i < 9
     }
-    found = formula_prior(problem, [*some, *more], grids, texts)
-    assert found.informed
-    assert not found.exact.all()
+    result = formula_prior(problem, [*some, *more], grids, texts)
+    assert result.informed
+    assert not result.exact.all()
 
 
 def test_forests_that_walk_each_distinct_row_once_say_the_same(

@@ -94,9 +94,9 @@ def test_fewer_registers_than_the_accumulator_needs_cost_time() -> None:
 
 def test_blocks_that_share_a_program_share_its_work_and_its_memory() -> None:
     alone, four = candidate(4), candidate(4, num_ctas=4)
-    found = priced("b200", alone, four)
-    assert found.shared_bytes[1] == pytest.approx(found.shared_bytes[0] / 2), (
+    result = priced("b200", alone, four)
+    assert result.shared_bytes[1] == pytest.approx(result.shared_bytes[0] / 2), (
         "2 x 2 blocks read half of each side"
     )
-    assert found.memory_ms[1] == pytest.approx(found.memory_ms[0])
-    assert found.registers[1] < found.registers[0]
+    assert result.memory_ms[1] == pytest.approx(result.memory_ms[0])
+    assert result.registers[1] < result.registers[0]

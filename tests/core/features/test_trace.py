@@ -136,9 +136,9 @@ def rows(d, y, BM: tl.constexpr, BN: tl.constexpr):
 def test_trace_many_yields_in_order_and_names_what_fails() -> None:
     x, y = vector(), vector()
     blocks = [512, 8192, 1000, 1024]
-    found = list(trace_many(copy, (x, y, 1000, 1, None), {}, [{"B": b, "ACT": None} for b in blocks]))
-    assert [key for key, _ in found] == [f"ACT=None,B={b}" for b in blocks]
-    first, large, odd, last = (text for _, text in found)
+    results = list(trace_many(copy, (x, y, 1000, 1, None), {}, [{"B": b, "ACT": None} for b in blocks]))
+    assert [key for key, _ in results] == [f"ACT=None,B={b}" for b in blocks]
+    first, large, odd, last = (text for _, text in results)
     assert isinstance(first, str)
     assert isinstance(last, str)
     assert "1024x" in last

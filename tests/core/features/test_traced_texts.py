@@ -39,8 +39,8 @@ def test_a_compressed_text_is_the_same_text() -> None:
 
 def test_facts_survive_the_way_through_json() -> None:
     grids = [None, (7, 3, 1), (1000, 1, 1)]
-    told = json.loads(json.dumps(encode_facts(TEXT, ARGUMENTS, grids)))
-    assert decode_facts(told) == {grid: cached_facts(TEXT, ARGUMENTS, grid) for grid in grids}
+    data = json.loads(json.dumps(encode_facts(TEXT, ARGUMENTS, grids)))
+    assert decode_facts(data) == {grid: cached_facts(TEXT, ARGUMENTS, grid) for grid in grids}
     assert decode_facts(json.loads(json.dumps(encode_facts("no module", ARGUMENTS, [None])))) == {None: None}
 
 
@@ -100,8 +100,8 @@ def test_candidates_without_texts_have_the_facts_that_their_problem_s_record_kep
     traces = LazyTraces(candidates, None, LaunchFacts(bare, grids))
     for row, candidate in enumerate(candidates):
         text = TEXTS.get(assignment_of(candidate))
-        told = None if text is None else cached_facts(text, ARGUMENTS, grids.get(candidate, problem.grid))
-        assert traces.facts(row) == told
+        data = None if text is None else cached_facts(text, ARGUMENTS, grids.get(candidate, problem.grid))
+        assert traces.facts(row) == data
     assert any(traces.facts(row) for row in range(len(candidates)))
     forgotten = LazyTraces(candidates, None, LaunchFacts(replace(bare, extra={}), grids))
     assert forgotten.facts(0) is None

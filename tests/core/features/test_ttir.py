@@ -145,8 +145,8 @@ def test_multi_result_names() -> None:
     ],
 )
 def test_types(text: str, kind: str, bits: int, shape: tuple[int, ...]) -> None:
-    found = parse_type(text)
-    assert (found.kind, found.bits, found.shape) == (kind, bits, shape)
+    result = parse_type(text)
+    assert (result.kind, result.bits, result.shape) == (kind, bits, shape)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_types(text: str, kind: str, bits: int, shape: tuple[int, ...]) -> None:
     ],
 )
 def test_descriptors_and_block_pointers_load_their_block(text: str) -> None:
-    found = parse_type(text)
-    assert found.kind == "block"
-    assert found.loaded_type() == parse_type("tensor<128x64xf16>")
+    result = parse_type(text)
+    assert result.kind == "block"
+    assert result.loaded_type() == parse_type("tensor<128x64xf16>")
 
 
 LOAD = "%l = tt.load %arg0 : !tt.ptr<f32>"

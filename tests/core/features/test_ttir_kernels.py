@@ -25,15 +25,15 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def described(fn: Any, args: tuple[Any, ...]) -> list[Argument]:
     """Argument records as a recorder would write them."""
-    found = []
+    results = []
     for name, value in zip(fn.arg_names, args, strict=False):
         if isinstance(value, torch.Tensor):
-            found.append(
+            results.append(
                 Argument(name, "tensor", str(value.dtype), tuple(value.shape), tuple(value.stride()), True)
             )
         else:
-            found.append(Argument(name, "none" if value is None else "scalar", value=value))
-    return found
+            results.append(Argument(name, "none" if value is None else "scalar", value=value))
+    return results
 
 
 def measure(fn: Any, args: tuple[Any, ...], config: Mapping[str, Any], grid: tuple[int, ...]) -> TtirFacts:

@@ -92,10 +92,10 @@ def test_a_mask_that_ends_anywhere_parts_neighbours_but_not_their_layout() -> No
 
 
 def test_a_length_that_the_compiler_is_not_told_parts_neighbours_however_even_it_is() -> None:
-    told, untold = (
+    data, untold = (
         read(fn, ((F16, 65536), (F16, 65536), 65536), {"B": 1024}) for fn in (copy, copy_of_any_length)
     )
-    assert asked(told, 1) == (8, 32)
+    assert asked(data, 1) == (8, 32)
     assert asked(untold, 1) == (64, 64 * 4)
 
 

@@ -51,8 +51,8 @@ def test_a_descriptor_takes_its_shape_and_strides() -> None:
         Argument("d", "tensor", "float16", (64, 32), (32, 1)),
         Argument("n", "scalar", value=5),
     ]
-    found = bound(parameters, arguments)
-    assert found == {"%arg1": 64, "%arg2": 32, "%arg3": 32, "%arg4": 1, "%arg5": 5}
+    result = bound(parameters, arguments)
+    assert result == {"%arg1": 64, "%arg2": 32, "%arg3": 32, "%arg4": 1, "%arg5": 5}
     named = parameters.replace("%arg0", "%d").replace("%arg1", "%d.shape.0").replace("%arg3", "%d.stride.0")
     assert bound(named, arguments) == {"%d.shape.0": 64, "%d.stride.0": 32}
 

@@ -208,14 +208,14 @@ def cost(read: TtirFacts, config: Config) -> float:
 
 
 def test_a_lookup_does_not_read_its_whole_table() -> None:
-    found = replace(read(product, dict.fromkeys("abc", torch.float16), TILE), unknown_trips=0)
-    table, grids, configs = FactColumns.of([found]), [(4,)], [Config(num_warps=4)]
-    touched = 4 * (found.load_bytes + found.store_bytes)
+    result = replace(read(product, dict.fromkeys("abc", torch.float16), TILE), unknown_trips=0)
+    table, grids, configs = FactColumns.of([result]), [(4,)], [Config(num_warps=4)]
+    touched = 4 * (result.load_bytes + result.store_bytes)
 
     def floor(unique: float) -> float:
         return float(costs(table, grids, configs, H200, unique).dram_ms[0])
 
     assert floor(1e12) == pytest.approx(floor(touched))
     assert floor(touched / 2) == pytest.approx(floor(touched) / 2)
-    endless = FactColumns.of([replace(found, unknown_trips=1)])
+    endless = FactColumns.of([replace(result, unknown_trips=1)])
     assert costs(endless, grids, configs, H200, 1e12).dram_ms[0] > 10 * floor(1e12)

@@ -119,10 +119,10 @@ def test_draws_come_from_one_belief_or_the_other_as_a_whole() -> None:
 
 def test_only_asked_candidates_are_moved() -> None:
     mute = Said(lambda s: nothing(s) if "BLOCK=16 " in s else favours(128)(s))
-    found = ensemble(mute).forecast(query_of(TABLE))
+    result = ensemble(mute).forecast(query_of(TABLE))
     gone = np.array(["BLOCK=16 " in f"{c.config} " for c in TABLE.by_candidate()])
-    assert np.ptp(found.mean[gone]) < 1e-9
-    assert np.ptp(found.mean[~gone]) > 0.3
+    assert np.ptp(result.mean[gone]) < 1e-9
+    assert np.ptp(result.mean[~gone]) > 0.3
 
 
 def test_relatives_are_seen_through_the_same_belief() -> None:
@@ -160,40 +160,40 @@ def test_without_weight_it_is_the_plain_surrogate() -> None:
 
 
 def test_a_model_without_calibration_is_not_asked_and_that_is_said_once() -> None:
-    said = Said(favours(16))
-    made = ensemble(said, LLMCalibration("said", "forecast-2"))
+    answer = Said(favours(16))
+    value = ensemble(answer, LLMCalibration("said", "forecast-2"))
     with pytest.warns(UserWarning, match="calibrate-llm"):
-        found = made.forecast(query_of(TABLE))
+        result = value.forecast(query_of(TABLE))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made.forecast(query_of(TABLE))
-    equal(found, plain(query_of(TABLE)))
-    assert said.questions == []
-    assert made.version == DefaultSurrogate(AnalyticSurrogate()).version, (
+        value.forecast(query_of(TABLE))
+    equal(result, plain(query_of(TABLE)))
+    assert answer.questions == []
+    assert value.version == DefaultSurrogate(AnalyticSurrogate()).version, (
         "verdicts of the plain surrogate stay its own"
     )
 
 
 @pytest.mark.parametrize("error", [LLMError("no answer"), RuntimeError("CUDA out of memory"), KeyError("x")])
 def test_a_model_that_fails_costs_a_warning_and_nothing_else(error: Exception) -> None:
-    made = ensemble(Said(same, error=error))
+    value = ensemble(Said(same, error=error))
     query = query_of(TABLE, 5)
     with pytest.warns(UserWarning, match="goes on without|go on without"):
-        found = made.forecast(query)
-    equal(found, plain(query))
-    assert isinstance(found.consultation, LLMConsultation)
-    assert "it failed" in found.consultation.trouble
+        result = value.forecast(query)
+    equal(result, plain(query))
+    assert isinstance(result.consultation, LLMConsultation)
+    assert "it failed" in result.consultation.trouble
 
 
 def test_a_model_that_keeps_failing_is_not_asked_any_more() -> None:
-    said = Said(same, error=LLMError("no answer"))
-    made = ensemble(said)
+    answer = Said(same, error=LLMError("no answer"))
+    result = ensemble(answer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(5):
-            made.forecast(query_of(TABLE))
-    assert len(said.questions) == 2
-    assert "failed 2 times in a row" in made.forecast(query_of(TABLE)).reason
+            result.forecast(query_of(TABLE))
+    assert len(answer.questions) == 2
+    assert "failed 2 times in a row" in result.forecast(query_of(TABLE)).reason
 
 
 def test_one_that_cannot_be_loaded_is_contained() -> None:
@@ -201,9 +201,9 @@ def test_one_that_cannot_be_loaded_is_contained() -> None:
         def prepare(self) -> None:
             raise OSError("no such folder")
 
-    made = ensemble(Unloadable(same, cold=True))
+    result = ensemble(Unloadable(same, cold=True))
     with pytest.warns(UserWarning, match="no such folder"):
-        equal(made.forecast(query_of(TABLE)), plain(query_of(TABLE)))
+        equal(result.forecast(query_of(TABLE)), plain(query_of(TABLE)))
 
 
 def test_readiness_that_raises_is_contained() -> None:
@@ -211,34 +211,34 @@ def test_readiness_that_raises_is_contained() -> None:
         def ready(self) -> bool:
             raise RuntimeError("driver gone")
 
-    made = ensemble(Moody(same), patient=False)
+    result = ensemble(Moody(same), patient=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        equal(made.forecast(query_of(TABLE)), plain(query_of(TABLE)))
+        equal(result.forecast(query_of(TABLE)), plain(query_of(TABLE)))
 
 
 def test_what_is_out_of_scope_is_the_plain_forecast_with_a_reason() -> None:
-    made = ensemble(Said(favours(16)))
+    value = ensemble(Said(favours(16)))
     query = query_of(TABLE, 3)
     strange = replace(
         query, problem=replace(query.problem, kernel=replace(query.problem.kernel, language="cuda"))
     )
-    found = made.forecast(strange)
-    equal(found, plain(strange))
-    assert found.consultation is not None
-    assert "calibrated on kernels in triton" in found.consultation.trouble
+    result = value.forecast(strange)
+    equal(result, plain(strange))
+    assert result.consultation is not None
+    assert "calibrated on kernels in triton" in result.consultation.trouble
 
 
 def test_a_closed_gate_asks_nothing_and_says_why() -> None:
-    said = Said(favours(16))
-    made = ensemble(said, gate=lambda s: GateDecision(False, 0.0, 1.0, "six configs are measured sooner"))
-    found = made.forecast(query_of(TABLE))
-    equal(found, plain(query_of(TABLE)))
-    assert found.reason.endswith("language model not asked: six configs are measured sooner")
-    assert found.consultation == LLMConsultation(
+    answer = Said(favours(16))
+    value = ensemble(answer, gate=lambda s: GateDecision(False, 0.0, 1.0, "six configs are measured sooner"))
+    result = value.forecast(query_of(TABLE))
+    equal(result, plain(query_of(TABLE)))
+    assert result.reason.endswith("language model not asked: six configs are measured sooner")
+    assert result.consultation == LLMConsultation(
         "said", FORECAST_VERSION, asked=False, why="six configs are measured sooner"
     )
-    assert said.questions == []
+    assert answer.questions == []
 
 
 def test_the_gate_sees_the_problem_as_it_is() -> None:
@@ -249,8 +249,8 @@ def test_the_gate_sees_the_problem_as_it_is() -> None:
         return GateDecision(False, 0.0, 0.0, "no")
 
     known = Relative(TABLE.problem, TABLE.measurements)
-    made = ensemble(Said(same), gate=gate, patient=False, workers=7)
-    made.forecast(
+    result = ensemble(Said(same), gate=gate, patient=False, workers=7)
+    result.forecast(
         replace(query_of(TABLE, 5), relatives=[replace(known, measurements=TABLE.measurements[:9])])
     )
     (s,) = seen
@@ -268,25 +268,25 @@ def test_the_gate_goes_by_the_latency_that_was_measured() -> None:
         return GateDecision(True, 30.0, 0.0, "yes")
 
     calibration = replace(calibrated(saved=0.07), pace=ModelLatency(answer_s=0.4))
-    made = ensemble(Said(same), calibration, gate=gate, patient=False)
+    result = ensemble(Said(same), calibration, gate=gate, patient=False)
     for _ in range(2):
-        made.forecast(replace(query_of(TABLE), once=True))
+        result.forecast(replace(query_of(TABLE), once=True))
     first, later = seen
     assert (first.saved, first.answer_s) == (0.07, 0.4)
     assert later.answer_s == 0.01, "as its answers have taken in this process"
 
 
 def test_a_guess_in_passing_is_not_asked_about() -> None:
-    said = Said(favours(16))
-    equal(ensemble(said).forecast(replace(query_of(TABLE), provisional=True)), plain(query_of(TABLE)))
-    assert said.questions == []
+    answer = Said(favours(16))
+    equal(ensemble(answer).forecast(replace(query_of(TABLE), provisional=True)), plain(query_of(TABLE)))
+    assert answer.questions == []
 
 
 def test_dense_tables_of_relatives_outdo_a_model() -> None:
-    said = Said(favours(16))
+    answer = Said(favours(16))
     dense = replace(query_of(TABLE), relatives=[Relative(TABLE.problem, tuple(TABLE.measurements))])
-    equal(ensemble(said).forecast(dense), plain(dense))
-    assert said.questions == []
+    equal(ensemble(answer).forecast(dense), plain(dense))
+    assert answer.questions == []
 
 
 # --- decisions ---
@@ -307,9 +307,9 @@ def test_a_decision_says_and_records_what_the_model_did() -> None:
 
 
 def test_a_decision_without_a_clock_waits_for_the_model() -> None:
-    said = Said(favours(64), cold=True)
-    made = ensemble(said, patient=False, gate=lambda s: GateDecision(s.once, 9.0, 9.0, "once"))
-    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=made, mode="deterministic")
+    answer = Said(favours(64), cold=True)
+    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(s.once, 9.0, 9.0, "once"))
+    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=result, mode="deterministic")
     assert dict(decision.chosen.config.kwargs)["BLOCK"] == 64
     assert decision.cost.llm_tokens > 100
     assert "said at weight" in decision.reason

@@ -30,10 +30,10 @@ def consult(model: LLMSurrogate, known: int = 0) -> LLMForecasts:
 
 
 def test_a_model_without_calibration_is_taken_at_its_word() -> None:
-    said = consult(LLMSurrogate(Said(favours(128))))
+    answer = consult(LLMSurrogate(Said(favours(128))))
     _, sd, _ = BINS.moments(np.array([favours(128)("BLOCK=128 ")]))
-    assert said.sd[said.trust.argmax()] == pytest.approx(sd[0])
-    assert said.doubts == ()
+    assert answer.sd[answer.trust.argmax()] == pytest.approx(sd[0])
+    assert answer.doubts == ()
 
 
 def test_the_calibration_corrects_means() -> None:
@@ -74,9 +74,9 @@ def test_what_lies_outside_of_the_calibration_is_not_believed(change: dict[str, 
         Said(favours(64)), replace(calibrated(), scope=replace(calibrated().scope, characters=1200))
     )
     base = AnalyticSurrogate()
-    said = model.consult(strange, base.prior(strange))
-    assert not said.usable
-    assert any(doubt in d for d in said.doubts)
+    answer = model.consult(strange, base.prior(strange))
+    assert not answer.usable
+    assert any(doubt in d for d in answer.doubts)
     assert model.consult(query, base.prior(query)).usable
 
 
@@ -129,6 +129,6 @@ def test_hopeless_candidates_stay_hopeless_although_nobody_asked() -> None:
     query = query_of(TABLE)
     model = LLMSurrogate(Said(favours(64)))
     before = replace(AnalyticSurrogate().prior(query), p_fail=np.where(np.arange(35) == 7, 0.95, 0.01))
-    said = model.consult(query, before)
-    assert said.trust[7] == 0.0
-    assert said.p_fail[7] == 0.95
+    answer = model.consult(query, before)
+    assert answer.trust[7] == 0.0
+    assert answer.p_fail[7] == 0.95

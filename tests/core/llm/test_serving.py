@@ -69,8 +69,8 @@ def test_the_same_settings_share_one_model(server: FaultyServer, tmp_path: Path)
 def test_a_model_that_is_named_wrongly_costs_a_warning(text: str, tmp_path: Path) -> None:
     """And every decision says why the model was not asked."""
     with pytest.warns(UserWarning, match="FORECAST_AUTOTUNE_LLM"):
-        found = surrogate_for(Settings(llm=text, cache_dir=tmp_path / text.replace("/", "_")))
-    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=found)
+        result = surrogate_for(Settings(llm=text, cache_dir=tmp_path / text.replace("/", "_")))
+    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=result)
     assert decision.llm is not None
     assert not decision.llm.asked
     assert "language model not asked: " in decision.reason
@@ -81,9 +81,9 @@ def test_a_damaged_calibration_costs_a_warning(server: FaultyServer, tmp_path: P
     path.parent.mkdir(parents=True)
     path.write_text("{")
     with pytest.warns(UserWarning, match="calibrate-llm"):
-        found = surrogate_for(settings(server, tmp_path))
-    assert found.version == default_surrogate(None).version
-    part = found.forecast(query_of(TABLE)).consultation
+        result = surrogate_for(settings(server, tmp_path))
+    assert result.version == default_surrogate(None).version
+    part = result.forecast(query_of(TABLE)).consultation
     assert part is not None
     assert "calibrate-llm" in part.why
 
@@ -92,8 +92,8 @@ def test_a_calibration_beside_the_adapter_comes_first(tmp_path: Path) -> None:
     adapter, weights = tmp_path / "adapter", tmp_path / "model"
     adapter.mkdir()
     weights.mkdir()
-    found = calibration_paths(f"transformers:{weights}?adapter={adapter}", "name", tmp_path)
-    assert found == [adapter / FILE, weights / FILE, calibration_path("name", tmp_path)]
+    result = calibration_paths(f"transformers:{weights}?adapter={adapter}", "name", tmp_path)
+    assert result == [adapter / FILE, weights / FILE, calibration_path("name", tmp_path)]
     assert calibration_paths("transformers:hub/name", "name", tmp_path) == [
         calibration_path("name", tmp_path)
     ]
@@ -113,17 +113,17 @@ def test_a_server_that_stalls_does_not_change_the_decision(tmp_path: Path) -> No
     with FaultyServer(lambda path, body: stall) as server:
         vouched(server, tmp_path)
         plain = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=default_surrogate(None))
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as answer:
             warnings.simplefilter("always")
-            found = decide(
+            result = decide(
                 Store(None),
                 Bench(TABLE),
                 table=TABLE,
                 surrogate=surrogate_for(settings(server, tmp_path, llm_timeout_s=0.2)),
             )
     assert server.requests
-    assert (found.chosen, found.measured) == (plain.chosen, plain.measured)
-    assert len([w for w in said if "language model" in str(w.message)]) <= 1
+    assert (result.chosen, result.measured) == (plain.chosen, plain.measured)
+    assert len([w for w in answer if "language model" in str(w.message)]) <= 1
 
 
 def test_surrogates_load_no_torch() -> None:
@@ -189,10 +189,10 @@ def test_calibrating_a_model_that_knows_nothing_gives_it_no_weight(
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
     answers = tmp_path / "answers.jsonl"
     command = ("train", "calibrate-llm", tables, "--llm", spec(server), "--answers", str(answers))
-    status, found, _ = run(*command, capsys=capsys)
+    status, result, _ = run(*command, capsys=capsys)
     assert status == 0
-    assert found["about"]["families"] == ["activation", "norm", "softmax", "transpose"]
-    assert read(Path(found["path"])).weight.mean < 0.2
+    assert result["about"]["families"] == ["activation", "norm", "softmax", "transpose"]
+    assert read(Path(result["path"])).weight.mean < 0.2
     asked = len(server.requests)
     assert asked > 0
     assert len(answers.read_text().splitlines()) == 4
@@ -210,13 +210,13 @@ def test_an_evaluation_has_the_model_beside_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
-    status, found, _ = run(
+    status, result, _ = run(
         "eval", tables, "--methods", "analytic", "--llm", spec(server), "--seeds", "1",
         "--leave-out", "family", "--subject", "learned+llm", capsys=capsys,
     )  # fmt: skip
     assert status == 0
-    assert list(found["methods"]) == ["analytic", "llm", "learned+llm"]
-    assert found["methods"]["learned+llm"]["figures"]["static.top1"]["value"] >= 0.0
+    assert list(result["methods"]) == ["analytic", "llm", "learned+llm"]
+    assert result["methods"]["learned+llm"]["figures"]["static.top1"]["value"] >= 0.0
 
 
 def test_a_replay_asks_only_where_the_gate_is_open(

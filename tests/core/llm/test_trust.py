@@ -24,15 +24,15 @@ PLAIN = DefaultSurrogate(AnalyticSurrogate())
 UNCALIBRATED = LLMCalibration("said", FORECAST_VERSION)
 
 
-def forced(said: Said, calibration: LLMCalibration = UNCALIBRATED, stated: float | None = None) -> Decision:
+def forced(answer: Said, calibration: LLMCalibration = UNCALIBRATED, stated: float | None = None) -> Decision:
     trusted, gate = forced_trust(calibration, stated)
-    return decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(said, trusted, gate=gate))
+    return decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(answer, trusted, gate=gate))
 
 
 def test_a_model_that_must_be_asked_is_heard_without_a_calibration_and_that_is_said() -> None:
-    said = Said(favours(64))
-    decision = forced(said)
-    assert len(said.questions) == 1
+    answer = Said(favours(64))
+    decision = forced(answer)
+    assert len(answer.questions) == 1
     assert "FORECAST_AUTOTUNE_LLM_TRUST=always; not calibrated: default weight 0.5" in decision.reason
     assert decision.llm is not None
     assert decision.llm.asked

@@ -112,11 +112,11 @@ def open_gate(situation: GateInputs) -> GateDecision:
     return GateDecision(True, 1e6, 0.0, "always")
 
 
-def ensemble(said: Said, calibration: LLMCalibration | None = None, **options: Any) -> EnsembleSurrogate:
+def ensemble(answer: Said, calibration: LLMCalibration | None = None, **options: Any) -> EnsembleSurrogate:
     plain = DefaultSurrogate(AnalyticSurrogate())
     given = {"patient": True, "gate": open_gate, **options}
     timeout_s = given.pop("timeout_s", 30.0)
-    model = LLMSurrogate(said, calibration or calibrated(), timeout_s=timeout_s)
+    model = LLMSurrogate(answer, calibration or calibrated(), timeout_s=timeout_s)
     return EnsembleSurrogate(plain, model, **given)
 
 

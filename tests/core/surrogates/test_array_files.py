@@ -25,11 +25,11 @@ ARRAYS: dict[str, npt.NDArray[Any]] = {
 def test_arrays_are_what_was_saved(tmp_path: Path, save: Callable[..., None]) -> None:
     path = tmp_path / "arrays.npz"
     save(path, **ARRAYS)
-    found = read_arrays(path)
-    assert found.keys() == ARRAYS.keys()
+    result = read_arrays(path)
+    assert result.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert result[name].dtype == array.dtype
+        np.testing.assert_array_equal(result[name], array)
 
 
 def test_what_holds_no_plain_arrays_is_refused(tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ def test_the_group_follows_the_device_first_and_then_the_ir() -> None:
     )
     assert calibration_group(STRANGE, True, LONG_LIST, "near") == UNKNOWN
     near, far = FAMILIARITY_BOUNDS
-    found = [
+    results = [
         calibration_group(H200, True, LONG_LIST, "none", d) for d in (0.0, near, (near + far) / 2, far, 99.0)
     ]
-    assert found == [FAMILIAR, INFORMED, INFORMED, calibration.STRANGE, calibration.STRANGE]
+    assert results == [FAMILIAR, INFORMED, INFORMED, calibration.STRANGE, calibration.STRANGE]
     assert calibration_group(H200, True, LONG_LIST, "near", 99.0) == RELATED, "its own measurements say more"
     assert calibration_group(H200, True, LONG_LIST - 1, "none", 99.0) == FEW
     assert calibration_group(H200, False, LONG_LIST, "none", 0.0) == UNINFORMED
@@ -209,9 +209,9 @@ def test_a_measurement_of_any_source_makes_intervals_those_of_a_known_level() ->
     curves = SurrogateCalibration({INFORMED: replace(GROUP, risk=risk, intervals=wide)})
     names = [Candidate(Config.of({"N": n}), f"source {n % 3}") for n in range(9)]
     plain = Forecasts(names, np.zeros(9), np.ones(9), np.zeros(9))
-    found = [curves.apply_to(plain, INFORMED, own) for own in (0, 1, 2, 3, 12)]
-    assert [f.interval_factors[0] for f in found] == [9.0, 1.0, 1.0, 1.0, 2.0]
-    assert [f.calibrate_risk(1.0) for f in found] == [0.9, 0.9, 0.9, 0.8, 0.7], "risks go by source"
+    results = [curves.apply_to(plain, INFORMED, own) for own in (0, 1, 2, 3, 12)]
+    assert [f.interval_factors[0] for f in results] == [9.0, 1.0, 1.0, 1.0, 2.0]
+    assert [f.calibrate_risk(1.0) for f in results] == [0.9, 0.9, 0.9, 0.8, 0.7], "risks go by source"
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -267,14 +267,14 @@ def test_intervals_cover_what_they_promise() -> None:
     )
     n = 4000
     names = query_of(example_table()).candidates
-    made = Forecasts(
+    result = Forecasts(
         [names[0]] * n,
         np.full(n, 2.0),
         np.full(n, 0.5),
         np.zeros(n),
         interval_factors=(1.0,) * len(INTERVAL_LEVELS),
     )
-    honest = replace(made, interval_factors=factors)
+    honest = replace(result, interval_factors=factors)
     truth = 2.0 + 0.5 * errors[4000:]
     for level in INTERVAL_LEVELS:
         low, high = honest.interval(level)
@@ -286,7 +286,7 @@ def test_intervals_cover_what_they_promise() -> None:
     np.testing.assert_allclose(
         [one.quantiles[1], one.quantiles[3]], [honest.interval(0.5)[0][0], honest.interval(0.5)[1][0]]
     )
-    assert one.spread > made[0].spread == pytest.approx(0.5)
+    assert one.spread > result[0].spread == pytest.approx(0.5)
     assert one.point == 2.0
 
 

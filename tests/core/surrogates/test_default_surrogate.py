@@ -96,8 +96,8 @@ def test_a_model_that_cannot_be_read_costs_a_warning_and_nothing_else(tmp_path: 
     path = tmp_path / "broken.npz"
     path.write_bytes(text)
     with pytest.warns(UserWarning, match="using the shipped model"):
-        found = default_surrogate(path)
-    assert found.version == default_surrogate().version
+        result = default_surrogate(path)
+    assert result.version == default_surrogate().version
 
 
 def test_the_shipped_model_is_read_when_it_is_needed() -> None:
@@ -117,8 +117,8 @@ def test_what_is_remembered_of_relatives_changes_no_forecast() -> None:
     assert model is not None
     asked = DefaultSurrogate(LearnedSurrogate(model))
     half = second.measurements[: len(second.measurements) // 2]
-    for told in ([second], [second], [second, third], [replace(second, measurements=half), third], [third]):
-        relatives = tuple(Relative(t.problem, tuple(t.measurements)) for t in told)
+    for data in ([second], [second], [second, third], [replace(second, measurements=half), third], [third]):
+        relatives = tuple(Relative(t.problem, tuple(t.measurements)) for t in data)
         query = replace(query_of(first), relatives=relatives)
         afresh = DefaultSurrogate(LearnedSurrogate(model))
         assert np.array_equal(asked.forecast(query).mean, afresh.forecast(query).mean)

@@ -12,14 +12,14 @@ from forecast_autotune.surrogates.learned import shipped_model
 
 def followed(forest: Forest, row: npt.NDArray[np.float32]) -> list[int]:
     """The leaf of each tree, one node at a time."""
-    found = []
+    results = []
     for root in forest.roots.tolist():
         node = root
         while forest.feature[node] >= 0:
             above = row[forest.feature[node]] > forest.threshold[node]
             node = int(forest.right[node] if above else forest.left[node])
-        found.append(node)
-    return found
+        results.append(node)
+    return results
 
 
 @pytest.mark.parametrize("rows", [1, 5, 200, 1200])

@@ -33,26 +33,26 @@ def asked(
 ) -> tuple[Forecasts, dict[str, float]]:
     """Forecasts, and the mean of each source's."""
     query = Query(PROBLEM, CANDIDATES, measured=measured, judgements=judgements)
-    found = judged_forecasts(AnalyticSurrogate(), query)
+    result = judged_forecasts(AnalyticSurrogate(), query)
     names = np.array([c.variant for c in CANDIDATES])
-    return found, {v: float(found.mean[names == v].mean()) for v in VARIANTS}
+    return result, {v: float(result.mean[names == v].mean()) for v in VARIANTS}
 
 
 def test_all_configs_of_a_source_that_is_judged_faster_move_together() -> None:
-    found, level = asked(FASTER)
+    result, level = asked(FASTER)
     assert level["base"] - level["one"] == pytest.approx(JudgementWeights().judged * 0.5)
     assert level["two"] == pytest.approx(level["base"])
-    assert np.ptp(found.mean[4:8]) == pytest.approx(0.0)
-    assert "1 sources judged" in found.reason
+    assert np.ptp(result.mean[4:8]) == pytest.approx(0.0)
+    assert "1 sources judged" in result.reason
 
 
 def test_what_was_not_judged_is_forecast_as_ever() -> None:
     query = Query(PROBLEM, CANDIDATES, measured=(timed(CANDIDATES[0], 1.0), timed(CANDIDATES[5], 0.7)))
     plain = AnalyticSurrogate().forecast(query)
     for judgements in ({}, {"another": SourceJudgement(-1.0, 0.1)}):
-        found = judged_forecasts(AnalyticSurrogate(), Query(**{**vars(query), "judgements": judgements}))
-        assert np.array_equal(found.mean, plain.mean)
-        assert np.array_equal(found.sd, plain.sd)
+        result = judged_forecasts(AnalyticSurrogate(), Query(**{**vars(query), "judgements": judgements}))
+        assert np.array_equal(result.mean, plain.mean)
+        assert np.array_equal(result.sd, plain.sd)
 
 
 def test_one_slow_config_takes_the_whole_source_back() -> None:
@@ -73,8 +73,8 @@ def test_who_is_sure_is_followed_longer() -> None:
 
 
 def test_the_default_surrogate_follows_judgements() -> None:
-    found = DefaultSurrogate().forecast(Query(PROBLEM, CANDIDATES, judgements=FASTER))
-    assert int(np.argmin(found.mean)) in range(4, 8)
+    result = DefaultSurrogate().forecast(Query(PROBLEM, CANDIDATES, judgements=FASTER))
+    assert int(np.argmin(result.mean)) in range(4, 8)
 
 
 @pytest.mark.parametrize("figures", [(float("nan"), 0.1, 0.0), (0.0, 0.0, 0.0), (0.0, 0.1, 1.5)])

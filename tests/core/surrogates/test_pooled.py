@@ -137,18 +137,18 @@ def test_a_relative_that_grows_is_read_again() -> None:
 def test_threads_do_not_share_what_they_ask() -> None:
     surrogate = PooledSurrogate()
     queries = [asked([relative(f"GPU {i}", curve(b)) for i in (1, 2)]) for b in range(12)]
-    found: dict[int, list[int]] = {b: [] for b in range(12)}
+    results: dict[int, list[int]] = {b: [] for b in range(12)}
 
     def ask(b: int) -> None:
         for _ in range(5):
-            found[b].append(int(surrogate.forecast(queries[b]).order()[0]))
+            results[b].append(int(surrogate.forecast(queries[b]).order()[0]))
 
     threads = [threading.Thread(target=ask, args=(b,)) for b in range(12)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert found == {b: [near(b)] * 5 for b in range(12)}
+    assert results == {b: [near(b)] * 5 for b in range(12)}
 
 
 def test_p_within_of_a_large_space_is_told_of_the_most_promising() -> None:

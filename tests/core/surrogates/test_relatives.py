@@ -45,13 +45,13 @@ def relative(
     fastest_ms: float = 1.0,
 ) -> Relative:
     """A table over the candidates: None failed; a mapping leaves out what it does not name."""
-    found = slowdowns if isinstance(slowdowns, Mapping) else dict(enumerate(slowdowns))
+    result = slowdowns if isinstance(slowdowns, Mapping) else dict(enumerate(slowdowns))
     p = problem(Device(device, backend))
     rows = [
         Measurement(p.id, NAMES[i], Outcome.RUNTIME_ERROR)
         if x is None
         else Measurement(p.id, NAMES[i], Outcome.OK, fastest_ms * 2.0**x)
-        for i, x in found.items()
+        for i, x in result.items()
     ]
     return Relative(p, rows)
 
@@ -67,16 +67,16 @@ def test_the_level_of_a_relative_does_not_matter() -> None:
 
 def test_the_mean_is_weighted_by_the_likeness_of_the_devices() -> None:
     other = tuple(reversed(CURVE))
-    found = pool_relatives(
+    result = pool_relatives(
         problem(), NAMES, [relative(CURVE, "GPU 1"), relative(other, "GPU 2", backend="hip")]
     )
-    assert found is not None
-    near, far = found.weights
+    assert result is not None
+    near, far = result.weights
     assert near > 0.8
     assert near + far == pytest.approx(1.0)
     shifted = np.array(other) - min(other)
-    np.testing.assert_allclose(found.mean, near * np.array(CURVE) + far * shifted)
-    assert found.columns.shape == (6, 2)
+    np.testing.assert_allclose(result.mean, near * np.array(CURVE) + far * shifted)
+    assert result.columns.shape == (6, 2)
 
 
 def test_relatives_that_tried_too_little_are_left_to_others() -> None:
@@ -84,25 +84,25 @@ def test_relatives_that_tried_too_little_are_left_to_others() -> None:
     assert pool_relatives(problem(), NAMES, []) is None
     assert pool_relatives(problem(), NAMES, [relative(dict.fromkeys(range(few), 0.5))]) is None
     assert pool_relatives(problem(), NAMES, [relative([None] * 5 + [0.0])]) is None
-    found = pool_relatives(
+    result = pool_relatives(
         problem(), NAMES, [relative(CURVE), relative(dict.fromkeys(range(few), 0.5), "GPU 2")]
     )
-    assert found is not None
-    assert len(found.weights) == 1
+    assert result is not None
+    assert len(result.weights) == 1
 
 
 def test_support_failures_and_disagreement_are_told_per_config() -> None:
     first = relative((0.0, 0.5, 1.0, None, 0.3, None), "GPU 1")
     second = relative({0: 0.0, 1: 1.1, 2: 1.0, 3: 0.7, 5: None}, "GPU 2")
-    found = pool_relatives(problem(), NAMES, [first, second])
-    assert found is not None
-    np.testing.assert_allclose(found.support, [1, 1, 1, 0.5, 0.5, 0])
-    np.testing.assert_allclose(found.failed, [0, 0, 0, 0.5, 0, 1])
-    np.testing.assert_allclose(found.spread, [0, 0.3, 0, 0, 0, 0], atol=1e-9)
+    result = pool_relatives(problem(), NAMES, [first, second])
+    assert result is not None
+    np.testing.assert_allclose(result.support, [1, 1, 1, 0.5, 0.5, 0])
+    np.testing.assert_allclose(result.failed, [0, 0, 0, 0.5, 0, 1])
+    np.testing.assert_allclose(result.spread, [0, 0.3, 0, 0, 0, 0], atol=1e-9)
     # Nobody ran the last: slow, but not the slowest of all.
-    ran = found.mean[:5]
-    assert np.median(ran) < found.mean[5] <= ran.max()
-    assert np.isfinite(found.columns).all()
+    ran = result.mean[:5]
+    assert np.median(ran) < result.mean[5] <= ran.max()
+    assert np.isfinite(result.columns).all()
 
 
 def test_relatives_that_agree_are_trusted() -> None:
@@ -117,12 +117,12 @@ def test_relatives_that_agree_are_trusted() -> None:
 
 def test_relatives_that_contradict_each_other_are_not() -> None:
     rising, falling = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9), (0.9, 0.8, 0.6, 0.4, 0.2, 0.0)
-    found = pool_relatives(problem(), NAMES, [relative(rising, "GPU 1"), relative(falling, "GPU 2")])
-    assert found is not None
-    assert found.agreement == 0.0
-    assert found.error > 0.4
-    np.testing.assert_array_equal(found.tries, [6, 6])
-    risks = [found.miss_probability(count) for count in (1, 5, 6)]
+    result = pool_relatives(problem(), NAMES, [relative(rising, "GPU 1"), relative(falling, "GPU 2")])
+    assert result is not None
+    assert result.agreement == 0.0
+    assert result.error > 0.4
+    np.testing.assert_array_equal(result.tries, [6, 6])
+    risks = [result.miss_probability(count) for count in (1, 5, 6)]
     assert risks[0] == risks[1] > 0.8
     assert risks[2] < 0.2
 

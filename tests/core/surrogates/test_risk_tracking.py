@@ -81,8 +81,8 @@ def test_audits_of_a_share_find_the_true_rate() -> None:
     """A winner among the trusted is in an audit of 30 % with that probability."""
     generator = np.random.default_rng(1)
     happened, audited = generator.random(6000) < 0.3, generator.random(6000) < 0.3
-    found = [verdict(0.1, bool(a and b), 0.3) for a, b in zip(happened, audited, strict=True)]
-    curve = fit_correction(found)
+    results = [verdict(0.1, bool(a and b), 0.3) for a, b in zip(happened, audited, strict=True)]
+    curve = fit_correction(results)
     assert curve is not None
     assert curve(0.1) == pytest.approx(0.3, abs=0.04)
 
@@ -132,19 +132,19 @@ def test_a_second_exhaustive_tuning_refutes_a_wrong_decision() -> None:
     assert first.surrogate == "told/1"
     assert first.shipped_risk == first.stated_risk < 0.05
     second = decide(store, Bench(TABLE), surrogate=cocksure(False), mode="exhaustive")
-    (found,) = second.verdicts
+    (result,) = second.verdicts
     assert second.chosen == BEST
-    assert found == RiskVerdict("told/1", first.stated_risk, first.stated_risk, True, 1.0)
-    assert store.verdicts(TABLE.problem) == [found]
+    assert result == RiskVerdict("told/1", first.stated_risk, first.stated_risk, True, 1.0)
+    assert store.verdicts(TABLE.problem) == [result]
 
 
 def test_an_audit_is_a_verdict_on_the_plan_that_accepted() -> None:
     store = Store(None)
     decision = decide(store, Bench(TABLE), surrogate=cocksure(True), audit=0.5)
-    (found,) = decision.verdicts
-    assert not found.beaten
-    assert found.share == pytest.approx((decision.measured - 3) / 12)
-    assert 0.0 < found.share < 1.0
+    (result,) = decision.verdicts
+    assert not result.beaten
+    assert result.share == pytest.approx((decision.measured - 3) / 12)
+    assert 0.0 < result.share < 1.0
 
 
 def test_another_list_of_candidates_gives_no_verdict() -> None:
@@ -202,11 +202,11 @@ def test_a_stored_decision_asks_for_no_experience() -> None:
 
 
 def test_verdicts_survive_json_and_old_decisions_have_none() -> None:
-    made = replace(
+    result = replace(
         decided(problem()), surrogate="a/1", shipped_risk=0.04, verdicts=(verdict(0.3, True, 0.5),)
     )
-    data = json.loads(json.dumps(made.to_json()))
-    assert Decision.from_json(data) == made
+    data = json.loads(json.dumps(result.to_json()))
+    assert Decision.from_json(data) == result
     for name in ("verdicts", "shipped_risk", "surrogate"):
         del data[name]
     old = Decision.from_json(data)

@@ -93,8 +93,8 @@ def products() -> Query:
     shapes = [(m, n, 64) for m in (32, 64, 128) for n in (64, 256)]
     assignments = [{"BM": m, "BN": n, "BK": k, "EVEN_K": True} for m, n, k in shapes]
     x = torch.empty(64, dtype=torch.float16)
-    found = trace_many(matmul, (x, x, x, 4096, 4096, 4096), {}, assignments)
-    texts = {key: text for key, text in found if isinstance(text, str)}
+    result = trace_many(matmul, (x, x, x, 4096, 4096, 4096), {}, assignments)
+    texts = {key: text for key, text in result if isinstance(text, str)}
     assert len(texts) == len(assignments)
     device = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048)
     sizes = [Argument(name, "scalar", "i32", value=4096) for name in "MNK"]
@@ -285,10 +285,10 @@ def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:
         for own in range(3):
             asked = replace(query, relatives=relatives, measured=rows[:own])
             surrogate.read = 0
-            found, fresh = surrogate.answer(asked, before), AnalyticSurrogate().answer(asked, before)
+            result, fresh = surrogate.answer(asked, before), AnalyticSurrogate().answer(asked, before)
             assert surrogate.read == (reads if not own else 0)
-            np.testing.assert_array_equal(found.mean, fresh.mean)
-            np.testing.assert_array_equal(found.sd, fresh.sd)
+            np.testing.assert_array_equal(result.mean, fresh.mean)
+            np.testing.assert_array_equal(result.sd, fresh.sd)
     growing = list(rows[:4])
     asked = replace(query, relatives=[Relative(near.problem, growing)])
     surrogate.answer(asked, before)

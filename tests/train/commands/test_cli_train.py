@@ -34,11 +34,11 @@ def test_a_model_is_fitted_and_told_about(few: str, tmp_path: Path, capsys: Capt
     out = tmp_path / "mine.npz"
     assert main(["train", "surrogate", few, "--out", str(out), "--trees", "8", "--json"]) == 0
     captured = capsys.readouterr()
-    told = json.loads(captured.out)
+    data = json.loads(captured.out)
     assert captured.err == "fitting ...\n"
-    assert told["path"] == str(out)
-    assert told["bytes"] == out.stat().st_size
-    assert (told["problems"], told["kernels"]) == (4, 2)
+    assert data["path"] == str(out)
+    assert data["bytes"] == out.stat().st_size
+    assert (data["problems"], data["kernels"]) == (4, 2)
     assert len(LearnedModel.load(out).kin.roots) == 8
 
 

@@ -20,9 +20,9 @@ from tests.train.surrogate.test_surrogate_online import upside_down
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> Any:
     """stdout as JSON, or stderr where the command is to fail."""
-    found = main([*arguments, "--json"] if status == 0 else list(arguments))
+    result = main([*arguments, "--json"] if status == 0 else list(arguments))
     captured = capsys.readouterr()
-    assert found == status, captured.err
+    assert result == status, captured.err
     return json.loads(captured.out) if status == 0 else captured.err
 
 
@@ -31,17 +31,17 @@ def test_data_writes_three_sides_and_a_card(tmp_path: Path, capsys: pytest.Captu
     out, few = tmp_path / "set", tmp_path / "few.jsonl"
     write_tables(few, load(shipped_tables())[::3])  # one problem of each kernel
     asked = [str(few), "--out", str(out), "--moments", "2", "--most", "12", "--per-bin", "15"]
-    found = said(capsys, "train", "data", *asked)
+    result = said(capsys, "train", "data", *asked)
     assert sorted(p.name for p in out.iterdir()) == [
         "README.md", "test.parquet", "train.parquet", "validation.parquet",
     ]  # fmt: skip
     for side in ("train", "validation", "test"):
         rows = sum(len(e.candidates) for e in read_examples(out / f"{side}.parquet"))
-        assert rows == found["sides"][side]["rows"] > 0
-    assert max(found["sides"]["train"]["labels"].values()) == 15
-    families = [set(found["sides"][side]["families"]) for side in found["sides"]]
+        assert rows == result["sides"][side]["rows"] > 0
+    assert max(result["sides"]["train"]["labels"].values()) == 15
+    families = [set(result["sides"][side]["families"]) for side in result["sides"]]
     assert not families[0] & families[1] | families[0] & families[2] | families[1] & families[2]
-    assert said(capsys, "train", "data", *asked) == found
+    assert said(capsys, "train", "data", *asked) == result
 
 
 @pytest.mark.slow
@@ -50,8 +50,8 @@ def test_data_takes_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said(capsys, "import", *map(str, shipped_tables()), *store)
     out = str(tmp_path / "set")
     asked = ["--from-store", "--out", out, "--moments", "1", "--most", "4", "--guess", "formula", *store]
-    found = said(capsys, "train", "data", *asked)
-    assert sum(side["problems"] for side in found["sides"].values()) == len(load(shipped_tables()))
+    result = said(capsys, "train", "data", *asked)
+    assert sum(side["problems"] for side in result["sides"].values()) == len(load(shipped_tables()))
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_runs_without_a_file_or_with_a_wrong_one_are_told(
 
 
 def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, "train", "export", str(tmp_path), "--out", str(tmp_path / "out"), status=1)
-    assert "no finished run" in told
+    data = said(capsys, "train", "export", str(tmp_path), "--out", str(tmp_path / "out"), status=1)
+    assert "no finished run" in data
     run = tmp_path / "run"
     (run / "trained").mkdir(parents=True)
     (run / "trained" / "model.safetensors").write_bytes(b"weights")
     write_json(run / "run.json", {"steps": 1, "settings": {"model": "m"}, "versions": {}, "log": []})
-    found = said(capsys, "train", "export", str(run), "--out", str(tmp_path / "out"))
-    assert found["files"]["model.safetensors"] == 7
+    result = said(capsys, "train", "export", str(run), "--out", str(tmp_path / "out"))
+    assert result["files"]["model.safetensors"] == 7
 
 
 def test_traces_are_thinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,12 +100,12 @@ def test_traces_are_thinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ]
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = said(capsys, "train", "traces", str(path), "--out", str(tmp_path / "chats.jsonl"))
-    assert (found["traces"], found["of"]) == (1, 3)
+    result = said(capsys, "train", "traces", str(path), "--out", str(tmp_path / "chats.jsonl"))
+    assert (result["traces"], result["of"]) == (1, 3)
     assert "short" in (tmp_path / "chats.jsonl").read_text()
     path.write_text(json.dumps(lines[2]) + "\n")
-    told = said(capsys, "train", "traces", str(path), "--out", str(tmp_path / "none.jsonl"), status=1)
-    assert "none of 1 traces is correct" in told
+    data = said(capsys, "train", "traces", str(path), "--out", str(tmp_path / "none.jsonl"), status=1)
+    assert "none of 1 traces is correct" in data
 
 
 @pytest.mark.slow
@@ -121,9 +121,9 @@ def test_online_refreshes_when_due_and_can_be_rolled_back(
     few = FitSettings(trees=4, rounds=30, rate=0.2, jobs=1)
     fit_model([upside_down(t) for t in tables], recipe=few).save(path)
     before = path.read_bytes()
-    found = said(capsys, *online)
-    assert found["kept"]
-    assert found["after"]["tenth"] <= found["before"]["tenth"] + 0.02
+    result = said(capsys, *online)
+    assert result["kept"]
+    assert result["after"]["tenth"] <= result["before"]["tenth"] + 0.02
     assert LearnedModel.load(path).about is not None
     assert said(capsys, *online)["reason"] == "not due"
     assert said(capsys, *online, "--roll-back")["rolled_back"]

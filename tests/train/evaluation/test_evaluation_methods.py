@@ -25,8 +25,8 @@ def other_shape(seed: int = 1, size: int = 8192) -> Table:
     table = example_table(seed=seed)
     p = table.problem
     arguments = (replace(p.arguments[0], shape=(size, size)), replace(p.arguments[1], value=size))
-    made = Problem.of(p.kernel, arguments, p.device, key=(str(size),))
-    return Table(made, [replace(m, problem=made.id) for m in table.measurements])
+    result = Problem.of(p.kernel, arguments, p.device, key=(str(size),))
+    return Table(result, [replace(m, problem=result.id) for m in table.measurements])
 
 
 class TestRandom(SurrogateContract):

@@ -35,9 +35,11 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def named(name: str, seed: int) -> Table:
     table = example_table(sizes=(16, 32, 64, 128), warps=(2, 4, 8), seed=seed)
     p = table.problem
-    made = Problem.of(Kernel(name, source=f"def {name}(): return {seed}"), p.arguments, p.device, key=(name,))
-    made = replace(made, extra={"label": f"{name}/{seed}"})
-    return Table(made, [replace(m, problem=made.id) for m in table.measurements])
+    result = Problem.of(
+        Kernel(name, source=f"def {name}(): return {seed}"), p.arguments, p.device, key=(name,)
+    )
+    result = replace(result, extra={"label": f"{name}/{seed}"})
+    return Table(result, [replace(m, problem=result.id) for m in table.measurements])
 
 
 @pytest.fixture(scope="module")

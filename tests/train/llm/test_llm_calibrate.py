@@ -91,9 +91,9 @@ def test_an_honest_model_is_followed_and_the_more_the_less_it_errs(
 @pytest.mark.parametrize("character", ["liar", "blind"])
 def test_a_model_that_lies_or_knows_nothing_gets_no_weight(tables: list[Table], character: str) -> None:
     """Also not for agreeing with nobody: one that says the same of all would flatten every forecast."""
-    found = fit_calibration(heard(tables, character=character))
-    assert not found.skilled
-    assert found.weight == BlendWeight()
+    result = fit_calibration(heard(tables, character=character))
+    assert not result.skilled
+    assert result.weight == BlendWeight()
 
 
 def test_a_model_that_guesses_is_rarely_followed(tables: list[Table]) -> None:
@@ -134,10 +134,10 @@ def test_a_correction_never_turns_an_order_around() -> None:
 
 
 def test_the_scope_is_what_was_heard(honest: list[ModelAnswers]) -> None:
-    found = fit_calibration(honest)
-    assert found.scope.devices == tuple({h.device for h in honest})
-    assert found.scope.characters == max(h.characters for h in honest)
-    assert found.about["kernels"] == 6
+    result = fit_calibration(honest)
+    assert result.scope.devices == tuple({h.device for h in honest})
+    assert result.scope.characters == max(h.characters for h in honest)
+    assert result.about["kernels"] == 6
 
 
 def test_fewer_than_three_families_are_refused(honest: list[ModelAnswers]) -> None:
@@ -153,7 +153,7 @@ def evidence(
 ) -> list[StackingEvidence]:
     """Problems of 40 candidates whose learned forecast errs by 0.3 and whose model knows a share of that error."""
     generator = np.random.default_rng(seed)
-    found = []
+    results = []
     for number in range(families * each):
         believed = np.sort(generator.uniform(0.0, 1.2, 40))
         error = 0.3 * generator.standard_normal(40)
@@ -161,8 +161,8 @@ def evidence(
         weight = 2.0 ** -(believed + error - (believed + error).min())
         weight /= weight.sum()
         centred = [v - weight @ v for v in (believed, error, gap)]
-        found.append(StackingEvidence(f"f{number % families}", *centred, weight))
-    return found
+        results.append(StackingEvidence(f"f{number % families}", *centred, weight))
+    return results
 
 
 def test_what_gains_no_more_than_rounding_is_not_followed() -> None:
@@ -206,13 +206,13 @@ def test_a_question_is_the_one_that_an_ensemble_asks(tables: list[Table]) -> Non
 
     collect_answers([table, *tables[2:4]], spy := Spy(tables), learn=formula)
     cal = LLMCalibration("x", "forecast-2", weight=BlendWeight(0.5, 0.3))
-    made = EnsembleSurrogate(
+    result = EnsembleSurrogate(
         DefaultSurrogate(AnalyticSurrogate()),
         LLMSurrogate(spy, cal),
         patient=True,
         gate=always_ask,
     )
-    made.forecast(query_of(table))
+    result.forecast(query_of(table))
     assert asked[-1] in asked[:3]
 
 
@@ -262,17 +262,17 @@ def test_savings_are_measurements_to_the_same_regret() -> None:
         PairedReplay("b", 0.01, 0.01, 4, 4),
         PairedReplay("c", 0, 0, 8, 7),
     ]
-    found = estimate_saving(rows)
-    assert found.saved == found.expected == pytest.approx(1 - 15 / 20)
-    assert found.regret == 0.0
+    result = estimate_saving(rows)
+    assert result.saved == result.expected == pytest.approx(1 - 15 / 20)
+    assert result.regret == 0.0
     left = np.array([1 - 11 / 12, 1 - 11 / 16, 1 - 8 / 12])
-    assert found.error == pytest.approx(math.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum()))
+    assert result.error == pytest.approx(math.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum()))
 
 
 def test_nothing_is_saved_by_deciding_worse() -> None:
-    found = estimate_saving([PairedReplay(f, 0.0, 0.2, 5, 1) for f in "abc"])
-    assert found.saved > 0.5
-    assert found.expected == 0.0
+    result = estimate_saving([PairedReplay(f, 0.0, 0.2, 5, 1) for f in "abc"])
+    assert result.saved > 0.5
+    assert result.expected == 0.0
 
 
 def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
@@ -305,9 +305,9 @@ def test_a_model_that_began_to_lie_after_its_calibration_is_found_out(
     def vouched(others: list[ModelAnswers]) -> LLMCalibration:
         return fit_calibration([h for h in honest if h.family in {o.family for o in others}])
 
-    said = heard(tables, error=0.1, character=character)
-    found = estimate_saving(replay_pairs(tables, said, learn=formula, seeds=(0, 1), calibrated=vouched))  # type: ignore[arg-type]
-    assert found.regret <= max(0.005, 2 * found.regret_error)
+    answer = heard(tables, error=0.1, character=character)
+    result = estimate_saving(replay_pairs(tables, answer, learn=formula, seeds=(0, 1), calibrated=vouched))  # type: ignore[arg-type]
+    assert result.regret <= max(0.005, 2 * result.regret_error)
 
 
 def test_what_was_heard_is_repeated_word_by_word(tables: list[Table], honest: list[ModelAnswers]) -> None:
@@ -339,18 +339,18 @@ def test_too_few_families_to_calibrate_on_leave_the_learned_forecast(
     tables: list[Table], honest: list[ModelAnswers]
 ) -> None:
     with pytest.warns(UserWarning, match="not calibrated"):
-        found = fit_learned_with_llm([], answers=honest).forecast(query_of(tables[0]))
+        result = fit_learned_with_llm([], answers=honest).forecast(query_of(tables[0]))
     plain = DefaultSurrogate(AnalyticSurrogate()).forecast(query_of(tables[0]))
-    np.testing.assert_array_equal(found.mean, plain.mean)
+    np.testing.assert_array_equal(result.mean, plain.mean)
 
 
 # --- calibrating anew from a store ---
 
 
-def with_notes(table: Table, said: list[ModelAnswers], calibration: LLMCalibration) -> Table:
-    model = RecordedAnswersLLM(said, calibration)
-    made = EnsembleSurrogate(DefaultSurrogate(AnalyticSurrogate()), model, patient=True, gate=always_ask)
-    _, rows = replay_one(table, surrogate=made, policy=None, settings=Settings())
+def with_notes(table: Table, answer: list[ModelAnswers], calibration: LLMCalibration) -> Table:
+    model = RecordedAnswersLLM(answer, calibration)
+    result = EnsembleSurrogate(DefaultSurrogate(AnalyticSurrogate()), model, patient=True, gate=always_ask)
+    _, rows = replay_one(table, surrogate=result, policy=None, settings=Settings())
     return Table(table.problem, rows)
 
 
@@ -359,12 +359,12 @@ def test_notes_in_a_store_are_enough_to_calibrate_anew(
 ) -> None:
     old = replace(fit_calibration(honest), saved=0.2, temperature=9.0)
     stored = [with_notes(t, honest, old) for t in tables]
-    found = stored_answers(stored, honest[0].model)
-    assert len(found) == len(tables)
-    for h, table in zip(found, stored, strict=True):
+    result = stored_answers(stored, honest[0].model)
+    assert len(result) == len(tables)
+    for h, table in zip(result, stored, strict=True):
         assert len(h.rows) == len(table.by_candidate())
         np.testing.assert_allclose(h.stated.sum(axis=1), 1.0)
-    again = recalibrate(found, old)
+    again = recalibrate(result, old)
     assert again.skilled
     assert again.temperature < 3.0
     assert (again.saved, again.scope) == (0.2, old.scope)

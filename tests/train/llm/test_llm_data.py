@@ -67,8 +67,8 @@ def test_what_the_prompt_tells_is_not_asked(made: list[Example]) -> None:
     shown = [e for e in made if e.known]
     assert shown
     for e in shown:
-        told = e.prefix[e.prefix.index("Reference:") :].splitlines()
-        own = {line.rpartition(": ")[0] for line in told if " at " not in line}
+        data = e.prefix[e.prefix.index("Reference:") :].splitlines()
+        own = {line.rpartition(": ")[0] for line in data if " at " not in line}
         assert not own & {a.config for a in e.candidates}
 
 
@@ -83,12 +83,12 @@ def test_infrastructure_failures_are_no_labels() -> None:
     table = FEW[0]
     broken = [replace(m, outcome=Outcome.INFRASTRUCTURE, median_ms=None, p20_ms=None, p80_ms=None)
               for m in table.measurements[:5]]  # fmt: skip
-    found = build_examples([Table(table.problem, [*broken, *table.measurements[5:]])])
+    result = build_examples([Table(table.problem, [*broken, *table.measurements[5:]])])
     lost = {str(m.candidate.config) for m in broken} - {
         str(m.candidate.config) for m in table.measurements[5:]
     }
     assert lost
-    assert all(a.outcome != "infrastructure" and a.config not in lost for e in found for a in e.candidates)
+    assert all(a.outcome != "infrastructure" and a.config not in lost for e in result for a in e.candidates)
 
 
 def test_a_problem_where_nothing_ran_gives_nothing() -> None:
@@ -110,8 +110,8 @@ def test_balanced_sets_are_even_over_bins() -> None:
 def test_audited_rows_carry_their_probability() -> None:
     table = FEW[0]
     audited = [replace(m, extra={**m.extra, "audit_probability": 0.25}) for m in table.measurements]
-    found = build_examples([Table(table.problem, audited)])
-    assert {a.propensity for e in found for a in e.candidates} == {0.25}
+    result = build_examples([Table(table.problem, audited)])
+    assert {a.propensity for e in result for a in e.candidates} == {0.25}
 
 
 def test_examples_survive_a_file(made: list[Example], tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ def test_a_missing_package_is_told() -> None:
 def test_other_sides_are_believed_by_what_the_training_side_taught() -> None:
     half = len(TABLES) // 2
     sides = {"train": TABLES[:half], "test": TABLES[half:]}
-    found = cross_fit_sides(sides, learn=Learned)
-    surrogate = found["test"](TABLES[-1])
+    result = cross_fit_sides(sides, learn=Learned)
+    surrogate = result["test"](TABLES[-1])
     assert isinstance(surrogate, Learned)
     assert surrogate.taught == sides["train"]
-    train = found["train"](TABLES[0])
+    train = result["train"](TABLES[0])
     assert not isinstance(train, Learned) or TABLES[0] not in train.taught

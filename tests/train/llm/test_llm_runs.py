@@ -109,16 +109,16 @@ def finished(folder: Path, files: dict[str, bytes]) -> Path:
     (folder / "trained").mkdir(parents=True)
     for name, content in files.items():
         (folder / "trained" / name).write_bytes(content)
-    told = {"steps": 2, "settings": {"model": "base"}, "versions": {"torch": "2"}, "log": [{"loss": 2.0}]}
-    write_json(folder / "run.json", told)
+    data = {"steps": 2, "settings": {"model": "base"}, "versions": {"torch": "2"}, "log": [{"loss": 2.0}]}
+    write_json(folder / "run.json", data)
     return folder
 
 
 def test_an_export_holds_weights_and_a_card_and_nothing_that_runs(tmp_path: Path) -> None:
     files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"w" * 100, "training_args.bin": b"x"}
-    found = export_model(finished(tmp_path / "run", files), tmp_path / "out")
-    assert sorted(found["files"]) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
-    assert found["calibrated"] is False
+    result = export_model(finished(tmp_path / "run", files), tmp_path / "out")
+    assert sorted(result["files"]) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert result["calibrated"] is False
     text = (tmp_path / "out" / "README.md").read_text()
     assert "transformers:base?adapter=FOLDER" in text
     assert "train calibrate-llm" in text
@@ -148,9 +148,9 @@ def test_half_an_export_is_half_the_size(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", {"adapter_config.json": b"{}", "tokenizer.json": b"{}"})
     weights = {"lora_A": torch.randn(64, 100), "steps": torch.tensor([3])}
     safetensors.torch.save_file(weights, run / "trained" / "adapter_model.safetensors")
-    found = export_model(run, tmp_path / "out", half=True)
-    assert found["files"]["adapter_model.safetensors"] < 13_200
-    assert "tokenizer.json" not in found["files"]
+    result = export_model(run, tmp_path / "out", half=True)
+    assert result["files"]["adapter_model.safetensors"] < 13_200
+    assert "tokenizer.json" not in result["files"]
     again = safetensors.torch.load_file(tmp_path / "out" / "adapter_model.safetensors")
     torch.testing.assert_close(again["lora_A"].float(), weights["lora_A"], atol=0.02, rtol=0.01)
     assert again["steps"].item() == 3

@@ -165,12 +165,12 @@ def test_losses_fall_and_the_result_forecasts(
         run = run_of(base, tmp_path / "out", lora=LoraSettings(rank=0, alpha=8))
         done = train(run)
     out = Path(run.out)
-    found = losses(done)
-    assert len(found) == done["steps"] == 10
-    assert np.mean(found[-3:]) < 0.8 * np.mean(found[:2])
+    result = losses(done)
+    assert len(result) == done["steps"] == 10
+    assert np.mean(result[-3:]) < 0.8 * np.mean(result[:2])
     checked = [row["eval_loss"] for row in done["log"] if "eval_loss" in row]
     assert len(checked) == 2
-    assert checked[1] < found[0]
+    assert checked[1] < result[0]
     e = example(9)
     trained = str(out / "trained")
     backend = TransformersBackend(
@@ -305,5 +305,5 @@ def test_smollm2_learns_in_a_few_steps(tmp_path: Path) -> None:
     write_examples(data / "validation.parquet", [])
     given = {"model": str(WEIGHTS), "data": str(data)}
     steps = ScheduleSettings(most=8, examples=1, rate=2e-3, warmup=0.0, save=100, validate=100, tokens=256)
-    found = losses(train(run_of(given, tmp_path / "out", lora=LoraSettings(rank=8), steps=steps)))
-    assert np.mean(found[-2:]) < 0.8 * np.mean(found[:2])
+    result = losses(train(run_of(given, tmp_path / "out", lora=LoraSettings(rank=8), steps=steps)))
+    assert np.mean(result[-2:]) < 0.8 * np.mean(result[:2])

@@ -25,8 +25,8 @@ def _evidence(kernel: int, truth: float) -> AdviceEvidence:
 
 @pytest.mark.parametrize(("truth", "low", "high"), [(0.8, 0.6, 1.0), (0.0, 0.0, 0.1)])
 def test_the_weight_is_what_the_times_bear_out(truth: float, low: float, high: float) -> None:
-    found = fit_advice_weights([_evidence(kernel, truth) for kernel in range(20)])
-    assert low <= found.mean <= high
+    result = fit_advice_weights([_evidence(kernel, truth) for kernel in range(20)])
+    assert low <= result.mean <= high
 
 
 def test_true_advice_is_likelier_than_none() -> None:

@@ -24,17 +24,17 @@ WEIGHTS = np.linspace(-0.3, 0.3, len(FEATURES))
 def compilations(kernel_sd: float, config_sd: float, seed: int = 0) -> list[RecordedCompilation]:
     """Seconds made by `WEIGHTS`, with errors of kernels and of configs."""
     generator = np.random.default_rng(seed)
-    found = []
+    results = []
     for kernel in range(KERNELS):
         level = generator.normal(0.0, kernel_sd)
         for _ in range(EACH):
             features = generator.normal(size=len(FEATURES))
             log2 = features @ WEIGHTS - 1.0 + level + generator.normal(0.0, config_sd)
             name = f"kernel{kernel}"
-            found.append(
+            results.append(
                 RecordedCompilation(name, f"family{kernel % 10}", name, tuple(features), float(2**log2))
             )
-    return found
+    return results
 
 
 def test_weights_and_errors_are_found() -> None:
@@ -55,8 +55,8 @@ def test_a_family_is_forecast_without_its_own_rows() -> None:
         for r, odd in zip(rows, last, strict=True)
     ]
     _, honest = fit_compile_seconds(rows)
-    _, said = fit_compile_seconds(liars)
-    np.testing.assert_allclose(said[last], honest[last], atol=1.0)
+    _, answer = fit_compile_seconds(liars)
+    np.testing.assert_allclose(answer[last], honest[last], atol=1.0)
 
 
 def test_what_is_written_is_what_is_read() -> None:

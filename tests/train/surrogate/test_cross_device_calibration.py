@@ -64,11 +64,11 @@ def test_replays_say_what_they_went_by() -> None:
 
 
 def test_the_curves_of_both_groups_are_fitted_and_judged_by_the_other_family() -> None:
-    found = calibrate_cross_device(TABLES, (0,))
-    assert found["surrogate"].startswith("pooled/")
-    assert (found["problems"], found["families"]) == (6, 2)
-    made = SurrogateCalibration.from_json(found["calibration"])
-    assert set(made.groups) == {INFORMED, UNINFORMED, ALL_GROUPS}
+    result = calibrate_cross_device(TABLES, (0,))
+    assert result["surrogate"].startswith("pooled/")
+    assert (result["problems"], result["families"]) == (6, 2)
+    value = SurrogateCalibration.from_json(result["calibration"])
+    assert set(value.groups) == {INFORMED, UNINFORMED, ALL_GROUPS}
     # Two families that were never wrong promise no less than this.
-    assert min(min(c.observed) for c in made.groups[INFORMED].risk) >= 0.5 / 3 - 1e-3
-    assert set(found["reliability"]) == {INFORMED, UNINFORMED}
+    assert min(min(c.observed) for c in value.groups[INFORMED].risk) >= 0.5 / 3 - 1e-3
+    assert set(result["reliability"]) == {INFORMED, UNINFORMED}

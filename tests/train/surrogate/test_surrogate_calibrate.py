@@ -52,8 +52,8 @@ from forecast_train.surrogate.replays import (
 def tables() -> tuple[Table, ...]:
     """Two problems of each of three kernels, of three families."""
     kernels = ("transpose_kernel", "matmul_kernel", "online_softmax")
-    found = [t for t in load(shipped_tables()) if t.problem.kernel.name in kernels]
-    return tuple(t for name in kernels for t in [x for x in found if x.problem.kernel.name == name][:2])
+    results = [t for t in load(shipped_tables()) if t.problem.kernel.name in kernels]
+    return tuple(t for name in kernels for t in [x for x in results if x.problem.kernel.name == name][:2])
 
 
 def analytic(_: Sequence[Table]) -> Surrogate:
@@ -100,10 +100,10 @@ def test_intervals_come_out_as_wide_as_the_errors() -> None:
     seen = [made_up(name, [0.5] * 4, [False] * 4) for name in ("a", "bb", "ccc")]
     group = fit_curves(seen).group(INFORMED)
     np.testing.assert_allclose(group.intervals, 2.0, rtol=0.1)
-    found = reliability_report(seen)[INFORMED]
+    result = reliability_report(seen)[INFORMED]
     for when in ("coverage_first", "coverage_later"):
         for level in INTERVAL_LEVELS:
-            assert found[when][str(level)] == pytest.approx(level, abs=0.03)
+            assert result[when][str(level)] == pytest.approx(level, abs=0.03)
 
 
 def test_one_measurement_of_many_sources_fixes_the_level_of_all() -> None:
@@ -142,11 +142,11 @@ def test_renamed_devices_are_checked_but_not_learnt_from() -> None:
 
 
 def test_a_reliability_table() -> None:
-    found = table([0.05, 0.05, 0.95, 0.95], [False, False, True, False])
-    assert found["n"] == 4
-    assert found["ece"] == pytest.approx((2 * 0.05 + 2 * 0.45) / 4)
-    assert found["brier_of_base_rate"] == pytest.approx(0.25 * 0.75)
-    assert [b["observed"] for b in found["bins"]] == [0.0, 0.5]
+    result = table([0.05, 0.05, 0.95, 0.95], [False, False, True, False])
+    assert result["n"] == 4
+    assert result["ece"] == pytest.approx((2 * 0.05 + 2 * 0.45) / 4)
+    assert result["brier_of_base_rate"] == pytest.approx(0.25 * 0.75)
+    assert [b["observed"] for b in result["bins"]] == [0.0, 0.5]
 
 
 # --- replays ---
@@ -229,8 +229,8 @@ def test_unseen_kernels_alone_are_the_first_of_all_replays() -> None:
     _, first = collect_replays(tables(), analytic, (0,), unseen=True)
     assert {s.group for s in first} <= {INFORMED, FEW}
     assert sorted(s.problem for s in first) == sorted(t.problem.id for t in tables())
-    told = {(s.problem, s.group): [step.risk for step in s.steps] for s in every}
-    assert all(told[s.problem, s.group] == [step.risk for step in s.steps] for s in first if s.group != FEW)
+    data = {(s.problem, s.group): [step.risk for step in s.steps] for s in every}
+    assert all(data[s.problem, s.group] == [step.risk for step in s.steps] for s in first if s.group != FEW)
 
 
 @pytest.mark.slow

@@ -31,11 +31,11 @@ FAMILIES = {"transpose_kernel": "layout", "swiglu_kernel": "activation", "online
 @cache
 def tables() -> tuple[Table, ...]:
     """Two problems of each of three kernels, each a family; one of the softmax's is filed under another."""
-    found = []
+    results = []
     for name, family in FAMILIES.items():
         two = [t for t in load(shipped_tables()) if t.problem.kernel.name == name][:2]
-        found += [filed(t, family) for t in two]
-    return (*found[:-1], filed(found[-1], "attention"))
+        results += [filed(t, family) for t in two]
+    return (*results[:-1], filed(results[-1], "attention"))
 
 
 def filed(table: Table, family: str) -> Table:
@@ -50,9 +50,9 @@ def test_no_surrogate_forecasts_a_kernel_that_it_was_fitted_to(monkeypatch: pyte
     fit, fit_hyper = hyperparameters.fit, hyperparameters.fit_hyper
 
     def noting(given: Sequence[Table], **options: Any) -> AnalyticSurrogate:
-        made = fit(given, **options)
-        fitted_to[made] = given
-        return made
+        value = fit(given, **options)
+        fitted_to[value] = given
+        return value
 
     def asking(
         given: Sequence[Table], surrogate: Callable[[Table], AnalyticSurrogate], **options: Any
@@ -62,9 +62,9 @@ def test_no_surrogate_forecasts_a_kernel_that_it_was_fitted_to(monkeypatch: pyte
 
     monkeypatch.setattr(hyperparameters, "fit", noting)
     monkeypatch.setattr(hyperparameters, "fit_hyper", asking)
-    found, likelihood = hyperparameters.fit_all(tables(), recipe=SMALL)
+    result, likelihood = hyperparameters.fit_all(tables(), recipe=SMALL)
     assert np.isfinite(likelihood)
-    assert found != SMALL.hyper
+    assert result != SMALL.hyper
     assert len(fitted_to) == 4, "one per family"
     for table in tables():
         known = {i for t in fitted_to[forecast_by[table.problem.id]] for i in kernel_identities(t.problem)}

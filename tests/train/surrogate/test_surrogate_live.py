@@ -29,10 +29,10 @@ QUICK = FitSettings(trees=4, rounds=30, rate=0.2, jobs=1)
 
 
 def first_of_each_kernel() -> list[Table]:
-    found: dict[str, Table] = {}
+    results: dict[str, Table] = {}
     for table in load(shipped_tables()):
-        found.setdefault(kernel_of(table.problem), table)
-    return list(found.values())
+        results.setdefault(kernel_of(table.problem), table)
+    return list(results.values())
 
 
 TABLES = first_of_each_kernel()
@@ -96,12 +96,12 @@ def test_online_refreshes_from_a_live_store(
     status = main(
         ["train", "online", "--once", "--every", "10", "--json", "--out", str(out), "--store", str(store)]
     )
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     assert status == 0
-    assert found["before"]["problems"] == sum(map(is_held_out, TABLES))
-    assert found["after"]["problems"] == found["before"]["problems"]
-    assert found["kept"] == out.is_file()
-    assert found["measurements"] == sum(len(t.by_candidate()) for t in Store(store).tables())
+    assert result["before"]["problems"] == sum(map(is_held_out, TABLES))
+    assert result["after"]["problems"] == result["before"]["problems"]
+    assert result["kept"] == out.is_file()
+    assert result["measurements"] == sum(len(t.by_candidate()) for t in Store(store).tables())
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_a_harvest_keeps_its_texts_and_no_facts(tmp_path: Path) -> None:
     table = min(TABLES, key=lambda t: len(t.measurements))
     store = Store(tmp_path)
     decide(table, store, mode=Mode.EXHAUSTIVE, max_measurements=None)
-    found = next(iter(store.tables()))
-    assert found.problem.ttir
-    assert traced_texts.FACTS not in found.problem.extra
+    result = next(iter(store.tables()))
+    assert result.problem.ttir
+    assert traced_texts.FACTS not in result.problem.extra
 
 
 def test_a_stored_decision_and_a_store_that_keeps_no_facts_write_none(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_what_nobody_has_read_in_time_is_left_out() -> None:
     table = TABLES[0]
     rows = list(table.by_candidate())
     traced_texts.cached_facts.cache_clear()
-    found = traced_texts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=-1.0)
-    assert found == {"version": traced_texts.VERSION, "units": []}
+    result = traced_texts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=-1.0)
+    assert result == {"version": traced_texts.VERSION, "units": []}
     whole = traced_texts.collect_facts(table.problem, rows, table.grids(), table.problem.ttir, within_s=60.0)
     assert len(whole["units"]) > 0
     assert json.loads(json.dumps(whole)) == json.loads(json.dumps(traced_texts.merge_facts(None, whole)))

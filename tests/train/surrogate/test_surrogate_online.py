@@ -73,17 +73,17 @@ def test_a_model_that_is_worse_is_rolled_back(tmp_path: Path) -> None:
     good.save(path)
     before = path.read_bytes()
     spoilt = [t if is_held_out(t) else upside_down(t) for t in TABLES]
-    found = refresh_model(spoilt, path, good, recipe=QUICK)
-    assert not found.kept
-    assert "rolled back" in found.reason
+    result = refresh_model(spoilt, path, good, recipe=QUICK)
+    assert not result.kept
+    assert "rolled back" in result.reason
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["online.npz"]
 
 
 def test_without_held_out_kernels_nothing_is_replaced(tmp_path: Path) -> None:
-    found = refresh_model([t for t in TABLES if not is_held_out(t)], tmp_path / "x.npz", None, recipe=QUICK)
-    assert not found.kept
-    assert "nothing to judge by" in found.reason
+    result = refresh_model([t for t in TABLES if not is_held_out(t)], tmp_path / "x.npz", None, recipe=QUICK)
+    assert not result.kept
+    assert "nothing to judge by" in result.reason
     assert list(tmp_path.iterdir()) == []
     assert not refresh_model([], tmp_path / "x.npz", None).kept
 

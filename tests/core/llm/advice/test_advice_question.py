@@ -127,11 +127,11 @@ def test_contradictions_are_those_of_the_problem_measured_most() -> None:
     text = "def cost(config, args, device, launch):\n    return config.BLOCK\n"
     few = replace(table, measurements=table.measurements[:3])
     rows = contradictions(advice_of(text), [few, table])
-    gaps = [abs(said - true) for _, said, true in rows]
+    gaps = [abs(answer - true) for _, answer, true in rows]
     assert len(rows) == 12
     assert gaps == sorted(gaps, reverse=True)
     fastest = min((m for m in table.measurements if m.ok), key=lambda m: m.ms)
     assert all(true >= 0 for _, _, true in rows)
-    assert not any(shown == str(fastest.candidate.config) and said for shown, said, _ in rows)
+    assert not any(shown == str(fastest.candidate.config) and answer for shown, answer, _ in rows)
     assert contradictions(advice_of(text.replace("BLOCK", "GONE")), [table]) == []
     assert contradictions(advice_of(text), []) == []

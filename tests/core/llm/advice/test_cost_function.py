@@ -66,7 +66,7 @@ def test_expressions(expression: str, value: float) -> None:
 
 
 def test_a_branch_is_taken_by_each_candidate_for_itself() -> None:
-    found = costs(
+    result = costs(
         "if config.BLOCK > 128:",
         "    x = config.BLOCK",
         "    y = 2",
@@ -78,11 +78,11 @@ def test_a_branch_is_taken_by_each_candidate_for_itself() -> None:
         "    y = 1",
         "return x * y",
     )
-    assert found == pytest.approx(np.where(BLOCK > 128, 2 * BLOCK, np.where(WARPS == 8, 3, 1)))
+    assert result == pytest.approx(np.where(BLOCK > 128, 2 * BLOCK, np.where(WARPS == 8, 3, 1)))
 
 
 def test_early_returns_hold_for_whom_they_are_meant() -> None:
-    found = costs(
+    result = costs(
         "x = 1",
         "if config.BLOCK == 64:",
         "    if config.num_warps == 2:",
@@ -94,23 +94,25 @@ def test_early_returns_hold_for_whom_they_are_meant() -> None:
     )
     x = np.where(BLOCK == 64, 2.0, 1.0)
     expected = np.where((BLOCK == 64) & (WARPS == 2), 7, np.where(WARPS == 8, 10 * x, x))
-    assert found == pytest.approx(expected)
+    assert result == pytest.approx(expected)
 
 
 def test_helpers_return_early_too_and_have_names_of_their_own() -> None:
     head = "def pick(v):\n    x = v\n    if v > 4:\n        return 100\n    return x\n"
-    found = costs("x = 5", "y = pick(config.num_warps)", "return x + y", head=head)
-    assert found == pytest.approx(5 + np.where(WARPS > 4, 100, WARPS))
+    result = costs("x = 5", "y = pick(config.num_warps)", "return x + y", head=head)
+    assert result == pytest.approx(5 + np.where(WARPS > 4, 100, WARPS))
 
 
 def test_loops() -> None:
-    found = costs("x = 0", "for i in range(2, 10, 3):", "    x += i", "    x += config.num_warps", "return x")
-    assert found == pytest.approx(2 + 5 + 8 + 3 * WARPS)
+    result = costs(
+        "x = 0", "for i in range(2, 10, 3):", "    x += i", "    x += config.num_warps", "return x"
+    )
+    assert result == pytest.approx(2 + 5 + 8 + 3 * WARPS)
     assert costs("for i in range(5):", "    if i == 3:", "        return i", "return 9") == pytest.approx(3)
-    found = costs(
+    result = costs(
         "x = config.num_warps", "for i in range(9):", "    if x < 8:", "        x = x * 2", "return x"
     )
-    assert found == pytest.approx(8)
+    assert result == pytest.approx(8)
     assert costs("x = 1", "for i in range(0):", "    x = 2", "return x") == pytest.approx(1)
 
 
@@ -148,11 +150,11 @@ def test_terms_and_binaries() -> None:
     )
     assert (function.summary, function.confidence, function.spread) == ("s", 0.25, 1.5)
     assert function.labels == ("work", "start")
-    found = function.evaluate(subject())
-    assert found.terms["work"] == pytest.approx(BLOCK)
-    assert found.terms["start"] == pytest.approx(np.full(len(BLOCK), 2.0))
-    assert found.identity is not None
-    alike = found.identity[:, None] == found.identity[None, :]
+    result = function.evaluate(subject())
+    assert result.terms["work"] == pytest.approx(BLOCK)
+    assert result.terms["start"] == pytest.approx(np.full(len(BLOCK), 2.0))
+    assert result.identity is not None
+    alike = result.identity[:, None] == result.identity[None, :]
     tiles = np.minimum(BLOCK, 128)
     assert (alike == ((tiles[:, None] == tiles) & (WARPS[:, None] == WARPS))).all()
     assert read("return 1").evaluate(subject()).identity is None
