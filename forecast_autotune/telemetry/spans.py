@@ -142,7 +142,11 @@ class _Telemetry:
         self._mutex = threading.RLock()
 
     def configure(self, kind: str) -> None:
-        """See `configure`."""
+        """Show spans and counters from now on: `kind` is "off" or "otel".
+
+        Asked for the same again, or for nothing, it does nothing: decisions of one process may have settings that were
+        read at other times. Where the package is missing, that is one warning.
+        """
         if kind == "off" or self._configured:
             return
         with self._mutex:
@@ -159,7 +163,7 @@ class _Telemetry:
                 _warn(f"nothing is told to OpenTelemetry: {error}")
 
     def close(self) -> None:
-        """Forget the exporter; the next `configure` may make another."""
+        """Tell nobody anything any more until `configure`."""
         with self._mutex:
             self.exporter, self._configured = None, False
 
@@ -176,24 +180,11 @@ class _Telemetry:
 
 
 _state = _Telemetry()
+configure, close = _state.configure, _state.close
 
 
 def _warn(text: str) -> None:
     warnings.warn(printable(text), RuntimeWarning, stacklevel=5)
-
-
-def configure(kind: str) -> None:
-    """Show spans and counters from now on: `kind` is "off" or "otel".
-
-    Asked for the same again, or for nothing, it does nothing: decisions of one process may have settings that were
-    read at other times. Where the package is missing, that is one warning.
-    """
-    _state.configure(kind)
-
-
-def close() -> None:
-    """Tell nobody anything any more until `configure`."""
-    _state.close()
 
 
 def span(name: str, **attributes: object) -> Span:

@@ -12,7 +12,6 @@ from forecast_autotune.records import Decision
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.telemetry import spans
 from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import TuningTask
@@ -21,9 +20,8 @@ from tests.core.telemetry.recorder import Recorder
 
 
 @pytest.fixture
-def decided(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Any:
+def decided(recorder: Recorder) -> Any:
     """Decides the example problem; the recorder hears of it."""
-    monkeypatch.setattr(spans._state, "configure", lambda kind: None)
     table = example_table()
     store = Store(None)
 
