@@ -7,7 +7,7 @@ import builtins
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 
 from tests.test_architecture import modules
 
@@ -32,14 +32,20 @@ FOREIGN = {
 """Names of other programs, and of kernels in examples."""
 
 
-def documentation(tree: ast.Module) -> Iterator[ast.Constant]:
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a module: walking takes most of the time."""
+    return list(ast.walk(tree))
+
+
+@cache
+def documentation(tree: ast.Module) -> list[ast.Constant]:
     """Docstrings of modules, classes and functions, and texts below a name that say what it is."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
-            value = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield value
+    bodies = (
+        getattr(node, "body", None) for node in nodes(tree) if not isinstance(node, ast.Lambda | ast.IfExp)
+    )
+    values = (s.value for body in bodies for s in body or () if isinstance(s, ast.Expr))
+    return [value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
 
 
 class Names:
@@ -64,49 +70,54 @@ class Names:
 
     def _read(self, module: str, tree: ast.Module) -> None:
         prose = {id(text) for text in documentation(tree)}
-        self.words |= {*module.split(".")}
         for count in range(len(parts := module.split("."))):
             self.homes[".".join(parts[count:])].append(module)
+        self.words |= {*parts}
         folder, _, name = module.rpartition(".")
         self.held[folder].add(name)
-        for node in ast.walk(tree):
-            for field in ("id", "attr", "arg", "name", "asname", "module"):
-                self.words |= {*str(getattr(node, field, "")).split(".")}
+        for node in nodes(tree):
+            for field in ("id", "attr", "arg", "name", "asname"):
+                if isinstance(word := getattr(node, field, None), str):
+                    self.words |= {*word.split(".")}
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
                 self.words |= {*re.findall(r"\w+", node.value)}
                 self.texts.add(node.value)
-            elif isinstance(node, ast.arg) or (
-                isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            ):
-                self.variables[module].add(node.arg if isinstance(node, ast.arg) else node.id)
+            elif isinstance(node, ast.arg):
+                self.variables[module].add(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                self.variables[module].add(node.id)
             elif isinstance(node, ast.ImportFrom | ast.Import):
                 first = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-                self.roots |= {
-                    root for root in [str(first).split(".")[0]] if not root.startswith("forecast_")
-                }
+                self.words |= {*str(first).split(".")}
+                if not (root := str(first).split(".")[0]).startswith("forecast_"):
+                    self.roots.add(root)
             elif isinstance(node, ast.ClassDef):
-                own = {str(getattr(x, "name", "")) for x in node.body}
-                own |= {
-                    x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
-                }
-                own |= {x.attr for x in ast.walk(node) if isinstance(x, ast.Attribute)}
-                known, bases = self.classes.get(node.name, (set(), []))
-                self.classes[node.name] = known | own, bases + [ast.unparse(base) for base in node.bases]
+                self._read_class(node)
         for statement in tree.body:
-            for node in ast.walk(statement):
-                if isinstance(node, ast.alias):
-                    self.held[module].add(node.asname or node.name)
-                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    self.held[module].add(node.id)
             self.held[module].add(str(getattr(statement, "name", "")))
+            if not isinstance(statement, ast.ClassDef | ast.FunctionDef):
+                self.held[module] |= {
+                    n.asname or n.name for n in ast.walk(statement) if isinstance(n, ast.alias)
+                }
+                self.held[module] |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+
+    def _read_class(self, node: ast.ClassDef) -> None:
+        own = {str(getattr(x, "name", "")) for x in node.body}
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Attribute):
+                own.add(inner.attr)
+            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                own.add(inner.id)
+        known, bases = self.classes.get(node.name, (set(), []))
+        self.classes[node.name] = known | own, bases + [ast.unparse(base) for base in node.bases]
 
     def exist(self, name: str, module: str) -> bool:
         """Whether a name is one of them; a dotted one as a member of the module, class or variable that it names."""
         first, *rest = name.split(".")
-        if name in FOREIGN | self.texts or first in self.roots:
+        if name in FOREIGN or name in self.texts or first in self.roots:
             return True
         if not rest or rest[-1] in FILE_SUFFIXES or first in self.variables[module]:
-            return {first, *rest} <= self.words | FILE_SUFFIXES
+            return {first, *rest} - FILE_SUFFIXES <= self.words
         for count in range(len(rest), -1, -1):
             head, left = ".".join([first, *rest[:count]]), rest[count:]
             if homes := self.homes[head]:
