@@ -208,8 +208,8 @@ class LLMCalibration(
         A row of zeros is no answer, and one whose labels have hardly any `mass` [n] was not understood.
         """
         _, sd, _ = self.bins.moments(self.temperature_scaled(probabilities))
-        data = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
-        return np.where(data, 1.0 / (1.0 + (sd / _HALF_TRUST_SD) ** 2), 0.0)
+        answered = (probabilities.sum(axis=1) > 0.5) & np.isfinite(mass) & (mass >= self.scope.mass)
+        return np.where(answered, 1.0 / (1.0 + (sd / _HALF_TRUST_SD) ** 2), 0.0)
 
     def mark(self) -> str:
         """A short name of everything it says but where it comes from."""

@@ -101,16 +101,16 @@ def disagreement(learned: Array, stated: Array, trust: Array, hyper: Hyperparame
     `learned` and `stated` [n] are log2 milliseconds, `trust` [n] is 0 where the model said nothing. Slow ends
     are compressed as in the process; levels are aligned at the fast end, as neither knows the problem's.
     """
-    data = trust > 0
-    if not data.any():
+    heard = trust > 0
+    if not heard.any():
         return np.zeros(len(trust))
     mine = hyper.compress(learned, float(learned.min())) - float(learned.min())
-    floor = float(stated[data].min())
+    floor = float(stated[heard].min())
     theirs = hyper.compress(stated, floor) - floor
     # A candidate counts as much as it may matter: those that both call slow decide nothing.
     weight = trust * 2.0 ** -(mine + theirs)
     gap = theirs - mine
-    return np.where(data, trust * (gap - float(weight @ gap) / float(weight.sum())), 0.0)
+    return np.where(heard, trust * (gap - float(weight @ gap) / float(weight.sum())), 0.0)
 
 
 def inclusion_probability(

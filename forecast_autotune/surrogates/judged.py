@@ -93,11 +93,11 @@ class JudgedSurrogate(MovedSurrogate):
         for variant in self.variants:
             if variant not in level:
                 continue
-            data = self.judgements[variant]
+            judgement = self.judgements[variant]
             learned = min(w.most, max(-w.most, level[variant] - base))
-            judged = min(w.most, max(-w.most, data.log2_ratio))
+            judged = min(w.most, max(-w.most, judgement.log2_ratio))
             wanted = w.learned * learned + w.judged * judged
-            spread = math.hypot(w.stated * data.sd, w.disagreement * (learned - judged))
+            spread = math.hypot(w.stated * judgement.sd, w.disagreement * (learned - judged))
             result[variant] = wanted - (level[variant] - base), spread
         return result
 
@@ -108,13 +108,13 @@ def judged_forecasts(
     """Forecasts that follow the query's judgements of sources as far as measurements bear them out."""
     query = replace(query, candidates=CandidateList.of(query.candidates))
     listed = CandidateList.of(query.candidates).columns["variant"].values
-    data = {name: query.judgements[name] for name in listed if name in query.judgements}
+    relevant = {name: query.judgements[name] for name in listed if name in query.judgements}
     before = base.prior(query)
-    if not data:
+    if not relevant:
         return base.answer(query, before)
-    surrogate = _judged(base, data, before.informed, weights)
+    surrogate = _judged(base, relevant, before.informed, weights)
     result = surrogate.answer(query, surrogate.prior(query))
-    return replace(result, reason=f"{result.reason}; {len(data)} sources judged")
+    return replace(result, reason=f"{result.reason}; {len(relevant)} sources judged")
 
 
 def _judged(

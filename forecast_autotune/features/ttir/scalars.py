@@ -224,8 +224,8 @@ def _by_name(names: Sequence[str], arguments: Sequence[Argument]) -> Environment
             bound |= {f"{name}.{part}.{place}": size for place, size in enumerate(sizes)}
         if argument.shape and f"{name}.shape.0" not in names:
             bound |= _pointer_extents(name, argument)
-    data = [whole + part for whole in names for part in ("", ROWS_SUFFIX, SIZE_SUFFIX)]
-    return {name: bound[name] for name in data if name in bound}
+    names_in_order = [whole + part for whole in names for part in ("", ROWS_SUFFIX, SIZE_SUFFIX)]
+    return {name: bound[name] for name in names_in_order if name in bound}
 
 
 def _pointer_extents(name: str, argument: Argument) -> Environment:

@@ -191,8 +191,10 @@ def _candidate_facts(query: Query, before: Prior, reference: int | None) -> list
         "regs": np.minimum(np.round(cost.registers), 999.0),
     }
     # What no candidate uses says nothing; every token counts.
-    data = {name: values for name, values in columns.items() if values.any()}
-    return [{name: float(values[i]) for name, values in data.items()} for i in range(len(query.candidates))]
+    informative = {name: values for name, values in columns.items() if values.any()}
+    return [
+        {name: float(values[i]) for name, values in informative.items()} for i in range(len(query.candidates))
+    ]
 
 
 def _percent(part: Array, whole: Array) -> Array:
@@ -220,7 +222,7 @@ def _own_results(measured: Sequence[Measurement], reference: ReferenceTime) -> l
 
 def _relative_results(query: Query) -> list[Neighbour]:
     """Results at the kernel's other problems, nearest first; each against the fastest there."""
-    data: list[Neighbour] = []
+    neighbours: list[Neighbour] = []
     for relative in list(query.relatives)[:MAX_RELATIVES]:
         rows = latest_labels(relative.measurements).values()
         ran = sorted((m for m in rows if m.ok), key=lambda m: (m.ms, m.candidate.id))
@@ -230,15 +232,15 @@ def _relative_results(query: Query) -> list[Neighbour]:
         if relative.problem.device.slug != query.problem.device.slug:
             where += f" on {relative.problem.device.name}"
         best = math.log2(ran[0].ms)
-        data += [
+        neighbours += [
             Neighbour(shown(m.candidate), math.log2(m.ms) - best, where)
             for m in _evenly_spaced(ran, MAX_RELATIVE_TIMED)
         ]
         failed = sorted((m for m in rows if not m.ok), key=lambda m: m.candidate.id)
-        data += [
+        neighbours += [
             Neighbour(shown(m.candidate), None, where) for m in _evenly_spaced(failed, MAX_RELATIVE_FAILED)
         ]
-    return data
+    return neighbours
 
 
 def _evenly_spaced(rows: Sequence[Measurement], count: int) -> list[Measurement]:

@@ -64,11 +64,11 @@ def test_units_share_everything_but_warps_and_stages() -> None:
     listed = CandidateList.of(REGULAR)
     grids = {c: (1 if c.config.num_warps == 4 else 2,) for c in REGULAR if dict(c.config.kwargs)["A"] == 16}
     units = listed.units(grids, (9,))
-    data: dict[int, set[tuple[Any, ...]]] = {}
+    by_unit: dict[int, set[tuple[Any, ...]]] = {}
     for c, unit, grid in zip(REGULAR, units.of, units.grids, strict=True):
-        data.setdefault(int(unit), set()).add((c.config.kwargs, c.config.maxnreg, grid))
-    assert all(len(seen) == 1 for seen in data.values())
-    assert len(data) == len(set.union(*data.values())) == len(units.first) == 12
+        by_unit.setdefault(int(unit), set()).add((c.config.kwargs, c.config.maxnreg, grid))
+    assert all(len(seen) == 1 for seen in by_unit.values())
+    assert len(by_unit) == len(set.union(*by_unit.values())) == len(units.first) == 12
     assert units.sizes.tolist() == [1.0, 1.0] * 4 + [2.0] * 4
     assert units.of[units.first].tolist() == list(range(12))
     assert listed.units(grids, (9,)) is units

@@ -100,8 +100,8 @@ def test_candidates_without_texts_have_the_facts_that_their_problem_s_record_kep
     traces = LazyTraces(candidates, None, LaunchFacts(bare, grids))
     for row, candidate in enumerate(candidates):
         text = TEXTS.get(assignment_of(candidate))
-        data = None if text is None else cached_facts(text, ARGUMENTS, grids.get(candidate, problem.grid))
-        assert traces.facts(row) == data
+        one = None if text is None else cached_facts(text, ARGUMENTS, grids.get(candidate, problem.grid))
+        assert traces.facts(row) == one
     assert any(traces.facts(row) for row in range(len(candidates)))
     forgotten = LazyTraces(candidates, None, LaunchFacts(replace(bare, extra={}), grids))
     assert forgotten.facts(0) is None

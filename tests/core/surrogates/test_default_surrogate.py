@@ -117,8 +117,8 @@ def test_what_is_remembered_of_relatives_changes_no_forecast() -> None:
     assert model is not None
     asked = DefaultSurrogate(LearnedSurrogate(model))
     half = second.measurements[: len(second.measurements) // 2]
-    for data in ([second], [second], [second, third], [replace(second, measurements=half), third], [third]):
-        relatives = tuple(Relative(t.problem, tuple(t.measurements)) for t in data)
+    for others in ([second], [second], [second, third], [replace(second, measurements=half), third], [third]):
+        relatives = tuple(Relative(t.problem, tuple(t.measurements)) for t in others)
         query = replace(query_of(first), relatives=relatives)
         afresh = DefaultSurrogate(LearnedSurrogate(model))
         assert np.array_equal(asked.forecast(query).mean, afresh.forecast(query).mean)

@@ -83,8 +83,8 @@ def test_runs_without_a_file_or_with_a_wrong_one_are_told(
 
 
 def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = said(capsys, "train", "export", str(tmp_path), "--out", str(tmp_path / "out"), status=1)
-    assert "no finished run" in data
+    message = said(capsys, "train", "export", str(tmp_path), "--out", str(tmp_path / "out"), status=1)
+    assert "no finished run" in message
     run = tmp_path / "run"
     (run / "trained").mkdir(parents=True)
     (run / "trained" / "model.safetensors").write_bytes(b"weights")

@@ -67,8 +67,8 @@ def test_what_the_prompt_tells_is_not_asked(made: list[Example]) -> None:
     shown = [e for e in made if e.known]
     assert shown
     for e in shown:
-        data = e.prefix[e.prefix.index("Reference:") :].splitlines()
-        own = {line.rpartition(": ")[0] for line in data if " at " not in line}
+        lines = e.prefix[e.prefix.index("Reference:") :].splitlines()
+        own = {line.rpartition(": ")[0] for line in lines if " at " not in line}
         assert not own & {a.config for a in e.candidates}
 
 

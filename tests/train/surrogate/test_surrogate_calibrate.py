@@ -229,8 +229,8 @@ def test_unseen_kernels_alone_are_the_first_of_all_replays() -> None:
     _, first = collect_replays(tables(), analytic, (0,), unseen=True)
     assert {s.group for s in first} <= {INFORMED, FEW}
     assert sorted(s.problem for s in first) == sorted(t.problem.id for t in tables())
-    data = {(s.problem, s.group): [step.risk for step in s.steps] for s in every}
-    assert all(data[s.problem, s.group] == [step.risk for step in s.steps] for s in first if s.group != FEW)
+    risks = {(s.problem, s.group): [step.risk for step in s.steps] for s in every}
+    assert all(risks[s.problem, s.group] == [step.risk for step in s.steps] for s in first if s.group != FEW)
 
 
 @pytest.mark.slow

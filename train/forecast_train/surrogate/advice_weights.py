@@ -104,8 +104,8 @@ def fit_advice_weights(
 
     def lost(x: npt.NDArray[np.float64]) -> float:
         weights = _weights(first, x)
-        data = sum(log_likelihood(e, weights) / counts[e.kernel] for e in evidence)
-        return -data + 0.25 * float((x[1:] ** 2).sum())
+        total = sum(log_likelihood(e, weights) / counts[e.kernel] for e in evidence)
+        return -total + 0.25 * float((x[1:] ** 2).sum())
 
     result = minimize(
         lost, np.zeros(len(FITTED)), method="Powell", options={"maxiter": 2, "xtol": 0.05, "ftol": 1e-3}

@@ -97,8 +97,8 @@ def fit_curves(seen: Sequence[ReplayRecord]) -> SurrogateCalibration:
 
 def _risk_curves(rows: Sequence[ReplayRecord]) -> tuple[CalibrationCurve, ...]:
     """The correction of the stated risk that these replays call for, per class of `OWN_MEASUREMENT_BOUNDS`."""
-    data = (measurement_class(step.each) for s in rows for step in s.steps if step.beaten is not None)
-    return tuple(_risk_curve(rows, own) for own in _nearest_observed(data))
+    classes = (measurement_class(step.each) for s in rows for step in s.steps if step.beaten is not None)
+    return tuple(_risk_curve(rows, own) for own in _nearest_observed(classes))
 
 
 def _risk_curve(rows: Sequence[ReplayRecord], own: int) -> CalibrationCurve:
@@ -130,11 +130,11 @@ def _nearest_observed(held: Iterable[int]) -> list[int]:
 def _risk_pairs(rows: Sequence[ReplayRecord], own: int) -> tuple[Array, Array, Array]:
     """(stated, came true, weight) of a class's steps with an incumbent; every replay weighs the same."""
     every = [[t for t in s.steps if t.beaten is not None and measurement_class(t.each) == own] for s in rows]
-    data = [steps for steps in every if steps]
+    complete = [steps for steps in every if steps]
     return (
-        np.array([step.risk for steps in data for step in steps]),
-        np.array([float(bool(step.beaten)) for steps in data for step in steps]),
-        np.array([1.0 / len(steps) for steps in data for _ in steps]),
+        np.array([step.risk for steps in complete for step in steps]),
+        np.array([float(bool(step.beaten)) for steps in complete for step in steps]),
+        np.array([1.0 / len(steps) for steps in complete for _ in steps]),
     )
 
 

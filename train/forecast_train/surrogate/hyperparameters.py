@@ -71,10 +71,10 @@ def fit_hyper(
     except ImportError as missing:
         raise FitError(f"fitting hyperparameters needs torch: pip install torch ({missing})") from missing
     first = start or surrogate(tables[0]).hyper
-    data = [result for t in tables if (result := _fast_candidates(t, surrogate(t), rows)) is not None]
-    if not data:
+    lists = [result for t in tables if (result := _fast_candidates(t, surrogate(t), rows)) is not None]
+    if not lists:
         raise FitError(f"none of {len(tables)} tables has TTIR, grids and times")
-    everything = _padded(data)
+    everything = _padded(lists)
     logs = {
         name: torch.tensor(np.log(np.clip(value, _LEAST, _MOST)), requires_grad=True)
         for name, value in _fitted_values(first).items()
@@ -82,10 +82,10 @@ def fit_hyper(
     everything["warp_doublings"] *= first.warp_trend  # fitted beside it: see `LEARNED_HYPERPARAMETERS`
     optimiser = torch.optim.Adam(list(logs.values()), lr=_RATE)
     generator = torch.Generator().manual_seed(seed)
-    batches = math.ceil(len(data) / _BATCH)
+    batches = math.ceil(len(lists) / _BATCH)
     for step in range(rounds * batches):
         optimiser.param_groups[0]["lr"] = _RATE * min(1.0, 2.0 * (1.0 - step / (rounds * batches)))
-        drawn = torch.randperm(len(data), generator=generator)[:_BATCH]
+        drawn = torch.randperm(len(lists), generator=generator)[:_BATCH]
         loss = -_likelihood({k: v[drawn] for k, v in everything.items()}, logs, first.intercept).mean()
         optimiser.zero_grad()
         loss.backward()
@@ -94,7 +94,7 @@ def fit_hyper(
             for value in logs.values():
                 value.clamp_(math.log(_LEAST), math.log(_MOST))
     with torch.no_grad():
-        parts = [{k: v[i : i + _BATCH] for k, v in everything.items()} for i in range(0, len(data), _BATCH)]
+        parts = [{k: v[i : i + _BATCH] for k, v in everything.items()} for i in range(0, len(lists), _BATCH)]
         final = torch.cat([_likelihood(part, logs, first.intercept) for part in parts]).mean()
     return _with_values(first, {k: np.exp(v.detach().numpy()) for k, v in logs.items()}), float(final)
 
