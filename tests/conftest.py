@@ -122,13 +122,13 @@ LONGEST = (
     "benchmarks/test_kernels.py",
     "harness/authors/test_triton_rewrites.py",
     "harness/search/test_ray_lanes.py",
-    "harness/variants/test_variants.py",
-    "harness/search/test_kernel_judge.py",
+    "harness/trials/variants/test_variants.py",
+    "harness/trials/test_kernels.py",
     "harness/commands/test_cli_variants.py",
     "harness/commands/test_cli_search.py",
     "harness/search/test_report_chromium.py",
-    "harness/search/test_pack_tracing.py",
-    "harness/search/test_pack_judge.py",
+    "harness/trials/configs/test_pack_tracing.py",
+    "harness/trials/test_packs.py",
     "harness/commands/test_bench.py",
     "train/commands/test_cli_training.py",
     "harness/sandbox/test_sandbox_faults.py",
@@ -173,10 +173,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m fast`, import fast modules alone: others load torch."""
-    if config.option.markexpr != "fast" or not collection_path.name.startswith("test_"):
+    """With `-m fast`, import fast modules alone, and the conftest of no other folder: they load torch."""
+    if config.option.markexpr != "fast":
         return None
-    return None if is_fast(collection_path) else True
+    if collection_path.is_dir():
+        return None if any(map(is_fast, collection_path.rglob("test_*.py"))) else True
+    return None if not collection_path.name.startswith("test_") or is_fast(collection_path) else True
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
