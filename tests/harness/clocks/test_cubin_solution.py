@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code import fake_code
-from forecast_harness.clocks.compilation import cubin_solution as cubin_launcher
+from forecast_harness.clocks.compilation import cubin_solution
 from forecast_harness.clocks.compilation.cubin_solution import CubinLauncher, LaunchFailed, host_solution
 from forecast_harness.clocks.compilation.nvcc import CompiledSource
 from forecast_harness.targets.cuda.signature import KernelParameter, KernelSignature
@@ -43,7 +43,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = tmp_path / "liblaunching.so"
     source = Path(__file__).with_name("launching_driver.cpp")
     subprocess.run(["g++", "-shared", "-fPIC", "-o", str(result), str(source)], check=True)
-    monkeypatch.setattr(cubin_launcher, "_LIBRARY", str(result))
+    monkeypatch.setattr(cubin_solution, "_LIBRARY", str(result))
     stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
 

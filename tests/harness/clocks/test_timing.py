@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.clocks import devices as device
+from forecast_harness.clocks import devices
 from forecast_harness.clocks.devices import left_untouched, typical_seconds
 from forecast_harness.clocks.paired_comparison import (
     CANDIDATE,
@@ -284,7 +284,7 @@ def test_no_label_of_no_times(seconds: list[float]) -> None:
 
 
 def test_peaks_of_a_known_device() -> None:
-    result = device.device_peaks("NVIDIA H200")
+    result = devices.device_peaks("NVIDIA H200")
     assert result.bytes_per_s == pytest.approx(4800e9 * 1.15)
     assert result.flops_per_s > 989e12
 
@@ -307,7 +307,7 @@ def test_a_device_is_held_by_one_process(tmp_path: Path) -> None:
         )
         return done.stdout.strip()
 
-    with device.exclusive("GPU-1", 5.0, tmp_path):
+    with devices.exclusive("GPU-1", 5.0, tmp_path):
         assert other() == "busy"
     assert other() == "held"
 
@@ -317,22 +317,22 @@ def test_lanes_on_two_devices_do_not_wait_for_each_other(tmp_path: Path) -> None
     data = VerificationPlan(device="cuda", index=1, uuid="GPU-1").device_lock
     untold = [VerificationPlan(device="cuda", index=n).device_lock for n in range(2)]
     with (
-        device.exclusive(data, 1.0, tmp_path),
-        device.exclusive(untold[0], 1.0, tmp_path),
-        device.exclusive(untold[1], 1.0, tmp_path),
-        device.exclusive(VerificationPlan().device_lock, 1.0, tmp_path),
-        pytest.raises(device.DeviceBusy, match="timing on the host"),
-        device.exclusive(VerificationPlan().device_lock, 0.05, tmp_path),
+        devices.exclusive(data, 1.0, tmp_path),
+        devices.exclusive(untold[0], 1.0, tmp_path),
+        devices.exclusive(untold[1], 1.0, tmp_path),
+        devices.exclusive(VerificationPlan().device_lock, 1.0, tmp_path),
+        pytest.raises(devices.DeviceBusy, match="timing on the host"),
+        devices.exclusive(VerificationPlan().device_lock, 0.05, tmp_path),
     ):
         pass
 
 
 def test_a_device_is_found_by_what_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [("NVIDIA H200", "GPU-5a1"), ("NVIDIA H200", "GPU-5b2")]
-    monkeypatch.setattr(device, "device_count", lambda: len(known))
-    monkeypatch.setattr(device, "identity", lambda index: known[index])
-    assert [device.device_index(text) for text in ("3", "GPU-5b2", "GPU-5a")] == [3, 1, 0]
-    assert [device.device_index(text) for text in ("GPU-5", "GPU-6", "MIG-5a1", "")] == [None] * 4
+    monkeypatch.setattr(devices, "device_count", lambda: len(known))
+    monkeypatch.setattr(devices, "identity", lambda index: known[index])
+    assert [devices.device_index(text) for text in ("3", "GPU-5b2", "GPU-5a")] == [3, 1, 0]
+    assert [devices.device_index(text) for text in ("GPU-5", "GPU-6", "MIG-5a1", "")] == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -353,20 +353,20 @@ def test_only_devices_that_this_process_may_use_are_visible(
     monkeypatch: pytest.MonkeyPatch, told: str | None, numbers: list[int]
 ) -> None:
     known = [("NVIDIA H200", "GPU-5a1"), ("NVIDIA H200", "GPU-5b2")]
-    monkeypatch.setattr(device, "device_count", lambda: len(known))
-    monkeypatch.setattr(device, "identity", lambda index: known[index])
+    monkeypatch.setattr(devices, "device_count", lambda: len(known))
+    monkeypatch.setattr(devices, "identity", lambda index: known[index])
     if told is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
-    assert device.visible_devices() == numbers
+    assert devices.visible_devices() == numbers
 
 
 def test_without_a_driver_nothing_is_claimed() -> None:
-    if device.device_count():
+    if devices.device_count():
         pytest.skip("there is a device here")
-    assert device.identity(0) == ("", "")
-    assert device.device_conditions(0) == {}
+    assert devices.identity(0) == ("", "")
+    assert devices.device_conditions(0) == {}
 
 
 def test_equals_are_dropped_long_before_the_budget_and_small_gains_are_not() -> None:

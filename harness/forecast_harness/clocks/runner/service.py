@@ -49,12 +49,9 @@ class RunnerService:
 
     def __init__(self, driver: CudaDriver, flush_bytes: int, marks: LaunchMarker) -> None:
         self._driver, self._marks = driver, marks
-        self._session = LaunchSession(driver, flush_bytes, self._mark)
+        self._session = LaunchSession(driver, flush_bytes, marks.set)
         self._inputs: dict[str, dict[str, BufferContents]] = {}
         self._loaded: OrderedDict[str, LoadedKernel] = OrderedDict()
-
-    def _mark(self, contestant: int) -> None:
-        self._marks.set(contestant)
 
     def answer(
         self, request: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
@@ -113,12 +110,12 @@ class RunnerService:
         self, number: int, code: str, data: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> Contestant:
         program = Program.from_json(data)
-        self._mark(number)  # loading is the candidate's doing
+        self._marks.set(number)  # loading is the candidate's doing
         loaded = [
             self._load(replace(kernel, image=bytes(arrays[f"{code}-{n}"].data)))
             for n, kernel in enumerate(program.kernels)
         ]
-        self._mark(NOBODY)
+        self._marks.set(NOBODY)
         return Contestant(self._driver, program, loaded, f"{number}/")
 
     def _load(self, kernel: CompiledKernel) -> LoadedKernel:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from forecast_harness.clocks.runner import messages as launch_outputs
+from forecast_harness.clocks.runner import messages
 from forecast_harness.clocks.runner.messages import KnownOutputs, ObservedLaunch, encode_launches
 
 
@@ -51,7 +51,7 @@ def test_outputs_on_rotated_inputs_are_told_but_not_kept() -> None:
 def test_the_oldest_are_forgotten_and_what_was_promised_to_the_runner_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch_outputs, "_MOST_KEPT_BYTES", 4)
+    monkeypatch.setattr(messages, "_MOST_KEPT_BYTES", 4)
     known = KnownOutputs()
     moved(known, [launch(b"aa"), launch(b"bb")])
     have = known.of_call("call")
@@ -68,7 +68,7 @@ def test_a_content_that_nobody_has_sent_is_an_error() -> None:
 
 
 def test_what_is_large_is_sent_each_time_under_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_outputs, "_MOST_DIGESTED_BYTES", 2)
+    monkeypatch.setattr(messages, "_MOST_DIGESTED_BYTES", 2)
     known = KnownOutputs()
     launches = [launch(b"aaa", b"b"), launch(b"ccc", b"b")]
     for times in (1, 2):

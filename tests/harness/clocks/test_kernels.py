@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forecast_harness.clocks.runner import kernel_texts as trusted_texts
+from forecast_harness.clocks.runner import kernel_texts
 from forecast_harness.clocks.runner.driver import CudaDriver
 from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES, error_kernel_text
 from forecast_harness.clocks.runner.kernels import RunnerKernels
@@ -19,14 +19,14 @@ triton = pytest.importorskip("triton")
 
 
 TEXTS = {
-    "add": trusted_texts.ADD,
-    "pause": trusted_texts.PAUSE,
-    "overwrite": trusted_texts.OVERWRITE,
-    "mask": trusted_texts.MASK,
-    "gaps": trusted_texts.GAPS,
-    "renew": trusted_texts.RENEW,
-    **{f"compare {unit}": trusted_texts.compare_text(unit) for unit in (1, 8)},
-    **{f"digest {unit}": trusted_texts.digest_text(unit) for unit in (1, 8)},
+    "add": kernel_texts.ADD,
+    "pause": kernel_texts.PAUSE,
+    "overwrite": kernel_texts.OVERWRITE,
+    "mask": kernel_texts.MASK,
+    "gaps": kernel_texts.GAPS,
+    "renew": kernel_texts.RENEW,
+    **{f"compare {unit}": kernel_texts.compare_text(unit) for unit in (1, 8)},
+    **{f"digest {unit}": kernel_texts.digest_text(unit) for unit in (1, 8)},
     **{f"error {dtype}": error_kernel_text(dtype) for dtype in sorted(COMPARED_TYPES)},
 }
 
@@ -38,7 +38,7 @@ def test_the_assembler_takes_it(tmp_path: Path, name: str, arch: str) -> None:
     if not assembler.exists():
         pytest.skip("this Triton has no ptxas")
     source = tmp_path / "kernel.ptx"
-    source.write_text(trusted_texts.HEADER + TEXTS[name])
+    source.write_text(kernel_texts.HEADER + TEXTS[name])
     command = [str(assembler), f"--gpu-name={arch}", str(source), "-o", str(tmp_path / "kernel.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
