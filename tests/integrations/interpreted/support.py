@@ -11,6 +11,8 @@ import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
+from tests.integrations.interpreted.kernels import double
+
 VERSION = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:2])
 
 Decorator = Callable[..., Callable[[Any], Autotuner]]
@@ -99,6 +101,47 @@ class Clock:
         if isinstance(answer, BaseException):
             raise answer
         return list(answer) if isinstance(answer, Sequence) else [answer] * 3
+
+
+@dataclass
+class Run:
+    """A tuner over a kernel, the arguments of its calls, and its clock."""
+
+    tuner: Any
+    vector: Vector
+    clock: Clock
+
+    def launch(self, **extra: Any) -> Any:
+        """Call it; returns what the kernel returns."""
+        return self.tuner[grid](*self.vector.args, **extra)
+
+    @property
+    def timings(self) -> dict[int, list[float]]:
+        """The times that the tuner shows, by BLOCK."""
+        return {block_of(config): list(times) for config, times in self.tuner.configs_timings.items()}
+
+
+def tuned(
+    decorate: Decorator,
+    configs: list[triton.Config],
+    ms: Mapping[int, float | Sequence[float] | BaseException] | None = None,
+    *,
+    kernel: Any = None,
+    n: int = 40,
+    **options: Any,
+) -> Run:
+    """A tuner over `double` or another kernel, keyed by `n`, whose clock answers from `ms`."""
+    vector = Vector(n)
+    clock = Clock(vector.tag, ms or {})
+    given = {"key": ["n"], "do_bench": clock, **options}
+    return Run(decorate(configs=configs, **given)(kernel or double), vector, clock)
+
+
+def launched(*args: Any, **options: Any) -> Run:
+    """The same, called once."""
+    run = tuned(*args, **options)
+    run.launch()
+    return run
 
 
 def launch_timed(tuner: Any, vector: Vector, ms: Mapping[int, float | BaseException]) -> None:

@@ -19,81 +19,67 @@ from triton.runtime.jit import KernelInterface
 
 from forecast_autotune.errors import NoWorkingConfigError
 from tests.integrations.interpreted.kernels import accumulate, double, double_even
-from tests.integrations.interpreted.support import Clock, Decorator, Vector, Wrapper, block_of, blocks, grid
+from tests.integrations.interpreted.support import (
+    Clock,
+    Decorator,
+    Vector,
+    Wrapper,
+    blocks,
+    grid,
+    launch_timed,
+    launched,
+    tuned,
+)
 
 
 @pytest.mark.parametrize("where", ["pruning", "conflict", "key"])
 def test_nargs_is_none_after_an_exception(forecast: Decorator, where: str) -> None:
     """Triton keeps the arguments of a failed call alive; ours lets them go."""
-    vector = Vector()
 
     def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
         raise LookupError("no rule for this shape")
 
     options = {"prune_configs_by": {"early_config_prune": prune}} if where == "pruning" else {}
-    tuner = forecast(configs=blocks(16, 32), key=["n"], do_bench=Clock(vector.tag), **options)(double)
-    args = (*vector.args[:3], [40]) if where == "key" else vector.args
+    run = tuned(forecast, blocks(16, 32), **options)
+    args = (*run.vector.args[:3], [40]) if where == "key" else run.vector.args
     extra = {"BLOCK": 64} if where == "conflict" else {}
     with pytest.raises((LookupError, ValueError, TypeError)):
-        tuner[grid](*args, **extra)
-    assert tuner.nargs is None
+        run.tuner[grid](*args, **extra)
+    assert run.tuner.nargs is None
 
 
 def test_nothing_launches(forecast_exhaustive: Decorator) -> None:
-    """Where Triton silently chooses the first config, ours raises, naming what happened to the candidates."""
-    vector = Vector()
+    """Where Triton silently chooses the first config, ours raises, saying what happened; the next key is as ever."""
     failure = OutOfResources(300_000, 200_000, "shared memory")
-    clock = Clock(vector.tag, {16: failure, 32: failure})
-    tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"], do_bench=clock)(double)
+    run = tuned(forecast_exhaustive, blocks(16, 32), {16: failure, 32: failure})
     with pytest.raises(NoWorkingConfigError, match="out_of_resources"):
-        tuner[grid](*vector.args)
-    assert tuner.cache == {}
-    assert tuner.nargs is None
+        run.launch()
+    assert run.tuner.cache == {}
+    assert run.tuner.nargs is None
+    other = Vector(50)
+    launch_timed(run.tuner, other, {})
+    assert other.doubled()
 
 
-def test_tuner_works_after_nothing_launched(forecast_exhaustive: Decorator) -> None:
-    """A key for which all failed does not spoil the next key."""
-    small, large = Vector(40), Vector(50)
-    failure = OutOfResources(300_000, 200_000, "shared memory")
-    tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"])(double)
-    tuner.do_bench = Clock(small.tag, {16: failure, 32: failure})
-    with pytest.raises(NoWorkingConfigError):
-        tuner[grid](*small.args)
-    tuner.do_bench = Clock(large.tag)
-    tuner[grid](*large.args)
-    assert large.doubled()
-
-
-def broken_launch(*broken: int) -> Callable[[dict[str, Any]], None]:
-    """What makes launches of these blocks fail."""
+@pytest.mark.parametrize("broken", [(16,), (16, 32, 64)], ids=["one", "all"])
+def test_runtime_errors_of_configs(forecast_exhaustive: Decorator, broken: tuple[int, ...]) -> None:
+    """Triton aborts the sweep, ours chooses among the others; where all fail the user is told the error's words."""
 
     def launch(kwargs: dict[str, Any]) -> None:
         if kwargs["BLOCK"] in broken:
             raise RuntimeError("misaligned address")
 
-    return launch
-
-
-def test_runtime_error_of_one_config_is_survived(forecast_exhaustive: Decorator) -> None:
-    """Where Triton aborts the sweep, ours records the failure and chooses among the others."""
-    vector = Vector()
-    clock = Clock(vector.tag, {32: 2.0, 64: 3.0})
-    kernel = Wrapper(double, broken_launch(16))
-    tuner = forecast_exhaustive(configs=blocks(16, 32, 64), key=["n"], do_bench=clock)(kernel)
-    tuner[grid](*vector.args)
-    assert vector.block == 32
-    assert vector.doubled()
-    timings = {block_of(c): list(t) for c, t in tuner.configs_timings.items()}
-    assert timings == {16: [math.inf] * 3, 32: [2.0] * 3, 64: [3.0] * 3}
-
-
-def test_runtime_errors_of_all_configs_are_reported(forecast_exhaustive: Decorator) -> None:
-    """If every config fails at run time the user is told so, with the error's words."""
-    vector = Vector()
-    kernel = Wrapper(double, broken_launch(16, 32))
-    tuner = forecast_exhaustive(configs=blocks(16, 32), key=["n"], do_bench=Clock(vector.tag))(kernel)
-    with pytest.raises(NoWorkingConfigError, match="misaligned address"):
-        tuner[grid](*vector.args)
+    run = tuned(
+        forecast_exhaustive, blocks(16, 32, 64), {32: 2.0, 64: 3.0}, kernel=Wrapper(double, before=launch)
+    )
+    if len(broken) == 3:
+        with pytest.raises(NoWorkingConfigError, match="misaligned address"):
+            run.launch()
+        return
+    run.launch()
+    assert run.vector.block == 32
+    assert run.vector.doubled()
+    assert run.timings == {16: [math.inf] * 3, 32: [2.0] * 3, 64: [3.0] * 3}
 
 
 def test_interpreter_without_a_clock(forecast: Decorator) -> None:
@@ -101,53 +87,38 @@ def test_interpreter_without_a_clock(forecast: Decorator) -> None:
 
     Triton asks the driver for a clock and fails on a machine without a GPU.
     """
-    vector = Vector()
     stacked = triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})(double_even)
-    tuner = forecast(configs=blocks(16, 32, 64), key=["n"])(stacked)
-    tuner[grid](*vector.args)
+    run = launched(forecast, blocks(16, 32, 64), kernel=stacked, do_bench=None)
+    vector = run.vector
     assert vector.doubled()
-    assert tuner.best_config in tuner.configs
+    assert run.tuner.best_config in run.tuner.configs
     chosen = vector.block
     vector.out.zero_()
-    tuner[grid](*vector.args)
+    run.launch()
     assert vector.doubled()
     assert vector.block == chosen
-
-
-def test_interpreter_without_a_clock_launches_once(forecast: Decorator) -> None:
-    """No candidate runs beside the one for the caller, so in-place kernels need no care."""
-    vector = Vector()
+    # No candidate runs beside the one for the caller, so in-place kernels need no care.
     acc = torch.zeros_like(vector.x)
-    tuner = forecast(configs=blocks(16, 32, 64), key=["n"])(accumulate)
-    tuner[grid](acc, vector.x, vector.tag, vector.n)
+    tuned(forecast, blocks(16, 32, 64), kernel=accumulate, do_bench=None).tuner[grid](
+        acc, vector.x, vector.tag, vector.n
+    )
     assert torch.equal(acc[:40], vector.x[:40])
-
-
-def test_interpreter_without_a_clock_prunes(forecast: Decorator) -> None:
-    """The user's pruning still rules out configs."""
-    vector = Vector()
-    tuner = forecast(
-        configs=blocks(16, 32, 64),
-        key=["n"],
-        prune_configs_by={"early_config_prune": lambda configs, nargs, **kwargs: configs[2:]},
-    )(double)
-    tuner[grid](*vector.args)
-    assert vector.block == 64
+    # The user's pruning still rules out configs.
+    rules = {"early_config_prune": lambda configs, nargs, **kwargs: configs[2:]}
+    assert launched(forecast, blocks(16, 32, 64), do_bench=None, prune_configs_by=rules).vector.block == 64
 
 
 def test_a_hook_may_launch_the_kernel_that_is_being_tuned(forecast_exhaustive: Decorator) -> None:
     """A launch of the same tuner, for another key, from within its tuning: Triton loses `nargs`."""
-    vector, other = Vector(), Vector(8)
+    other = Vector(8)
 
     def again(kwargs: dict[str, Any], reset_only: bool = False) -> None:
         if kwargs["n"] == 40:
-            tuner[grid](*other.args)
+            run.tuner[grid](*other.args)
 
-    tuner: Any = forecast_exhaustive(
-        configs=blocks(16, 32), key=["n"], pre_hook=again, do_bench=Clock(vector.tag)
-    )(double)
-    tuner[grid](*vector.args)
-    assert vector.doubled()
+    run = tuned(forecast_exhaustive, blocks(16, 32), pre_hook=again)
+    run.launch()
+    assert run.vector.doubled()
     assert other.doubled()
 
 

@@ -12,12 +12,13 @@ from triton.runtime import errors
 from tests.integrations.interpreted.kernels import double
 from tests.integrations.interpreted.support import (
     VERSION,
-    Clock,
     Decorator,
     Vector,
     block_of,
     blocks,
     grid,
+    launched,
+    tuned,
 )
 
 
@@ -59,25 +60,22 @@ def survivors(autotune: Decorator, *sizes: int, **rules: Any) -> list[int]:
 
 def test_early_config_prune_arguments(autotune: Decorator) -> None:
     """It gets the configs, the positional arguments by name, and the call's keywords with grid and warmup."""
-    vector, keep = Vector(), KeepAll()
-    clock = Clock(vector.tag)
-    tuner = autotune(configs=blocks(16, 32), key=["n"], do_bench=clock, prune_configs_by=early(keep))(double)
-    tuner[grid](vector.x, vector.out, tag=vector.tag, n=40)
+    keep = KeepAll()
+    run = tuned(autotune, blocks(16, 32), prune_configs_by=early(keep))
+    run.tuner[grid](run.vector.x, run.vector.out, tag=run.vector.tag, n=40)
     ((configs, nargs, kwargs),) = keep.calls
     assert configs == blocks(16, 32)
     assert list(nargs) == ["x", "out"]
-    assert nargs["x"] is vector.x
+    assert nargs["x"] is run.vector.x
     assert set(kwargs) == {"grid", "warmup", "tag", "n"}
     assert kwargs["grid"] is grid
-    assert kwargs["warmup"] is False
-    assert kwargs["n"] == 40
+    assert (kwargs["warmup"], kwargs["n"]) == (False, 40)
 
 
 def test_early_config_prune_runs_once_per_miss(autotune: Decorator) -> None:
     """A hit does not prune; a new key does."""
     vector, other, keep = Vector(40), Vector(50), KeepAll()
-    clock = Clock(vector.tag)
-    tuner = autotune(configs=blocks(16, 32), key=["n"], do_bench=clock, prune_configs_by=early(keep))(double)
+    tuner = tuned(autotune, blocks(16, 32), prune_configs_by=early(keep)).tuner
     for v in (vector, vector, other, other, vector):
         tuner[grid](*v.args)
     assert [nargs["n"] for _, nargs, _ in keep.calls] == [40, 50]
@@ -85,64 +83,46 @@ def test_early_config_prune_runs_once_per_miss(autotune: Decorator) -> None:
 
 def test_pruned_configs_are_never_launched(autotune: Decorator) -> None:
     """Only survivors are timed, and one of them is chosen."""
-    vector = Vector()
-    clock = Clock(vector.tag, {64: 0.1, 128: 0.1})
-    tuner = autotune(
-        configs=blocks(16, 32, 64, 128),
-        key=["n"],
-        do_bench=clock,
-        prune_configs_by={"early_config_prune": first_two},
-    )(double)
-    tuner[grid](*vector.args)
-    assert vector.block in (16, 32)
-    assert set(clock.timed) <= {16, 32}
+    times = {64: 0.1, 128: 0.1}
+    run = launched(autotune, blocks(16, 32, 64, 128), times, prune_configs_by=early(first_two))
+    assert run.vector.block in (16, 32)
+    assert set(run.clock.timed) <= {16, 32}
 
 
-def test_survivors_all_compete(exhaustive: Decorator) -> None:
-    """Each survivor is timed and has its entry in `configs_timings`."""
-    vector = Vector()
-    clock = Clock(vector.tag, {16: 2.0, 32: 1.0})
-    tuner = exhaustive(
-        configs=blocks(16, 32, 64),
-        key=["n"],
-        do_bench=clock,
-        prune_configs_by={"early_config_prune": first_two},
-    )(double)
-    tuner[grid](*vector.args)
-    assert sorted(clock.timed) == [16, 32]
-    assert {block_of(c) for c in tuner.configs_timings} == {16, 32}
-    assert vector.block == 32
+@pytest.mark.parametrize(
+    ("times", "rules", "timed", "winner"),
+    [
+        pytest.param({16: 2.0, 32: 1.0}, early(first_two), [16, 32], 32, id="all survivors"),
+        pytest.param(
+            {16: 0.1, 64: 2.0, 128: 3.0}, {"perf_model": prefer_large, "top_k": 2}, [64, 128], 64, id="top_k"
+        ),
+        pytest.param({}, {"top_k": 1}, [16, 32, 64, 128], 16, id="top_k without a model"),
+    ],
+)
+def test_survivors_all_compete(
+    exhaustive: Decorator, times: dict[int, float], rules: dict[str, Any], timed: list[int], winner: int
+) -> None:
+    """Each survivor is timed and has its entry in `configs_timings`; an integer top_k keeps that many forecasts."""
+    run = launched(exhaustive, blocks(16, 32, 64, 128), times, prune_configs_by=rules)
+    assert sorted(run.clock.timed) == sorted(run.timings) == timed
+    assert run.vector.block == winner
 
 
 @pytest.mark.skipif(VERSION < (3, 6), reason="Triton raises AutotunerError from 3.6 on")
 def test_pruning_everything_is_an_error(autotune: Decorator) -> None:
     """An `early_config_prune` that returns nothing raises AutotunerError."""
-    vector = Vector()
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        do_bench=Clock(vector.tag),
-        prune_configs_by={"early_config_prune": lambda configs, nargs, **kwargs: []},
-    )(double)
     with pytest.raises(errors.AutotunerError, match="should return at least one config"):
-        tuner[grid](*vector.args)
+        launched(autotune, blocks(16, 32), prune_configs_by=early(lambda configs, nargs, **kwargs: []))
 
 
 @pytest.mark.skipif(VERSION < (3, 8), reason="Triton timed single survivors before 3.8")
 def test_single_survivor_is_not_timed(autotune: Decorator) -> None:
     """Pruned to one config, that config is cached and launched without a clock."""
-    vector = Vector()
-    clock = Clock(vector.tag)
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        do_bench=clock,
-        prune_configs_by={"early_config_prune": lambda configs, nargs, **kwargs: configs[1:]},
-    )(double)
-    tuner[grid](*vector.args)
-    assert (vector.block, clock.timed) == (32, [])
-    assert [block_of(c) for c in tuner.cache.values()] == [32]
-    assert block_of(tuner.best_config) == 32
+    rules = early(lambda configs, nargs, **kwargs: configs[1:])
+    run = launched(autotune, blocks(16, 32), prune_configs_by=rules)
+    assert (run.vector.block, run.clock.timed) == (32, [])
+    assert [block_of(c) for c in run.tuner.cache.values()] == [32]
+    assert block_of(run.tuner.best_config) == 32
 
 
 def test_errors_of_the_users_pruning_reach_the_user(autotune: Decorator) -> None:
@@ -154,11 +134,8 @@ def test_errors_of_the_users_pruning_reach_the_user(autotune: Decorator) -> None
         asked.append(configs)
         raise LookupError("no rule for this shape")
 
-    tuner = autotune(configs=blocks(16, 32), key=["n"], prune_configs_by={"early_config_prune": prune})(
-        double
-    )
     with pytest.raises(LookupError, match="no rule for this shape"):
-        tuner[grid](*Vector().args)
+        launched(autotune, blocks(16, 32), prune_configs_by=early(prune))
     assert len(asked) == 1
 
 
@@ -190,10 +167,8 @@ def test_the_users_pruning_is_called_once_whatever_is_tuned(exhaustive: Decorato
 
     keep = KeepAll()
     rules = {**early(keep), "perf_model": model, "top_k": 2}
-    tuner: Any = exhaustive(configs=blocks(16, 32, 64), key=["n"], do_bench=bench, prune_configs_by=rules)(
-        kernel
-    )
-    tuner.run(n=40)
+    run = tuned(exhaustive, blocks(16, 32, 64), kernel=kernel, do_bench=bench, prune_configs_by=rules)
+    run.tuner.run(n=40)
     assert len(keep.calls) == 1
     assert estimated == [16, 32, 64]
     assert sorted(kernel.blocks) == [16, 32, 32]
@@ -201,20 +176,15 @@ def test_the_users_pruning_is_called_once_whatever_is_tuned(exhaustive: Decorato
 
 def test_perf_model_arguments(autotune: Decorator) -> None:
     """It gets every argument by name, grid and warmup, the config's values and its launch options."""
-    vector = Vector()
     calls: list[dict[str, Any]] = []
 
     def model(**kwargs: Any) -> float:
         calls.append(kwargs)
         return prefer_large(**kwargs)
 
-    tuner = autotune(
-        configs=blocks(16, 32, 64, num_warps=8),
-        key=["n"],
-        do_bench=Clock(vector.tag),
-        prune_configs_by={"perf_model": model, "top_k": 2},
-    )(double)
-    tuner[grid](vector.x, vector.out, tag=vector.tag, n=40)
+    rules = {"perf_model": model, "top_k": 2}
+    run = tuned(autotune, blocks(16, 32, 64, num_warps=8), prune_configs_by=rules)
+    run.tuner[grid](run.vector.x, run.vector.out, tag=run.vector.tag, n=40)
     assert sorted(call["BLOCK"] for call in calls) == [16, 32, 64]
     for call in calls:
         names = {"x", "out", "tag", "n", "grid", "warmup", "BLOCK", "num_warps", "num_ctas", "num_stages"}
@@ -223,28 +193,9 @@ def test_perf_model_arguments(autotune: Decorator) -> None:
         assert (call["num_warps"], call["num_ctas"], call["num_stages"]) == (8, 1, 3)
 
 
-def test_perf_model_keeps_the_top_k(exhaustive: Decorator) -> None:
-    """An integer top_k keeps that many of the best forecasts, and only these are timed."""
-    vector = Vector()
-    clock = Clock(vector.tag, {16: 0.1, 64: 2.0, 128: 3.0})
-    tuner = exhaustive(
-        configs=blocks(16, 32, 64, 128),
-        key=["n"],
-        do_bench=clock,
-        prune_configs_by={"perf_model": prefer_large, "top_k": 2},
-    )(double)
-    tuner[grid](*vector.args)
-    assert sorted(clock.timed) == [64, 128]
-    assert vector.block == 64
-
-
 def test_prune_configs_can_be_called_by_hand(autotune: Decorator) -> None:
-    """`kernel.nargs = {}; kernel.prune_configs(dict(kwargs))` returns the survivors, best forecast first."""
+    """`kernel.nargs = {}; kernel.prune_configs(dict(kwargs))`: the best forecasts first, or all in order."""
     assert survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=3) == [128, 64, 32]
-
-
-def test_prune_configs_without_rules_returns_all(autotune: Decorator) -> None:
-    """Without `prune_configs_by` every config survives, in order."""
     assert survivors(autotune, 32, 16, 64) == [32, 16, 64]
 
 
@@ -252,26 +203,20 @@ def test_perf_model_is_not_asked_when_all_fit(autotune: Decorator) -> None:
     """With no more configs than top_k the model is not called, and the order stays."""
     asked: list[Any] = []
     left = survivors(autotune, 16, 32, perf_model=lambda **kwargs: asked.append(kwargs), top_k=2)
-    assert left == [16, 32]
-    assert asked == []
+    assert (left, asked) == ([16, 32], [])
 
 
 def test_perf_model_sees_only_early_survivors(autotune: Decorator) -> None:
-    """`early_config_prune` comes first."""
-    rules = {"early_config_prune": first_two, "perf_model": prefer_large, "top_k": 1}
-    assert survivors(autotune, 16, 32, 64, 128, **rules) == [32]
+    """`early_config_prune` comes first. From 3.9 a fraction counts what it left, before that all configs."""
+    rules = {**early(first_two), "perf_model": prefer_large}
+    assert survivors(autotune, 16, 32, 64, 128, **rules, top_k=1) == [32]
+    assert len(survivors(autotune, 16, 32, 64, 128, **rules, top_k=0.5)) == (1 if VERSION >= (3, 9) else 2)
 
 
 def test_fractional_top_k_of_all_configs(autotune: Decorator) -> None:
     """A float up to 1.0 is a fraction of the configs, rounded down."""
     for fraction, left in ((1.0, 4), (0.9, 3), (0.5, 2), (0.25, 1)):
         assert len(survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=fraction)) == left
-
-
-def test_fractional_top_k_of_early_survivors(autotune: Decorator) -> None:
-    """From 3.9 the fraction counts what `early_config_prune` left, before that all configs."""
-    rules = {"early_config_prune": first_two, "perf_model": prefer_large, "top_k": 0.5}
-    assert len(survivors(autotune, 16, 32, 64, 128, **rules)) == (1 if VERSION >= (3, 9) else 2)
 
 
 @pytest.mark.skipif(VERSION < (3, 9), reason="a fraction below one config pruned everything before 3.9")
@@ -283,29 +228,13 @@ def test_fractional_top_k_keeps_at_least_one(autotune: Decorator) -> None:
 @pytest.mark.parametrize("top_k", ["2", 1.5, None])
 def test_top_k_of_another_type_is_refused(autotune: Decorator, top_k: object) -> None:
     """Anything but a fraction or an integer is a TypeError at the first call."""
-    tuner = autotune(
-        configs=blocks(16, 32), key=["n"], prune_configs_by={"perf_model": prefer_large, "top_k": top_k}
-    )(double)
     with pytest.raises(TypeError, match="top_k must be either"):
-        tuner[grid](*Vector().args)
+        launched(autotune, blocks(16, 32), prune_configs_by={"perf_model": prefer_large, "top_k": top_k})
 
 
 def test_a_top_k_that_keeps_none_is_refused(forecast: Decorator) -> None:
     """Triton says that `min() arg is an empty sequence`; ours names what left no config."""
-    tuner = forecast(
-        configs=blocks(16, 32), key=["n"], prune_configs_by={"perf_model": prefer_large, "top_k": 0}
-    )(double)
+    run = tuned(forecast, blocks(16, 32), prune_configs_by={"perf_model": prefer_large, "top_k": 0})
     with pytest.raises(ValueError, match="left none of 2 with top_k=0: let top_k be 1 at least"):
-        tuner[grid](*Vector().args)
-    assert tuner.cache == {}
-
-
-def test_top_k_alone_prunes_nothing(exhaustive: Decorator) -> None:
-    """Without a perf_model there is nothing to rank by."""
-    vector = Vector()
-    clock = Clock(vector.tag)
-    tuner = exhaustive(configs=blocks(16, 32, 64), key=["n"], do_bench=clock, prune_configs_by={"top_k": 1})(
-        double
-    )
-    tuner[grid](*vector.args)
-    assert sorted(clock.timed) == [16, 32, 64]
+        run.launch()
+    assert run.tuner.cache == {}

@@ -16,74 +16,54 @@ from forecast_autotune import patch_triton, unpatch_triton
 from tests.integrations.interpreted.kernels import double, double_even
 from tests.integrations.interpreted.support import VERSION, Decorator, Vector, blocks, grid, launch_timed
 
-EXTRAS = [
-    "tolerance",
-    "risk",
-    "budget",
-    "surrogate",
-    "store",
-    "policy",
-    "space",
-    "variants",
-    "bucket",
-    "mode",
-]
+EXTRAS = "tolerance risk budget surrogate store policy space variants bucket mode"
 
 
-def test_positional_parameters_are_tritons() -> None:
-    """Names, order and defaults of the positional parameters equal `triton.autotune`'s."""
+def test_parameters_are_tritons_and_extras_are_keyword_only_and_off() -> None:
+    """Names, order and defaults equal `triton.autotune`'s; every further one is keyword-only and None."""
     from forecast_autotune import autotune
 
     theirs = list(inspect.signature(triton.autotune).parameters.values())
     ours = list(inspect.signature(autotune).parameters.values())
     described = [(p.name, p.default, p.kind) for p in theirs]
     assert [(p.name, p.default, p.kind) for p in ours[: len(theirs)]] == described
-
-
-def test_extras_are_keyword_only_and_off() -> None:
-    """Every parameter beyond Triton's is keyword-only and None unless asked for."""
-    from forecast_autotune import autotune
-
-    parameters = list(inspect.signature(autotune).parameters.values())
-    extras = parameters[len(inspect.signature(triton.autotune).parameters) :]
-    assert [p.name for p in extras] == EXTRAS
+    extras = ours[len(theirs) :]
+    assert " ".join(p.name for p in extras) == EXTRAS
     assert {(p.kind, p.default) for p in extras} == {(inspect.Parameter.KEYWORD_ONLY, None)}
+
+
+def keep_all(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+    return configs
+
+
+def pre(kwargs: Any, reset_only: bool = False) -> None: ...
+
+
+def post(kwargs: Any, exception: Any) -> None: ...
 
 
 def test_parameters_can_be_given_by_position(autotune: Decorator) -> None:
     """All twelve parameters work positionally, in Triton's order."""
 
-    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
-        return configs
-
-    def pre(kwargs: Any, reset_only: bool = False) -> None: ...
-
-    def post(kwargs: Any, exception: Any) -> None: ...
-
     def bench(call: Any, quantiles: Any) -> list[float]:
         return [1.0, 1.0, 1.0]
 
-    pruning = {"early_config_prune": prune}
+    pruning = {"early_config_prune": keep_all}
     tuner = autotune(
         blocks(16, 32), ["n"], pruning, ["out"], ["x"], pre, post, None, None, False, bench, False
     )(double)
     assert (tuner.keys, tuner.reset_to_zero, tuner.restore_value) == (["n"], ["out"], ["x"])
-    assert (tuner.early_config_prune, tuner.pre_hook, tuner.post_hook) == (prune, pre, post)
+    assert (tuner.early_config_prune, tuner.pre_hook, tuner.post_hook) == (keep_all, pre, post)
     assert tuner.do_bench is bench
 
 
-def test_undecorated_use(autotune: Decorator) -> None:
-    """`autotune(configs=..., key=...)(kernel)` is how unsloth applies it."""
+def test_undecorated_use_makes_an_autotuner(autotune: Decorator) -> None:
+    """`autotune(configs=..., key=...)(kernel)` is unsloth's way; torch.compile and others look by `isinstance`."""
     vector = Vector()
     tuner = autotune(configs=blocks(16), key=["n"])(double)
+    assert isinstance(tuner, Autotuner)
     tuner[grid](*vector.args)
     assert vector.doubled()
-
-
-def test_is_an_autotuner(autotune: Decorator) -> None:
-    """torch.compile and others recognise tuned kernels by `isinstance`."""
-    tuner = autotune(configs=blocks(16, 32), key=["n"])(double)
-    assert isinstance(tuner, Autotuner)
 
 
 @pytest.mark.parametrize("configs", [[], None])
@@ -94,19 +74,16 @@ def test_empty_configs_become_the_default_config(autotune: Decorator, configs: A
 
 
 def test_default_attributes(autotune: Decorator) -> None:
-    """What vLLM, torch, FLA and gemlite read on a tuner that was given configs and a key only."""
+    """What vLLM, torch, FLA and gemlite read on a tuner that was given configs and a key only; no warning."""
     configs = blocks(16, 32)
-    tuner = autotune(configs=configs, key=["n"])(double)
-    assert tuner.configs == configs
-    assert tuner.keys == ["n"]
-    assert tuner.cache == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuner = autotune(configs=configs, key=["n"])(double)
+    assert (tuner.configs, tuner.keys, tuner.cache) == (configs, ["n"], {})
     assert tuner.arg_names == ["x", "out", "tag", "n", "BLOCK"]
     assert tuner.fn is double
-    assert tuner.perf_model is None
-    assert tuner.early_config_prune is None
-    assert tuner.configs_top_k == 1.0
-    assert tuner.reset_to_zero == []
-    assert tuner.restore_value == []
+    assert (tuner.perf_model, tuner.early_config_prune, tuner.configs_top_k) == (None, None, 1.0)
+    assert (tuner.reset_to_zero, tuner.restore_value) == ([], [])
     assert (tuner.user_defined_pre_hook, tuner.user_defined_post_hook) == (False, False)
     assert (tuner.num_warmups, tuner.num_reps) == (None, None)
     assert tuner.use_cuda_graph is False
@@ -116,36 +93,24 @@ def test_default_attributes(autotune: Decorator) -> None:
 
 
 def test_given_attributes(autotune: Decorator) -> None:
-    """What was given is readable under the names that torch reads."""
+    """What was given is readable under the names that torch reads, which refuses kernels with hooks of the user's."""
 
     def model(**kwargs: Any) -> float:
         return 1.0
 
-    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
-        return configs
-
     tuner = autotune(
         configs=blocks(16, 32),
         key=["n"],
-        prune_configs_by={"perf_model": model, "top_k": 3, "early_config_prune": prune},
+        prune_configs_by={"perf_model": model, "top_k": 3, "early_config_prune": keep_all},
         reset_to_zero=("out",),
         restore_value=("x",),
     )(double)
-    assert (tuner.perf_model, tuner.configs_top_k, tuner.early_config_prune) == (model, 3, prune)
+    assert (tuner.perf_model, tuner.configs_top_k, tuner.early_config_prune) == (model, 3, keep_all)
     assert (tuner.reset_to_zero, tuner.restore_value) == (["out"], ["x"])
     assert (tuner.user_defined_pre_hook, tuner.user_defined_post_hook) == (False, False)
-
-
-def test_user_hooks_are_declared(autotune: Decorator) -> None:
-    """torch refuses kernels whose `user_defined_*` flags are set, so they must be right."""
-
-    def pre(kwargs: Any, reset_only: bool = False) -> None: ...
-
-    def post(kwargs: Any, exception: Any) -> None: ...
-
-    tuner = autotune(configs=blocks(16, 32), key=[], pre_hook=pre, post_hook=post)(double)
-    assert (tuner.user_defined_pre_hook, tuner.user_defined_post_hook) == (True, True)
-    assert (tuner.pre_hook, tuner.post_hook) == (pre, post)
+    hooked = autotune(configs=blocks(16, 32), key=[], pre_hook=pre, post_hook=post)(double)
+    assert (hooked.user_defined_pre_hook, hooked.user_defined_post_hook) == (True, True)
+    assert (hooked.pre_hook, hooked.post_hook) == (pre, post)
 
 
 def test_base_fn_is_the_python_function(autotune: Decorator) -> None:
@@ -167,13 +132,6 @@ def test_deprecated_timing_options_warn(autotune: Decorator, option: dict[str, A
     assert tuner.num_reps == option.get("rep")
     assert tuner.use_cuda_graph == option.get("use_cuda_graph", False)
     assert callable(tuner.do_bench)
-
-
-def test_ordinary_use_does_not_warn(autotune: Decorator) -> None:
-    """No DeprecationWarning without a deprecated option."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        autotune(configs=blocks(16, 32), key=["n"])(double)
 
 
 @pytest.mark.skipif(VERSION < (3, 9), reason="Triton rejects unknown names from 3.9 on")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 import triton
 
@@ -13,6 +14,7 @@ from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.variants.loading import load_variant
 from tests.integrations.interpreted.kernels import double
 from tests.integrations.interpreted.support import Vector, blocks, grid
 
@@ -101,44 +103,34 @@ def record(source: str, vector: Vector, device: str = INTERPRETER) -> Variant:
     return Variant(**{**vars(made), "checks": (Check(device, signature, True),)})
 
 
-def tuned(vector: Vector, source: str, **options: Any) -> Any:
-    given = {"do_bench": Timed(vector.tag), "store": False, "mode": "exhaustive", **options}
-    variants = [record(source, vector)]
+def tuned(vector: Vector, source: str, device: str = INTERPRETER) -> Any:
+    given = {"do_bench": Timed(vector.tag), "store": False, "mode": "exhaustive"}
+    variants = [record(source, vector, device)]
     return autotune(configs=blocks(16, 32), key=["n"], variants=variants, **given)(double)
 
 
-def test_an_own_grid_is_launched_timed_and_untimed() -> None:
-    """Two programs do the work of as many as the call's grid asks for."""
-    vector = Vector(700)
-    tuner = tuned(vector, PERSISTENT)
-    for _ in range(2):
-        vector.out.zero_()
+@pytest.mark.parametrize(
+    ("source", "n"),
+    [
+        pytest.param(
+            PERSISTENT, 700, id="own grid"
+        ),  # two programs do the work of as many as the call asks for
+        pytest.param(ADDED, 300, id="zeroed"),  # the result is that of one launch, however often it is timed
+        pytest.param(SHARED, 300, id="counters"),  # with a count left over, no program would be the last
+    ],
+)
+def test_every_launch_is_right_timed_and_untimed(source: str, n: int) -> None:
+    """With a grid of its own, with what it adds into zeroed, and with counters that begin at zero."""
+    vector = Vector(n)
+    vector.out[:n] = 7.0
+    tuner = tuned(vector, source)
+    for _ in range(3):
         tuner[grid](*vector.args)
         assert vector.doubled()
         assert vector.tag.tolist() == [128, 2]
+        if source is not ADDED:
+            vector.out.zero_()
     assert tuner.do_bench.seen == {16, 32, 128}
-
-
-def test_what_a_variant_adds_into_is_zeroed_before_every_launch() -> None:
-    """Timing launches it again and again, and so does whoever calls: the result is that of one launch."""
-    vector = Vector(300)
-    vector.out[:300] = 7.0
-    tuner = tuned(vector, ADDED)
-    for _ in range(3):
-        tuner[grid](*vector.args)
-        assert vector.doubled()
-        assert vector.tag.tolist() == [128, 2]
-
-
-def test_counters_are_zero_in_every_launch() -> None:
-    """The last of two programs that share a tile stores it: with a count left over, none would be the last."""
-    vector = Vector(300)
-    tuner = tuned(vector, SHARED)
-    for _ in range(3):
-        vector.out.zero_()
-        tuner[grid](*vector.args)
-        assert vector.doubled()
-        assert vector.tag.tolist() == [128, 2]
 
 
 def test_another_dtype_is_the_bases() -> None:
@@ -166,14 +158,7 @@ def test_a_call_in_place_is_the_bases() -> None:
 def test_a_check_of_a_gpu_is_none_of_the_interpreters() -> None:
     """Devices are told apart in both directions."""
     vector = Vector(300)
-    tuner = autotune(
-        configs=blocks(16, 32),
-        key=["n"],
-        variants=[record(ADDED, vector, "nvidia-h200-cuda90")],
-        store=False,
-        do_bench=Timed(vector.tag),
-        mode="exhaustive",
-    )(double)
+    tuner = tuned(vector, ADDED, device="nvidia-h200-cuda90")
     tuner[grid](*vector.args)
     assert vector.doubled()
     assert int(vector.tag[0]) in (16, 32)
@@ -186,17 +171,8 @@ def test_a_variant_under_heuristics_of_the_base() -> None:
     source = ADDED.replace("BLOCK: tl.constexpr", "BLOCK: tl.constexpr, HALF: tl.constexpr").replace(
         "tl.store(tag, BLOCK)", "tl.store(tag, 2 * HALF)"
     )
-    base = describe.kernel_record(double)
-    named = dict(zip(double.arg_names, vector.args, strict=False))
-    signature = CallSizes.of([describe.call_arguments(double, named)]).signature(["out", "tag"])
-    made = Variant.of(base.name, base.source_sha256, source, Provenance(Origin.HAND))
-    variant = Variant(**{**vars(made), "checks": (Check(INTERPRETER, signature, True),)})
-    found = describe.kernel_record(under)
-    assert found.source_sha256 == base.source_sha256
-
-    from forecast_integrations.triton.variants.loading import load_variant
-
-    loaded = load_variant(variant, under, lambda args, kwargs: True)
+    assert describe.kernel_record(under).source_sha256 == describe.kernel_record(double).source_sha256
+    loaded = load_variant(record(source, vector), under, lambda args, kwargs: True)
     loaded.run(*vector.args, grid=grid, warmup=False, BLOCK=128)
     assert vector.doubled()
     assert vector.tag.tolist() == [128, 2]
