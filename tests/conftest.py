@@ -74,12 +74,9 @@ _FAST_PATHS = (
     "core/",
     "harness/authors/test_external",
     "harness/search/test_acquisition",
-    "harness/search/test_archives",
-    "harness/search/test_log",
     "harness/targets/test_novelty",
     "harness/search/test_scheduler",
     "harness/search/test_state",
-    "harness/search/test_stopping",
     "test_architecture",
 )
 _LOADS_TORCH = re.compile(

@@ -1,18 +1,22 @@
-"""Jobs for the sandbox's tests: launches of a workload whose block lies in the cell."""
+"""Jobs for the sandbox's tests: launches of a workload whose block lies in the cell, some of them in windows."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from forecast_harness.clocks.paired_comparison import CANDIDATE
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, TensorBytes
 from forecast_harness.targets.packs.schema import Language, Pack
+from forecast_harness.verify import examiner as judging
 from forecast_harness.verify.examiner import SolutionExaminer
+from forecast_harness.verify.launch_windows import AuditedCells, AuditRejected, AuditUnavailable, WindowAudit
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import problem_of
 
@@ -67,3 +71,45 @@ def launches(work: JobContext) -> dict[str, Any]:
         except CandidateFault as fault:
             codes.append([f"{fault.fault}: {fault.detail}"])
     return {"codes": codes, "checked": checked, "log": counted.log, "block": case.input_bytes}
+
+
+def timed_launches(work: JobContext) -> dict[str, Any]:
+    """`launches` that were timed of those that were planned, and the `codes` of what was found."""
+    pack, plan = Pack.from_json(work.payload["pack"]), VerificationPlan.from_json(work.payload["plan"])
+    torch.set_num_threads(1)
+    before = judging._MOST_TIMED_S
+    judging._MOST_TIMED_S = {"cpu": float(work.payload["most_s"])}
+    try:
+        with tempfile.TemporaryDirectory() as folder, work.cell() as cell:
+            judge = judging.SolutionExaminer(pack, problem_of(pack, Path(folder)), cell, plan, b"seed")
+            assert judge.prepare("solution.py", "run", Language.TORCH) == []
+            reasons = judge._timed_trials()
+    finally:
+        judging._MOST_TIMED_S = before
+    return {"launches": len(judge._history), "codes": [str(r.code) for r in reasons]}
+
+
+def audited_windows(work: JobContext) -> dict[str, Any]:
+    """`pack`, `files` of incumbent and candidate, `seconds` of a launch, `claimed` (log of the ratio), `rounds`,
+    `device`.
+    """
+    asked = work.payload
+    pack, plan = Pack.from_json(asked["pack"]), VerificationPlan(device=asked["device"])
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        cells = [stack.enter_context(work.cell()) for _ in range(2)]
+        problem = problem_of(pack, Path(folder))
+        judges = [SolutionExaminer(pack, problem, cell, plan, bytes([n])) for n, cell in enumerate(cells)]
+        for judge, file in zip(judges, asked["files"], strict=True):
+            judge.prepare(file, "run", Language.TORCH)
+        workloads = pack.timed_workloads(plan.device)
+        seconds = {w.name: asked["seconds"] for w in workloads}
+        audit = WindowAudit(asked["claimed"], 0.005)
+        try:
+            opened = AuditedCells(work, stack, pack, judges, cells, seconds, workloads, plan.device)
+            verdict = audit.run(opened, judges[CANDIDATE].rng, asked["rounds"], 60.0)
+        except AuditRejected as found:
+            return {"caught": found.which, "reasons": [r.to_json() for r in found.reasons]}
+        except AuditUnavailable as error:
+            return {"unavailable": str(error)}
+    return {**audit.to_json(), "verdict": str(verdict)}

@@ -43,7 +43,7 @@ from forecast_harness.verify.run import static_hints, verify
 from forecast_harness.verify.verdict import Judgement, ReasonCode
 from tests.core.hostile_sources import hostile_sources
 from tests.harness.authors.proposal_examples import node, pack_target, request
-from tests.harness.search.threaded_search import run_search
+from tests.harness.search.simulated_search import run_search
 
 HOSTILE = hostile_sources()
 SHORT = {name: text for name, text in HOSTILE.items() if not source_problem(text)}

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forecast_autotune.errors import SettingsError
+from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin
 from forecast_harness.authors import llm_prompts, open_author
 from forecast_harness.authors.llm import LLMAuthor, open_llm_author
-from forecast_harness.records import NodeResult, ProposalRequest, SearchTarget, TargetKind
+from forecast_harness.authors.llm_answers import apply_edits, extract_note, extract_source
+from forecast_harness.authors.llm_prompts import prompt
+from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
 from tests.harness.authors.proposal_examples import (
     NATIVE_SOFTMAX,
     code_block,
     node,
     pack_target,
+    plain_target,
     request,
     search_replace_blocks,
 )
+from tests.harness.cuda_kernels.declared_kernel import SOURCE, cuda_node, cuda_target, declared
 from tests.integrations.models.faulty_server import FaultyServer, Handler
 
 TARGET, SEED = pack_target("softmax")
@@ -323,3 +327,200 @@ def test_diffs_are_asked_and_applied(tmp_path: Path) -> None:
     assert answer.nodes[0].source == SEED.source.replace(line, "    return torch.softmax(x, -1)")
     assert answer.nodes[0].provenance.note == "A change."
     assert "it holds no block of the form <<<<<<< SEARCH" in model.prompts[1]
+
+
+# --- CUDA sources ---
+
+
+BETTER = SOURCE.replace("[128, 256]", "[512, 1024]")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> SearchTarget:
+    return cuda_target(declared(tmp_path))
+
+
+@pytest.fixture
+def parent(target: SearchTarget) -> Node:
+    return cuda_node(target, SOURCE)
+
+
+@pytest.mark.parametrize("fence", ["cpp", "cuda", "c++", ""])
+def test_the_block_with_the_kernel_is_the_source(target: SearchTarget, parent: Node, fence: str) -> None:
+    answer = f"More threads.\n```cpp\nint other;\n```\nand\n```{fence}\n{BETTER}```\n"
+    assert extract_source(answer, target, parent) == BETTER
+
+
+def test_edits_apply_to_cuda_too(target: SearchTarget, parent: Node) -> None:
+    answer = "<<<<<<< SEARCH\nTHREADS = [128, 256]\n=======\nTHREADS = [512, 1024]\n>>>>>>> REPLACE\n"
+    assert apply_edits(answer, target, parent) == BETTER
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (SOURCE, "is the one that was given"),
+        (BETTER.partition("*/\n")[2], "needs one launch comment"),
+        ('#include "/etc/passwd"\n' + BETTER, "is refused"),
+        (BETTER.replace("[512, 1024]", "512"), "must be a list of different integers"),
+    ],
+)
+def test_a_model_is_told_which_rule_its_source_breaks(
+    target: SearchTarget, parent: Node, source: str, said: str
+) -> None:
+    with pytest.raises(RecordError, match=said):
+        extract_source(f"```cpp\n{source}```\n", target, parent)
+
+
+def test_a_model_is_asked_for_cuda(target: SearchTarget, parent: Node) -> None:
+    pytest.importorskip("jinja2")
+    text = prompt(request(target, parent), "rewrite")
+    assert "```cpp\n/* launch" in text
+    assert "void twice(const float* x, float* y, int n)" in text
+    assert "warp shuffles" in text
+
+
+# --- from an answer to a source ---
+
+
+PARENT = """
+import torch
+
+
+def run(x):
+    y = x + 1
+    for i in range(2):
+        y = y * 2
+    z = x + 1
+    return y + z
+"""
+
+
+def applied(*pairs: tuple[str, str]) -> str:
+    target = plain_target()
+    return apply_edits(search_replace_blocks(*pairs), target, node(target, PARENT))
+
+
+def test_edits_are_applied_in_turn() -> None:
+    """The second one searches for what the first one wrote."""
+    found = applied(("    y = x + 1", "    y = x + 2"), ("    y = x + 2", "    y = x + 3"))
+    assert "y = x + 3" in found
+    assert "y = x + 1" not in found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("    y = x + 1", "    y = x - 1", "    y = x - 1\n    for"),
+        ("    y = x + 1   ", "    y = x - 1", "    y = x - 1\n    for"),
+        ("y = y * 2", "y = y * 3\ny = y.neg()", "        y = y * 3\n        y = y.neg()\n    z"),
+        ("            y = y * 2", "            y = y * 3", "        y = y * 3\n    z"),
+        ("    z = x + 1\n    return y + z", "    return y + x + 1", "y * 2\n    return y + x + 1\n"),
+        ("    for i in range(2):\n        y = y * 2", "", "    y = x + 1\n    z = x + 1\n"),
+        ("```python\n    y = x + 1\n```", "```python\n    y = x - 1\n```", "    y = x - 1\n    for"),
+    ],
+)
+def test_an_edit_fits_though_blanks_differ(old: str, new: str, expected: str) -> None:
+    assert expected in applied((old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ("= x + 1", "are not in the source"),
+        ("    y = x + 7", "edit 1 searches for are not in the source: 'y = x . 7'"),
+        ("", "searches for nothing"),
+    ],
+)
+def test_an_edit_that_does_not_fit_is_refused(old: str, said: str) -> None:
+    with pytest.raises(RecordError, match=said):
+        applied((old, "    y = 0"))
+
+
+def test_an_ambiguous_edit_is_refused() -> None:
+    target = plain_target()
+    twice = node(target, PARENT.replace("z = x + 1", "y = x + 1"))
+    with pytest.raises(RecordError, match="occur 2 times: copy more of them"):
+        apply_edits(search_replace_blocks(("    y = x + 1", "    y = 0")), target, twice)
+
+
+# --- reading ---
+
+
+def test_the_last_block_that_defines_the_entry_counts() -> None:
+    drafts = (
+        code_block(NATIVE_SOFTMAX.format(1))
+        + code_block("def helper(x):\n    return x\n")
+        + code_block(NATIVE_SOFTMAX.format(-1))
+    )
+    assert extract_source(
+        f"<think>{code_block(NATIVE_SOFTMAX.format(7))}</think>{drafts}", TARGET, SEED
+    ) == NATIVE_SOFTMAX.format(-1)
+    assert extract_source(NATIVE_SOFTMAX.format(-1), TARGET, SEED) == NATIVE_SOFTMAX.format(-1), (
+        "code and nothing else"
+    )
+    assert extract_source(
+        code_block(NATIVE_SOFTMAX.format(-1)).replace("\n", "\r\n"), TARGET, SEED
+    ) == NATIVE_SOFTMAX.format(-1)
+
+
+def test_a_block_may_begin_behind_the_sentence() -> None:
+    code = NATIVE_SOFTMAX.format(-1)
+    assert extract_source(f"One native operation. ```python\n{code}```\n", TARGET, SEED) == code
+    inline = f"It calls ```run```\n\n```python\n{code}```\n"
+    assert extract_source(inline, TARGET, SEED) == code, "what ends a line is not always an opening"
+    with pytest.raises(RecordError, match="is not closed"):
+        extract_source(f"One native operation. ```python\n{code}", TARGET, SEED)
+
+
+def test_a_whole_source_is_taken_where_edits_were_asked_for() -> None:
+    answer = code_block(NATIVE_SOFTMAX.format(-1))
+    assert apply_edits(answer, TARGET, SEED) == NATIVE_SOFTMAX.format(-1)
+    line = SEED.source.strip().splitlines()[-1]
+    both = answer + search_replace_blocks((line, "    return torch.softmax(x, 1)"))
+    assert apply_edits(both, TARGET, SEED).endswith("softmax(x, 1)\n"), "edits count before it"
+    with pytest.raises(RecordError, match="no block of the form"):
+        apply_edits(code_block("def helper(x):\n    return x\n"), TARGET, SEED)
+
+
+def test_notes_are_one_printable_line() -> None:
+    assert (
+        extract_note(f"<think>hm</think>First\x00 this,\nthen that.\n{code_block('', '')}")
+        == "First this, then that."
+    )
+    assert len(extract_note("word " * 200)) <= 300
+
+
+def test_arguments_may_be_optional_or_gathered() -> None:
+    for head in ("run(x, chunk=64)", "run(x, *, chunk=64)", "run(**inputs)"):
+        assert head in extract_source(
+            code_block(NATIVE_SOFTMAX.format(-1).replace("run(x)", head)), TARGET, SEED
+        )
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("x, y, n", "x, y, count"), "must have its runtime parameters"),
+        (("import triton\n", "import triton\nimport os\n"), "os"),
+        (("def scale", "def other"), "no code block that defines scale"),
+    ],
+)
+def test_kernels_keep_their_contract(change: Sequence[str], said: str) -> None:
+    target = SearchTarget(TargetKind.KERNEL, "scale", "k" * 24, "triton", "scale", "", {})
+    parent = node(target, KERNEL)
+    assert extract_source(code_block(KERNEL.replace("* 2", "+ 0")), target, parent)
+    with pytest.raises(RecordError, match=said):
+        extract_source(code_block(KERNEL.replace(*change)), target, parent)

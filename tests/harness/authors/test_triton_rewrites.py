@@ -19,11 +19,11 @@ from forecast_autotune.variants import Origin, Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.authors.triton import REWRITES, variants_of
 from tests.core.captured_output import needs_triton
-from tests.harness.authors.mechanical_refusals import REFUSED
 from tests.harness.authors.mechanical_sources import (
     EVERY,
     MOMENTS,
     ODD,
+    REFUSED,
     SIMPLE_TILES,
     SOFTMAX,
 )

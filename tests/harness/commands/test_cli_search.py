@@ -158,7 +158,6 @@ def test_a_folder_is_served_until_ctrl_c(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "forecast_autotune", "search", "--show", str(tmp_path), "--serve"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
-        assert process.stderr is not None
         url = process.stderr.readline().partition("live page: ")[2].strip()
         with urllib.request.urlopen(url, timeout=60) as answer:
             assert b"Search of swiglu" in answer.read()

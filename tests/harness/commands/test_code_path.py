@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -18,6 +22,8 @@ from forecast_autotune.records import Outcome
 from forecast_harness.clocks.runner import health
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.health import clock_problem, runner_problem
+from forecast_harness.commands import count_line
+from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.search import open_machine_code
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.targets.novelty import node_identity
@@ -149,3 +155,36 @@ def test_a_clock_that_tells_no_time_is_found_out(pauses: list[tuple[float, float
     found = clock_problem(pauses)
     assert said in found
     assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_counts_are_shown_at_once_and_at_the_end(terminal: bool) -> None:
+    file = io.StringIO()
+    told = ["none of 2 judged"]
+    with CountLine(Console(file=file, force_terminal=terminal, width=60), lambda: told[-1]):
+        assert "none of 2 judged" in file.getvalue()
+        told.append("2 of 2 \x1b[31mjudged")
+    shown = file.getvalue()
+    assert "2 of 2" in shown
+    assert "\x1b[31m" not in shown
+    assert ("\r" in shown) is terminal
+    assert shown.endswith("\n")
+    assert all(t.name != "count-line" for t in threading.enumerate())
+
+
+def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(count_line, "_PIPE_INTERVAL_S", 0.01)
+    file = io.StringIO()
+    with CountLine(Console(file=file), lambda: "none of 2 judged"):
+        while file.getvalue().count("\n") < 3:
+            time.sleep(0.01)
+    first, *later = file.getvalue().splitlines()
+    assert first == "none of 2 judged"
+    assert later[0] == "none of 2 judged (0 s)", "the seconds, where nothing else changed"
+
+
+def test_quiet_shows_nothing() -> None:
+    file = io.StringIO()
+    with CountLine(Console(file=file), lambda: "2 of 2", quiet=True):
+        pass
+    assert file.getvalue() == ""

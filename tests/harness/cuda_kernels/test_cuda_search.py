@@ -44,7 +44,7 @@ from tests.harness.cuda_kernels.declared_kernel import (
     declared,
     needs_nvcc,
 )
-from tests.harness.trials.machine_code.noting_host import NotingHost, ReadyHost
+from tests.harness.trials.machine_code.judged_sums import NotingHost, ReadyHost
 from tests.harness.trials.machine_code.translated_builds import StartedBuilder
 
 pytestmark = needs_nvcc

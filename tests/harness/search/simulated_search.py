@@ -1,18 +1,20 @@
-"""Searches without threads: every answer comes when a generator says so."""
+"""Searches of a table: answers come when a generator says so, or of threads and lanes."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.search.synthetic_landscape import (
     CONTEXT,
     SEEDS,
     TARGET,
+    CallLedger,
     LandscapeAuthor,
     LandscapeForecaster,
     LandscapeJudge,
@@ -42,13 +44,9 @@ from forecast_harness.search.events import (
 from forecast_harness.search.forecasters import Forecaster
 from forecast_harness.search.log import decode, encode
 from forecast_harness.search.plan import pending_actions
-from forecast_harness.search.run import (
-    answer_event,
-    ask_plugin,
-    judge_answer,
-    lane_failure_event,
-)
+from forecast_harness.search.run import answer_event, ask_plugin, judge_answer, lane_failure_event, search
 from forecast_harness.search.state import SearchState, apply_event, replay_events
+from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 
 
@@ -180,3 +178,35 @@ def log_text(events: Iterable[Event]) -> str:
 def jobs(actions: Iterable[Action]) -> list[NodeJob]:
     """The jobs among actions."""
     return [a for a in actions if isinstance(a, NodeJob)]
+
+
+def run_search(
+    folder: Path,
+    chosen: SearchSettings,
+    *,
+    make_judge: Callable[[int], NodeJudge] | None = None,
+    proposer: LandscapeAuthor | None = None,
+    forecaster: LandscapeForecaster | None = None,
+    ledger: CallLedger | None = None,
+    watch: Callable[[SearchState], None] | None = None,
+    lanes: int = 2,
+    forecasts: bool = True,
+    began: float | None = None,
+    **context: Any,
+) -> SearchState:
+    made = LocalJudgePool(make_judge or (lambda _: LandscapeJudge(ledger, 0.002)), lanes)
+    try:
+        return search(
+            TARGET,
+            SEEDS,
+            settings=chosen,
+            context=replace(CONTEXT, **context),
+            proposers={"table": proposer or LandscapeAuthor(ledger, 0.002)},
+            forecaster=(forecaster or LandscapeForecaster(ledger)) if forecasts else None,
+            lanes=made,
+            folder=folder,
+            watch=watch,
+            began=began,
+        )
+    finally:
+        made.close()

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
 pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
 
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Config, Outcome
@@ -21,9 +21,12 @@ from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult,
 from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import UNTESTED_DIFFERENCE_SD, TritonForecaster
 from forecast_harness.search.lineage import UNINFORMED_SD
+from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.search_target import configs_for, open_target
 from forecast_harness.trials import confirmation as confirmation_limit
+from forecast_harness.trials import kernel_cell as call_values
 from forecast_harness.trials.configs.variant_tracing import (
     MAX_TRACED_ASSIGNMENTS,
     ConfigForecasts,
@@ -32,6 +35,8 @@ from forecast_harness.trials.configs.variant_tracing import (
     is_compatible,
     most_promising,
 )
+from forecast_harness.trials.kernel_calls import CallKinds
+from forecast_harness.trials.kernel_cell import fill_tensor, relative_error
 from forecast_harness.trials.kernels import KernelJudge
 from forecast_harness.trials.protocol import ConfirmationEnded
 from forecast_harness.trials.race import RaceRules
@@ -176,7 +181,6 @@ def tracer() -> Iterator[VariantTracer]:
 def test_ir_is_traced_without_a_device_and_forecast(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
     result = tracer.forecast(TUNABLE, configs)
-    assert result is not None
     assert result.configs == tuple(configs)
     assert (result.sd > 0).all()
     assert len(set(result.mean.tolist())) == len(configs)  # IR tells them apart
@@ -187,14 +191,12 @@ def test_long_lists_are_forecast_whole_where_few_traces_tell_of_them(tracer: Var
     listed = configs_for(TARGET, TUNABLE)
     configs = [replace(c, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2, 3) for c in listed]
     result = tracer.forecast(TUNABLE, configs)
-    assert result is not None
     assert result.configs == tuple(configs)
     assert result.mean.shape == result.p_fail.shape == (len(configs),)
     assert len(set(tracer.best_configs(TUNABLE, configs, 8))) == 8
     # More than can be traced: a spread over them.
     many = [Config.of({"BLOCK": 16 + n}) for n in range(MAX_TRACED_ASSIGNMENTS + 20)]
     spread = tracer.forecast(TUNABLE, many)
-    assert spread is not None
     assert len(set(spread.configs)) == MAX_TRACED_ASSIGNMENTS
 
 
@@ -206,8 +208,6 @@ def test_advice_on_the_base_moves_forecasts_of_the_base_alone(tracer: VariantTra
     try:
         for source, moved in ((SOFTMAX, True), (TUNABLE, False)):
             plain, result = tracer.forecast(source, configs), advised.forecast(source, configs)
-            assert plain is not None
-            assert result is not None
             assert (plain.mean.tolist() != result.mean.tolist()) is moved
     finally:
         advised.close()
@@ -216,7 +216,6 @@ def test_advice_on_the_base_moves_forecasts_of_the_base_alone(tracer: VariantTra
 def test_what_is_timed_is_what_promises_most_and_one_more(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
     result = tracer.forecast(TUNABLE, configs)
-    assert result is not None
     chosen = tracer.best_configs(TUNABLE, configs, 4)
     assert chosen[:3] == [result.configs[i] for i in result.order[:3]]
     assert len(set(chosen)) == 4
@@ -230,7 +229,6 @@ def sizes(configs: Sequence[Config]) -> list[object]:
 def test_the_rivals_config_is_timed_first_where_a_source_can_run_it(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
     result = tracer.forecast(TUNABLE, configs)
-    assert result is not None
     worst = result.configs[result.order[-1]]
     chosen = tracer.best_configs(TUNABLE, configs, 4, worst)
     assert chosen[:3] == [worst, *(result.configs[i] for i in result.order[:2])]
@@ -259,7 +257,6 @@ def test_no_config_is_explored_that_compiles_far_longer_than_the_promising_ones(
 def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -> None:
     configs = configs_for(TARGET, TUNABLE)
     before = tracer.forecast(TUNABLE, configs)
-    assert before is not None
     first, last = configs[before.order[0]], configs[before.order[-1]]
     taught = VariantTracer(TARGET)
     try:
@@ -274,17 +271,14 @@ def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -
         # Small blocks are forecast to be slow, and turn out to be fast. Nobody traces what was timed for a forecast.
         taught.learn(SIBLING, {c: [1e-5 * 2**i] for i, c in enumerate(configs)})
         unread = taught.forecast(TUNABLE, configs)
-        assert unread is not None
         assert unread.mean == pytest.approx(before.mean)
         taught.prepare_source(TUNABLE, rival=SIBLING, beside=configs[0])
         taught.learn(SIBLING, {})
         level = taught.forecast(TUNABLE, configs)
-        assert level is not None
         assert level.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0), "the rival's config was traced"
         taught.prepare_source(SIBLING)
         taught.learn(SIBLING, {})
         after = taught.forecast(TUNABLE, configs)
-        assert after is not None
         assert sizes([configs[i] for i in after.order]) == sorted(sizes(configs), key=lambda n: int(str(n)))
         assert sizes([first]) != [16]
         assert after.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0)
@@ -292,13 +286,11 @@ def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -
         assert taught.best_configs(TUNABLE, configs, 2, first) == [first, configs[0]]
         taught.learn(SIBLING, {configs[0]: Outcome.COMPILE_ERROR})
         failing = taught.forecast(TUNABLE, configs)
-        assert failing is not None
         assert failing.p_fail[0] > after.p_fail[0] + 0.05
         assert failing.sd[0] > after.sd[0], "what fails has no time"
         # Its own times are evidence, too.
         taught.learn(TUNABLE, {configs[3]: [1e-7]})
         own = taught.forecast(TUNABLE, configs)
-        assert own is not None
         assert own.order[0] == 3
         assert own.mean[3] == pytest.approx(math.log2(1e-4), abs=0.1)
     finally:
@@ -384,3 +376,55 @@ def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path, monkeypatch
     winner = learnt[-1][1][Config.from_json(both.config)]
     assert winner == pytest.approx(list(both.seconds.values()))
     assert all(0 < float(seconds[0]) < 1 for _, timings in learnt for seconds in timings.values())
+
+
+LARGE, SMALL = (
+    subject(SOFTMAX, softmax_call(*first), softmax_call(*second), grid=rows)
+    for first, second in (((9, 70), (4, 33)), ((4, 33), (9, 70)))
+)
+
+
+def survey_of(one: BaseKernel, *, frozen: bool) -> KernelSurvey:
+    sizes = CallSizes.of(one.calls)
+    sizes = sizes.frozen() if frozen else sizes
+    return KernelSurvey(("y",), (), Config.of({"BLOCK": 64}), True, signature=sizes.signature({"y"}))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_call_is_surveyed_unless_another_ones_drawn_sizes_cover_it(frozen: bool) -> None:
+    requests: list[BaseKernel] = []
+
+    def survey(one: BaseKernel) -> KernelSurvey:
+        requests.append(one)
+        return survey_of(one, frozen=frozen)
+
+    kinds = CallKinds.surveyed([LARGE, SMALL], survey)
+    assert requests == ([LARGE, SMALL] if frozen else [LARGE])
+    assert [one for one, _ in kinds.verified] == requests
+    assert kinds.covering == tuple(
+        survey_of(one, frozen=frozen) for one in requests for _ in range(2 // len(requests))
+    )
+
+
+def test_long_tensors_are_filled_to_the_end_and_no_two_rows_are_alike() -> None:
+    flat = torch.full((3, 1 << 22), math.nan)
+    fill_tensor(flat.reshape(-1), 2, torch.Generator().manual_seed(0))
+    assert bool(flat.isfinite().all())
+    assert abs(float(flat.mean())) < 0.01
+    assert float(flat.std()) == pytest.approx(1.0, abs=0.01)
+    assert not any(torch.equal(flat[a], flat[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_errors_are_told_beyond_what_is_compared_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_values, "_COMPARED_ELEMENTS", 8)
+    right = torch.linspace(-4.0, 4.0, 31)
+    assert relative_error(right.clone(), right) == 0.0
+    late = right.clone()
+    late[-1] += 1.0
+    assert relative_error(late, right) == pytest.approx(0.25)
+    late[20] = math.inf
+    assert relative_error(late, right) == math.inf
+    both = right.clone()
+    both[20] = math.inf
+    assert relative_error(both.double(), both) == 0.0
+    assert relative_error(right[:0], right[:0]) == 0.0

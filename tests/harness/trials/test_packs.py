@@ -74,7 +74,6 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeJudge]:
 def test_a_faster_source_is_measured_beside_the_incumbent(judge: NodeJudge) -> None:
     result = judged(judge, replace(job("fast", FAST), against=node("often", OFTEN)))
     assert (result.outcome, result.against, result.stage) == (Outcome.OK, "often", "time")
-    assert result.log2_ratio is not None
     assert result.log2_ratio < -0.5
     assert set(result.seconds) == {"small", "ragged"}
     assert result.measurements == 1
@@ -104,7 +103,6 @@ def test_a_slower_source_is_given_up_early(judge: NodeJudge) -> None:
     slower = source.replace("range(9)", "range(900)")
     result = judged(judge, job("slow", slower))
     assert result.outcome is Outcome.OK
-    assert result.log2_ratio is not None
     assert result.log2_ratio > 0.4
     # A pause of the machine beside the short seed can hide the slowdown in one of the first blocks.
     assert result.facts["ended"] in {"hopeless", "slower"}

@@ -447,7 +447,7 @@ def test_launches_are_timed_until_a_third_are_or_the_time_is_up(
     plan = VerificationPlan(timed=10)
     payload = {"pack": SOFTMAX.to_json(), "plan": plan.to_json(), "most_s": most_s}
     files = {"solution.py": HONEST["softmax"]}
-    result = judging.run(SandboxJob("tests.harness.timed_launches:timed_launches", payload, files), LIMITS)
+    result = judging.run(SandboxJob("tests.harness.large:timed_launches", payload, files), LIMITS)
     assert result.status is JobStatus.OK, result.detail
     assert result.value["launches"] in launches
     assert result.value["codes"] == []

@@ -290,6 +290,5 @@ def test_a_result_of_inputs_that_cancel_when_moved_keeps_its_limit() -> None:
         safety=8.0,
         generator=generator,
     )
-    assert one.limit is not None
     honest = one.want[:, 1] * (36.9 + 36.7) * 2.0**-24
     assert (one.limit[:, 1] < honest).double().mean() < 0.01

@@ -19,6 +19,7 @@ from forecast_harness.targets.packs import Pack, load_pack
 from forecast_harness.verify.blocks import Slot
 from forecast_harness.verify.launch_windows import BARE, NULL, AuditVerdict, Glimpse, WindowAudit
 from tests.harness.lanes import lane
+from tests.harness.many_kernels import MANY_KERNELS
 from tests.harness.small import checked_only
 
 SECONDS = {INCUMBENT: 4e-3, CANDIDATE: 2e-3, NULL: 2e-4, BARE: 1.5e-4}
@@ -104,7 +105,7 @@ needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="t
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Callable[..., dict[str, Any]]]:
     pack = checked_only(load_pack("softmax"))
-    with lane(warm=("torch", "tests.harness.audit_job")) as opened:
+    with lane(warm=("torch", "tests.harness.large")) as opened:
         yield lambda *sources, **asked: ask(opened, pack, sources, **asked)
 
 
@@ -120,7 +121,7 @@ def ask(
     files = {f"{n}.py": source for n, source in enumerate(sources)}
     payload = {"pack": pack.to_json(), "files": list(files), "seconds": seconds, "claimed": math.log(claimed)}
     payload |= {"rounds": rounds, "device": device}
-    job = SandboxJob("tests.harness.audit_job:main", payload, files)
+    job = SandboxJob("tests.harness.large:audited_windows", payload, files)
     result = opened.run(job, LIMITS)
     assert result.status is JobStatus.OK, result.detail
     results: dict[str, Any] = result.value
@@ -178,3 +179,69 @@ def test_rounding_is_like_and_other_values_are_not() -> None:
     eight = right.to(torch.float8_e4m3fn)
     assert glimpse(eight).unlike(glimpse(eight.clone())) == []
     assert glimpse(eight).unlike(glimpse(stale.to(eight.dtype))) == [3]
+
+
+# --- on a device ---
+
+
+TWICE = "import torch\n\n\ndef run(x):\n    torch.softmax(x, -1)\n    return torch.softmax(x, -1)\n"
+WAITS = "import torch\n\n\ndef run(x):\n    y = torch.softmax(x, -1)\n    float(y[0, 0])\n    return y\n"
+SPINS = (
+    "import torch\n\n\ndef run(x):\n    y = torch.softmax(x, -1)\n    torch.cuda._sleep(20_000_000)\n"
+    "    return y\n"
+)
+
+
+@pytest.fixture(scope="module")
+def device_judge() -> Iterator[Callable[..., dict[str, Any]]]:
+    pack = load_pack("softmax")
+    with lane(warm=("torch", "tests.harness.large"), device="0") as opened:
+        yield lambda *sources, **asked: ask(opened, pack, sources, device="cuda", **asked)
+
+
+@pytest.mark.gpu
+def test_half_the_work_is_faster(device_judge: Callable[..., dict[str, Any]]) -> None:
+    result = device_judge(TWICE, PLAIN)
+    print(result)
+    assert result["verdict"] == "agrees", result
+    assert result["gain"] > 0.3
+
+
+@pytest.mark.gpu
+def test_equals_are_not_faster(device_judge: Callable[..., dict[str, Any]]) -> None:
+    result = device_judge(PLAIN, PLAIN, rounds=60)
+    print(result)
+    assert result["verdict"] != "agrees", result
+    assert abs(result["gain"]) < 0.05
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_is_launched_in_windows(device_judge: Callable[..., dict[str, Any]]) -> None:
+    result = device_judge(WAITS, WAITS)
+    print(result)
+    assert result["verdict"] != "agrees", result
+
+
+@pytest.mark.gpu
+def test_outputs_of_an_earlier_window_are_caught_on_a_device(
+    device_judge: Callable[..., dict[str, Any]],
+) -> None:
+    result = device_judge(PLAIN, STALE)
+    assert result.get("caught") == CANDIDATE, result
+
+
+@pytest.mark.gpu
+def test_two_percent_are_seen(device_judge: Callable[..., dict[str, Any]]) -> None:
+    slow, fast = (MANY_KERNELS.format(turns=turns) for turns in (3000, 2940))
+    result = device_judge(slow, fast, claimed=1.02, rounds=60, seconds=6e-3)
+    print(result)
+    assert 0.0 < result["gain"] < 0.06, (
+        result
+    )  # graphs of thousands of kernels differ by 1 % between processes
+
+
+@pytest.mark.gpu
+def test_work_that_is_left_on_the_device_gains_nothing(device_judge: Callable[..., dict[str, Any]]) -> None:
+    result = device_judge(PLAIN, SPINS)
+    print(result)
+    assert result.get("verdict") != "agrees", result

@@ -1,4 +1,4 @@
-"""What a user writes beside a CUDA kernel, and what is said where it is wrong."""
+"""What a user writes beside and in a CUDA kernel, and what is said where it is wrong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.errors import ForecastAutotuneError, SettingsError
+from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, read_cuda_declaration
 from forecast_harness.targets.cuda.signature import KernelSignature
+from forecast_harness.targets.cuda.source import check_source_rules, launch_comments, read_launch
+from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.schema import Pack
 from forecast_harness.targets.search_target import open_target
 from forecast_harness.targets.statement import timed_work
@@ -126,3 +128,157 @@ def test_a_cuda_kernel_is_not_searched_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "names"), [("a/b.cu:fn", True), ("b.cu", False), ("b.py:fn", False)])
 def test_what_names_a_cuda_kernel(text: str, names: bool) -> None:
     assert (CUDA_PLACE.match(text) is not None) == names
+
+
+# --- the launch comment and the preprocessor ---
+
+
+def comment(text: str) -> str:
+    return f"/* launch\n{text}\n*/\n"
+
+
+def test_sizes_are_expressions_of_axes_and_macros() -> None:
+    launch = read_launch(SOURCE)
+    assert launch.configs == [{"THREADS": 256}]
+    result = launch.sizes({"n": 1000}, {})
+    assert (result.grid, result.block, result.shared_bytes) == ((8, 1, 1), (128, 1, 1), 0)
+    assert launch.sizes({"n": 1000}, {"THREADS": 256}).grid == (4, 1, 1)
+
+
+def test_configs_are_all_choices_but_the_first() -> None:
+    text = 'grid = [1]\nblock = ["A", "B"]\nshared_bytes = "A * B"\n[macros]\nA = [8, 4]\nB = [2, 1]'
+    launch = read_launch(comment(text))
+    assert launch.configs == [{"B": 1}, {"A": 4}, {"A": 4, "B": 1}]
+    assert launch.sizes({}, {"A": 4}).shared_bytes == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grid = [1", "is not TOML"),
+        ("[" * 3000, "is not TOML"),
+        ("# " + "x" * 4000, "at most 4000 are read"),
+        (
+            "grid = [1]\nblock = [1]\nstream = 3",
+            "has 'stream'; it may have grid, block, shared_bytes, macros",
+        ),
+        ("block = [1]", "launch.grid must be a list of one to three sizes"),
+        ("grid = [1, 1, 1, 1]\nblock = [1]", "launch.grid must be a list of one to three sizes"),
+        ("grid = [1.5]\nblock = [1]", "launch.grid[0] must be an integer, or an expression"),
+        (f'grid = ["{"9*" * 100}9"]\nblock = [1]', "at most 200 characters"),
+        ("grid = [1]\nblock = [1]\nmacros = 3", "launch.macros must be a table"),
+        ("grid = [1]\nblock = [1]\n[macros]\nthreads = [1]", "must be an upper-case name"),
+        ('grid = [1]\nblock = [1]\n[macros]\n"A=1 --pre-include=x" = [1]', "must be an upper-case name"),
+        ("grid = [1]\nblock = [1]\n[macros]\nA = []", "a list of different integers"),
+        ("grid = [1]\nblock = [1]\n[macros]\nA = [1, 1]", "a list of different integers"),
+        ('grid = [1]\nblock = [1]\n[macros]\nA = ["1; rm"]', "a list of different integers"),
+        ("grid = [1]\nblock = [1]\n[macros]\nA = [99999999999]", "a list of different integers"),
+        (
+            f"grid = [1]\nblock = [1]\n[macros]\nA = {list(range(30))}\nB = {list(range(30))}",
+            "make 900 configs; at most 512",
+        ),
+    ],
+)
+def test_a_broken_launch_comment_is_told(text: str, said: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        read_launch(comment(text))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('grid = ["n - 5"]\nblock = [1]', "the grid is (0, 1, 1)"),
+        ('grid = ["n * 999999999"]\nblock = [1]', "the grid is (4999999995, 1, 1)"),
+        ("grid = [1, 70000]\nblock = [1]", "the grid is (1, 70000, 1)"),
+        ("grid = [1]\nblock = [2048]", "the block is (2048, 1, 1)"),
+        ("grid = [1]\nblock = [64, 32]", "1024 threads"),
+        ("grid = [1]\nblock = [1, 1, 65]", "the block is (1, 1, 65)"),
+        ("grid = [1]\nblock = [1]\nshared_bytes = 9999999", "0 to 1048576 can be asked for"),
+        ('grid = [1]\nblock = [1]\nshared_bytes = "0 - 4"', "0 to 1048576 can be asked for"),
+        ('grid = ["n // 0"]\nblock = [1]', "cannot evaluate"),
+        ('grid = ["m"]\nblock = [1]', "m is no axis"),
+        ('grid = ["N"]\nblock = [1]\n[macros]\nN = [1]', "macro N has the name of an axis"),
+        (f'grid = ["{"9" * 190}"]\nblock = [1]', "the grid is (99999"),
+    ],
+)
+def test_sizes_that_no_device_takes_are_told(text: str, said: str) -> None:
+    launch = read_launch(comment(text))
+    with pytest.raises(RecordError) as caught:
+        launch.sizes({"n": 5, "N": 5}, {})
+    assert said in str(caught.value)
+
+
+def test_a_config_is_one_of_the_source() -> None:
+    with pytest.raises(RecordError, match=r"THREADS = 64 is not among the source's macros"):
+        read_launch(SOURCE).with_defaults({"THREADS": 64})
+
+
+def test_two_launch_comments_are_refused_and_an_open_one_is_none() -> None:
+    with pytest.raises(RecordError, match="has 2"):
+        read_launch(SOURCE + comment("grid = [1]"))
+    assert launch_comments("/* launch\n" * 100_000) == []
+
+
+def test_another_launch_is_another_source() -> None:
+    other = SOURCE.replace("[128, 256]", "[128, 512]")
+    assert node_identity("t", "cuda", other) != node_identity("t", "cuda", SOURCE)
+    same = SOURCE.replace("int at", "/* another remark */ int   at")
+    assert node_identity("t", "cuda", same) == node_identity("t", "cuda", SOURCE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#include "/etc/passwd"',
+        "#include </etc/passwd>",
+        '#include "../../secret.h"',
+        '#include "a/../../b"',
+        "# include NAME",
+        '#\tinclude "/proc/self/environ"',
+        '%:include "/etc/passwd"',
+        '??=include "/etc/passwd"',
+        '#inc\\\nlude "/etc/passwd"',
+        '#include \\\n"/etc/passwd"',
+        '#/* */include "/etc/passwd"',
+        '# // \ninclude "/etc/passwd"',
+        '/* \n */ #include "/etc/passwd"',
+        '#include_next "x.h"',
+        '#embed "/etc/passwd"',
+        '#import "/etc/passwd"',
+        '#line 1 "/etc/passwd"',
+        "#if __has_include(</etc/shadow>)",
+        '#pragma GCC dependency "/etc/passwd"',
+        '_Pragma("GCC system_header")',
+        "#include\n",
+        "int x; \0",
+    ],
+)
+def test_nothing_but_headers_of_the_toolkit_is_read(line: str) -> None:
+    with pytest.raises(RecordError):
+        check_source_rules(f"{line}\n{SOURCE}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#include <cuda_fp16.h>",
+        '#include "mma.h"  // tensor cores',
+        "#include <cub/block/block_reduce.cuh>",
+        "#define TWICE(x) (#x)",
+        "#pragma unroll 4",
+        "#if THREADS > 64\n#endif",
+        "// the kernel includes a tail",
+    ],
+)
+def test_what_kernels_need_is_let_through(line: str) -> None:
+    check_source_rules(f"{line}\n{SOURCE}")
+
+
+@pytest.mark.parametrize(
+    ("piece", "count"),
+    [("#", 500_000), ("# ", 400_000), ("#/*", 300_000), ("#include <", 90_000), ("\\", 900_000)],
+)
+def test_rules_are_read_in_linear_time(piece: str, count: int) -> None:
+    with pytest.raises(RecordError):  # this test ends: the patterns do not go back and forth
+        check_source_rules(f"{piece * count}\n??=")

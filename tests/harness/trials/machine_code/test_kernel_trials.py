@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +21,20 @@ from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import MachineCodeError
 from forecast_harness.clocks.runner import health
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.health import facts_for_workers
+from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers, open_healthy_runner
 from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.trials import devices
 from forecast_harness.trials import machine_lanes as opening
+from forecast_harness.trials.confirmation import EarlyOpener
+from forecast_harness.trials.judge import HostJudge
 from forecast_harness.trials.machine_code.judge import MachineCodeJudge
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.trials.machine_code.variant_gate import VariantGate
 from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode
-from tests.harness.trials.machine_code.noting_host import NotingHost, ReadyHost
+from tests.harness.trials.machine_code.judged_sums import NotingHost, ReadyHost
 from tests.harness.trials.machine_code.translated_builds import StartedBuilder, TranslatedBuilder
 from tests.harness.variant_kernels import DOUBLE, subject, variant, vector_call
 
@@ -212,3 +217,49 @@ def test_a_gate_refuses_what_need_not_be_verified(
         "broken": ReasonCode.FAILS,
     }
     assert (gate.compiled, gate.checked, gate.failure) == (3, 2, "")
+
+
+@pytest.mark.parametrize(("bad", "fit"), [(0, True), (9, True), (10, False)])
+def test_a_clock_may_be_disturbed_for_a_while(
+    fake_driver: Path, monkeypatch: pytest.MonkeyPatch, bad: int, fit: bool
+) -> None:
+    monkeypatch.setattr(health, "LIBRARY", str(fake_driver))
+    monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(health, "_HEALTH_PAUSE_S", 0.0)
+    answer = iter(["the device's clock"] * bad + [""] * 3)
+    monkeypatch.setattr(health, "runner_problem", lambda runner: next(answer))
+    if fit:
+        with open_healthy_runner(0) as runner:
+            assert runner.check_health() == ""
+    else:
+        with (
+            pytest.raises(NoMachineCodePath, match="the device's clock"),
+            open_healthy_runner(0),
+        ):
+            pass
+
+
+def test_lanes_that_close_do_not_wait_for_a_judge_that_is_still_opening() -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    def surveying() -> HostJudge:
+        begun.set()
+        assert given_up.wait(60)
+        raise LaneFailure("given up")
+
+    host = EarlyOpener(surveying, given_up.set)
+    assert begun.wait(60)
+    with ExitStack() as held:
+        held.callback(host.close)
+        MachineCodeLanes([_NoJudge()], 1, held.pop_all(), [host]).close()  # type: ignore[list-item]
+    assert given_up.is_set()
+
+
+class _NoJudge:
+    """Judges nothing."""
+
+    def end(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,8 +15,11 @@ pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import image
+from forecast_harness.clocks.compilation.cubin_solution import host_solution
+from forecast_harness.clocks.compilation.nvcc import COMPILE_LIMITS, compile_source
 from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
-from forecast_harness.clocks.paired_comparison import StoppingRules, run_comparison
+from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules, run_comparison
 from forecast_harness.clocks.records import (
     BufferRole,
     CompiledKernel,
@@ -27,12 +31,14 @@ from forecast_harness.clocks.records import (
     ReturnedTensor,
 )
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.targets.packs.load import load_pack
+from forecast_harness.clocks.runner.health import facts_for_workers
+from forecast_harness.targets.packs.load import load_pack, make_solution
 from forecast_harness.targets.packs.schema import Language, Pack, Solution, Workload
 from forecast_harness.targets.search_target import open_target
 from forecast_harness.trials import bench
 from forecast_harness.trials import machine_lanes as opening
 from forecast_harness.trials.bench import ContestUnavailable
+from forecast_harness.trials.cuda import CudaRequests
 from forecast_harness.trials.machine_code import pack_contest
 from forecast_harness.trials.machine_code.pack_contest import PackContests
 from forecast_harness.trials.packs import PackJudge
@@ -40,7 +46,9 @@ from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.timing_job import is_plausible
 from forecast_harness.verify.verdict import CheckedLaunches, SolutionVerdict
 from tests.harness.clocks.simulated_clock import SimulatedPairedClock
-from tests.harness.trials.machine_code.quick_builds import QuickBuilds
+from tests.harness.cuda_kernels.declared_kernel import SOURCE, declared, needs_nvcc
+from tests.harness.trials.machine_code.judged_sums import QuickBuilds
+from tests.harness.trials.machine_code.translated_builds import TranslatedBuilder
 
 M, N = 4, 32
 RULES = StoppingRules(first=2, second=4, least=6, enough=10, most=12)
@@ -198,3 +206,36 @@ def test_a_packs_search_through_machine_code_confirms_by_a_runner_first(tmp_path
         assert isinstance(judge.contests(load_pack("softmax"), VerificationPlan(), RULES), PackContests)
     finally:
         judge.close()
+
+
+@pytest.mark.slow
+@needs_nvcc
+def test_a_contest_launches_the_sources_themselves(fake_driver: Path, tmp_path: Path) -> None:
+    kernel = declared(tmp_path / "kernel")
+    requests = CudaRequests(kernel.signature)
+    other = SOURCE.replace("at < n)", "at < n && x[at] != 7.5f)")  # other machine code is another solution
+    faster = f"{other}// 20000 ns\n"
+    with (
+        RunnerClient(str(fake_driver), launch_s=60.0, flush_bytes=1 << 20) as runner,
+        CompileWorkers(facts_for_workers(runner), 1) as workers,
+        contextlib.closing(TranslatedBuilder(workers)) as builder,
+    ):
+        results = []
+        for name, source in (("base", SOURCE), ("faster", faster)):
+            compiled = compile_source(
+                source, kernel.signature, {}, 90, lambda job: workers.run_jobs([job], COMPILE_LIMITS)[0]
+            )
+            solution = host_solution(name, compiled, kernel.signature, {})
+            assert (solution.language, solution.entry) == (Language.CUDA, "run")
+            results.append(requests.note(solution, source, {}))
+        contests = PackContests(kernel.pack, VerificationPlan(cases=1), DEFAULT_RULES, request_of=requests)
+        value = contests.compare(runner, builder, tmp_path, *results)
+    assert value["duel"]["outcome"] == "faster"
+    assert value["duel"]["gain"] > 0.8
+    assert set(value["protocols"].values()) == {"machine-code"}
+
+
+def test_a_solution_of_an_unknown_source_is_timed_elsewhere(tmp_path: Path) -> None:
+    requests = CudaRequests(declared(tmp_path).signature)
+    with pytest.raises(ContestUnavailable, match="made of no CUDA source"):
+        requests("0", make_solution("other", "def run(x, y): ...\n"), {})

@@ -13,7 +13,7 @@ from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResu
 from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import Program
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
-from tests.harness.trials.machine_code.quick_builds import QuickBuilds
+from tests.harness.trials.machine_code.judged_sums import QuickBuilds
 
 
 class TranslatedBuilder(QuickBuilds):
