@@ -20,11 +20,14 @@ import numpy as np
 import pytest
 
 from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_integrations.triton.compile import children
 from forecast_integrations.triton.compile.children import (
+    HUNG_S,
     DispatchedTask,
     Dispatcher,
     ForkedChild,
     ForkedChildren,
+    HungProcesses,
     deferred_signals,
     fork_process,
     fork_task,
@@ -84,23 +87,18 @@ INTERRUPTED: list[bool] = []
 os.register_at_fork(after_in_parent=_be_interrupted)
 
 
-def test_what_a_handler_raises_during_a_fork_is_raised(handle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_handler_raises_during_a_fork_is_raised_and_no_pipe_stays_open(
+    handle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python itself prints it and goes on."""
     handle(signal.SIGALRM, give_up)
     monkeypatch.setattr(sys.modules[__name__], "INTERRUPTED", [True])
     with pytest.raises(OutOfTimeError):
         forked()
-
-
-def test_no_pipe_of_a_fork_that_a_handler_ends_stays_open(
-    handle: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle(signal.SIGALRM, give_up)
-    monkeypatch.setattr(sys.modules[__name__], "INTERRUPTED", [True])
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     with pytest.raises(OutOfTimeError):
         fork_task(lambda pipe: None, 0)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_descriptors() == before
 
 
 def test_no_fork_leaves_loggings_lock_taken(handle: Any) -> None:
@@ -413,25 +411,24 @@ def test_a_dispatcher_that_cannot_be_forked_is_done_without(
     assert parent == HERE
 
 
-def test_children_that_a_dispatcher_cannot_fork_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork = os.fork
+@pytest.mark.parametrize("where", ["everywhere", "in the dispatcher"])
+def test_children_that_cannot_be_forked_are_refused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, before = os.fork, open_descriptors()
 
-    def refuse_elsewhere() -> int:
-        if os.getpid() != HERE:
+    def refuse() -> int:
+        if where == "everywhere" or os.getpid() != HERE:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return fork()
 
-    monkeypatch.setattr(os, "fork", refuse_elsewhere)
-    listed = [Candidate(Config.of({"BLOCK": n})) for n in range(2)]
+    monkeypatch.setattr(os, "fork", refuse)
+    listed = [Candidate(Config.of({"BLOCK": n})) for n in range(3)]
     call: Any = KernelCall(None, (), {}, dict.fromkeys(listed))  # type: ignore[arg-type]
-    pool = ForkPool(lambda candidate: None, 2, 5.0, call=call)
-    try:
+    with contextlib.closing(ForkPool(lambda candidate: None, 2, 5.0, call=call)) as pool:
         pool.schedule(listed)
         found = [pool.next() for _ in listed]
-    finally:
-        pool.close()
-    assert {result and result.outcome for result in found} == {Outcome.INFRASTRUCTURE}
+    assert {(r.candidate, r.outcome) for r in found if r} == {(c, Outcome.INFRASTRUCTURE) for c in listed}
     assert all("no child could be started" in result.message for result in found if result)
+    assert open_descriptors() == before
 
 
 def test_an_argument_that_cannot_be_sent_is_used_here(owner: Owner) -> None:
@@ -539,15 +536,100 @@ dispatcher.close()
 """
 
 
-def test_a_warning_of_many_children_is_shown_once() -> None:
-    """Each child compiles a config of the same kernel, about which the compiler may have something to say."""
-    done = subprocess.run([sys.executable, "-c", WARNING], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("are_errors", [False, True])
+def test_a_warning_of_many_children_is_shown_once(are_errors: bool) -> None:
+    """Each child compiles a config of the same kernel, of which the compiler may warn; errors are errors there."""
+    options = ["-W", "error::UserWarning"] if are_errors else []
+    done = subprocess.run(
+        [sys.executable, *options, "-c", WARNING], capture_output=True, text=True, timeout=60
+    )
+    if are_errors:
+        assert "[0]" not in done.stdout
+        return
     assert done.stderr.count("UserWarning: of one kernel") == 1
     assert done.stderr.count("UserWarning: of another") == 1
     assert done.stdout.splitlines() == ["[0]"] * 3
 
 
-def test_warnings_that_are_errors_are_errors_in_children() -> None:
-    program = [sys.executable, "-W", "error::UserWarning", "-c", WARNING]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
-    assert "[0]" not in done.stdout
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what a process computes")
+BUSY = "while True: pass"
+LISTED = [Candidate(Config.of({"BLOCK": n})) for n in range(2)]
+LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def group(code: str) -> Iterator[int]:
+    """A process group that runs this Python."""
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        yield process.pid
+    finally:
+        subprocess.run(["pkill", "-KILL", "-g", str(process.pid)], check=False)
+        process.wait()
+
+
+def compiled(
+    compile_one: Callable[[Candidate], object],
+    while_hung: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both of `LISTED` compile by a pool of which a child hangs; `while_hung` is called before each wait."""
+    monkeypatch.setattr(children, "HUNG_S", 1.0)
+    monkeypatch.setattr(children, "_WATCH_S", 0.1)
+    call: Any = KernelCall(None, (), {}, dict.fromkeys(LISTED))  # type: ignore[arg-type]
+    with contextlib.closing(ForkPool(compile_one, 2, 60.0, call=call)) as pool:
+        pool.while_waiting = while_hung
+        pool.schedule(LISTED)
+        found = [pool.next() for _ in LISTED]
+    assert {result.candidate for result in found if result} == set(LISTED)
+    assert all(result and result.outcome is None and result.error is None for result in found)
+
+
+@LINUX
+def test_what_sleeps_hangs_and_what_it_waits_for_may_be_at_work() -> None:
+    now = 0.0
+    hung = HungProcesses(lambda: now)
+    waiting = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
+    with group("import time; time.sleep(600)") as asleep, group(BUSY) as busy, group(waiting) as waits:
+        leaders = [asleep, busy, waits]
+        settled = eventually(lambda: _sleeps_alone(leaders))
+        assert settled, "the one has begun to sleep, and the others to work"
+        assert not hung.among(leaders)
+        now = HUNG_S - 1
+        assert not hung.among(leaders)
+        now = HUNG_S
+        assert hung.among(leaders) == {asleep}
+        assert not hung.among([busy]), "what is no longer asked about is forgotten"
+        assert not hung.among(leaders)
+
+
+def _sleeps_alone(leaders: list[int]) -> bool:
+    before = children.processor_ticks(leaders)
+    time.sleep(0.1)
+    after = children.processor_ticks(leaders)
+    same = [before[one] is not None and before[one] == after[one] for one in leaders]
+    return same == [True, False, False]
+
+
+@LINUX
+def test_a_lock_that_was_held_at_the_fork_costs_seconds_and_no_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    LOCK.acquire()
+
+    def compile_one(candidate: Candidate) -> None:
+        if candidate == LISTED[0]:
+            with LOCK:
+                pass
+
+    def release() -> None:
+        if LOCK.locked():
+            LOCK.release()  # the dispatcher is forked by now, and its children have the lock for ever
+
+    compiled(compile_one, release, monkeypatch)
+
+
+@LINUX
+def test_a_dispatcher_that_hangs_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "run_dispatcher", lambda *_: time.sleep(600))
+    compiled(lambda _: None, lambda: None, monkeypatch)

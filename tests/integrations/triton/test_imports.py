@@ -31,14 +31,16 @@ def test_the_decorator_loads_neither_torch_nor_what_serves_inductor(statement: s
 def test_a_decision_loads_no_module_that_it_can_do_without(tmp_path: Path) -> None:
     """Masked arrays take 15 ms of a first decision, and longer from a disk that was not read before."""
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "tests.integrations.triton.decision_worker"]
-    done = subprocess.run(
-        [*command, "numpy.ma", "sklearn", "scipy.stats"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-        env={**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(tmp_path)},
-        check=True,
+    code = (
+        "from forecast_autotune import forecast_autotune; "
+        "from forecast_integrations.triton.null_device import null_device; "
+        "from tests.integrations.null import by_launch_options, configs, double, launch; import sys; "
+        "tuner = forecast_autotune(configs=configs(), key=['n'])(double)\n"
+        "with null_device(by_launch_options): launch(tuner), launch(tuner, 300_000)\n"
+        "print(tuner.decision.measured > 0, sorted({'numpy.ma', 'sklearn', 'scipy.stats'} & sys.modules.keys()))"
     )
-    assert done.stdout.strip().splitlines()[-1] == "[]"
+    environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+    )
+    assert done.stdout.strip() == "True []", done.stderr

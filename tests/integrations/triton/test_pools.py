@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import triton.language as tl
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.traced_texts import CompressedText, TracedTexts
 from forecast_autotune.features.ttir.extraction import assignment_of, extract_facts
-from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_autotune.records import Candidate, Config, Outcome, Problem
 from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 from forecast_integrations.triton.compile import pool
 from forecast_integrations.triton.compile.pool import ForkPool, ThreadPool
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 ITEMS = [Candidate(Config.of({"BLOCK": n})) for n in range(8)]
 QUICK, SLOW = ITEMS[:6], ITEMS[6]
 
+Traced = tuple[KernelCall, list[Candidate]]
+
 
 @triton.jit
 def _scale(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -39,11 +42,25 @@ def _scale(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(x_ptr + i, 2 * tl.load(x_ptr + i, mask=i < n), mask=i < n)
 
 
-def traced_call() -> tuple[KernelCall, list[Candidate]]:
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    """A call on the null device, and its eight candidates."""
     configs = [triton.Config({"BLOCK": 2**k}) for k in range(4, 12)]
     tuner = triton.autotune(configs, key=["n"])(_scale)
     found = describe.configs_by_candidate(configs)
-    return KernelCall(tuner, (torch.empty(64, device="meta"), 64), {"grid": (1,)}, found), list(found)
+    with null_device():
+        yield KernelCall(tuner, (torch.empty(64, device="meta"), 64), {"grid": (1,)}, found), list(found)
+
+
+def problem_of(call: KernelCall) -> Problem:
+    return describe.describe(_scale, describe.kernel_record(_scale), call.arguments(), ("64",), call.grid)
+
+
+def texts_of(tracer: ChildTracer, texts: TracedTexts) -> TracedTexts:
+    """With all that the tracer was started for."""
+    while tracer.outstanding:
+        texts.merge(tracer.poll(5.0))
+    return texts
 
 
 def block(candidate: Candidate) -> int:
@@ -55,58 +72,59 @@ def compile_one(candidate: Candidate) -> None:
         time.sleep(60)
 
 
-@pytest.mark.parametrize(("how", "kind"), [("auto", ForkPool), ("fork", ForkPool), ("threads", ThreadPool)])
-def test_the_setting_chooses_the_pool(how: str, kind: type[Any]) -> None:
-    with null_device():
-        made = pool.make_pool(compile_one, 2, 10.0, how)
+@pytest.mark.parametrize(
+    ("how", "fork_below", "kind"),
+    [
+        ("auto", None, ForkPool),
+        ("fork", None, ForkPool),
+        ("threads", None, ThreadPool),
+        pytest.param("auto", 1, ThreadPool, id="a huge process is not forked"),
+    ],
+)
+def test_the_setting_chooses_the_pool(
+    how: str, fork_below: int | None, kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fork_below:
+        monkeypatch.setattr(pool, "_FORK_BELOW", fork_below)
+    with null_device(), closing(pool.make_pool(compile_one, 2, 10.0, how)) as made:
         assert type(made) is kind
-        made.close()
-
-
-def test_a_huge_process_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_FORK_BELOW", 1)
-    with null_device():
-        made = pool.make_pool(compile_one, 2, 10.0, "auto")
-        assert type(made) is ThreadPool
-        made.close()
 
 
 def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six quick compilations show what is usual; the seventh is not waited for."""
-    monkeypatch.setattr("forecast_integrations.triton.compile.pool._STRAGGLER_S", 5.0)
-    pool = ForkPool(compile_one, 4, 50.0, patient=False)
-    pool.schedule([*QUICK, SLOW])
-    found = {done.candidate: done.outcome for done in (pool.next() for _ in range(7))}
-    pool.close()
+    monkeypatch.setattr(pool, "_STRAGGLER_S", 5.0)
+    with closing(ForkPool(compile_one, 4, 50.0, patient=False)) as made:
+        made.schedule([*QUICK, SLOW])
+        found = {done.candidate: done.outcome for done in (made.next() for _ in range(7))}
     assert found == {**dict.fromkeys(QUICK), SLOW: Outcome.TIMEOUT}
 
 
 def test_a_patient_pool_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forecast_integrations.triton.compile.pool._STRAGGLER_S", 0.0)
-    pool = ForkPool(compile_one, 4, 50.0, patient=True)
-    pool.schedule([*QUICK, SLOW])
-    found = [pool.next() for _ in QUICK]
-    assert {done.candidate for done in found} == set(QUICK)
-    time.sleep(0.6)
-    assert pool.done() == []
-    pool.close()
+    monkeypatch.setattr(pool, "_STRAGGLER_S", 0.0)
+    with closing(ForkPool(compile_one, 4, 50.0, patient=True)) as made:
+        made.schedule([*QUICK, SLOW])
+        assert names_of([made.next() for _ in QUICK]) == set(QUICK)
+        time.sleep(0.6)
+        assert made.done() == []
 
 
-@pytest.mark.parametrize(
+BOTH = pytest.mark.parametrize(
     "make",
-    [lambda f: ForkPool(f, 3, 20.0), lambda f: ThreadPool(f, 3, 20.0, lambda: None)],
+    [lambda f, n: ForkPool(f, n, 20.0), lambda f, n: ThreadPool(f, n, 20.0, lambda: None)],
     ids=["fork", "threads"],
 )
-def test_every_candidate_is_reported_once(make: Callable[[Any], Any]) -> None:
+
+
+@BOTH
+def test_every_candidate_is_reported_once(make: Callable[..., Any]) -> None:
     def odd_fails(candidate: Candidate) -> None:
         if block(candidate) % 2:
             raise RuntimeError(f"block {block(candidate)}")
 
-    pool = make(odd_fails)
-    pool.schedule(ITEMS)
-    pool.schedule(ITEMS)  # known already
-    found = [pool.next() for _ in ITEMS]
-    pool.close()
+    with closing(make(odd_fails, 3)) as made:
+        made.schedule(ITEMS)
+        made.schedule(ITEMS)  # known already
+        found = [made.next() for _ in ITEMS]
     assert sorted(block(done.candidate) for done in found) == list(range(8))
     for done in found:
         failed = block(done.candidate) % 2
@@ -123,19 +141,18 @@ def test_threads_try_again_when_python_trips_over_itself() -> None:
             tripped.append(candidate)
             raise SystemError("AST constructor recursion depth mismatch")
 
-    pool = ThreadPool(trips_once, 2, 20.0, lambda: None)
-    pool.schedule(ITEMS)
-    found = [pool.next() for _ in ITEMS]
-    pool.close()
+    with closing(ThreadPool(trips_once, 2, 20.0, lambda: None)) as made:
+        made.schedule(ITEMS)
+        found = [made.next() for _ in ITEMS]
     assert all(done.outcome is None and done.error is None for done in found)
     assert sorted(map(block, tripped)) == list(range(8))
 
 
 def test_closing_kills_the_children() -> None:
-    pool = ForkPool(compile_one, 2, 50.0)
-    pool.schedule([SLOW])
-    (child,) = pool._children.running()
-    pool.close()
+    made = ForkPool(compile_one, 2, 50.0)
+    made.schedule([SLOW])
+    (child,) = made._children.running()
+    made.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
 
@@ -154,156 +171,122 @@ def test_answers_come_from_children_and_failures_are_left_out() -> None:
     assert os.getpid() not in found
 
 
-def test_many_assignments_are_traced_in_children_with_the_same_texts() -> None:
+def test_many_assignments_are_traced_in_children_with_the_same_texts(traced: Traced) -> None:
     """TTIR from children is what this process would have traced, and is remembered."""
-    with null_device():
-        call, candidates = traced_call()
-        known: dict[str, str] = {}
-        texts = ChildTracer(call, known, workers=3)(candidates)
-        alone = ChildTracer(call, {}, workers=1)(candidates)
-        assert len(texts) == len(candidates) == 8
-        assert texts == alone == known
-        known[next(iter(known))] = "remembered"
-        assert "remembered" in ChildTracer(call, known, workers=3)(candidates).values()
+    call, candidates = traced
+    known: dict[str, str] = {}
+    texts = ChildTracer(call, known, workers=3)(candidates)
+    alone = ChildTracer(call, {}, workers=1)(candidates)
+    assert len(texts) == len(candidates) == 8
+    assert texts == alone == known
+    known[next(iter(known))] = "remembered"
+    assert "remembered" in ChildTracer(call, known, workers=3)(candidates).values()
 
 
-def test_facts_come_from_children_with_their_texts() -> None:
+def test_facts_come_from_children_with_their_texts(traced: Traced) -> None:
     """What children read is what this process reads; a further shape is read again, not traced."""
-    with null_device():
-        call, candidates = traced_call()
-        problem = describe.describe(
-            _scale, describe.kernel_record(_scale), call.arguments(), ("64",), call.grid
-        )
-        grids = {c: (64 // block(c) + 1, 1, 1) for c in candidates}
-        known = TracedTexts()
-        tracer = ChildTracer(call, known, 3, problem, grids)
-        tracer.start(candidates)
-        assert tracer.outstanding == 8
-        texts = TracedTexts(problem.arguments)
-        while tracer.outstanding:
-            texts.merge(tracer.poll(5.0))
-        assert len(tracer.poll(0.0)) == 0
-        assert len(texts) == len(known) == 8
-        alone = ChildTracer(call, {}, 1, problem, grids)(candidates)
-        assert alone == texts
-        for c in candidates:
-            name, grid = assignment_of(c), grids[c]
-            mine = extract_facts(alone[name], problem.arguments, grid)
-            assert texts.facts(name, problem.arguments, grid) == mine
-            assert mine.load_bytes == 4 * block(c)
-        name = assignment_of(candidates[0])
-        known.add(name, CompressedText.of("no module"))
-        again = ChildTracer(call, known, 3, problem, grids)(candidates)
-        assert again[name] == "no module", "remembered"
-        assert again.facts(name, problem.arguments, grids[candidates[0]]) is None
+    call, candidates = traced
+    problem = problem_of(call)
+    grids = {c: (64 // block(c) + 1, 1, 1) for c in candidates}
+    known = TracedTexts()
+    tracer = ChildTracer(call, known, 3, problem, grids)
+    tracer.start(candidates)
+    assert tracer.outstanding == 8
+    texts = texts_of(tracer, TracedTexts(problem.arguments))
+    assert len(tracer.poll(0.0)) == 0
+    assert len(texts) == len(known) == 8
+    alone = ChildTracer(call, {}, 1, problem, grids)(candidates)
+    assert alone == texts
+    for c in candidates:
+        name, grid = assignment_of(c), grids[c]
+        mine = extract_facts(alone[name], problem.arguments, grid)
+        assert texts.facts(name, problem.arguments, grid) == mine
+        assert mine.load_bytes == 4 * block(c)
+    name = assignment_of(candidates[0])
+    known.add(name, CompressedText.of("no module"))
+    again = ChildTracer(call, known, 3, problem, grids)(candidates)
+    assert again[name] == "no module", "remembered"
+    assert again.facts(name, problem.arguments, grids[candidates[0]]) is None
 
 
 @pytest.mark.parametrize("longest", [10**6, 10])
-def test_short_texts_of_another_shape_are_read_at_once(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_texts_of_another_shape_are_read_at_once(
+    longest: int, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Longer ones by children; what they say is the same."""
     monkeypatch.setattr("forecast_integrations.triton.trace.READ_HERE_CHARACTERS", longest)
-    with null_device():
-        call, candidates = traced_call()
-        problem = describe.describe(
-            _scale, describe.kernel_record(_scale), call.arguments(), ("64",), call.grid
-        )
-        known = TracedTexts()
-        first = ChildTracer(call, known, 1, problem, {})(candidates)
-        tracer = ChildTracer(call, known, 3, problem, {})
-        tracer.start(candidates)
-        assert tracer.outstanding == (0 if longest > 10 else 8)
-        texts = tracer.poll(0.0)
-        while tracer.outstanding:
-            texts.merge(tracer.poll(5.0))
-        assert texts == first
-        for name in texts:
-            found = texts.facts(name, problem.arguments, problem.grid)
-            assert found == first.facts(name, problem.arguments, problem.grid)
-            assert found is not None
-        traces = LazyTraces(candidates, ChildTracer(call, known, 3, problem, {}), LaunchFacts(problem, {}))
-        traces.start_initial()
-        traces.trace_initial()
-        assert traces.texts == first, "whether they were read at once or by children"
+    call, candidates = traced
+    problem, known = problem_of(call), TracedTexts()
+    first = ChildTracer(call, known, 1, problem, {})(candidates)
+    tracer = ChildTracer(call, known, 3, problem, {})
+    tracer.start(candidates)
+    assert tracer.outstanding == (0 if longest > 10 else 8)
+    texts = texts_of(tracer, tracer.poll(0.0))
+    assert texts == first
+    for name in texts:
+        found = texts.facts(name, problem.arguments, problem.grid)
+        assert found == first.facts(name, problem.arguments, problem.grid)
+        assert found is not None
+    traces = LazyTraces(candidates, ChildTracer(call, known, 3, problem, {}), LaunchFacts(problem, {}))
+    traces.start_initial()
+    traces.trace_initial()
+    assert traces.texts == first, "whether they were read at once or by children"
 
 
-def test_more_traces_than_children_are_shared_out_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree of children, one of which dies: its share is traced here."""
+@pytest.mark.parametrize("trouble", ["dies", "hangs"])
+def test_the_share_of_a_child_that_fails_is_traced_here(
+    trouble: str, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that dies among many, and one that hangs."""
     parent = os.getpid()
 
-    def some_die(fn: Any, args: Any, kwargs: Any, assignments: Any) -> Any:
+    def fails(fn: Any, args: Any, kwargs: Any, assignments: Any) -> Any:
         if os.getpid() != parent and any(a["BLOCK"] == 64 for a in assignments):
-            os._exit(3)
+            os._exit(3) if trouble == "dies" else time.sleep(60)
         return trace_many(fn, args, kwargs, assignments)
 
-    monkeypatch.setattr("forecast_integrations.triton.trace.trace_many", some_die)
-    with null_device():
-        call, candidates = traced_call()
-        tracer = ChildTracer(call, {}, 7)
-        tracer.start(candidates)
-        found = TracedTexts()
-        while tracer.outstanding:
-            found.merge(tracer.poll(5.0))
-        assert len(found) == len(candidates)
-        tracer.start(candidates[:0])
-        assert tracer.outstanding == 0
+    monkeypatch.setattr("forecast_integrations.triton.trace.trace_many", fails)
+    if trouble == "hangs":
+        monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_S", 1.0)
+        monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_PER_JOB_S", 0.1)
+    call, candidates = traced
+    tracer = ChildTracer(call, {}, 7 if trouble == "dies" else 2)
+    tracer.start(candidates)
+    assert len(texts_of(tracer, TracedTexts())) == len(candidates)
+    tracer.start(candidates[:0])
+    assert tracer.outstanding == 0
 
 
 @pytest.mark.parametrize(
     ("jobs", "workers", "children"), [(3, 2, 3), (8, 2, 2), (8, 5, 5), (8, 6, 8), (8, 16, 8)]
 )
 def test_a_few_more_children_than_workers_trace_where_each_then_has_one_text(
-    jobs: int, workers: int, children: int
+    jobs: int, workers: int, children: int, traced: Traced
 ) -> None:
-    with null_device():
-        call, candidates = traced_call()
-        tracer = ChildTracer(call, {}, workers)
-        tracer.start(candidates[:jobs])
+    with closing(ChildTracer(traced[0], {}, workers)) as tracer:
+        tracer.start(traced[1][:jobs])
         assert len(tracer._children.running()) == children
-        tracer.close()
 
 
-def test_a_tracer_that_is_closed_leaves_no_child() -> None:
-    with null_device():
-        call, candidates = traced_call()
-        listing = Path(f"/proc/self/task/{os.getpid()}/children")
-        before = set(listing.read_text().split())  # other tests' processes may still end
-        tracer = ChildTracer(call, {}, 2)
-        tracer.start(candidates)
-        assert len(tracer._children.running()) == 2
-        (own,) = set(listing.read_text().split()) - before
-        tracer.close()
-        assert tracer.outstanding == 0
-        assert eventually(lambda: own not in listing.read_text().split())
+def test_a_tracer_that_is_closed_leaves_no_child(traced: Traced) -> None:
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = set(listing.read_text().split())  # other tests' processes may still end
+    tracer = ChildTracer(traced[0], {}, 2)
+    tracer.start(traced[1])
+    assert len(tracer._children.running()) == 2
+    (own,) = set(listing.read_text().split()) - before
+    tracer.close()
+    assert tracer.outstanding == 0
+    assert eventually(lambda: own not in listing.read_text().split())
 
 
 def test_who_waits_for_children_may_use_the_time() -> None:
-    made = ForkPool(lambda candidate: time.sleep(0.6), 1, 10.0)
     calls: list[float] = []
-    made.while_waiting = lambda: calls.append(time.perf_counter())
-    try:
+    with closing(ForkPool(lambda candidate: time.sleep(0.6), 1, 10.0)) as made:
+        made.while_waiting = lambda: calls.append(time.perf_counter())
         made.schedule(ITEMS[:1])
         assert made.next().outcome is None
-    finally:
-        made.close()
     assert len(calls) >= 2
-
-
-def test_children_that_hang_are_given_up_and_their_share_is_traced_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parent = os.getpid()
-
-    def hangs_in_children(fn: Any, args: Any, kwargs: Any, assignments: Any) -> Any:
-        if os.getpid() != parent and any(a["BLOCK"] == 64 for a in assignments):
-            time.sleep(60)
-        return trace_many(fn, args, kwargs, assignments)
-
-    monkeypatch.setattr("forecast_integrations.triton.trace.trace_many", hangs_in_children)
-    monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_S", 1.0)
-    monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_PER_JOB_S", 0.1)
-    with null_device():
-        call, candidates = traced_call()
-        assert len(ChildTracer(call, {}, 2)(candidates)) == len(candidates)
 
 
 def names_of(results: Sequence[Any]) -> set[Candidate]:
@@ -321,8 +304,7 @@ def blocked_on(release: Path, blocked: Collection[Candidate]) -> Callable[[Candi
 
 
 def test_a_compilation_whose_worker_is_needed_is_given_up_unless_it_is_listed(tmp_path: Path) -> None:
-    made = ForkPool(blocked_on(tmp_path / "go", ITEMS[:2]), 2, 20.0)
-    try:
+    with closing(ForkPool(blocked_on(tmp_path / "go", ITEMS[:2]), 2, 20.0)) as made:
         made.schedule(ITEMS[:2])
         assert set(made.compiling()) == set(ITEMS[:2])
         made.schedule([ITEMS[1], ITEMS[2]])
@@ -336,41 +318,28 @@ def test_a_compilation_whose_worker_is_needed_is_given_up_unless_it_is_listed(tm
         assert made.next().candidate == ITEMS[0], "what was given up starts again"  # type: ignore[union-attr]
         assert made.next(0.0) is None
         assert made.finished == 3
-    finally:
-        made.close()
 
 
 def test_the_youngest_is_given_up_first(tmp_path: Path) -> None:
-    made = ForkPool(blocked_on(tmp_path / "go", ITEMS), 3, 20.0)
-    try:
+    with closing(ForkPool(blocked_on(tmp_path / "go", ITEMS), 3, 20.0)) as made:
         for count in (1, 2, 3):
             made.schedule(ITEMS[:count])
         made.schedule(ITEMS[3:5])
         assert set(made.compiling()) == {ITEMS[0], *ITEMS[3:5]}
-    finally:
-        made.close()
 
 
 def test_what_has_ended_is_not_given_up() -> None:
-    made = ForkPool(lambda candidate: None, 1, 20.0)
-    try:
+    with closing(ForkPool(lambda candidate: None, 1, 20.0)) as made:
         made.schedule(ITEMS[:1])
         (child,) = made._children.running()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         made.schedule(ITEMS[1:2])
         assert names_of([made.next(), made.next()]) == set(ITEMS[:2])
-    finally:
-        made.close()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda f: ForkPool(f, 1, 20.0), lambda f: ThreadPool(f, 1, 20.0, lambda: None)],
-    ids=["fork", "threads"],
-)
-def test_a_schedule_replaces_what_was_queued(make: Callable[[Any], Any], tmp_path: Path) -> None:
-    made = make(blocked_on(tmp_path / "go", ITEMS[:1]))
-    try:
+@BOTH
+def test_a_schedule_replaces_what_was_queued(make: Callable[..., Any], tmp_path: Path) -> None:
+    with closing(make(blocked_on(tmp_path / "go", ITEMS[:1]), 1)) as made:
         made.schedule(ITEMS[:3])
         while ITEMS[0] not in made.compiling():
             time.sleep(0.01)
@@ -381,18 +350,13 @@ def test_a_schedule_replaces_what_was_queued(make: Callable[[Any], Any], tmp_pat
         assert [made.next().candidate for _ in range(3)] == [ITEMS[0], ITEMS[3], ITEMS[1]]
         assert made.next(0.05) is None, "the third of the first list was forgotten"
         assert not made.compiling()
-    finally:
-        made.close()
 
 
 def test_a_compilation_that_hangs_is_given_up_however_short_the_waits() -> None:
-    made = ForkPool(compile_one, 1, 0.3)
-    try:
+    with closing(ForkPool(compile_one, 1, 0.3)) as made:
         made.schedule([SLOW])
         results = iter(lambda: made.next(0.02), object())
         found = next(result for result in results if result is not None)
         assert (found.candidate, found.outcome) == (SLOW, Outcome.TIMEOUT)
         made.schedule([SLOW])
         assert not made.compiling(), "it had its turn"
-    finally:
-        made.close()

@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +16,17 @@ from typing import Any
 import pytest
 import torch
 import triton
+from triton.runtime.driver import driver
 
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
+from forecast_integrations.triton.null_device import NullDevice, TimeModel, null_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
 from forecast_integrations.triton.timer.timers import CallTimer, EventTimer, contenders, prompt_turns
-from tests.core.stepped_cuda import SteppedGraph
+from tests.core.stepped_cuda import SteppedCuda, SteppedGraph
 from tests.integrations.null import double, fresh, launch, tables
-from tests.integrations.stepped import SteppedDevice, stepped_device
 
 
 def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
@@ -66,15 +68,51 @@ def test_a_gap_beyond_the_noise_or_one_that_does_not_matter_is_enough(
     assert contenders(found) == left
 
 
-def test_only_close_rivals_are_left() -> None:
+def test_only_close_rivals_are_left_and_single_times_tell_nothing() -> None:
     far, close = times(1.5, 0.02, seed=1), times(1.002, 0.02, seed=2)
     assert contenders([far, times(1.0, 0.02)]) == []
     assert contenders([times(1.0, 0.02), far, close]) == [0, 2]
-
-
-def test_single_times_tell_nothing() -> None:
     assert contenders([[1.0], [2.0]]) == [0, 1]
     assert contenders([[1.0]]) == []
+
+
+FLUSH_S = 80e-6
+
+
+class SteppedDevice(NullDevice):
+    """Stands in for the active driver; its device interface is a `SteppedCuda`."""
+
+    def __init__(self, clock: TimeModel) -> None:
+        super().__init__(clock)
+        self.cuda = SteppedCuda()
+        self.flushes = 0
+        self.host_wait_s = 0.0
+        """For which a launch that is not recorded waits where the host is slow."""
+
+    def get_device_interface(self) -> Any:
+        return self.cuda
+
+    def clear_cache(self, cache: NullDevice) -> None:
+        self.flushes += 1
+        self.cuda.run(FLUSH_S)
+
+    def _launcher(self, src: object, metadata: Any) -> Callable[..., None]:
+        def launch(*args: object) -> None:
+            self.launches += 1
+            if self.cuda.recorded is None and self.cuda.host_is_slow():
+                self.cuda.run(self.host_wait_s)
+            self.cuda.run(1e-3 * self.clock(metadata))
+
+        return launch
+
+
+@contextmanager
+def stepped_device(clock: TimeModel) -> Iterator[SteppedDevice]:
+    """Make one the active driver for the length of a `with` block."""
+    with null_device():
+        made = SteppedDevice(clock)
+        driver.set_active(made)
+        yield made
 
 
 MICROSECONDS = {1: 5.0, 2: 5.3, 4: 12.0, 8: 50.0, 16: 500.0, 32: 5000.0}
@@ -112,6 +150,12 @@ def call_of(
     return call, {candidate.config.num_warps: candidate for candidate in configs}
 
 
+def timer_of(**options: Any) -> tuple[EventTimer, dict[int, Candidate]]:
+    """A timer of such a call, and its candidates."""
+    call, by = call_of(**options)
+    return EventTimer(call), by
+
+
 def looked_at(timer: EventTimer, candidate: Candidate, best_ms: float = math.inf) -> float:
     """Median microseconds of a look, as the measurer does it."""
     timer.first(candidate, 10.0)
@@ -121,8 +165,7 @@ def looked_at(timer: EventTimer, candidate: Candidate, best_ms: float = math.inf
 
 
 def test_a_look_tells_5_from_5_3_microseconds_and_events_alone_do_not(device: SteppedDevice) -> None:
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     fast, slow = looked_at(timer, by[1]), looked_at(timer, by[2])
     assert slow - fast == pytest.approx(0.3, abs=0.08)
     # Half an interval is in every time, as it is, on average, in those that events give.
@@ -133,8 +176,7 @@ def test_a_look_tells_5_from_5_3_microseconds_and_events_alone_do_not(device: St
 
 
 def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDevice) -> None:
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     fast, slow = (1e3 * statistics.median(t) for t in timer.in_turns([by[1], by[2]]))
     assert slow - fast == pytest.approx(0.3, abs=0.04)
     assert timer.protocol_of(by[1]) == "graph-l2flush-1"
@@ -143,7 +185,7 @@ def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDe
     assert device.cuda.captures == captures + 2 * 16, "every finalist behind sixteen pauses"
 
 
-def test_finalists_that_differ_need_a_sixth_of_the_turns(
+def test_finalists_that_differ_or_are_behind_need_a_sixth_of_the_turns(
     device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call, by = call_of()
@@ -151,12 +193,6 @@ def test_finalists_that_differ_need_a_sixth_of_the_turns(
     few = len(EventTimer(call).in_turns(finalists)[0])
     monkeypatch.setattr(timers, "contenders", lambda times: [0, 1])
     assert len(EventTimer(call).in_turns(finalists)[0]) >= 6 * few - 5
-
-
-def test_finalists_that_are_behind_have_no_more_turns(
-    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call, by = call_of()
     monkeypatch.setattr(timers, "contenders", lambda times: [0, 2])
     first, behind, other = map(len, EventTimer(call).in_turns([by[8], by[16], by[8]]))
     assert first == other >= 6 * behind - 5
@@ -165,8 +201,7 @@ def test_finalists_that_are_behind_have_no_more_turns(
 def test_finalists_of_many_intervals_are_behind_no_more_pauses_than_a_look(
     device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     for warps in (1, 2):
         looked_at(timer, by[warps])
     captures = device.cuda.captures
@@ -176,8 +211,7 @@ def test_finalists_of_many_intervals_are_behind_no_more_pauses_than_a_look(
 
 
 def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     looked_at(timer, by[1])
     replays, flushes = device.cuda.replays, device.flushes
     timer._extend([], by[1], timer._recorded[by[1]], 5)
@@ -186,8 +220,7 @@ def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:
 
 
 def test_longer_launches_are_not_recorded(device: SteppedDevice) -> None:
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     assert looked_at(timer, by[8]) == pytest.approx(50.0, abs=1.2)
     assert timer.protocol_of(by[8]) == "events-l2flush-2"
     assert device.cuda.captures == 0
@@ -291,8 +324,7 @@ def test_a_device_that_was_kept_awake_is_not_warmed_up_again(
 
 
 def test_a_host_that_cannot_keep_ahead_is_noticed(device: SteppedDevice) -> None:
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     looked_at(timer, by[8])
     assert not timer.is_host_bound(by[8])
     device.cuda.host_is_slow = lambda: True
@@ -304,8 +336,7 @@ def test_a_host_that_cannot_keep_ahead_is_noticed(device: SteppedDevice) -> None
 
 
 def test_a_wait_for_the_host_makes_no_short_launch_hopeless(device: SteppedDevice) -> None:
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     best = looked_at(timer, by[1])
     device.cuda.host_is_slow, device.host_wait_s = lambda: True, 30e-6
     assert looked_at(timer, by[2], 1e-3 * best) == pytest.approx(best + 0.3, abs=0.1)
@@ -315,8 +346,7 @@ def test_a_wait_for_the_host_makes_no_short_launch_hopeless(device: SteppedDevic
 
 
 def test_busy_threads_give_way_while_launches_are_queued(device: SteppedDevice) -> None:
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     usual, seen = sys.getswitchinterval(), []
     run = device.cuda.run
     device.cuda.run = lambda seconds: (seen.append(sys.getswitchinterval()), run(seconds))[1]
@@ -343,8 +373,7 @@ def test_a_candidate_costs_milliseconds(
     device: SteppedDevice, warps: int, hopeless_ms: float, contender_ms: float
 ) -> None:
     """Of the device's time: a candidate that cannot win, and one that may."""
-    call, by = call_of()
-    timer = EventTimer(call)
+    timer, by = timer_of()
     timer.first(by[1], 10.0)
     looked_at(timer, by[1])  # what is made once a process
     true_ms = 1e-3 * MICROSECONDS[warps]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,13 +56,18 @@ def launch(tuner: Any, x: torch.Tensor) -> None:
     tuner[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
 
 
-def launch_until_settled(tuner: Any, x: torch.Tensor, seconds: float = 120.0) -> int:
-    """Launch until a choice is final; returns how many launches that took."""
-    until = time.monotonic() + seconds
-    for count in range(1, 10**7):
+def launch_until(done: Callable[[], object], tuner: Any, x: torch.Tensor) -> int:
+    """Launch until something holds, looked at after each launch; returns how many launches that took."""
+    until = time.monotonic() + 120
+    for count in itertools.count(1):
         launch(tuner, x)
-        if tuner.cache:
+        if done():
             return count
-        assert time.monotonic() < until, f"no choice became final; {under_way()}"
+        assert time.monotonic() < until, under_way()
         time.sleep(0.001)
     raise AssertionError
+
+
+def launch_until_settled(tuner: Any, x: torch.Tensor) -> int:
+    """Launch until a choice is final; returns how many launches that took."""
+    return launch_until(lambda: tuner.cache, tuner, x)

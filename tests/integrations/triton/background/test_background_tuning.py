@@ -21,10 +21,12 @@ from forecast_autotune.records import Evidence
 from forecast_autotune.store import Store
 from forecast_integrations.triton.background import tuner as background_tuner
 from forecast_integrations.triton.background.tuner import BACKGROUND, StallBudget
+from forecast_integrations.triton.publication import LISTENERS
 from tests.integrations.null import binaries, child, configs, tables
 from tests.integrations.triton.background.increments import (
     IncrementingDevice,
     launch,
+    launch_until,
     launch_until_settled,
     tuned,
 )
@@ -48,12 +50,7 @@ def test_a_program_sees_its_own_launches_alone_and_one_switch(
     assert tuner.decision.evidence is Evidence.FORECAST
     assert not best(first), "else this test shows no switch"
     served = [first]
-    until = time.monotonic() + 120
-    while not tuner.cache:
-        launch(tuner, x)
-        served.append(tuner.best_config)
-        assert time.monotonic() < until, under_way()
-        time.sleep(0.001)
+    launch_until(lambda: served.append(tuner.best_config) or tuner.cache, tuner, x)
     for _ in range(3):
         launch(tuner, x)
         served.append(tuner.best_config)
@@ -121,9 +118,7 @@ def test_inside_a_capture_nothing_is_timed_and_nothing_switches(
         settle()
     monkeypatch.setattr(background_tuner, "capturing_graph", lambda: False)
     (key,) = tuner._engine.pending.values()
-    while key.state.value != "done":
-        launch(tuner, x)
-        time.sleep(0.001)
+    launch_until(lambda: key.state.value == "done", tuner, x)
     monkeypatch.setattr(background_tuner, "capturing_graph", lambda: True)
     launch(tuner, x)
     assert tuner.best_config is first, "the choice is made, but a capture sees none of it"
@@ -221,12 +216,10 @@ def test_hooks_surround_timed_launches_and_see_copies(background: IncrementingDe
     assert x.data_ptr() not in seen
 
 
-def test_cleared_and_restored_arguments_are_copies(background: IncrementingDevice) -> None:
+@pytest.mark.parametrize("option", ["reset_to_zero", "restore_value"])
+def test_cleared_and_restored_arguments_are_copies(background: IncrementingDevice, option: str) -> None:
     x = torch.zeros(4096)
-    tuner = tuned(reset_to_zero=["x"])
-    assert launch_until_settled(tuner, x) == int(x[0])
-    restoring = tuned(restore_value=["x"])
-    assert launch_until_settled(restoring, x.zero_()) == int(x[0])
+    assert launch_until_settled(tuned(**{option: ["x"]}), x) == int(x[0])
 
 
 def test_an_interruption_is_raised_and_loses_nothing(background: IncrementingDevice) -> None:
@@ -365,11 +358,7 @@ def test_a_launch_that_fails_as_the_process_ends_says_nothing_of_its_candidate(
             raise RuntimeError("no driver is left")
 
     tuner = tuned(store=tmp_path / "store", pre_hook=before)
-    until = time.monotonic() + 120
-    while not ended:
-        launch(tuner, x)
-        assert time.monotonic() < until, under_way()
-        time.sleep(0.001)
+    launch_until(lambda: ended, tuner, x)
     BACKGROUND.stop(60.0)
     assert not [m for table in tables(tmp_path / "store") for m in table.measurements if not m.ok]
     assert not list((tmp_path / "store").rglob("running-*"))
@@ -392,3 +381,77 @@ def test_nothing_is_timed_with_arguments_that_compile_to_other_code(background: 
     launch(tuner, unaligned)
     assert best(tuner.best_config)
     assert (unaligned == 21).all()
+
+
+def test_a_key_that_is_launched_at_other_sizes_alone_holds_up_no_other(
+    background: IncrementingDevice,
+) -> None:
+    warmed_up, other = tuned(), tuned()
+    warmed_up.keys = []  # all sizes are one key, which was met at a size that never comes back
+    launch(warmed_up, torch.zeros(4096))
+    launch(warmed_up, torch.zeros(8192))
+    launch_until(lambda: launch(warmed_up, torch.zeros(8192)) or other.cache, other, torch.zeros(4096))
+    assert not warmed_up.cache
+
+
+def test_candidates_are_compared_at_one_size(background: IncrementingDevice) -> None:
+    tuner = tuned()
+    tuner.keys = []
+    small, large = torch.zeros(4096), torch.zeros(65536)
+    launch(tuner, small)
+    (key,) = tuner._engine.pending.values()
+    assert key.why_untimed((small, 4096), {}) is None
+    assert "other sizes" in str(key.why_untimed((large, 65536), {}))
+
+
+def test_settle_leaves_queued_keys_whose_arguments_are_gone_and_decides_the_others(
+    background: IncrementingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STALL_MS", "0.001")  # launches are queued, and lend no time
+    tuner = tuned()
+    for size in range(1024, 1024 + 6 * 16, 16):
+        for _ in range(2):
+            launch(tuner, torch.zeros(size))
+    held = torch.zeros(4096)
+    for _ in range(2):
+        launch(tuner, held)
+    with pytest.warns(UserWarning, match="keys are still pending"):
+        left = settle()
+    gone = {one.key[0] for one in left if "are gone" in one.reason}
+    assert gone >= set(range(1024, 1120, 16))
+    assert [key[0] for key in tuner.cache] == [4096]
+
+
+def test_a_listener_that_raises_loses_no_choice(
+    background: IncrementingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*told: object) -> None:
+        raise ValueError("listener")
+
+    monkeypatch.setattr("forecast_integrations.triton.publication.LISTENERS", [*LISTENERS, fail])
+    tuner, x = tuned(), torch.zeros(4096)
+    with pytest.raises(ValueError, match="listener"):
+        launch(tuner, x)
+    assert not tuner.cache, "the key is pending, whatever its listener says"
+    with pytest.warns(UserWarning, match="a listener failed"):
+        launch_until_settled(tuner, x)
+    assert [*map(best, tuner.cache.values())] == [True]
+
+
+def test_a_budget_of_launch_time_is_saved_up_for_a_second_and_paid_back_at_its_rate() -> None:
+    now = 100.0
+    budget = StallBudget(lambda: now)
+    assert budget.left_ms(0.0) == 0.0, "no rate leaves nothing"
+    assert budget.left_ms(20.0) == 20.0
+    now += 1000.0
+    assert budget.left_ms(20.0) == 20.0, "at most a second is saved up"
+    budget.charge(15.0)
+    assert budget.left_ms(20.0) == 5.0
+    now += 0.5
+    assert budget.left_ms(20.0) == 15.0
+    budget.charge(95.0)
+    assert budget.left_ms(20.0) == -80.0, "a launch that took too much is paid back first"
+    now += 4.0
+    assert budget.left_ms(20.0) == 0.0
+    now += 1.0
+    assert budget.left_ms(20.0) == 20.0
