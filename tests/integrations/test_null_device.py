@@ -6,16 +6,22 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
 
 from forecast_autotune import Space, autotune
 from forecast_autotune.errors import FrozenMissError, SettingsError
+from forecast_autotune.features import traced_texts
 from forecast_autotune.records import Decision, Evidence
 from forecast_autotune.settings import Budget
 from forecast_autotune.store import Store
+from forecast_autotune.surrogates.prior import formula_prior
+from forecast_autotune.telemetry import spans
 from forecast_integrations.triton.problem.describe import to_config
+from forecast_train.surrogate.fit import FitSettings, fit_model
+from tests.core.telemetry.recorder import Recorder
 from tests.integrations.null import (
     binaries,
     blocks,
@@ -89,13 +95,10 @@ def test_a_tuner_says_its_latest_decision(device: Any) -> None:
     launch(tuner, 8192)
     assert tuner.decision is not None
     assert tuner.decision.problem != first.problem
-
-
-def test_a_single_config_is_launched_without_a_decision(device: Any) -> None:
-    tuner = tuned(listed=blocks(128))
-    launch(tuner)
-    assert tuner.best_config is tuner.configs[0]
-    assert tuner.decision is None
+    single = tuned(listed=blocks(128))
+    launch(single)
+    assert single.best_config is single.configs[0]
+    assert single.decision is None, "there was nothing to decide"
 
 
 def test_a_warm_store_times_nothing_and_compiles_one(
@@ -233,19 +236,6 @@ def test_a_hook_may_launch_another_tuned_kernel(device: Any) -> None:
     assert set(sizes) == {4096}
 
 
-def test_a_hook_may_launch_the_kernel_being_tuned(device: Any) -> None:
-    def hook(kwargs: dict[str, Any]) -> None:
-        if len(depth) < 2:
-            depth.append(1)
-            launch(outer, 512)
-            depth.pop()
-
-    depth: list[int] = []
-    outer = tuned(listed=blocks(32, 128, pre_hook=hook), mode="exhaustive")
-    launch(outer)
-    assert 4096 in [key[0] for key in outer.cache]
-
-
 # --- modes by variable ---
 
 
@@ -272,30 +262,6 @@ def test_frozen_raises_on_a_miss_and_serves_what_is_stored(
     monkeypatch.setenv("FORECAST_AUTOTUNE_ON_MISS", "forecast")
     launch(tuner, 8192)
     assert device.launches == before + 2
-
-
-def test_exhaustive_times_every_config(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
-    tuner = tuned(listed=configs((2, 4), (2, 3, 4)))
-    launch(tuner)
-    assert set(tuner.configs_timings) == set(tuner.configs)
-    assert (tuner.best_config.num_warps, tuner.best_config.num_stages) == (4, 3)
-    assert tuner.decision.stated_risk == 0.0
-
-
-def test_deterministic_ignores_clock_and_store(
-    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    launch(tuned(store=tmp_path / "store", mode="exhaustive", listed=configs((1, 4), (3,))))
-    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "deterministic")
-    before = device.launches
-    known = tuned(store=tmp_path / "store", listed=configs((1, 4), (3,)))
-    blank = tuned(listed=configs((1, 4), (3,)))
-    launch(known)
-    launch(blank)
-    assert device.launches == before + 2
-    assert known.best_config == blank.best_config
-    assert (known.decision.evidence, known.decision.known) == (Evidence.FORECAST, 0)
 
 
 def test_a_bad_variable_fails_where_the_kernel_is_decorated(
@@ -355,3 +321,54 @@ def test_a_kernel_under_heuristics_is_compiled_in_children(device: Any) -> None:
     x = torch.empty(4096)
     tuner[(1,)](x, x, 4096)
     assert tuner.decision.measured == tuner.decision.cost.compiled == binaries() == 3
+
+
+@pytest.mark.parametrize("compiler", ["fork", "threads"])
+def test_each_compilation_and_measurement_is_shown_and_no_launch(
+    device: Any, monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    recorder = Recorder()
+    monkeypatch.setattr(spans._state, "exporter", recorder)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
+    tuner = tuned(listed=configs(stages=(2, 3)))
+    launch(tuner)
+    shown, counted = len(recorder.spans), dict(recorder.counted)
+    for _ in range(50):
+        launch(tuner)
+    assert (len(recorder.spans), recorder.counted) == (shown, counted), "a key that is decided says nothing"
+    decision = tuner.decision
+    assert decision is not None
+    timed = [attributes for attributes in recorder.named("measure") if "candidate" in attributes]
+    assert len(timed) == decision.measured > 0
+    assert {name for name, _, _ in recorder.spans} >= {"decide", "forecast", "trace", "measure"}
+    compiled = recorder.named("compile")
+    assert {attributes["outcome"] for attributes in compiled} <= {"ok", "given up"}
+    assert {a["candidate"] for a in timed} <= {a["candidate"] for a in compiled if a["outcome"] == "ok"}
+    (decide,) = recorder.named("decide")
+    assert decide["kernel"] == "double"
+    assert counted["measured"] == decision.measured
+    assert counted["seconds_saved"] == decision.saved_s
+
+
+def test_a_live_store_can_be_learnt_from_without_the_kernel(device: Any, tmp_path: Path) -> None:
+    listed = [c for size in (32, 128, 256, 512) for w in (2, 4, 8) for c in blocks(size, num_warps=w)]
+    tuner = tuned(listed=listed, store=tmp_path / "store")
+    launch(tuner)
+    assert tuner.decision.measured >= 3
+    (table,) = tables(tmp_path / "store")
+    assert not table.problem.ttir
+    candidates = list(table.by_candidate())
+    before = formula_prior(table.problem, candidates, table.grids(), {})
+    assert before.informed
+    assert before.exact.all()
+    # What a program loads is what its block says.
+    facts = traced_texts.facts_by_unit(table.problem)
+    assert {f.load_bytes for f in facts.values()} == {
+        4.0 * dict(c.config.kwargs)["BLOCK"] for c in candidates
+    }
+    compiled = binaries()
+    model = fit_model([table], recipe=FitSettings(trees=2, rounds=3, least=1, leaf=1, jobs=1))
+    assert model.about is not None
+    assert model.about["rows"] == len(candidates)
+    assert np.isfinite(model.residual.value).all()
+    assert binaries() == compiled

@@ -28,16 +28,12 @@ def original() -> Iterator[Any]:
 
 
 @pytest.fixture
-def decided() -> Iterator[list[tuple[str, Any]]]:
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """(kernel, decision) of every decision."""
     heard: list[tuple[str, Any]] = []
-
-    def hear(name: str, decision: Any) -> None:
-        heard.append((name, decision))
-
-    publication.LISTENERS.append(hear)
-    yield heard
-    publication.LISTENERS.remove(hear)
+    listeners = [*publication.LISTENERS, lambda name, decision: heard.append((name, decision))]
+    monkeypatch.setattr(publication, "LISTENERS", listeners)
+    return heard
 
 
 def plain(listed: Any = None, **options: Any) -> Any:
@@ -49,12 +45,9 @@ def plain(listed: Any = None, **options: Any) -> Any:
 def test_tuners_made_before_and_after_are_served(
     device: Any, decided: list[Any], tmp_path: Path, moment: str
 ) -> None:
-    if moment == "before":
-        tuner = plain()
-        patch_triton()
-    else:
-        patch_triton()
-        tuner = plain()
+    early = plain()
+    patch_triton()
+    tuner = early if moment == "before" else plain()
     launch(tuner)
     launch(tuner)
     ((name, decision),) = decided
@@ -64,6 +57,11 @@ def test_tuners_made_before_and_after_are_served(
     (table,) = tables(tmp_path / "measurements")
     assert len(table.by_candidate()) == decision.measured
     assert list(tuner.cache.values()) == [tuner.best_config]
+    launches, single = device.launches, plain(blocks(128))
+    launch(single)
+    assert (len(decided), single.cache, device.launches) == (1, {}, launches + 1), (
+        "one config needs no decision"
+    )
 
 
 def test_type_and_attributes_stay_tritons(device: Any) -> None:
@@ -131,45 +129,12 @@ def test_a_subclass_times_with_its_own_benchmark(device: Any, decided: list[Any]
         assert [list(times) for times in tuner.configs_timings.values()] == [[7.0] * 3] * 2
 
 
-def test_hooks_run_as_with_triton(device: Any) -> None:
-    """A config's own hook before every launch; the tuner's around timed launches only."""
-    seen: list[str] = []
-
-    def before(kwargs: Any, reset_only: bool = False) -> None:
-        seen.append("reset" if reset_only else "before")
-
-    def after(kwargs: Any, exception: Any) -> None:
-        seen.append("after")
-
-    def own(kwargs: Any) -> None:
-        seen.append(f"config {kwargs['BLOCK']}")
-
-    patch_triton()
-    tuner = plain(blocks(32, 128, pre_hook=own), pre_hook=before, post_hook=after)
-    launch(tuner)
-    timed = seen[: seen.index("reset")]
-    assert timed[:3] in (["config 32", "before", "after"], ["config 128", "before", "after"])
-    assert timed.count("before") == timed.count("after") == len(timed) / 3
-    block = tuner.best_config.kwargs["BLOCK"]
-    assert seen[seen.index("reset") :] == ["reset", f"config {block}"]
-    seen.clear()
-    launch(tuner)
-    assert seen == [f"config {block}"]
-
-
 def test_our_own_tuners_keep_their_options_under_the_patch(device: Any, tmp_path: Path) -> None:
     patch_triton()
     tuner = autotune(configs=blocks(32, 128), key=["n"], store=False)(fresh(double))
     launch(tuner)
     assert tuner.decision.measured == 2
     assert not (tmp_path / "measurements").exists()
-
-
-def test_one_config_needs_no_decision(device: Any, decided: list[Any]) -> None:
-    patch_triton()
-    tuner = plain(blocks(128))
-    launch(tuner)
-    assert (decided, tuner.cache, device.launches) == ([], {}, 1)
 
 
 def test_unpatching_gives_triton_its_tuning_back(device: Any, decided: list[Any], original: Any) -> None:
@@ -216,20 +181,6 @@ def test_somebody_elses_wrapper_on_top_of_ours_stays(
     assert calls == [4096, 8192, 512]
 
 
-@pytest.mark.slow
-def test_settings_come_from_the_environment(
-    device: Any, monkeypatch: pytest.MonkeyPatch, decided: list[Any]
-) -> None:
-    patch_triton()
-    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "skip")
-    tuner = plain()
-    launch(tuner)
-    assert device.launches == 1
-    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
-    launch(tuner, 8192)
-    assert [decision.measured for _, decision in decided] == [0, 24]
-
-
 def test_patched_tuners_obey_the_bucket_setting(
     device: Any, decided: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,3 +191,29 @@ def test_patched_tuners_obey_the_bucket_setting(
         launch(tuner, n)
     assert [key[0] for key in tuner.cache] == [2048]
     assert len(decided) == 1
+
+
+def test_hooks_run_as_with_triton(device: Any) -> None:
+    """A config's own hook before every launch; the tuner's around timed launches only."""
+    seen: list[str] = []
+
+    def before(kwargs: Any, reset_only: bool = False) -> None:
+        seen.append("reset" if reset_only else "before")
+
+    def after(kwargs: Any, exception: Any) -> None:
+        seen.append("after")
+
+    def own(kwargs: Any) -> None:
+        seen.append(f"config {kwargs['BLOCK']}")
+
+    patch_triton()
+    tuner = plain(blocks(32, 128, pre_hook=own), pre_hook=before, post_hook=after)
+    launch(tuner)
+    timed = seen[: seen.index("reset")]
+    assert timed[:3] in (["config 32", "before", "after"], ["config 128", "before", "after"])
+    assert timed.count("before") == timed.count("after") == len(timed) / 3
+    block = tuner.best_config.kwargs["BLOCK"]
+    assert seen[seen.index("reset") :] == ["reset", f"config {block}"]
+    seen.clear()
+    launch(tuner)
+    assert seen == [f"config {block}"]

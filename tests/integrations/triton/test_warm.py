@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.records import Argument, Device, Evidence, Kernel
 from forecast_autotune.store import Store
+from forecast_autotune.testing import example_table
 from forecast_integrations.commands.warm import parse_shapes
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 from forecast_integrations.triton.problem.key import KeyMaker
@@ -51,9 +52,21 @@ def use_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: str)
     return folder
 
 
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command with `--json`; returns what it says, and fails where it leaves with another status."""
+
+    def run(*arguments: str, status: int = 0) -> Any:
+        capfd.readouterr()
+        assert main([*arguments, "--json"]) == status
+        return json.loads(capfd.readouterr().out)
+
+    return run
+
+
 @pytest.mark.slow
 def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_compiling(
-    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
 ) -> None:
     production = use_machine(tmp_path / "production", monkeypatch, MODE="skip")
     warmed_kernels.run_program()
@@ -64,14 +77,12 @@ def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_c
     assert not any(m.problem.kernel.source for m in misses)
 
     build = use_machine(tmp_path / "build", monkeypatch)
-    given = ["warm", "--misses", str(production / "store"), "--json"]
-    assert main([*given, "--plan"]) == 0
-    plan = json.loads(capfd.readouterr().out)
+    given = ["warm", "--misses", str(production / "store")]
+    plan = run(*given, "--plan")
     assert (len(plan["misses"]), plan["tuned"]) == (4, 0)
     assert plan["expected_s"] > 0
     assert not (build / "store" / "v1").exists(), "a plan changes nothing"
-    assert main(given) == 0
-    done = json.loads(capfd.readouterr().out)
+    done = run(*given)
     assert (done["tuned"], done["failed"]) == (4, 0)
     assert all(entry["measured"] > 0 for entry in done["misses"])
     assert Store(production / "store").misses.all() == []
@@ -81,14 +92,13 @@ def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_c
     use_machine(build, monkeypatch, MODE="frozen")
     expected = [(k.metadata.num_warps, k.metadata.name) for k in warmed_kernels.run_program()]
     bundle = tmp_path / "bundle"
-    assert main(["store", "bundle", str(bundle), "--compiled", str(build / "triton"), "--json"]) == 0
-    made = json.loads(capfd.readouterr().out)
+    made = run("store", "bundle", str(bundle), "--compiled", str(build / "triton"))
     assert made["carries"] == ["compiled"]
 
     fresh = use_machine(tmp_path / "fresh", monkeypatch, MODE="frozen", STORES=str(bundle))
     assert main(["store", "install", str(bundle), "--digest", "0" * 64]) == 1
     assert not (fresh / "triton").exists()
-    assert main(["store", "install", str(bundle), "--digest", made["digest"], "--json"]) == 0
+    run("store", "install", str(bundle), "--digest", made["digest"])
     shutil.rmtree(build)  # nothing of the machine that made it is needed
     installed = {p: p.stat().st_mtime_ns for p in (fresh / "triton").rglob("*.cubin")}
     assert binaries() == len(installed) > 0
@@ -105,7 +115,7 @@ def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_c
 
 
 def test_a_miss_is_tuned_with_the_launch_options_and_the_benchmark_of_its_call(
-    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
 ) -> None:
     machine = use_machine(tmp_path, monkeypatch, MODE="skip")
     x = torch.ones(64, dtype=torch.float16)
@@ -113,13 +123,11 @@ def test_a_miss_is_tuned_with_the_launch_options_and_the_benchmark_of_its_call(
     warmed_kernels.scale[(1,)](x, x, 64, 0.5, maxnreg=32)
     (miss,) = Store(machine / "store").misses.all()
     use_machine(tmp_path, monkeypatch)
-    assert main(["warm", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["tuned"] == 1
+    assert run("warm")["tuned"] == 1
     assert Store(machine / "store").decision(miss.problem) is not None
     problem = replace(miss.problem, id="other", extra={"options": {"extern_libs": ["dict", "{}"]}})
     Store(machine / "store").misses.add(replace(miss, problem=problem))
-    assert main(["warm", "--json"]) == 1
-    (entry,) = json.loads(capfd.readouterr().out)["misses"]
+    (entry,) = run("warm", status=1)["misses"]
     assert "launch option extern_libs is no number or text" in entry["trouble"]
 
 
@@ -135,7 +143,7 @@ def test_a_frozen_miss_is_recorded_and_then_raised(
 
 
 def test_what_cannot_be_called_again_is_said_one_by_one(
-    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
 ) -> None:
     machine = use_machine(tmp_path, monkeypatch, MODE="skip")
     warmed_kernels.run_program()
@@ -149,9 +157,7 @@ def test_what_cannot_be_called_again_is_said_one_by_one(
     changed = replace(third.problem, id="other")
     for problem in (elsewhere, gone, changed):
         misses.add(replace(first, problem=problem, grids=third.grids))
-    assert main(["warm", "--json"]) == 1
-    done = json.loads(capfd.readouterr().out)
-    said = [entry["trouble"] for entry in done["misses"]]
+    said = [entry["trouble"] for entry in run("warm", status=1)["misses"]]
     assert "met on another" in said[0]
     assert "no.such:k cannot be imported" in said[1]
     assert "another problem" in said[2]
@@ -160,24 +166,19 @@ def test_what_cannot_be_called_again_is_said_one_by_one(
 
 @pytest.mark.slow
 def test_sizes_that_nobody_has_met_are_tuned_beforehand(
-    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
 ) -> None:
     machine = use_machine(tmp_path, monkeypatch, MODE="skip")
     warmed_kernels.run_program()
     use_machine(tmp_path, monkeypatch)
-    given = ["warm", "--kernel", "scale", "--shapes", "n=64..256:pow2", "--json"]
-    assert main([*given, "--plan"]) == 0
-    plan = json.loads(capfd.readouterr().out)
-    assert [entry.get("sizes") for entry in plan["misses"]] == [
-        *(None, None),
-        *({"n": 64}, {"n": 128}, {"n": 256}),
-    ]
+    given = ["warm", "--kernel", "scale", "--shapes", "n=64..256:pow2"]
+    plan = run(*given, "--plan")
+    sizes = [None, None, {"n": 64}, {"n": 128}, {"n": 256}]
+    assert [entry.get("sizes") for entry in plan["misses"]] == sizes
     assert all(entry["expected_s"] > 0 for entry in plan["misses"])
-    assert main(given) == 0
-    done = json.loads(capfd.readouterr().out)
+    done = run(*given)
     assert (done["tuned"], done["known"], done["failed"]) == (5, 0, 0)
-    assert main([*given, "--plan"]) == 0
-    again = json.loads(capfd.readouterr().out)
+    again = run(*given, "--plan")
     assert [entry["known"] for entry in again["misses"]] == [True] * 3, "from what is stored, without a miss"
     assert again["expected_s"] == 0
 
@@ -195,7 +196,7 @@ def test_sizes_that_nobody_has_met_are_tuned_beforehand(
 
 
 def test_a_range_that_was_missed_is_decided_as_a_range(
-    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
 ) -> None:
     options = replace(warmed_kernels.scale._engine.options, bucket=Robust("n", (64, 4096), at=[64, 4096]))
     machine = use_machine(tmp_path, monkeypatch, MODE="skip")
@@ -212,16 +213,18 @@ def test_a_range_that_was_missed_is_decided_as_a_range(
     assert {g for _, g in miss.grids} == {(16,), (8,)}, "as it was met, at n = 1000"
     use_machine(tmp_path, monkeypatch)
     use_range()
-    assert main(["warm", "--kernel", "scale", "--json"]) == 0
-    done = json.loads(capfd.readouterr().out)
-    assert done["tuned"] == 2
+    assert run("warm", "--kernel", "scale")["tuned"] == 2
     decision = Store(machine / "store").decision(miss.problem)
     assert decision is not None
     assert decision.reason.startswith("one config for 7 sizes")
 
 
 def test_sizes_that_cannot_be_made_are_said(
-    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    patched: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., Any],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     machine = use_machine(tmp_path, monkeypatch, MODE="skip")
     assert main(["warm", "--shapes", "n=64"]) == 1
@@ -231,8 +234,8 @@ def test_sizes_that_cannot_be_made_are_said(
     first = misses.all()[0]
     misses.remove(m.problem.id for m in misses.all())
     misses.add(replace(first, grids=(({"BLOCK": 64}, (7,)), ({"BLOCK": 128}, (5,)))))
-    assert main(["warm", "--shapes", "n=64,128", "--plan", "--json"]) == 1
-    said = [entry.get("trouble", "") for entry in json.loads(capfd.readouterr().out)["misses"]]
+    plan = run("warm", "--shapes", "n=64,128", "--plan", status=1)
+    said = [entry.get("trouble", "") for entry in plan["misses"]]
     assert [bool(text) for text in said] == [False, True, True]
     assert "no formula of the call's sizes gives its launch grids" in said[1]
 
@@ -293,7 +296,7 @@ def test_arguments_are_made_as_they_were() -> None:
         Argument("none", "none"),
         Argument("C", "constexpr", value="relu"),
     )
-    table = replace(_problem(), arguments=given)
+    table = replace(example_table().problem, arguments=given)
     args, kwargs = rebuilt_arguments(table, ["a", "i", "n", "BLOCK", "s", "none", "C"])
     a, i, n = args
     assert isinstance(a, torch.Tensor)
@@ -320,26 +323,13 @@ BAD = [
 @pytest.mark.parametrize("argument", BAD)
 def test_arguments_that_cannot_be_made_are_refused(argument: Argument) -> None:
     with pytest.raises(RebuildError):
-        rebuilt_arguments(replace(_problem(), arguments=(argument,)), ["a"])
+        rebuilt_arguments(replace(example_table().problem, arguments=(argument,)), ["a"])
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("", "k"),
-        ("__main__", "k"),
-        ("math", "sqrt"),
-        ("math", "f.<locals>.k"),
-        ("no.such", "k"),
-        ("math", "none"),
-    ],
+    "place", [":k", "__main__:k", "math:sqrt", "math:f.<locals>.k", "no.such:k", "math:none"]
 )
-def test_what_is_no_tuner_is_not_called(module: str, name: str) -> None:
+def test_what_is_no_tuner_is_not_called(place: str) -> None:
+    module, _, name = place.partition(":")
     with pytest.raises(RebuildError):
         find_tuner(Kernel("k", extra={"module": module, "qualname": name}))
-
-
-def _problem() -> Any:
-    from forecast_autotune.testing import example_table
-
-    return example_table().problem
