@@ -40,14 +40,23 @@ class TestAnalytic(SurrogateContract):
         return AnalyticSurrogate()
 
 
-class TestRiskBounded(PolicyContract):
-    def make(self) -> Policy:
-        return RiskBounded()
+class TestPolicies(PolicyContract):
+    @pytest.fixture(
+        autouse=True,
+        params=[
+            RiskBounded,
+            pytest.param(WallTime, id="WallTime in rounds"),
+            pytest.param(lambda: IncludingRefused(RiskBounded()), id="IncludingRefused"),
+            Exhaustive,
+            pytest.param(lambda: Fixed(4), id="first"),
+            pytest.param(lambda: Fixed(4, random=True), id="random"),
+        ],
+    )
+    def factory(self, request: pytest.FixtureRequest) -> None:
+        self.make = request.param
 
-
-class TestWallTimeInRounds(PolicyContract):
     def make(self) -> Policy:
-        return WallTime()
+        raise NotImplementedError
 
 
 class TestWallTime(PolicyContract):
@@ -59,26 +68,6 @@ class TestWallTime(PolicyContract):
     def state(self, table: Table, known: int, **changes: Any) -> TuningState:
         plain = super().state(table, known, **changes)
         return replace(plain, compile_s=np.linspace(2.0, 0.1, len(plain.forecasts)))
-
-
-class TestIncludingRefused(PolicyContract):
-    def make(self) -> Policy:
-        return IncludingRefused(RiskBounded())
-
-
-class TestExhaustive(PolicyContract):
-    def make(self) -> Policy:
-        return Exhaustive()
-
-
-class TestFirst(PolicyContract):
-    def make(self) -> Policy:
-        return Fixed(4)
-
-
-class TestRandom(PolicyContract):
-    def make(self) -> Policy:
-        return Fixed(4, random=True)
 
 
 class TestTableMeasurer(MeasurerContract):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +90,15 @@ def outcomes(outcome: Outcome, table: Table = TABLE, *, but: int | None = None, 
     return Table(table.problem, rows)
 
 
+def timed(times: Mapping[Candidate, float], otherwise_ms: float = 3.0) -> Table:
+    """The table with every row running, these in these milliseconds."""
+    rows = [
+        Measurement(m.problem, m.candidate, Outcome.OK, times.get(m.candidate, otherwise_ms))
+        for m in TABLE.measurements
+    ]
+    return Table(TABLE.problem, rows)
+
+
 def decide(
     store: Store,
     bench: Bench,
@@ -98,9 +107,12 @@ def decide(
     surrogate: Any = None,
     policy: Policy | None = None,
     candidates: Sequence[Candidate] | None = None,
+    given: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Decision:
-    task = TuningTask(table.problem, list(table.by_candidate()) if candidates is None else candidates)
+    """Decide the table's problem; `given` are further parts of its task."""
+    listed = list(table.by_candidate()) if candidates is None else candidates
+    task = TuningTask(table.problem, listed, **(given or {}))
     return tune(
         task,
         bench,

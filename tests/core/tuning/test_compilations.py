@@ -23,12 +23,12 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.replays.replay import ReplayStore, load, shipped_tables, task_of
-from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from tests.core.tuning.loop import Bench, Told
 
 WIDE = example_table([2**k for k in range(2, 14)])
 NAMES = list(WIDE.by_candidate())
-BEST = min((m for m in WIDE.measurements if m.ok), key=lambda m: m.ms).candidate
+ORDER = [m.candidate for m in sorted(WIDE.measurements, key=lambda m: m.ms if m.ok else math.inf)]
+BEST = ORDER[0]
 
 
 class Logged(Bench):
@@ -117,8 +117,7 @@ def test_all_workers_compile_the_best_guesses_of_a_longer_list_while_it_is_trace
     bench = Logged(log, workers)
     decision = run(bench, log, surrogate=told)
     assert log[:2] == [("prefetch", workers), ("trace", 12)]
-    order = sorted(NAMES, key=lambda c: WIDE.by_candidate()[c].ms if WIDE.by_candidate()[c].ok else math.inf)
-    assert bench.ahead == order[:workers]
+    assert bench.ahead == ORDER[:workers]
     assert [query.provisional for query in told.queries[:2]] == [True, False]
     assert decision.chosen == BEST
 
@@ -200,17 +199,16 @@ def test_the_best_of_an_earlier_decisions_binaries_are_timed_meanwhile_and_nothi
     workers: int,
 ) -> None:
     """Whatever the list's length: they may be all that it takes."""
-    order = sorted(NAMES, key=lambda c: WIDE.by_candidate()[c].ms if WIDE.by_candidate()[c].ok else math.inf)
 
     class Kept(Logged):
         def ready(self) -> Sequence[Candidate]:
             timed = {c for some in self.listed for c in some}
-            return [c for c in NAMES if c in order[:9] and c not in timed]
+            return [c for c in NAMES if c in ORDER[:9] and c not in timed]
 
     store, bench = Store(None), Kept(workers=workers)
     decision = decide_early(bench, SlowTracer(3), store, Told(truth()))
     early = [m.candidate for m in store.measurements(WIDE.problem) if "forecast" not in m.extra]
-    assert early == order[:9][: len(early)]
+    assert early == ORDER[:9][: len(early)]
     assert len(early) >= 2
     assert bench.ahead == []
     assert decision.chosen == BEST
@@ -274,12 +272,10 @@ def test_nothing_compiles_where_no_clock_is_allowed(mode: str) -> None:
 
 
 def test_nothing_compiles_when_the_store_answers() -> None:
-    store = Store(None)
+    store, again, other = Store(None), Logged(workers=36), Logged(workers=36)
     run(Logged(workers=36), store=store)
-    again = Logged(workers=36)
     run(again, store=store)
     assert (again.made, again.ahead) == (0, [])
-    other = Logged(workers=36)
     run(other, store=store, settings={"tolerance": 0.001})
     assert other.ahead == [], "part of it is measured: the plan may be empty"
 
@@ -420,13 +416,6 @@ def of_texts(texts: int, each: int = 1) -> list[Any]:
     return found
 
 
-def verbs(workers: int, names: list[Any], **options: Any) -> tuple[list[str], int]:
-    """What happened, and how many were measured."""
-    log: list[tuple[str, int]] = []
-    decision = run(Logged(log, workers), log, names=names, **options)
-    return [verb for verb, _ in log], decision.measured
-
-
 @pytest.mark.parametrize("texts", [2, 4, 6])
 def test_one_worker_measures_a_short_list_of_many_texts_and_traces_nothing(texts: int) -> None:
     names = of_texts(texts)
@@ -449,9 +438,10 @@ def test_one_worker_measures_a_short_list_of_many_texts_and_traces_nothing(texts
     ],
 )
 def test_other_lists_are_traced(workers: int, texts: int, each: int, options: dict[str, Any]) -> None:
-    seen, measured = verbs(workers, of_texts(texts, each), **options)
-    assert "trace" in seen
-    assert measured > 0
+    log: list[tuple[str, int]] = []
+    decision = run(Logged(log, workers), log, names=of_texts(texts, each), **options)
+    assert "trace" in dict(log)
+    assert decision.measured > 0
 
 
 STAGES = (2, 3, 4)
@@ -468,36 +458,18 @@ def repeated(kernel: str) -> Table:
     return replace(table, measurements=list(rows.values()))
 
 
-def decided(table: Table, policy: Policy, **changes: object) -> tuple[Decision, list[Candidate]]:
-    asked: list[Candidate] = []
-
-    class Noting(TableMeasurer):
-        def measure(self, *args: object, **kwargs: object):  # type: ignore[no-untyped-def]
-            for m in super().measure(*args, **kwargs):  # type: ignore[arg-type]
-                asked.append(m.candidate)
-                yield m
-
-    settings = Settings(**changes)  # type: ignore[arg-type]
-    decision = tune(
-        task_of(table),
-        lambda: Noting(table),
-        store=ReplayStore(()),
-        surrogate=AnalyticSurrogate(),
-        settings=settings,
-        policy=policy,
-    )
-    return decision, asked
-
-
-def without_stages(candidates: list[Candidate]) -> list[Candidate]:
-    return [Candidate(replace(c.config, num_stages=0)) for c in candidates]
+def decided(table: Table, policy: Policy, **changes: Any) -> tuple[Decision, list[Candidate]]:
+    bench, settings, surrogate = Bench(table), Settings(**changes), AnalyticSurrogate()
+    store = ReplayStore(())
+    decision = tune(task_of(table), bench, store=store, surrogate=surrogate, settings=settings, policy=policy)
+    return decision, bench.asked
 
 
 @pytest.mark.parametrize("policy", [WallTime(), RiskBounded()], ids=lambda p: p.name)
 def test_stages_that_change_nothing_are_not_measured_apart(policy: Policy) -> None:
     table = repeated("online_softmax")
     decision, asked = decided(table, policy)
-    distinct = without_stages(asked)
+    distinct = [replace(c.config, num_stages=0) for c in asked]
     assert len(set(distinct)) == len(distinct)
     assert f"{2 * len(asked)} others compile to the same programs" in decision.reason
     best = min(m.ms for m in table.measurements if m.ok)

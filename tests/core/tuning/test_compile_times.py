@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,37 +35,27 @@ def recorded(kernel: str) -> Table:
     return next(table for table in found if kernel in table.problem.kernel.name)
 
 
-def test_before_anything_is_known_all_are_expected_to_take_as_long() -> None:
-    found = untraced().expected({}, {}, ()).remaining
-    assert len(set(found.tolist())) == 1
-    # The mean of a log-normal variable is above its median.
-    assert found[0] > UNKNOWN_S
+def remaining(
+    compiled: Mapping[Candidate, float], compiling: Mapping[Candidate, float], ready: Any = ()
+) -> Any:
+    return untraced().expected(compiled, compiling, ready).remaining
 
 
-def test_what_compiled_moves_what_is_expected_of_the_others() -> None:
-    before = untraced().expected({}, {}, ()).remaining
-    after = untraced().expected({NAMES[0]: 4.0, NAMES[1]: 4.0}, {}, ()).remaining
+def test_what_is_expected_follows_what_compiled_what_compiles_and_what_is_ready() -> None:
+    before = remaining({}, {})
+    assert len(set(before.tolist())) == 1
+    assert before[0] > UNKNOWN_S, "the mean of a log-normal variable is above its median"
+    after = remaining({NAMES[0]: 4.0, NAMES[1]: 4.0}, {})
     assert after[:2].tolist() == [0.0, 0.0], "they are compiled"
     assert before[2] < after[2] < 4.0 * 1.1
-
-
-def test_what_is_ready_takes_no_time() -> None:
-    found = untraced().expected({}, {}, {NAMES[3]}).remaining
-    assert (found == 0.0).tolist() == [False, False, False, True]
-
-
-def test_what_has_compiled_for_long_is_expected_to_go_on_for_long() -> None:
-    one, two = (untraced().expected({}, {NAMES[0]: s}, ()).remaining for s in (0.1, 20.0))
+    assert (remaining({}, {}, {NAMES[3]}) == 0.0).tolist() == [False, False, False, True]
+    one, two = (remaining({}, {NAMES[0]: s}) for s in (0.1, 20.0))
     assert 0.0 < one[0] < one[1], "a part of it has passed"
-    assert two[0] > one[0]
-
-
-def test_candidates_of_other_tasks_say_nothing() -> None:
+    assert two[0] > one[0], "what has compiled for long goes on for long"
+    late = remaining({}, {NAMES[0]: 20.0, NAMES[1]: 20.0})
+    assert (late[:2] < late[2:]).all(), "where all are late, who has begun is ahead"
     stranger = Candidate(Config.of({"OTHER": 1}))
-    plain = untraced().expected({}, {}, ()).remaining
-    np.testing.assert_array_equal(
-        untraced().expected({stranger: 9.0}, {stranger: 9.0}, {stranger}).remaining, plain
-    )
+    np.testing.assert_array_equal(remaining({stranger: 9.0}, {stranger: 9.0}, {stranger}), before)
 
 
 def test_nobody_is_penalised_before_some_have_compiled() -> None:
@@ -73,11 +64,8 @@ def test_nobody_is_penalised_before_some_have_compiled() -> None:
     found = times.expected({NAMES[0]: 0.1, NAMES[1]: 0.1}, {NAMES[2]: 0.2, NAMES[3]: 50.0}, ()).penalties
     assert found[:3].tolist() == [0.0, 0.0, 0.0]
     assert found[3] > 1.0
-
-
-def test_of_two_programs_one_that_has_compiled_is_enough() -> None:
     found = untraced().expected({NAMES[0]: 0.1}, {NAMES[3]: 50.0}, (), programs=2).penalties
-    assert found[3] > 1.0
+    assert found[3] > 1.0, "of two programs, one that has compiled is enough"
 
 
 def test_the_longer_it_compiles_the_slower_it_is_expected_to_run() -> None:
@@ -101,11 +89,6 @@ def test_what_was_given_up_is_expected_to_take_longer_than_it_had() -> None:
     assert penalty == untraced().expected(took, {NAMES[3]: 8.0}, ()).penalties[3] > 0.0
     assert times.expected(took, {}, {NAMES[3]}).penalties[3] == 0.0, "it has ended, and can be timed"
     assert times.expected(took, {}, {NAMES[3]}).remaining[3] == 0.0
-
-
-def test_where_all_are_late_the_others_would_be_no_quicker() -> None:
-    found = untraced().expected({}, {NAMES[0]: 20.0, NAMES[1]: 20.0}, ()).remaining
-    assert (found[:2] < found[2:]).all(), "who has begun is ahead"
 
 
 def test_ir_tells_long_compilations_from_short_ones() -> None:
@@ -158,22 +141,16 @@ def test_fewer_warps_of_a_program_that_spills_are_expected_to_lose_in_any_number
     assert slower(measured(config(64, 4), 36)) == {config(64, 2, 3), config(64, 2, 4)}
     assert slower(measured(config(64, 8), 36)) == {config(64, w, s) for w in (2, 4) for s in (3, 4)}
     assert slower(measured(config(64, 2), 36)) == set()
+    assert slower(measured(config(64, 8), 36, Outcome.RUNTIME_ERROR)) == set(), "a failure says nothing"
+    assert slower(measured(config(128, 8), 36)) == set(), "it is not of this list"
+    # A limit on registers spills by itself: another config's spills are no sign.
+    names = CandidateList([config(64, 8, maxnreg=64), config(64, 4, maxnreg=64), config(64, 4)])
+    assert slower(measured(names[0], 36), names=names) == {names[1]}
 
 
 @pytest.mark.parametrize("spills", [0, 8, None, "many", float("inf")])
 def test_where_hardly_anything_spills_or_nothing_is_known_all_stays_open(spills: object) -> None:
     assert slower(measured(config(64, 8), spills)) == set()
-
-
-def test_what_failed_says_nothing_of_others() -> None:
-    assert slower(measured(config(64, 8), 36, Outcome.RUNTIME_ERROR)) == set()
-    assert slower(measured(config(128, 8), 36)) == set(), "it is not of this list"
-
-
-def test_a_limit_on_registers_spills_by_itself() -> None:
-    """With fewer of them allowed, another config's spills are no sign."""
-    names = CandidateList([config(64, 8, maxnreg=64), config(64, 4, maxnreg=64), config(64, 4)])
-    assert slower(measured(names[0], 36), names=names) == {names[1]}
 
 
 @pytest.mark.parametrize(("spills", "waits"), [(36, False), (0, True)])

@@ -17,14 +17,14 @@ from forecast_autotune.features.traced_texts import collect_facts
 from forecast_autotune.policy import Exhaustive, TuningState
 from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome, Plan
 from forecast_autotune.records.table import Table
-from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.tuning import loop
-from forecast_autotune.tuning.loop import GuardedStore, TuningTask, tune
+from forecast_autotune.tuning.loop import GuardedStore
 from forecast_autotune.tuning.results import TuningStore
 from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes
+
+FASTEST = min(m.ms for m in TABLE.measurements if m.ok)
 
 # --- failures ---
 
@@ -57,32 +57,28 @@ def test_the_one_candidate_that_runs_is_found(settings: dict[str, Any]) -> None:
 def test_out_of_resources_spares_the_larger_ones() -> None:
     """After one failure for want of shared memory, whoever needs more is not compiled any more."""
 
+    def size(candidate: Candidate) -> int:
+        return int(dict(candidate.config.kwargs)["BLOCK"] or 0)
+
     def by_size(query: Query) -> Forecasts:
         made = constant(sd=0.5)(query)
-        made.mean[:] = [-float(dict(c.config.kwargs)["BLOCK"] or 0) for c in query.candidates]
-        limit = min(
-            (
-                dict(m.candidate.config.kwargs)["BLOCK"]
-                for m in query.measured
-                if m.outcome is Outcome.OUT_OF_RESOURCES
-            ),
-            default=10**9,
-        )
-        made.p_fail[:] = [0.95 * (dict(c.config.kwargs)["BLOCK"] >= limit) for c in query.candidates]
+        made.mean[:] = [-float(size(c)) for c in query.candidates]
+        failed = [size(m.candidate) for m in query.measured if m.outcome is Outcome.OUT_OF_RESOURCES]
+        made.p_fail[:] = [0.95 * (size(c) >= min(failed, default=10**9)) for c in query.candidates]
         return made
 
-    names = [m.candidate for m in TABLE.measurements]
-    fits = {c: dict(c.config.kwargs)["BLOCK"] <= 32 for c in names}
     rows = [
-        Measurement("p", c, Outcome.OK, 1.0) if fits[c] else Measurement("p", c, Outcome.OUT_OF_RESOURCES)
-        for c in names
+        Measurement(m.problem, m.candidate, Outcome.OK, 1.0)
+        if size(m.candidate) <= 32
+        else Measurement(m.problem, m.candidate, Outcome.OUT_OF_RESOURCES)
+        for m in TABLE.measurements
     ]
-    bench = Bench(Table(TABLE.problem, [replace(m, problem=TABLE.problem.id) for m in rows]))
+    bench = Bench(Table(TABLE.problem, rows))
     decision = decide(Store(None), bench, surrogate=Told(by_size))
-    assert fits[decision.chosen]
-    tried = [c for c in bench.asked if not fits[c]]
+    assert size(decision.chosen) <= 32
+    tried = [c for c in bench.asked if size(c) > 32]
     assert tried, "the forecasts liked the large ones best"
-    assert decision.refused == sum(not ok for ok in fits.values()) - len(tried) > 0
+    assert decision.refused == sum(not m.ok for m in rows) - len(tried) > 0
 
 
 def test_a_broken_harness_gives_the_best_forecast_and_is_tried_again_later() -> None:
@@ -136,40 +132,31 @@ def nan_mean(query: Query) -> Forecasts:
     return made
 
 
-def short(query: Query) -> Forecasts:
-    return constant()(replace(query, candidates=query.candidates[:-1]))
+BAD: list[Callable[[Query], Forecasts]] = [
+    raising,
+    nan_mean,
+    lambda q: constant()(replace(q, candidates=q.candidates[:-1])),
+    lambda q: replace(constant()(q), sd=np.ones((len(q.candidates), 1))),
+    lambda q: constant()(replace(q, candidates=list(reversed(q.candidates)))),
+    constant(p_fail=1.5),
+]
 
 
-def wrong_shape(query: Query) -> Forecasts:
-    return replace(constant()(query), sd=np.ones((len(query.candidates), 1)))
-
-
-def other_order(query: Query) -> Forecasts:
-    return constant()(replace(query, candidates=list(reversed(query.candidates))))
-
-
-def no_probability(query: Query) -> Forecasts:
-    return constant(p_fail=1.5)(query)
-
-
-BAD = [raising, nan_mean, short, wrong_shape, other_order, no_probability]
-
-
-@pytest.mark.parametrize("say", BAD)
-def test_a_bad_surrogate_means_measuring_everything(say: Callable[[Query], Forecasts]) -> None:
+@pytest.mark.parametrize(
+    "say", BAD, ids=["raising", "nan_mean", "short", "wrong_shape", "other_order", "no_probability"]
+)
+def test_a_bad_surrogate_means_measuring_everything_or_the_first_config(
+    say: Callable[[Query], Forecasts],
+) -> None:
     bench = Bench(TABLE)
     with pytest.warns(UserWarning, match="surrogate told failed .*measuring everything"):
         decision = decide(Store(None), bench, surrogate=Told(say))
     assert set(bench.asked) == set(TABLE.by_candidate())
-    assert decision.median_ms == min(m.ms for m in TABLE.measurements if m.ok)
+    assert decision.median_ms == FASTEST
     assert math.isfinite(decision.stated_risk)
-
-
-@pytest.mark.parametrize("say", BAD)
-def test_a_bad_surrogate_without_a_clock_means_the_first_config(say: Callable[[Query], Forecasts]) -> None:
     with pytest.warns(UserWarning, match="surrogate told failed .*using the first config"):
         decision = decide(Store(None), Bench(TABLE), surrogate=Told(say), mode="skip")
-    assert decision.chosen == TABLE.measurements[0].candidate
+    assert decision.chosen == TABLE.measurements[0].candidate, "without a clock"
 
 
 def test_a_surrogate_that_fails_half_way_keeps_what_was_measured() -> None:
@@ -201,15 +188,11 @@ def test_a_trace_that_fails_is_survived() -> None:
     def trace(wanted: Sequence[Candidate]) -> dict[str, str]:
         raise RuntimeError("no front end")
 
-    task = TuningTask(TABLE.problem, list(TABLE.by_candidate()), trace=trace)
     with pytest.warns(UserWarning, match="no front end"):
-        decision = tune(
-            task, Bench(TABLE), store=Store(None), surrogate=AnalyticSurrogate(), settings=Settings()
-        )
+        decision = decide(Store(None), Bench(TABLE), given={"trace": trace})
     assert decision.evidence is Evidence.MEASURED
 
 
-FASTEST = min(m.ms for m in TABLE.measurements if m.ok)
 METHODS = [
     *("measurements", "relatives", "add", "decision", "put_decision", "verdicts", "tuning_lock", "recover"),
     *("sync", "facts", "put_facts", "advice"),
@@ -311,17 +294,11 @@ class FaultyGrids(Mapping[Candidate, tuple[int, ...]]):
     get = __getitem__  # type: ignore[assignment]
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mode", ["tune", "skip", "exhaustive", "deterministic"])
 def test_features_that_fail_are_done_without(mode: str) -> None:
-    task = TuningTask(TABLE.problem, list(TABLE.by_candidate()), grids=FaultyGrids())
-
-    def act() -> Decision:
-        settings = Settings().with_(mode=mode)
-        return tune(task, Bench(TABLE), store=Store(None), surrogate=AnalyticSurrogate(), settings=settings)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert act().chosen in TABLE.by_candidate()
+    decision = decide(Store(None), Bench(TABLE), mode=mode, given={"grids": FaultyGrids()})
+    assert decision.chosen in TABLE.by_candidate()
 
 
 def test_a_decision_on_a_candidate_that_nobody_offers_is_made_anew() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,23 +14,21 @@ from forecast_autotune.records.candidate import IN_TURNS
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.results import FINALIST_MARGIN
-from tests.core.tuning.loop import TABLE, Bench, decide
+from tests.core.tuning.loop import TABLE, Bench, decide, timed
 
 
 def test_finalists_are_timed_side_by_side_and_that_time_counts() -> None:
     names = list(TABLE.by_candidate())
     times = {names[4]: 1.0, names[9]: 1.0 + FINALIST_MARGIN / 2, names[2]: 1.0 + 2 * FINALIST_MARGIN}
-    rows = [Measurement(TABLE.problem.id, c, Outcome.OK, times.get(c, 3.0)) for c in names]
 
     class Lucky(Bench):
         def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
             super().compare(candidates)
             again = {names[4]: 1.2, names[9]: 1.1}
-            return [
-                Measurement(TABLE.problem.id, c, Outcome.OK, again[c], protocol="turns") for c in candidates
-            ]
+            rows = timed(again).by_candidate()
+            return [replace(rows[c], protocol="turns") for c in candidates]
 
-    store, bench = Store(None), Lucky(Table(TABLE.problem, rows))
+    store, bench = Store(None), Lucky(timed(times))
     decision = decide(store, bench, policy=Exhaustive())
     assert bench.compared == [[names[4], names[9]]]
     assert decision.chosen == names[9]
@@ -54,10 +53,7 @@ def test_what_an_interrupted_decision_has_compared_is_compared_again_only_with_o
     later_ms: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = list(TABLE.by_candidate())
-    times = {names[4]: 1.0, names[9]: 1.0 + FINALIST_MARGIN / 2, names[0]: later_ms}
-    table = Table(
-        TABLE.problem, [Measurement(TABLE.problem.id, c, Outcome.OK, times.get(c, 3.0)) for c in names]
-    )
+    table = timed({names[4]: 1.0, names[9]: 1.0 + FINALIST_MARGIN / 2, names[0]: later_ms})
 
     def killed(*args: Any) -> None:
         raise KeyboardInterrupt
@@ -77,7 +73,7 @@ def test_what_an_interrupted_decision_has_compared_is_compared_again_only_with_o
 
 
 def test_an_oracle_times_all_close_ones_side_by_side() -> None:
-    table = timed([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 2.0], bases=7)
+    table = of_sources([1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 2.0], bases=7)
     names = list(table.by_candidate())
     chosen, every = Bench(table), Bench(table)
     decide(Store(None), chosen, candidates=names, policy=Exhaustive())
@@ -86,7 +82,7 @@ def test_an_oracle_times_all_close_ones_side_by_side() -> None:
     assert every.compared == [names[:6]]
 
 
-def timed(times: Sequence[float], *, spread: float = 0.0, repeats: int = 0, bases: int = 1) -> Table:
+def of_sources(times: Sequence[float], *, spread: float = 0.0, repeats: int = 0, bases: int = 1) -> Table:
     """A table of these times, in order; all but the first `bases` candidates are of another source."""
     configs = [m.candidate.config for m in TABLE.measurements]
     rows = [
@@ -119,7 +115,7 @@ def timed(times: Sequence[float], *, spread: float = 0.0, repeats: int = 0, base
 def test_another_source_has_to_be_faster_by_more_than_noise(
     base: float, spread: float, repeats: int, tolerance: float, chosen: str
 ) -> None:
-    table = timed([base, 1.0], spread=spread, repeats=repeats)
+    table = of_sources([base, 1.0], spread=spread, repeats=repeats)
     decision = decide(
         Store(None),
         Bench(table),
@@ -133,7 +129,7 @@ def test_another_source_has_to_be_faster_by_more_than_noise(
 
 
 def test_the_base_is_among_the_finalists() -> None:
-    table = timed([1.05, 1.04, 1.0, 1.01, 1.02, 1.03], bases=2)
+    table = of_sources([1.05, 1.04, 1.0, 1.01, 1.02, 1.03], bases=2)
     names = list(table.by_candidate())
     bench = Bench(table)
     decide(Store(None), bench, candidates=names, policy=Exhaustive())
@@ -141,9 +137,6 @@ def test_the_base_is_among_the_finalists() -> None:
 
 
 def test_a_clear_winner_is_not_timed_again() -> None:
-    rows = [
-        Measurement(m.problem, m.candidate, Outcome.OK, 1.0 + i) for i, m in enumerate(TABLE.measurements)
-    ]
-    bench = Bench(Table(TABLE.problem, rows))
+    bench = Bench(timed({m.candidate: 1.0 + i for i, m in enumerate(TABLE.measurements)}))
     decide(Store(None), bench, policy=Exhaustive())
     assert bench.compared == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib.resources import as_file, files
+from typing import Any
 
 import pytest
 
@@ -65,42 +66,34 @@ def test_what_was_compiled_keeps_its_seconds() -> None:
 
 
 def test_triton_compiles_and_times_one_after_the_other() -> None:
-    predicted = triton_autotune_seconds(LISTED, MEASURED, triton="3.9.0")
+    predicted = seconds_of(MEASURED, triton="3.9.0")
     assert predicted == pytest.approx(10 * 0.4 * HOST_COMPILE_RATIO + 10 * HOST_TIMING_S, rel=0.1)
-    with_stub = triton_autotune_seconds(LISTED, MEASURED, triton="3.8.1")
+    assert seconds_of(MEASURED, triton="3.8.1") == pytest.approx(predicted + STUB_S)
+
+
+def seconds_of(measured: dict[Candidate, Measurement], **options: Any) -> float:
+    predicted = triton_autotune_seconds(LISTED, measured, **options)
     assert predicted is not None
-    assert with_stub == pytest.approx(predicted + STUB_S)
+    return predicted
 
 
 def test_what_cannot_run_is_compiled_but_not_timed() -> None:
-    all_run = triton_autotune_seconds(LISTED, MEASURED)
-    some_fail = triton_autotune_seconds(LISTED, MEASURED, failing=2)
-    assert all_run is not None
-    assert some_fail is not None
-    assert all_run - some_fail == pytest.approx(2 * (HOST_TIMING_S + 7 * 0.01 / 1000))
-    failed = {**MEASURED, LISTED[4]: timed(LISTED[4], 0.4, None)}
-    measured_failure = triton_autotune_seconds(LISTED, failed)
-    assert measured_failure is not None
-    assert measured_failure < all_run
+    all_run = seconds_of(MEASURED)
+    assert all_run - seconds_of(MEASURED, failing=2) == pytest.approx(2 * (HOST_TIMING_S + 7 * 0.01 / 1000))
+    assert seconds_of({**MEASURED, LISTED[4]: timed(LISTED[4], 0.4, None)}) < all_run
 
 
-def test_with_binaries_at_hand_triton_only_times() -> None:
-    ready = {c: timed(c, 0.0) for c in LISTED[:4]}
-    assert triton_autotune_seconds(LISTED, ready) == pytest.approx(
-        10 * (HOST_TIMING_S + 7 * 0.01 / 1000), rel=1e-6
-    )
+@pytest.mark.parametrize(
+    ("ms", "timing_s"), [(0.01, 7 * 0.01 / 1000), (50.0, 0.35)], ids=["short", "long kernels take longer"]
+)
+def test_with_binaries_at_hand_triton_only_times(ms: float, timing_s: float) -> None:
+    ready = {c: timed(c, 0.0, ms) for c in LISTED[:4]}
+    assert seconds_of(ready) == pytest.approx(10 * (HOST_TIMING_S + timing_s), rel=1e-6)
 
 
 def test_waiting_for_a_core_is_not_charged_to_triton() -> None:
     crowded = {c: replace(m, compile_s=1.2, extra={"compile_cpu_s": 0.4}) for c, m in MEASURED.items()}
-    assert triton_autotune_seconds(LISTED, crowded) == pytest.approx(
-        triton_autotune_seconds(LISTED, MEASURED)
-    )
-
-
-def test_long_kernels_take_longer_to_time() -> None:
-    slow = {c: timed(c, 0.0, 50.0) for c in LISTED[:4]}
-    assert triton_autotune_seconds(LISTED, slow) == pytest.approx(10 * (HOST_TIMING_S + 0.35), rel=1e-6)
+    assert seconds_of(crowded) == pytest.approx(seconds_of(MEASURED))
 
 
 def test_nothing_is_predicted_without_three_compilations_or_for_far_larger_tiles() -> None:
@@ -109,29 +102,23 @@ def test_nothing_is_predicted_without_three_compilations_or_for_far_larger_tiles
     assert triton_autotune_seconds(far, MEASURED) is None
 
 
+def saved(listed: list[Candidate] = LISTED, problem: Problem = PROBLEM, **options: Any) -> float:
+    return seconds_saved(problem, listed, options.pop("measured", MEASURED), **{"wall_s": 0.0, **options})
+
+
 def test_a_saving_is_what_triton_takes_on_top() -> None:
-    predicted = triton_autotune_seconds(LISTED, MEASURED, triton="3.6.0")
-    assert predicted is not None
-    assert seconds_saved(PROBLEM, LISTED, MEASURED, wall_s=1.0) == pytest.approx(predicted - 1.0)
-    assert seconds_saved(PROBLEM, LISTED, MEASURED, wall_s=1e6) == 0.0
+    assert saved(wall_s=1.0) == pytest.approx(seconds_of(MEASURED, triton="3.6.0") - 1.0)
+    assert saved(wall_s=1e6) == 0.0
 
 
-def test_other_sources_are_not_charged_to_triton() -> None:
+def test_neither_other_sources_nor_what_was_known_before_is_charged_to_triton() -> None:
     other = [candidate(c.config.kwargs[0][1], variant="v") for c in LISTED]  # type: ignore[arg-type]
-    both = seconds_saved(PROBLEM, [*LISTED, *other], MEASURED, wall_s=0.0)
-    assert both == seconds_saved(PROBLEM, LISTED, MEASURED, wall_s=0.0)
-
-
-def test_what_was_known_before_saves_nothing() -> None:
+    assert saved([*LISTED, *other]) == saved()
     known = LISTED[4:7]
-    fewer = seconds_saved(PROBLEM, LISTED, MEASURED, known=[*known, *MEASURED], wall_s=0.0)
-    assert fewer == pytest.approx(
-        seconds_saved(PROBLEM, [c for c in LISTED if c not in known], MEASURED, wall_s=0.0)
-    )
+    fewer = saved(known=[*known, *MEASURED])
+    assert fewer == pytest.approx(saved([c for c in LISTED if c not in known]))
 
 
 def test_nothing_is_claimed_of_other_languages_and_of_a_users_benchmark() -> None:
-    other = replace(PROBLEM, kernel=Kernel("k", "helion"))
-    assert seconds_saved(other, LISTED, MEASURED, wall_s=0.0) == 0.0
-    own = {c: timed(c, 0.4, protocol="user-do-bench") for c in LISTED[:4]}
-    assert seconds_saved(PROBLEM, LISTED, own, wall_s=0.0) == 0.0
+    assert saved(problem=replace(PROBLEM, kernel=Kernel("k", "helion"))) == 0.0
+    assert saved(measured={c: timed(c, 0.4, protocol="user-do-bench") for c in LISTED[:4]}) == 0.0

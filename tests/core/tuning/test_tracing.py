@@ -68,43 +68,36 @@ def test_a_large_list_is_sampled_first_and_followed_by_its_best() -> None:
     while traces.trace_best(order):
         pass
     assert sorted(tracer.asked) == sorted({key(c) for c in candidates}), "each once, all in the end"
+    everything = LazyTraces(candidates, Tracer())
+    everything.trace_initial(everything=True)
+    assert len(everything.texts) == len(candidates)
 
 
-def test_everything_means_everything() -> None:
-    candidates = blocks(2 * FULL_TRACE_LIMIT)
-    traces = LazyTraces(candidates, Tracer())
-    traces.trace_initial(everything=True)
-    assert len(traces.texts) == 2 * FULL_TRACE_LIMIT
-
-
-def test_what_cannot_be_traced_is_not_asked_again() -> None:
+def test_what_cannot_be_traced_is_not_asked_again_nor_a_reason_to_forecast_again() -> None:
     candidates = blocks(3)
     tracer = Tracer(without=candidates[:2])
     traces = LazyTraces(candidates, tracer)
+    assert not traces.start_initial(), "a tracer that can only be called has no background"
+    assert not traces.poll()
+    traces.close()
     traces.trace_initial()
     assert set(traces.texts) == {key(candidates[2])}
     assert not traces.trace_best(np.arange(3))
     assert len(tracer.asked) == 3
-
-
-def test_nothing_new_is_no_reason_to_forecast_again() -> None:
-    candidates = blocks(3 * FULL_TRACE_LIMIT)
-    tracer = Tracer(without=candidates)
-    traces = LazyTraces(candidates, tracer)
+    many = blocks(3 * FULL_TRACE_LIMIT)
+    tracer = Tracer(without=many)
+    traces = LazyTraces(many, tracer)
     traces.trace_initial()
-    assert not traces.trace_best(np.arange(len(candidates)))
+    assert not traces.trace_best(np.arange(len(many)))
     assert len(tracer.asked) == SPREAD_TRACES + TRACES_PER_ROUND
+    without = LazyTraces(blocks(3), None)
+    without.trace_initial()
+    assert not without.trace_best(np.arange(3))
+    assert without.texts == {}
 
 
-def test_without_a_tracer_there_is_nothing_to_do() -> None:
-    traces = LazyTraces(blocks(3), None)
-    traces.trace_initial()
-    assert not traces.trace_best(np.arange(3))
-    assert traces.texts == {}
-
-
-def test_a_spread_covers_the_space() -> None:
-    """Both ends of each axis are among a few of a hundred, and nothing comes twice."""
+def test_a_spread_covers_the_space_and_nothing_comes_twice() -> None:
+    """Both ends of each axis are among a few of a hundred, also where configs differ in warps alone."""
     grid = [Candidate(Config.of({"M": 2**m, "N": 2**n})) for m in range(10) for n in range(10)]
     chosen = farthest_point_sample(grid, 9)
     assert len(set(chosen)) == 9
@@ -112,9 +105,6 @@ def test_a_spread_covers_the_space() -> None:
     assert len(corners) == 4
     assert farthest_point_sample(grid, 9) == chosen
     assert len(farthest_point_sample(grid[:4], 9)) == 4
-
-
-def test_nothing_comes_twice_where_configs_differ_in_warps_alone() -> None:
     listed = [Candidate(Config.of({"M": m}, num_warps=w)) for w in (1, 2, 4, 8) for m in (16, 32, 64)]
     assert len(set(farthest_point_sample(listed, 10))) == 10
     assert {dict(c.config.kwargs)["M"] for c in farthest_point_sample(listed, 3)} == {16, 32, 64}
@@ -158,13 +148,19 @@ def test_traces_come_in_from_the_background_each_once() -> None:
     assert sorted(tracer.asked) == sorted(key(c) for c in candidates)
 
 
-def test_whoever_waits_gets_what_the_background_had_begun() -> None:
+def test_whoever_waits_gets_what_the_background_had_begun_and_what_is_given_up_is_not_outstanding() -> None:
     candidates, tracer = blocks(3 * FULL_TRACE_LIMIT), Background()
     traces = LazyTraces(candidates, tracer)
     traces.start_initial()
     traces.trace_initial()
     assert traces.outstanding == 0
     assert len(traces.texts) == SPREAD_TRACES == len(set(tracer.asked)) == len(tracer.asked)
+    tracer = Background()
+    given_up = LazyTraces(blocks(5), tracer)
+    given_up.start_initial()
+    given_up.close()
+    assert given_up.outstanding == 0
+    assert tracer.asked == []
 
 
 class KnowingAll(Background):
@@ -214,21 +210,3 @@ def test_texts_are_parsed_ahead_once_and_long_ones_not_at_all(monkeypatch: pytes
     for _ in range(2):
         traces.parse_ahead()
         assert parsed == list(traces.texts.values()), "each once, also what cannot be read"
-
-
-def test_what_is_given_up_leaves_nothing_outstanding() -> None:
-    tracer = Background()
-    traces = LazyTraces(blocks(5), tracer)
-    traces.start_initial()
-    traces.close()
-    assert traces.outstanding == 0
-    assert tracer.asked == []
-
-
-def test_a_tracer_that_can_only_be_called_has_no_background() -> None:
-    traces = LazyTraces(blocks(5), Tracer())
-    assert not traces.start_initial()
-    assert not traces.poll()
-    traces.close()
-    traces.trace_initial()
-    assert len(traces.texts) == 5

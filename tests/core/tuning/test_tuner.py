@@ -16,12 +16,10 @@ from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded, WallTime
 from forecast_autotune.records import Decision, Evidence, Measurement, Outcome
 from forecast_autotune.records.table import Table
-from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.loop import TuningTask, fingerprint, tune
+from forecast_autotune.tuning.loop import fingerprint
 from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes
 
 # --- the store ---
@@ -186,25 +184,13 @@ def test_frozen_raises_on_a_miss_and_names_the_remedy() -> None:
     assert bench.made == 0
 
 
-def test_exhaustive_measures_everything_whatever_the_policy() -> None:
-    bench = Bench(TABLE)
-    decision = decide(Store(None), bench, mode="exhaustive", policy=Fixed(1))
+def test_exhaustive_measures_everything_whatever_the_policy_and_takes_the_kernels_ir_along() -> None:
+    store, bench = Store(None), Bench(TABLE)
+    given = {"trace": lambda wanted: {f"N={len(wanted)}": "module {}"}}
+    decision = decide(store, bench, mode="exhaustive", policy=Fixed(1), given=given)
     assert set(bench.asked) == set(TABLE.by_candidate())
     assert decision.stated_risk == 0.0
     assert decision.median_ms == min(m.ms for m in TABLE.measurements if m.ok)
-
-
-def test_exhaustive_takes_the_kernels_ir_along() -> None:
-    store = Store(None)
-    names = list(TABLE.by_candidate())
-    task = TuningTask(TABLE.problem, names, trace=lambda wanted: {f"N={len(wanted)}": "module {}"})
-    tune(
-        task,
-        Bench(TABLE),
-        store=store,
-        surrogate=AnalyticSurrogate(),
-        settings=Settings(mode=Mode.EXHAUSTIVE),
-    )
     (table,) = store.tables()
     assert table.problem.ttir == {"N=5": "module {}"}, "five blocks; warps do not change the IR"
 
@@ -244,16 +230,13 @@ def test_a_budget_of_seconds_ends_a_round_between_candidates(budget: dict[str, f
 # --- audits, ties, finalists, relatives ---
 
 
-def test_audits_are_logged_with_their_probability() -> None:
+def test_audits_are_logged_with_their_probability_and_there_is_none_by_default() -> None:
     store, bench = Store(None), Bench(TABLE)
     decision = decide(store, bench, audit=1.0, surrogate=Told(constant(5.0, sd=0.1)), policy=RiskBounded())
     noted = {m.candidate: m.extra.get("audit_probability") for m in store.measurements(TABLE.problem)}
     assert len(noted) == 15
     assert Counter(noted.values()) == {None: 3, 1.0: 12}
     assert any("audit" in reason for reason in decision.rounds)
-
-
-def test_no_audit_by_default() -> None:
     store = Store(None)
     decide(store, Bench(TABLE), surrogate=Told(constant(5.0, sd=0.1)))
     assert len(store.measurements(TABLE.problem)) == WallTime().fewest

@@ -29,9 +29,26 @@ from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.replays.replay import ReplayReport, load, replay, replay_one, shipped_tables
 
 Change = Callable[[dict[str, Any]], object]
+SAME: Change = lambda row: None  # noqa: E731
 
 
-def lines(problem: Change = lambda p: None, measurement: Change = lambda m: None) -> list[dict[str, Any]]:
+def put(**values: Any) -> Change:
+    return lambda row: row.update(values)
+
+
+def argument(**values: Any) -> Change:
+    return lambda problem: problem["arguments"][0].update(values)
+
+
+def device(**values: Any) -> Change:
+    return lambda problem: problem["device"].update(values)
+
+
+def config(**values: Any) -> Change:
+    return lambda row: row["config"].update(values)
+
+
+def lines(problem: Change = SAME, measurement: Change = SAME) -> list[dict[str, Any]]:
     """The example problem's lines, changed."""
     found = [json.loads(text) for text in table_lines([example_table()])]
     problem(found[0])
@@ -71,30 +88,27 @@ def parameter(*values: object) -> Change:
 
 
 UNUSUAL: dict[str, tuple[Change, Change]] = {
-    "arguments null": (lambda p: p.update(arguments=None), lambda m: None),
-    "unknown dtype": (lambda p: p["arguments"][0].update(dtype="float4_e2m1x?"), lambda m: None),
-    "hip": (
-        lambda p: p.update(device={"name": "MI300X", "backend": "hip", "arch": "gfx942"}),
-        lambda m: None,
-    ),
-    "unknown card": (lambda p: p.update(device={"name": "?", "arch": 90}), lambda m: None),
-    "whole floats": (lambda p: p["device"].update(multiprocessors=132.0), lambda m: None),
-    "another language": (lambda p: p["kernel"].update(language="cuda"), lambda m: None),
-    "TTIR that is none": (lambda p: p.update(ttir={"BLOCK=16": "module {"}, grid=[4]), lambda m: None),
-    "words": (lambda p: None, parameter("a", None, 1.5, True, 10**30)),
-    "large integers": (lambda p: None, parameter(10**38, -(10**38), 0)),
-    "lists": (lambda p: None, parameter([1], [2], {"a": 1})),
-    "no warps": (lambda p: None, lambda m: m["config"].update(num_warps=0, num_stages=0, num_ctas=2)),
-    "registers": (lambda p: None, lambda m: m["config"].update(maxnreg=64)),
-    "variants": (lambda p: None, lambda m: m.update(variant="mine")),
-    "no compile times": (lambda p: None, lambda m: m.update(compile_s=None)),
-    "all alike": (lambda p: None, retimed(lambda i: 1.0)),
-    "nanoseconds": (lambda p: None, retimed(lambda i: 1e-6 * (1 + i))),
-    "far apart": (lambda p: None, retimed(lambda i: (1e-300, 1.0, 1e300)[i % 3])),
-    "integers": (lambda p: None, retimed(lambda i: i + 1)),
+    "arguments null": (put(arguments=None), SAME),
+    "unknown dtype": (argument(dtype="float4_e2m1x?"), SAME),
+    "hip": (put(device={"name": "MI300X", "backend": "hip", "arch": "gfx942"}), SAME),
+    "unknown card": (put(device={"name": "?", "arch": 90}), SAME),
+    "whole floats": (device(multiprocessors=132.0), SAME),
+    "another language": (lambda p: p["kernel"].update(language="cuda"), SAME),
+    "TTIR that is none": (put(ttir={"BLOCK=16": "module {"}, grid=[4]), SAME),
+    "words": (SAME, parameter("a", None, 1.5, True, 10**30)),
+    "large integers": (SAME, parameter(10**38, -(10**38), 0)),
+    "lists": (SAME, parameter([1], [2], {"a": 1})),
+    "no warps": (SAME, config(num_warps=0, num_stages=0, num_ctas=2)),
+    "registers": (SAME, config(maxnreg=64)),
+    "variants": (SAME, put(variant="mine")),
+    "no compile times": (SAME, put(compile_s=None)),
+    "all alike": (SAME, retimed(lambda i: 1.0)),
+    "nanoseconds": (SAME, retimed(lambda i: 1e-6 * (1 + i))),
+    "far apart": (SAME, retimed(lambda i: (1e-300, 1.0, 1e300)[i % 3])),
+    "integers": (SAME, retimed(lambda i: i + 1)),
     "unknown fields": (
         lambda p: (p.update(x=[1], label=7), p["device"].update(x={}), p["arguments"][0].update(x=0)),
-        lambda m: m.update(x={"y": None}, forecast="?", message=5),
+        put(x={"y": None}, forecast="?", message=5),
     ),
     "no schema": (lambda p: p.pop("schema"), lambda m: m.pop("schema")),
 }
@@ -122,40 +136,32 @@ def test_one_candidate_is_nothing_to_decide(tmp_path: Path) -> None:
 LONG = 10**4299
 """The longest integer that Python writes without being told to."""
 WRONG: dict[str, tuple[int, Change, str]] = {
-    "arguments": (0, lambda p: p.update(arguments=5), "arguments must be a list"),
-    "a key that is a text": (0, lambda p: p.update(key="M"), "key must be a list"),
-    "a shape that is a text": (
-        0,
-        lambda p: p["arguments"][0].update(shape="12"),
-        r"arguments\[0\].shape must be",
-    ),
-    "a negative size": (
-        0,
-        lambda p: p["arguments"][0].update(shape=[-1]),
-        r"arguments\[0\].shape\[0\] must be",
-    ),
-    "a device's text": (0, lambda p: p["device"].update(multiprocessors="132"), "device.multiprocessors"),
-    "a device's list": (0, lambda p: p["device"].update(l2_bytes=[1]), "device.l2_bytes"),
-    "a negative device": (0, lambda p: p["device"].update(warp_size=-1), "from 0 to"),
-    "a grid that is a text": (1, lambda m: m.update(grid="12"), "grid must be a list"),
-    "a grid of fractions": (1, lambda m: m.update(grid=[1.5]), r"grid\[0\] must be an integer"),
-    "a boolean in a grid": (1, lambda m: m.update(grid=[True]), r"grid\[0\] must be an integer"),
-    "warps as text": (1, lambda m: m["config"].update(num_warps="4"), "config.num_warps"),
-    "warps as list": (1, lambda m: m["config"].update(num_warps=[4]), "config.num_warps"),
-    "too many warps": (1, lambda m: m["config"].update(num_warps=10**30), "config.num_warps"),
-    "registers as list": (1, lambda m: m["config"].update(maxnreg=[1]), "config.maxnreg"),
-    "an override": (1, lambda m: m["config"].update(ir_override={}), "config.ir_override"),
-    "a time beyond floats": (1, lambda m: m.update(median_ms=1e301), "finite positive times"),
-    "an integer beyond floats": (1, lambda m: m.update(median_ms=10**400), "128 bits at most"),
+    "arguments": (0, put(arguments=5), "arguments must be a list"),
+    "a key that is a text": (0, put(key="M"), "key must be a list"),
+    "a shape that is a text": (0, argument(shape="12"), r"arguments\[0\].shape must be"),
+    "a negative size": (0, argument(shape=[-1]), r"arguments\[0\].shape\[0\] must be"),
+    "a device's text": (0, device(multiprocessors="132"), "device.multiprocessors"),
+    "a device's list": (0, device(l2_bytes=[1]), "device.l2_bytes"),
+    "a negative device": (0, device(warp_size=-1), "from 0 to"),
+    "a grid that is a text": (1, put(grid="12"), "grid must be a list"),
+    "a grid of fractions": (1, put(grid=[1.5]), r"grid\[0\] must be an integer"),
+    "a boolean in a grid": (1, put(grid=[True]), r"grid\[0\] must be an integer"),
+    "warps as text": (1, config(num_warps="4"), "config.num_warps"),
+    "warps as list": (1, config(num_warps=[4]), "config.num_warps"),
+    "too many warps": (1, config(num_warps=10**30), "config.num_warps"),
+    "registers as list": (1, config(maxnreg=[1]), "config.maxnreg"),
+    "an override": (1, config(ir_override={}), "config.ir_override"),
+    "a time beyond floats": (1, put(median_ms=1e301), "finite positive times"),
+    "an integer beyond floats": (1, put(median_ms=10**400), "128 bits at most"),
     "a huge parameter": (1, lambda m: m["config"]["kwargs"].update(X=-(10**400)), "128 bits at most"),
-    "an integer that Python refuses": (1, lambda m: m.update(x=LONG), "128 bits at most"),
-    "a negative time": (1, lambda m: m.update(median_ms=-1.0), "finite positive"),
-    "NaN": (1, lambda m: m.update(median_ms=math.nan), "NaN is not JSON"),
-    "NaN in an unknown field": (1, lambda m: m.update(spills=math.nan), "NaN is not JSON"),
-    "infinity": (1, lambda m: m.update(compile_s=math.inf), "Infinity is not JSON"),
-    "a negative compile time": (1, lambda m: m.update(compile_s=-1), "compile_s must be"),
-    "repeats": (1, lambda m: m.update(repeats="many"), "repeats must be"),
-    "a later schema": (1, lambda m: m.update(schema=2), "upgrade"),
+    "an integer that Python refuses": (1, put(x=LONG), "128 bits at most"),
+    "a negative time": (1, put(median_ms=-1.0), "finite positive"),
+    "NaN": (1, put(median_ms=math.nan), "NaN is not JSON"),
+    "NaN in an unknown field": (1, put(spills=math.nan), "NaN is not JSON"),
+    "infinity": (1, put(compile_s=math.inf), "Infinity is not JSON"),
+    "a negative compile time": (1, put(compile_s=-1), "compile_s must be"),
+    "repeats": (1, put(repeats="many"), "repeats must be"),
+    "a later schema": (1, put(schema=2), "upgrade"),
     "half a surrogate pair": (0, lambda p: p["kernel"].update(name="a\ud800"), "surrogates not allowed"),
 }
 
@@ -170,7 +176,7 @@ def test_what_breaks_a_rule_is_refused_with_file_and_line(tmp_path: Path, name: 
 
 
 def test_a_number_that_overflows_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, lines(lambda p: p.update(x="?")))
+    path = written(tmp_path, lines(put(x="?")))
     path.write_text(path.read_text().replace('"?"', "1e999", 1))
     with pytest.raises(RecordError, match=r"odd\.jsonl:1: .*finite"):
         read_tables(path)
@@ -264,6 +270,12 @@ def recorded(kernel: str) -> Table:
     return next(table for table in tables if kernel in table.problem.kernel.name)
 
 
+def assert_alike(one: Table, other: Table, policy: Policy | None = None) -> None:
+    """Both are decided alike."""
+    left, right = played([one, other], policy).rows
+    assert (left.chosen, left.stated_risk) == (right.chosen, right.stated_risk)
+
+
 def without_grids(table: Table, every: int = 1) -> Table:
     rows = [replace(m, grid=None) if i % every == 0 else m for i, m in enumerate(table.measurements)]
     return Table(replace(table.problem, grid=None), rows)
@@ -275,8 +287,7 @@ def test_without_grids_the_formula_does_not_pretend_to_know(kernel: str) -> None
     blind = replace(recorded(kernel).problem, ttir={})
     plain = without_grids(Table(blind, recorded(kernel).measurements))
     # In rounds: how long compilations take is read from IR without grids, too.
-    missing, untraced = played([without_grids(recorded(kernel)), plain], RiskBounded()).rows
-    assert (missing.chosen, missing.stated_risk) == (untraced.chosen, untraced.stated_risk)
+    assert_alike(without_grids(recorded(kernel)), plain, RiskBounded())
 
 
 def test_a_few_missing_grids_follow_from_the_others() -> None:
@@ -299,17 +310,14 @@ def test_ttir_whose_operations_lost_their_operands_is_as_good_as_none(pattern: s
     table = recorded("matmul_kernel")
     texts = {k: re.sub(pattern, rest, v) for k, v in table.problem.ttir.items()}
     assert texts != table.problem.ttir
-    cut, none = (Table(replace(table.problem, ttir=t), table.measurements) for t in (texts, {}))
-    one, two = played([cut, none]).rows
-    assert (one.chosen, one.stated_risk) == (two.chosen, two.stated_risk)
+    assert_alike(*(Table(replace(table.problem, ttir=t), table.measurements) for t in (texts, {})))
 
 
 def test_without_arguments_loops_of_unknown_length_are_not_guessed() -> None:
     table = recorded("online_softmax")
     bare = Table(replace(table.problem, arguments=()), table.measurements)
     untraced = Table(replace(bare.problem, ttir={}), table.measurements)
-    one, two = played([bare, untraced], RiskBounded()).rows
-    assert (one.chosen, one.stated_risk) == (two.chosen, two.stated_risk)
+    assert_alike(bare, untraced, RiskBounded())
 
 
 @pytest.mark.slow
