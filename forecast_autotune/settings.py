@@ -262,6 +262,13 @@ class Settings:
         "default",
         "torch.compile: which of Inductor's GEMM configs are considered: default | exhaustive",
     )
+    inductor_kernels: str = _variable(
+        "_INDUCTOR_KERNELS",
+        _choice("later", "first"),
+        "later",
+        "torch.compile: at which launches configs of generated kernels are timed: later (some at a kernel's first one, "
+        "further ones while the program runs) | first (all at the first one, which waits for them)",
+    )
     inductor_dynamic: str = _variable(
         "_INDUCTOR_DYNAMIC",
         _dynamic_sizes,

@@ -26,7 +26,9 @@ went and between which of our decisions most time passed. `--samples` also looks
 hundred times a second. What torch and Triton load is read once before: no arm waits for the disk alone.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
-the whole first call; latency is timed after it. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one.
+the whole first call. With us the configs of generated kernels are tuned on at later calls: settling_s is how long
+until nothing is tuned any more, settling_extra_s what the calls until then took beyond those that follow; latency
+is timed after it. On Python 3.11.0 to 3.11.8 Inductor compiles choices one by one.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from benchmarks.lib.inductor.first_call import (
     StackSamples,
     counted_timings,
     parts_text,
+    settle,
     timeline_text,
     tuning_service,
 )
@@ -145,8 +148,11 @@ def compile_child(arguments: argparse.Namespace) -> None:
     call = FirstCall()
     with contextlib.ExitStack() as entered:
         entered.enter_context(counted_timings(call))
+        service = None
         if arm.startswith("ours") or arm == "wide":
-            entered.enter_context(tuning_service(Path(given["store"]), call, exhaustive=arm == "wide"))
+            service = entered.enter_context(
+                tuning_service(Path(given["store"]), call, exhaustive=arm == "wide")
+            )
         with StackSamples() if given.get("samples") else contextlib.nullcontext() as samples:
             call.begin()
             compiled = compile_separately(model.module, options, dynamic=name.endswith("_dynamic") or None)
@@ -156,6 +162,12 @@ def compile_child(arguments: argparse.Namespace) -> None:
         if samples is not None:
             row["samples"] = samples.top()
 
+        def again() -> None:
+            model.call(compiled)
+            synchronize(device)
+
+        if service is not None:
+            row |= settle(service, again)
     if model.other_inputs is not None:
         begin = time.perf_counter()
         model.call(compiled, other=True)
@@ -261,6 +273,9 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
                 beyond["plain"] / beyond["ours"] if beyond["ours"] > 0 else None
             )
         figures["first_call_over_untuned"] = whole["ours"] / whole["untuned"]
+    settling = ("settling_s", "settling_calls", "settling_extra_s")
+    if all(key in r for r in arms["ours"] for key in settling):
+        figures |= {key: statistics.median(r[key] for r in arms["ours"]) for key in settling}
     for arm, first in (("ours_again", "untuned_again"), ("ours_stored", "untuned")):
         if arm in whole and first in whole:
             figures[f"{arm}_over_{first}"] = whole[arm] / whole[first]

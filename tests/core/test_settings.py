@@ -35,6 +35,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "ranks_wait_s": ("5", 5.0),
     "inductor_space": ("exhaustive", "exhaustive"),
     "inductor_dynamic": ("1..8192", "1..8192"),
+    "inductor_kernels": ("first", "first"),
     "model": ("/some/model.npz", Path("/some/model.npz")),
     "assets": ("/some/assets", Path("/some/assets")),
     "llm": ("http://localhost:8000/v1?model=m", "http://localhost:8000/v1?model=m"),
@@ -71,6 +72,7 @@ BAD = [
     ("FORECAST_AUTOTUNE_STALL_MS", "1001", r"a number in \[0, 1000\]"),
     ("FORECAST_AUTOTUNE_RANKS", "all", "one of share, alone"),
     ("FORECAST_AUTOTUNE_INDUCTOR_SPACE", "all", "one of default, exhaustive"),
+    ("FORECAST_AUTOTUNE_INDUCTOR_KERNELS", "never", "one of later, first"),
     (
         "FORECAST_AUTOTUNE_INDUCTOR_DYNAMIC",
         "8192..1",

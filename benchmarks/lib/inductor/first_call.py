@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 import threading
 import time
@@ -191,6 +192,31 @@ def tuning_service(store: Path, call: FirstCall, *, exhaustive: bool = False) ->
             call.saved_s = handle.session.tally.saved_s
     finally:
         LISTENERS.remove(call.note_decision)
+
+
+def settle(service: TorchCompileHandle, again: Callable[[], object], limit_s: float = 60.0) -> Row:
+    """Call a compiled model until nothing about its kernels is tuned any more, and return what that took.
+
+    `settling_s` is wall time, most of it that of the model itself; `settling_extra_s` is what these calls took
+    beyond the median of the twenty that follow.
+    """
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        again()
+        return time.perf_counter() - begin
+
+    begin, calls = time.perf_counter(), []
+    while service.descending and time.perf_counter() - begin < limit_s:
+        calls.append(seconds())
+    passed = time.perf_counter() - begin
+    usual = statistics.median(seconds() for _ in range(20))
+    return {
+        "settling_s": passed,
+        "settling_calls": len(calls),
+        "settling_extra_s": sum(calls) - len(calls) * usual,
+        "settled": not service.descending,
+    }
 
 
 def parts_text(rows: Mapping[str, Row]) -> str:

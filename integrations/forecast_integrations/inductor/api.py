@@ -19,7 +19,14 @@ from forecast_autotune.printable import utc_now
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_integrations.inductor.hooks import assembler, benchmarks, generation, precompilation, selection
+from forecast_integrations.inductor.hooks import (
+    assembler,
+    benchmarks,
+    descent,
+    generation,
+    precompilation,
+    selection,
+)
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
 from forecast_integrations.inductor.size_range import dynamic_sizes_text
@@ -72,6 +79,11 @@ class TorchCompileHandle:
         """The session that it began, with its `tally` and the failures of `warn_once`."""
         self._before = before
 
+    @property
+    def descending(self) -> int:
+        """How many generated kernels have configs that are yet to be timed, at later launches of theirs."""
+        return 0 if _SERVICE.context is None else len(_SERVICE.context.descending)
+
     def __enter__(self) -> TorchCompileHandle:
         return self
 
@@ -91,6 +103,7 @@ def enable_torch_compile(
     store: Store | Path | str | None = None,
     search_space: str | None = None,
     dynamic_sizes: str | tuple[int, int] | None = None,
+    generated_kernels: str | None = None,
     mode: Mode | str | None = None,
     tolerance: float | None = None,
     risk: float | None = None,
@@ -117,6 +130,9 @@ def enable_torch_compile(
         dynamic_sizes: what an operation with a dynamic size is tuned for (FORECAST_AUTOTUNE_INDUCTOR_DYNAMIC).
             `declared`: its range, where `mark_dynamic(..., min=, max=)` declares one. `hint`: the size of the first
             call, as Inductor does. `(1, 8192)`: also this range, where none is declared.
+        generated_kernels: `later` (the default) or `first`: whether configs of pointwise and reduction kernels
+            are timed at launches after a kernel's first, or all at the first, which waits for them
+            (FORECAST_AUTOTUNE_INDUCTOR_KERNELS).
         mode: as FORECAST_AUTOTUNE_MODE. `listen` changes nothing and keeps the timings; `frozen` takes the
             best forecast where the store knows nothing, because a compilation must not fail for it.
         tolerance: accepted regret, a share.
@@ -138,6 +154,7 @@ def enable_torch_compile(
         max_measurements=budget.measurements if budget is not None else None,
         inductor_space=search_space,
         inductor_dynamic=dynamic_sizes_text(dynamic_sizes),
+        inductor_kernels=generated_kernels,
     )
     if not forecast_timeout_s > 0:
         raise SettingsError(
@@ -162,6 +179,7 @@ def enable_torch_compile(
             from forecast_integrations.inductor.hooks import user_kernels  # it needs Triton
 
             context.install("user kernels", user_kernels.install)
+            context.install("descent", descent.install)
         if settings.mode is not Mode.LISTEN:
             context.install("assembler", assembler.install)
         context.session = _SERVICE.last = session

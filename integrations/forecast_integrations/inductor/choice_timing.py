@@ -105,6 +105,27 @@ class CallTiming:
         return self._clock.time(call, math.inf)
 
 
+class FusedKernelTiming(CallTiming):
+    """Times kernels that Inductor benchmarks to see whether fusing pays, beside the times of choices."""
+
+
+class CollectedCalls:
+    """Calls that Inductor would benchmark, kept instead, to be timed in turns."""
+
+    def __init__(self) -> None:
+        self._call: Callable[[], object] | None = None
+
+    def benchmark_call(self, call: Callable[[], object], benchmark: Callable[[], Any]) -> float:
+        """Keep the call."""
+        self._call = call
+        return math.nan
+
+    def take(self) -> Callable[[], object] | None:
+        """Return the latest call; None if there was none since."""
+        call, self._call = self._call, None
+        return call
+
+
 class ChoiceTiming(CallTiming):
     """The choices of one operation while one thread benchmarks them."""
 

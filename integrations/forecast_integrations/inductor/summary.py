@@ -47,6 +47,11 @@ class TorchCompileSummary:
         if say:
             print(summary_line(label, decision), file=sys.stderr)
 
+    def add_saved(self, seconds: float) -> None:
+        """Count seconds that were saved besides those of decisions."""
+        with self._mutex:
+            self.saved_s += seconds
+
     def stored(self, count: int) -> None:
         """Count measurements that went into the store."""
         with self._mutex:

@@ -24,15 +24,16 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("worker.py")
-HOOKED = """AlgorithmSelectorCache.__call__ AlgorithmSelectorCache.benchmark AsyncCompile.triton
+HOOKED = """AlgorithmSelectorCache.__call__ AlgorithmSelectorCache.benchmark AsyncCompile.triton AsyncCompile.wait
 AlgorithmSelectorCache.benchmark_choice AlgorithmSelectorCache.benchmark_choices
 AlgorithmSelectorCache.do_autotuning AsyncAutotuner.get_results
-CachingAutotuner.benchmark_all_configs
+CachingAutotuner.benchmark_all_configs CachingAutotuner.coordinate_descent_tuning
 CppTemplate.generate FxGraphHashDetails.__init__
 InductorBenchmarker.benchmark_gpu InductorChoices._finalize_template_configs
 InductorChoices.get_template_configs TritonScheduling.benchmark_codegened_module
 TritonTemplate.generate TritonTemplate.maybe_append_choice UserDefinedTritonKernel.__init__
 preprocessing[2]
+torch._inductor.async_compile._worker_compile_triton
 torch._inductor.select_algorithm._log_autotune_exceptions torch._inductor.select_algorithm.as_completed"""
 ALL = 6
 """Choices of the worker's custom operation."""

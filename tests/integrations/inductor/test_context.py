@@ -10,10 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_integrations.inductor import api
-from forecast_integrations.inductor.hooks import generation, selection
+from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
 from tests.integrations.inductor.graphs import FunctionSurrogate, serving
 
@@ -88,35 +87,3 @@ def test_leaving_a_service_that_was_disabled_inside_leaves_it_disabled() -> None
         assert api.current() is None
         assert api.missing_hooks() == []
     assert api.current() is None
-
-
-@pytest.mark.parametrize(
-    ("mode", "pointwise", "kept"),
-    [
-        (Mode.TUNE, False, False),
-        (Mode.TUNE, True, True),
-        (Mode.EXHAUSTIVE, False, True),
-        (Mode.LISTEN, False, True),
-    ],
-)
-def test_generated_kernels_keep_the_config_that_they_have_without_max_autotune(
-    mode: Mode, pointwise: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch._inductor import config
-    from torch._inductor.codegen.triton import TritonKernel
-    from torch.utils import _triton
-
-    monkeypatch.setattr(_triton, "triton_hash_with_backend", lambda: "a device's")
-    wanted = {"max_autotune": True, "coordinate_descent_tuning": True, "max_autotune_pointwise": pointwise}
-    with config.patch(wanted):
-        alone = TritonKernel.inductor_meta_common()
-        context = HookContext(serving(mode=mode))
-        context.install("generation", generation.install)
-        try:
-            served = TritonKernel.inductor_meta_common()
-        finally:
-            context.close()
-        assert TritonKernel.inductor_meta_common() == alone
-    changed = {name for name in alone if alone[name] != served[name]}
-    assert changed == (set() if kept else {"max_autotune", "coordinate_descent_tuning"})
-    assert served["max_autotune"] is kept

@@ -147,8 +147,9 @@ def touched() -> dict[str, Any]:
         benchmarking.InductorBenchmarker: ("benchmark_gpu",),
         codecache.FxGraphHashDetails: ("__init__",),
         autotune_process.AsyncAutotuner: ("get_results",),
-        triton_heuristics.CachingAutotuner: ("benchmark_all_configs",),
-        async_compile.AsyncCompile: ("triton",),
+        triton_heuristics.CachingAutotuner: ("benchmark_all_configs", "coordinate_descent_tuning"),
+        async_compile: ("_worker_compile_triton",),
+        async_compile.AsyncCompile: ("triton", "wait"),
         ir.UserDefinedTritonKernel: ("__init__",),
     }
     found = {f"{o.__name__}.{n}": vars(o)[n] for o, names in owners.items() for n in names}

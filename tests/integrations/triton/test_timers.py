@@ -24,7 +24,13 @@ from forecast_integrations.triton.null_device import NullDevice, TimeModel, null
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
-from forecast_integrations.triton.timer.timers import CallTimer, EventTimer, contenders, prompt_turns
+from forecast_integrations.triton.timer.timers import (
+    CallTimer,
+    EventTimer,
+    contenders,
+    prompt_turns,
+    time_in_turns,
+)
 from tests.core.stepped_cuda import SteppedCuda, SteppedGraph
 from tests.integrations.null import double, fresh, launch, tables
 
@@ -537,3 +543,10 @@ def test_a_failing_call_leaves_nothing_in_the_timer(steady_device: SteppedDevice
         timer.time(fails, math.inf)
     assert not timer._recorded
     assert timer.time(working(steady_device, 5.0), math.inf).protocol == RECORDED
+
+
+def test_calls_in_turns_are_told_apart_without_a_recording(steady_device: SteppedDevice) -> None:
+    captures = steady_device.cuda.captures
+    times_ms = time_in_turns([working(steady_device, us) for us in (60.0, 40.0, 52.0)])
+    assert [1e3 * ms for ms in times_ms] == pytest.approx([60.0, 40.0, 52.0], abs=1.5)
+    assert steady_device.cuda.captures == captures

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from forecast_integrations.inductor import choice_timing, pruning
-from forecast_integrations.inductor.choice_timing import CallClock, CallTiming, ChoiceTiming
+from forecast_integrations.inductor.choice_timing import CallClock, ChoiceTiming, FusedKernelTiming
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.rounds import ChoiceTimings
@@ -107,7 +107,7 @@ def _benchmark_module(original: AnyFunction, context: HookContext) -> AnyFunctio
             clock = _open_clock(session, V.graph.get_current_device_or_throw())
         if session is None or clock is None:
             return original(self, *args, **kwargs)
-        outer, thread.call_timing = thread.call_timing, CallTiming(session, clock)
+        outer, thread.call_timing = thread.call_timing, FusedKernelTiming(session, clock)
         try:
             with clock.on_stream():
                 return original(self, *args, **kwargs)

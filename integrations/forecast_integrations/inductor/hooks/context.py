@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
-from forecast_integrations.inductor.choice_timing import CallTiming
+from forecast_integrations.inductor.choice_timing import CallTiming, CollectedCalls
+from forecast_integrations.inductor.descent import ConfigsAhead
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
@@ -31,8 +34,8 @@ class ThreadState(threading.local):
         """Results of its current round's benchmarks that no saver has taken yet."""
         self.under_way: list[OperationSearch] = []
         """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""
-        self.call_timing: CallTiming | None = None
-        """The timing under way, where another clock than Inductor's is used."""
+        self.call_timing: CallTiming | CollectedCalls | None = None
+        """The timing under way, where another clock than Inductor's is used, or calls are timed in turns."""
         self.paused = 0
         """Above zero while times are taken of sizes other than the operation's own."""
 
@@ -55,8 +58,19 @@ class HookContext:
         self._lock = threading.Lock()
         self.thread = ThreadState()
         self._patches: dict[str, PatchSet] = {}
+        self.descending: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """Generated kernels whose coordinate descent goes on at their next launch, by identity."""
         self._busy_at = -math.inf
         """When a device was last seen at work."""
+        self._ahead: tuple[int, ConfigsAhead] | None = None
+        """With the process in which it was made: workers do not answer to a forked child."""
+
+    def configs_ahead(self, make: Callable[[], ConfigsAhead | None]) -> ConfigsAhead | None:
+        """Return the queue of configs to compile ahead, made once; None where `make` has nothing."""
+        if self._ahead is None or self._ahead[0] != os.getpid():
+            queue = make()
+            self._ahead = None if queue is None else (os.getpid(), queue)
+        return None if self._ahead is None else self._ahead[1]
 
     def wake_device(self) -> None:
         """Bring its clock up, if it may have fallen since it was last at work. Raises what that raises."""
@@ -120,8 +134,15 @@ class HookContext:
         return [name for patches in self._patches.values() for name in patches.missing]
 
     def close(self) -> None:
-        """Put every attribute and list that was touched back, the latest group first."""
+        """Put every attribute and list that was touched back, the latest group first.
+
+        Descents end where they are: Inductor would begin its own at the next launch, long after the first.
+        """
         self.session = None
+        for kernel in list(self.descending.values()):
+            for launcher in kernel.launchers:
+                launcher.config.found_by_coordesc = True
+        self.descending.clear()
         for patches in reversed(self._patches.values()):
             patches.restore()
         self._patches.clear()

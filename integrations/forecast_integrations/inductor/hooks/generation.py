@@ -1,9 +1,4 @@
-"""What code is generated: of a choice when it is wanted, and so that it can be made for other sizes; of a generated
-kernel with the one config that it has without max-autotune.
-
-Max-autotune compiles and times several configs of each pointwise and reduction kernel at its first launch, and descends
-from the best one, one compilation after the other: 9 to 34 s of a model's first call, for kernels that move bytes.
-"""
+"""Templates generate the code of a choice when it is wanted, and remember how to make it for other sizes."""
 
 from __future__ import annotations
 
@@ -27,30 +22,15 @@ if TYPE_CHECKING:
 
 
 def install(context: HookContext) -> PatchSet:
-    """Hook the templates whose choices hold the sizes that they are timed at, and what kernels say of their configs."""
+    """Hook the templates whose choices hold the sizes that they are timed at."""
     from torch._inductor.codegen.cpp_template import CppTemplate
-    from torch._inductor.codegen.triton import TritonKernel
     from torch._inductor.select_algorithm import TritonTemplate
 
     patches = PatchSet()
     for template in (TritonTemplate, CppTemplate):
         patches.replace(template, "generate", lambda f: _generate(f, context))
     patches.replace(TritonTemplate, "maybe_append_choice", lambda f: _append(f, context))
-    patches.replace(TritonKernel, "inductor_meta_common", lambda f: _kernel_settings(f, context))
     return patches
-
-
-def _kernel_settings(original: AnyFunction, context: HookContext) -> AnyFunction:
-    """`inductor_meta_common`: what a generated kernel's list of configs follows at its first launch."""
-
-    def inductor_meta_common(cls: type, *args: Any) -> dict[str, Any]:
-        settings: dict[str, Any] = original(cls, *args)
-        session = context.session
-        if session is not None and session.prunes and not settings.get("max_autotune_pointwise"):
-            settings |= {"max_autotune": False, "coordinate_descent_tuning": False}
-        return settings
-
-    return inductor_meta_common
 
 
 def _generate(original: AnyFunction, context: HookContext) -> AnyFunction:

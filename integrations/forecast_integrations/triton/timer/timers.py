@@ -386,6 +386,8 @@ class LaunchableCall(Protocol):
 class LaunchTimer:
     """Times with device events; what can be recorded is said by `_record_ways`."""
 
+    compare_ms = _COMPARE_MS
+
     def __init__(self, call: LaunchableCall) -> None:
         from triton.runtime.driver import driver
 
@@ -547,7 +549,7 @@ class LaunchTimer:
         else:
             ways = [[self._plain(c)] for c in candidates]
         self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if recorded else self.protocol)
-        rounds = min(200, max(least, int(_COMPARE_MS / each_ms)))
+        rounds = min(200, max(least, int(self.compare_ms / each_ms)))
         part = max(_FEWEST_TURNS, math.ceil(rounds * _TURNS))
         times: list[list[float]] = [[] for _ in candidates]
         left, done = list(range(len(candidates))), 0
@@ -773,3 +775,27 @@ class CallTimer(LaunchTimer):
             return True
         (replayed,) = self._rounds([_ONLY], [ways], 1)
         return replayed[0] >= _LEAST_SHARE * self._estimates[_ONLY]
+
+
+class _OneStreamTimer(LaunchTimer):
+    """Waits for the current stream alone: another thread may be recording a graph, which a whole device's wait ends."""
+
+    compare_ms = 1.5
+    """Some fifteen launches of a short call."""
+
+    def _wait(self) -> None:
+        self._interface.current_stream().synchronize()
+
+
+def time_in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Median milliseconds of each of some calls that have run before, timed in turns on the current stream.
+
+    Their order tells more than their times do: waits for the host are in the times of very short ones.
+    """
+    launches = _Calls()
+    launches.functions = {Candidate(Config.of({"call": place})): call for place, call in enumerate(calls)}
+    timer = _OneStreamTimer(launches)
+    try:
+        return [statistics.median(times) for times in timer.in_turns(list(launches.functions))]
+    finally:
+        timer.close()

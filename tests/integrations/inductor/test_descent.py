@@ -1,0 +1,276 @@
+"""Coordinate descent over generated kernels: compiled ahead by workers, and begun once per store."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from torch._inductor.runtime.hints import HeuristicType
+
+from forecast_autotune.settings import Mode
+from forecast_autotune.store import Store
+from forecast_integrations.inductor import descent as coordinate_descent
+from forecast_integrations.inductor.choice_timing import FusedKernelTiming
+from forecast_integrations.inductor.descent import ConfigsAhead, first_jobs
+from forecast_integrations.inductor.hooks import descent
+from forecast_integrations.inductor.hooks.context import HookContext
+from tests.integrations.inductor.generated_kernels import (
+    Workers,
+    generated_kernel,
+    job,
+)
+from tests.integrations.inductor.graphs import serving
+
+
+class Program:
+    """Launches kernels with our hooks in place; `workers` compile what they take at once, or when told to."""
+
+    def __init__(self, store: Store | None = None, *, at_once: bool = True, **settings: Any) -> None:
+        self.workers = Workers(at_once=at_once)
+        self.context = HookContext(serving(store=store, **settings))
+        self.context.configs_ahead(lambda: ConfigsAhead(self.workers, 14))
+        self.inductor = 0
+        """Launches for which Inductor's own descent was asked."""
+
+    def launch(self, kernel: Any, times: int = 1) -> Any:
+        """What `CachingAutotuner.run` does at each launch; returns the config it launches with."""
+
+        def original(self_: Any, launcher: Any) -> Any:
+            self.inductor += 1
+            return launcher
+
+        hook = descent._descent(original, self.context)
+        for _ in range(times):
+            if not getattr(kernel.launchers[0].config, "found_by_coordesc", False):
+                kernel.launchers = [hook(kernel, kernel.launchers[0])]
+        return kernel.launchers[0].config
+
+
+def values(config: Any) -> tuple[int, int]:
+    return config.kwargs["XBLOCK"], config.num_warps
+
+
+def end_all(workers: Workers) -> None:
+    """Let the workers finish whatever they have taken."""
+    for future in workers.futures.values():
+        if not future.done():
+            future.set_result(1.0)
+
+
+def test_later_launches_time_one_wave_each_up_to_the_end() -> None:
+    program, kernel = Program(), generated_kernel()
+    assert values(program.launch(kernel)) == (1024, 4)
+    assert kernel.timed == []
+    assert values(program.launch(kernel)) == (512, 4)
+    assert set(kernel.timed) == {job(1024), job(2048), job(512), job(1024, 8), job(1024, 2)}
+    found = program.launch(kernel, 20)
+    assert values(found) == (128, 1)
+    assert found.found_by_coordesc  # Inductor does not ask again
+    assert program.inductor == 0
+    session = program.context.session
+    assert session is not None
+    assert session.tally.saved_s > 1.0
+
+
+def test_every_config_that_is_timed_was_compiled_by_a_worker() -> None:
+    program, kernel = Program(), generated_kernel()
+    program.launch(kernel, 20)
+    assert set(kernel.timed) - {job(1024)} <= set(program.workers.taken)
+
+
+def test_configs_of_the_kernels_own_list_are_in_the_first_wave() -> None:
+    program, kernel = Program(), generated_kernel(others=(128, 64))
+    assert values(program.launch(kernel, 2)) == (128, 4)
+
+
+def test_no_wave_is_waited_for() -> None:
+    program, kernel = Program(at_once=False), generated_kernel()
+    assert values(program.launch(kernel, 3)) == (1024, 4)  # the workers hang
+    assert kernel.timed == []
+    end_all(program.workers)
+    assert values(program.launch(kernel)) == (512, 4)
+    timed = len(kernel.timed)
+    assert values(program.launch(kernel, 3)) == (512, 4)
+    assert len(kernel.timed) == timed
+    end_all(program.workers)
+    assert values(program.launch(kernel)) == (256, 4)
+
+
+def test_a_wave_is_timed_whole_unless_a_part_of_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, kernel = Program(at_once=False), generated_kernel()
+    program.launch(kernel)
+    slow = program.workers.futures.pop(job(2048))
+    end_all(program.workers)
+    assert values(program.launch(kernel)) == (1024, 4)
+    assert kernel.timed == []
+    monkeypatch.setattr(coordinate_descent, "STRAGGLER_S", 0.0)
+    assert values(program.launch(kernel)) == (512, 4)
+    assert job(2048) not in kernel.timed
+    end_all(program.workers)
+    slow.set_result(1.0)
+    program.launch(kernel)
+    assert job(2048) in kernel.timed
+
+
+def test_where_workers_hang_what_must_not_wait_compiles_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinate_descent, "PATIENCE_S", 0.05)
+    program = Program(at_once=False)
+    kernels = [generated_kernel(name=name, later_launches=False) for name in ("c1", "c2")]
+    assert {values(program.launch(kernel)) for kernel in kernels} == {(128, 1)}
+    ahead = program.context.configs_ahead(lambda: None)
+    assert ahead is not None
+    assert ahead.hangs
+
+
+def test_threads_that_launch_one_kernel_find_the_best_so_far() -> None:
+    program, kernel = Program(), generated_kernel()
+    first = kernel.launchers
+    assert values(program.launch(kernel, 2)) == (512, 4)
+    kernel.launchers = first  # as a thread does that was asked before the other one had ended
+    descent_of = kernel.forecast_descent
+    with descent_of.lock:
+        assert values(program.launch(kernel)) == (512, 4)
+    kernel.launchers = first
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert values(program.launch(kernel, 20)) == (128, 1)
+    assert program.inductor == 0
+
+
+def test_a_kernel_whose_launches_are_recorded_ends_at_its_first_one() -> None:
+    program, kernel = Program(), generated_kernel(later_launches=False)
+    found = program.launch(kernel)
+    assert values(found) == (128, 1)
+    assert found.found_by_coordesc
+
+
+@pytest.mark.parametrize("settings", [{"mode": Mode.DETERMINISTIC}, {"inductor_kernels": "first"}])
+def test_a_kernel_ends_at_its_first_launch_where_that_is_wanted(settings: dict[str, Any]) -> None:
+    program, kernel = Program(**settings), generated_kernel()
+    found = program.launch(kernel)
+    assert found.found_by_coordesc
+    assert program.launch(kernel, 3) is found
+
+
+def test_a_launch_that_is_recorded_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, kernel = Program(), generated_kernel()
+    with monkeypatch.context() as patched:
+        patched.setattr(descent, "capturing_graph", lambda: True)
+        assert values(program.launch(kernel, 3)) == (1024, 4)
+        assert kernel.timed == []
+    assert values(program.launch(kernel)) == (512, 4)
+
+
+def test_with_the_service_descents_end_where_they_are() -> None:
+    program, kernel = Program(), generated_kernel()
+    found = program.launch(kernel, 2)
+    assert list(program.context.descending.values()) == [kernel]
+    program.context.close()
+    assert found.found_by_coordesc
+    assert program.launch(kernel, 3) is found
+    assert (program.inductor, len(program.context.descending)) == (0, 0)
+
+
+def test_a_kernel_that_is_gone_is_not_kept() -> None:
+    program, kernel = Program(), generated_kernel()
+    program.launch(kernel)
+    del kernel
+    gc.collect()
+    assert not program.context.descending
+
+
+def test_configs_that_cannot_be_launched_are_passed_over() -> None:
+    program, kernel = Program(), generated_kernel(4096)
+    assert values(program.launch(kernel, 2)) == (2048, 4)
+    assert job(8192) not in kernel.timed
+
+
+def test_without_workers_inductor_descends_itself() -> None:
+    program, kernel = Program(), generated_kernel()
+    program.context = HookContext(serving())
+    program.context.configs_ahead = lambda make: None  # type: ignore[method-assign, assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program.launch(kernel)
+    assert program.inductor == 1
+
+
+def test_while_we_only_listen_inductor_descends_itself() -> None:
+    program, kernel = Program(mode=Mode.LISTEN), generated_kernel()
+    program.launch(kernel)
+    assert (program.inductor, program.workers.taken) == (1, [])
+
+
+def test_a_template_is_asked_for_once() -> None:
+    program, kernel = Program(), generated_kernel()
+    kernel.heuristic_type = HeuristicType.TEMPLATE
+    program.launch(kernel, 3)
+    assert program.inductor == 1
+
+
+def test_trials_of_fusions_are_not_descended() -> None:
+    program, kernel = Program(), generated_kernel()
+    session = program.context.session
+    assert session is not None
+    program.context.thread.call_timing = FusedKernelTiming(session, NoClock())
+    assert values(program.launch(kernel, 3)) == (1024, 4)
+    assert (program.inductor, program.workers.taken) == (0, [])
+
+
+class NoClock:
+    """Nothing is timed with it."""
+
+    def on_stream(self) -> Any:
+        raise AssertionError
+
+    def time(self, call: object, best_ms: float, *, may_record: bool = True) -> Any:
+        raise AssertionError
+
+
+def test_a_second_process_begins_no_descent(tmp_path: Path) -> None:
+    first, second = Program(Store(tmp_path)), Program(Store(tmp_path))
+    ended = values(first.launch(generated_kernel(), 20))
+    kernel = generated_kernel()
+    found = second.launch(kernel)
+    assert values(found) == ended
+    assert found.found_by_coordesc  # or Inductor would ask again
+    assert (kernel.timed, second.workers.taken) == ([], [])
+    assert values(second.launch(generated_kernel(name="c2"), 20)) == ended
+    assert second.workers.taken
+
+
+def test_a_kernel_that_begins_where_a_descent_ended_is_not_compiled_again() -> None:
+    store = Store(None)
+    block, warps = values(Program(store).launch(generated_kernel(), 20))
+    kernel = generated_kernel(block)
+    (launcher,) = kernel.launchers
+    launcher.config.num_warps = warps
+    found = Program(store).launch(kernel)
+    assert kernel.launchers == [launcher]
+    assert found.found_by_coordesc
+
+
+def test_a_stored_config_of_other_parameters_is_not_taken() -> None:
+    store = Store(None)
+    Program(store).launch(generated_kernel(), 20)
+    other = generated_kernel()
+    other.launchers[0].config.kwargs = {"XBLOCK": 1024, "YBLOCK": 1}
+    assert Program(store).launch(other, 2).kwargs["YBLOCK"] >= 1
+    assert other.timed
+
+
+def test_where_a_graph_is_compiled_the_first_waves_of_its_kernels_are() -> None:
+    assert set(first_jobs(generated_kernel(others=(64,)))) == {
+        job(2048),
+        job(512),
+        job(1024, 8),
+        job(1024, 2),
+        job(64),
+    }
