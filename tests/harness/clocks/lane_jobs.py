@@ -1,6 +1,9 @@
-"""Jobs of compile workers that compile nothing."""
+"""Jobs of lanes and compile workers that compile nothing."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
 
 from forecast_harness.sandbox.jobs import CellAnswer
 from forecast_harness.sandbox.judge_process import JobContext
@@ -8,3 +11,9 @@ from forecast_harness.sandbox.judge_process import JobContext
 
 def say(work: JobContext) -> CellAnswer:
     return CellAnswer(work.payload["word"])
+
+
+def wait(work: Any) -> CellAnswer:
+    """Wait, and give back the number."""
+    time.sleep(work.payload["seconds"])
+    return CellAnswer(work.payload["n"])

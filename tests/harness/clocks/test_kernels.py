@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+triton = pytest.importorskip("triton")
+pytest.importorskip("torch")
+
+import torch
+
+from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
+from benchmarks.lib.machine_code.sums import SumCall, objection
+from forecast_harness.clocks.compilation.requests import BuildRequest
+from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner import kernel_texts
+from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.driver import CudaDriver
+from forecast_harness.clocks.runner.health import facts_for_workers
 from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES, error_kernel_text
 from forecast_harness.clocks.runner.kernels import RunnerKernels
-from tests.harness.clocks.element_errors import check_errors, check_unlike
-from tests.harness.clocks.host_digests import check_digests
-
-triton = pytest.importorskip("triton")
-
+from forecast_harness.sandbox.jobs import tensor_to_bytes
+from forecast_harness.targets.packs.load import load_pack
+from forecast_harness.targets.packs.schema import Language
+from forecast_harness.trials.kernel_cell import relative_error
+from forecast_harness.trials.machine_code.targets import PackCalls
 
 TEXTS = {
     "add": kernel_texts.ADD,
@@ -155,3 +169,169 @@ def test_gaps_are_watched_together_whatever_their_place_and_size(
         assert digest(7) != known
         driver.upload(address + size - 1, last)
     assert digest(7) == known
+
+
+COUNT = 10_001
+"""No multiple of a block."""
+
+
+def told_error(driver: CudaDriver, kernels: RunnerKernels, got: torch.Tensor, right: torch.Tensor) -> float:
+    """What the device says of two tensors, each behind one element that is nobody's."""
+    late, places = got.element_size(), list[int]()
+    for tensor in (got, right):
+        data = bytes(tensor_to_bytes(tensor).data)
+        places.append(driver.allocate(late + len(data)) + late)
+        driver.upload(places[-1], data)
+    dtype = str(got.dtype).removeprefix("torch.")
+    result = kernels.relative_error(places[0], places[1], got.numel() * late, dtype)
+    for place in places:
+        driver.free(place - late)
+    return result
+
+
+def check_errors(driver: CudaDriver, kernels: RunnerKernels, dtype: str) -> None:
+    """Equal, a little off, far off: as the host has it."""
+    kind = getattr(torch, dtype)
+    generator = torch.Generator().manual_seed(3)
+    right = (torch.rand(COUNT, generator=generator) * 100).to(kind)
+    assert told_error(driver, kernels, right.clone(), right) == 0.0
+    for place in (0, COUNT // 2, COUNT - 1):
+        got = right.clone()
+        got[place] = 0 if bool(right[place]) else 1
+        if dtype not in COMPARED_TYPES:
+            assert told_error(driver, kernels, got, right) == math.inf
+            continue
+        assert math.isclose(told_error(driver, kernels, got, right), relative_error(got, right), rel_tol=1e-5)
+
+
+def check_unlike(driver: CudaDriver, kernels: RunnerKernels) -> None:
+    """Values that are not finite."""
+    right = torch.tensor([1.0, math.inf, math.nan, -2.0])
+    assert told_error(driver, kernels, torch.tensor([1.0, -math.inf, math.inf, -2.5]), right) == 0.25
+    for got in ([1.0, 7.0, math.nan, -2.0], [math.nan, math.inf, math.nan, -2.0]):
+        assert told_error(driver, kernels, torch.tensor(got), right) == math.inf
+
+
+_ALL = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+WORD = 8
+
+
+def mixed(value: int) -> int:
+    """As splitmix64 mixes 64 bits."""
+    value &= _ALL
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _ALL
+    return value ^ value >> 31
+
+
+def units(data: bytes, size: int) -> list[int]:
+    """The whole words of some bytes, or the bytes."""
+    return [int.from_bytes(data[n : n + size], "little") for n in range(0, len(data) - size + 1, size)]
+
+
+def buffer_digest(data: bytes, key: int) -> int:
+    """Of a buffer at a whole word."""
+    whole = len(data) // WORD * WORD
+    result = 0
+    for size, part in ((WORD, data[:whole]), (1, data[whole:])):
+        result += sum(mixed((n * _STEP + key) ^ unit) for n, unit in enumerate(units(part, size)))
+    return result & _ALL
+
+
+def gap_digest(address: int, data: bytes, key: int) -> int:
+    """Of a gap's units and their addresses."""
+    size = 1 if address % WORD or len(data) % WORD else WORD
+    return (
+        sum(mixed(((address + size * n) * _STEP + key) ^ unit) for n, unit in enumerate(units(data, size)))
+        & _ALL
+    )
+
+
+def check_digests(driver: CudaDriver, kernels: RunnerKernels, size: int) -> None:
+    """A buffer of that size, and gaps from one byte to that size, some at no whole word."""
+    chance = random.Random(size)
+    data, key = chance.randbytes(size), chance.getrandbits(64)
+    address = driver.allocate(size + WORD)
+    driver.upload(address, data)
+    assert kernels.digest(address, size, key) == buffer_digest(data, key)
+    gaps = [
+        (address + late, length) for late in (0, 1, 3, 8) for length in (1, 8, 129, size - 8) if length > 0
+    ]
+    kernels.queue_gaps(gaps, key)
+    wanted = sum(gap_digest(at, data[at - address : at - address + length], key) for at, length in gaps)
+    assert kernels.gaps_digest() == wanted & _ALL
+    driver.free(address)
+
+
+# --- a real device ---
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[RunnerClient]:
+    with RunnerClient(launch_s=3.0) as result:
+        yield result
+
+
+@pytest.fixture(scope="module")
+def workers(device: RunnerClient) -> Iterator[CompileWorkers]:
+    with CompileWorkers(facts_for_workers(device)) as result:
+        yield result
+
+
+@pytest.fixture(scope="module")
+def sums(workers: CompileWorkers) -> dict[str, Program]:
+    result, missing = compile_sums(workers)
+    assert not missing
+    return result
+
+
+@pytest.mark.gpu
+def test_the_device_adds(device: RunnerClient) -> None:
+    assert device.check_health() == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", BODIES)
+def test_only_what_is_right_is_accepted(device: RunnerClient, sums: dict[str, Program], what: str) -> None:
+    message = objection(device, sums[what], SumCall(), sums["right"])
+    assert bool(message) == (what != "right")
+    assert message.startswith(BODIES[what][1])
+    assert objection(device, sums["right"], SumCall(), sums["right"]) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["softmax", "matmul", "layer_norm", "swiglu", "cross_entropy"])
+def test_packs_solutions_are_right_and_take_time(
+    device: RunnerClient, workers: CompileWorkers, tmp_path: Path, name: str
+) -> None:
+    pack = load_pack(name)
+    (solution, *_) = [s for s in pack.solutions if s.language is Language.TRITON]
+    call = PackCalls(pack, tmp_path).draw()
+    built = workers.submit(BuildRequest(name, solution.source, solution.entry, (call.arguments,))).result()
+    (program,) = built.programs
+    answer = device.check(program, call.given)
+    assert not answer.violations
+    assert call.wrong(program, answer.launches) == ""
+    seconds = device.time([program], call.given).seconds[0]
+    assert all(1e-7 <= s < 1e-2 for s in seconds)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", sorted(COMPARED_TYPES))
+def test_errors_of_elements_are_as_the_host_has_them(dtype: str) -> None:
+    driver = CudaDriver()
+    check_errors(driver, RunnerKernels(driver), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [200, 4096, 1_000_001])
+def test_digests_of_a_device_are_as_the_host_has_them(size: int) -> None:
+    driver = CudaDriver()
+    check_digests(driver, RunnerKernels(driver), size)
+
+
+@pytest.mark.gpu
+def test_values_that_are_not_finite_are_told_apart() -> None:
+    driver = CudaDriver()
+    check_unlike(driver, RunnerKernels(driver))

@@ -19,7 +19,6 @@ from forecast_harness.targets.packs import Pack, load_pack
 from forecast_harness.verify.blocks import Slot
 from forecast_harness.verify.launch_windows import BARE, NULL, AuditVerdict, Glimpse, WindowAudit
 from tests.harness.lanes import lane
-from tests.harness.many_kernels import MANY_KERNELS
 from tests.harness.small import checked_only
 
 SECONDS = {INCUMBENT: 4e-3, CANDIDATE: 2e-3, NULL: 2e-4, BARE: 1.5e-4}
@@ -245,3 +244,17 @@ def test_work_that_is_left_on_the_device_gains_nothing(device_judge: Callable[..
     result = device_judge(PLAIN, SPINS)
     print(result)
     assert result.get("verdict") != "agrees", result
+
+
+MANY_KERNELS = """import torch
+
+scratch = None
+
+
+def run(x):
+    global scratch
+    scratch = torch.ones(4096, device=x.device) if scratch is None else scratch
+    for _ in range({turns}):
+        scratch.mul_(1.0)
+    return torch.softmax(x, -1)
+"""
