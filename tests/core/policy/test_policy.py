@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,44 +17,43 @@ from forecast_autotune.policy import (
     Fixed,
     RiskBounded,
     TuningState,
+    WallTime,
     stated_risk,
     time_exhausted,
 )
-from forecast_autotune.records import Candidate, Config, Measurement, MeasuringCost, Outcome
+from forecast_autotune.records import Candidate, Config, Measurement, MeasuringCost, Outcome, Plan
 from forecast_autotune.settings import Budget
 from forecast_autotune.surrogates.protocol import Forecasts
 
 NAMES = [Candidate(Config.of({"N": n})) for n in range(40)]
 
 
-def ran(row: int, ms: float) -> tuple[Candidate, Measurement]:
-    return NAMES[row], Measurement("p", NAMES[row], Outcome.OK, ms)
+def ran(times: Mapping[int, float]) -> dict[Candidate, Measurement]:
+    return {NAMES[row]: Measurement("p", NAMES[row], Outcome.OK, ms) for row, ms in times.items()}
 
 
-def failed(row: int, outcome: Outcome = Outcome.OUT_OF_RESOURCES) -> tuple[Candidate, Measurement]:
-    return NAMES[row], Measurement("p", NAMES[row], outcome)
+def failed(*numbers: int, outcome: Outcome = Outcome.OUT_OF_RESOURCES) -> dict[Candidate, Measurement]:
+    return {NAMES[row]: Measurement("p", NAMES[row], outcome) for row in numbers}
 
 
-def forecasts(means: list[float], sd: float = 0.1, p_fail: float = 0.0) -> Forecasts:
+def forecasts(means: Sequence[float], sd: float = 0.1, p_fail: float = 0.0) -> Forecasts:
     n = len(means)
     return Forecasts(NAMES[:n], np.array(means), np.full(n, sd), np.full(n, p_fail))
 
 
-def rows_of(plan_members: tuple[Candidate, ...]) -> list[int]:
-    return [NAMES.index(c) for c in plan_members]
+def rows(plan: Plan) -> list[int]:
+    return [NAMES.index(c) for c in plan.measure]
 
 
 def test_the_first_round_holds_the_best_forecasts() -> None:
     state = TuningState(forecasts([5.0, 1.0, 5.0, 1.1, 5.0, 5.0, 1.2, 5.0]), {})
     plan = RiskBounded().plan(state)
-    assert sorted(rows_of(plan.measure)) == [1, 3, 6]
+    assert sorted(rows(plan)) == [1, 3, 6]
     assert plan.risk == 1.0
 
 
 def test_it_stops_when_nothing_can_beat_the_incumbent() -> None:
-    state = TuningState(
-        forecasts([0.0, 0.1, 0.2, 3.0, 4.0]), dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)]), new=3
-    )
+    state = TuningState(forecasts([0.0, 0.1, 0.2, 3.0, 4.0]), ran({0: 1.0, 1: 1.1, 2: 1.2}), new=3)
     plan = RiskBounded().plan(state)
     assert plan.measure == ()
     assert plan.risk == 0.0
@@ -60,14 +61,14 @@ def test_it_stops_when_nothing_can_beat_the_incumbent() -> None:
 
 
 def test_it_goes_on_while_one_may_be_better() -> None:
-    known = dict([ran(0, 4.0), ran(1, 4.0), ran(2, 4.0)])
+    known = ran({0: 4.0, 1: 4.0, 2: 4.0})
     plan = RiskBounded().plan(TuningState(forecasts([2.0, 2.0, 2.0, 2.5, 1.0]), known, new=3))
-    assert rows_of(plan.measure) == [4]
+    assert rows(plan) == [4]
     assert plan.risk > 0.9
 
 
 def test_a_tolerance_wide_enough_ends_it() -> None:
-    known = dict([ran(0, 1.0), ran(1, 1.0), ran(2, 1.0)])
+    known = ran({0: 1.0, 1: 1.0, 2: 1.0})
     state = TuningState(forecasts([0.0, 0.0, 0.0, -0.2], sd=0.01), known, new=3)
     assert RiskBounded().plan(state).measure
     assert not RiskBounded().plan(replace(state, tolerance=0.3)).measure
@@ -84,29 +85,29 @@ def test_joint_samples_keep_copies_out_of_a_batch() -> None:
 
     tied = Forecasts(NAMES[:3], np.array([0.0, 0.0, 0.1]), np.ones(3), np.zeros(3), sampler)
     plan = RiskBounded(least=2).plan(TuningState(tied, {}, budget=Budget(measurements=2)))
-    assert sorted(rows_of(plan.measure)) in ([0, 2], [1, 2])
+    assert sorted(rows(plan)) in ([0, 2], [1, 2])
 
 
 def test_certain_failures_are_refused_unless_nothing_else_is_left() -> None:
     made = forecasts([0.0, 1.0, 2.0, 3.0])
     made.p_fail[0] = REFUSED
     state = TuningState(made, {})
-    assert 0 not in rows_of(RiskBounded().plan(state).measure)
-    known = dict([failed(1), failed(2), failed(3)])
-    assert rows_of(RiskBounded().plan(replace(state, measured=known, new=3)).measure) == [0]
-    known = dict([ran(1, 1.0), failed(2), failed(3)])
+    assert 0 not in rows(RiskBounded().plan(state))
+    known = failed(1, 2, 3)
+    assert rows(RiskBounded().plan(replace(state, measured=known, new=3))) == [0]
+    known = ran({1: 1.0}) | failed(2, 3)
     assert RiskBounded().plan(replace(state, measured=known, new=3)).measure == ()
-    assert rows_of(Exhaustive().plan(state).measure)[-1] == 0, "an oracle measures refused ones too, last"
+    assert rows(Exhaustive().plan(state))[-1] == 0, "an oracle measures refused ones too, last"
 
 
 def test_the_share_caps_a_decision_and_failures_do_not() -> None:
     n = 40
     made = forecasts([0.0] * n, sd=1.0)
-    measured = dict(ran(i, 1.0) for i in range(12))
+    measured = ran(dict.fromkeys(range(12), 1.0))
     plan = RiskBounded().plan(TuningState(made, measured, new=12))
     assert plan.measure == ()
     assert "budget" in plan.reason
-    measured = dict(failed(i) for i in range(12))
+    measured = failed(*range(12))
     assert RiskBounded().plan(TuningState(made, measured, new=12)).measure
 
 
@@ -114,7 +115,7 @@ def test_rounds_are_narrow_after_the_first_look() -> None:
     made = forecasts([0.0] * 40, sd=1.0)
     sizes, new = [], 0
     while True:
-        state = TuningState(made, dict(ran(i, 1.0) for i in range(new)), new=new, risk=-1.0)
+        state = TuningState(made, ran(dict.fromkeys(range(new), 1.0)), new=new, risk=-1.0)
         if not (found := RiskBounded().plan(state).measure):
             break
         sizes.append(len(found))
@@ -124,7 +125,7 @@ def test_rounds_are_narrow_after_the_first_look() -> None:
 
 @pytest.mark.parametrize("budget", [Budget(measurements=5), Budget(seconds=3.0), Budget(gpu_seconds=2.0)])
 def test_a_budget_ends_every_policy(budget: Budget) -> None:
-    measured = dict(ran(i, 1.0) for i in range(5))
+    measured = ran(dict.fromkeys(range(5), 1.0))
     spent = MeasuringCost(timing_s=2.0, wall_s=3.0)
     state = TuningState(forecasts([-3.0] * 40), measured, new=5, budget=budget, spent=spent)
     for policy in (RiskBounded(), Exhaustive(), Fixed(9), Fixed(9, random=True)):
@@ -139,7 +140,7 @@ def test_seconds_below_the_budget_are_not_the_end() -> None:
 
 
 def test_stated_risk_is_the_share_of_draws_below_the_bar() -> None:
-    state = TuningState(forecasts([0.0, 0.0]), dict([ran(0, 1.0)]), tolerance=0.0)
+    state = TuningState(forecasts([0.0, 0.0]), ran({0: 1.0}), tolerance=0.0)
     samples = np.array([[-0.1], [0.1], [math.inf], [-1.0]])
     assert stated_risk(state, np.array([1]), samples) == 0.5
     assert stated_risk(state, np.array([], dtype=np.intp), np.zeros((1, 0))) == 0.0
@@ -154,7 +155,7 @@ def audit_of(state: TuningState) -> tuple[Candidate, ...]:
 
 
 def test_audits_are_drawn_once_a_decision_is_made_and_within_the_budget() -> None:
-    known = dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)])
+    known = ran({0: 1.0, 1: 1.1, 2: 1.2})
     state = TuningState(forecasts([0.0] * 3 + [5.0] * 37), known, new=3, audit=0.5, problem="a")
     drawn = audit_of(state)
     assert 5 < len(drawn) < 32
@@ -166,7 +167,7 @@ def test_audits_are_drawn_once_a_decision_is_made_and_within_the_budget() -> Non
 
 def test_audits_differ_between_problems_and_keep_their_probability() -> None:
     """Drawn by problem: otherwise the same configs of a kernel would be audited at every shape."""
-    known = dict([ran(0, 1.0), ran(1, 1.1), ran(2, 1.2)])
+    known = ran({0: 1.0, 1: 1.1, 2: 1.2})
     state = TuningState(forecasts([0.0] * 3 + [5.0] * 7), known, new=3, audit=0.3)
     counted: Counter[Candidate] = Counter()
     for number in range(400):
@@ -177,12 +178,12 @@ def test_audits_differ_between_problems_and_keep_their_probability() -> None:
 
 def test_fixed_baselines_take_their_count() -> None:
     state = TuningState(forecasts([0.0] * 20), {})
-    assert rows_of(Fixed(4).plan(state).measure) == [0, 1, 2, 3]
-    drawn = rows_of(Fixed(4, random=True).plan(state).measure)
+    assert rows(Fixed(4).plan(state)) == [0, 1, 2, 3]
+    drawn = rows(Fixed(4, random=True).plan(state))
     assert len(set(drawn)) == 4
-    assert drawn != rows_of(Fixed(4, random=True).plan(replace(state, seed=1)).measure)
-    known = dict(ran(i, 1.0) for i in range(3))
-    assert rows_of(Fixed(4).plan(replace(state, measured=known, new=3)).measure) == [3]
+    assert drawn != rows(Fixed(4, random=True).plan(replace(state, seed=1)))
+    known = ran(dict.fromkeys(range(3), 1.0))
+    assert rows(Fixed(4).plan(replace(state, measured=known, new=3))) == [3]
 
 
 def test_a_huge_space_is_planned_from_its_promising_part() -> None:
@@ -205,18 +206,18 @@ def test_a_huge_space_is_planned_from_its_promising_part() -> None:
 def test_a_round_takes_whatever_improves_most_on_what_it_has_already(incumbent: float | None) -> None:
     policy, n = RiskBounded(first=1.0, least=1), len(NAMES) - 1
     wide = forecasts(list(np.linspace(0.0, 1.5, n + 1)), sd=0.7, p_fail=0.2)
-    known = {} if incumbent is None else dict([ran(n, 2.0**incumbent)])
+    known = {} if incumbent is None else ran({n: 2.0**incumbent})
     state = TuningState(wide, known, new=len(known), risk=-1.0, ready=(NAMES[7], NAMES[30]))
-    chosen = rows_of(policy.plan(state).measure)
-    rows, samples = policy._promising(state)
+    chosen = rows(policy.plan(state))
+    numbers, samples = policy._promising(state)
     assert len(samples) == (policy.draws if known else policy.glance)
-    cheap = np.array([policy.cheap if i in (7, 30) else 1.0 for i in rows])
+    cheap = np.array([policy.cheap if i in (7, 30) else 1.0 for i in numbers])
     usual = np.where(np.isfinite(samples), samples, samples[np.isfinite(samples)].max())
     bar = np.median(usual, axis=1) if incumbent is None else np.full(len(samples), incumbent)
     for i in chosen:
         gain = cheap * np.maximum(0.0, bar[:, None] - samples).mean(axis=0)
-        assert gain[list(rows).index(i)] == pytest.approx(gain.max())
-        bar = np.minimum(bar, samples[:, list(rows).index(i)])
+        assert gain[list(numbers).index(i)] == pytest.approx(gain.max())
+        bar = np.minimum(bar, samples[:, list(numbers).index(i)])
     assert len(set(chosen)) == len(chosen) > 4
 
 
@@ -232,3 +233,207 @@ def test_rounds_of_a_long_list_leave_no_core_idle() -> None:
     assert few == policy.of(policy.first / 2, len(names)) < most
     assert len(policy.plan(replace(state, workers=most)).measure) == most
     assert len(policy.plan(replace(state, workers=8 * most)).measure) == most, "more would be waste"
+
+
+# --- by wall time: what is worth its seconds, what goes on compiling, and when it ends ---
+
+
+def state(
+    means: Sequence[float],
+    seconds: Sequence[float] | float = 0.5,
+    *,
+    sd: float = 0.1,
+    measured: Mapping[int, float] | None = None,
+    ready: Sequence[int] = (),
+    compiling: Sequence[int] = (),
+    **changes: Any,
+) -> TuningState:
+    """Forecasts of log2(ms), expected compile seconds, what ran in ms, and rows that are compiled or compile."""
+    n, known = len(means), measured or {}
+    compile_s = np.array(np.broadcast_to(seconds, n), dtype=float)
+    compile_s[[*ready, *known]] = 0.0
+    given: dict[str, Any] = {"workers": 4, "new": len(known), **changes}
+    return TuningState(
+        forecasts(means, sd),
+        ran(known),
+        ready=[NAMES[i] for i in ready],
+        compiling=[NAMES[i] for i in compiling],
+        compile_s=compile_s,
+        **given,
+    )
+
+
+def spread(count: int, best: int) -> list[float]:
+    return [0.0 if i == best else 2.0 + 0.01 * i for i in range(count)]
+
+
+def test_one_of_each_program_is_measured() -> None:
+    programs = np.array([0, 0, 0, 1, 1, 2])
+    assert state([0.0] * 6, programs=programs).pending().tolist() == [0, 3, 5]
+    assert state([0.0] * 6, programs=programs, compiling=[1, 4]).pending().tolist() == [1, 4, 5]
+    assert state([0.0] * 6, programs=programs, compiling=[1, 4], ready=[2]).pending().tolist() == [2, 4, 5]
+    assert state([0.0] * 6, programs=programs, measured={1: 1.0, 5: 2.0}).pending().tolist() == [3]
+
+
+def test_a_program_that_the_harness_could_not_measure_is_tried_in_another_candidate() -> None:
+    programs = np.array([0, 0, 1])
+    fault, one = failed(0, outcome=Outcome.INFRASTRUCTURE), state([0.0] * 3, programs=programs)
+    assert replace(one, measured=fault).pending().tolist() == [1, 2]
+    assert replace(one, measured=failed(0)).pending().tolist() == [2]
+
+
+def test_without_compile_seconds_it_plans_in_rounds_as_its_base() -> None:
+    plain = replace(state(spread(20, 3)), compile_s=None)
+    assert WallTime().plan(plain) == RiskBounded().plan(plain)
+    assert WallTime().plan(plain).within_s is None
+
+
+def test_every_worker_has_something_to_compile() -> None:
+    for workers in (1, 4, 8):
+        plan = WallTime().plan(state(spread(20, 3), workers=workers))
+        assert len(plan.measure) == workers
+        assert 3 in rows(plan)
+        assert plan.within_s == WallTime().patience_s
+        assert plan.prefetch == ()
+
+
+def test_a_long_compilation_has_to_promise_more() -> None:
+    seconds = [0.5] * 20
+    seconds[7] = 2.0
+    for sooner, later in ((6, 7), (7, 6)):
+        means = spread(20, sooner)
+        means[later] = means[sooner]
+        assert rows(WallTime().plan(state(means, seconds, workers=1))) == [6], "as good, and sooner"
+    means[7] = -10.0
+    assert rows(WallTime().plan(state(means, seconds, workers=1))) == [7], "worth its seconds"
+
+
+def test_what_promises_too_little_for_its_seconds_is_not_waited_for() -> None:
+    known = {0: 1.0, 1: 1.0, 2: 1.0}
+    for gain, seconds, waits in ((0.02, 20.0, False), (1.0, 0.1, True), (3.0, 8.0, True)):
+        means = [0.0, 0.0, 0.0, -gain]
+        # Either way the risk is accepted: this is of seconds alone.
+        plan = WallTime().plan(state(means, seconds, sd=0.01, measured=known, risk=1.0))
+        assert (rows(plan) == [3]) is waits, plan.reason
+        if waits:
+            assert "worth the seconds" in plan.reason
+        else:
+            assert "accepted" in plan.reason
+
+
+def test_a_risk_that_is_not_accepted_is_waited_for() -> None:
+    plan = WallTime().plan(
+        state([0.0, 0.0, 0.0, -0.1], 20.0, sd=0.01, measured={0: 1.0, 1: 1.0, 2: 1.0}, risk=0.1)
+    )
+    assert rows(plan) == [3]
+    assert "risk that a better one is untried" in plan.reason
+
+
+def test_two_times_are_enough_where_a_third_cannot_win() -> None:
+    for third, more in ((3.0, []), (-1.0, [2])):
+        plan = WallTime().plan(state([0.0, 0.1, third], 20.0, sd=0.1, measured={0: 1.0, 1: 1.1}))
+        assert rows(plan) == more, plan.reason
+    assert rows(WallTime().plan(state([0.0, 3.0, 3.0], sd=0.1, measured={0: 1.0}))), "one is a guess"
+
+
+def test_it_ends_where_nothing_can_win() -> None:
+    plan = WallTime().plan(state([0.0, 0.1, 0.2, 3.0, 4.0], measured={0: 1.0, 1: 1.1, 2: 1.2}))
+    assert plan.measure == ()
+    assert "accepted" in plan.reason
+
+
+def test_a_worker_that_is_busy_with_what_may_win_keeps_it() -> None:
+    means = [0.0] + [-0.3] * 8 + [1.0] * 11
+    busy = [5, 6, 7, 8]
+    seconds = [0.1] * 20
+    for i in busy:
+        seconds[i] = 2.0  # the others would be sooner
+    plan = WallTime().plan(state(means, seconds, sd=0.2, measured={0: 1.0}, compiling=busy))
+    assert set(busy) <= set(rows(plan))
+    assert len(plan.measure) == 4, "and nobody gets their workers"
+
+
+def test_a_worker_that_is_busy_with_what_cannot_win_is_free_for_others() -> None:
+    means = [0.0] + [-0.3] * 4 + [4.0] * 5
+    plan = WallTime().plan(state(means, sd=0.1, measured={0: 1.0}, compiling=[5, 6, 7, 8]))
+    assert set(rows(plan)) == {1, 2, 3, 4}
+
+
+def test_of_what_began_before_the_first_timing_only_the_best_goes_on() -> None:
+    plan = WallTime().plan(state([0.0, 0.1, 0.2, 0.3, 3.0, 3.0, 3.0, 3.0], compiling=[4, 5, 6, 7]))
+    assert set(rows(plan)) == {0, 1, 2, 3}
+
+
+def test_what_is_compiled_already_comes_first() -> None:
+    plan = WallTime().plan(state(spread(20, 3), ready=[10, 11]))
+    assert set(rows(plan)) == {10, 11}, "binaries of an earlier decision may be all that it takes"
+    one = state(spread(20, 3), measured={0: 4.0}, sd=1.0, ready=[3, 10])
+    assert rows(WallTime().plan(one)) == [3, 10], "they are timed while that is worth its seconds"
+    later = WallTime().plan(replace(one, spent=MeasuringCost(compiled=1)))
+    assert rows(later)[0] == 3
+    assert len(later.measure) == 6, "what is compiled takes no worker"
+
+
+def test_what_is_compiled_and_cannot_win_keeps_nothing_from_compiling() -> None:
+    plan = WallTime().plan(state(spread(20, 3), measured={0: 4.0}, sd=0.02, ready=[19]))
+    assert rows(plan)[0] == 3
+
+
+def test_what_compiles_far_too_long_is_expected_to_be_slow() -> None:
+    known = {0: 1.0, 1: 1.0, 2: 1.0}
+    plain = state([0.0, 0.0, 0.0, -0.5], 1.0, sd=0.05, measured=known, compiling=[3])
+    assert rows(WallTime().plan(plain)) == [3]
+    late = replace(plain, slowdown=np.array([0.0, 0.0, 0.0, 2.0]))
+    assert WallTime().plan(late).measure == ()
+
+
+@pytest.mark.parametrize(("timed", "waits"), [(2, True), (7, False)])
+def test_what_may_win_is_waited_for_longer_while_little_is_timed(timed: int, waits: bool) -> None:
+    one = state(
+        [5.0] * 12 + [0.4],
+        [9.0] * 12 + [0.12],
+        sd=0.2,
+        measured=dict.fromkeys(range(timed), 1.0),
+        compiling=[12],
+    )
+    assert (rows(WallTime().plan(one))[:1] == [12]) is waits
+
+
+def test_what_is_sure_to_fail_is_refused_unless_nothing_else_is_left() -> None:
+    one = state([5.0, 0.0, 5.0])
+    fails = replace(one, forecasts=replace(one.forecasts, p_fail=np.array([0.0, REFUSED, 0.0])))
+    assert 1 not in rows(WallTime().plan(fails))
+    known = failed(0, 2, outcome=Outcome.COMPILE_ERROR)
+    assert rows(WallTime().plan(replace(fails, measured=known, new=2))) == [1]
+
+
+def test_a_limit_of_measurements_counts_what_compiles() -> None:
+    one = state(spread(20, 3), budget=Budget(measurements=2), workers=8)
+    assert len(WallTime().plan(one).measure) == 2
+    none_left = state(spread(20, 3), sd=2.0, measured={0: 4.0, 1: 4.0}, budget=Budget(measurements=2))
+    plan = WallTime().plan(none_left)
+    assert plan.measure == ()
+    assert "budget" in plan.reason
+
+
+def test_there_is_a_measurement_for_every_worker() -> None:
+    few = state([0.0] * 20, sd=1.0, workers=16)
+    assert WallTime().cap(few) == 16 > RiskBounded().cap(few)
+    assert WallTime().cap(replace(few, budget=Budget(measurements=3))) == 3
+
+
+def test_the_audit_is_drawn_once_the_risk_is_accepted() -> None:
+    done = state([0.0, 0.1, 0.2, 3.0, 4.0], measured={0: 1.0, 1: 1.1, 2: 1.2}, audit=1.0)
+    plan = WallTime().plan(done)
+    assert set(rows(plan)) == {3, 4} == {NAMES.index(c) for c in plan.audit}
+    assert plan.within_s is None, "an audit is measured whole"
+    assert WallTime().plan(replace(done, audited=True)).measure == ()
+
+
+def test_it_goes_on_while_everything_has_failed() -> None:
+    known = failed(*range(3), outcome=Outcome.COMPILE_ERROR)
+    one = replace(state([0.0, 0.0, 0.0, 5.0], budget=Budget(measurements=3)), measured=known, new=3)
+    plan = WallTime().plan(one)
+    assert rows(plan) == [3]
+    assert plan.risk == 1.0
+    assert math.isinf(one.best())

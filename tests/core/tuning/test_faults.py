@@ -311,13 +311,18 @@ def test_a_decision_on_a_candidate_that_nobody_offers_is_made_anew() -> None:
         assert decide(store, Bench(TABLE), mode=mode).chosen in {first.chosen, *rest}
 
 
-def test_where_nothing_runs_the_error_says_so() -> None:
-    bench = Bench(outcomes(Outcome.COMPILE_ERROR, message="no such intrinsic"))
+def test_where_nothing_runs_the_error_says_what_the_compiler_said_to_its_end() -> None:
+    """The reason stands behind an excerpt of the source, often farther than a line or two."""
+    said = "CompilationError: at 3:20:\n" + "    tl.store(...)\n" * 40 + "NameError('scale is not defined')"
+    table = outcomes(Outcome.COMPILE_ERROR, message=said)
+    with pytest.raises(NoWorkingConfigError, match=r"Mend what the compiler says") as raised:
+        decide(Store(None), Bench(table))
+    assert str(raised.value).endswith("NameError('scale is not defined')")
     with (
         pytest.warns(UserWarning, match="the tuner failed"),
-        pytest.raises(NoWorkingConfigError, match=r"none of 15 candidates ran .*no such intrinsic"),
+        pytest.raises(NoWorkingConfigError, match=r"none of 15 candidates ran .*CompilationError"),
     ):
-        decide(Store(None), bench, policy=FaultyPolicy())
+        decide(Store(None), Bench(table), policy=FaultyPolicy())
 
 
 def test_what_the_caller_got_wrong_is_the_callers_to_see() -> None:

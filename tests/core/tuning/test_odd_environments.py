@@ -1,4 +1,4 @@
-"""Environments of other people: unknown homes, narrow terminals, kernels that never compile."""
+"""Environments of other people: unknown homes, narrow terminals, missing packages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.errors import NoWorkingConfigError, SettingsError
-from forecast_autotune.records import Measurement, Outcome
-from forecast_autotune.records.table import Table
+from forecast_autotune.errors import SettingsError
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.testing import TableMeasurer, example_table
-from forecast_autotune.tuning.loop import TuningTask, tune
 
 NOBODY = "~nobody-of-this-name/cache"
 Capture = pytest.CaptureFixture[str]
@@ -69,24 +64,3 @@ def test_without_matplotlib_the_figures_are_shown_all_the_same(
     shown = capsys.readouterr()
     assert json.loads(shown.out)["summary"]["problems"] == 1
     assert "forecast-autotune[plot]" in shown.err
-
-
-def test_what_the_compiler_says_is_shown_to_its_end() -> None:
-    """The reason stands behind an excerpt of the source, often farther than a line or two."""
-    example = example_table()
-    said = "CompilationError: at 3:20:\n" + "    tl.store(...)\n" * 40 + "NameError('scale is not defined')"
-    rows = [
-        Measurement(example.problem.id, m.candidate, Outcome.COMPILE_ERROR, extra={"message": said})
-        for m in example.measurements
-    ]
-    table = Table(example.problem, rows)
-    task = TuningTask(table.problem, list(table.by_candidate()))
-    with pytest.raises(NoWorkingConfigError, match=r"Mend what the compiler says") as raised:
-        tune(
-            task,
-            lambda: TableMeasurer(table),
-            store=Store(None),
-            surrogate=AnalyticSurrogate(),
-            settings=Settings(),
-        )
-    assert str(raised.value).endswith("NameError('scale is not defined')")

@@ -128,11 +128,6 @@ def test_few_candidates(tmp_path: Path, count: int) -> None:
     assert row.candidates == count
 
 
-def test_one_candidate_is_nothing_to_decide(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="at least two candidates"):
-        load([written(tmp_path, lines()[:2])])
-
-
 LONG = 10**4299
 """The longest integer that Python writes without being told to."""
 WRONG: dict[str, tuple[int, Change, str]] = {

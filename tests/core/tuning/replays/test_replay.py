@@ -154,7 +154,9 @@ def test_a_table_without_anything_to_decide_is_refused(tmp_path: Path) -> None:
     table = example_table()
     path = tmp_path / "one.jsonl"
     write_tables(path, [Table(table.problem, table.measurements[:1])])
-    with pytest.raises(RecordError, match=r"one.jsonl: no problem .*: nothing to decide"):
+    with pytest.raises(
+        RecordError, match=r"one.jsonl: no problem with at least two candidates.*: nothing to decide"
+    ):
         load([path])
     with pytest.raises(RecordError, match=r"one\.jsonl and 1 other file: no problem"):
         load([path, path])
