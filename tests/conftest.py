@@ -101,7 +101,6 @@ NOT_FAST = {
     "core/tuning/test_faults.py",
     # An extra: jinja2, matplotlib.
     "core/llm/test_ensemble.py",
-    "core/llm/test_ensemble_waiting.py",
     "core/llm/test_llm_surrogate.py",
     "core/llm/test_prompt.py",
     "core/llm/test_serving.py",

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
-from forecast_autotune.records import Argument
+from forecast_autotune.features.cost import CostBreakdown, CostConstants, FactColumns, costs
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.trace import trace
+from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS
+from forecast_autotune.features.ttir.extraction import ASSUMED_EXTENT, TtirFacts, extract_facts
+from forecast_autotune.records import Argument, Config, Device
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl
 
-from forecast_autotune.features.trace import trace
+from tests.core.features.traced import gathered, read
 
 
 @pytest.fixture(autouse=True)
@@ -292,3 +298,503 @@ def test_a_text_that_was_read_at_another_shape_is_read_afresh() -> None:
     assert extract_facts(text, asked(512), (4, 12)) == short
     # The same as of a text that nobody has read: a comment at its end makes it another.
     assert extract_facts(text + "\n// again", asked(2048), (4, 12)) == long
+
+
+# --- loops whose length data decide, and accesses whose place they decide ---
+
+
+def measure_unshaped(
+    fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...]
+) -> TtirFacts:
+    """Facts of a kernel called with pointers (given as their dtype) and integers."""
+    live = [a if isinstance(a, int) else torch.empty(4096, dtype=a, device="meta") for a in args]
+    described = [
+        Argument(name, "scalar", value=a) if isinstance(a, int) else Argument(name, "tensor", str(a.dtype))
+        for name, a in zip(fn.arg_names, live, strict=False)
+    ]
+    return extract_facts(trace(fn, live, {}, meta), described, grid)
+
+
+F32, I32 = torch.float32, torch.int32
+
+
+@triton.jit
+def to_a_length(x, lengths, y, B: tl.constexpr):
+    o = tl.arange(0, B)
+    total = tl.zeros((B,), tl.float32)
+    for start in range(0, tl.load(lengths + tl.program_id(0)), B):
+        total += tl.load(x + start + o)
+    tl.store(y + o, total)
+
+
+@triton.jit
+def between_places(x, places, y, B: tl.constexpr):
+    o = tl.arange(0, B)
+    total = tl.zeros((B,), tl.float32)
+    at = places + tl.program_id(0)
+    for start in range(tl.load(at), tl.load(at + 1), B):
+        total += tl.load(x + start + o)
+    tl.store(y + o, total)
+
+
+@triton.jit
+def split_evenly(x, lengths, y, B: tl.constexpr):
+    o = tl.arange(0, B)
+    total = tl.zeros((B,), tl.float32)
+    length = tl.load(lengths + tl.program_id(0))
+    share = tl.cdiv(length, tl.num_programs(1))
+    first = share * tl.program_id(1)
+    for start in range(first, tl.minimum(first + share, length), B):
+        total += tl.load(x + start + o)
+    tl.store(y + o, total)
+
+
+@pytest.mark.parametrize("block", [16, 64, 256])
+def test_a_loaded_length_is_the_same_for_every_tile(block: int) -> None:
+    for fn, parts in ((to_a_length, 1), (between_places, 1), (split_evenly, 4)):
+        got = measure_unshaped(fn, (F32, I32, F32), {"B": block}, (8, parts))
+        assert got.loop_trips == ASSUMED_EXTENT / parts / block
+        assert got.unknown_trips == 1
+
+
+@triton.jit
+def whole_tiles_then_the_rest(x, lengths, y, B: tl.constexpr):
+    o = tl.arange(0, B)
+    total = tl.zeros((B,), tl.float32)
+    length = tl.load(lengths)
+    whole = length // B * B
+    for start in range(0, whole, B):
+        total += tl.load(x + start + o)
+    for start in range(whole, length, B):
+        total += tl.load(x + start + o, mask=start + o < length)
+    tl.store(y + o, total)
+
+
+def test_the_rest_of_a_loaded_length_is_one_tile() -> None:
+    got = measure_unshaped(whole_tiles_then_the_rest, (F32, I32, F32), {"B": 64}, (8,))
+    assert got.iterations == ASSUMED_EXTENT / 64 + 1
+    assert got.unknown_trips == 2
+
+
+@triton.jit
+def in_rounds(x, sizes, y, groups, B: tl.constexpr, PROGRAMS: tl.constexpr):
+    o = tl.arange(0, B)
+    tile = tl.program_id(0)
+    before = 0
+    for group in range(0, groups):
+        until = before + tl.cdiv(tl.load(sizes + group), B)
+        while tile < until:
+            tl.store(y + tile * B + o, tl.load(x + tile * B + o))
+            tile += PROGRAMS
+        before = until
+
+
+@pytest.mark.parametrize(("block", "programs"), [(4, 32), (16, 32), (4, 8)])
+def test_programs_that_go_on_where_a_round_ended_share_the_work(block: int, programs: int) -> None:
+    got = measure_unshaped(in_rounds, (F32, I32, F32, 6), {"B": block, "PROGRAMS": programs}, (programs,))
+    assert got.store_ops == pytest.approx(6 * ASSUMED_EXTENT / block / programs, rel=0.1)
+
+
+@triton.jit
+def by_pixel(x, y, width, pitch, total, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i // width * pitch + i % width, mask=i < total))
+
+
+@pytest.mark.parametrize(("width", "run"), [(48, 48), (4096, 256), (1000, 256)])
+def test_runs_end_where_a_wrapped_index_wraps(width: int, run: int) -> None:
+    got = measure_unshaped(by_pixel, (F32, F32, width, 8192, 65536), {"B": 256}, (256,))
+    assert got.mean_contiguous == (run + 256) / 2
+
+
+@triton.jit
+def rows_of(x, index, y, N, B: tl.constexpr, ROWS: tl.constexpr):
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    o = tl.arange(0, B)
+    row = tl.load(index + r)
+    tl.store(y + r[:, None] * N + o[None, :], tl.load(x + row[:, None] * N + o[None, :]))
+
+
+def test_gathered_rows_are_contiguous_within_themselves() -> None:
+    got = measure_unshaped(rows_of, (F32, I32, F32, 4096), {"B": 128, "ROWS": 8}, (16,))
+    tile, indices = 4 * 8 * 128, 4 * 8
+    assert got.mean_contiguous == pytest.approx((2 * tile * 128 + indices * 8) / (2 * tile + indices))
+    # The addresses of a tile are made anew from the numbers of its rows, which the tile replaces.
+    assert got.live_bytes == tile
+
+
+@triton.jit
+def safely(x, y, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + tl.where(i < N, i, 0)), mask=i < N)
+
+
+def test_a_safe_index_for_the_lanes_beyond_the_end_leaves_runs_whole() -> None:
+    assert measure_unshaped(safely, (F32, F32, 1000), {"B": 128}, (8,)).mean_contiguous == 128
+
+
+# --- what loads and stores ask of the first-level cache ---
+
+
+F16, F32, I32 = torch.float16, torch.float32, torch.int32
+
+
+def asked(got: TtirFacts, warps: int) -> tuple[float, float]:
+    """(instructions, lines) with so many warps."""
+    return getattr(got, f"accesses_{warps}"), getattr(got, f"lines_{warps}")
+
+
+@triton.jit
+def copy(x, y, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i, mask=i < N), mask=i < N)
+
+
+@triton.jit(do_not_specialize=["N"])
+def copy_of_any_length(x, y, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i, mask=i < N), mask=i < N)
+
+
+@triton.jit
+def apart(x, y, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + 2 * i))
+
+
+def test_the_formula_charges_for_lines_and_for_instructions() -> None:
+    aligned = read(copy, ((F16, 1 << 24), (F16, 1 << 24), 1 << 24), {"B": 1024}, (1 << 14,))
+    parted = read(copy, ((F16, 1 << 24), (F16, 1 << 24), (1 << 24) - 5), {"B": 1024}, (1 << 14,))
+    configs = [Config((), warps, 1) for warps in (1, 32, 24)]
+    h200 = device_spec(Device("NVIDIA H200", "cuda", "90"))
+
+    def near(got: TtirFacts) -> CostBreakdown:
+        return costs(FactColumns.of([got] * 3), [(1 << 14,)] * 3, configs, h200)
+
+    good, bad = near(aligned), near(parted)
+    assert bad.memory_ms[0] > 1.5 * good.memory_ms[0]
+    # One warp, 8 elements a thread: 8 times the instructions over the same lines. With 32 warps, one each.
+    assert (bad.requests_ms / good.requests_ms)[0] == pytest.approx(8)
+    assert (bad.lines_ms / good.lines_ms)[:2] == pytest.approx([8, 1])
+    # Between two numbers of warps that were counted, the nearer one's.
+    assert bad.lines_ms[2] == bad.lines_ms[1]
+
+
+@triton.jit
+def in_steps(x, y, N, B: tl.constexpr):
+    o = tl.arange(0, B)
+    at, total = x + tl.program_id(0) * N, tl.zeros((B,), tl.float32)
+    for start in range(0, N, B):
+        total += tl.load(at + start + o)
+    tl.store(y + tl.program_id(0) * B + o, total)
+
+
+def test_aligned_runs_move_16_bytes_per_thread_and_every_line_once() -> None:
+    got = read(copy, ((F16, 65536), (F16, 65536), 65536), {"B": 1024})
+    # 2048 bytes each way: 4 instructions of 512 bytes, 4 lines each.
+    assert asked(got, 1) == asked(got, 4) == (8, 32)
+    # Fewer elements per thread: more instructions for the same lines ...
+    assert asked(got, 8) == (16, 32)
+    # ... until threads repeat what others load, which they do not when they store.
+    few = read(copy, ((F16, 65536), (F16, 65536), 65536), {"B": 64})
+    assert asked(few, 8) == (8 + 2, 8 + 2)
+
+
+def test_a_mask_that_ends_anywhere_parts_neighbours_but_not_their_layout() -> None:
+    got = read(copy, ((F16, 65536), (F16, 65536), 65531), {"B": 1024})
+    # One warp holds 8 neighbours per thread and moves them one by one, each instruction over all 4 lines.
+    assert asked(got, 1) == (64, 64 * 4)
+    assert asked(got, 32) == (64, 64)
+
+
+def test_a_length_that_the_compiler_is_not_told_parts_neighbours_however_even_it_is() -> None:
+    data, untold = (
+        read(fn, ((F16, 65536), (F16, 65536), 65536), {"B": 1024}) for fn in (copy, copy_of_any_length)
+    )
+    assert asked(data, 1) == (8, 32)
+    assert asked(untold, 1) == (64, 64 * 4)
+
+
+def test_a_text_that_tells_of_no_parameter_is_read_by_the_values() -> None:
+    arguments = [Argument("x", "tensor", "float16", (65536,)), Argument("y", "tensor", "float16", (65536,))]
+    live = [torch.empty(65536, dtype=F16, device="meta")] * 2
+    text = re.sub(r" \{tt\.divisibility = 16 : i32\}", "", trace(copy, [*live, 65536], {}, {"B": 1024}))
+    even, odd = (
+        extract_facts(text, [*arguments, Argument("N", "scalar", value=n)], (64,)) for n in (65536, 65531)
+    )
+    assert (asked(even, 1), asked(odd, 1)) == ((8, 32), (64, 64 * 4))
+
+
+def test_strided_loads_touch_more_lines_the_more_a_thread_holds() -> None:
+    got = read(apart, ((F32, 65536), (F32, 65536)), {"B": 1024})
+    store = {warps: (8.0 if warps <= 8 else 16.0 if warps == 16 else 32.0) for warps in COUNTED_WARPS}
+    assert [asked(got, warps)[0] - store[warps] for warps in COUNTED_WARPS] == [32] * 6
+    # 32 lanes, 8 bytes apart for each element that a thread holds: 2 lines with one, 8 with four.
+    assert [asked(got, warps)[1] - 32 for warps in COUNTED_WARPS] == [32 * 8] * 4 + [32 * 4, 32 * 2]
+
+
+@pytest.mark.parametrize(("length", "vector"), [(4096, 4), (4100, 1)])
+def test_steps_of_a_loop_keep_what_they_are_multiples_of(length: int, vector: int) -> None:
+    got = read(in_steps, ((F32, 1 << 20), (F32, 65536), length), {"B": 256})
+    trips = -(-length // 256)
+    assert asked(got, 1)[0] == pytest.approx(trips * 8 / vector + 2)
+
+
+def test_gathered_elements_have_a_line_each() -> None:
+    got = read(gathered, ((F32, 65536), (I32, 65536), (F32, 65536)), {"B": 128})
+    assert asked(got, 4) == (4 + 4 + 4, 128 + 4 + 4)
+
+
+@triton.jit
+def between(x, offsets, y, B: tl.constexpr):
+    o = tl.arange(0, B)
+    total = tl.zeros((B,), tl.float32)
+    at = offsets + tl.program_id(0)
+    start = tl.load(at)
+    length = tl.load(at + 1) - start
+    for step in range(0, length, B):
+        total += tl.load(x + start + step + o, mask=step + o < length)
+    tl.store(y + tl.program_id(0) * B + o, total)
+
+
+@triton.jit
+def longest_of(x, offsets, y, R: tl.constexpr, B: tl.constexpr):
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    o = tl.arange(0, B)
+    start = tl.load(offsets + row)
+    end = tl.load(offsets + row + 1)
+    total = tl.zeros((R, B), tl.float32)
+    for step in range(0, tl.max(end - start, axis=0), B):
+        i = start[:, None] + step + o[None, :]
+        total += tl.load(x + i, mask=i < end[:, None])
+    tl.store(y + row, tl.sum(total, axis=1))
+
+
+def test_offsets_share_the_rows_of_the_longest_tensor_evenly() -> None:
+    parts = read(between, ((F32, 32768), (I32, 65), (F32, 64 * 128)), {"B": 128})
+    assert (parts.loop_trips, parts.unknown_trips) == (512 / 128, 1)
+    rows = read(longest_of, ((F32, 32768), (I32, 1025), (F32, 1024)), {"R": 16, "B": 8})
+    assert rows.loop_trips == 32 / 8
+
+
+# --- what decides times beyond bytes and FLOPs, and what the formula makes of it ---
+
+
+H200 = device_spec(Device("NVIDIA H200", "cuda", "90"))
+
+
+def costed(
+    got: TtirFacts, grid: tuple[int, ...], *warps: int, constants: CostConstants | None = None
+) -> CostBreakdown:
+    """The formula for one program in several numbers of warps."""
+    n = len(warps)
+    return costs(
+        FactColumns.of([got] * n), [grid] * n, [Config((), w, 1) for w in warps], H200, 0.0, constants
+    )
+
+
+# --- products that follow each other ---
+
+
+@triton.jit
+def chained_attention(q, k, v, y, N, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
+    rows, cols, deep = tl.arange(0, M), tl.arange(0, B), tl.arange(0, D)
+    left = tl.load(q + rows[:, None] * D + deep[None, :])
+    total = tl.zeros((M, D), tl.float32)
+    for start in range(0, N, B):
+        keys = tl.load(k + (start + cols)[None, :] * D + deep[:, None])
+        scores = tl.exp(tl.dot(left, keys))
+        total += tl.dot(scores.to(tl.float16), tl.load(v + (start + cols)[:, None] * D + deep[None, :]))
+    tl.store(y + rows[:, None] * D + deep[None, :], total)
+
+
+@triton.jit
+def twice(x, y, N, M: tl.constexpr, D: tl.constexpr):
+    rows, deep = tl.arange(0, M), tl.arange(0, D)
+    at = rows[:, None] * D + deep[None, :]
+    first = tl.zeros((M, D), tl.float32)
+    for i in range(0, N):
+        tile = tl.load(x + i * M * D + at)
+        first += tl.dot(tile, tl.trans(tile))
+    second = tl.zeros((M, D), tl.float32)
+    for i in range(0, N):
+        tile = tl.load(x + i * M * D + at)
+        second += tl.dot(tile, tl.trans(tile))
+    tl.store(y + at, first + second)
+
+
+def _attention(m: int, b: int = 64) -> TtirFacts:
+    tensors = ((F16, (m, 64)), (F16, (4096, 64)), (F16, (4096, 64)), (F32, (m, 64)))
+    return read(chained_attention, (*tensors, 4096), {"M": m, "B": b, "D": 64}, (64,))
+
+
+def test_a_product_that_feeds_another_is_chained_and_the_last_one_is_not() -> None:
+    got = _attention(64, 32)
+    assert (got.chained_rows, got.chained_columns) == (64, 32)
+    assert got.chained_flops == got.dot_flops / 2 == 2 * 64 * 32 * 64 * (4096 // 32)
+    # Sums of one product each, in loops beside each other whose names repeat in the text, feed none.
+    sums = read(twice, ((F16, (64, 64)), (F32, (64, 64)), 8), {"M": 64, "D": 64})
+    assert sums.dot_flops > 0
+    assert sums.chained_flops == sums.chained_rows == 0
+
+
+def test_warps_without_rows_of_their_own_repeat_a_chained_product() -> None:
+    few = costed(_attention(64), (64,), 4, 8, 16)
+    assert few.repeated.tolist() == [1, 2, 4]
+    assert few.alu_ms[2] == pytest.approx(4 * few.alu_ms[0], rel=0.01)
+    enough = costed(_attention(256), (64,), 4, 8, 16)
+    assert enough.repeated.tolist() == [1, 1, 1]
+    # 16 rows and 64 columns are no warp-group product: all warps to the columns, 8 for each.
+    assert costed(_attention(16), (64,), 4, 8, 16).repeated.tolist() == [1, 1, 2]
+    plain = read(_copy, ((F16, 4096), (F16, 4096)), {"B": 64})
+    assert costed(plain, (64,), 1, 32).repeated.tolist() == [1, 1]
+
+
+# --- stores that leave gaps ---
+
+
+@triton.jit
+def _copy(x, y, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.load(x + i))
+
+
+@triton.jit
+def interleaved(x, y, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + i)
+    tl.store(y + 2 * i, v)
+    tl.store(y + 2 * i + 1, v)
+
+
+@triton.jit
+def paged(x, slots, y, T: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr):
+    token, deep = tl.program_id(0) * T + tl.arange(0, T), tl.arange(0, D)
+    slot = tl.load(slots + token)
+    v = tl.load(x + token[:, None] * D + deep[None, :])
+    tl.store(y + (slot // PAGE * PAGE * D + slot % PAGE)[:, None] + deep[None, :] * PAGE, v)
+
+
+@triton.jit
+def one_number(x, y, B: tl.constexpr):
+    tl.store(y + tl.program_id(0), tl.sum(tl.load(x + tl.arange(0, B)), 0))
+
+
+def test_sectors_written_in_parts_are_counted_until_something_completes_them() -> None:
+    assert read(_copy, ((F16, 4096), (F16, 4096)), {"B": 256}).partial_bytes == 0
+    # The halves of 256 elements are stored within 512 bytes of each other ...
+    near = read(interleaved, ((F16, 4096), (F16, 8192)), {"B": 256})
+    assert near.partial_bytes == 0
+    # ... those of 4096 are not: each store writes every second element of 32 bytes at a time, 8 of 16.
+    far = read(interleaved, ((F16, 8192), (F16, 16384)), {"B": 4096})
+    assert far.partial_bytes == 2 * 4096 / 8 * 32
+    # Neighbouring programs store the other single numbers.
+    assert read(one_number, ((F32, 128), (F32, 64)), {"B": 128}).partial_bytes == 0
+
+
+def test_tokens_of_a_page_complete_what_one_of_them_leaves() -> None:
+    def got(tokens: int, deep: int) -> float:
+        tensors = ((F16, (4096, deep)), (I32, 4096), (F16, (256, deep, 16)))
+        return read(paged, tensors, {"T": tokens, "D": deep, "PAGE": 16}).partial_bytes
+
+    assert got(1, 128) == 128 * 32  # an element per sector
+    assert got(4, 128) == 4 * 128 * 32 / 4  # four tokens share it
+    assert got(16, 128) == 0
+    assert got(16, 2048) == 16 * 2048 * 32  # but not when a row of 4 KiB comes between
+
+
+# --- atomic operations ---
+
+
+@triton.jit
+def counted(x, y, N, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.atomic_add(y + i, tl.load(x + tl.program_id(0) * B + i), mask=i < N)
+
+
+def test_atomic_operations_on_few_addresses_wait_for_each_other() -> None:
+    few = read(counted, ((F32, 1 << 20), (F32, 64), 64), {"B": 64})
+    many = read(counted, ((F32, 1 << 20), (F32, 1 << 16), 1 << 16), {"B": 64})
+    assert few.atomic_elements == many.atomic_elements == 64
+    assert (few.atomic_repeats, many.atomic_repeats) == (1, 64 / (1 << 16))
+    wide = read(counted, ((F32, 1 << 20), (F32, 64), 64), {"B": 256})
+    assert wide.atomic_repeats == 1  # lanes past the end add nothing
+    again = CostConstants().again_ms
+    assert costed(few, (1 << 15,), 4).again_ms[0] == pytest.approx(again * (1 << 15))
+    assert costed(few, (1 << 15,), 4).total_ms[0] > 2 * costed(many, (1 << 15,), 4).total_ms[0]
+
+
+# --- reductions across warps ---
+
+
+@triton.jit
+def columns(x, y, R: tl.constexpr, C: tl.constexpr, AXIS: tl.constexpr):
+    tile = tl.load(x + tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :])
+    tl.store(y + tl.arange(0, C if AXIS == 0 else R), tl.sum(tile, AXIS))
+
+
+def test_warps_that_share_columns_exchange_them() -> None:
+    down = read(columns, ((F16, (16, 256)), (F16, 256)), {"R": 16, "C": 256, "AXIS": 0})
+    # 32 lanes of 8 neighbours span the 256 columns: every further warp has other rows of the same ones.
+    assert (down.exchanged_1, down.exchanged_4) == (0, 4 * 256)
+    # Two of them meet in a bank half as often.
+    assert down.exchanged_2 == 2 * 256 / 2
+    along = read(columns, ((F16, (16, 256)), (F16, 16)), {"R": 16, "C": 256, "AXIS": 1})
+    assert along.exchanged_4 == along.exchanged_32 == 0
+    one, four = costed(down, (132,), 1, 4).exchange_ms
+    assert one == 0 < four
+
+
+# --- loops, loads that wait for loads, masks, programs ---
+
+
+@triton.jit
+def rows_of_tiles(x, y, N, M, B: tl.constexpr, S: tl.constexpr):
+    o = tl.arange(0, B)
+    for row in range(0, M):
+        total = tl.zeros((B,), tl.float32)
+        for start in tl.range(0, N, B, num_stages=S):
+            total += tl.load(x + row * N + start + o)
+        tl.store(y + row * B + o, total)
+
+
+def test_a_loop_exposes_its_first_load_each_time_it_is_entered() -> None:
+    def got(n: int, stages: int) -> TtirFacts:
+        tensors = ((F32, (16, n)), (F32, (16, 256)))
+        return read(rows_of_tiles, (*tensors, n, 16), {"B": 256, "S": stages})
+
+    assert (got(4096, 3).loop_entries, got(4096, 3).iterations) == (16, 256)
+
+    def gain(n: int) -> float:
+        return float(costed(got(n, 1), (64,), 4).latency_ms[0] / costed(got(n, 3), (64,), 4).latency_ms[0])
+
+    assert gain(256) == 1  # one iteration: nothing to load ahead of
+    assert 1.5 < gain(4096) < gain(65536) < 2  # two ahead at best
+
+
+def test_a_load_whose_address_was_loaded_waits_twice() -> None:
+    got = read(gathered, ((F32, 4096), (I32, 4096), (F32, 4096)), {"B": 256})
+    assert (got.load_chain, got.serial_chain) == (2, 2)
+    once = replace(got, load_chain=1.0)
+    assert costed(got, (64,), 4).latency_ms[0] > 1.5 * costed(once, (64,), 4).latency_ms[0]
+
+
+@triton.jit
+def masked(x, y, N, M, R: tl.constexpr, C: tl.constexpr):
+    rows = tl.program_id(0) * R + tl.arange(0, R)
+    cols = tl.arange(0, C)
+    inside = (rows < M)[:, None] & (cols < N)[None, :]
+    at = rows[:, None] * N + cols[None, :]
+    tl.store(y + at, tl.load(x + at, mask=inside, other=0.0), mask=inside)
+
+
+def test_lanes_that_a_mask_switches_off_for_certain_are_told() -> None:
+    def share(n: int, m: int, grid: int) -> float:
+        got = read(masked, ((F32, (m, n)), (F32, (m, n)), n, m), {"R": 16, "C": 256}, (grid,))
+        return got.inactive_bytes / (got.load_bytes + got.store_bytes)
+
+    assert share(256, 1024, 64) == 0
+    assert share(64, 1024, 64) == 0.75
+    assert share(64, 8, 1) == 1 - 0.25 * 0.5
+    got = read(_copy, ((F32, 4096), (F32, 4096)), {"B": 64})
+    assert got.inactive_bytes == 0

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration, ModelLatency
@@ -26,7 +31,7 @@ from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
-from forecast_autotune.surrogates.protocol import Forecasts, Relative
+from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.testing import SurrogateContract, query_of
 from tests.core.llm.words import (
     TABLE,
@@ -83,13 +88,10 @@ def test_measurements_correct_a_model_that_is_wrong() -> None:
     """It says that the largest are fastest. After a dozen measurements its word weighs less than before."""
     wrong, known = ensemble(Said(favours(1024))), replace(query_of(TABLE), measured=TABLE.measurements[::3])
     first, later = wrong.forecast(query_of(TABLE)), wrong.forecast(known)
-    assert first.consultation is not None
-    assert later.consultation is not None
     assert first.consultation.weight == pytest.approx(0.6 * HEARD)
     assert later.consultation.weight < first.consultation.weight
     assert later.consultation.weight < 0.2
     right = ensemble(Said(favours(BEST))).forecast(known)
-    assert right.consultation is not None
     assert right.consultation.weight > later.consultation.weight
 
 
@@ -225,7 +227,6 @@ def test_what_is_out_of_scope_is_the_plain_forecast_with_a_reason() -> None:
     )
     result = value.forecast(strange)
     equal(result, plain(strange))
-    assert result.consultation is not None
     assert "calibrated on kernels in triton" in result.consultation.trouble
 
 
@@ -313,3 +314,115 @@ def test_a_decision_without_a_clock_waits_for_the_model() -> None:
     assert dict(decision.chosen.config.kwargs)["BLOCK"] == 64
     assert decision.cost.llm_tokens > 100
     assert "said at weight" in decision.reason
+
+
+# --- who waits, for how long, and what happens to those that hang ---
+
+
+"""Probability that a model's part belongs into a forecast, before anything was measured."""
+
+
+@pytest.fixture
+def held() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def growing(rows: list[Any]) -> Query:
+    """The query of one decision: its parts are the same objects from round to round."""
+    return replace(QUERY, measured=rows)
+
+
+QUERY = replace(query_of(TABLE), candidates=CandidateList(TABLE.by_candidate()))
+
+
+def test_a_cold_model_is_asked_while_the_first_candidates_compile(held: threading.Event) -> None:
+    answer = Said(favours(64), cold=True, hold=held)
+    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 20.0, 15.0, "cold"))
+    first = result.forecast(growing([]))
+    equal(first, plain(QUERY))
+    assert "not answered yet" in first.reason
+    again = result.forecast(growing([]))  # more IR was traced: the same round
+    equal(again, plain(QUERY))
+    held.set()
+    rows = TABLE.measurements[:3]
+    second = result.forecast(growing(rows))
+    assert second.consultation.weight > 0
+    assert len(answer.questions) == answer.prepared == 1, "asked and loaded once per decision"
+    assert not np.array_equal(second.mean, plain(growing(rows)).mean)
+
+
+def test_a_warm_and_quick_model_is_waited_for_at_once() -> None:
+    value = ensemble(Said(favours(64)), patient=False, gate=lambda s: GateDecision(True, 20.0, 0.05, "warm"))
+    result = value.forecast(growing([]))
+    assert result.consultation.weight == pytest.approx(0.6 * HEARD)
+
+
+def test_nobody_waits_for_what_takes_longer_than_it_is_worth(held: threading.Event) -> None:
+    answer = Said(favours(64), cold=True, hold=held)
+    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 0.5, 60.0, "slow"))
+    result.forecast(growing([]))
+    begin = time.perf_counter()
+    equal(result.forecast(growing(TABLE.measurements[:3])), plain(growing(TABLE.measurements[:3])))
+    assert time.perf_counter() - begin < 25.0, "it waited for the model, which nobody lets go"
+
+
+def test_a_model_that_hangs_is_given_up_and_not_asked_again(held: threading.Event) -> None:
+    answer = Said(favours(64), hold=held)
+    value = ensemble(answer, patient=True, timeout_s=0.05)
+    with pytest.warns(UserWarning, match=r"no answer within 0\.05 s.*FORECAST_AUTOTUNE_LLM_TIMEOUT"):
+        result = value.forecast(growing([]))
+    equal(result, plain(QUERY))
+    assert "no answer" in result.consultation.trouble
+    other = value.forecast(query_of(TABLE))  # another decision, while it still hangs
+    assert "still busy" in other.reason
+    assert len(answer.questions) == 1
+
+
+def test_questions_do_not_pile_up_behind_a_model_that_loads(held: threading.Event) -> None:
+    answer = Said(favours(64), cold=True, hold=held)
+    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 0.5, 60.0, "slow"))
+    for _ in range(5):
+        equal(result.forecast(query_of(TABLE)), plain(query_of(TABLE)))
+    held.set()
+    again = result.forecast(query_of(TABLE))
+    for _ in range(100):
+        if "still busy" not in again.reason:
+            break
+        time.sleep(0.05)
+        again = result.forecast(query_of(TABLE))
+    assert len(answer.questions) <= 2
+
+
+def test_where_nothing_will_be_measured_the_answer_is_waited_for() -> None:
+    value = ensemble(
+        Said(favours(64), cold=True), patient=False, gate=lambda s: GateDecision(True, 0.0, 60.0, "slow")
+    )
+    result = value.forecast(replace(growing([]), once=True))
+    assert result.consultation.weight == pytest.approx(0.6 * HEARD)
+
+
+def test_own_measurements_are_not_shown_to_a_model_that_they_correct() -> None:
+    answer = Said(favours(64))
+    result = ensemble(answer)
+    result.forecast(query_of(TABLE, 12))
+    result.forecast(query_of(TABLE))
+    assert answer.questions[0] == answer.questions[1]
+
+
+def test_threads_of_one_decision_ask_once(held: threading.Event) -> None:
+    answer = Said(favours(64), hold=held)
+    result = ensemble(answer)
+    results: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(result.forecast(growing([])))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    held.set()
+    for thread in threads:
+        thread.join(30.0)
+    assert len(answer.questions) == 1
+    for one in results[1:]:
+        equal(results[0], one)

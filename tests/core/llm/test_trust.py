@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from forecast_autotune.commands import main
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration
 from forecast_autotune.llm.gate import GateInputs, decide_asking
 from forecast_autotune.llm.prompt import FORECAST_VERSION
@@ -16,7 +18,13 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.ensemble import DEFAULT_WEIGHT, forced_trust
+from forecast_autotune.surrogates.language_model.ensemble import (
+    DEFAULT_WEIGHT,
+    UnaskedModelSurrogate,
+    forced_trust,
+)
+from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_integrations.commands.run import RunSummary
 from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours, nothing, same
 from tests.core.tuning.loop import Bench, decide
 
@@ -34,7 +42,6 @@ def test_a_model_that_must_be_asked_is_heard_without_a_calibration_and_that_is_s
     decision = forced(answer)
     assert len(answer.questions) == 1
     assert "FORECAST_AUTOTUNE_LLM_TRUST=always; not calibrated: default weight 0.5" in decision.reason
-    assert decision.llm is not None
     assert decision.llm.asked
 
 
@@ -65,16 +72,13 @@ def test_never_asks_nobody_and_every_decision_says_so(tmp_path: Path) -> None:
 def test_a_decision_counts_what_the_model_moved() -> None:
     """One that favours what the plain plan leaves out moves it in, and as much out."""
     decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(favours(1024))))
-    assert decision.llm is not None
     assert decision.llm.moved_in > 0
     assert decision.llm.moved_out > 0
     assert decision.llm.effect in decision.reason
     agreeing = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(same)))
-    assert agreeing.llm is not None
     assert agreeing.llm.weight > 0.0
     assert (agreeing.llm.moved_in, agreeing.llm.moved_out) == (0, 0), "it says what is believed anyway"
     silent = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(nothing)))
-    assert silent.llm is not None
     assert silent.llm.asked
     assert silent.llm.trouble
     assert (silent.llm.moved_in, silent.llm.moved_out, silent.llm.effect) == (0, 0, "")
@@ -125,8 +129,81 @@ def test_a_path_that_does_not_exist_is_said_once_and_in_every_decision(text: str
         surrogate = surrogate_for(settings)
     for _ in range(2):
         decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=surrogate_for(settings))
-        assert decision.llm is not None
         assert "does not exist" in decision.llm.why
         assert "does not exist" in decision.reason
         assert "does not exist" in summary_line("k", decision)
     assert surrogate_for(settings) is surrogate
+
+
+# --- what commands tell of it ---
+
+
+UNASKED = UnaskedModelSurrogate(PLAIN, "said", "nobody wants it")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def decided(root: Path, surrogate: Surrogate) -> Decision:
+    return decide(Store(root), Bench(TABLE), table=TABLE, surrogate=surrogate)
+
+
+def test_explain_tells_the_models_part(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decision = decided(root, ensemble(Said(favours(64))))
+    assert main(["explain", TABLE.problem.kernel.name]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "language model language model said asked" not in shown
+    assert f"said asked (always): {decision.llm.effect or 'moved nothing'}" in shown
+    assert main(["explain", TABLE.problem.kernel.name, "--json"]) == 0
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem["decision"]["llm"]["asked"] is True
+
+
+def test_explain_tells_why_a_model_was_not_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    decided(root, UNASKED)
+    assert main(["explain", TABLE.problem.kernel.name]) == 0
+    assert "not asked: nobody wants it" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_calibration_has_a_section_on_the_model(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that is wrong about the sizes is further from the measurements than one that says nothing."""
+    decision = decided(root, ensemble(Said(favours(1024))))
+    assert main(["show", "--calibration", "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["language_models"]
+    assert (record["model"], record["decisions"], record["asked"]) == ("said", 1, 1)
+    assert (record["moved_in"], record["moved_out"]) == (decision.llm.moved_in, decision.llm.moved_out)
+    assert record["forecasts"] > 3
+    assert 0.0 <= record["learned_error"] < record["error"]
+    assert main(["show", "--calibration"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "language model said: asked in 1 of 1 decision, moved" in shown
+    assert f"its forecasts of {record['forecasts']} measured candidates were off by" in shown
+
+
+def test_a_stored_decision_says_that_it_was_made_before(root: Path) -> None:
+    """Whatever a model said then: nobody is asked now."""
+    first = decided(root, ensemble(Said(favours(64))))
+    again = decide(
+        Store(root), Bench(TABLE), table=TABLE, surrogate=PLAIN, llm="http://127.0.0.1:9/v1?model=m"
+    )
+    assert (again.evidence, again.chosen) == ("stored", first.chosen)
+    part = LLMConsultation("m at http://127.0.0.1:9/v1", asked=False, why="it was decided before")
+    assert again.llm == part
+    assert "nothing timed; language model m at http://127.0.0.1:9/v1 not asked" in summary_line("k", again)
+    assert decide(Store(root), Bench(TABLE), table=TABLE, surrogate=PLAIN).llm is None
+
+
+def test_the_end_of_a_run_sums_up_what_the_model_did(root: Path) -> None:
+    tally = RunSummary()
+    tally.add_decision("k", decided(root, PLAIN))
+    assert "language model" not in tally.line()
+    assert "llm" not in tally.to_json()
+    tally = RunSummary()
+    tally.add_decision("k", decided(root / "a", ensemble(Said(favours(64)))))
+    tally.add_decision("k", decided(root / "b", UNASKED))
+    assert "; language model: asked in 1 of 2 decisions, moved" in tally.line()
+    assert tally.line().endswith("; not asked: nobody wants it")
+    assert tally.to_json()["llm"]["not_asked"] == {"nobody wants it": 1}

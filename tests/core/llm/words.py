@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.calibration import BlendWeight, CalibrationScope, LLMCalibration, MonotoneCurve
@@ -70,6 +72,14 @@ class Said:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def thinned(table: Table, rows: slice) -> Table:
+    """Some candidates of a table, with the IR that they need."""
+    measured = table.measurements[rows]
+    wanted = {assignment_of(m.candidate) for m in measured}
+    ttir = {key: text for key, text in table.problem.ttir.items() if key in wanted}
+    return Table(replace(table.problem, ttir=ttir), measured)
 
 
 def block(suffix: str) -> int:

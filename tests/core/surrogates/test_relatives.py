@@ -59,8 +59,6 @@ def relative(
 def test_the_level_of_a_relative_does_not_matter() -> None:
     slow = pool_relatives(problem(), NAMES, [relative(CURVE, fastest_ms=40.0)])
     fast = pool_relatives(problem(), NAMES, [relative(CURVE, fastest_ms=0.01)])
-    assert slow is not None
-    assert fast is not None
     np.testing.assert_allclose(slow.mean, CURVE, atol=1e-9)
     np.testing.assert_allclose(fast.mean, CURVE, atol=1e-9)
 
@@ -70,7 +68,6 @@ def test_the_mean_is_weighted_by_the_likeness_of_the_devices() -> None:
     result = pool_relatives(
         problem(), NAMES, [relative(CURVE, "GPU 1"), relative(other, "GPU 2", backend="hip")]
     )
-    assert result is not None
     near, far = result.weights
     assert near > 0.8
     assert near + far == pytest.approx(1.0)
@@ -87,7 +84,6 @@ def test_relatives_that_tried_too_little_are_left_to_others() -> None:
     result = pool_relatives(
         problem(), NAMES, [relative(CURVE), relative(dict.fromkeys(range(few), 0.5), "GPU 2")]
     )
-    assert result is not None
     assert len(result.weights) == 1
 
 
@@ -95,7 +91,6 @@ def test_support_failures_and_disagreement_are_told_per_config() -> None:
     first = relative((0.0, 0.5, 1.0, None, 0.3, None), "GPU 1")
     second = relative({0: 0.0, 1: 1.1, 2: 1.0, 3: 0.7, 5: None}, "GPU 2")
     result = pool_relatives(problem(), NAMES, [first, second])
-    assert result is not None
     np.testing.assert_allclose(result.support, [1, 1, 1, 0.5, 0.5, 0])
     np.testing.assert_allclose(result.failed, [0, 0, 0, 0.5, 0, 1])
     np.testing.assert_allclose(result.spread, [0, 0.3, 0, 0, 0, 0], atol=1e-9)
@@ -107,7 +102,6 @@ def test_support_failures_and_disagreement_are_told_per_config() -> None:
 
 def test_relatives_that_agree_are_trusted() -> None:
     alike = pool_relatives(problem(), NAMES, [relative(CURVE, f"GPU {i}") for i in range(1, 6)])
-    assert alike is not None
     assert alike.error == pytest.approx(0.0, abs=1e-9)
     assert alike.agreement == pytest.approx(1.0)
     np.testing.assert_array_equal(alike.tries, [1] * 5)
@@ -118,7 +112,6 @@ def test_relatives_that_agree_are_trusted() -> None:
 def test_relatives_that_contradict_each_other_are_not() -> None:
     rising, falling = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9), (0.9, 0.8, 0.6, 0.4, 0.2, 0.0)
     result = pool_relatives(problem(), NAMES, [relative(rising, "GPU 1"), relative(falling, "GPU 2")])
-    assert result is not None
     assert result.agreement == 0.0
     assert result.error > 0.4
     np.testing.assert_array_equal(result.tries, [6, 6])
@@ -132,8 +125,6 @@ def test_the_tolerance_decides_when_a_try_is_good_enough() -> None:
     given = [relative(CURVE, "GPU 1"), relative(near_miss, "GPU 2")]
     strict = pool_relatives(problem(), NAMES, given, tolerance=0.01)
     lenient = pool_relatives(problem(), NAMES, given, tolerance=0.05)
-    assert strict is not None
-    assert lenient is not None
     assert strict.tries[1] > lenient.tries[1] == 1
 
 

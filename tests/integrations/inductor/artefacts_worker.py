@@ -49,7 +49,6 @@ def make(folder: Path) -> dict[str, Any]:
         first, again = compiled_product(fullgraph=True), compiled_product(fullgraph=True)
         compiled_square()
         found = torch.compiler.save_cache_artifacts()
-    assert found is not None
     (folder / CACHES).write_bytes(found[0])
     write_bundle(StoreFolder(folder / "store"), folder / BUNDLE, BundleOptions(graphs=folder / CACHES))
     exported = torch.export.export(Product(), factors())

@@ -15,6 +15,9 @@ from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
 from torch._inductor.kernel import mm
 from torch._inductor.kernel_inputs import MMKernelInputs
+from torch._inductor.kernel_template_choice import KernelTemplateChoice
+from torch._inductor.select_algorithm import ExternKernelChoice
+from torch._inductor.template_heuristics.params import DictKernelTemplateParams
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -23,6 +26,9 @@ from forecast_autotune.records import Candidate, Device
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_integrations.inductor.choices.records import candidate_of
+from forecast_integrations.inductor.hooks import selection
+from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import TuningSession
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048, 62914560, 150000000000)
@@ -79,3 +85,47 @@ def product_choices(inputs: MMKernelInputs, space: str = "DEFAULT") -> list[Any]
     with config.patch(max_autotune=True, max_autotune_gemm_search_space=space):
         listed = {t.uid: choices.get_ktc(inputs, t, "mm") for t in templates}
         return choices._finalize_template_configs(listed, inputs, templates, "mm", {})
+
+
+class Template(ExternKernelChoice):
+    """Something tunable whose choices can be made on a CPU."""
+
+
+def number_of(candidate: Candidate) -> int:
+    """The parameter `i` of a candidate; -1 for the library's."""
+    return int(dict(candidate.config.kwargs).get("i", -1))  # type: ignore[arg-type]
+
+
+def number(choice: Any) -> int:
+    """The same of a choice."""
+    return number_of(candidate_of(choice))
+
+
+def listed_choices(inputs: MMKernelInputs, library: Any, template: Any, count: int) -> dict[str, list[Any]]:
+    """The library's choice, and `count` of the template, before code is generated."""
+    layout = inputs.output_layout(flexible=False)
+
+    def choice(template: Any, **parameters: int) -> KernelTemplateChoice:
+        return KernelTemplateChoice(template, DictKernelTemplateParams(parameters), {}, layout, inputs)
+
+    return {"library": [choice(library)], "template": [choice(template, i=i) for i in range(count)]}
+
+
+def lowered_product(
+    inputs: MMKernelInputs, library: Any, template: Any, count: int
+) -> tuple[list[Any], Any, Any]:
+    """Choices of a product as a lowering makes them, with their inputs and layout."""
+    lists = {
+        name: iter(choices) for name, choices in listed_choices(inputs, library, template, count).items()
+    }
+    kept = InductorChoices()._finalize_template_configs(lists, inputs, [library, template], "mm", {})
+    return [c.choice for c in kept], inputs.nodes(), inputs.output_layout(flexible=False)
+
+
+@contextlib.contextmanager
+def selection_hooked(ours: TuningSession | None) -> Iterator[None]:
+    patches = selection.install(HookContext(ours))
+    try:
+        yield
+    finally:
+        patches.restore()

@@ -31,7 +31,6 @@ def symbolic_size(met: int, low: int | None, high: int | None) -> tuple[ShapeEnv
     context: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC], constraint_sizes=[constraint])
     mode, source = FakeTensorMode(shape_env=environment), ConstantSource("rows")
     fake = mode.from_tensor(torch.zeros(met), source=source, symbolic_context=context)
-    assert environment.tracked_fakes is not None
     environment.tracked_fakes.append(TrackedFake(fake, source, context))
     return environment, fake.shape[0].node.expr
 

@@ -21,6 +21,8 @@ from tests.integrations.models.faults import no_http, stall, truncate
 from tests.integrations.models.faulty_server import FaultyServer
 
 pytest.importorskip("torch")
+
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("worker.py")
@@ -268,9 +270,55 @@ def test_one_variable_serves_a_program_that_knows_nothing_of_us(folder: Path, in
     assert "close True" in served.stderr
 
 
-def test_importing_torch_survives_a_variable_that_breaks_its_rule(folder: Path, installed: Path) -> None:
-    broken = environment(folder, "broken", FORECAST_AUTOTUNE="perhaps", PYTHONPATH=f"{ROOT}:{installed}")
-    words = [sys.executable, "-c", "import torch; print(torch.ones(1).item())"]
-    done = subprocess.run(words, env=broken, capture_output=True, text=True, check=False)
-    assert done.stdout == "1.0\n", done.stderr
-    assert "FORECAST_AUTOTUNE='perhaps'" in done.stderr
+# --- what is compiled with us runs without us ---
+
+
+def step(folder: Path, name: str, **more: str) -> Any:
+    """One step in a process, with compiler caches and stores of its own."""
+    folder = folder / "artefacts"
+    folder.mkdir(exist_ok=True)
+    quick = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    command = [sys.executable, str(Path(__file__).with_name("artefacts_worker.py")), name, str(folder)]
+    return finish(run(command, environment(folder, name, **quick, **more)))
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Any:
+    return step(folder, "make")
+
+
+@pytest.fixture(scope="module")
+def reused(folder: Path, made: Any) -> Any:
+    return step(folder, "reuse")
+
+
+def test_a_graph_is_tuned_once_and_then_found(made: dict[str, Any]) -> None:
+    assert made["first"] == {"hit": 0, "miss": 1, "graphs": 1, "right": True, "rounds": 1}
+    assert made["again"] == {"hit": 1, "miss": 0, "graphs": 1, "right": True, "rounds": 0}
+
+
+def test_a_package_chosen_by_us_runs_where_we_are_unknown(folder: Path, made: dict[str, Any]) -> None:
+    (chosen,) = made["packaged"]
+    assert "s=4" in chosen
+    assert step(folder, "load", TORCH_DEVICE_BACKEND_AUTOLOAD="0") == {
+        "right": True,
+        "ours": [],
+        "stderr": "",
+    }
+
+
+def test_saved_caches_serve_the_same_rules_alone(made: dict[str, Any], reused: dict[str, Any]) -> None:
+    """Another process with an empty store: what was compiled with us is nothing to those without."""
+    assert {"inductor", "aot_autograd"} <= set(made["kinds"])
+    assert (reused["plain"]["hit"], reused["plain"]["miss"]) == (0, 1)
+    assert (reused["known"]["square"]["hit"], reused["known"]["square"]["miss"]) == (1, 0)
+    assert reused["known"]["product"] == {"hit": 1, "miss": 0, "graphs": 1, "right": True, "rounds": 0}
+
+
+def test_other_options_compile_anew_from_the_store(reused: dict[str, Any]) -> None:
+    assert reused["mode"] == {"hit": 0, "miss": 1, "graphs": 1, "right": True, "rounds": 0}
+
+
+def test_a_dynamic_graph_is_compiled_once_for_all_sizes(reused: dict[str, Any]) -> None:
+    assert reused["dynamic"]["right"]
+    assert (reused["dynamic"]["miss"], reused["dynamic"]["graphs"]) == (1, 1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,27 +14,28 @@ torch = pytest.importorskip("torch")
 
 from torch._dynamo.utils import counters
 from torch._inductor import config
-from torch._inductor.choices import InductorChoices
-from torch._inductor.kernel_template_choice import KernelTemplateChoice
 from torch._inductor.select_algorithm import (
     AlgorithmSelectorCache,
     ExternKernelChoice,
     get_algorithm_selector_cache,
 )
-from torch._inductor.template_heuristics.params import DictKernelTemplateParams
 from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
 
 from forecast_autotune.records import Candidate, Decision
 from forecast_autotune.store import Store
-from forecast_integrations.inductor.choices.records import candidate_of
-from forecast_integrations.inductor.hooks import selection
-from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import TuningSession
-from tests.integrations.inductor.graphs import product_inputs, serving
+from tests.integrations.inductor.graphs import (
+    Template,
+    lowered_product,
+    number,
+    number_of,
+    product_inputs,
+    selection_hooked,
+    serving,
+)
 from tests.integrations.inductor.symbolic import symbolic_graph
-from tests.integrations.inductor.test_compile import environment, finish
-from tests.integrations.inductor.test_compile import run as started
+from tests.integrations.inductor.test_compile import finish, start
 
 if not hasattr(AlgorithmSelectorCache, "do_autotuning"):
     pytest.skip(
@@ -47,10 +46,6 @@ MET, LOW, HIGH = 8, 2, 256
 SPECIALIST, ROBUST, FRAGILE = 0, 1, 2
 """Fastest where the graph is met and slow for many rows; never far from the best; fails with many rows."""
 COUNT = 4
-
-
-class Template(ExternKernelChoice):
-    """Something tunable whose choices can be made on a CPU."""
 
 
 def seconds(i: int, rows: int) -> float:
@@ -80,44 +75,21 @@ def log2_ms_of(candidate: Candidate) -> float:
     return 0.0
 
 
-def number(candidate: Candidate) -> int:
-    return int(dict(candidate.config.kwargs).get("i", -1))  # type: ignore[arg-type]
-
-
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with fresh_cache(), config.patch(max_autotune=True, autotune_num_choices_displayed=0):
         yield
 
 
-@contextlib.contextmanager
-def hooked(ours: TuningSession) -> Iterator[None]:
-    patches = selection.install(HookContext(ours))
-    try:
-        yield
-    finally:
-        patches.restore()
-
-
 def lowered(rows: Any) -> tuple[list[Any], Any, Any]:
-    inputs = product_inputs(rows, 16, 16, device="cpu")
-    layout = inputs.output_layout(flexible=False)
-
-    def listed(template: Any, many: int) -> Iterator[Any]:
-        for i in range(many):
-            parameters = DictKernelTemplateParams({} if template is LIBRARY else {"i": i})
-            yield KernelTemplateChoice(template, parameters, {}, layout, inputs)
-
-    lists = {"library": listed(LIBRARY, 1), "template": listed(TEMPLATE, COUNT)}
-    kept = InductorChoices()._finalize_template_configs(lists, inputs, [LIBRARY, TEMPLATE], "mm", {})
-    return [c.choice for c in kept], inputs.nodes(), layout
+    return lowered_product(product_inputs(rows, 16, 16, device="cpu"), LIBRARY, TEMPLATE, COUNT)
 
 
 def select(ours: TuningSession, met: int = MET, low: int | None = LOW, high: int | None = HIGH) -> int:
     """What Inductor takes for a product with so many rows, of a declared range."""
-    with symbolic_graph(met, low, high) as (_, rows), hooked(ours):
+    with symbolic_graph(met, low, high) as (_, rows), selection_hooked(ours):
         _, chosen = get_algorithm_selector_cache()("mm", *lowered(rows))
-    return number(candidate_of(chosen))
+    return number(chosen)
 
 
 def decisions(store: Path) -> list[Decision]:
@@ -127,7 +99,7 @@ def decisions(store: Path) -> list[Decision]:
 def timed_rows(store: Path) -> dict[int, set[int]]:
     """The candidates that were tried, by number of rows."""
     return {
-        table.problem.arguments[0].shape[0]: {number(m.candidate) for m in table.measurements}
+        table.problem.arguments[0].shape[0]: {number_of(m.candidate) for m in table.measurements}
         for table in Store(store).tables()
     }
 
@@ -143,7 +115,7 @@ def test_the_choice_is_the_best_of_the_declared_range(tmp_path: Path) -> None:
     assert decision.reason.startswith("one config for 8 sizes")
     assert "=256 +0.0%" in decision.reason
     failed = [m for t in Store(tmp_path).tables() for m in t.measurements if not m.ok]
-    assert {(number(m.candidate), t) for m in failed for t in [m.problem]} == {
+    assert {(number_of(m.candidate), t) for m in failed for t in [m.problem]} == {
         (
             FRAGILE,
             next(t.problem.id for t in Store(tmp_path).tables() if HIGH in t.problem.arguments[0].shape),
@@ -188,9 +160,9 @@ def test_what_a_size_without_a_range_is_tuned_for(
 
 
 def test_a_static_size_is_tuned_as_ever(tmp_path: Path) -> None:
-    with symbolic_graph(MET, LOW, HIGH), hooked(serving(log2_ms_of, tmp_path)):
+    with symbolic_graph(MET, LOW, HIGH), selection_hooked(serving(log2_ms_of, tmp_path)):
         _, chosen = get_algorithm_selector_cache()("mm", *lowered(MET))
-    assert number(candidate_of(chosen)) == SPECIALIST
+    assert number(chosen) == SPECIALIST
     (decision,) = decisions(tmp_path)
     assert "met" not in decision.reason
 
@@ -220,9 +192,9 @@ def test_where_other_sizes_cannot_be_timed_the_met_one_decides(
 
 def test_inputs_that_the_operation_makes_itself_have_the_met_size(tmp_path: Path) -> None:
     make = {0: lambda node: torch.randn(MET, 16).half()}
-    with symbolic_graph(MET, LOW, HIGH) as (_, rows), hooked(serving(log2_ms_of, tmp_path)):
+    with symbolic_graph(MET, LOW, HIGH) as (_, rows), selection_hooked(serving(log2_ms_of, tmp_path)):
         _, chosen = get_algorithm_selector_cache()("mm", *lowered(rows), input_gen_fns=make)
-    assert number(candidate_of(chosen)) == SPECIALIST
+    assert number(chosen) == SPECIALIST
     (decision,) = decisions(tmp_path)
     assert "input 0, of dynamic size" in decision.reason
 
@@ -230,21 +202,25 @@ def test_inputs_that_the_operation_makes_itself_have_the_met_size(tmp_path: Path
 def test_the_scheduler_is_told_of_no_other_template(tmp_path: Path) -> None:
     """On a GPU, Inductor times fused templates at the met size, and would go back to the fastest there."""
     ours = serving(log2_ms_of, tmp_path)
-    with config.patch(cpu_backend="triton"), symbolic_graph(MET, LOW, HIGH) as (graph, rows), hooked(ours):
+    with (
+        config.patch(cpu_backend="triton"),
+        symbolic_graph(MET, LOW, HIGH) as (graph, rows),
+        selection_hooked(ours),
+    ):
         node, chosen = get_algorithm_selector_cache()("mm", *lowered(rows), return_multi_template=True)
         assert chosen is None
         graph.scheduler = object()
-        timings = {number(candidate_of(c)): ms for c, ms in node.data.data.choice_timings().items()}
+        timings = {number(c): ms for c, ms in node.data.data.choice_timings().items()}
     assert min(timings, key=timings.__getitem__) == ROBUST
     assert {timings.get(i, math.inf) for i in (SPECIALIST, FRAGILE, 3)} == {math.inf}
     (met,) = [t for t in Store(tmp_path).tables() if t.problem.arguments[0].shape[0] == MET]
     assert timings[ROBUST] == pytest.approx(
-        next(m.ms for m in met.measurements if number(m.candidate) == ROBUST)
+        next(m.ms for m in met.measurements if number_of(m.candidate) == ROBUST)
     )
 
 
 def test_nothing_is_guarded_on(tmp_path: Path) -> None:
-    with symbolic_graph(MET, LOW, HIGH) as (graph, rows), hooked(serving(log2_ms_of, tmp_path)):
+    with symbolic_graph(MET, LOW, HIGH) as (graph, rows), selection_hooked(serving(log2_ms_of, tmp_path)):
         environment = graph.sizevars.shape_env
         before = (list(environment.guards), dict(environment.var_to_range))
         get_algorithm_selector_cache()("mm", *lowered(rows))
@@ -257,8 +233,7 @@ def test_nothing_is_guarded_on(tmp_path: Path) -> None:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A frozen layer with a dynamic batch, compiled four times in a process of its own."""
     folder = tmp_path_factory.mktemp("dynamic")
-    worker = Path(__file__).with_name("dynamic_worker.py")
-    return finish(started([sys.executable, str(worker), str(folder)], environment(folder, "caches")))
+    return finish(start(folder, "caches", "dynamic", str(folder)))
 
 
 @pytest.mark.slow

@@ -172,11 +172,9 @@ def test_sizes_that_the_programs_guards_rule_out_are_not_measured() -> None:
         assert environment.evaluate_expr(sympy.Ne(rows % 256, 0))
         assert environment.evaluate_expr(rows <= 4000)
         found = size_range(*operands(graph, rows), "declared")
-        assert found is not None
         assert found.measured == (2, 32, 100, 255, 4000)
         assert environment.evaluate_expr(sympy.Ne(rows % 4, 2))
         found = size_range(*operands(graph, rows), "declared")
-        assert found is not None
         assert found.measured == (3, 32, 100, 255, 4000)
 
 
@@ -184,7 +182,6 @@ def test_of_a_size_that_must_be_a_multiple_only_multiples_are_measured() -> None
     with symbolic_graph(96, 2, 4090) as (graph, rows):
         assert graph.sizevars.shape_env.evaluate_expr(sympy.Eq(rows % 8, 0))
         found = size_range(*operands(graph, rows), "declared")
-        assert found is not None
         assert found.measured == (8, 32, 96, 256, 4088)
 
 
@@ -198,7 +195,6 @@ def test_two_sizes_with_ranges_are_one_too_many() -> None:
         other = environment.create_symbol(32, ConstantSource("columns"), DimDynamic.DYNAMIC)
         layout = ir.FixedLayout(DEVICE, torch.float16, [rows, other], [other, 1])
         found = size_range(nodes, layout, "declared")
-        assert found is not None
         assert found.symbol == rows
         with pytest.raises(NoRangeError, match="2 of its sizes have ranges"):
             size_range(nodes, layout, "2..64")

@@ -11,9 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._inductor.kernel_template_choice import KernelTemplateChoice
 from torch._inductor.select_algorithm import ExternKernelChoice, NoValidChoicesError
-from torch._inductor.template_heuristics.params import DictKernelTemplateParams
 
 from forecast_autotune.policy import RiskBounded, TuningState
 from forecast_autotune.records import (
@@ -41,7 +39,11 @@ from forecast_integrations.inductor.session import TuningSession
 from tests.core.telemetry.recorder import Recorder
 from tests.integrations.inductor.graphs import (
     H200,
+    Template,
     graph,
+    listed_choices,
+    number,
+    number_of,
     product_choices,
     product_inputs,
     serving,
@@ -131,10 +133,6 @@ def test_what_the_store_decided_gets_code_and_company(tmp_path: Path) -> None:
 # --- all of it, with code: extern choices stand in for templates, which need a GPU ---
 
 
-class Template(ExternKernelChoice):
-    """Something tunable whose choices can be made on a CPU."""
-
-
 STANDS_IN = Template(torch.mm, "at::mm_out", name="forecast_test_mm")
 LIBRARY = ExternKernelChoice(torch.mm, "at::mm_out", name="forecast_test_library")
 
@@ -153,7 +151,6 @@ class Bench:
 
     def measure(self, choices: list[Any], prepared: Any) -> dict[Any, float]:
         search = search_of(choices)
-        assert search is not None
         self.rounds.append([number(c) for c in choices])
         timings = {c: self.times.get(number(c), 1.0) for c in choices}
         if all(map(math.isinf, timings.values())):
@@ -165,27 +162,14 @@ class Bench:
         return timings
 
 
-def number(choice: Any) -> int:
-    """The parameter of a choice; -1 for the library's."""
-    return number_of(candidate_of(choice))
-
-
-def number_of(candidate: Candidate) -> int:
-    return int(dict(candidate.config.kwargs).get("i", -1))  # type: ignore[arg-type]
-
-
 def log2_ms_of(candidate: Candidate) -> float:
     """A belief: the higher the number, the slower; everything is far faster than it is."""
     return float(dict(candidate.config.kwargs).get("i", 6)) - 40.0  # type: ignore[arg-type]
 
 
 def listed_here(inputs: Any, count: int = COUNT) -> list[Any]:
-    layout = inputs.output_layout(flexible=False)
-    found = [KernelTemplateChoice(LIBRARY, DictKernelTemplateParams({}), {}, layout, inputs)]
-    for i in range(count):
-        parameters = DictKernelTemplateParams({"i": i})
-        found.append(KernelTemplateChoice(STANDS_IN, parameters, {}, layout, inputs))
-    return found
+    lists = listed_choices(inputs, LIBRARY, STANDS_IN, count)
+    return [*lists["library"], *lists["template"]]
 
 
 def select(
@@ -262,35 +246,6 @@ def test_layers_of_equal_shape_share_a_plan_until_something_is_measured() -> Non
     assert len(plans) == 2
 
 
-def test_a_decision_ends_measuring_in_the_next_process(tmp_path: Path) -> None:
-    _, timings = select(serving(log2_ms_of, tmp_path), {4: 0.25})
-    assert min(timings, key=lambda i: timings[i]) == 4
-    later = serving(log2_ms_of, tmp_path)
-    bench, again = select(later, {})
-    assert (bench.rounds, again) == ([[4]], {})
-    assert "1 of them known" in later.tally.line()
-
-
-def test_a_second_operation_waiting_for_its_turn_reads_the_first_ones_times() -> None:
-    """In one graph all operations are listed before the first one is measured."""
-    ours, bench_times = serving(log2_ms_of), {1: 0.5}
-    inputs = product_inputs(64, 32, 16, device="cpu")
-    waiting = []
-    for _ in range(2):
-        made = [c.choice for c in prune_before_codegen(ours, "mm", inputs, listed_here(inputs))]
-        waiting.append(
-            prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
-        )
-    benches = [Bench(ours, bench_times) for _ in waiting]
-    found = [
-        rounds.tune_in_rounds(ours, b.measure, b.prepare, w, "")
-        for b, w in zip(benches, waiting, strict=True)
-    ]
-    assert benches[0].rounds
-    assert benches[1].rounds == []
-    assert [min((ms, number(c)) for c, ms in t.items()) for t in found] == [(0.5, 1)] * 2
-
-
 def test_when_nothing_of_the_first_round_runs_everything_else_is_tried() -> None:
     broken = dict.fromkeys((-1, 0, 1, 2), math.inf)
     bench, timings = select(serving(log2_ms_of, policy=NARROW), broken)
@@ -356,7 +311,7 @@ def test_what_was_decided_before_and_has_no_code_is_not_decided_again(tmp_path: 
     select(serving(log2_ms_of, tmp_path), {4: 0.25})
 
     class WithoutCode(DeferredChoice):
-        def __init__(self, listed: KernelTemplateChoice) -> None:
+        def __init__(self, listed: Any) -> None:
             self.annotations = {"ktc": listed}
 
         def made(self) -> Any:
@@ -381,7 +336,6 @@ def test_what_was_not_waited_for_is_not_asked_for_again() -> None:
     made = [c.choice for c in prune_before_codegen(ours, "mm", inputs, listed)]
     left = prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
     search, bench = search_of(left), Bench(ours, {})
-    assert search is not None
     search.set_aside(candidate_of(next(c for c in listed if number(c) == 4)))
     rounds.tune_in_rounds(ours, bench.measure, bench.prepare, left, "")
     assert bench.rounds[1] == [3, 5, 6]

@@ -15,8 +15,6 @@ torch = pytest.importorskip("torch")
 
 from torch._dynamo.utils import counters
 from torch._inductor import config
-from torch._inductor.choices import InductorChoices
-from torch._inductor.kernel_template_choice import KernelTemplateChoice
 from torch._inductor.select_algorithm import (
     AlgorithmSelectorCache,
     ExternKernelChoice,
@@ -25,7 +23,6 @@ from torch._inductor.select_algorithm import (
     clear_preprocessing_fns,
     get_algorithm_selector_cache,
 )
-from torch._inductor.template_heuristics.params import DictKernelTemplateParams
 from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
 
@@ -37,13 +34,18 @@ from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
 from forecast_integrations.inductor.session import TuningSession
-from tests.integrations.inductor.graphs import graph, product_inputs, serving
+from tests.integrations.inductor.graphs import (
+    Template,
+    graph,
+    lowered_product,
+    number,
+    number_of,
+    product_inputs,
+    selection_hooked,
+    serving,
+)
 
 COUNT, BROKEN = 8, 1
-
-
-class Template(ExternKernelChoice):
-    """Something tunable whose choices can be made on a CPU."""
 
 
 def run(a: Any, b: Any, *, out: Any, i: int = -1) -> None:
@@ -67,34 +69,16 @@ def log2_ms_of(candidate: Candidate) -> float:
     return float(dict(candidate.config.kwargs).get("i", 3))  # type: ignore[arg-type]
 
 
-def number(choice: Any) -> int:
-    """The parameter of a choice; -1 for the library's."""
-    return int(dict(candidate_of(choice).config.kwargs).get("i", -1))  # type: ignore[arg-type]
-
-
 @contextlib.contextmanager
 def hooked(ours: TuningSession | None) -> Iterator[tuple[list[Any], Any, Any]]:
     """Choices as a lowering makes them, with their inputs and layout, while the hooks are in place."""
-    patches = selection.install(HookContext(ours))
-    try:
+    with selection_hooked(ours):
         yield lowered(32)
-    finally:
-        patches.restore()
 
 
 def lowered(size: int) -> tuple[list[Any], Any, Any]:
     """Choices of a square product, as a lowering makes them."""
-    inputs = product_inputs(size, size, size, device="cpu")
-    layout = inputs.output_layout(flexible=False)
-
-    def listed(template: Any, many: int) -> Iterator[Any]:
-        for i in range(many):
-            parameters = DictKernelTemplateParams({} if template is LIBRARY else {"i": i})
-            yield KernelTemplateChoice(template, parameters, {}, layout, inputs)
-
-    lists = {"library": listed(LIBRARY, 1), "template": listed(TEMPLATE, COUNT)}
-    kept = InductorChoices()._finalize_template_configs(lists, inputs, [LIBRARY, TEMPLATE], "mm", {})
-    return [c.choice for c in kept], inputs.nodes(), layout
+    return lowered_product(product_inputs(size, size, size, device="cpu"), LIBRARY, TEMPLATE, COUNT)
 
 
 def select(ours: TuningSession | None) -> tuple[int, list[int]]:
@@ -108,7 +92,7 @@ def select(ours: TuningSession | None) -> tuple[int, list[int]]:
 
 def outcomes(store: Path) -> dict[int, Outcome]:
     rows = [m for table in Store(store).tables() for m in table.measurements]
-    return {int(dict(m.candidate.config.kwargs).get("i", -1)): m.outcome for m in rows}  # type: ignore[arg-type]
+    return {number_of(m.candidate): m.outcome for m in rows}
 
 
 def test_choices_are_pruned_timed_and_kept_with_their_failures(tmp_path: Path) -> None:
@@ -126,13 +110,6 @@ def test_choices_are_pruned_timed_and_kept_with_their_failures(tmp_path: Path) -
     # The same again, with Inductor's caches emptied: decided.
     with fresh_cache():
         assert select(serving(log2_ms_of, tmp_path))[0] == 0
-
-
-def test_inductors_cached_times_are_heard_and_not_stored(tmp_path: Path) -> None:
-    select(serving(log2_ms_of, tmp_path / "first"))
-    timed, _ = select(serving(log2_ms_of, tmp_path / "second"))
-    assert timed == 0
-    assert outcomes(tmp_path / "second") == {}
 
 
 def test_listening_stores_all_of_it(tmp_path: Path) -> None:
@@ -261,27 +238,23 @@ def test_others_are_tuned_while_choices_compile(tmp_path: Path, monkeypatch: pyt
         return benchmark(self, choices, *rest, **more)
 
     monkeypatch.setattr(AlgorithmSelectorCache, "benchmark", seen)
-    patches = selection.install(HookContext(ours))
-    try:
-        with config.patch(cpu_backend="triton"):
-            cache = get_algorithm_selector_cache()
-            sizes = (32, 48, 32, 64)
-            asked = [cache("mm", *lowered(n), return_multi_template=True)[0].data.data for n in sizes]
-            V.graph.scheduler = scheduler_of(asked)
-            with pytest.warns(RuntimeWarning, match="ahead of its turn"):
-                times = asked[0].choice_timings()
-            first, ahead = timed[: timed.index(48)], list(timed)
-            assert first == [32]
-            assert ahead.count(48) > 1
-            assert ahead[len(ahead) - ahead[::-1].index(48) :].count(32) >= 1
-            assert (ahead.count(64), ahead[-1]) == (1, 32)
-            assert min(map(math.isfinite, asked[1].choice_timings().values()))
-            assert min(asked[2].choice_timings().values()) == min(times.values())
-            assert timed == ahead
-            asked[3].choice_timings()
-            assert set(timed[len(ahead) :]) == {64}
-    finally:
-        patches.restore()
+    with config.patch(cpu_backend="triton"), selection_hooked(ours):
+        cache = get_algorithm_selector_cache()
+        sizes = (32, 48, 32, 64)
+        asked = [cache("mm", *lowered(n), return_multi_template=True)[0].data.data for n in sizes]
+        V.graph.scheduler = scheduler_of(asked)
+        with pytest.warns(RuntimeWarning, match="ahead of its turn"):
+            times = asked[0].choice_timings()
+        first, ahead = timed[: timed.index(48)], list(timed)
+        assert first == [32]
+        assert ahead.count(48) > 1
+        assert ahead[len(ahead) - ahead[::-1].index(48) :].count(32) >= 1
+        assert (ahead.count(64), ahead[-1]) == (1, 32)
+        assert min(map(math.isfinite, asked[1].choice_timings().values()))
+        assert min(asked[2].choice_timings().values()) == min(times.values())
+        assert timed == ahead
+        asked[3].choice_timings()
+        assert set(timed[len(ahead) :]) == {64}
     assert len(list(Store(tmp_path).decisions())) == 3
 
 

@@ -107,7 +107,6 @@ def test_mm(tile: Any, left: bool, right: bool, bias: bool, k: int, dtype: Any) 
     found = closed_form(
         product(shape, dtype, left=left, right=right, **more), "triton::mm", parameters(tile), SMS
     )
-    assert found is not None
     assert found.grid == (-(-4096 // tile[0]) * -(-2048 // tile[1]), 1, 1)
     assert_equal(found.facts, extract_facts(text, (), found.grid))
 
@@ -123,7 +122,6 @@ def test_mixed_mm(tile: Any) -> None:
     text = trace(templates.mm, (a, b, c, None), {}, sizes | how | blocks)
     geometry = MatmulGeometry(1, m, n, k, OperandLayout(16), OperandLayout(8), 16)
     found = closed_form(geometry, "triton::mm", parameters(tile), SMS)
-    assert found is not None
     assert_equal(found.facts, extract_facts(text, (), found.grid))
 
 
@@ -139,7 +137,6 @@ def test_flex_attention(block: tuple[int, int], width: int) -> None:
     text = trace(templates.flex_attention, (q, q, q, index, index, q), {}, sizes | how)
     geometry = AttentionGeometry(2, 16, 16, 2048, 2048, width, width, 16)
     found = closed_form(geometry, "triton::flex_attention", how, SMS)
-    assert found is not None
     assert found.grid == (2048 // m, 2, 16)
     assert found.facts.iterations == 2048 / n
     # How many blocks the mask leaves is data, which TTIR does not hold: compared at its own guess.
@@ -151,7 +148,6 @@ def test_flex_attention(block: tuple[int, int], width: int) -> None:
 def test_decoding_puts_the_heads_of_one_key_head_into_one_tile() -> None:
     geometry = AttentionGeometry(8, 32, 8, 1, 4096, 128, 128, 16)
     found = closed_form(geometry, "triton::flex_decoding", {"BLOCK_N": 64, "SPLIT_KV": 4}, SMS)
-    assert found is not None
     assert found.grid == (8, 8, 4)
     assert found.facts.iterations == 4096 / 4 / 64
     assert found.facts.dot_shapes[0][:3] == (16, 64, 128)

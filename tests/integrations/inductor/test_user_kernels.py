@@ -103,9 +103,6 @@ def test_tuners_of_others_are_left_alone(compiled: dict[str, Any]) -> None:
 
 
 def test_the_hooks_are_taken_out_again(compiled: dict[str, Any]) -> None:
-    assert compiled["hooked"] == [True] * 3
-    assert compiled["hooked again"] == [False] * 3
-    assert compiled["restored"] == [True] * 3
     assert compiled["off again"] == compiled["off"]
 
 

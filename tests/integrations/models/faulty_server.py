@@ -26,7 +26,11 @@ import numpy.typing as npt
 from forecast_autotune.llm.backend import Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_integrations.models.http import client
+from forecast_integrations.models.http.backend import HTTPBackend
+from forecast_integrations.models.http.chat import ChatBackend
 from forecast_integrations.models.http.client import ServerClient
+from forecast_integrations.models.http.completions import CompletionsBackend
+from forecast_integrations.models.http.decisions import SystemOneBackend
 from forecast_integrations.models.http.limits import Deadline, UsageLedger
 
 PREFIX = "You forecast how long a kernel runs.\n" + BINS.table() + "\n\n"
@@ -186,6 +190,18 @@ def client_of(server: FaultyServer, **options: Any) -> ServerClient:
     """A client with a ledger of its own, which never leaves the server alone."""
     mine: dict[str, Any] = {"failures": 10**9, "ledger": UsageLedger()}
     return ServerClient(server.url, **mine | options)
+
+
+KINDS: dict[str, Callable[..., HTTPBackend]] = {
+    "completions": CompletionsBackend,
+    "chat": ChatBackend,
+    "systemone": SystemOneBackend,
+}
+
+
+def opened(kind: str, server: FaultyServer, attempts: int = 2, **options: Any) -> HTTPBackend:
+    """A backend with a breaker and a ledger of its own."""
+    return KINDS[kind](server.url, "m", client=client_of(server, attempts=attempts), **options)
 
 
 def ask(it: ServerClient, seconds: float = 5.0, expected: Usage = Usage(), body: Any = None) -> Any:  # noqa: B008

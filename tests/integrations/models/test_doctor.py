@@ -47,25 +47,35 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
         yield running
 
 
-def examined(
-    capsys: pytest.CaptureFixture[str], *options: str, human: bool = False
-) -> tuple[dict[str, dict[str, Any]], str]:
-    """Checks by name, and everything that was printed."""
-    main(["doctor", "--json", *options])
-    text = capsys.readouterr().out
-    data = json.loads(text)
-    found = {check["name"]: check for check in data["checks"] if check["name"].startswith(MODEL_ROW)}
-    failed = [name for name, check in found.items() if check["status"] == "fail"]
-    assert failed in ([], [MODEL_ROW]), "a model need not be calibrated, but it must be there"
-    if human:
-        main(["doctor", *options])
-        text += capsys.readouterr().out
-    return found, text
+class Doctor:
+    """The command, with the model that the environment names."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+        self.printed = ""
+        """Everything that the last examination has printed."""
+
+    def configure(self, text: str) -> str:
+        self._monkeypatch.setenv("FORECAST_AUTOTUNE_LLM", text)
+        return text
+
+    def examine(self, *options: str, human: bool = False) -> dict[str, dict[str, Any]]:
+        """Checks by name."""
+        main(["doctor", "--json", *options])
+        self.printed = self._capsys.readouterr().out
+        checks = json.loads(self.printed)["checks"]
+        found = {check["name"]: check for check in checks if check["name"].startswith(MODEL_ROW)}
+        failed = [name for name, check in found.items() if check["status"] == "fail"]
+        assert failed in ([], [MODEL_ROW]), "a model need not be calibrated, but it must be there"
+        if human:
+            main(["doctor", *options])
+            self.printed += self._capsys.readouterr().out
+        return found
 
 
-def configured(monkeypatch: pytest.MonkeyPatch, text: str) -> str:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_LLM", text)
-    return text
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    return Doctor(capsys, monkeypatch)
 
 
 def weights(folder: Path, config: str = "config.json") -> Path:
@@ -75,17 +85,15 @@ def weights(folder: Path, config: str = "config.json") -> Path:
     return folder
 
 
-def test_without_a_model_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    found, _ = examined(capsys)
+def test_without_a_model_there_is_one_line(doctor: Doctor) -> None:
+    found = doctor.examine()
     assert [(name, check["status"]) for name, check in found.items()] == [(MODEL_ROW, "ok")]
     assert "FORECAST_AUTOTUNE_LLM names one" in found[MODEL_ROW]["detail"]
 
 
-def test_a_server_is_contacted_only_when_asked_to(
-    server: FaultyServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configured(monkeypatch, f"{server.url}?model=m&kind=chat")
-    found, _ = examined(capsys)
+def test_a_server_is_contacted_only_when_asked_to(doctor: Doctor, server: FaultyServer) -> None:
+    doctor.configure(f"{server.url}?model=m&kind=chat")
+    found = doctor.examine()
     assert server.requests == []
     assert (found[MODEL_ROW]["status"], found[KEY_ROW]["status"], found[CALIBRATION_ROW]["status"]) == (
         "ok",
@@ -95,117 +103,105 @@ def test_a_server_is_contacted_only_when_asked_to(
     assert "--network" in found[MODEL_ROW]["detail"]
     assert "none is set" in found[KEY_ROW]["detail"]
     assert "calibrate-llm" in found[CALIBRATION_ROW]["remedy"]
-    found, _ = examined(capsys, "--network")
+    found = doctor.examine("--network")
     assert [path for path, _, _ in server.requests] == ["/v1/models"]
     assert found[MODEL_ROW]["detail"].endswith("it serves this model")
 
 
-def test_a_server_without_the_model_or_without_a_server(
-    server: FaultyServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configured(monkeypatch, f"{server.url}?model=other")
-    found, _ = examined(capsys, "--network")
+def test_a_server_without_the_model_or_without_a_server(doctor: Doctor, server: FaultyServer) -> None:
+    doctor.configure(f"{server.url}?model=other")
+    found = doctor.examine("--network")
     assert found[MODEL_ROW]["status"] == "warn"
     assert found[MODEL_ROW]["remedy"].startswith("correct ?model=NAME")
     assert "none of the 1 models that it lists" in found[MODEL_ROW]["detail"]
-    configured(monkeypatch, "http://127.0.0.1:9/v1?model=m")
+    doctor.configure("http://127.0.0.1:9/v1?model=m")
     for options in ((), ("--network",)):
-        found, _ = examined(capsys, *options)
+        found = doctor.examine(*options)
         assert found[MODEL_ROW]["status"] == "fail"
         assert "refused" in found[MODEL_ROW]["detail"]
 
 
-def test_a_server_elsewhere_is_not_contacted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configured(monkeypatch, "http://models.invalid/v1?model=m")
-    found, _ = examined(capsys)
+def test_a_server_elsewhere_is_not_contacted(doctor: Doctor) -> None:
+    doctor.configure("http://models.invalid/v1?model=m")
+    found = doctor.examine()
     assert (found[MODEL_ROW]["status"], "--network" in found[MODEL_ROW]["detail"]) == ("ok", True)
 
 
-def test_recorded_answers_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_answers_are_read(doctor: Doctor, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    configured(monkeypatch, f"recorded:{path}")
-    found, _ = examined(capsys)
+    doctor.configure(f"recorded:{path}")
+    found = doctor.examine()
     assert (found[MODEL_ROW]["status"], "does not exist" in found[MODEL_ROW]["detail"]) == ("fail", True)
     RecordedAnswers("m", {"author": "a"}).write(path)
-    found, _ = examined(capsys)
+    found = doctor.examine()
     assert (found[MODEL_ROW]["status"], found[CALIBRATION_ROW]["status"]) == ("ok", "warn")
-    configured(monkeypatch, f"recorded:{path}?weight=0.5")
-    found, _ = examined(capsys)
+    doctor.configure(f"recorded:{path}?weight=0.5")
+    found = doctor.examine()
     assert found[CALIBRATION_ROW]["status"] == "ok"
 
 
 def test_keys_are_named_and_never_shown(
-    server: FaultyServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    doctor: Doctor, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configured(monkeypatch, f"{server.url}?model=m")
+    doctor.configure(f"{server.url}?model=m")
     server.elsewhere = SECRET
-    found, _ = examined(capsys, "--network")
+    found = doctor.examine("--network")
     assert (found[MODEL_ROW]["status"], "HTTP 401" in found[MODEL_ROW]["detail"]) == ("warn", True)
     for name in ("OPENAI_API_KEY", "FORECAST_AUTOTUNE_LLM_KEY"):
         monkeypatch.setenv(name, SECRET)
-        found, text = examined(capsys, "--network", human=True)
+        found = doctor.examine("--network", human=True)
         assert found[KEY_ROW]["detail"] == f"set by {name}"
         assert found[MODEL_ROW]["status"] == "ok"
-        assert SECRET not in text
-    configured(monkeypatch, "http://models.example/v1?model=m")
+        assert SECRET not in doctor.printed
+    doctor.configure("http://models.example/v1?model=m")
     monkeypatch.delenv("FORECAST_AUTOTUNE_LLM_KEY")
-    found, text = examined(capsys)
+    found = doctor.examine()
     assert "does not get it" in found[KEY_ROW]["detail"], "in the clear, to another machine"
     monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_KEY", f"{SECRET} and more")
-    found, text = examined(capsys, human=True)
+    found = doctor.examine(human=True)
     assert found[KEY_ROW]["status"] == "warn"
-    assert SECRET not in text
+    assert SECRET not in doctor.printed
 
 
 @pytest.mark.parametrize(
     "text", [f"https://host/v1?model=m&api_key={SECRET}", f"https://u:{SECRET}@host/v1?model=m"]
 )
-def test_an_address_with_a_key_in_it_is_shown_nowhere(
-    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configured(monkeypatch, text)
-    found, printed = examined(capsys, "--network", human=True)
+def test_an_address_with_a_key_in_it_is_shown_nowhere(doctor: Doctor, text: str) -> None:
+    doctor.configure(text)
+    found = doctor.examine("--network", human=True)
     assert (list(found), found[MODEL_ROW]["status"]) == ([MODEL_ROW], "fail")
-    assert SECRET not in printed
-    assert "refused" in printed
+    assert SECRET not in doctor.printed
+    assert "refused" in doctor.printed
 
 
-def test_weights_in_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_in_folders(doctor: Doctor, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     model, adapter = weights(tmp_path / "model"), tmp_path / "adapter"
-    configured(monkeypatch, f"transformers:{model}?adapter={adapter}")
-    found, _ = examined(capsys)
+    doctor.configure(f"transformers:{model}?adapter={adapter}")
+    found = doctor.examine()
     assert KEY_ROW not in found, "nobody is sent one"
     assert found[MODEL_ROW]["status"] == "fail"
     assert f"and {adapter} does not exist" in found[MODEL_ROW]["detail"]
     weights(adapter, "adapter_config.json")
-    found, _ = examined(capsys)
+    found = doctor.examine()
     assert (found[MODEL_ROW]["status"], found[MODEL_ROW]["detail"][-30:]) == (
         "ok",
         "; weights and adapter are here",
     )
     (model / "model.safetensors").write_bytes(b"")
-    found, _ = examined(capsys)
+    found = doctor.examine()
     assert (found[MODEL_ROW]["status"], "holds no model" in found[MODEL_ROW]["detail"]) == ("warn", True)
 
 
-def test_weights_on_the_hub(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_on_the_hub(doctor: Doctor) -> None:
     pytest.importorskip("transformers")
-    configured(monkeypatch, "transformers:nobody/has-this")
-    found, _ = examined(capsys)
+    doctor.configure("transformers:nobody/has-this")
+    found = doctor.examine()
     assert found[MODEL_ROW]["status"] == "warn"
     assert found[MODEL_ROW]["remedy"] == "fetch it beforehand: hf download nobody/has-this"
 
 
-def test_packages_that_are_missing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_that_are_missing(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     real = importlib.util.find_spec
@@ -215,35 +211,33 @@ def test_packages_that_are_missing(
         ("vllm:some/model", "jinja2, vllm", "docs.vllm.ai"),
         ("http://127.0.0.1:9/v1?model=m", "jinja2, openai", "forecast-autotune[llm]"),
     ):
-        configured(monkeypatch, text)
-        found, _ = examined(capsys)
+        doctor.configure(text)
+        found = doctor.examine()
         assert found[MODEL_ROW]["detail"].endswith(f"not installed: {missing}")
         assert remedy in found[MODEL_ROW]["remedy"]
 
 
-def test_what_a_calibration_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = configured(monkeypatch, "http://127.0.0.1:9/v1?model=m")
+def test_what_a_calibration_says(doctor: Doctor, tmp_path: Path) -> None:
+    spec = doctor.configure("http://127.0.0.1:9/v1?model=m")
     path = calibration_path(open_backend(spec, tmp_path / "cache").name, tmp_path / "cache")
     write(path, calibrated(saved=0.2))
-    found, _ = examined(capsys)
+    found = doctor.examine()
     assert found[CALIBRATION_ROW]["status"] == "ok"
     assert found[CALIBRATION_ROW]["detail"].startswith(f"{path}: saves 20% of the measurements on ")
     write(path, replace(calibrated(), weight=BlendWeight(0.0, 0.1)))
-    found, _ = examined(capsys)
+    found = doctor.examine()
     assert (found[CALIBRATION_ROW]["status"], "no skill" in found[CALIBRATION_ROW]["detail"]) == (
         "warn",
         True,
     )
     path.write_text("{")
-    found, _ = examined(capsys)
+    found = doctor.examine()
     assert (found[CALIBRATION_ROW]["status"], "not JSON" in found[CALIBRATION_ROW]["detail"]) == (
         "warn",
         True,
     )
     adapter = weights(tmp_path / "adapter", "adapter_config.json")
     write(adapter / FILE, calibrated(saved=0.1))
-    configured(monkeypatch, f"transformers:{weights(tmp_path / 'model')}?adapter={adapter}")
-    found, _ = examined(capsys)
+    doctor.configure(f"transformers:{weights(tmp_path / 'model')}?adapter={adapter}")
+    found = doctor.examine()
     assert found[CALIBRATION_ROW]["detail"].startswith(f"{adapter / FILE}: saves 10%")

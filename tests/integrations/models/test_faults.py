@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,31 +17,18 @@ from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.http import request
-from forecast_integrations.models.http.backend import HTTPBackend
 from forecast_integrations.models.http.chat import ChatBackend
-from forecast_integrations.models.http.client import ServerClient
-from forecast_integrations.models.http.completions import CompletionsBackend
-from forecast_integrations.models.http.decisions import SystemOneBackend
+from forecast_integrations.models.http.client import MAX_ATTEMPTS, ServerClient
 from tests.integrations.models import faults, faulty_server
 from tests.integrations.models.faults import BODIES, BROKEN, STALLS, STATUSES
-from tests.integrations.models.faulty_server import MASS, PREFIX, Fault, FaultyServer, client_of, truth
+from tests.integrations.models.faulty_server import KINDS, MASS, PREFIX, Fault, FaultyServer, opened, truth
 
 KEY = "sk-test-0123456789abcdefghij"
-KINDS: dict[str, Callable[..., HTTPBackend]] = {
-    "completions": CompletionsBackend,
-    "chat": ChatBackend,
-    "systemone": SystemOneBackend,
-}
 TIMEOUT_S = 0.5
 FAULTS = 175
 """Per kind of backend: more than 500 together."""
 MARGIN_S = 20.0
 """A machine under load may be late; a hang would last for the 30 s that the server stalls."""
-
-
-def opened(kind: str, server: FaultyServer, **options: Any) -> HTTPBackend:
-    """A backend with a breaker and a ledger of its own."""
-    return KINDS[kind](server.url, "m", client=client_of(server), **options)
 
 
 def right(answer: BackendResponse, asked: list[str], honest_mass: float) -> Counter[str]:
@@ -75,7 +61,7 @@ def test_hundreds_of_faults(kind: str, key: str, tmp_path: Path) -> None:
     mutex = threading.Lock()
     with FaultyServer() as elsewhere, FaultyServer(chosen) as server:
         server.elsewhere = elsewhere.url.removesuffix("/v1")
-        backend = opened(kind, server)
+        backend = opened(kind, server, attempts=MAX_ATTEMPTS)
         cached = CachingBackend(backend, tmp_path)
 
         def one(number: int) -> None:
@@ -140,7 +126,7 @@ def name_of(fault: Fault) -> str:
 def test_each_fault_alone_is_an_error_in_time(fault: Fault, key: str) -> None:
     """A server that does nothing else: `LLMError`, within the time, and without the key."""
     with FaultyServer(always(fault)) as server:
-        backend = opened("chat", server)
+        backend = opened("chat", server, attempts=MAX_ATTEMPTS)
         started = time.monotonic()
         with pytest.raises(LLMError) as caught:
             backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=0.15)
@@ -150,28 +136,22 @@ def test_each_fault_alone_is_an_error_in_time(fault: Fault, key: str) -> None:
     assert len(str(caught.value)) < 600
 
 
-def test_nobody_listens(key: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:9/v1", "refused"),
+        ("https://{served}", "SSL"),
+        ("http://no-such-host.invalid/v1", "no-such-host"),
+    ],
+    ids=["nobody listens", "no TLS", "no such name"],
+)
+def test_a_server_that_cannot_be_reached(url: str, said: str, key: str) -> None:
     with FaultyServer() as server:
-        url = server.url
-    backend = ChatBackend(url, "m", client=ServerClient(url, attempts=1, failures=10**9))
-    with pytest.raises(LLMError, match="refused"):
-        backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=10.0)
-
-
-def test_a_server_that_does_not_speak_tls(key: str) -> None:
-    with FaultyServer() as server:
-        url = server.url.replace("http:", "https:")
-        backend = ChatBackend(url, "m", client=ServerClient(url, attempts=1, failures=10**9))
-        with pytest.raises(LLMError, match="SSL"):
+        address = url.format(served=server.url.removeprefix("http://"))
+        backend = ChatBackend(address, "m", client=ServerClient(address, attempts=1, failures=10**9))
+        with pytest.raises(LLMError, match=said):
             backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=10.0)
         assert not server.requests
-
-
-def test_a_name_that_does_not_exist() -> None:
-    url = "http://no-such-host.invalid/v1"
-    backend = ChatBackend(url, "m", client=ServerClient(url, failures=10**9))
-    with pytest.raises(LLMError, match="no-such-host"):
-        backend.forecast(PREFIX, faulty_server.suffixes(2), BINS.labels, timeout_s=0.5)
 
 
 def test_one_bad_row_does_not_spoil_the_others(key: str) -> None:
@@ -184,7 +164,9 @@ def test_one_bad_row_does_not_spoil_the_others(key: str) -> None:
 
     asked = faulty_server.suffixes(6)
     with FaultyServer(always(spoil)) as server:
-        answer = opened("completions", server).forecast(PREFIX, asked, BINS.labels, timeout_s=5)
+        answer = opened("completions", server, attempts=MAX_ATTEMPTS).forecast(
+            PREFIX, asked, BINS.labels, timeout_s=5
+        )
     assert answer.answered.tolist() == [False, False, True, False, True, True]
     assert right(answer, asked, MASS) == {"missing": 3, "right": 3}
     assert len(answer.trouble) == 3

@@ -12,35 +12,22 @@ import pytest
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_integrations.models.http.backend import HTTPBackend
-from forecast_integrations.models.http.chat import ChatBackend
-from forecast_integrations.models.http.completions import CompletionsBackend
-from forecast_integrations.models.http.decisions import SystemOneBackend
 from tests.integrations.models.faulty_server import (
+    KINDS,
     MASS,
     PREFIX,
     FaultyServer,
     Handler,
-    client_of,
     honest,
+    opened,
     suffixes,
     tokenized,
     truth,
 )
 
 PAIR_LABELS = (AnswerLabel("A", "the first"), AnswerLabel("B", "the second"))
-KINDS: dict[str, Callable[..., HTTPBackend]] = {
-    "completions": CompletionsBackend,
-    "chat": ChatBackend,
-    "systemone": SystemOneBackend,
-}
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
-
-
-def opened(kind: str, server: FaultyServer, attempts: int = 2, **options: Any) -> HTTPBackend:
-    """A backend with a breaker and a ledger of its own."""
-    return KINDS[kind](server.url, "m", client=client_of(server, attempts=attempts), **options)
 
 
 def ask(it: Backend, asked: list[str] | None = None, labels: Any = BINS.labels) -> BackendResponse:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.llm.open_question import OpenQuestion, question_key
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_integrations.commands.llm import KINDS, questions_of
 from forecast_integrations.models.recorded import RecordedAnswers, read_questions
-
-
-def thinned(table: Table, count: int = 24) -> Table:
-    """The first candidates of a table, with the IR that they need."""
-    rows = table.measurements[:count]
-    wanted = {assignment_of(m.candidate) for m in rows}
-    ttir = {key: text for key, text in table.problem.ttir.items() if key in wanted}
-    return Table(replace(table.problem, ttir=ttir), rows)
+from tests.core.llm.words import thinned
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +24,10 @@ def few() -> list[Table]:
     """One problem each of three families."""
     every = load(shipped_tables())
     names = ("softmax", "transpose", "swiglu")
-    return [thinned(next(t for t in every if str(t.problem.extra["label"]).startswith(n))) for n in names]
+    return [
+        thinned(next(t for t in every if str(t.problem.extra["label"]).startswith(n)), slice(24))
+        for n in names
+    ]
 
 
 @pytest.fixture
@@ -42,10 +37,19 @@ def tables(tmp_path: Path, few: list[Table]) -> str:
     return str(path)
 
 
-def run(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
-    status = main([*map(str, arguments), "--json"])
-    out, err = capsys.readouterr()
-    return status, json.loads(out) if out.strip() else {}, err
+Run = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """A command's status, what it prints as JSON, and its errors."""
+
+    def command(*arguments: object) -> tuple[int, dict[str, Any], str]:
+        status = main([*map(str, arguments), "--json"])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out.strip() else {}, err
+
+    return command
 
 
 def replies(questions: Path, path: Path, *more: dict[str, Any]) -> Path:
@@ -64,41 +68,33 @@ WHO = ("--model", "m-1", "--author", "a", "--how", "by hand", "--blind", "--date
 @pytest.mark.slow
 @pytest.mark.parametrize("surrogate", ["analytic", "default"])
 def test_a_replay_hears_the_answers_to_the_questions_that_were_exported(
-    surrogate: str,
-    tables: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, surrogate: str, tables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From questions to decisions, by files only; and a replay says what they changed."""
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl.gz"
-    status, found, _ = run(
-        "llm", "ask", "--export", questions, tables, "--surrogate", surrogate, capsys=capsys
-    )
+    status, found, _ = run("llm", "ask", "--export", questions, tables, "--surrogate", surrogate)
     assert (status, found["questions"]) == (0, 3)
     got = replies(questions, tmp_path / "got.jsonl")
-    status, found, _ = run(
-        "llm", "ask", "--import", got, "--questions", questions, "--to", answers, *WHO, capsys=capsys
-    )
+    status, found, _ = run("llm", "ask", "--import", got, "--questions", questions, "--to", answers, *WHO)
     assert (status, found["taken"], found["refused"]) == (0, 3, [])
     assert RecordedAnswers.read(str(answers)).provenance == {
         "author": "a", "how": "by hand", "date": "2026-01-31", "blind": True
     }  # fmt: skip
 
     command = ("replay", tables, "--surrogate", surrogate, "--llm", f"recorded:{answers}?weight=0.5")
-    status, told, _ = run(*command, capsys=capsys)
+    status, told, _ = run(*command)
     assert status == 0
     parts = [row["llm"] for row in told["problems"]]
     assert all(p["asked"] and not p["trouble"] and p["model"] == "recorded:m-1" for p in parts), parts
     tally = told["language_model"]
     assert (tally["decisions"], tally["asked"], tally["not_asked"]) == (3, 3, {})
     assert tally["moved_in"] == sum(p["moved_in"] for p in parts) > 0
-    alone = run("replay", tables, "--surrogate", surrogate, capsys=capsys)[1]
+    alone = run("replay", tables, "--surrogate", surrogate)[1]
     for with_it, one in zip(told["without_llm"]["problems"], alone["problems"], strict=True):
         assert (with_it["chosen"], with_it["measured"]) == (one["chosen"], one["measured"])
 
     monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_TRUST", "never")
-    never = run(*command, capsys=capsys)[1]
+    never = run(*command)[1]
     assert never["language_model"]["not_asked"] == {"FORECAST_AUTOTUNE_LLM_TRUST=never": 3}
     assert [r["chosen"] for r in never["problems"]] == [r["chosen"] for r in alone["problems"]]
 
@@ -119,10 +115,10 @@ def test_a_replay_shows_people_both_rows(
 
 
 def test_answers_that_are_none_are_refused_one_by_one(
-    tables: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tables: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
-    run("llm", "ask", "--export", questions, tables, "--surrogate", "analytic", capsys=capsys)
+    run("llm", "ask", "--export", questions, tables, "--surrogate", "analytic")
     key, q = next(iter(read_questions(questions).items()))
     n = len(q.suffixes)
     bad = (
@@ -134,7 +130,7 @@ def test_answers_that_are_none_are_refused_one_by_one(
     )
     got = replies(questions, tmp_path / "got.jsonl", *bad)
     command = ("llm", "ask", "--import", got, "--questions", questions, "--to", answers, *WHO)
-    status, found, _ = run(*command, capsys=capsys)
+    status, found, _ = run(*command)
     assert (status, found["taken"]) == (1, 3)
     assert [r["line"] for r in found["refused"]] == [4, 5, 6, 7, 8]
     whys = [r["why"] for r in found["refused"]]
@@ -147,39 +143,35 @@ def test_answers_that_are_none_are_refused_one_by_one(
     assert len(RecordedAnswers.read(str(answers)).answers) == 3, "good ones are kept all the same"
 
 
-def test_what_is_answered_is_no_open_question(
-    tables: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_answered_is_no_open_question(run: Run, tables: str, tmp_path: Path) -> None:
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     export = ("llm", "ask", "--export", questions, tables, "--surrogate", "analytic", "--to", answers)
-    assert run(*export, capsys=capsys)[1]["questions"] == 3, "no file is no answer"
+    assert run(*export)[1]["questions"] == 3, "no file is no answer"
     got = replies(questions, tmp_path / "got.jsonl")
     got.write_text("".join(got.read_text().splitlines(keepends=True)[:2]))
-    run("llm", "ask", "--import", got, "--to", answers, *WHO, capsys=capsys)
-    assert run(*export, capsys=capsys)[1]["questions"] == 1
+    run("llm", "ask", "--import", got, "--to", answers, *WHO)
+    assert run(*export)[1]["questions"] == 1
     got = replies(questions, tmp_path / "got.jsonl")
-    run("llm", "ask", "--import", got, "--to", answers, *WHO, capsys=capsys)
-    assert run(*export, capsys=capsys)[1]["questions"] == 0
+    run("llm", "ask", "--import", got, "--to", answers, *WHO)
+    assert run(*export)[1]["questions"] == 0
     assert len(RecordedAnswers.read(str(answers)).answers) == 3
 
 
-def test_a_file_holds_one_model_and_one_provenance(
-    tables: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_holds_one_model_and_one_provenance(run: Run, tables: str, tmp_path: Path) -> None:
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
-    run("llm", "ask", "--export", questions, tables, "--surrogate", "analytic", capsys=capsys)
+    run("llm", "ask", "--export", questions, tables, "--surrogate", "analytic")
     got = replies(questions, tmp_path / "got.jsonl")
-    run("llm", "ask", "--import", got, "--to", answers, *WHO, capsys=capsys)
+    run("llm", "ask", "--import", got, "--to", answers, *WHO)
     before = answers.read_bytes()
     for changed in (("--model", "m-2"), ("--author", "b"), ("--how", "otherwise")):
-        status, _, err = run("llm", "ask", "--import", got, "--to", answers, *WHO, *changed, capsys=capsys)
+        status, _, err = run("llm", "ask", "--import", got, "--to", answers, *WHO, *changed)
         assert status != 0
         assert "give another file" in err
     assert answers.read_bytes() == before
 
 
 def test_a_store_that_was_measured_exhaustively_can_be_asked_about(
-    few: list[Table], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, few: list[Table], tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "store")
     for m in few[0].measurements:
@@ -187,7 +179,7 @@ def test_a_store_that_was_measured_exhaustively_can_be_asked_about(
     store.sync()
     questions = tmp_path / "q.jsonl"
     command = ("llm", "ask", "--export", questions, "--store", tmp_path / "store")
-    status, found, _ = run(*command, capsys=capsys)
+    status, found, _ = run(*command)
     assert (status, found["questions"]) == (0, 1)
     (question,) = read_questions(questions).values()
     assert question.kernel == few[0].problem.kernel.name
@@ -195,17 +187,15 @@ def test_a_store_that_was_measured_exhaustively_can_be_asked_about(
 
 
 def test_the_questions_of_a_calibration_can_be_answered_offline(
-    tables: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, tables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     export = ("llm", "ask", "--export", questions, tables, "--kind", "calibration")
-    assert run(*export, capsys=capsys)[1]["questions"] == 3
+    assert run(*export)[1]["questions"] == 3
     got = replies(questions, tmp_path / "got.jsonl")
-    run("llm", "ask", "--import", got, "--questions", questions, "--to", answers, *WHO, capsys=capsys)
-    status, found, err = run(
-        "train", "calibrate-llm", tables, "--llm", f"recorded:{answers}", "--seeds", 1, capsys=capsys
-    )
+    run("llm", "ask", "--import", got, "--questions", questions, "--to", answers, *WHO)
+    status, found, err = run("train", "calibrate-llm", tables, "--llm", f"recorded:{answers}", "--seeds", 1)
     assert status == 0, err
     assert found["model"] == "recorded:m-1"
     assert found["about"]["problems"] == 3
@@ -236,17 +226,15 @@ def test_mistakes_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_kinds_have_their_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_kinds_have_their_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kind is a function from the command's options to questions, with suffixes or without."""
     monkeypatch.setitem(KINDS, "riddle", lambda options: iter([OpenQuestion("riddle", "r-1", "k", "what?")]))
     questions, answers = tmp_path / "q.jsonl", tmp_path / "a.jsonl"
-    assert run("llm", "ask", "--export", questions, "--kind", "riddle", capsys=capsys)[1]["questions"] == 1
+    assert run("llm", "ask", "--export", questions, "--kind", "riddle")[1]["questions"] == 1
     got = tmp_path / "got.jsonl"
     got.write_text(json.dumps({"key": question_key("r-1", "what?"), "text": "a kernel"}) + "\n")
     command = ("llm", "ask", "--import", got, "--questions", questions, "--to", answers, *WHO)
-    assert run(*command, capsys=capsys)[0] == 0
+    assert run(*command)[0] == 0
     (kept,) = RecordedAnswers.read(str(answers)).answers.values()
     assert (kept.text, kept.version, kept.kernel) == ("a kernel", "r-1", "k")
     assert questions_of("calibration").__name__ == "calibration_questions"

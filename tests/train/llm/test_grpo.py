@@ -50,7 +50,6 @@ EXAMPLES = build_examples(
 )
 def test_forms_that_mean_the_same_are_read_the_same(text: str) -> None:
     result = parse_distribution(text)
-    assert result is not None
     assert result.predicted == F
     assert [round(p, 6) for p in result.probabilities[F - 1 : F + 2]] == [0.2, 0.6, 0.2]
     assert math.fsum(result.probabilities) == pytest.approx(1.0)

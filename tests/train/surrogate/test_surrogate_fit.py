@@ -77,8 +77,6 @@ def test_a_file_holds_the_whole_model(tmp_path: Path, tables: list[Table], model
     one, two = LearnedSurrogate(model).forecast(query), LearnedSurrogate(again).forecast(query)
     np.testing.assert_array_equal(one.mean, two.mean)
     np.testing.assert_array_equal(one.p_fail, two.p_fail)
-    assert again.corpus is not None
-    assert model.corpus is not None
     np.testing.assert_array_equal(again.corpus.points, model.corpus.points)
     np.testing.assert_array_equal(again.corpus.kernels, model.corpus.kernels)
     assert list(tmp_path.iterdir()) == [path], "no half-written file is left"
@@ -89,7 +87,6 @@ def test_a_kernel_unlike_all_that_were_learned_from_is_strange_to_the_model(
 ) -> None:
     long = next(t for t in tables if len(t.by_candidate()) >= LONG_LIST and t.problem.ttir)
     corpus = model.corpus
-    assert corpus is not None
     assert len(corpus.points) == len(tables)
 
     def group(points: np.ndarray) -> str:  # type: ignore[type-arg]

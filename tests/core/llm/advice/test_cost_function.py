@@ -153,7 +153,6 @@ def test_terms_and_binaries() -> None:
     result = function.evaluate(subject())
     assert result.terms["work"] == pytest.approx(BLOCK)
     assert result.terms["start"] == pytest.approx(np.full(len(BLOCK), 2.0))
-    assert result.identity is not None
     alike = result.identity[:, None] == result.identity[None, :]
     tiles = np.minimum(BLOCK, 128)
     assert (alike == ((tiles[:, None] == tiles) & (WARPS[:, None] == WARPS))).all()
@@ -163,7 +162,6 @@ def test_terms_and_binaries() -> None:
 def test_binaries_that_only_some_candidates_speak_of() -> None:
     function = read("if config.BLOCK > 128:", "    same_binary(config.num_warps)", "return 1")
     identity = function.evaluate(subject()).identity
-    assert identity is not None
     large = BLOCK > 128
     alike = (identity[:, None] == identity[None, :]) & ~np.eye(len(BLOCK), dtype=bool)
     assert (alike == (large[:, None] & large & (WARPS[:, None] == WARPS) & ~np.eye(12, dtype=bool))).all()
