@@ -15,33 +15,49 @@ from typing import Any
 
 
 def say(answer: Any) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(answer), flush=True)
 
 
-def honest(asked: Any) -> None:
-    nodes = [
-        {
-            "source": f"def run(x):\n    return x * {asked['seed'] + i}\n",
-            "note": f"times\n {i}",
-            "author": "agent 7",
-        }
-        for i in range(asked["n"])
-    ]
-    say({"id": asked["id"], "nodes": nodes, "tokens": 11, "money": 0.25})
+def honest(asked: Any) -> dict[str, Any]:
+    sources = [f"def run(x):\n    return x * {asked['seed'] + i}\n" for i in range(asked["n"])]
+    nodes = [{"source": s, "note": f"times\n {i}", "author": "agent 7"} for i, s in enumerate(sources)]
+    return {"nodes": nodes, "tokens": 11, "money": 0.25}
+
+
+def cuda(asked: Any) -> dict[str, Any]:
+    """A faster source in place of the one that is given, and a wrong one."""
+    assert "/* launch" in asked["target"]["statement"]
+    parent = asked["parents"][0]["source"]
+    faster = {"source": f"{parent}#define FASTER 1  // 20000 ns\n", "note": "faster"}
+    wrong = {"source": parent.replace("2 * x[", "3 * x["), "note": "wrong"}
+    return {"nodes": [faster, wrong], "exhausted": True}
+
+
+def echo(asked: Any) -> dict[str, Any]:
+    return {"nodes": [{"source": json.dumps(asked), "origin": "hand", "language": "cuda"}]}
+
+
+ANSWERS: dict[str, Any] = {
+    "cuda": cuda,
+    "echo": echo,
+    "empty": lambda _: {"nodes": [], "exhausted": True},
+    "other": lambda _: {"id": "another", "nodes": []},
+    "problem": lambda _: {"problem": "no key was given"},
+    "sourceless": lambda _: {"nodes": [{"note": "I forgot"}], "tokens": 5},
+}
 
 
 def main() -> None:
-    mode = sys.argv[1]
+    mode, *files = sys.argv[1:]
     starts = 0
-    if len(sys.argv) > 2:
-        count = Path(sys.argv[2])
+    if files:
+        count = Path(files[0])
         starts = len(count.read_text().splitlines()) if count.exists() else 0
         with count.open("a") as out:
             out.write(f"{os.getpid()}\n")
     if mode == "nested":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        Path(sys.argv[2]).with_suffix(".child").write_text(str(child.pid))
+        Path(files[0]).with_suffix(".child").write_text(str(child.pid))
     for line in sys.stdin:
         asked = json.loads(line)
         if mode == "dies":
@@ -52,26 +68,13 @@ def main() -> None:
         if mode == "sleeps":
             time.sleep(600)
         if mode == "garbage":
-            sys.stdout.write("I think that {\n")
-            sys.stdout.flush()
+            print("I think that {", flush=True)
         elif mode == "list":
             say([1, 2])
-        elif mode == "empty":
-            say({"id": asked["id"], "nodes": [], "exhausted": True})
-        elif mode == "problem":
-            say({"id": asked["id"], "problem": "no key was given"})
-        elif mode == "other":
-            say({"id": "another", "nodes": []})
-        elif mode == "sourceless":
-            say({"id": asked["id"], "nodes": [{"note": "I forgot"}], "tokens": 5})
-        elif mode == "chatty":
-            honest(asked)
-            say({"nodes": []})
-        elif mode == "echo":
-            said = {"source": json.dumps(asked), "origin": "hand", "language": "cuda"}
-            say({"id": asked["id"], "nodes": [said]})
         else:
-            honest(asked)
+            say({"id": asked["id"], **ANSWERS.get(mode, honest)(asked)})
+            if mode == "chatty":
+                say({"nodes": []})
 
 
 main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -16,8 +17,9 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin
 from forecast_harness.authors import open_author
+from forecast_harness.authors.author import Author
 from forecast_harness.authors.external import AnsweringProgram, ExternalAuthor
-from forecast_harness.records import NodeResult, Proposed
+from forecast_harness.records import NodeResult, ProposalRequest, Proposed
 from forecast_harness.targets.search_target import open_target
 from tests.harness.authors.proposal_examples import node, pack_target, plain_target, request
 from tests.waiting import is_running
@@ -36,12 +38,11 @@ def opened(mode: str, *more: str | Path, timeout_s: float = 30.0) -> ExternalAut
 
 
 def test_answers_become_nodes_with_their_cost(tmp_path: Path) -> None:
-    proposer = open_author(f"external:{command('honest', tmp_path / 'starts')}", TARGET)
-    try:
+    with contextlib.closing(
+        open_author(f"external:{command('honest', tmp_path / 'starts')}", TARGET)
+    ) as proposer:
         one = proposer.propose(request(TARGET, SEED, n=3, seed=10))
         two = proposer.propose(request(TARGET, SEED, n=3, seed=11, known=one.nodes))
-    finally:
-        proposer.close()
     assert [n.source for n in one.nodes] == [f"def run(x):\n    return x * {i}\n" for i in (10, 11, 12)]
     first = one.nodes[0]
     assert (first.parents, first.request, first.arm) == ((SEED.id,), one.request, "it/single")
@@ -55,13 +56,10 @@ def test_answers_become_nodes_with_their_cost(tmp_path: Path) -> None:
 def test_the_request_holds_what_an_agent_needs() -> None:
     failed = node(TARGET, "def run(x):\n    return y\n", parents=[SEED])
     told = NodeResult(Outcome.RUNTIME_ERROR, stage="verify", feedback="NameError: y")
-    proposer = opened("echo")
-    try:
+    with contextlib.closing(opened("echo")) as proposer:
         answer = proposer.propose(
             request(TARGET, SEED, failures=[failed], judged={failed.id: told}, score=-1.5)
         )
-    finally:
-        proposer.close()
     (echoed,) = answer.nodes
     asked = json.loads(echoed.source)
     assert (asked["type"], asked["schema"], asked["n"], asked["score"]) == ("request", 1, 4, -1.5)
@@ -94,11 +92,8 @@ def test_the_request_holds_what_an_agent_needs() -> None:
     ],
 )
 def test_a_child_that_answers_badly_is_started_once_more(mode: str, said: str, tmp_path: Path) -> None:
-    proposer = opened(mode, tmp_path / "starts")
-    try:
+    with contextlib.closing(opened(mode, tmp_path / "starts")) as proposer:
         answer = proposer.propose(request(TARGET, SEED))
-    finally:
-        proposer.close()
     assert said in answer.problem
     assert (answer.nodes, answer.exhausted) == ((), False)
     pids = (tmp_path / "starts").read_text().split()
@@ -107,30 +102,21 @@ def test_a_child_that_answers_badly_is_started_once_more(mode: str, said: str, t
 
 
 def test_a_second_start_can_succeed(tmp_path: Path) -> None:
-    proposer = opened("once", tmp_path / "starts")
-    try:
+    with contextlib.closing(opened("once", tmp_path / "starts")) as proposer:
         answer = proposer.propose(request(TARGET, SEED))
-    finally:
-        proposer.close()
     assert (len(answer.nodes), answer.problem) == (4, "")
 
 
 def test_silence_ends_in_time(tmp_path: Path) -> None:
-    proposer = opened("sleeps", tmp_path / "starts", timeout_s=0.5)
-    try:
+    with contextlib.closing(opened("sleeps", tmp_path / "starts", timeout_s=0.5)) as proposer:
         answer = proposer.propose(request(TARGET, SEED))
-    finally:
-        proposer.close()
     assert "no answer within 0.5 s" in answer.problem
     assert not any(is_running(int(p)) for p in (tmp_path / "starts").read_text().split())
 
 
 def test_what_was_paid_for_is_counted_and_not_bought_again(tmp_path: Path) -> None:
-    proposer = opened("sourceless", tmp_path / "starts")
-    try:
+    with contextlib.closing(opened("sourceless", tmp_path / "starts")) as proposer:
         answer = proposer.propose(request(TARGET, SEED))
-    finally:
-        proposer.close()
     assert "every node needs a source" in answer.problem
     assert answer.spent.tokens == 5
     assert len((tmp_path / "starts").read_text().split()) == 1
@@ -141,20 +127,14 @@ def test_no_more_ideas_and_own_problems_are_told() -> None:
         ("empty", True, "it gave no source"),
         ("problem", False, "no key was given"),
     ):
-        proposer = opened(mode)
-        try:
+        with contextlib.closing(opened(mode)) as proposer:
             answer = proposer.propose(request(TARGET, SEED))
-        finally:
-            proposer.close()
         assert (answer.nodes, answer.exhausted, answer.problem) == ((), exhausted, said)
 
 
 def test_more_than_one_line_is_never_taken_for_the_next_answer() -> None:
-    proposer = opened("chatty")
-    try:
+    with contextlib.closing(opened("chatty")) as proposer:
         answers = [proposer.propose(request(TARGET, SEED, n=1, seed=s)) for s in (5, 9)]
-    finally:
-        proposer.close()
     assert [a.nodes[0].source[-2] for a in answers] == ["5", "9"]
 
 
@@ -199,16 +179,23 @@ def test_a_program_that_is_gone_when_it_is_asked_is_told(tmp_path: Path) -> None
 
 # --- files ---
 
+ASKED = request(TARGET, SEED)
 SOURCE = "# one pass\ndef run(x):\n    return x + 1\n"
 
 
-def answered(folder: Path, write: Callable[[Path], object]) -> Proposed:
+def answered(
+    folder: Path,
+    write: Callable[[Path], object],
+    author: Author | None = None,
+    asked: ProposalRequest = ASKED,
+    name: str = "0001",
+) -> Proposed:
     """What comes back once `write` has been given the request's folder."""
-    author = open_author(f"files:{folder}", TARGET)
+    author = author or open_author(f"files:{folder}", TARGET)
     answers: list[Proposed] = []
-    asking = threading.Thread(target=lambda: answers.append(author.propose(request(TARGET, SEED))))
+    asking = threading.Thread(target=lambda: answers.append(author.propose(asked)))
     asking.start()
-    place = folder / "0001"
+    place = folder / name
     while not (place / "request.json").exists():
         asking.join(0.01)
     write(place)
@@ -252,14 +239,7 @@ def test_a_stop_ends_what_is_asked_now_and_later(tmp_path: Path) -> None:
 
 def test_closing_ends_the_wait_for_files(tmp_path: Path) -> None:
     author = open_author(f"files:{tmp_path}", TARGET)
-    answers: list[Proposed] = []
-    asking = threading.Thread(target=lambda: answers.append(author.propose(request(TARGET, SEED))))
-    asking.start()
-    while not (tmp_path / "0001" / "request.json").exists():
-        asking.join(0.01)
-    author.close()
-    asking.join(60)
-    assert "closed" in answers[0].problem
+    assert "closed" in answered(tmp_path, lambda place: author.close(), author).problem
 
 
 def test_a_request_can_be_read(tmp_path: Path) -> None:
@@ -268,14 +248,8 @@ def test_a_request_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "0001").mkdir()
     author = open_author(f"files:{tmp_path}", target)
     failed = node(target, "def run(x):\n    return y\n", parents=[seed])
-    asking = threading.Thread(
-        target=author.propose, args=(request(target, seed, failures=[failed], judged={seed.id: told}),)
-    )
-    asking.start()
-    while not (tmp_path / "0002" / "request.json").exists():
-        asking.join(0.01)
-    (tmp_path / "stop").touch()
-    asking.join(60)
+    asked = request(target, seed, failures=[failed], judged={seed.id: told})
+    answered(tmp_path, lambda place: (tmp_path / "stop").touch(), author, asked, "0002")
     text = (tmp_path / "0002" / "request.md").read_text()
     for said in (
         "embedding_sum: up to 4 new sources",

@@ -62,7 +62,7 @@ class ConfirmingHost(NotingHost):
         }
 
 
-AGENT = Path(__file__).with_name("cuda_agent.py")
+AGENT = Path(__file__).parents[1] / "authors" / "agent.py"
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def searched(
 def test_a_search_takes_the_faster_of_two_proposals(
     lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
 ) -> None:
-    state = searched(lanes, target, seed, tmp_path, f"external:{sys.executable} {AGENT}", "auto")
+    state = searched(lanes, target, seed, tmp_path, f"external:{sys.executable} {AGENT} cuda", "auto")
     best = state.nodes[state.best]
     assert best.provenance.note == "faster"
     assert state.best_score < -0.8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections import Counter
@@ -194,8 +195,9 @@ def run_search(
     began: float | None = None,
     **context: Any,
 ) -> SearchState:
-    made = LocalJudgePool(make_judge or (lambda _: LandscapeJudge(ledger, 0.002)), lanes)
-    try:
+    with contextlib.closing(
+        LocalJudgePool(make_judge or (lambda _: LandscapeJudge(ledger, 0.002)), lanes)
+    ) as made:
         return search(
             TARGET,
             SEEDS,
@@ -208,5 +210,3 @@ def run_search(
             watch=watch,
             began=began,
         )
-    finally:
-        made.close()

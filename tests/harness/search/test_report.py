@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -271,6 +272,7 @@ def test_no_source_leaves_its_place_in_the_page(line: str) -> None:
     assert text.count("<script") == text.count("</script>") == 2
     inside = text.partition('id="data">')[2].partition("</script>")[0]
     data = json.loads(inside)
+    assert set(data["nodes"]) == set(state.nodes)
     best = data["nodes"][data["best"]]
     shown = data["sources"][best["source"]]
     assert shown == [
@@ -503,14 +505,11 @@ def put(folder: Path, events: list[Event]) -> None:
 def ask(
     server: ReportServer, path: str, *, host: str | None = None, method: str = "GET"
 ) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    try:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
         headers = {} if host is None else {"Host": host}
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         return answer.status, dict(answer.headers), answer.read().decode()
-    finally:
-        connection.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,12 +178,3 @@ def test_the_live_page_of_a_server_that_is_gone_says_so(browser: Any, tmp_path: 
     visit.tab.wait_for_selector("#connection:visible", timeout=30_000)
     assert "does not answer" in visit.tab.inner_text("#connection")
     visit.tab.close()
-
-
-def test_the_data_of_a_page_can_be_read_back(tmp_path: Path) -> None:
-    """What stands between the tags is JSON, whatever the sources hold."""
-    state, _ = written(tmp_path, ExampleSearch(batches=2, line=HOSTILE))
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    inside = text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
-    data = json.loads(inside)
-    assert set(data["nodes"]) == set(state.nodes)

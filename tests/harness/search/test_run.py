@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -197,7 +198,7 @@ def test_another_context_is_refused(tmp_path: Path, chosen: SearchSettings) -> N
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"archive": "none"}, "an archive must be one of"),
+        ({"archive": "none"}, "an archive must be one of puct, greedy, not 'none'"),
         ({"depth": 0}, "depth must be at least 1, not 0"),
         ({"audit": 1.5}, "0 to 1, not 1.5"),
     ],
@@ -335,8 +336,7 @@ def test_lanes_are_not_given_more_than_a_little_ahead(tmp_path: Path) -> None:
         def _done(self) -> None:
             self.given -= 1
 
-    lanes = Counting(lambda _: LandscapeJudge(None, 0.002), 1)
-    try:
+    with contextlib.closing(Counting(lambda _: LandscapeJudge(None, 0.002), 1)) as lanes:
         search(
             TARGET,
             SEEDS,
@@ -347,8 +347,6 @@ def test_lanes_are_not_given_more_than_a_little_ahead(tmp_path: Path) -> None:
             lanes=lanes,
             folder=tmp_path,
         )
-    finally:
-        lanes.close()
     assert most == 2
 
 

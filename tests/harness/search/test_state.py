@@ -80,18 +80,6 @@ def test_what_is_known_already_changes_nothing(finished: tuple[list[Event], Sear
         assert other.history == state.history
 
 
-def test_pending_is_a_function_of_the_events(finished: tuple[list[Event], SearchState]) -> None:
-    events, _ = finished
-    state = SearchState()
-    for number, event in enumerate(events):
-        apply_event(state, event)
-        assert (
-            pending_actions(state)
-            == pending_actions(state)
-            == pending_actions(replay_events(events[: number + 1]))
-        )
-
-
 def test_scores_add_up_along_what_each_node_was_timed_beside(
     finished: tuple[list[Event], SearchState],
 ) -> None:

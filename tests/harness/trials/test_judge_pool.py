@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -31,25 +32,19 @@ def table(tmp_path: Path) -> Callable[[int], NodeJudge]:
 
 
 def test_every_job_is_done_once_whoever_asks(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
-    lanes = LocalJudgePool(table, 3)
-    try:
+    with contextlib.closing(LocalJudgePool(table, 3)) as lanes:
         futures = [lanes.submit(job(str(n % 20), "sleep 0.01")) for n in range(60)]
         assert [f.result(30).log2_ratio for f in futures] == [0.5] * 60
         assert lanes.submit(job("3", "sleep 0.01")).result(30).device == futures[3].result().device
         assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(20))
-    finally:
-        lanes.close()
 
 
 def test_finalists_are_confirmed_once(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
     request = ConfirmationJob((job("a").node, job("b").node), {"node-a": {"N": 1}}, SEED, TARGET)
-    lanes = LocalJudgePool(table, 2)
-    try:
+    with contextlib.closing(LocalJudgePool(table, 2)) as lanes:
         assert lanes.confirm(request).result(30) == lanes.confirm(request).result(30)
         assert set(lanes.confirm(request).result(30)) == {"node-a", "node-b"}
         assert judged_jobs(tmp_path) == ["confirm"]
-    finally:
-        lanes.close()
 
 
 def test_a_verification_goes_before_what_waits(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
@@ -76,8 +71,7 @@ def test_what_is_given_up_is_lost_and_its_lane_stays_open(tmp_path: Path) -> Non
         results.append(ScriptedJudge(number, tmp_path))
         return results[-1]
 
-    lanes = LocalJudgePool(make, 1)
-    try:
+    with contextlib.closing(LocalJudgePool(make, 1)) as lanes:
         held = lanes.submit(job("held", "hold ended early"))
         wait_until(lambda: bool(list(tmp_path.glob("pid-*"))))
         waiting = lanes.submit(job("waiting"))
@@ -90,31 +84,23 @@ def test_what_is_given_up_is_lost_and_its_lane_stays_open(tmp_path: Path) -> Non
         assert judged_jobs(tmp_path) == ["job-next"]
         assert len(results) == 1
         assert not results[0].closed
-    finally:
-        lanes.close()
 
 
 def test_a_lost_job_is_told_and_may_be_tried_again_in_a_fresh_lane(table: Callable[[int], NodeJudge]) -> None:
-    lanes = LocalJudgePool(table, 1)
-    try:
+    with contextlib.closing(LocalJudgePool(table, 1)) as lanes:
         with pytest.raises(LaneFailure, match="fell off the bus") as caught:
             lanes.submit(job("flaky", "lose 1")).result(30)
         assert caught.value.lane == "table-0"
         assert lanes.submit(job("flaky", "lose 1")).result(30).outcome is Outcome.OK
         assert lanes.lanes[0].restarts == 1
         assert lanes.capacity == 1
-    finally:
-        lanes.close()
 
 
 def test_an_error_of_the_judge_blames_no_candidate(table: Callable[[int], NodeJudge]) -> None:
-    lanes = LocalJudgePool(table, 1)
-    try:
+    with contextlib.closing(LocalJudgePool(table, 1)) as lanes:
         with pytest.raises(LaneFailure, match="a judge has bugs"):
             lanes.submit(job("bug", "raise")).result(30)
         assert lanes.submit(job("fine")).result(30).outcome is Outcome.OK
-    finally:
-        lanes.close()
 
 
 def test_a_broken_lane_is_quarantined_and_comes_back(
@@ -128,30 +114,24 @@ def test_a_broken_lane_is_quarantined_and_comes_back(
             raise LaneFailure("the canary computed 3, expected 4")
         return table(number)
 
-    lanes = LocalJudgePool(make, 2, retry_s=0.05)
-    try:
+    with contextlib.closing(LocalJudgePool(make, 2, retry_s=0.05)) as lanes:
         wait_until(lambda: lanes.capacity == 1)
         assert "canary" in lanes.lanes[1].problem
         assert {lanes.submit(job(str(n))).result(30).device for n in range(8)} == {"table-0"}
         broken.unlink()
         wait_until(lambda: lanes.capacity == 2)
         assert lanes.lanes[1].state == "ready"
-    finally:
-        lanes.close()
 
 
 def test_jobs_do_not_wait_for_lanes_that_are_all_broken() -> None:
     def make(number: int) -> NodeJudge:
         raise LaneFailure("no device answers")
 
-    lanes = LocalJudgePool(make, 2, retry_s=0.05)
-    try:
+    with contextlib.closing(LocalJudgePool(make, 2, retry_s=0.05)) as lanes:
         for _ in range(2):  # before and after the quarantine
             with pytest.raises(LaneFailure, match="no device answers"):
                 lanes.submit(job("a")).result(30)
         assert lanes.capacity == 0
-    finally:
-        lanes.close()
 
 
 def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], NodeJudge]) -> None:
@@ -180,12 +160,11 @@ def test_real_judges_side_by_side(tmp_path: Path) -> None:
 
     # So few launches that no neighbour on this machine can make a candidate's clock look wrong.
     quick = RaceRules(rung=1, first=1, least=2, most=2)
-    lanes = LocalJudgePool(
-        lambda n: PackJudge(target, VerificationPlan(), tmp_path / str(n), number=n, rules=quick), 2
-    )
-    try:
+    with contextlib.closing(
+        LocalJudgePool(
+            lambda n: PackJudge(target, VerificationPlan(), tmp_path / str(n), number=n, rules=quick), 2
+        )
+    ) as lanes:
         futures = [lanes.submit(asked(n)) for n in range(6)]
         assert {f.result(120).outcome for f in futures} == {Outcome.OK}
-    finally:
-        lanes.close()
     assert [p for folder in tmp_path.iterdir() for p in folder.iterdir()] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -258,8 +259,7 @@ def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -
     configs = configs_for(TARGET, TUNABLE)
     before = tracer.forecast(TUNABLE, configs)
     first, last = configs[before.order[0]], configs[before.order[-1]]
-    taught = VariantTracer(TARGET)
-    try:
+    with contextlib.closing(VariantTracer(TARGET)) as taught:
         # What is no time, of a source that cannot be read, or of another number of calls, teaches nothing.
         odd: dict[Config, Timing] = {first: [math.nan], last: [1.0, 1.0], configs[1]: Outcome.INFRASTRUCTURE}
         taught.learn(SIBLING, odd)
@@ -293,8 +293,6 @@ def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -
         own = taught.forecast(TUNABLE, configs)
         assert own.order[0] == 3
         assert own.mean[3] == pytest.approx(math.log2(1e-4), abs=0.1)
-    finally:
-        taught.close()
 
 
 def test_a_forecast_of_variants_needs_no_results() -> None:
@@ -305,11 +303,8 @@ def test_a_forecast_of_variants_needs_no_results() -> None:
     broken = SOFTMAX.replace("tl.max(top, axis=0)", "tl.no_such_thing(top)")
     nodes = (node(NAIVE), node(heavy), node(broken))
     seed = (SEED, NodeResult(Outcome.OK, SEED.id, 0.0), 0.0)
-    forecaster = TritonForecaster(TARGET)
-    try:
+    with contextlib.closing(TritonForecaster(TARGET)) as forecaster:
         result = forecaster.forecast(NodeForecastRequest(1, SEED, nodes, (seed,), {}, TARGET)).beliefs
-    finally:
-        forecaster.close()
     same, slow, bad = (result[n.id] for n in nodes)
     assert not same.abstains
     assert same.sd == UNTESTED_DIFFERENCE_SD
@@ -349,8 +344,9 @@ def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path, monkeypatch
     assert "def double" in target.statement
     assert [dict(c.kwargs) for c in configs_for(target, seed.source)] == [{"BLOCK": 32}, {"BLOCK": 64}]
     quick = RaceRules(first=99, least=2, most=2)
-    judge = KernelJudge(target, VerificationPlan(cases=2), tmp_path / "scratch", rules=quick)
-    try:
+    with contextlib.closing(
+        KernelJudge(target, VerificationPlan(cases=2), tmp_path / "scratch", rules=quick)
+    ) as judge:
         better = replace(seed, id="better", source=seed.source.replace("2 * tl.load", "2.0 * tl.load"))
         result = judge.judge(NodeJob("j", better, seed, {}, target, 0, 1))
         wrong = replace(seed, id="wrong", source=seed.source.replace("2 *", "3 *"))
@@ -362,8 +358,6 @@ def test_a_kernel_in_a_file_of_the_users_is_a_target(tmp_path: Path, monkeypatch
         beside = own[1].to_json()
         first = judge.judge(NodeJob("l", better, seed, beside, target, 0, 1))
         both = judge.judge(NodeJob("m", better, seed, beside, target, 0, 2))
-    finally:
-        judge.close()
     assert (result.outcome, result.measurements) == (Outcome.OK, 1)
     assert refused.outcome is Outcome.INCORRECT
     assert Config.from_json(first.config) == own[1], "the rival's config"

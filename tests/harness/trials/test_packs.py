@@ -87,11 +87,10 @@ def test_a_faster_source_is_measured_beside_the_incumbent(judge: NodeJudge) -> N
 def test_a_pack_with_a_size_for_the_host_is_timed_at_it(tmp_path: Path) -> None:
     target, (seed,) = open_target("softmax", device="cpu")
     quick = RaceRules(rung=1, first=1, least=2, most=2)
-    judge = PackJudge(target, VerificationPlan(cases=1, timed=1), tmp_path, rules=quick)
-    try:
+    with contextlib.closing(
+        PackJudge(target, VerificationPlan(cases=1, timed=1), tmp_path, rules=quick)
+    ) as judge:
         result = judged(judge, replace(job("fast", FAST), target=target, against=seed))
-    finally:
-        judge.close()
     assert result.outcome is Outcome.OK
     assert set(result.seconds) == {"host"}
 
@@ -115,6 +114,7 @@ def test_a_slower_source_is_given_up_early(judge: NodeJudge) -> None:
         ("import torch\n\n\ndef run(x):\n    return x.exp()\n", Outcome.INCORRECT, "verify", "wrong_values"),
         ("def run(x:\n", Outcome.RUNTIME_ERROR, "compile", "SyntaxError"),
         ("import no_such_module\n", Outcome.RUNTIME_ERROR, "compile", "no_such_module"),
+        ("def other(): pass\n", Outcome.RUNTIME_ERROR, "compile", "run"),
         ("def run(x):\n    raise ValueError('never')\n", Outcome.RUNTIME_ERROR, "verify", "never"),
         (
             "import ctypes\n\n\ndef run(x):\n    ctypes.string_at(0)\n",
@@ -149,11 +149,8 @@ def test_one_that_turns_wrong_while_it_is_timed_is_caught(tmp_path: Path) -> Non
     later = FAST.replace("def run(x):", "calls = 0\n\n\ndef run(x):\n    global calls\n    calls += 1")
     later = later.replace("softmax(x, -1)", "softmax(x, -1) * (calls < 300)")
     patient = RaceRules(first=100, least=100, most=100)
-    judge = PackJudge(TARGET, VerificationPlan(), tmp_path, rules=patient)
-    try:
+    with contextlib.closing(PackJudge(TARGET, VerificationPlan(), tmp_path, rules=patient)) as judge:
         result = judged(judge, job("later", later))
-    finally:
-        judge.close()
     assert (result.outcome, result.stage) == (Outcome.INCORRECT, "time")
 
 
@@ -204,8 +201,7 @@ class StubTracer:
 def test_configs_of_triton_sources_on_a_device_begin_with_the_rivals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = PackJudge(TARGET, VerificationPlan(), tmp_path)
-    try:
+    with contextlib.closing(PackJudge(TARGET, VerificationPlan(), tmp_path)) as judge:
         assert configs_chosen(judge, {"TIMES": 16}) == [{}, {"TIMES": 1}, {"TIMES": 8}], "not on a CPU"
         tracer = StubTracer()
         monkeypatch.setattr(judge, "_plan", replace(VerificationPlan(), device="cuda"))
@@ -218,8 +214,6 @@ def test_configs_of_triton_sources_on_a_device_begin_with_the_rivals(
             == configs_chosen(judge, {})
             == [{}, {"TIMES": 1}, {"TIMES": 8}]
         )
-    finally:
-        judge.close()
 
 
 def triton_job() -> NodeJob:

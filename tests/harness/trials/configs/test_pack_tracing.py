@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,11 +65,8 @@ def test_what_a_solution_launches_is_forecast(tracer: PackTracer) -> None:
 
 def test_outputs_that_are_given_are_arguments_too() -> None:
     target, seed = opened("swiglu")
-    built = PackTracer(target)
-    try:
+    with contextlib.closing(PackTracer(target)) as built:
         result = built.best_forecast(seed)
-    finally:
-        built.close()
     assert result is not None
 
 

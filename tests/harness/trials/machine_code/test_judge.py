@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import threading
@@ -77,11 +78,8 @@ def test_the_farther_a_source_is_behind_the_fewer_configs_are_compiled(
     runner: RunnerClient, tmp_path: Path, cost: int, warps: tuple[int, ...], tried: int
 ) -> None:
     """Of sources that take longer with fewer warps; the rival takes 50,000."""
-    built = Judged(runner, tmp_path, warps)
-    try:
+    with contextlib.closing(Judged(runner, tmp_path, warps)) as built:
         result = built.judge.judge(job("slow", f"honest {cost}"))
-    finally:
-        built.close()
     assert result.measurements == len(result.facts["configs"]) == tried
     assert sorted(w for name, w in built.builder.asked if name == "slow") == sorted(warps[:tried])
     assert ("given up" in result.feedback) == (tried < 4)
@@ -169,15 +167,12 @@ def test_a_failure_of_our_own_has_the_node_judged_as_host_code_and_three_in_a_ro
 def test_a_failure_of_our_own_is_the_lanes_where_machine_code_is_insisted_on(
     runner: RunnerClient, tmp_path: Path
 ) -> None:
-    result = Judged(runner, tmp_path, insist=True)
-    try:
+    with contextlib.closing(Judged(runner, tmp_path, insist=True)) as result:
         with pytest.raises(LaneFailure, match="server was lost"):
             result.judge.judge(job("lost", "lost"))
         with pytest.raises(LaneFailure, match="timed beside"):
             result.judge.judge(job("any", "honest 40000", against=node("other", "broken")))
         assert result.host.asked == []
-    finally:
-        result.close()
 
 
 @pytest.mark.parametrize(
@@ -320,8 +315,7 @@ def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_
 
     hanging = Hanging(judged)
     judged.host.give_up = hanging.ended.set  # type: ignore[method-assign]
-    lanes = MachineCodeLanes([judged.judge], 1, ExitStack())
-    try:
+    with contextlib.closing(MachineCodeLanes([judged.judge], 1, ExitStack())) as lanes:
         assert lanes.capacity == 1
         verifying = lanes.verify(verification(job("fast", "honest 24000")))
         assert hanging.begun.wait(60)
@@ -333,8 +327,6 @@ def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_
             verifying.result(60)
         assert not judged.host.closed, "what it has opened for the confirmation would be lost"
         assert lanes.capacity == 1
-    finally:
-        lanes.close()
 
 
 def test_a_node_whose_sources_still_compile_is_given_up_without_waiting_for_them(judged: Judged) -> None:
