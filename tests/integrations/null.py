@@ -16,6 +16,8 @@ import triton.language as tl
 from forecast_autotune.records import Candidate
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.describe import configs_by_candidate
 
 
 @triton.jit
@@ -69,6 +71,13 @@ def launch(tuner: Any, n: int = 4096) -> Any:
     """Call a tuned kernel of this module for `n` elements."""
     x = torch.empty(n)
     return tuner[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, x, n)
+
+
+def kernel_call(tuner: Any, *args: Any, grid: Any = None, **named: Any) -> tuple[KernelCall, list[Candidate]]:
+    """A call of a tuned kernel for 4096 elements unless told otherwise, and its candidates."""
+    grid = grid or (lambda meta: (triton.cdiv(4096, meta["BLOCK"]),))
+    found = configs_by_candidate(tuner.configs)
+    return KernelCall(tuner, args, {"grid": grid, "warmup": False, **named}, found), list(found)
 
 
 def binaries() -> int:

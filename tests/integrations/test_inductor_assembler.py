@@ -43,16 +43,20 @@ def release() -> str:
 
 
 def test_while_enabled_kernels_are_named_by_the_workers_assembler(wheel: Path) -> None:
+    """Without us each choice is compiled twice where the releases differ."""
     before = release()
     assert "99.1" not in before
+    assert not inductor_compiles_twice()
     with enable_torch_compile(store=Store(None)):
         assert os.environ[VARIABLE].startswith(str(wheel))
         assert "99.1" in release()
+        assert inductor_compiles_twice()
         with enable_torch_compile(store=Store(None)):
             assert os.environ[VARIABLE].startswith(str(wheel))
         assert "99.1" in release()
     assert VARIABLE not in os.environ
     assert release() == before
+    assert not inductor_compiles_twice()
 
 
 def test_to_listen_changes_no_assembler(wheel: Path) -> None:
@@ -60,11 +64,19 @@ def test_to_listen_changes_no_assembler(wheel: Path) -> None:
         assert VARIABLE not in os.environ
 
 
-def test_what_the_user_has_named_stays(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_named_stays_and_compiles_once(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, "/opt/mine/ptxas")
     with enable_torch_compile(store=Store(None)):
         assert os.environ[VARIABLE] == "/opt/mine/ptxas"
+        assert not inductor_compiles_twice()
     assert os.environ[VARIABLE] == "/opt/mine/ptxas"
+    monkeypatch.delenv(VARIABLE)
+    enable_torch_compile(store=Store(None))
+    os.environ[VARIABLE] = "/opt/later/ptxas"
+    disable_torch_compile()
+    assert os.environ[VARIABLE] == "/opt/later/ptxas", "so does what was named since"
 
 
 def test_a_release_that_was_told_before_torch_named_its_own_is_asked_for_anew(wheel: Path) -> None:
@@ -75,14 +87,9 @@ def test_a_release_that_was_told_before_torch_named_its_own_is_asked_for_anew(wh
         assert "99.1" in release()
 
 
-def test_what_was_named_since_stays(wheel: Path) -> None:
-    enable_torch_compile(store=Store(None))
-    os.environ[VARIABLE] = "/opt/later/ptxas"
-    disable_torch_compile()
-    assert os.environ[VARIABLE] == "/opt/later/ptxas"
-
-
-def test_a_torch_without_an_assembler_is_left_alone(wheel: Path) -> None:
+def test_a_torch_without_an_assembler_is_left_alone_and_one_that_looks_elsewhere_is_told_apart(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for ptxas in wheel.rglob("ptxas"):
         ptxas.unlink()
     assembler = SharedAssembler()
@@ -90,25 +97,7 @@ def test_a_torch_without_an_assembler_is_left_alone(wheel: Path) -> None:
     assert VARIABLE not in os.environ
     assembler.restore()
     assert assembler.missing == []
-
-
-def test_a_torch_that_looks_elsewhere_is_told_apart(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(compile_tasks, "_set_triton_ptxas_path")
     assembler = SharedAssembler()
     assembler.share()
     assert assembler.missing == ["compile_tasks._set_triton_ptxas_path"]
-
-
-def test_without_us_each_choice_is_compiled_twice_where_the_releases_differ(wheel: Path) -> None:
-    assert not inductor_compiles_twice()
-    with enable_torch_compile(store=Store(None)):
-        assert inductor_compiles_twice()
-    assert not inductor_compiles_twice()
-
-
-def test_one_assembler_that_the_user_names_compiles_once(
-    wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, "/opt/mine/ptxas")
-    with enable_torch_compile(store=Store(None)):
-        assert not inductor_compiles_twice()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 import torch
 import triton
 from triton.runtime.errors import OutOfResources
-from triton.runtime.jit import KernelInterface
 
 from forecast_autotune.errors import NoWorkingConfigError
 from tests.integrations.interpreted.kernels import accumulate, double, double_even
@@ -147,56 +147,44 @@ def test_run_replaced_on_the_class_before_our_import() -> None:
     assert done.stdout.split("\n")[0] == "128 [] True", done.stderr
 
 
-class OneAtATime(KernelInterface):  # type: ignore[misc]
+class OneAtATime(Wrapper):
     """Triton's interpreter keeps global state, so launches take turns here; tuning does not."""
 
-    def __init__(self, fn: Any) -> None:
-        self.fn = fn
-        self.arg_names = fn.arg_names
-        self.turn = threading.Lock()
+    turn = threading.Lock()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         with self.turn:
-            return self.fn.run(*args, **kwargs)
+            return super().run(*args, **kwargs)
+
+
+def bench(call: Callable[[], object], quantiles: Any) -> list[float]:
+    call()
+    time.sleep(0.002)  # lets another thread in
+    return [1.0, 1.0, 1.0]
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
     """Run `work(i)` in `count` threads at once, and raise what the first failing one raised."""
     start = threading.Barrier(count)
-    raised: list[BaseException] = []
 
     def body(i: int) -> None:
-        try:
-            start.wait()
-            work(i)
-        except BaseException as error:
-            raised.append(error)
+        start.wait()
+        work(i)
 
-    threads = [threading.Thread(target=body, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if raised:
-        raise raised[0]
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(body, range(count)))
 
 
 def test_threads_share_one_tuning_per_key(forecast_exhaustive: Decorator) -> None:
     """Eight threads, three keys at once: right results, each key tuned once, `nargs` never mixed up."""
     sizes = (40, 50, 60)
     pruned: list[int] = []
-    timed: list[float] = []
+    kernel = OneAtATime(accumulate)
 
     def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
         pruned.append(nargs["n"])
         time.sleep(0.002)
         return configs
-
-    def bench(call: Callable[[], object], quantiles: Any) -> list[float]:
-        call()
-        time.sleep(0.002)  # lets another thread in
-        timed.append(1.0)
-        return [1.0, 1.0, 1.0]
 
     tuner = forecast_exhaustive(
         configs=blocks(16, 32, 64),
@@ -204,7 +192,7 @@ def test_threads_share_one_tuning_per_key(forecast_exhaustive: Decorator) -> Non
         restore_value=["acc"],
         do_bench=bench,
         prune_configs_by={"early_config_prune": prune},
-    )(OneAtATime(accumulate))
+    )(kernel)
 
     def work(i: int) -> None:
         for turn in range(len(sizes)):
@@ -215,7 +203,7 @@ def test_threads_share_one_tuning_per_key(forecast_exhaustive: Decorator) -> Non
 
     in_threads(8, work)
     assert sorted(pruned) == sorted(sizes)
-    assert len(timed) == len(sizes) * 3
+    assert len(kernel.launches) == len(sizes) * 3 + 8 * len(sizes), "timed, and for the callers"
     assert sorted(key[0] for key in tuner.cache) == sorted(sizes)
 
 
@@ -247,10 +235,6 @@ def test_a_failed_tuning_lets_the_next_thread_try(forecast_exhaustive: Decorator
             failing.clear()
             raise LookupError("first attempt")
         return configs
-
-    def bench(call: Callable[[], object], quantiles: Any) -> list[float]:
-        call()
-        return [1.0, 1.0, 1.0]
 
     tuner = forecast_exhaustive(
         configs=blocks(16, 32),

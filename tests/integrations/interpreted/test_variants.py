@@ -133,17 +133,6 @@ def test_every_launch_is_right_timed_and_untimed(source: str, n: int) -> None:
     assert tuner.do_bench.seen == {16, 32, 128}
 
 
-def test_another_dtype_is_the_bases() -> None:
-    """A key of its own, for which no variant was verified."""
-    vector = Vector(300)
-    tuner = tuned(vector, ADDED)
-    tuner[grid](*vector.args)
-    x, out = vector.x.double(), vector.out.double()
-    tuner[grid](x, out, vector.tag, vector.n)
-    assert torch.equal(out[:300], 2 * x[:300])
-    assert int(vector.tag[0]) in (16, 32)
-
-
 def test_a_call_in_place_is_the_bases() -> None:
     """Zeroing the output would zero the input: a hit with overlapping tensors is not launched that way."""
     vector = Vector(300)

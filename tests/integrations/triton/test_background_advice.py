@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from forecast_integrations.triton.background_advice import WRITER
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.source import standalone_source
 from tests.integrations.triton.test_variants_live import call, double, tuned
+from tests.waiting import eventually
 
 MANY = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2)]
 ANSWER = 'SUMMARY = "few warps"\ndef cost(config, args, device, launch):\n    return config.num_warps\n'
@@ -42,10 +42,7 @@ def alone(device: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def wait(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not done() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert done()
+    assert eventually(done, 20.0)
 
 
 def decide(store: Store, name: str = "exhaustive") -> Any:

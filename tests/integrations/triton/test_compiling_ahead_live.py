@@ -15,10 +15,8 @@ from forecast_autotune.records import Candidate
 from forecast_autotune.testing import MeasurerContract
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_integrations.triton.compile.children import ForkedChildren
-from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
-from tests.integrations.null import binaries, blocks, double, fresh, launch
+from tests.integrations.null import binaries, blocks, double, fresh, kernel_call, launch
 
 MANY = (16, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -76,11 +74,8 @@ def test_threads_compile_nothing_ahead(device: Any, monkeypatch: pytest.MonkeyPa
 def measurer_of(
     sizes: Sequence[int], compiler: str, names_compiled: int = 0
 ) -> tuple[TritonMeasurer, list[Candidate]]:
-    configs = blocks(*sizes)
-    found = describe.configs_by_candidate(configs)
     x = torch.empty(4096)
-    kwargs = {"grid": lambda meta: (triton.cdiv(4096, meta["BLOCK"]),), "warmup": False}
-    call = KernelCall(triton.autotune(configs, key=["n"])(fresh(double)), (x, x, 4096), kwargs, found)
+    call, names = kernel_call(triton.autotune(blocks(*sizes), key=["n"])(fresh(double)), x, x, 4096)
     measurer = TritonMeasurer(
         call,
         "problem",
@@ -89,9 +84,9 @@ def measurer_of(
         guard=lambda candidate: contextlib.nullcontext(),
         say=lambda candidate: None,
         compiler=compiler,
-        compiled=list(found)[:names_compiled],
+        compiled=names[:names_compiled],
     )
-    return measurer, list(found)
+    return measurer, names
 
 
 @pytest.mark.usefixtures("device")

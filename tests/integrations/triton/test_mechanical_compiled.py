@@ -60,13 +60,6 @@ def test_the_compiler_does_what_the_rewrite_asks_for(
 def _whole(given: dict[str, object]) -> dict[str, object]:
     """The matmul with full tiles."""
     a, b = (torch.zeros(256, 256, dtype=torch.float16) for _ in range(2))
-    sizes = {n: 256 for n in ("M", "N", "K")}
-    strides = {
-        "stride_am": 256,
-        "stride_ak": 1,
-        "stride_bk": 256,
-        "stride_bn": 1,
-        "stride_cm": 256,
-        "stride_cn": 1,
-    }
-    return {**given, "a_ptr": a, "b_ptr": b, "c_ptr": torch.zeros(256, 256), **sizes, **strides}
+    rows = dict.fromkeys(("M", "N", "K", "stride_am", "stride_bk", "stride_cm"), 256)
+    columns = dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1)
+    return {**given, "a_ptr": a, "b_ptr": b, "c_ptr": torch.zeros(256, 256), **rows, **columns}

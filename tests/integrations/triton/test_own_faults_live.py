@@ -43,18 +43,10 @@ def launched(root: Path, **options: Any) -> tuple[Any, set[str]]:
     return tuner, {str(w.message) for w in caught}
 
 
-@pytest.mark.parametrize("method", ["decision", "add", "watch"])
-def test_a_store_that_fails(
-    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
-) -> None:
-    monkeypatch.setattr(Store, method, fail)
-    tuner, said = launched(tmp_path / "store")
-    assert tuner.best_config.num_warps == 4
-    (text,) = said
-    assert "the store failed (LookupError('a bug'))" in text
-
-
 PARTS = {
+    "the store's decision": (Store, "decision"),
+    "the store's rows": (Store, "add"),
+    "the store's watch": (Store, "watch"),
     "the policy": (loop.WallTime, "plan"),
     "the surrogate's name": (loop.TaskForecaster, "label"),
     "the surrogate's making": (engine, "default_surrogate"),
@@ -79,7 +71,8 @@ def test_a_part_that_fails(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_pat
     tuner, said = launched(tmp_path / "store")
     assert tuner.best_config.num_warps == 4
     (text,) = said
-    assert "failed (LookupError('a bug'))" in text
+    what = "the store failed" if home is Store else "failed"
+    assert f"{what} (LookupError('a bug'))" in text
 
 
 def test_a_key_that_cannot_be_made(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.trace import ChildTracer
+from tests.integrations.null import kernel_call
 from tests.integrations.parallel_children import run_in_children
 from tests.waiting import eventually
 
@@ -45,11 +46,9 @@ def _scale(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 @pytest.fixture
 def traced() -> Iterator[Traced]:
     """A call on the null device, and its eight candidates."""
-    configs = [triton.Config({"BLOCK": 2**k}) for k in range(4, 12)]
-    tuner = triton.autotune(configs, key=["n"])(_scale)
-    found = describe.configs_by_candidate(configs)
+    tuner = triton.autotune([triton.Config({"BLOCK": 2**k}) for k in range(4, 12)], key=["n"])(_scale)
     with null_device():
-        yield KernelCall(tuner, (torch.empty(64, device="meta"), 64), {"grid": (1,)}, found), list(found)
+        yield kernel_call(tuner, torch.empty(64, device="meta"), 64, grid=(1,))
 
 
 def problem_of(call: KernelCall) -> Problem:

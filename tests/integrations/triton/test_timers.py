@@ -21,7 +21,6 @@ from triton.runtime.driver import driver
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.null_device import NullDevice, TimeModel, null_device
-from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
 from forecast_integrations.triton.timer.timers import (
@@ -32,7 +31,7 @@ from forecast_integrations.triton.timer.timers import (
     time_in_turns,
 )
 from tests.core.stepped_cuda import SteppedCuda, SteppedGraph
-from tests.integrations.null import double, fresh, launch, tables
+from tests.integrations.null import double, fresh, kernel_call, launch, tables
 
 
 def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
@@ -141,19 +140,14 @@ def device(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def call_of(
-    kernel: Any = double, restored: tuple[str, ...] = (), **options: Any
+    restored: tuple[str, ...] = (), hook: Callable[..., None] | None = None
 ) -> tuple[KernelCall, dict[int, Candidate]]:
     """A call of a kernel with one candidate for every number of warps."""
-    listed = [
-        triton.Config({"BLOCK": 128}, num_warps=w, **({"pre_hook": options["hook"]} if options else {}))
-        for w in MICROSECONDS
-    ]
-    tuner = autotune(listed, ["n"], store=False, restore_value=list(restored))(fresh(kernel))
+    listed = [triton.Config({"BLOCK": 128}, num_warps=w, pre_hook=hook) for w in MICROSECONDS]
+    tuner = autotune(listed, ["n"], store=False, restore_value=list(restored))(fresh(double))
     x = torch.empty(4096)
-    configs = describe.configs_by_candidate(listed)
-    given = {"grid": lambda meta: (triton.cdiv(4096, meta["BLOCK"]),), "warmup": False}
-    call = KernelCall(tuner, (x, x, 4096), given, configs)
-    return call, {candidate.config.num_warps: candidate for candidate in configs}
+    call, candidates = kernel_call(tuner, x, x, 4096)
+    return call, {candidate.config.num_warps: candidate for candidate in candidates}
 
 
 def timer_of(**options: Any) -> tuple[EventTimer, dict[int, Candidate]]:

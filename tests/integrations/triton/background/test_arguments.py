@@ -17,11 +17,9 @@ from forecast_integrations.triton.background.arguments import (
     copied_arguments,
     stand_in_call,
 )
-from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError
-from tests.integrations.null import blocks, double
+from tests.integrations.null import blocks, double, kernel_call
 
 
 def test_copies_hold_the_same_and_are_others() -> None:
@@ -83,11 +81,6 @@ def test_weak_arguments_keep_no_tensor_alive() -> None:
     assert held.alive() is None
 
 
-def call_of(tuner: Any, *args: object, **kwargs: object) -> KernelCall:
-    """A call of a tuned kernel with all of its candidates."""
-    return KernelCall(tuner, args, {"warmup": False, **kwargs}, describe.configs_by_candidate(tuner.configs))
-
-
 def test_a_stand_in_says_what_its_tensor_does() -> None:
     x = torch.ones(4, 6, dtype=torch.bfloat16)[:, ::2]
     stand_in = StandInTensor(x)
@@ -101,10 +94,9 @@ def test_a_stand_in_says_what_its_tensor_does() -> None:
 def test_a_stand_in_call_knows_the_grids_and_not_their_function() -> None:
     x, n = torch.ones(4096), 4096
     tuner = triton.autotune(configs=blocks(128, 256), key=["n"])(double)
-    bare = stand_in_call(
-        call_of(tuner, x, x, n, grid=lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)), tuner.configs[0]
-    )
-    grid: Any = bare.grid
+    grid: Any = lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)  # noqa: E731
+    bare = stand_in_call(kernel_call(tuner, x, x, n, grid=grid)[0], tuner.configs[0])
+    grid = bare.grid
     assert [grid({"BLOCK": size, "n": n}) for size in (128, 256)] == [(32,), (16,)]
     with pytest.raises(RebuildError, match="no launch grid was recorded"):
         grid({"BLOCK": 512})
@@ -116,10 +108,10 @@ def test_heuristics_that_read_values_cannot_be_stood_in_for() -> None:
     reads = triton.heuristics({"BLOCK": lambda args: 128 if args["x"].sum().item() > 0 else 256})(double)
     tuner = triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (1, 2)], key=["n"])(reads)
     with pytest.raises(UncopyableArgumentsError, match="heuristics"):
-        stand_in_call(call_of(tuner, x, x, n, grid=(1,)), tuner.configs[0])
+        stand_in_call(kernel_call(tuner, x, x, n, grid=(1,))[0], tuner.configs[0])
     shapes = triton.heuristics({"BLOCK": lambda args: 128 if args["x"].shape[0] > 0 else 256})(double)
     tuner = triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (1, 2)], key=["n"])(shapes)
-    assert stand_in_call(call_of(tuner, x, x, n, grid=(1,)), tuner.configs[0]).args[2] == n
+    assert stand_in_call(kernel_call(tuner, x, x, n, grid=(1,))[0], tuner.configs[0]).args[2] == n
 
 
 def test_a_stand_in_call_has_the_form_of_the_call() -> None:
