@@ -42,7 +42,7 @@ from forecast_integrations.helion.search import (
     neighbours,
     search_generations,
 )
-from forecast_integrations.helion.tracing import generated_launch, generated_launches, to_config
+from forecast_integrations.helion.tracing import generated_launch, generated_launches
 from forecast_integrations.triton.compile.children import answers_of_children
 from forecast_integrations.triton.compile.pool import without_device
 
@@ -89,6 +89,14 @@ def made_up_ms(config: Any) -> float:
     return 0.1 + 0.05 * abs(rows.bit_length() - 5) + 0.03 * abs(warps.bit_length() - 3)
 
 
+class Timed(list[Any]):
+    """A benchmark of made-up times; holds the configs that were asked for."""
+
+    def __call__(self, some: list[Any]) -> list[tuple[str, float]]:
+        self += some
+        return [("ok", made_up_ms(c)) for c in some]
+
+
 def test_a_config_is_traced_by_its_generated_code_without_a_launch(bound: Any) -> None:
     launch = generated_launch(bound, ARGS, bound.config_spec.default_config())
     rows = bound.config_spec.default_config().config["block_sizes"][0]
@@ -102,24 +110,11 @@ def test_what_has_no_code_is_refused(bound: Any) -> None:
         generated_launch(bound, ARGS, helion.Config(block_sizes=["many"]))
 
 
-def test_lists_of_a_config_become_numbered_parameters() -> None:
-    made = to_config(helion.Config(block_sizes=[16, 32], num_warps=8, indexing="pointer"))
-    assert dict(made.kwargs)["block_sizes[1]"] == 32
-    assert (made.num_warps, made.num_stages) == (8, 1)
-
-
 def test_a_part_of_a_pool_is_measured_until_the_risk_is_accepted(bound: Any) -> None:
-    configs = population(bound, 24)
-    pool = RankedPool(bound, ARGS, configs)
+    pool = RankedPool(bound, ARGS, population(bound, 24))
     assert pool.texts, "some of the pool has code on this machine"
-    asked: list[Any] = []
-
-    def benchmark(some: list[Any]) -> list[tuple[str, float]]:
-        asked.extend(some)
-        return [("ok", made_up_ms(c)) for c in some]
-
-    settings = Settings()
-    decision = search_generations(pool, NoNeighbours(), benchmark, surrogate_for(settings), settings)
+    asked, settings = Timed(), Settings()
+    decision = search_generations(pool, NoNeighbours(), asked, surrogate_for(settings), settings)
     measured = set(map(id, asked))
     assert decision.measured == len(measured) <= len(pool.configs)
     assert made_up_ms(pool.configs[decision.chosen]) == min(made_up_ms(c) for c in asked)
@@ -127,14 +122,10 @@ def test_a_part_of_a_pool_is_measured_until_the_risk_is_accepted(bound: Any) -> 
 
 
 def test_a_pool_of_configs_that_fail_has_no_best(bound: Any) -> None:
-    pool = RankedPool(bound, ARGS, population(bound, 8))
-    settings = Settings()
-
-    def benchmark(some: list[Any]) -> list[tuple[str, float]]:
-        return [("accuracy_error", float("inf"))] * len(some)
-
+    pool, settings = RankedPool(bound, ARGS, population(bound, 8)), Settings()
+    fail = lambda some: [("accuracy_error", float("inf"))] * len(some)  # noqa: E731
     with pytest.raises(NoWorkingConfigError, match="incorrect"):
-        search_generations(pool, NoNeighbours(), benchmark, surrogate_for(settings), settings)
+        search_generations(pool, NoNeighbours(), fail, surrogate_for(settings), settings)
 
 
 def test_what_failed_after_the_time_was_up_says_nothing_of_its_config(bound: Any) -> None:
@@ -195,25 +186,18 @@ def test_neighbours_of_the_best_join_the_pool_while_they_are_better(bound: Any) 
     generation = bound.config_spec.create_config_generation()
     start = helion.Config(**{**bound.config_spec.default_config().config, "block_sizes": [512]})
     pool = RankedPool(bound, ARGS, [start])
-    asked: list[Any] = []
-
-    def benchmark(some: list[Any]) -> list[tuple[str, float]]:
-        asked.extend(some)
-        return [("ok", made_up_ms(c)) for c in some]
-
-    settings = Settings()
+    asked, settings = Timed(), Settings()
     surrogate = surrogate_for(settings)
-    decision = search_generations(pool, generation, benchmark, surrogate, settings)
+    decision = search_generations(pool, generation, asked, surrogate, settings)
     best = pool.configs[decision.chosen]
     assert made_up_ms(best) < made_up_ms(start)
     assert made_up_ms(best) == min(map(made_up_ms, asked)) == decision.median_ms
     with pytest.raises(NoWorkingConfigError):
-        search_generations(pool, generation, benchmark, surrogate, settings, lambda: True)
+        search_generations(pool, generation, asked, surrogate, settings, lambda: True)
 
 
 def test_the_luckiest_of_close_ones_is_not_taken(bound: Any) -> None:
-    configs = population(bound, 24)
-    pool = RankedPool(bound, ARGS, configs)
+    pool = RankedPool(bound, ARGS, population(bound, 24))
     lucky: list[Any] = []
 
     def benchmark(some: list[Any]) -> list[tuple[str, float]]:
@@ -240,18 +224,15 @@ def test_helions_own_autotuner_runs_it_by_name(
     search = enabled(bound, ARGS, count=8)
     search._autotune_budget_start = None
 
-    def timed(configs: list[Any]) -> list[BenchmarkResult]:
+    def before(configs: list[Any], *, desc: str = "Benchmarking") -> list[BenchmarkResult]:
         """In place of a GPU."""
         return [BenchmarkResult(c, lambda: None, made_up_ms(c), "ok", 0.1) for c in configs]
 
-    def before(configs: list[Any], *, desc: str = "Benchmarking") -> list[BenchmarkResult]:
-        return timed(configs)
-
     def since(
         configs: list[Any], *, desc: str = "Benchmarking", raise_if_no_viable_config: bool = True
-    ) -> list[BenchmarkResult]:
+    ) -> Any:
         assert not raise_if_no_viable_config
-        return timed(configs)
+        return before(configs)
 
     monkeypatch.setattr(search, "benchmark_batch", before if release == "1.4" else since)
     best = search._autotune()

@@ -103,23 +103,14 @@ def test_a_grid_is_asked_once_per_assignment() -> None:
     assert calls == 2
     assert len(found) == 6
     assert set(found.values()) == {(8,), (2,)}
+    assert asked(plain, lambda meta: (meta["unknown"],)) == (2, {}), "one that cannot say is not asked again"
 
 
-def test_a_grid_that_cannot_say_is_not_asked_again() -> None:
-    assert asked(plain, lambda meta: (meta["unknown"],)) == (2, {})
-
-
-def test_where_launch_options_are_parameters_each_candidate_is_asked() -> None:
+def test_where_launch_options_are_parameters_or_heuristics_may_read_them_each_candidate_is_asked() -> None:
     calls, found = asked(with_warps, lambda meta: (meta["num_warps"],))
-    assert calls == 6
-    assert found["BLOCK=16 warps=2 stages=3"] == (2,)
-
-
-def test_heuristics_may_read_launch_options() -> None:
-    rule = triton.heuristics({"n": lambda args: 128 * args["num_warps"]})(plain)
-    calls, found = asked(rule)
-    assert calls == 6
-    assert found["BLOCK=16 warps=4 stages=3"] == (32,)
+    assert (calls, found["BLOCK=16 warps=2 stages=3"]) == (6, (2,))
+    calls, found = asked(triton.heuristics({"n": lambda args: 128 * args["num_warps"]})(plain))
+    assert (calls, found["BLOCK=16 warps=4 stages=3"]) == (6, (32,))
 
 
 def problem_of(fn: Any = plain, **named: Any) -> Problem:
@@ -247,19 +238,15 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
 
 
 @pytest.mark.parametrize("change", [{"scale": 7}, {"factor": 7}, {"term": 7}])
-def test_what_the_kernel_uses_counts(build: Build, change: dict[str, Any]) -> None:
-    assert source_hash(build()) != source_hash(build(**change))
+@pytest.mark.parametrize("helper", ["helper_module", "triton_helpers_of_a_library"])
+def test_what_the_kernel_uses_counts(build: Build, helper: str, change: dict[str, Any]) -> None:
+    assert source_hash(build(helper)) != source_hash(build(helper, **change))
 
 
 @pytest.mark.parametrize("change", [{"above": "# a comment\n\n"}, {"other": 7}, {"n": 7}])
 def test_what_it_does_not_use_does_not(build: Build, change: dict[str, Any]) -> None:
     """Its place in the file, other globals, and globals that share a name with its arguments or locals."""
     assert source_hash(build()) == source_hash(build(**change))
-
-
-def test_a_module_named_like_triton_counts(build: Build) -> None:
-    name = "triton_helpers_of_a_library"
-    assert source_hash(build(name)) != source_hash(build(name, term=7))
 
 
 def test_layers_above_do_not_count(build: Build) -> None:

@@ -86,13 +86,13 @@ class Curious:
 
 
 def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
-    surrogate = Curious()
-    variant, own = record(FAST, checked()), fresh(twice)
-    for given in ([variant], {"mine": own}):
+    variant, base = record(FAST, checked()), describe.kernel_record(double).source
+    assert base.startswith("def double(")
+    own = {"mine": describe.kernel_record(twice).source}
+    for given, more in ((None, {}), ([variant], {variant.name: FAST}), ({"mine": fresh(twice)}, own)):
+        surrogate = Curious()
         call(tuned(given, mode="tune", surrogate=surrogate))
-    first, last = surrogate.queries[0].sources, surrogate.queries[-1].sources
-    assert dict(first) == {"base": describe.kernel_record(double).source, variant.name: FAST}
-    assert dict(last) == {"base": first["base"], "mine": describe.kernel_record(twice).source}
+        assert dict(surrogate.queries[0].sources) == {"base": base, **more}
 
 
 def test_a_live_query_has_what_is_expected_of_stored_variants(
@@ -108,13 +108,6 @@ def test_a_live_query_has_what_is_expected_of_stored_variants(
     before = len(surrogate.queries)
     call(tuned([judged], mode="tune", surrogate=surrogate))
     assert {len(query.judgements) for query in surrogate.queries[before:]} == {0}
-
-
-def test_without_variants_there_is_the_base_alone(device: Any) -> None:
-    surrogate = Curious()
-    call(tuned(None, mode="tune", surrogate=surrogate))
-    assert list(surrogate.queries[0].sources) == ["base"]
-    assert surrogate.queries[0].sources["base"].startswith("def double(")
 
 
 def test_a_decision_without_a_language_model_reads_no_source(

@@ -52,10 +52,12 @@ def call(tuner: Any, *args: Any) -> Any:
     return tuner[lambda meta: (triton.cdiv(given[2], meta["BLOCK"]),)](*given)
 
 
-def checked(passed: bool = True, args: tuple[Any, ...] | None = None, device: str = "") -> Check:
+def checked(
+    passed: bool = True, args: tuple[Any, ...] | None = None, device: str = "", kernel: Any = double
+) -> Check:
     """A check of calls like these, on the null device."""
-    named = dict(zip(("x", "out", "n"), args or arguments(), strict=True))
-    signature = CallSizes.of([describe.call_arguments(double, named)]).signature(["out"])
+    named = dict(zip(kernel.arg_names, args or arguments(), strict=False))
+    signature = CallSizes.of([describe.call_arguments(kernel, named)]).signature(["out"])
     return Check(device or current_device().slug, signature, passed)
 
 
@@ -143,29 +145,18 @@ def test_importing_never_precedes_verification(device: Any, tmp_path: Path) -> N
 # --- where they come from ---
 
 
-def forms(tmp_path: Path) -> dict[str, Any]:
-    variant = record(FAST, checked())
-    store = Store(tmp_path / "elsewhere")
+@pytest.mark.parametrize("form", ["one", "list", "store", "path", "text", "generator"])
+def test_every_form_of_the_argument(device: Any, tmp_path: Path, form: str) -> None:
+    variant, folder = record(FAST, checked()), tmp_path / "elsewhere"
+    store = Store(folder)
     store.put_variant(variant)
 
     def generator(problem: Problem) -> list[Variant]:
         assert problem.kernel.name == "double"
         return [variant]
 
-    return {
-        "one": variant,
-        "list": [variant],
-        "store": store,
-        "path": tmp_path / "elsewhere",
-        "text": str(tmp_path / "elsewhere"),
-        "generator": generator,
-    }
-
-
-@pytest.mark.parametrize("form", ["one", "list", "store", "path", "text", "generator"])
-def test_every_form_of_the_argument(device: Any, tmp_path: Path, form: str) -> None:
-    tuner = tuned(forms(tmp_path)[form])
-    assert call(tuner).metadata.num_warps == 4
+    forms = {"one": variant, "list": [variant], "store": store, "path": folder, "text": str(folder)}
+    assert call(tuned({**forms, "generator": generator}[form])).metadata.num_warps == 4
 
 
 def test_the_tuners_own_store_by_word_and_by_variable(
@@ -186,10 +177,8 @@ def test_the_tuners_own_store_by_word_and_by_variable(
 def test_kernels_in_a_list_are_named(device: Any) -> None:
     tuner = tuned([fresh(twice), fresh(twice)])
     assert call(tuner).metadata.name == "twice"
-    assert {c.function.name for c in tuner.configs_timings if isinstance(c, VariantConfig)} == {
-        "twice",
-        "twice 2",
-    }
+    names = {c.function.name for c in tuner.configs_timings if isinstance(c, VariantConfig)}
+    assert names == {"twice", "twice 2"}
     assert tuner.decision.candidates == 6
 
 
@@ -290,6 +279,11 @@ def test_overlap_matters_where_something_is_written() -> None:
     assert not may_overlap(shared, frozenset({"out"})), "two inputs may share memory"
     assert may_overlap(shared, frozenset({"y"}))
     assert not may_overlap({"x": x[:0], "y": x}, None)
+    x = torch.empty(64, 64)
+    over = TensorDescriptor.from_tensor(x, [16, 16])
+    assert may_overlap({"x": over, "out": x}, frozenset({"out"})), "by the tensor that is described"
+    assert may_overlap({"x": x, "out": over}, frozenset({"out"}))
+    assert not may_overlap({"x": over, "out": torch.empty(64, 64)}, frozenset({"out"}))
 
 
 # --- grids ---
@@ -362,28 +356,22 @@ def test_a_hook_that_all_configs_share_prepares_the_variants_too(device: Any) ->
 
 def test_configs_of_the_base_without_what_the_variant_dropped(device: Any) -> None:
     body = BODY.replace(", BLOCK: tl.constexpr", "").replace("BLOCK", "64")
-    source = FAST.replace(
-        BODY, "def grid(meta, arguments):\n    return (triton.cdiv(arguments['n'], 64),)\n\n\n" + body
-    )
-    source = source[: source.index("CONFIGS")] + source[source.index("def grid") :]
+    grid = "def grid(meta, arguments):\n    return (triton.cdiv(arguments['n'], 64),)\n\n\n"
+    source = HEAD[: HEAD.index("CONFIGS")] + grid + body
     configs = [triton.Config({"BLOCK": b}, num_warps=w) for b in (128, 256) for w in (1, 4)]
-    variant = record(source, checked())
-    tuner = tuned([variant], configs=configs)
+    tuner = tuned([record(source, checked())], configs=configs)
     call(tuner)
     own = [c for c in tuner.configs_timings if isinstance(c, VariantConfig)]
     assert sorted((c.kwargs, c.num_warps) for c in own) == [({}, 1), ({}, 4)]
 
 
-def test_loading_says_what_is_wrong(device: Any) -> None:
+def test_loading_says_what_is_wrong_and_a_records_configs_beat_those_of_the_source(device: Any) -> None:
     with pytest.raises(VariantError, match="cannot be used"):
         load_variant(record(FAST.replace("n, BLOCK", "BLOCK")), double, lambda args, kwargs: True)
-    loaded = load_variant(record(FAST), double, lambda args, kwargs: True)
-    assert [c.num_warps for c in loaded.configs(SLOW)] == [2, 4]
-
-
-def test_records_configs_beat_those_of_the_source(device: Any) -> None:
     given = Variant(**{**vars(record(FAST)), "configs": (Config.of({"BLOCK": 512}, num_warps=8),)})
-    assert [c.num_warps for c in load_variant(given, double, lambda args, kwargs: True).configs(SLOW)] == [8]
+    for made, warps in ((record(FAST), [2, 4]), (given, [8])):
+        loaded = load_variant(made, double, lambda args, kwargs: True)
+        assert [c.num_warps for c in loaded.configs(SLOW)] == warps
 
 
 def test_tuners_of_libraries_are_served_as_well(
@@ -454,11 +442,8 @@ def scaled_arguments(n: int = 4096, by: Any = 3) -> dict[str, Any]:
 
 
 def tuned_to(source: str) -> Any:
-    base = describe.kernel_record(scaled)
-    signature = CallSizes.of([describe.call_arguments(scaled, scaled_arguments())]).signature(["out"])
-    made = Variant.of(base.name, base.source_sha256, source, Provenance(Origin.HAND))
-    record = Variant(**{**vars(made), "checks": (Check(current_device().slug, signature, True),)})
-    return autotune(PLAIN, key=["n"], variants=[record], store=False, mode="exhaustive")(fresh(scaled))
+    own = record(source, checked(args=tuple(scaled_arguments().values()), kernel=scaled), kernel=scaled)
+    return autotune(PLAIN, key=["n"], variants=[own], store=False, mode="exhaustive")(fresh(scaled))
 
 
 def grid(meta: dict[str, Any]) -> tuple[int]:
@@ -551,11 +536,3 @@ def test_a_tensor_that_was_changed_in_place_is_looked_at_again(device: Any) -> N
     given["out"].resize_(2048)
     tuner[grid](**given)
     assert not isinstance(tuner.best_config, VariantConfig)
-
-
-def test_descriptors_overlap_by_the_tensor_they_describe() -> None:
-    x = torch.empty(64, 64)
-    over = TensorDescriptor.from_tensor(x, [16, 16])
-    assert may_overlap({"x": over, "out": x}, frozenset({"out"}))
-    assert may_overlap({"x": x, "out": over}, frozenset({"out"}))
-    assert not may_overlap({"x": over, "out": torch.empty(64, 64)}, frozenset({"out"}))
