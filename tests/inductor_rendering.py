@@ -75,6 +75,22 @@ def inductor_output(
             return str(lowering.codegen()[0].value)
 
 
+def template_inputs(
+    graph: Any, operands: Sequence[tuple[Sequence[Any], Sequence[Any]]], dtype: Any = None
+) -> list[Any]:
+    """Inputs of a graph (size, stride) as templates take them; of half precision if nothing else is said."""
+    import torch
+    from torch._inductor import ir
+
+    nodes = []
+    for i, (size, stride) in enumerate(operands):
+        layout = ir.FixedLayout(torch.device("cuda:0"), dtype or torch.float16, list(size), list(stride))
+        buffer = ir.InputBuffer(name=f"arg{i}", layout=layout)
+        graph.graph_inputs[buffer.name] = buffer
+        nodes.append(ir.StorageBox(buffer))
+    return nodes
+
+
 @contextlib.contextmanager
 def graph_to_render(patch: pytest.MonkeyPatch, clock: Callable[[Any], float]) -> Iterator[Any]:
     """A graph in which templates can be rendered for an H200; `clock` is the null device's."""

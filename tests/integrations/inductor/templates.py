@@ -1,4 +1,4 @@
-"""A product and flex attention as Inductor renders its templates (torch 2.13), sizes and strides as constants.
+"""Templates as Inductor renders them, sizes and strides as constants: a product of mixed dtypes, flex attention.
 
 Only what TTIR depends on is kept: the body of each template with its loads, dots, masks and stores, and
 the suffix that writes the output.
@@ -23,21 +23,13 @@ def _tile(pid, M, N, GROUP_M, BLOCK_M, BLOCK_N):
 
 
 @triton.jit
-def mm(
+def mixed_mm(
     A,
     B,
     C,
-    bias,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    stride_am: tl.constexpr,
-    stride_ak: tl.constexpr,
-    stride_bk: tl.constexpr,
-    stride_bn: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACC_TYPE: tl.constexpr,
-    EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -50,31 +42,19 @@ def mm(
     offs_a_m = rm % M
     offs_b_n = rn % N
     offs_k = tl.arange(0, BLOCK_K)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC_TYPE)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k_idx in range(0, tl.cdiv(K, BLOCK_K)):
         a_k_idx_vals = offs_k[None, :] + (k_idx * BLOCK_K)
         b_k_idx_vals = offs_k[:, None] + (k_idx * BLOCK_K)
-        if EVEN_K:
-            a = tl.load(A + (stride_ak * a_k_idx_vals + stride_am * offs_a_m[:, None]))
-            b = tl.load(B + (stride_bn * offs_b_n[None, :] + stride_bk * b_k_idx_vals))
-        else:
-            a_mask = offs_k[None, :] < (K - k_idx * BLOCK_K)
-            b_mask = offs_k[:, None] < (K - k_idx * BLOCK_K)
-            a = tl.load(A + (stride_ak * a_k_idx_vals + stride_am * offs_a_m[:, None]), a_mask, other=0.0)
-            b = tl.load(B + (stride_bn * offs_b_n[None, :] + stride_bk * b_k_idx_vals), b_mask, other=0.0)
-        acc += tl.dot(a, b.to(a.dtype), out_dtype=ACC_TYPE)
+        a = tl.load(A + (a_k_idx_vals + K * offs_a_m[:, None]))
+        b = tl.load(B + (offs_b_n[None, :] + N * b_k_idx_vals))
+        acc += tl.dot(a, b.to(a.dtype), out_dtype=tl.float32)
     rm = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     rn = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     idx_m = rm[:, None]
     idx_n = rn[None, :]
     mask = (idx_m < M) & (idx_n < N)
-    xindex = idx_n + N * idx_m
-    if BIAS:
-        tmp0 = tl.load(
-            bias + tl.broadcast_to(idx_n, [BLOCK_M, BLOCK_N]), mask, eviction_policy="evict_last"
-        ).to(tl.float32)
-        acc = acc + tmp0
-    tl.store(C + tl.broadcast_to(xindex, [BLOCK_M, BLOCK_N]), acc, mask)
+    tl.store(C + tl.broadcast_to(idx_n + N * idx_m, [BLOCK_M, BLOCK_N]), acc, mask)
 
 
 @triton.jit

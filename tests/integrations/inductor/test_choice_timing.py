@@ -26,7 +26,7 @@ from forecast_autotune.store import Store
 from forecast_integrations.inductor import choice_timing, operation_search, policy, pruning
 from forecast_integrations.inductor.choice_timing import ChoiceTiming, clock_of, is_of_clock, times_calls
 from forecast_integrations.inductor.choices.graph_position import GraphPosition, GraphProducts
-from forecast_integrations.inductor.choices.records import candidate_of, problem_of
+from forecast_integrations.inductor.choices.records import problem_of
 from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.hooks import benchmarks, selection
 from forecast_integrations.inductor.hooks.context import HookContext
@@ -41,7 +41,14 @@ from forecast_integrations.inductor.pruning import SelectionCall, prune_before_c
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.timer.timers import CallTime
 from tests.integrations.inductor import test_selection
-from tests.integrations.inductor.graphs import graph, product_choices, product_inputs, serving
+from tests.integrations.inductor.graphs import (
+    graph,
+    number,
+    number_of,
+    product_choices,
+    product_inputs,
+    serving,
+)
 from tests.integrations.inductor.test_selection import COUNT, log2_ms_of, lowered
 
 RECORDED, BY_EVENTS = "graph-l2flush-1", "events-l2flush-2"
@@ -231,6 +238,7 @@ class Benchmarked:
         self.told = {LIBRARY: 0.046, **dict.fromkeys(range(COUNT), 0.03)}
         self.found = {LIBRARY: 0.019, **dict.fromkeys(range(COUNT), 0.025)}
         self.taken: list[int] = []
+        self._monkeypatch = monkeypatch
         monkeypatch.setattr(_benchmarker(), "benchmark_gpu", lambda _, call, **__: self.told[_run(call)])
         if torchs:
             monkeypatch.setattr(benchmarking, "__file__", __file__)  # where torch's own function is written
@@ -241,6 +249,17 @@ class Benchmarked:
     def _time(self, call: Callable[[], object]) -> CallTime:
         self.taken.append(_run(call))
         return CallTime(self.found[self.taken[-1]], RECORDED)
+
+    def stand_at(self, position: GraphPosition) -> None:
+        """Say where in its graph the next operation stands, on a device that forecasts have measurements of."""
+        self._monkeypatch.setattr(choice_timing, "can_time", lambda _: True)
+        self._monkeypatch.setattr(pruning, "graph_position", lambda *_: position)
+        self._monkeypatch.setattr(policy, "is_measured_device", lambda _: True)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Benchmarked:
+    return Benchmarked(monkeypatch)
 
 
 def _benchmarker() -> type:
@@ -278,10 +297,9 @@ def chosen_by(ours: TuningSession, *, warned: bool = False) -> Decision:
 
 @pytest.mark.parametrize("compared", [False, True])
 def test_known_choices_are_timed_again_where_results_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: bool, device: Benchmarked
 ) -> None:
     """The reference is the first choice that is timed, and has to be the one that Inductor lists first."""
-    device = Benchmarked(monkeypatch)
     chosen_by(serving(log2_ms_of, tmp_path))
     known = set(device.taken)
     device.taken.clear()
@@ -299,13 +317,11 @@ def protocols(store: Path) -> dict[int, list[str]]:
     for table in Store(store).tables():
         for m in table.measurements:
             if m.ok:
-                i = dict(m.candidate.config.kwargs).get("i", LIBRARY)
-                found.setdefault(int(i), []).append(m.protocol)  # type: ignore[arg-type]
+                found.setdefault(number_of(m.candidate), []).append(m.protocol)
     return found
 
 
-def test_the_library_is_not_charged_for_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Benchmarked(monkeypatch)
+def test_the_library_is_not_charged_for_the_host(tmp_path: Path, device: Benchmarked) -> None:
     decision = chosen_by(serving(log2_ms_of, tmp_path))
     assert (decision.median_ms, dict(decision.chosen.config.kwargs)) == (0.019, {})
     assert sorted(device.taken) == [-1, 0, 2], "what fails is not timed"
@@ -316,9 +332,8 @@ def test_the_library_is_not_charged_for_the_host(tmp_path: Path, monkeypatch: py
 
 
 def test_what_was_stored_with_the_hosts_part_is_decided_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Benchmarked
 ) -> None:
-    device = Benchmarked(monkeypatch)
     with monkeypatch.context() as before:
         before.setattr(operation_search, "times_calls", lambda *_: False)
         old = chosen_by(serving(log2_ms_of, tmp_path))
@@ -344,19 +359,15 @@ def test_a_benchmarker_of_the_users_is_obeyed(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_device_whose_calls_cannot_be_timed_is_left_to_inductor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Benchmarked
 ) -> None:
-    Benchmarked(monkeypatch)
     monkeypatch.setattr(choice_timing, "open_clock", lambda _: None)
     decision = chosen_by(serving(log2_ms_of, tmp_path))
     assert decision.median_ms == 0.03
     assert "host's part" not in decision.reason
 
 
-def test_where_the_clock_fails_once_inductors_decides_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = Benchmarked(monkeypatch)
+def test_where_the_clock_fails_once_inductors_decides_alone(tmp_path: Path, device: Benchmarked) -> None:
     del device.found[0]
     with pytest.warns(RuntimeWarning, match="time a call on the device"):
         decision = chosen_by(serving(log2_ms_of, tmp_path), warned=True)
@@ -370,8 +381,9 @@ def test_other_devices_and_choices_that_inductor_records_have_no_other_clock() -
     assert not choice_timing.has_own_graphs([choice("plain")])
 
 
-def test_fused_kernels_are_timed_by_the_clock_of_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Benchmarked(monkeypatch)
+def test_fused_kernels_are_timed_by_the_clock_of_the_choices(
+    monkeypatch: pytest.MonkeyPatch, device: Benchmarked
+) -> None:
     session, kernel = serving(), partial(int, "0")
 
     def benchmark_codegened_module(self: object, module: object) -> tuple[float, str]:
@@ -398,12 +410,11 @@ def test_fused_kernels_are_timed_by_the_clock_of_the_choices(monkeypatch: pytest
 
 
 def test_where_the_library_is_known_to_be_far_ahead_less_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Benchmarked
 ) -> None:
     def slow(candidate: Candidate) -> float:
         return 3.0
 
-    device = Benchmarked(monkeypatch)
     chosen_by(serving(slow, tmp_path / "without", policy=FewRoundsPolicy(least=1)))
     without = list(device.taken)
     device.taken.clear()
@@ -420,26 +431,12 @@ def test_where_the_library_is_known_to_be_far_ahead_less_is_measured(
     assert device.taken.count(LIBRARY) == 2
 
 
-def stand_at(monkeypatch: pytest.MonkeyPatch, position: GraphPosition) -> None:
-    """Say where in its graph the next operation stands, on a device that forecasts have measurements of."""
-    monkeypatch.setattr(choice_timing, "can_time", lambda _: True)
-    monkeypatch.setattr(pruning, "graph_position", lambda *_: position)
-    monkeypatch.setattr(policy, "is_measured_device", lambda _: True)
-
-
-def benchmarked_at(monkeypatch: pytest.MonkeyPatch, position: GraphPosition) -> Benchmarked:
-    """A device whose next operation stands there."""
-    device = Benchmarked(monkeypatch)
-    stand_at(monkeypatch, position)
-    return device
-
-
 def handed_on(ours: TuningSession) -> list[int]:
     """The numbers of the choices that Inductor goes on with."""
     with graph(), config.patch(max_autotune=True):
         made, nodes, layout = lowered(32)
         kept = pruning.prune_before_compilation(ours, SelectionCall("mm", nodes, layout), made)
-        return [int(dict(candidate_of(c).config.kwargs).get("i", LIBRARY)) for c in kept]  # type: ignore[arg-type]
+        return list(map(number, kept))
 
 
 def in_a_graph_of(ms: float) -> GraphPosition:
@@ -448,9 +445,9 @@ def in_a_graph_of(ms: float) -> GraphPosition:
 
 
 def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, device: Benchmarked
 ) -> None:
-    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device.stand_at(GraphPosition(fusion_ms=0.0))
     ours = serving(lambda _: 3.0, tmp_path)
     decision = chosen_by(ours)
     assert device.taken == [LIBRARY]
@@ -460,7 +457,7 @@ def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
     chosen_by(ours)
     assert device.taken == [LIBRARY], "it is decided"
     # Elsewhere a choice may compute what follows, too.
-    stand_at(monkeypatch, GraphPosition(fusion_ms=0.01))
+    device.stand_at(GraphPosition(fusion_ms=0.01))
     again = chosen_by(ours)
     assert len(device.taken) > 2
     assert device.taken.count(LIBRARY) == 2, "it is timed beside the others"
@@ -469,11 +466,11 @@ def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
 
 @pytest.mark.parametrize("listed", [1, 2])
 def test_a_choice_that_is_listed_alone_is_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: int, device: Benchmarked
 ) -> None:
     """However slow it is thought to be: somebody has narrowed the list to it."""
     monkeypatch.setattr(test_selection, "COUNT", listed)
-    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device.stand_at(GraphPosition(fusion_ms=0.0))
     decision = chosen_by(serving(lambda _: 3.0, tmp_path))
     assert set(device.taken) == ({LIBRARY, 0} if listed == 1 else {LIBRARY})
     assert (decision.reason == TRUSTED) == (listed == 2)
@@ -482,9 +479,9 @@ def test_a_choice_that_is_listed_alone_is_timed(
 
 
 def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, device: Benchmarked
 ) -> None:
-    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device.stand_at(GraphPosition(fusion_ms=0.0))
     chosen_by(serving(lambda _: -9.0, tmp_path / "fast"))
     assert len(set(device.taken)) > 1
     device.taken.clear()
@@ -493,19 +490,17 @@ def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed
 
 
 def test_on_a_device_without_measurements_the_stated_risk_is_the_forecasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Benchmarked
 ) -> None:
-    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device.stand_at(GraphPosition(fusion_ms=0.0))
     monkeypatch.setattr(policy, "is_measured_device", lambda _: False)
     decision = chosen_by(serving(lambda _: 3.0, tmp_path))
     assert device.taken == [LIBRARY]
     assert decision.stated_risk < LIBRARY_BEST_RISK, "nothing comes near"
 
 
-def test_a_decision_for_the_library_leaves_choices_to_be_fused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.01))
+def test_a_decision_for_the_library_leaves_choices_to_be_fused(tmp_path: Path, device: Benchmarked) -> None:
+    device.stand_at(GraphPosition(fusion_ms=0.01))
     ours = serving(lambda _: 3.0, tmp_path)
     decided = chosen_by(ours)
     assert dict(decided.chosen.config.kwargs) == {}, "the library's kernel"
@@ -518,14 +513,14 @@ def test_a_decision_for_the_library_leaves_choices_to_be_fused(
         assert again.chosen == decided.chosen
         assert device.taken == taken, "nothing is timed again"
         assert len(handed_on(serving(lambda _: 3.0, tmp_path, mode=mode))) == (2 if mode is Mode.TUNE else 1)
-    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device.stand_at(GraphPosition(fusion_ms=0.0))
     assert handed_on(ours) == [LIBRARY]
 
 
 def test_where_inductor_times_otherwise_a_decision_is_all_that_is_handed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Benchmarked
 ) -> None:
-    benchmarked_at(monkeypatch, GraphPosition(fusion_ms=0.01))
+    device.stand_at(GraphPosition(fusion_ms=0.01))
     ours = serving(lambda _: 3.0, tmp_path)
     chosen_by(ours)
     monkeypatch.setattr(operation_search, "times_calls", lambda *_: False)
@@ -534,9 +529,9 @@ def test_where_inductor_times_otherwise_a_decision_is_all_that_is_handed_on(
 
 
 def test_a_further_round_is_waited_for_where_it_may_gain_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, device: Benchmarked
 ) -> None:
-    device = benchmarked_at(monkeypatch, in_a_graph_of(1.5))  # more than 1 % of it, and less than 3 %
+    device.stand_at(in_a_graph_of(1.5))  # more than 1 % of it, and less than 3 %
     ours = serving(lambda _: -9.0, tmp_path)
     decision = chosen_by(ours)
     assert decision.rounds[-1] == NOT_WORTH_WAITING
@@ -544,22 +539,22 @@ def test_a_further_round_is_waited_for_where_it_may_gain_something(
     first = len(set(device.taken))
     careful = chosen_by(serving(lambda _: -9.0, tmp_path / "careful", risk=0.01))
     assert careful.rounds[-1] != NOT_WORTH_WAITING, "who accepts little has small ones measured like others"
-    stand_at(monkeypatch, GraphPosition(fusion_ms=0.0))
+    device.stand_at(GraphPosition(fusion_ms=0.0))
     again = chosen_by(ours)
     assert again.rounds[-1] != NOT_WORTH_WAITING, "it is all of another graph"
     assert len(set(device.taken)) > first
 
 
 def test_an_operation_that_its_graph_hardly_notices_is_not_compiled_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, device: Benchmarked
 ) -> None:
-    device = benchmarked_at(monkeypatch, in_a_graph_of(10.0))
+    device.stand_at(in_a_graph_of(10.0))
     ours = serving(lambda _: -9.0, tmp_path)
     decision = chosen_by(ours)
     assert device.taken == [LIBRARY]
     assert decision.reason == SMALL
     assert decision.stated_risk > 0.5, "it is not said to be fast"
-    stand_at(monkeypatch, in_a_graph_of(0.02))
+    device.stand_at(in_a_graph_of(0.02))
     chosen_by(ours)
     assert len(set(device.taken)) > 1, "another graph is all about it"
     assert device.taken.count(LIBRARY) == 2, "it is timed beside the others"
@@ -588,9 +583,8 @@ def test_inputs_that_may_be_places_are_left_to_inductor(
 
 
 def test_a_library_that_cannot_be_timed_ahead_is_timed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Benchmarked
 ) -> None:
-    device = Benchmarked(monkeypatch)
     monkeypatch.setattr(choice_timing, "can_time", _fails)
     decision = chosen_by(serving(log2_ms_of, tmp_path), warned=True)
     assert (decision.median_ms, device.taken.count(LIBRARY)) == (0.019, 1)

@@ -32,7 +32,7 @@ from forecast_integrations.inductor.choices.records import candidate_of, templat
 from forecast_integrations.inductor.hooks import generation, selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.pruning import SelectionCall
-from tests.inductor_rendering import compile_nothing, graph_to_render, inductor_output
+from tests.inductor_rendering import compile_nothing, graph_to_render, inductor_output, template_inputs
 from tests.integrations.inductor.graphs import H200, serving
 from tests.integrations.null import by_launch_options
 
@@ -84,15 +84,7 @@ def code_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def nodes(graph: Any, *sizes: tuple[int, ...]) -> list[Any]:
-    found = []
-    for i, size in enumerate(sizes):
-        stride = torch.empty(size, device="meta").stride()
-        buffer = ir.InputBuffer(
-            name=f"arg{i}", layout=ir.FixedLayout(DEVICE, torch.float16, list(size), list(stride))
-        )
-        graph.graph_inputs[buffer.name] = buffer
-        found.append(ir.StorageBox(buffer))
-    return found
+    return template_inputs(graph, [(size, torch.empty(size, device="meta").stride()) for size in sizes])
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,26 +196,6 @@ def test_inputs_that_the_operation_makes_itself_have_the_met_size(tmp_path: Path
     assert number(chosen) == SPECIALIST
     (decision,) = decisions(tmp_path)
     assert "input 0, of dynamic size" in decision.reason
-
-
-def test_the_scheduler_is_told_of_no_other_template(tmp_path: Path) -> None:
-    """On a GPU, Inductor times fused templates at the met size, and would go back to the fastest there."""
-    ours = serving(log2_ms_of, tmp_path)
-    with (
-        config.patch(cpu_backend="triton"),
-        symbolic_graph(MET, LOW, HIGH) as (graph, rows),
-        selection_hooked(ours),
-    ):
-        node, chosen = get_algorithm_selector_cache()("mm", *lowered(rows), return_multi_template=True)
-        assert chosen is None
-        graph.scheduler = object()
-        timings = {number(c): ms for c, ms in node.data.data.choice_timings().items()}
-    assert min(timings, key=timings.__getitem__) == ROBUST
-    assert {timings.get(i, math.inf) for i in (SPECIALIST, FRAGILE, 3)} == {math.inf}
-    (met,) = [t for t in Store(tmp_path).tables() if t.problem.arguments[0].shape[0] == MET]
-    assert timings[ROBUST] == pytest.approx(
-        next(m.ms for m in met.measurements if number_of(m.candidate) == ROBUST)
-    )
 
 
 def test_nothing_is_guarded_on(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from forecast_integrations.inductor.size_range import (
     size_range,
 )
 from forecast_integrations.triton.null_device import null_device
-from tests.inductor_rendering import H200, LIMITS
+from tests.inductor_rendering import H200, LIMITS, template_inputs
 from tests.integrations.inductor.graphs import serving
 from tests.integrations.inductor.symbolic import symbolic_graph
 
@@ -53,12 +53,7 @@ rendering = pytest.mark.skipif(
 
 def operands(graph: Any, rows: Any) -> tuple[list[Any], Any]:
     """The operands of a product of `rows` rows, and its layout."""
-    nodes = []
-    for i, (size, stride) in enumerate([((rows, K), (K, 1)), ((K, N), (N, 1))]):
-        layout = ir.FixedLayout(DEVICE, torch.float16, list(size), list(stride))
-        buffer = ir.InputBuffer(name=f"arg{i}", layout=layout)
-        graph.graph_inputs[buffer.name] = buffer
-        nodes.append(ir.StorageBox(buffer))
+    nodes = template_inputs(graph, [((rows, K), (K, 1)), ((K, N), (N, 1))])
     return nodes, ir.FixedLayout(DEVICE, torch.float16, [rows, N], [N, 1])
 
 

@@ -22,6 +22,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.kernel.bmm import bmm_template
 from torch._inductor.kernel.conv import conv2d_template
 from torch._inductor.kernel.mm import mm_template, persistent_tma_mm_template
+from torch._inductor.kernel.mm_common import addmm_epilogue
 from torch._inductor.kernel.mm_plus_mm import mm_plus_mm_template
 
 from forecast_autotune.features.trace import trace
@@ -31,7 +32,7 @@ from forecast_autotune.records import Argument, Device, Kernel, Problem
 from forecast_integrations.inductor.choices.geometry import operation_geometry
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.choices.templates import closed_form
-from tests.inductor_rendering import graph_to_render
+from tests.inductor_rendering import graph_to_render, template_inputs
 from tests.integrations.null import by_launch_options
 
 M, N, K = 4096, 2048, 1024
@@ -59,27 +60,23 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield lowering
 
 
-def rendered(graph: Any, template: Any, operands: list[Sizes], out: Sizes, given: dict[str, Any]) -> Any:
+def rendered(
+    graph: Any, template: Any, operands: list[Sizes], dtype: Any, out: Sizes, given: dict[str, Any]
+) -> Any:
     """The choice that a template gives for these operands (size, stride)."""
-    nodes = []
-    for i, (size, stride) in enumerate(operands):
-        layout = ir.FixedLayout(DEVICE, torch.float16, list(size), list(stride))
-        buffer = ir.InputBuffer(name=f"arg{i}", layout=layout)
-        graph.graph_inputs[buffer.name] = buffer
-        nodes.append(ir.StorageBox(buffer))
-    layout = ir.FixedLayout(DEVICE, torch.float16, list(out[0]), list(out[1]))
+    nodes = template_inputs(graph, operands, dtype)
+    layout = ir.FixedLayout(DEVICE, dtype, list(out[0]), list(out[1]))
     choice = template.generate(nodes, layout, **given)
     assert hasattr(choice, "bmreq"), f"the template gave no choice: {choice}"
     return choice
 
 
-def traced(choice: Any, operands: list[Sizes], out: Sizes) -> str:
+def traced(choice: Any, operands: list[Sizes], dtype: Any, out: Sizes) -> str:
     """The TTIR of a choice's code."""
     module = PyCodeCache.load_by_key_path(choice.bmreq.module_cache_key, choice.bmreq.module_path)
     fn = getattr(module, choice.bmreq.kernel_name).fn
     tensors = [
-        torch.empty_strided(size, stride, dtype=torch.float16, device="meta")
-        for size, stride in [*operands, out]
+        torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride in [*operands, out]
     ]
     assert len(fn.arg_names) == len(tensors)
     return trace(fn, tensors, {}, {})
@@ -89,9 +86,7 @@ def traced(choice: Any, operands: list[Sizes], out: Sizes) -> str:
 @pytest.mark.parametrize(
     ("name", "template", "operands", "out", "given"),
     [
-        ("mm", mm_template, [(A, (K, 1)), (B, (N, 1))], C, {**GEMM, "USE_FAST_ACCUM": False}),
         ("mm", mm_template, [(A, (K, 1)), (B, (1, K))], C, {**GEMM, "USE_FAST_ACCUM": True}),
-        ("mm", mm_template, [(A, (1, M)), (B, (N, 1))], C, {**GEMM, "USE_FAST_ACCUM": False}),
         (
             "mm",
             mm_template,
@@ -117,6 +112,31 @@ def test_products(
     compare(graph, name, template, operands, result, given | tiled(tile), set())
 
 
+@pytest.mark.parametrize("tile", [*TILES, (32, 256, 16), (16, 32, 128)])
+@pytest.mark.parametrize(
+    ("left", "right", "bias", "k", "dtype"),
+    [
+        (True, True, False, 1024, torch.float16),
+        (True, False, False, 1024, torch.bfloat16),
+        (False, True, False, 1024, torch.float16),
+        (True, False, True, 1024, torch.bfloat16),
+        (True, True, False, 1000, torch.float16),
+        (True, False, True, 1000, torch.float16),
+        (True, True, False, 512, torch.float32),
+    ],
+)
+def test_dtypes_strides_and_a_bias(
+    graph: Any, tile: tuple[int, int, int], left: bool, right: bool, bias: bool, k: int, dtype: Any
+) -> None:
+    """`left`, `right`: rows are contiguous."""
+    operands = [((M, k), (k, 1) if left else (1, M)), ((k, N), (N, 1) if right else (1, k))]
+    given = {**GEMM, "USE_FAST_ACCUM": False, "EVEN_K": k % tile[2] == 0} | tiled(tile)
+    if bias:
+        operands.insert(0, ((M, N), (0, 1)))
+        given |= {"prefix_args": 1, "epilogue_fn": addmm_epilogue(dtype, 1, 1)}
+    compare(graph, "addmm" if bias else "mm", mm_template, operands, (C, (N, 1)), given, set(), dtype)
+
+
 @pytest.mark.parametrize("tile", TILES)
 def test_convolution(graph: Any, tile: tuple[int, int, int]) -> None:
     side, channels, filters = 56, 64, 128
@@ -137,17 +157,18 @@ def compare(
     out: Sizes,
     given: dict[str, Any],
     left_out: set[str],
+    dtype: Any = torch.float16,
 ) -> None:
-    choice = rendered(graph, template, operands, out, given)
+    choice = rendered(graph, template, operands, dtype, out, given)
     candidate = candidate_of(choice)
     assert candidate.config.num_warps == 4
     assert dict(candidate.config.kwargs)["BLOCK_N"] == given["BLOCK_N"]
     named = [*((f"in{i}", sizes) for i, sizes in enumerate(operands)), ("out", out)]
-    arguments = [Argument(n, "tensor", "float16", tuple(size), tuple(stride)) for n, (size, stride) in named]
+    arguments = [Argument(n, "tensor", str(dtype), tuple(size), tuple(stride)) for n, (size, stride) in named]
     shape = operation_geometry(Problem.of(Kernel(name, "inductor"), arguments, Device("NVIDIA H200")))
     assert shape is not None
     found = closed_form(shape, candidate.variant, candidate.config.parameters(), 132)
-    want = extract_facts(traced(choice, operands, out), (), found.grid)
+    want = extract_facts(traced(choice, operands, dtype, out), (), found.grid)
     for field in dataclasses.fields(want):
         if field.name not in {"ops", "dot_shapes", *coalesced_access_counts(0.0)} | left_out:
             mine, theirs = getattr(found.facts, field.name), getattr(want, field.name)

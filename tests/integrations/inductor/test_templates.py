@@ -12,8 +12,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-from triton import language as tl
-
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
 from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
@@ -27,7 +25,7 @@ from forecast_integrations.inductor.choices.templates import attention_facts, cl
 from tests.integrations.inductor import templates
 
 SMS = 132
-TILES = [(64, 128, 32), (128, 64, 64), (32, 256, 16), (16, 32, 128), (128, 128, 128), (256, 16, 256)]
+PRODUCT = MatmulGeometry(1, 64, 64, 64, OperandLayout(16), OperandLayout(16), 16)
 UNCHECKED = {"ops", "unknown_trips", "inactive_bytes", *coalesced_access_counts(0.0)}
 """The text's length says nothing of the candidate; a closed form assumes no trips, whole lines and tiles."""
 
@@ -58,68 +56,16 @@ def assert_equal(
             assert mine == pytest.approx(theirs, rel=within, abs=1e-9), field.name
 
 
-def product(
-    shape: tuple[int, int, int, int], dtype: Any, *, left: bool = True, right: bool = True, **more: Any
-) -> MatmulGeometry:
-    batch, m, n, k = shape
-    size = dtype.itemsize * 8
-    return MatmulGeometry(batch, m, n, k, OperandLayout(size, left), OperandLayout(size, right), size, **more)
-
-
-def mm_text(shape: tuple[int, int, int, int], tile: tuple[int, int, int], dtype: Any, **how: bool) -> str:
-    """TTIR of the template; `how`: left, right (rows are contiguous), bias."""
-    _, m, n, k = shape
-    left, right, bias = how["left"], how["right"], how["bias"]
-    sizes = {"M": m, "N": n, "K": k, "ACC_TYPE": tl.float32, "GROUP_M": 8, "BIAS": bias}
-    sizes |= dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True))
-    sizes |= {
-        "stride_am": k if left else 1,
-        "stride_ak": 1 if left else m,
-        "stride_bk": n if right else 1,
-        "stride_bn": 1 if right else k,
-        "EVEN_K": k % tile[2] == 0,
-    }
-    a, b, c, d = (tensor(*s, dtype=dtype) for s in ((m, k), (k, n), (m, n), (n,)))
-    return trace(templates.mm, (a, b, c, d), {}, sizes)
-
-
 def parameters(tile: tuple[int, int, int], **more: Any) -> dict[str, Any]:
     return {**dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True)), "GROUP_M": 8, **more}
-
-
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(
-    ("left", "right", "bias", "k", "dtype"),
-    [
-        (True, True, False, 1024, torch.float16),
-        (True, False, False, 1024, torch.bfloat16),
-        (False, True, False, 1024, torch.float16),
-        (True, False, True, 1024, torch.bfloat16),
-        (True, True, False, 1000, torch.float16),
-        (True, False, True, 1000, torch.float16),
-        (True, True, False, 512, torch.float32),
-    ],
-)
-def test_mm(tile: Any, left: bool, right: bool, bias: bool, k: int, dtype: Any) -> None:
-    shape = (1, 4096, 2048, k)
-    text = mm_text(shape, tile, dtype, left=left, right=right, bias=bias)
-    more = {"bias_bits": dtype.itemsize * 8} if bias else {}
-    found = closed_form(
-        product(shape, dtype, left=left, right=right, **more), "triton::mm", parameters(tile), SMS
-    )
-    assert found.grid == (-(-4096 // tile[0]) * -(-2048 // tile[1]), 1, 1)
-    assert_equal(found.facts, extract_facts(text, (), found.grid))
 
 
 @pytest.mark.parametrize("tile", [(64, 128, 32), (128, 64, 64)])
 def test_mixed_mm(tile: Any) -> None:
     """A right operand of 8 bits is cast on its way to the product."""
     m, n, k = 4096, 2048, 1024
-    blocks = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile, strict=True))
-    sizes = {"M": m, "N": n, "K": k, "stride_am": k, "stride_ak": 1, "stride_bk": n, "stride_bn": 1}
-    how = {"BIAS": False, "ACC_TYPE": tl.float32, "EVEN_K": True, "GROUP_M": 8}
     a, b, c = tensor(m, k), tensor(k, n, dtype=torch.int8), tensor(m, n)
-    text = trace(templates.mm, (a, b, c, None), {}, sizes | how | blocks)
+    text = trace(templates.mixed_mm, (a, b, c), {}, {"M": m, "N": n, "K": k} | parameters(tile))
     geometry = MatmulGeometry(1, m, n, k, OperandLayout(16), OperandLayout(8), 16)
     found = closed_form(geometry, "triton::mm", parameters(tile), SMS)
     assert_equal(found.facts, extract_facts(text, (), found.grid))
@@ -156,16 +102,14 @@ def test_decoding_puts_the_heads_of_one_key_head_into_one_tile() -> None:
 @pytest.mark.parametrize("missing", ["BLOCK_M", "BLOCK_N", "BLOCK_K"])
 def test_a_candidate_without_its_tile_has_no_facts(missing: str) -> None:
     given = parameters((64, 64, 64))
-    geometry = product((1, 64, 64, 64), torch.float16)
-    assert has_closed_form(geometry, Candidate(Config.of(given), "triton::mm"))
+    assert has_closed_form(PRODUCT, Candidate(Config.of(given), "triton::mm"))
     del given[missing]
-    assert not has_closed_form(geometry, Candidate(Config.of(given), "triton::mm"))
-    assert closed_form(geometry, "triton::mm", given, SMS) is None
+    assert not has_closed_form(PRODUCT, Candidate(Config.of(given), "triton::mm"))
+    assert closed_form(PRODUCT, "triton::mm", given, SMS) is None
 
 
 @pytest.mark.parametrize(
     "variant", ["aten::mm", "cpp::mm", "triton::convolution2d_bwd_weight", "triton::flex_attention_backward"]
 )
 def test_vendor_kernels_and_gradients_have_no_closed_form(variant: str) -> None:
-    geometry = product((1, 64, 64, 64), torch.float16)
-    assert not has_closed_form(geometry, Candidate(Config.of(parameters((64, 64, 64))), variant))
+    assert not has_closed_form(PRODUCT, Candidate(Config.of(parameters((64, 64, 64))), variant))
