@@ -199,7 +199,10 @@ class WarmProcess:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        # Also where a signal came before there was a process.
+        scratch, self._scratch = self._scratch, ""
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 _shared: dict[tuple[int, WarmUp], WarmProcess] = {}
