@@ -117,7 +117,7 @@ LONGEST = (
     "docs/test_blocks.py",
     "benchmarks/test_kernels.py",
     "harness/authors/test_triton_rewrites.py",
-    "harness/search/test_ray_lanes.py",
+    "harness/search/test_judge_pools.py",
     "harness/trials/variants/test_variants.py",
     "harness/trials/test_kernels.py",
     "harness/commands/test_cli_variants.py",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("triton")
 
+from forecast_autotune.commands import main
+from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.nvcc import COMPILE_LIMITS, compile_source, launched_programs
 from forecast_harness.clocks.records import BufferRole, PlanBuffer
 from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.search.log import read_log
+from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.targets.cuda.declaration import read_cuda_declaration
 from forecast_harness.targets.statement import cuda_statement
 from tests.harness.cuda_kernels.declared_kernel import needs_nvcc
@@ -55,3 +61,79 @@ def test_the_statement_has_an_example_that_is_read() -> None:
     text = cuda_statement(declared.pack, declared.signature, "cuda")
     assert "rows=8192, columns=1024" in text
     assert "terms explains" in text
+
+
+KERNEL = f"{EXAMPLE}/softmax.cu:row_softmax"
+FASTER = EXAMPLE / "faster" / "block_per_row.cu"
+LAST = "y[i] = expf(x[i] - most) / sum;"
+HOSTILE = {
+    "wrong": (LAST, "y[i] = expf(x[i] - most) / (sum + 1);", Outcome.INCORRECT),
+    "outside": (LAST, f"{LAST} y[(int)threadIdx.x - 300] = 7;", Outcome.INCORRECT),
+    "mutates": (LAST, f"{LAST} const_cast<float*>(x)[threadIdx.x] = 7;", Outcome.INCORRECT),
+    "illegal": (LAST, f"{LAST} *(float*)16 = sum;", Outcome.RUNTIME_ERROR),
+    "endless": (LAST, f"{LAST} while (*(volatile float*)y >= 0) {{}}", Outcome.TIMEOUT),
+    "keeps": ("extern", "__device__ float kept;\nextern", Outcome.COMPILE_ERROR),
+    "borrows": (
+        "{\n  x +=",
+        "{\n  cuda::kept[0] += 1;\n  x +=",
+        Outcome.RUNTIME_ERROR,
+    ),
+    "reads": ("template", '#include "/etc/passwd"\ntemplate', Outcome.COMPILE_ERROR),
+    "signature": ("int rows,", "long long rows,", Outcome.COMPILE_ERROR),
+    "huge": ('grid = ["rows"]', 'grid = ["rows * 2147483647"]', Outcome.COMPILE_ERROR),
+}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchState, Path]:
+    sources = tmp_path_factory.mktemp("sources")
+    text = FASTER.read_text()
+    (sources / "faster.cu").write_text(text)
+    for name, (old, new, _) in HOSTILE.items():
+        assert old in text
+        head = "namespace cuda { __device__ float kept[9]; }\n" if name == "borrows" else ""
+        (sources / f"{name}.cu").write_text(head + text.replace(old, new, 1))
+    folder = tmp_path_factory.mktemp("search") / "found"
+    words = ["search", KERNEL, "--out", str(folder), "--proposer", f"recorded:{sources}", "--trials", "3"]
+    words += ["--surrogate", "none", "--samples", "12", "--k", "12", "--gpu-budget", "16"]
+    words += ["--parents", "1", "--path", "machine-code"]
+    assert main(words) == 0
+    return replay_events(read_log(folder / "log.jsonl")), folder
+
+
+@pytest.mark.gpu
+@needs_nvcc
+def test_the_faster_source_is_verified_and_confirmed(searched: tuple[SearchState, Path]) -> None:
+    state, folder = searched
+    assert state.nodes[state.best].provenance.note == "faster.cu"
+    told = json.loads((folder / "summary.json").read_text())
+    print(f"{told['speedup']:.2f} times the first seed, {told['evidence']}")
+    assert told["confirmed"]
+    assert told["speedup"] > 1.5
+    assert (folder / "best.cu").is_file()
+
+
+@pytest.mark.gpu
+@needs_nvcc
+def test_sources_that_break_rules_are_refused(searched: tuple[SearchState, Path]) -> None:
+    state, _ = searched
+    found = {state.nodes[n].provenance.note.removesuffix(".cu"): j for n, j in state.judged.items()}
+    for name, (_, _, outcome) in HOSTILE.items():
+        judged = found[name]
+        print(f"{name}: {judged.outcome}: {judged.feedback[:160]}")
+        assert judged.outcome is outcome, f"{name}: {judged.feedback}"
+        assert "root:" not in judged.feedback
+
+
+@pytest.mark.gpu
+@needs_nvcc
+def test_sources_are_verified_and_compared_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", KERNEL, str(FASTER), "--json"]) == 0
+    capsys.readouterr()
+    trace = tmp_path / "trace.jsonl"
+    assert main(["bench", KERNEL, str(FASTER), "--against", "base", "--trace", str(trace)]) == 0
+    entries = [json.loads(line) for line in trace.read_text().splitlines()]
+    print({e["solution"]: (e["outcome"], e["gain"]) for e in entries})
+    assert {e["solution"]: e["outcome"] for e in entries} == {"base": "incumbent", "block_per_row": "faster"}

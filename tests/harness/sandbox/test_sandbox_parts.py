@@ -171,7 +171,6 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_sent() -> None:
 def test_children_are_found_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         grandchild = int(process.stdout.readline())
         assert process.pid in linux.children(os.getpid())
         assert process.pid in linux.children_by_search(os.getpid())
@@ -340,7 +339,6 @@ def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[3],
     )
     try:
-        assert parent.stdout is not None
         server = int(parent.stdout.readline())
         limit = time.monotonic() + 15
         while len(tree := linux.descendants(server)) < 3 and time.monotonic() < limit:

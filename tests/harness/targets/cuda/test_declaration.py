@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
 from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.targets.cuda import toolkit
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, read_cuda_declaration
 from forecast_harness.targets.cuda.signature import KernelSignature
 from forecast_harness.targets.cuda.source import check_source_rules, launch_comments, read_launch
@@ -282,3 +286,62 @@ def test_what_kernels_need_is_let_through(line: str) -> None:
 def test_rules_are_read_in_linear_time(piece: str, count: int) -> None:
     with pytest.raises(RecordError):  # this test ends: the patterns do not go back and forth
         check_source_rules(f"{piece * count}\n??=")
+
+
+# --- where nvcc is looked for ---
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine without nvcc."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(toolkit, "_USUAL_PLACE", str(tmp_path / "none"))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "packages"))
+    for result in (toolkit.find_nvcc, toolkit.nvcc_release):
+        result.cache_clear()
+    yield
+    for result in (toolkit.find_nvcc, toolkit.nvcc_release):
+        result.cache_clear()
+
+
+def program(path: Path, said: str = "Cuda compilation tools, release 13.0, V13.0.88") -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho '{said}'\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_without_one_it_is_said_what_to_do() -> None:
+    with pytest.raises(SettingsError, match=r"forecast-autotune\[cuda\]"):
+        toolkit.find_nvcc()
+
+
+@pytest.mark.parametrize("name", ["CUDA_HOME", "CUDA_PATH"])
+@pytest.mark.usefixtures("nothing_known")
+def test_a_variable_names_the_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    result = program(tmp_path / "toolkit" / "bin" / "nvcc")
+    monkeypatch.setenv(name, str(tmp_path / "toolkit"))
+    assert toolkit.find_nvcc() == str(result)
+    assert toolkit.nvcc_release() == "13.0"
+    assert str(tmp_path / "toolkit") in toolkit.header_roots()
+
+
+@pytest.mark.parametrize("place", ["nvidia/cu13/bin/nvcc", "nvidia/cuda_nvcc/bin/nvcc"])
+@pytest.mark.usefixtures("nothing_known")
+def test_a_wheel_brings_one(tmp_path: Path, place: str) -> None:
+    result = program(tmp_path / "packages" / place)
+    assert toolkit.find_nvcc() == str(result)
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_a_variable_that_leads_nowhere_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    result = program(tmp_path / "path" / "nvcc", "nothing known")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.setattr(shutil, "which", lambda name: str(result))
+    assert toolkit.find_nvcc() == str(result)
+    assert toolkit.nvcc_release() == ""

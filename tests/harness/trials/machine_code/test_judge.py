@@ -32,6 +32,20 @@ from forecast_harness.trials.race import log2_ratio, mean_log2_ratio
 from tests.harness.trials.machine_code.judged_sums import SEED, SMALL, TARGET, Judged, job, node, verification
 
 
+@pytest.fixture
+def judged(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
+    result = Judged(runner, tmp_path)
+    yield result
+    result.close()
+
+
+@pytest.fixture
+def tuned(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
+    result = Judged(runner, tmp_path, (4, 8, 2, 16))
+    yield result
+    result.close()
+
+
 def test_a_faster_node_says_by_how_much_and_waits_for_full_verification(judged: Judged) -> None:
     result = judged.judge.judge(job("fast", "honest 24000"))
     assert result.outcome is Outcome.OK

@@ -54,7 +54,7 @@ from forecast_harness.verify.launch_cell import (
     remember_process,
 )
 from forecast_harness.verify.problem import LaunchCase
-from tests.harness.compiling_judge import MARK
+from tests.harness.large import MARK
 from tests.harness.variant_kernels import DOUBLE
 
 torch = pytest.importorskip("torch")
@@ -153,9 +153,7 @@ def call(n: int, block: int) -> dict[str, Any]:
 
 def compiled(compiling: SandboxLane, source: str, binaries: dict[str, str]) -> JobResult:
     payload = {"calls": [call(64, 32), call(60, 32), call(64, 64)], "binaries": binaries}
-    job = SandboxJob(
-        "tests.harness.compiling_judge:compile_twice", payload, launcher_files("kernel", source, source)
-    )
+    job = SandboxJob("tests.harness.large:compile_twice", payload, launcher_files("kernel", source, source))
     return compiling.run(job, ResourceLimits(wall_s=120, cpu_s=120, trusted_s=240))
 
 

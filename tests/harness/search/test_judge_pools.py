@@ -1,11 +1,14 @@
-"""Lanes on a real Ray cluster of several raylets on this machine."""
+"""Pools of judges, of this machine and of a real Ray cluster: every job once, none lost, broken lanes kept out."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,15 @@ pytest.importorskip("torch")
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
-from forecast_harness.records import ConfirmationJob, VerificationJob
+from forecast_harness.records import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.ray_judges import RayJudgePool, RemoteJudge, load_ray
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.packs import PackJudge
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
+from forecast_harness.trials.race import RaceRules
+from forecast_harness.verify.plan import VerificationPlan
 from tests.harness.search.lane_judges import SEED, TARGET, ScriptedJudge, job, judged_jobs
+from tests.harness.small import small_target
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -184,3 +192,150 @@ def test_a_judge_that_does_not_open_is_told(cluster: Any) -> None:
 
 def _broken(number: int) -> NodeJudge:
     raise NotADirectoryError("scratch is a file")
+
+
+# --- lanes of this machine ---
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Callable[[int], NodeJudge]:
+    return partial(ScriptedJudge, folder=tmp_path)
+
+
+def test_every_job_is_done_once_whoever_asks(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
+    with contextlib.closing(LocalJudgePool(table, 3)) as lanes:
+        futures = [lanes.submit(job(str(n % 20), "sleep 0.01")) for n in range(60)]
+        assert [f.result(30).log2_ratio for f in futures] == [0.5] * 60
+        assert lanes.submit(job("3", "sleep 0.01")).result(30).device == futures[3].result().device
+        assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(20))
+
+
+def test_finalists_are_confirmed_once(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
+    request = ConfirmationJob((job("a").node, job("b").node), {"node-a": {"N": 1}}, SEED, TARGET)
+    with contextlib.closing(LocalJudgePool(table, 2)) as lanes:
+        assert lanes.confirm(request).result(30) == lanes.confirm(request).result(30)
+        assert set(lanes.confirm(request).result(30)) == {"node-a", "node-b"}
+        assert judged_jobs(tmp_path) == ["confirm"]
+
+
+def test_a_verification_goes_before_what_waits(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
+    lanes = LocalJudgePool(table, 1)
+    request = VerificationJob("verify-a", job("a").node, {}, TARGET)
+    try:
+        held = lanes.submit(job("held", "hold"))
+        wait_until(lambda: bool(list(tmp_path.glob("pid-*"))))
+        waiting = [lanes.submit(job(str(n))) for n in range(3)]
+        verifying = lanes.verify(request)
+        assert lanes.verify(request) is verifying
+        (tmp_path / "go").touch()
+        assert verifying.result(30).is_right
+        assert [f.result(30).outcome for f in (held, *waiting)] == [Outcome.OK] * 4
+        assert judged_jobs(tmp_path) == ["job-held", "verify-a", "job-0", "job-1", "job-2"]
+    finally:
+        lanes.close()
+
+
+def test_what_is_given_up_is_lost_and_its_lane_stays_open(tmp_path: Path) -> None:
+    results: list[ScriptedJudge] = []
+
+    def make(number: int) -> NodeJudge:
+        results.append(ScriptedJudge(number, tmp_path))
+        return results[-1]
+
+    with contextlib.closing(LocalJudgePool(make, 1)) as lanes:
+        held = lanes.submit(job("held", "hold ended early"))
+        wait_until(lambda: bool(list(tmp_path.glob("pid-*"))))
+        waiting = lanes.submit(job("waiting"))
+        lanes.give_up()
+        with pytest.raises(LaneFailure, match="ended early"):
+            held.result(30)
+        with pytest.raises(LaneFailure, match="given up"):
+            waiting.result(30)
+        assert lanes.submit(job("next")).result(30).outcome is Outcome.OK
+        assert judged_jobs(tmp_path) == ["job-next"]
+        assert len(results) == 1
+        assert not results[0].closed
+
+
+def test_a_lost_job_is_told_and_may_be_tried_again_in_a_fresh_lane(table: Callable[[int], NodeJudge]) -> None:
+    with contextlib.closing(LocalJudgePool(table, 1)) as lanes:
+        with pytest.raises(LaneFailure, match="fell off the bus") as caught:
+            lanes.submit(job("flaky", "lose 1")).result(30)
+        assert caught.value.lane == "table-0"
+        assert lanes.submit(job("flaky", "lose 1")).result(30).outcome is Outcome.OK
+        assert lanes.lanes[0].restarts == 1
+        assert lanes.capacity == 1
+
+
+def test_an_error_of_the_judge_blames_no_candidate(table: Callable[[int], NodeJudge]) -> None:
+    with contextlib.closing(LocalJudgePool(table, 1)) as lanes:
+        with pytest.raises(LaneFailure, match="a judge has bugs"):
+            lanes.submit(job("bug", "raise")).result(30)
+        assert lanes.submit(job("fine")).result(30).outcome is Outcome.OK
+
+
+def test_a_broken_lane_is_quarantined_and_comes_back(
+    table: Callable[[int], NodeJudge], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+
+    def make(number: int) -> NodeJudge:
+        if number == 1 and broken.exists():
+            raise LaneFailure("the canary computed 3, expected 4")
+        return table(number)
+
+    with contextlib.closing(LocalJudgePool(make, 2, retry_s=0.05)) as lanes:
+        wait_until(lambda: lanes.capacity == 1)
+        assert "canary" in lanes.lanes[1].problem
+        assert {lanes.submit(job(str(n))).result(30).device for n in range(8)} == {"table-0"}
+        broken.unlink()
+        wait_until(lambda: lanes.capacity == 2)
+        assert lanes.lanes[1].state == "ready"
+
+
+def test_jobs_do_not_wait_for_lanes_that_are_all_broken() -> None:
+    def make(number: int) -> NodeJudge:
+        raise LaneFailure("no device answers")
+
+    with contextlib.closing(LocalJudgePool(make, 2, retry_s=0.05)) as lanes:
+        for _ in range(2):  # before and after the quarantine
+            with pytest.raises(LaneFailure, match="no device answers"):
+                lanes.submit(job("a")).result(30)
+        assert lanes.capacity == 0
+
+
+def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], NodeJudge]) -> None:
+    lanes = LocalJudgePool(table, 1)
+    running = lanes.submit(job("long", "sleep 0.3"))
+    wait_until(lambda: running.running())
+    waiting = lanes.submit(job("waiting"))
+    before = threading.active_count()
+    lanes.close()
+    assert running.result(0).outcome is Outcome.OK
+    assert waiting.cancelled()
+    with pytest.raises(LaneFailure, match="closed"):
+        lanes.submit(job("late")).result(0)
+    assert threading.active_count() == before - 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
+def test_real_judges_side_by_side(tmp_path: Path) -> None:
+    target, seed = small_target("softmax")
+    source = "import torch\n\n\ndef run(x):\n    return torch.softmax(x, -1)  # {}\n"
+
+    def asked(n: int) -> NodeJob:
+        node = replace(seed, id=f"n{n}", source=source.format(n))
+        return NodeJob(f"j{n}", node, seed, {}, target, 0, 1)
+
+    # So few launches that no neighbour on this machine can make a candidate's clock look wrong.
+    quick = RaceRules(rung=1, first=1, least=2, most=2)
+    with contextlib.closing(
+        LocalJudgePool(
+            lambda n: PackJudge(target, VerificationPlan(), tmp_path / str(n), number=n, rules=quick), 2
+        )
+    ) as lanes:
+        futures = [lanes.submit(asked(n)) for n in range(6)]
+        assert {f.result(120).outcome for f in futures} == {Outcome.OK}
+    assert [p for folder in tmp_path.iterdir() for p in folder.iterdir()] == []
