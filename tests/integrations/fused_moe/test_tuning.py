@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,14 @@ import triton
 from forecast_autotune.features.devices import datasheet_device
 from forecast_autotune.store import Store
 from forecast_autotune.store.exports import write_export
-from forecast_integrations.fused_moe.layer import MoeLayer, assignment, chosen_experts
-from forecast_integrations.fused_moe.tuning import MoeCall, moe_configs, tune_moe, usual_config
+from forecast_integrations.fused_moe.layer import (
+    MoeLayer,
+    assignment,
+    chosen_experts,
+    drawn_weights,
+    products,
+)
+from forecast_integrations.fused_moe.tuning import MoeCall, TunedMoe, moe_configs, tune_moe, usual_config
 from forecast_integrations.triton.null_device import null_device
 from tests.integrations.moe_kernel import fused_moe_kernel
 from tests.integrations.null import double
@@ -32,6 +39,20 @@ CONFIGS = [
 @pytest.fixture(autouse=True)
 def _clean(clean_environment: None) -> None:
     """No variable of the developer's decides a test."""
+
+
+def tuned(store: Store, tokens: list[int], shortlist: int, *more: triton.Config) -> dict[int, TunedMoe]:
+    """The layer at these numbers of tokens, on a null H200."""
+    with null_device(device=datasheet_device("h200")):
+        return tune_moe(
+            fused_moe_kernel,
+            LAYER,
+            tokens,
+            configs=[*CONFIGS, *more],
+            store=store,
+            shortlist=shortlist,
+            device="cpu",
+        )
 
 
 @pytest.mark.parametrize("block", [1, 16, 64])
@@ -64,10 +85,7 @@ def test_few_pairs_have_a_block_each() -> None:
 
 def test_a_layer_is_tuned_and_its_file_says_what_was_chosen(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    with null_device(device=datasheet_device("h200")):
-        found = tune_moe(
-            fused_moe_kernel, LAYER, [3, 40], configs=CONFIGS, store=store, shortlist=3, device="cpu"
-        )
+    found = tuned(store, [3, 40], 3)
     assert found.keys() == {3, 40}
     (path,) = write_export("vllm-moe", tmp_path, [*store.tables()], [*store.decisions()]).files
     assert path.name == "E=8,N=32,device_name=NVIDIA_H200.json"
@@ -82,10 +100,7 @@ def test_a_layer_is_tuned_and_its_file_says_what_was_chosen(tmp_path: Path) -> N
 def test_both_products_have_a_say(tmp_path: Path) -> None:
     """The config is the best of both together, of those that were measured for both."""
     store = Store(tmp_path / "store")
-    with null_device(device=datasheet_device("h200")):
-        (found,) = tune_moe(
-            fused_moe_kernel, LAYER, [40], configs=CONFIGS, store=store, shortlist=8, device="cpu"
-        ).values()
+    (found,) = tuned(store, [40], 8).values()
     tables = list(store.tables())
     assert len(tables) == 2
     times = [
@@ -100,10 +115,7 @@ def test_both_products_have_a_say(tmp_path: Path) -> None:
 def test_what_the_server_takes_by_itself_is_measured_for_both_products(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     usual = usual_config(LAYER, 40)
-    with null_device(device=datasheet_device("h200")):
-        tune_moe(
-            fused_moe_kernel, LAYER, [40], configs=[*CONFIGS, usual], store=store, shortlist=1, device="cpu"
-        )
+    tuned(store, [40], 1, usual)
     launch = {"num_warps": usual.num_warps, "num_stages": usual.num_stages}
     for table in store.tables():
         told = [m.candidate.config.parameters() for m in table.measurements if m.ok]
@@ -126,37 +138,22 @@ def test_sizes_that_no_layer_has_are_refused(sizes: tuple[int, int, int, int], s
 
 
 @pytest.mark.parametrize(
-    ("tokens", "configs", "said"),
+    ("change", "said"),
     [
-        (0, CONFIGS, "1 token or more, not 0"),
-        (4, [triton.Config({"BLOCK_SIZE_M": 16})], "must have BLOCK_SIZE_M, .*GROUP_SIZE_M"),
+        ({"tokens": [0]}, "1 token or more, not 0"),
+        ({"configs": [triton.Config({"BLOCK_SIZE_M": 16})]}, "must have BLOCK_SIZE_M, .*GROUP_SIZE_M"),
+        ({"kernel": double}, "double asks for x, out, n"),
+        ({"layer": MoeLayer(8, 32, 64, 2, torch.float32)}, "bfloat16 or float16"),
     ],
+    ids=["tokens", "configs", "another kernel", "data type"],
 )
-def test_what_cannot_be_tuned_is_refused(tokens: int, configs: list[triton.Config], said: str) -> None:
+def test_what_cannot_be_tuned_is_refused(change: dict[str, Any], said: str) -> None:
+    given = {"kernel": fused_moe_kernel, "layer": LAYER, "tokens": [4], "configs": CONFIGS, **change}
     with pytest.raises(ValueError, match=said):
-        tune_moe(fused_moe_kernel, LAYER, [tokens], configs=configs, store=Store(None), device="cpu")
-
-
-def test_another_kernel_is_refused_by_what_it_asks_for() -> None:
-    with pytest.raises(ValueError, match="double asks for x, out, n"):
-        tune_moe(double, LAYER, [4], configs=CONFIGS, store=Store(None), device="cpu")
-
-
-def test_a_data_type_that_it_is_not_for_is_refused() -> None:
-    with pytest.raises(ValueError, match="bfloat16 or float16"):
-        tune_moe(
-            fused_moe_kernel,
-            MoeLayer(8, 32, 64, 2, torch.float32),
-            [4],
-            configs=CONFIGS,
-            store=Store(None),
-            device="cpu",
-        )
+        tune_moe(**given, store=Store(None), device="cpu")
 
 
 def test_the_grid_has_a_program_for_every_block(tmp_path: Path) -> None:
-    from forecast_integrations.fused_moe.layer import drawn_weights, products
-
     first, _ = products(LAYER, 40, drawn_weights(LAYER, "cpu"))
     call = MoeCall(fused_moe_kernel, first, LAYER, 40, CONFIGS, "cpu")
     for config in CONFIGS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +50,13 @@ def forecast() -> Decorator:
     return ours()
 
 
-class Sweeps:
-    """Counts sweeps through `early_config_prune`, which called once for each; prunes nothing."""
-
-    def __init__(self) -> None:
-        self.keys: list[int] = []
-
-    @property
-    def option(self) -> dict[str, Any]:
-        """For `prune_configs_by`."""
-        return {"early_config_prune": self.prune}
-
-    def prune(self, configs: Any, nargs: Any, **kwargs: Any) -> Any:
-        self.keys.append(nargs["n"])
-        return configs
+def capture(launch: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of what is launched."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    return graph
 
 
 def blocks(*sizes: int, **options: Any) -> list[triton.Config]:
@@ -169,10 +163,7 @@ def test_tuned_kernel_in_a_cuda_graph(autotune: Decorator) -> None:
     tuner = autotune(configs=blocks(128, 512), key=["n"])(add)
     x, y, out = pair()
     tuner[grid](x, y, out, N)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tuner[grid](x, y, out, N)
+    graph = capture(lambda: tuner[grid](x, y, out, N))
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.testing.assert_close(out, x + y)
@@ -184,9 +175,8 @@ def test_untuned_kernel_in_a_cuda_graph(forecast: Decorator) -> None:
 
     tuner = forecast(configs=blocks(128, 512), key=["n"])(add)
     x, y, out = pair()
-    torch.cuda.synchronize()
-    with pytest.raises(CaptureError), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        tuner[grid](x, y, out, N)
+    with pytest.raises(CaptureError):
+        capture(lambda: tuner[grid](x, y, out, N))
     assert tuner.cache == {}
     tuner[grid](x, y, out, N)
     torch.testing.assert_close(out, x + y)
@@ -198,43 +188,36 @@ def test_stored_decision_in_a_cuda_graph(tmp_path: Path) -> None:
     first, second = (ours(store=tmp_path)(**options)(add) for _ in range(2))
     x, y, out = pair()
     first[grid](x, y, out, N)
-    torch.cuda.synchronize()
     out.fill_(math.nan)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        second[grid](x, y, out, N)
-    graph.replay()
+    capture(lambda: second[grid](x, y, out, N)).replay()
     torch.testing.assert_close(out, x + y)
     assert second.best_config == first.best_config
 
 
 def test_threads(forecast: Decorator) -> None:
     """Eight threads on their own streams, three keys: right results and one sweep per key."""
-    sweeps = Sweeps()
-    tuner = forecast(configs=blocks(128, 512), key=["n"], prune_configs_by=sweeps.option)(add)
-    sizes = (N, 777, 4096)
-    start = threading.Barrier(8)
-    failures: list[BaseException] = []
+    swept: list[int] = []
+
+    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
+        swept.append(nargs["n"])
+        return configs
+
+    rules = {"early_config_prune": prune}
+    tuner = forecast(configs=blocks(128, 512), key=["n"], prune_configs_by=rules)(add)
+    sizes, start = (N, 777, 4096), threading.Barrier(8)
 
     def work(i: int) -> None:
-        try:
-            start.wait()
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for turn in range(len(sizes)):
-                    n = sizes[(i + turn) % len(sizes)]
-                    x, y, out = pair(n)
-                    tuner[grid](x, y, out, n)
-                    torch.testing.assert_close(out, x + y)
-        except BaseException as error:
-            failures.append(error)
+        start.wait()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(len(sizes)):
+                n = sizes[(i + turn) % len(sizes)]
+                x, y, out = pair(n)
+                tuner[grid](x, y, out, n)
+                torch.testing.assert_close(out, x + y)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert sorted(sweeps.keys) == sorted(sizes)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert sorted(swept) == sorted(sizes)
 
 
 def test_a_miss_in_a_cuda_graph_that_is_allowed(forecast: Decorator) -> None:
@@ -244,10 +227,8 @@ def test_a_miss_in_a_cuda_graph_that_is_allowed(forecast: Decorator) -> None:
 
     tuner: Any = forecast(configs=blocks(128, 512), key=["n"])(add)
     x, y, out = pair()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with allow_capture_misses() as misses, torch.cuda.graph(graph):
-        tuner[grid](x, y, out, N)
+    with allow_capture_misses() as misses:
+        graph = capture(lambda: tuner[grid](x, y, out, N))
     assert [miss.decision.evidence for miss in misses] == [Evidence.FORECAST]
     x.copy_(torch.randn_like(x))
     graph.replay()
@@ -265,10 +246,7 @@ def test_prepared_keys_in_a_cuda_graph(forecast: Decorator) -> None:
     out = torch.zeros(N, device="cuda")
     done = prepare(tuner, [dict(zip(tuner.arg_names, (out, x, N), strict=False), grid=grid)])
     assert (done.count("decided"), float(out.abs().max())) == (1, 0.0)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tuner[grid](out, x, N)
-    graph.replay()
+    capture(lambda: tuner[grid](out, x, N)).replay()
     torch.testing.assert_close(out, x)
 
 

@@ -12,10 +12,10 @@ import triton
 
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer.timers import EventTimer
 from tests.integrations.gpu.kernels import accumulate, add
+from tests.integrations.null import blocks, kernel_call
 
 pytestmark = pytest.mark.gpu
 
@@ -24,11 +24,8 @@ N = 1 << 18
 
 def call_of(kernel: Any, *args: Any, **options: Any) -> tuple[KernelCall, list[Candidate]]:
     """A call for `N` elements with one candidate per size of a block."""
-    listed = [triton.Config({"BLOCK": size}) for size in (256, 512, 1024)]
-    tuner = autotune(listed, ["n"], store=False, **options)(kernel)
-    given = {"grid": lambda meta: (triton.cdiv(N, meta["BLOCK"]),), "warmup": False}
-    configs = describe.configs_by_candidate(listed)
-    return KernelCall(tuner, (*args, N), given, configs), list(configs)
+    tuner = autotune(blocks(256, 512, 1024), ["n"], store=False, **options)(kernel)
+    return kernel_call(tuner, *args, N, grid=lambda meta: (triton.cdiv(N, meta["BLOCK"]),))
 
 
 def test_a_short_kernel_is_recorded_and_nothing_is_left_behind() -> None:
@@ -80,8 +77,7 @@ def test_what_works_in_place_is_restored() -> None:
 def test_a_decision_inside_a_stream_of_the_users() -> None:
     x, y = (torch.randn(N, device="cuda") for _ in range(2))
     out = torch.full_like(x, math.nan)
-    listed = [triton.Config({"BLOCK": size}) for size in (256, 512, 1024)]
-    tuner = autotune(listed, ["n"], store=False, mode="exhaustive")(add)
+    tuner = autotune(blocks(256, 512, 1024), ["n"], store=False, mode="exhaustive")(add)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

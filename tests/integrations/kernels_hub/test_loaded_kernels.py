@@ -109,25 +109,21 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Deci
     return tmp_path / "user", decision
 
 
+@pytest.mark.parametrize("opened_before", [False, True])
 def test_the_bundle_inside_decides_and_nothing_is_measured(
-    shipped: tuple[Path, Decision], device: Any
+    shipped: tuple[Path, Decision], device: Any, opened_before: bool
 ) -> None:
+    """Also in a store that was opened before the kernel was loaded."""
     folder, published = shipped
     assert published.evidence is Evidence.MEASURED
     assert published.measured > 0
+    if opened_before:
+        assert list(Store.default().decisions()) == []
     before = device.launches
     found = launch(folder)
     assert (found.evidence, found.measured) == (Evidence.STORED, 0)
     assert found.chosen == published.chosen
     assert device.launches == before + 1, "the call's own launch"
-
-
-def test_a_store_that_was_opened_before_the_kernel_was_loaded_finds_it(
-    shipped: tuple[Path, Decision],
-) -> None:
-    folder, published = shipped
-    assert list(Store.default().decisions()) == []
-    assert launch(folder).chosen == published.chosen
 
 
 def test_a_key_that_the_bundle_does_not_hold_is_tuned(shipped: tuple[Path, Decision]) -> None:

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,9 @@ def test_inside_a_capture_nothing_is_timed_and_nothing_switches(
         settle()
     monkeypatch.setattr(background_tuner, "capturing_graph", lambda: False)
     (key,) = tuner._engine.pending.values()
-    launch_until(lambda: key.state.value == "done", tuner, x)
+    while key.state.value != "done":
+        launch(tuner, x)
+        time.sleep(0.001)
     monkeypatch.setattr(background_tuner, "capturing_graph", lambda: True)
     launch(tuner, x)
     assert tuner.best_config is first, "the choice is made, but a capture sees none of it"
@@ -139,18 +142,10 @@ def test_inside_a_capture_nothing_is_timed_and_nothing_switches(
 def test_threads_that_launch_one_key_each_see_their_own_launches(background: IncrementingDevice) -> None:
     tuner = tuned()
     launch(tuner, torch.zeros(4096))
-    counts: dict[int, int] = {}
     tensors = [torch.zeros(4096) for _ in range(3)]
-
-    def work(i: int) -> None:
-        counts[i] = launch_until_settled(tuner, tensors[i])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert [int(x[0]) for x in tensors] == [counts[i] for i in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        counts = list(pool.map(lambda x: launch_until_settled(tuner, x), tensors, timeout=120))
+    assert [int(x[0]) for x in tensors] == counts
     (final,) = tuner.cache.values()
     launch(tuner, tensors[0])
     assert (
