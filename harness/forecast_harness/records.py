@@ -36,9 +36,9 @@ class SearchTarget:
     language: str
     """`torch`, `triton` or `cuda`: of new nodes, unless they say otherwise."""
     entry: str
-    """What a source must define."""
+    """The name that a source must define."""
     statement: str = field(repr=False)
-    """What is computed at which sizes, and the rules for a source, in words: for prompts and reports."""
+    """The computation, its sizes and the rules for a source, in words: for prompts and reports."""
     payload: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -152,34 +152,36 @@ class NodeResult:
         """Whether it seemed faster than what it was timed beside, and may not lead before full verification."""
         return self.log2_ratio is not None and self.log2_ratio < 0.0 and not self.may_lead
 
-    def with_verification(self, found: FullVerification) -> NodeResult:
+    def with_verification(self, verification: FullVerification) -> NodeResult:
         """The result once it is verified in full: it may lead, or it was refused and has no time."""
         if self.log2_ratio is None:
             return self
-        if found.is_right:
-            return replace(self, facts={**self.facts, **found.facts, "verified_in_full": True})
+        if verification.is_right:
+            return replace(self, facts={**self.facts, **verification.facts, "verified_in_full": True})
         return replace(
             self,
-            outcome=found.outcome,
+            outcome=verification.outcome,
             log2_ratio=None,
             sd=0.0,
             seconds={},
             stage="verify",
-            feedback=found.wrong,
-            facts={**self.facts, **found.facts},
+            feedback=verification.wrong,
+            facts={**self.facts, **verification.facts},
         )
 
     @property
     def evidence(self) -> str:
         """The verdict of a confirmation on "faster than `against`": `confirmed`, `undecided` or `refuted`.
 
-        A contest of two solutions has said so itself (`standing`); elsewhere two standard errors decide.
+        A contest of two solutions has standing so itself (`standing`); elsewhere two standard errors decide.
         """
         if self.log2_ratio is None:
             return "refuted"
-        said = self.facts.get("standing")
+        standing = self.facts.get("standing")
         shown = (
-            self.log2_ratio + _CONFIDENT_ERRORS * self.sd < 0.0 if said is None else said == _FASTER_OUTCOME
+            self.log2_ratio + _CONFIDENT_ERRORS * self.sd < 0.0
+            if standing is None
+            else standing == _FASTER_OUTCOME
         )
         return "confirmed" if shown else "undecided"
 
@@ -190,7 +192,7 @@ EVIDENCE_TEXTS = {
     "undecided": "timed again in a fresh process and not shown to be faster",
     "refuted": "refused in a fresh process",
 }
-"""What is said of a source by the evidence for it; the first: it was not timed again."""
+"""Words for a source by the evidence for it; the first: it was not timed again."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class ProposalRequest:
     target: SearchTarget
     parents: tuple[Node, ...]
     judged: Mapping[str, NodeResult]
-    """Of the parents and of `failures`, by node id."""
+    """Results of the parents and of `failures`, by node id."""
     score: float
     """log2(time of the first parent / time of the first seed)."""
     n: int
@@ -261,7 +263,7 @@ class SearchBudget:
     measurements: int | None = 200
     device_seconds: float | None = None
     wall_seconds: float | None = None
-    """Of the clock, from the start to the last confirmation; see `run`."""
+    """Seconds of the clock, from the start to the last confirmation; see `run`."""
     tokens: int | None = None
     money: float | None = None
 

@@ -83,10 +83,10 @@ class TextCache:
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return GeneratedTexts()
 
-    def write(self, found: GeneratedTexts, *question: str) -> None:
+    def write(self, texts: GeneratedTexts, *question: str) -> None:
         """Keep texts for a question, in place of what was kept for it."""
-        spent = {"tokens": found.spent.tokens, "money": found.spent.money}
-        data = {"schema": SCHEMA, "model": self._model, "texts": list(found.texts), **spent}
+        spent = {"tokens": texts.spent.tokens, "money": texts.spent.money}
+        data = {"schema": SCHEMA, "model": self._model, "texts": list(texts.texts), **spent}
         try:
             # Models write lone surrogates now and then; escaped they are plain ASCII.
             write_atomically(self._path(question), json.dumps(data, allow_nan=False).encode("ascii"))

@@ -203,11 +203,11 @@ def _apply_edit(source: str, old: str, new: str, number: int) -> str:
     )
 
 
-def _reindented(put: list[str], wanted: list[str], found: list[str]) -> list[str]:
+def _reindented(put: list[str], wanted: list[str], replaced: list[str]) -> list[str]:
     """Replacing lines, moved as far as the lines they replace stand from the lines searched for."""
     index = next(i for i, line in enumerate(wanted) if line.strip())
     have = len(wanted[index]) - len(wanted[index].lstrip())
-    want = len(found[index]) - len(found[index].lstrip())
+    want = len(replaced[index]) - len(replaced[index].lstrip())
     if want >= have:
         return [" " * (want - have) + line if line.strip() else line for line in put]
     return [line[min(have - want, len(line) - len(line.lstrip())) :] for line in put]

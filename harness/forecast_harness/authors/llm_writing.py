@@ -41,7 +41,7 @@ IDEAS = (
     "splitting a long sum over programs, whose parts the last one adds, or which add atomically into zeroed memory",
     "wider or better aligned accesses, tensor descriptors, cache modifiers, eviction policies",
 )
-"""What to try; a prompt lists them all, and the model chooses."""
+"""Ideas to try; a prompt lists them all, and the model chooses."""
 
 
 @dataclass(frozen=True)

@@ -158,21 +158,21 @@ def _cross_constants(parent: Node, other: Node) -> Iterator[RewrittenSource]:
         yield RewrittenSource(("crossed",), edit.text, edit.note)
 
 
-def _style_of(made: RewrittenSource) -> str:
-    """The style that something made belongs to."""
+def _style_of(rewritten: RewrittenSource) -> str:
+    """The style that something rewritten belongs to."""
     kinds: dict[tuple[str, ...], str] = {("crossed",): "crossover", ("constants",): "constants"}
-    return kinds.get(made.names, "single" if len(made.names) == 1 else "combined")
+    return kinds.get(rewritten.names, "single" if len(rewritten.names) == 1 else "combined")
 
 
 def _draft_of(
-    request: ProposalRequest, source_parent: str, made: RewrittenSource, identity: str = ""
+    request: ProposalRequest, source_parent: str, rewritten: RewrittenSource, identity: str = ""
 ) -> Draft:
     first = request.parents[0]
     parents = (first.id,) if source_parent == first.id else (first.id, source_parent)
     provenance = Provenance(
         Origin.REWRITE,
-        author="+".join(made.names),
+        author="+".join(rewritten.names),
         parent=first.provenance.note[:80],
-        note=made.note[:300],
+        note=rewritten.note[:300],
     )
-    return Draft(made.text, provenance, first.language, parents, identity)
+    return Draft(rewritten.text, provenance, first.language, parents, identity)

@@ -50,7 +50,7 @@ SHORT_LAUNCH_S = 10e-3
 """Seconds below which the host's part of a launch may matter: it is 0.2 % of this."""
 
 _LEAST_LAUNCH_S = 1e-7
-"""Of a launch that is recorded behind pauses: their cost is known to within some 0.1 us."""
+"""Seconds of a launch that is recorded behind pauses: their cost is known to within some 0.1 us."""
 _LEAST_FLUSH_BYTES = 256 << 20
 _FLUSH_L2_FACTOR = 3
 _PERSISTING_L2_LIMIT = 6
@@ -181,9 +181,9 @@ class LaunchTiming(NamedTuple):
     """The answer to one question about a launch."""
 
     seconds: float
-    """Of one launch."""
+    """Seconds of one launch."""
     total_seconds: float
-    """Of all replays together, or the same: what an outside clock has to see at least."""
+    """Seconds of all replays together, or the same: an outside clock has to see at least as many."""
     protocol: str
     result: Any
 

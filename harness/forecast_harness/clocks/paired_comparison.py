@@ -49,7 +49,7 @@ class TrialClock(PairedClock, Protocol):
 
 
 _BET_LOG_FACTORS = tuple((math.log(1 + 0.1 * n), math.log(1 - 0.1 * n)) for n in range(1, 10))
-"""What the capital is multiplied by (as logarithms) on a win and on a loss, for bettors that believe in
+"""Factors of the capital (as logarithms) on a win and on a loss, for bettors that believe in
 probabilities of 0.55, 0.6, ..., 0.95; each manages an equal share of the starting capital."""
 
 

@@ -1,4 +1,4 @@
-"""What a cell says of a solution: machine code, and how it is launched on which buffers. Plain data.
+"""A cell's answer about a solution: machine code, and how it is launched on which buffers. Plain data.
 
 All of it is the candidate's word. `LaunchPlan.check` and `cubin_sections.check_cubin` bound what it can mean;
 whether it is right, the runner's launches show.
@@ -282,6 +282,6 @@ class Program(Record, label="program", unknown="refuse"):
     """A solution at some sizes, ready to be launched."""
 
     candidate: str
-    """Who is to blame."""
+    """The name of the source to blame for faults."""
     kernels: tuple[CompiledKernel, ...]
     plan: LaunchPlan

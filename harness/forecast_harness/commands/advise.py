@@ -58,13 +58,13 @@ def _ask(options: argparse.Namespace, output: Output) -> int:
     provider().check(spec)
     spent = Usage()
 
-    def told(usage: Usage) -> None:
+    def add_usage(usage: Usage) -> None:
         nonlocal spent
         spent += usage
 
     store = open_store(options)
     session = _AdvisingSession(
-        provider().text_generator(spec, told=told),
+        provider().text_generator(spec, told=add_usage),
         provider().model_name(spec),
         store,
         options.again,

@@ -354,7 +354,7 @@ class _JudgeFactory:
     device: str
     folder: Path
     numbers: tuple[int, ...] = ()
-    """Of the lanes' devices; a lane's own number where there are none."""
+    """Numbers of the lanes' devices; a lane's own number where there are none."""
 
     def __call__(self, number: int) -> NodeJudge:
         from forecast_harness.trials.host_judges import open_judge

@@ -49,7 +49,7 @@ class _CallKind:
     binaries: BaseBinaries = field(default_factory=BaseBinaries)
     is_surveyed: threading.Event = field(default_factory=threading.Event)
     """Set as well where that failed."""
-    found: dict[int, VariantVerification] = field(default_factory=dict)
+    results: dict[int, VariantVerification] = field(default_factory=dict)
     """By the number of the variant."""
 
 
@@ -69,9 +69,9 @@ class VariantWork:
     device: str
     """The slug that checks name."""
     source_sha256: str
-    """Of the base kernel."""
+    """Digest of the base kernel's source."""
     architecture: int | None = None
-    """What variants are compiled for while the base is surveyed, as Triton's `GPUTarget` has it; None: they are not."""
+    """The target of compiling variants during the base's survey, as in Triton's `GPUTarget`; None: none is compiled."""
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
     """By what they were spent on; a survey's own begin with `survey_`."""
     _kinds: list[_CallKind] = field(default_factory=list)
@@ -106,7 +106,7 @@ class VariantWork:
             self.output.remark(remark)
         if failure is not None:
             raise failure
-        return [(v, kind.found[n]) for kind in self._kinds for n, v in enumerate(kind.variants)]
+        return [(v, kind.results[n]) for kind in self._kinds for n, v in enumerate(kind.variants)]
 
     def _begin_kinds(
         self,
@@ -192,7 +192,7 @@ class VariantWork:
             for (kind, number), result in jobs.results():
                 if result is None:
                     continue
-                kind.found[number] = result
+                kind.results[number] = result
                 self._verified += 1
                 keep(kind.variants[number], result.checks)
 

@@ -132,9 +132,9 @@ def _make_and_verify(
     return int(bool(refused) and not collected)
 
 
-def _judged(variants: Sequence[Variant], told: Mapping[str, SourceJudgement]) -> list[Variant]:
+def _judged(variants: Sequence[Variant], judgements: Mapping[str, SourceJudgement]) -> list[Variant]:
     """The variants with what is said of their sources; those that nothing is said of stay as they are."""
-    return [replace(v, judgement=told.get(source_digest(v.source), v.judgement)) for v in variants]
+    return [replace(v, judgement=judgements.get(source_digest(v.source), v.judgement)) for v in variants]
 
 
 def _collect_variants(
@@ -222,7 +222,7 @@ def _verify_variants(
     output: Output,
     target: UserKernel,
     store: Store,
-    found: Sequence[Variant],
+    candidates: Sequence[Variant],
     where: _PlannedLanes,
 ) -> tuple[list[tuple[Variant, VariantVerification]], dict[str, float]]:
     """Verify for every kind of call that is known, what has no check on this device yet; where the seconds went."""
@@ -237,7 +237,7 @@ def _verify_variants(
     def left(subject: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
         if is_covered(subject, signatures):
             return []
-        return [v for v in found if not _has_check(v, subject, device)]
+        return [v for v in candidates if not _has_check(v, subject, device)]
 
     results = work.verify(subjects, left, store.put_variant)
     closing = time.monotonic()
@@ -265,15 +265,17 @@ def _check_saved(store: Store) -> None:
 
 def _render_results(
     target: UserKernel,
-    made: Sequence[Variant],
-    found: Sequence[Variant],
+    new: Sequence[Variant],
+    candidates: Sequence[Variant],
     results: Sequence[tuple[Variant, VariantVerification]],
     store: Store,
 ) -> list[Any]:
     from forecast_autotune.report.table import shown_text
 
     lines = [
-        shown_text(f"{target.kernel.name}: {len(made)} new, {len(found)} looked at, {len(results)} verified")
+        shown_text(
+            f"{target.kernel.name}: {len(new)} new, {len(candidates)} looked at, {len(results)} verified"
+        )
     ]
     for variant, result in results:
         word = str(result.verdict.judgement)

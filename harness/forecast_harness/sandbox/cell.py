@@ -247,7 +247,7 @@ class Cell:
     def _converse(
         self, frame: bytes | None, arrays: TensorArrays, descriptor: int | None = None
     ) -> tuple[Any, dict[str, TensorBytes]]:
-        """What the cell says, after a question is sent where there is one."""
+        """The cell's answer, after a question is sent where there is one."""
         try:
             if frame is not None:
                 wire.send_encoded(self._channel, frame, arrays)

@@ -1,4 +1,4 @@
-"""What runs in the cell, next to the candidate: everything it says is the candidate's word."""
+"""Code that runs in the cell, next to the candidate: everything it says is the candidate's word."""
 
 from __future__ import annotations
 

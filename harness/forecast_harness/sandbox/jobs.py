@@ -27,7 +27,7 @@ class WireError(SandboxError, ValueError):
 
 
 class JobStatus(StrEnum):
-    """Whose doing a result is."""
+    """The party that a result is due to."""
 
     OK = "ok"
     """The trusted code returned a value. Whether the candidate is correct is in that value."""
@@ -76,7 +76,7 @@ class Fault(StrEnum):
 
     @property
     def status(self) -> JobStatus:
-        """Whose doing it is."""
+        """The party that it is due to."""
         if self is Fault.NONE:
             return JobStatus.OK
         if self in (Fault.TRUSTED_ERROR, Fault.SERVER_LOST, Fault.DEVICE_UNHEALTHY):
@@ -115,7 +115,7 @@ class ResourceLimits(Record, label="limits"):
     answer_bytes: int = 256 << 20
     """The largest answer."""
     trusted_s: float = 60.0
-    """What trusted code may take on top of `wall_s` for each cell; beyond it the job is an `infra_error`."""
+    """Seconds of trusted code on top of `wall_s` for each cell; beyond it the job is an `infra_error`."""
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -33,7 +33,7 @@ class JobContext:
 
     payload: Mapping[str, Any]
     limits: ResourceLimits
-    """Of each cell, unless `cell` is told otherwise."""
+    """Limits of each cell, unless `cell` is given others."""
     level: ContainmentLevel
     _link: ServerConnection
 

@@ -96,7 +96,7 @@ class LanePool:
         self._lock = threading.Lock()
         self._began = 0.0
         self.opened_s: list[float] = []
-        """Of each lane that was opened, the seconds since the first was asked for, in order."""
+        """Seconds from the request for the first lane until each was open, in order."""
 
     def __enter__(self) -> LanePool:
         return self

@@ -1,4 +1,4 @@
-"""What Triton does before its first compilation or launch, done once for all lanes.
+"""Triton's work before its first compilation or launch, done once for all lanes.
 
 It is the same for every candidate, and without this every cell, whose cache is empty, would take the better
 part of a second for it. Each gets a copy of its own, so that no candidate can leave another one anything.

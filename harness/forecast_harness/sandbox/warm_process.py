@@ -176,7 +176,7 @@ class WarmProcess:
             self._has_answered = True
             if answer["number"] == self._asked and "pid" in answer:
                 return ServerProcess(answer["pid"], descriptors[0])
-            # Of a request that was interrupted: its server finds that nobody listens, and ends.
+            # The answer to an interrupted request: its server finds that nobody listens, and ends.
             for descriptor in descriptors:
                 os.close(descriptor)
             if answer["number"] == self._asked:

@@ -22,11 +22,11 @@ from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes, WireError, 
 _MAGIC = b"FAT1"
 _PREFIX = struct.Struct(">4sI")
 _MOST_HEADER_BYTES = 4 << 20
-"""Of JSON from an untrusted side: parsed, it may take thirty times as much."""
+"""Bytes of JSON from an untrusted side: parsed, it may take thirty times as much."""
 TRUSTED_LIMIT = 1 << 40
 """A limit for frames from a trusted side, which only memory bounds."""
 _MOST_DIGITS = 40
-"""Of an integer: more than 128 bits have."""
+"""Digits of an integer: more than 128 bits have."""
 _LARGE_BYTES = 4 << 20
 """Bytes from which on it pays to receive into memory that nobody has filled before."""
 _SOCKET_BUFFER_BYTES = 1 << 20

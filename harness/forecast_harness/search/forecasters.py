@@ -214,16 +214,18 @@ class RecordedForecaster:
         return moved / (total + SHARED_ERROR_SD**-2)
 
 
-def blend_judgement(before: NodeForecast, said: SourceJudgement) -> NodeForecast:
+def blend_judgement(before: NodeForecast, judgement: SourceJudgement) -> NodeForecast:
     """A belief and a judgement, relative to the same node, by their precisions; alone where the belief abstains."""
-    sd = max(_LEAST_SD, said.sd)
+    sd = max(_LEAST_SD, judgement.sd)
     precision = 1.0 / sd**2 + (0.0 if before.abstains else 1.0 / before.sd**2)
-    mean = (said.log2_ratio / sd**2 + (0.0 if before.abstains else before.mean / before.sd**2)) / precision
+    mean = (
+        judgement.log2_ratio / sd**2 + (0.0 if before.abstains else before.mean / before.sd**2)
+    ) / precision
     spread = math.sqrt(1.0 / precision)
-    p_fail = 1.0 - (1.0 - before.p_fail) * (1.0 - said.p_wrong)
+    p_fail = 1.0 - (1.0 - before.p_fail) * (1.0 - judgement.p_wrong)
     better = (1.0 - p_fail) * 0.5 * math.erfc(mean / (spread * math.sqrt(2.0)))
     mean, spread, p_fail, better = (round(v, 6) for v in (mean, spread, p_fail, better))
-    note = f"{before.note}; judged {said.log2_ratio:+.2f}"
+    note = f"{before.note}; judged {judgement.log2_ratio:+.2f}"
     return NodeForecast(mean, spread, p_fail, better, False, note)
 
 

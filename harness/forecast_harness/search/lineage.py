@@ -321,21 +321,21 @@ class LineageForecaster:
 
 
 def relative_forecasts(
-    question: NodeForecastRequest, found: ScorePosterior, fails: Array, name: str
+    question: NodeForecastRequest, posterior: ScorePosterior, fails: Array, name: str
 ) -> Forecasted:
     """Beliefs relative to the question's reference. Where the posterior gives a reason, all abstain."""
     scores = {n.id: s for n, j, s in question.judged if j.log2_ratio is not None}
     base = scores.get(question.reference.id, 0.0)
     beliefs: dict[str, NodeForecast] = {}
     for i, node in enumerate(question.nodes):
-        mean, sd, p_fail = float(found.mean[i]) - base, float(found.sd[i]), float(fails[i])
-        far = float(found.nearest_correlation[i]) < MIN_CORRELATION
+        mean, sd, p_fail = float(posterior.mean[i]) - base, float(posterior.sd[i]), float(fails[i])
+        far = float(posterior.nearest_correlation[i]) < MIN_CORRELATION
         sd = max(sd, UNINFORMED_SD) if far else sd
-        note = found.reason or ("unlike everything measured" if far else name)
+        note = posterior.reason or ("unlike everything measured" if far else name)
         better = (1.0 - p_fail) * 0.5 * math.erfc(mean / (sd * math.sqrt(2.0)))
         # Rounded: linear algebra differs in the last digits between processors and numbers of threads.
         mean, sd, p_fail, better = (round(v, 6) for v in (mean, sd, p_fail, better))
-        beliefs[node.id] = NodeForecast(mean, sd, p_fail, better, bool(found.reason) or far, note)
+        beliefs[node.id] = NodeForecast(mean, sd, p_fail, better, bool(posterior.reason) or far, note)
     return Forecasted(question.batch, question.reference.id, beliefs)
 
 

@@ -579,10 +579,10 @@ def confirmation_reserve(state: SearchState, limit: float) -> float:
     return min(wanted, MOST_RESERVE * limit)
 
 
-def own_seconds(found: FullVerification) -> float:
+def own_seconds(verification: FullVerification) -> float:
     """The seconds of a verification itself, without its wait for the judge."""
-    seconds = found.facts.get("spent_verifying", {}).get("verify")
-    return float(seconds) if isinstance(seconds, int | float) else found.wall_seconds
+    seconds = verification.facts.get("spent_verifying", {}).get("verify")
+    return float(seconds) if isinstance(seconds, int | float) else verification.wall_seconds
 
 
 NODES_AHEAD = 28

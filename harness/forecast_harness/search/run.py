@@ -392,7 +392,7 @@ def failed_answer(action: ProposalRequest | NodeForecastRequest, problem: str) -
     return Forecasted(action.batch, action.reference.id, {}, problem=problem)
 
 
-def judge_answer(action: LaneAction, found: Any) -> Event:
+def judge_answer(action: LaneAction, result: Any) -> Event:
     """A judge's answer. Raises `LaneFailure` for `infrastructure`, and for no word on a node that was asked for.
 
     Where time was limited, a word on the first finalist will do. A verification of that outcome is one of a suspicious
@@ -400,16 +400,16 @@ def judge_answer(action: LaneAction, found: Any) -> Event:
     """
     if isinstance(action, ConfirmationJob):
         wanted = action.nodes if action.seconds is None else action.nodes[:1]
-        if left := [n.id for n in wanted if n.id not in found]:
+        if left := [n.id for n in wanted if n.id not in result]:
             raise LaneFailure(f"the judge says nothing of {', '.join(left)}")
     if isinstance(action, VerificationJob):
-        return Verified(action.id, action.node.id, found)
-    for judged in [found] if isinstance(action, NodeJob) else found.values():
+        return Verified(action.id, action.node.id, result)
+    for judged in [result] if isinstance(action, NodeJob) else result.values():
         if judged.outcome is Outcome.INFRASTRUCTURE:
             raise LaneFailure(judged.feedback or "the harness failed", judged.device)
     if isinstance(action, NodeJob):
-        return Finished(action.id, action.node.id, action.batch, found)
-    return Confirmed(found)
+        return Finished(action.id, action.node.id, action.batch, result)
+    return Confirmed(result)
 
 
 def answer_event(action: AwaitedAction, answer: Event) -> Event:

@@ -76,9 +76,9 @@ class RewriteRule:
     replacement: str
     note: str
     scalar: tuple[str, ...] = ()
-    """Of the pattern's names, those that must be plain numbers or sizes."""
+    """Names of the pattern that must be plain numbers or sizes."""
     tensor: tuple[str, ...] = ()
-    """Those that must not be."""
+    """Names of it that must not be."""
     all_places_only: bool = False
     """Whether it only makes sense at all places of a source at once."""
 

@@ -34,7 +34,7 @@ class TorchEdit:
 
     text: str = field(repr=False)
     note: str
-    """What was changed and why, in a sentence."""
+    """The change and its reason, in a sentence."""
 
 
 @dataclass(frozen=True)

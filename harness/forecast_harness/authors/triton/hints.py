@@ -18,11 +18,11 @@ from forecast_harness.authors.triton.analysis.source_unit import SourceUnit
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
 
 
-def _with_hint(unit: SourceUnit, found: list[tuple[MemoryAccess, str]], keyword: str) -> SourceUnit | None:
+def _with_hint(unit: SourceUnit, accesses: list[tuple[MemoryAccess, str]], keyword: str) -> SourceUnit | None:
     """A copy with a keyword on these accesses; None where there is nothing to add."""
     # PTX allows one of the two on an access, not both.
     hinted = {"eviction_policy", "cache_modifier"}
-    new = [(a, value) for a, value in found if not hinted & {k.arg for k in a.call.keywords}]
+    new = [(a, value) for a, value in accesses if not hinted & {k.arg for k in a.call.keywords}]
     if not new:
         return None
     draft = unit.copy()
@@ -91,10 +91,10 @@ STAGES = (3, 2, 4)
 FACTORS = (2, 4)
 
 
-def with_options(unit: SourceUnit, found: Sequence[RangeLoop], options: Mapping[str, int]) -> SourceUnit:
+def with_options(unit: SourceUnit, loops: Sequence[RangeLoop], options: Mapping[str, int]) -> SourceUnit:
     """A copy whose loops are `tl.range` with these options on top of their own."""
     draft = unit.copy()
-    for loop in found:
+    for loop in loops:
         head = draft.twin(loop.node).iter
         assert isinstance(head, ast.Call)
         head.func = ast.Attribute(ast.Name(unit.tl, ast.Load()), "range", ast.Load())
@@ -149,5 +149,5 @@ def unroll(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
         )
 
 
-def _count(found: Sequence[RangeLoop]) -> str:
-    return "the loop" if len(found) == 1 else f"{len(found)} loops"
+def _count(loops: Sequence[RangeLoop]) -> str:
+    return "the loop" if len(loops) == 1 else f"{len(loops)} loops"

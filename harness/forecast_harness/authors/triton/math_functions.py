@@ -109,7 +109,7 @@ class _FunctionMatch:
 
     argument: ast.expr
     times: ast.expr | None = None
-    """What the result is multiplied by."""
+    """Factor of the result."""
 
 
 def _match_erf(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:

@@ -264,15 +264,15 @@ def persist(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 
 
 def statements_of_tile(
-    unit: SourceUnit, found: Mapping[int, list[ast.Call]], body: Block, tile: str, taken: set[str]
+    unit: SourceUnit, ids: Mapping[int, list[ast.Call]], body: Block, tile: str, taken: set[str]
 ) -> tuple[Block, Block] | None:
     """A kernel's body for the tile with a number, to stand in a loop: statements to stand before it, and in it.
 
-    `found` are its `program_id` calls by axis. Parameters that it assigns get another name, as every tile begins with
+    `ids`: its `program_id` calls by axis. Parameters that it assigns get another name, as every tile begins with
     their values. None where a constant of it depends on the tile.
     """
-    axes = max(found) + 1
-    new = {axis: fresh_name(f"tile_{axis}", taken) for axis in found} if axes > 1 else {0: tile}
+    axes = max(ids) + 1
+    new = {axis: fresh_name(f"tile_{axis}", taken) for axis in ids} if axes > 1 else {0: tile}
     moved = ast.Module(copy.deepcopy(body), [])
     constants = _hoist_constants(unit, moved.body)
     if constants is None:
@@ -295,12 +295,12 @@ def statements_of_tile(
 
 
 def _persistent_unit(
-    unit: SourceUnit, found: Mapping[int, list[ast.Call]], body: Block, options: str, context: RewriteContext
+    unit: SourceUnit, ids: Mapping[int, list[ast.Call]], body: Block, options: str, context: RewriteContext
 ) -> SourceUnit | None:
-    draft, axes = unit.copy(), max(found) + 1
+    draft, axes = unit.copy(), max(ids) + 1
     entry, taken, tl = draft.entry, names(unit.entry) | set(unit.functions), unit.tl
     tile = fresh_name("tile", taken)
-    found_statements = statements_of_tile(unit, found, body, tile, taken)
+    found_statements = statements_of_tile(unit, ids, body, tile, taken)
     if found_statements is None:
         return None
     constants, statements = found_statements

@@ -21,7 +21,7 @@ class RewriteContext:
     arguments: tuple[Argument, ...] = ()
     """One call's arguments: types and sizes make some rewrites promising and others impossible."""
     multiprocessors: int = 132
-    """Of the device the variants are for; a persistent kernel starts a multiple of it."""
+    """Multiprocessors of the variants' device; a persistent kernel starts a multiple of them."""
 
     def dtype(self, name: str) -> str:
         """Data type of a tensor argument as torch names it; empty if not known."""
@@ -44,7 +44,7 @@ class SourceEdit:
 
     unit: SourceUnit
     note: str
-    """What was changed and why, in a sentence."""
+    """The change and its reason, in a sentence."""
     expected_gain: float
     """How much faster one may hope it is, in percent: orders variants, and claims nothing."""
     configs: tuple[Config, ...] = ()
@@ -57,7 +57,7 @@ class TritonRewrite:
 
     name: str
     summary: str
-    """What it does, in a clause."""
+    """The change it makes, in a clause."""
     apply: Callable[[SourceUnit, RewriteContext], Iterable[SourceEdit]]
     """Yields nothing where its preconditions do not show in the text. Never changes its argument."""
     approximate: bool = False

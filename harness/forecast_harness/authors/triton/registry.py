@@ -295,9 +295,9 @@ def _normal_form(unit: SourceUnit, configs: Sequence[Config] = ()) -> str:
     return digest(ast.dump(unit.tree), [c.to_json() for c in configs])
 
 
-def _rank(found: Sequence[AppliedRewrites]) -> list[AppliedRewrites]:
+def _rank(applied: Sequence[AppliedRewrites]) -> list[AppliedRewrites]:
     """Most promising first, in turns: a rewrite that was just taken waits for others a little."""
-    left, taken = list(found), Counter[str]()
+    left, taken = list(applied), Counter[str]()
     ranked = []
     while left:
         promise = [
@@ -310,17 +310,17 @@ def _rank(found: Sequence[AppliedRewrites]) -> list[AppliedRewrites]:
     return ranked
 
 
-def _variant(found: AppliedRewrites, base_sha256: str) -> Variant:
-    names = list(found.names)
-    author = "+".join(f"{r.name}/{r.version}" for r in found.rewrites)
-    approximate = any(r.approximate for r in found.rewrites)
-    note = found.edit.note + (" (approximate: rounds in another order)" if approximate else "")
+def _variant(applied: AppliedRewrites, base_sha256: str) -> Variant:
+    names = list(applied.names)
+    author = "+".join(f"{r.name}/{r.version}" for r in applied.rewrites)
+    approximate = any(r.approximate for r in applied.rewrites)
+    note = applied.edit.note + (" (approximate: rounds in another order)" if approximate else "")
     variant = Variant.of(
-        found.edit.unit.entry_name,
+        applied.edit.unit.entry_name,
         base_sha256,
-        found.edit.unit.text(),
+        applied.edit.unit.text(),
         Provenance(Origin.REWRITE, author=author, note=note),
         title="+".join(names),
-        configs=found.edit.configs,
+        configs=applied.edit.configs,
     )
     return replace(variant, extra={"rewrites": names, "approximate": approximate})

@@ -91,7 +91,7 @@ _MOST_PARTS = {True: 16, False: 32}
 _PROGRAMS = {True: (1, 2), False: (4, 16)}
 """Programs for each multiprocessor that a launch is filled up to."""
 _MOST_STATEMENTS_AFTER = 60
-"""What follows the loop is executed by one program of those that share a tile."""
+"""Statements after the loop: one program of those that share a tile executes them."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Sum:
 
     name: str
     zero: str
-    """What it begins with."""
+    """The value it begins with."""
     sides: tuple[str, ...]
 
     @property

@@ -255,10 +255,10 @@ class CubinFacts:
     parameter_bytes: tuple[int, ...] | None
     """In order."""
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     static_shared_bytes: int
     most_threads: int
-    """Of a block, by launch bounds; 0: any."""
+    """Threads of a block, by launch bounds; 0: any."""
 
 
 def cubin_facts(image: bytes, kernel: str) -> CubinFacts:

@@ -57,7 +57,7 @@ from forecast_harness.targets.cuda.source import (
 from forecast_harness.targets.cuda.toolkit import find_nvcc, header_roots
 
 COMPILE_LIMITS = ResourceLimits(wall_s=60.0, cpu_s=120.0, memory_bytes=4 << 30, trusted_s=30.0)
-"""Of a cell in which a source is compiled."""
+"""Limits of a cell in which a source is compiled."""
 _JOB = "forecast_harness.clocks.compilation.nvcc:main"
 SOURCE_NAME = "solution.cu"
 COMPILE_S = 40.0
@@ -65,7 +65,7 @@ _NEW_NAMES_SINCE = 90
 """Compute capability from which on instructions of the architecture alone have a target of their own, as sm_90a."""
 _REGISTERS_OF_A_BLOCK = 65536
 _MOST_SHARED_BYTES = 228 << 10
-"""Of a block, on any device so far."""
+"""Bytes of a block, on any device so far."""
 _WARP = 32
 _OWN_MESSAGE = re.compile(rf"^{re.escape(SOURCE_NAME)}[(:]\d+[):].*")
 _HEADER_MESSAGE = re.compile(r"^(?P<file>/[^\s():]+)[(:]\d+[):].*(?:error|assert)")
@@ -89,7 +89,7 @@ class CudaBuild(Record):
     signature: KernelSignature
     config: Mapping[str, int] = field(default_factory=dict)
     axes: tuple[Mapping[str, int], ...] = ()
-    """Of each case."""
+    """Axes of each case."""
 
 
 @dataclass(frozen=True)

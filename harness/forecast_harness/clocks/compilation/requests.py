@@ -1,4 +1,4 @@
-"""What a compile worker is asked for and answers: a source in one config, and its programs, one for each call."""
+"""Requests to a compile worker and its answers: a source in one config, and its programs, one for each call."""
 
 from __future__ import annotations
 

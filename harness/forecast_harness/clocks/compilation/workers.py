@@ -44,7 +44,7 @@ _WARM = (
     "forecast_harness.trials.race_job",
     "forecast_autotune.features.trace",
 )
-"""What builds and traces import."""
+"""Modules that builds and traces import."""
 LONG_S = 0.5
 """After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
 _NICENESS = 10

@@ -1,1 +1,1 @@
-"""What runs in a cell, next to the candidate: its launches are recorded, none happens."""
+"""Code that runs in a cell, next to the candidate, whose launches are recorded; none happens."""

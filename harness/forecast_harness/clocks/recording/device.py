@@ -12,14 +12,14 @@ from triton.backends.compiler import GPUTarget
 
 _PARAMETER = re.compile(r"\.param\s+\.")
 _SCRATCH_ARGUMENTS = 9
-"""Of Triton's launcher, before the kernel's own arguments: grid, stream, function, metadata, hooks."""
+"""Arguments of Triton's launcher before the kernel's own: grid, stream, function, metadata, hooks."""
 
 
 class RecordedLaunch(NamedTuple):
     """One launch as Triton's launcher was asked for it."""
 
     compiled: Any
-    """What Triton's compiler returned: `asm`, `metadata`."""
+    """The result of Triton's compiler: `asm`, `metadata`."""
     parameters: tuple[str, ...]
     """Types of the kernel's own parameters, constants left out."""
     grid: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""What a first compilation loads, done once in a lane's server: its cells, which are forks, begin with it.
+"""Load once, in a lane's server, what a first compilation loads: its cells, which are forks, begin with it.
 
 To import this module is to do it. A first compilation takes ten times as long as the next one, most of it for
 modules of torch and Triton that are imported late.

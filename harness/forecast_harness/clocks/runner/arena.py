@@ -11,7 +11,7 @@ from forecast_harness.clocks.runner.driver import CudaDriver
 from forecast_harness.clocks.runner.kernels import RunnerKernels
 
 PAGE_BYTES = 2 << 20
-"""Of the device's memory: sizes are multiples of it."""
+"""Bytes of a page of the device's memory: sizes are multiples of it."""
 _ALIGNMENT = 256
 GAP_BYTES = 4096
 """Least bytes of canaries between buffers."""
@@ -56,7 +56,7 @@ class CanaryArena:
     def __init__(self, driver: CudaDriver, kernels: RunnerKernels) -> None:
         self._driver, self._kernels = driver, kernels
         self.address, self.size = 0, 0
-        """Of all of it; any contents."""
+        """Address and bytes of the whole arena; any contents."""
         self._gaps: list[_Gap] = []
         self._chance = random.SystemRandom()
         self._key, self._digest = self._chance.getrandbits(64), 0
@@ -113,7 +113,7 @@ class CanaryArena:
     def queue_watch(self) -> None:
         """Queue looking at all canaries, behind the launch that they are to tell of; `are_broken` says what was seen.
 
-        Of all together, on the device: bytes of a whole page, after every launch, take long to move.
+        One digest of all is made on the device: bytes of a whole page, after every launch, take long to move.
         """
         self._kernels.queue_gaps([(gap.address, gap.size) for gap in self._gaps], self._key)
 

@@ -1,4 +1,4 @@
-"""What the device holds of calls: their inputs, copies of those that launches read, and what is right."""
+"""Memory of calls on the device: their inputs, copies of those that launches read, and the right results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forecast_harness.clocks.runner.messages import BufferContents, ElementKind
 
 _ALIGNMENT = 256
 _MOST_KEPT_BYTES = 16 << 30
-"""Of all reserves together; the one in use may be larger."""
+"""Bytes of all reserves together; the one in use may be larger."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class InputReserve:
     places: Mapping[str, int]
     """Addresses by buffer."""
     digests: Mapping[str, int]
-    """Of what the host has sent, by the key of `InputReserves`."""
+    """Digests of what the host has sent, by the key of `InputReserves`."""
 
 
 class InputReserves:
@@ -102,7 +102,7 @@ class InputReserves:
 
 
 _LEAST_RENEWED_BYTES = 64 << 10
-"""Of an input of which only a part is renewed: a smaller one is copied as soon, and has few sectors to choose from."""
+"""Bytes of an input that is renewed in part: a smaller one is copied as soon, and has few sectors to choose from."""
 
 
 class WorkInputs:
@@ -143,7 +143,7 @@ class WorkInputs:
     def renew(self, *, clean: bool) -> None:
         """Make inputs other ones at a fraction of what copying takes; or those of the call, where `clean`.
 
-        Of large ones a part is replaced by what lies elsewhere in them, at places that nobody can foretell: what was
+        A part of large ones is replaced by what lies elsewhere in them, at places that nobody can foretell: what was
         worked out from them before is wrong now, and only who reads all of an input can tell whether it is. Small ones
         are rotated. Launches have to leave what is not updated as it was: it is not copied again.
         """

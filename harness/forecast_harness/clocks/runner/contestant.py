@@ -20,7 +20,7 @@ from forecast_harness.clocks.runner.arena import Placed
 from forecast_harness.clocks.runner.driver import FUNCTION_LOCAL_BYTES, CudaDriver
 
 MOST_LOCAL_BYTES = 64 << 10
-"""Of a thread's stack and spills; the device holds as much for every thread it can run."""
+"""Bytes of a thread's stack and spills; the device holds as much for every thread it can run."""
 
 
 class LoadedKernel:

@@ -63,8 +63,8 @@ class CudaDriver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         self._call("cuCtxSetCurrent", context)
         self.stream = self._handle("cuStreamCreate", ctypes.c_uint(0))
-        """Of all work; it and the default stream, on which memory is copied to and from the host, wait for each
-        other."""
+        """The stream of all work; it and the default stream, on which memory is copied to and from the host, wait
+        for each other."""
 
     def _call(self, name: str, *arguments: Any) -> None:
         if code := int(getattr(self._library, name)(*arguments)):

@@ -12,11 +12,11 @@ from forecast_harness.clocks.runner.client import RunnerClient, RunnerLost
 from forecast_harness.clocks.runner.driver import LIBRARY
 
 _SHORT_CYCLES, _LONG_CYCLES = 2_000_000, 16_000_000
-"""Of two pauses: some 1 and 8 ms."""
+"""Cycles of two pauses: some 1 and 8 ms."""
 _RATIO_ERROR = 0.25
 """Most relative error of the ratio of two pauses: clocks change their pace meanwhile."""
 _SLOWEST_HZ, _FASTEST_HZ = 2e8, 5e9
-"""Of a device's clock."""
+"""Rates of a device's clock."""
 _HOST_SLACK = 1.05
 """Times the host's seconds around a pause that the device may say it took."""
 
@@ -48,7 +48,7 @@ def clock_problem(pauses: list[tuple[float, float]]) -> str:
 
 
 FLUSH_BYTES = 0
-"""What a runner writes to empty its device's caches; 0: what suits the device."""
+"""Bytes that a runner writes to empty its device's caches; 0: as many as suit the device."""
 _HEALTH_TRIES, _HEALTH_PAUSE_S = 10, 1.0
 """Others may use the device at the moment, and a clock that waits for them tells no time."""
 

@@ -66,7 +66,7 @@ _EACH_UNIT = """
   mul.wide.u32 %d2, %r2, %r4;
   mov.u64 %d3, 0;
 """
-"""Of a kernel over bytes or words: %d1 is a thread's first, %d2 the step to its next, %d3 what it has summed."""
+"""Head of a kernel over bytes or words: %d1 is a thread's first, %d2 the step to its next, %d3 its sum so far."""
 WORD = 8
 """Bytes of a word: kernels over words take an eighth of the time, and addresses and sizes that are multiples of it."""
 
@@ -121,7 +121,7 @@ _MIX = """
   shr.u64 %d10, %d9, 27; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0x94D049BB133111EB;
   shr.u64 %d10, %d9, 31; xor.b64 %d9, %d9, %d10;
 """
-"""Of %d9, as splitmix64 does (Steele, Lea and Flood, 2014); %d10 is lost."""
+"""Mixing of %d9, as splitmix64 does (Steele, Lea and Flood, 2014); %d10 is lost."""
 
 
 def _shuffled_sum(distance: int) -> str:
@@ -171,7 +171,7 @@ done:
 
 
 MOST_GAPS = 32
-"""Of one launch of the kernel that watches gaps: they are among its parameters, where nothing can write."""
+"""Gaps in one launch of the kernel that watches them: they are among its parameters, where nothing can write."""
 # A gap is an address and a count of words, or of bytes with the topmost bit set; blocks along y take one each.
 GAPS = f"""
 .visible .entry trusted_gaps(.param .align 8 .b8 gaps[{16 * MOST_GAPS}], .param .u64 key, .param .u64 out)
@@ -252,8 +252,8 @@ done:
   ret;
 }}
 """
-"""Of a buffer that is a copy but for the sectors of one key: makes it one but for those of another, which become what
-lies `turn` words further on."""
+"""A kernel that makes a buffer, a copy but for the sectors of one key, a copy but for those of another, which become
+the words `turn` further on."""
 
 
 # One key alone could be told from one word whose contents are known.

@@ -37,15 +37,15 @@ from forecast_harness.clocks.runner.kernel_texts import (
 _CANARY_ELEMENTS = 4096
 _OVERWRITE_THREADS = 1024
 _UNIT_THREADS, _UNIT_BLOCKS = 512, 4
-"""Of kernels over bytes or words: threads of a block, and most blocks of a multiprocessor."""
+"""Sizes of kernels over bytes or words: threads of a block, and most blocks of a multiprocessor."""
 _MOST_SUMS = 64
-"""That are waited for together."""
+"""Sums that are waited for together."""
 _ERROR_WORDS = 3
-"""That a comparison of elements raises."""
+"""Words that a comparison of elements raises."""
 _LEAST_SCALE = 1e-30
-"""Of values that are all zero."""
+"""Scale of values that are all zero."""
 _PAGE_BYTES = 2 << 20
-"""Of the device's memory: what an allocation leaves of its last page would be anybody's."""
+"""Bytes of a page of the device's memory: the rest of an allocation's last page would be anybody's."""
 
 
 class RunnerKernels:

@@ -1,4 +1,4 @@
-"""What crosses between a runner and its host: requests, answers, outputs of launches, and whose code runs."""
+"""Messages between a runner and its host: requests, answers, outputs of launches, and whose code runs."""
 
 from __future__ import annotations
 
@@ -200,9 +200,9 @@ def create_marker() -> int:
 
 
 _MOST_KEPT_BYTES = 256 << 20
-"""Of all calls together, on the host."""
+"""Bytes of all calls together, on the host."""
 _MOST_DIGESTED_BYTES = 32 << 20
-"""Of one content: to digest and to keep a larger one costs more than it saves."""
+"""Bytes of one content: to digest and to keep a larger one costs more than it saves."""
 _MOST_TOLD = 64
 """Digests of one call that the runner is told."""
 

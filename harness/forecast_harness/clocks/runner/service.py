@@ -56,7 +56,7 @@ class RunnerService:
     def answer(
         self, request: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-        """What was asked for: its value and arrays. Raises `DriverError`, `ForecastAutotuneError`."""
+        """The answer to a request: its value and arrays. Raises `DriverError`, `ForecastAutotuneError`."""
         if request["op"] == "health":
             return {"wrong": self._session.kernels.check_health(int(request["seed"]))}, {}
         if request["op"] == "clock":

@@ -30,11 +30,11 @@ from forecast_harness.clocks.runner.messages import (
 )
 
 _MOST_MOVED_BYTES = 16 << 20
-"""Of a call's inputs: larger ones are compared on the device, after a launch that is checked."""
+"""Bytes of a call's inputs: larger ones are compared on the device, after a launch that is checked."""
 INPUT_CHANGED = "input changed"
 """The rule against writing into an input that a call does not update."""
 _LEAST_S = 1e-7
-"""Of a launch behind a pause: what pauses take is known to within some 0.1 us."""
+"""Seconds of a launch behind a pause: the cost of pauses is known to within some 0.1 us."""
 _FAR_BEYOND, _FIRST_S = 5.0, 2e-3
 """A first launch that takes so many times the bound, and so much longer, is timed no more: it loads code, too."""
 
@@ -256,7 +256,7 @@ class LaunchSession:
         pausing = self._recorder.cost_of_pauses(self._flush_caches) if result.recorded else 0.0
         rounds = -(-limits.most // PAUSES) * PAUSES if result.recorded else limits.most
         checked = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
-        # Of two, each launch says whose doing it was; of one, all were its own, and canaries stay broken.
+        # With two, each launch says whose doing it was; with one, all were its own, and canaries stay broken.
         watched = (
             range(rounds) if len(contestants) > 1 else self._chance.sample(range(rounds), min(2, rounds))
         )

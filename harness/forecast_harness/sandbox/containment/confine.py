@@ -51,7 +51,7 @@ class Confinement:
 def interpreter_roots() -> tuple[str, ...]:
     """The directories this process's modules come from: installations, and packages outside them.
 
-    Of an installation in development mode only the loaded packages are shown, not what lies around them.
+    An installation in development mode shows only the loaded packages, not what lies around them.
     """
     roots = [Path(sys.base_prefix), Path(sys.prefix)]
     data = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")

@@ -233,19 +233,19 @@ class UserKernel:
             )
         return known_calls
 
-    def _stored(self, made: BaseKernel, store: Store, device: str | None) -> Iterator[BaseKernel]:
+    def _stored(self, base: BaseKernel, store: Store, device: str | None) -> Iterator[BaseKernel]:
         """Recorded problems of this very source; each is a call to be covered, and explains the others."""
         sha = self.kernel.source_sha256
         tables = [t for t in store.tables(self.kernel.name, device) if t.problem.kernel.source_sha256 == sha]
         calls = [t.problem.arguments for t in tables]
         known = tuple(x for t in tables for x in grid_samples(t))
         measured = [m.candidate.config for t in tables for m in t.measurements if m.candidate.is_base_variant]
-        configs = made.configs or tuple(dict.fromkeys(measured))
+        configs = base.configs or tuple(dict.fromkeys(measured))
         for i, call in enumerate(calls):
             others = tuple(c for j, c in enumerate(calls) if j != i)
-            yield replace(made, configs=configs, calls=(call, *others), launches=known)
+            yield replace(base, configs=configs, calls=(call, *others), launches=known)
 
-    def _cases(self, made: BaseKernel) -> Iterator[BaseKernel]:
+    def _cases(self, base: BaseKernel) -> Iterator[BaseKernel]:
         """Cases of this kernel in its file: their real shapes to be covered, small ones to explain them."""
         listed = [
             *getattr(self.module, "CASES", ()),
@@ -258,7 +258,7 @@ class UserKernel:
         calls: list[tuple[Argument, ...]] = []
         known: list[GridSample] = []
         zeroed = tuple(dict.fromkeys(n for c in mine for n in getattr(c, "reset_to_zero", ())))
-        configs = made.configs or tuple(dict.fromkeys(c for case in mine for c in _case_configs(case)))
+        configs = base.configs or tuple(dict.fromkeys(c for case in mine for c in _case_configs(case)))
         step = max(1, len(configs) // _MAX_CONFIGS)
         for case in mine:
             for small in (False, True):
@@ -274,7 +274,7 @@ class UserKernel:
         for i in range(0, len(calls), 2):
             others = tuple(c for j, c in enumerate(calls) if j != i)
             yield replace(
-                made, configs=configs, zeroed=zeroed, calls=(calls[i], *others), launches=tuple(known)
+                base, configs=configs, zeroed=zeroed, calls=(calls[i], *others), launches=tuple(known)
             )
 
 

@@ -20,7 +20,7 @@ BlockShape = tuple[str, ...]
 """One text per dimension, `1` for a broadcast one; the empty tuple is a scalar."""
 
 UNKNOWN_SHAPE: BlockShape = ("?",)
-"""Of names that nothing has been seen of yet."""
+"""Shape of names that nothing is known of yet."""
 
 
 def common_shape(shapes: Sequence[BlockShape | None]) -> BlockShape | None:

@@ -304,17 +304,17 @@ def replace_statement(block: Block, old: ast.stmt, new: Sequence[ast.stmt]) -> N
 
 
 class _ExpressionSwap(ast.NodeTransformer):
-    def __init__(self, found: Mapping[int, ast.expr]) -> None:
-        self._found = found
+    def __init__(self, replacements: Mapping[int, ast.expr]) -> None:
+        self._replacements = replacements
 
     def visit(self, node: ast.AST) -> ast.AST:
-        replacement = self._found.get(id(node))
+        replacement = self._replacements.get(id(node))
         return self.generic_visit(node) if replacement is None else replacement
 
 
-def swap_expressions(root: Tree, found: Mapping[int, ast.expr]) -> Tree:
-    """Replace expressions in place, found by the `id` of their nodes; returns the root."""
-    return cast("Tree", _ExpressionSwap(found).visit(root))
+def swap_expressions(root: Tree, replacements: Mapping[int, ast.expr]) -> Tree:
+    """Replace expressions in place, by the `id` of their nodes; returns the root."""
+    return cast("Tree", _ExpressionSwap(replacements).visit(root))
 
 
 def docstring_length(body: Block) -> int:
