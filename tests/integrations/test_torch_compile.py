@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +10,7 @@ import triton
 from triton.runtime.autotuner import Autotuner
 
 from forecast_autotune import Space, autotune
-from tests.integrations.null import blocks, double, fresh
+from tests.integrations.null import blocks, double, fresh, worker_result
 
 ROOT = Path(__file__).parents[2]
 READ = """configs fn arg_names base_fn keys cache restore_value reset_to_zero perf_model early_config_prune
@@ -31,20 +27,7 @@ def ours(configs: Any, **options: Any) -> Any:
 def captured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the worker saw."""
     folder = tmp_path_factory.mktemp("torch_compile")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
-    environment |= {
-        "PYTHONPATH": str(ROOT),
-        "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "measurements"),
-        "TRITON_CACHE_DIR": str(folder / "binaries"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-    }
-    worker = ROOT / "tests" / "integrations" / "torch_compile_worker.py"
-    done = subprocess.run(
-        [sys.executable, worker], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return worker_result(ROOT / "tests" / "integrations" / "torch_compile_worker.py", folder)
 
 
 @pytest.mark.parametrize("name", ["list", "space"])

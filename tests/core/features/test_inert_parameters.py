@@ -18,7 +18,7 @@ from forecast_autotune.features.inert_parameters import (
 )
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.facts import TtirFacts
-from forecast_autotune.records import Argument, Candidate, Config, Device, Kernel, Problem
+from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.prior import formula_prior
 from forecast_autotune.tuning.tracing import FULL_TRACE_LIMIT, TRACES_PER_ROUND, LazyTraces
@@ -122,23 +122,15 @@ def _spaced(
 ) -> Spaced:
     """A matrix product over tiles and an order of programs that the kernel does not have, so is mute."""
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from forecast_autotune.features.trace import trace_many
-    from tests.integrations.gpu.kernels import matmul
+    from tests.core.features.traced import traced_products
 
-    shapes = list(itertools.product((32, 64, 128), (32, 64, 128), (32, 64)))
-    x = torch.empty(64, dtype=torch.float16)
-    given = [{"BM": m, "BN": n, "BK": k, "EVEN_K": True} for m, n, k in shapes]
-    result = trace_many(matmul, (x, x, x, 4096, 4096, 4096), {}, given)
-    texts = [text for _, text in result if isinstance(text, str)]
+    problem, given, traced = traced_products(itertools.product((32, 64, 128), (32, 64, 128), (32, 64)))
+    texts = list(traced.values())
     candidates = [
         Candidate(Config.of({**p, "ORDER": g}, num_warps=4)) for p, g in itertools.product(given, ORDERS)
     ]
-    device = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048)
-    sizes = [Argument(name, "scalar", "i32", value=4096) for name in "MNK"]
-    tensors = [Argument(name, "tensor", "float16", (4096, 4096), (4096, 1), True) for name in "abc"]
-    problem = Problem.of(Kernel("matmul"), [*tensors, *sizes], device)
     ttir = {assignment_of(c): texts[i // len(ORDERS)] for i, c in enumerate(candidates)}
     tile = [dict(c.config.kwargs) for c in candidates]
     grids = {

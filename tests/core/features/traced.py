@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from forecast_autotune.features.trace import trace
+from forecast_autotune.features.trace import trace, trace_many
 from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
-from forecast_autotune.records import Argument
+from forecast_autotune.records import Argument, Device, Kernel, Problem
 
 
 def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...] = (64,)) -> TtirFacts:
@@ -29,3 +30,20 @@ def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, 
 def gathered(x, index, y, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(y + i, tl.load(x + tl.load(index + i)))
+
+
+def traced_products(
+    shapes: Iterable[tuple[int, int, int]],
+) -> tuple[Problem, list[dict[str, Any]], dict[str, str]]:
+    """A matrix product on a device we know, its assignments for blocks (m, n, k), and the IR of each."""
+    from tests.integrations.gpu.kernels import matmul
+
+    given = [{"BM": m, "BN": n, "BK": k, "EVEN_K": True} for m, n, k in shapes]
+    x = torch.empty(64, dtype=torch.float16)
+    traces = trace_many(matmul, (x, x, x, 4096, 4096, 4096), {}, given)
+    texts = {key: text for key, text in traces if isinstance(text, str)}
+    assert len(texts) == len(given)
+    device = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048)
+    sizes = [Argument(name, "scalar", "i32", value=4096) for name in "MNK"]
+    tensors = [Argument(name, "tensor", "float16", (4096, 4096), (4096, 1), True) for name in "abc"]
+    return Problem.of(Kernel("matmul"), [*tensors, *sizes], device), given, texts

@@ -13,11 +13,9 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.records import (
-    Argument,
     Candidate,
     Config,
     Device,
-    Kernel,
     Measurement,
     Outcome,
     Problem,
@@ -85,21 +83,12 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def products() -> Query:
     """A matrix product in six block shapes and three depths, with its IR, on a device we know."""
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from forecast_autotune.features.trace import trace_many
-    from tests.integrations.gpu.kernels import matmul
+    from tests.core.features.traced import traced_products
 
     shapes = [(m, n, 64) for m in (32, 64, 128) for n in (64, 256)]
-    assignments = [{"BM": m, "BN": n, "BK": k, "EVEN_K": True} for m, n, k in shapes]
-    x = torch.empty(64, dtype=torch.float16)
-    result = trace_many(matmul, (x, x, x, 4096, 4096, 4096), {}, assignments)
-    texts = {key: text for key, text in result if isinstance(text, str)}
-    assert len(texts) == len(assignments)
-    device = Device("NVIDIA H200", "cuda", "90", 132, 232448, 65536, 2048)
-    sizes = [Argument(name, "scalar", "i32", value=4096) for name in "MNK"]
-    tensors = [Argument(name, "tensor", "float16", (4096, 4096), (4096, 1), True) for name in "abc"]
-    problem = Problem.of(Kernel("matmul"), [*tensors, *sizes], device)
+    problem, assignments, texts = traced_products(shapes)
     candidates = [Candidate(Config.of(a, num_warps=8, num_stages=s)) for a in assignments for s in (2, 3, 4)]
     grids = {
         c: (4096 // int(str(c.config.parameters()["BM"])), 4096 // int(str(c.config.parameters()["BN"])))

@@ -67,6 +67,11 @@ def settings(
     return Settings(llm=spec, cache_dir=cache, workers=1).with_(**more)
 
 
+@pytest.fixture
+def given(server: FaultyServer, tmp_path: Path) -> Settings:
+    return settings(server, tmp_path)
+
+
 def serving(given: Settings, until: str = LATER, **more: Any) -> TuningSession:
     return TuningSession.of(given, None, Store(None), until, **more)
 
@@ -99,9 +104,9 @@ def ran(candidate: Candidate, ms: float) -> Measurement:
 
 
 def test_the_settings_model_is_heard_beside_the_templates_forecast(
-    server: FaultyServer, tmp_path: Path
+    given: Settings, server: FaultyServer
 ) -> None:
-    found = asked(serving(settings(server, tmp_path)))
+    found = asked(serving(given))
     assert server.requests
     assert heard(found)
     assert not same(found, plain())
@@ -119,8 +124,7 @@ def test_without_one_it_is_what_ships() -> None:
     assert same(asked(serving(Settings())), plain())
 
 
-def test_a_given_surrogate_is_not_replaced(server: FaultyServer, tmp_path: Path) -> None:
-    given = settings(server, tmp_path)
+def test_a_given_surrogate_is_not_replaced(given: Settings, server: FaultyServer) -> None:
     ours = TuningSession.of(given, surrogate.default(), Store(None), LATER)
     assert same(asked(ours), plain())
     assert (
@@ -131,8 +135,8 @@ def test_a_given_surrogate_is_not_replaced(server: FaultyServer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("count", [2, 12])
-def test_the_gate_spares_short_lists(server: FaultyServer, tmp_path: Path, count: int) -> None:
-    found = asked(serving(settings(server, tmp_path)), candidates=CHOICES[:count])
+def test_the_gate_spares_short_lists(given: Settings, server: FaultyServer, count: int) -> None:
+    found = asked(serving(given), candidates=CHOICES[:count])
     assert server.requests == []
     assert not heard(found)
 
@@ -145,9 +149,9 @@ def test_a_model_that_was_never_calibrated_on_such_kernels_is_not_asked(
     assert server.requests == []
 
 
-def test_one_operation_asks_one_question(server: FaultyServer, tmp_path: Path) -> None:
+def test_one_operation_asks_one_question(given: Settings, server: FaultyServer) -> None:
     """A draft, the plan, and two further rounds."""
-    ours = serving(settings(server, tmp_path))
+    ours = serving(given)
     draft = OperationSearch(PROBLEM, CHOICES, [ATEN], ours)
     draft.first(draft=True)
     assert server.requests == []
@@ -167,10 +171,8 @@ def test_one_operation_asks_one_question(server: FaultyServer, tmp_path: Path) -
     assert decision.reason.endswith(str(decision.llm))
 
 
-def test_what_the_model_moved_is_found_among_templates_and_libraries(
-    server: FaultyServer, tmp_path: Path
-) -> None:
-    found = asked(serving(settings(server, tmp_path)))
+def test_what_the_model_moved_is_found_among_templates_and_libraries(given: Settings) -> None:
+    found = asked(serving(given))
     assert same(found.without_llm, plain())
     assert list(found.without_llm.candidates) == CHOICES
 
@@ -254,17 +256,16 @@ def test_warnings_as_errors_do_not_cost_the_forecast(tmp_path: Path) -> None:
 
 
 def test_one_of_several_asks_nobody(
-    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: Settings, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert same(asked(serving(settings(server, tmp_path))), plain())
+    assert same(asked(serving(given)), plain())
     assert server.requests == []
 
 
 def test_ranks_hear_what_was_answered_before_their_moment(
-    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: Settings, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = settings(server, tmp_path)
     live = asked(serving(given))
     count = len(server.requests)
     assert heard(live)
@@ -319,9 +320,8 @@ def test_deterministic_mode_knows_no_model(server: FaultyServer, tmp_path: Path)
 
 
 def test_the_keys_of_compiled_graphs_name_the_model(
-    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: Settings, server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = settings(server, tmp_path)
     other = given.with_(llm=given.llm + "&concurrency=2")
     names = [serving(s).identity() for s in (Settings(cache_dir=tmp_path, workers=1), given, other)]
     assert len(set(names)) == 3
@@ -332,15 +332,13 @@ def test_the_keys_of_compiled_graphs_name_the_model(
     assert "http" not in "".join(names)
 
 
-def test_another_calibration_is_another_name(server: FaultyServer, tmp_path: Path) -> None:
-    given = settings(server, tmp_path)
+def test_another_calibration_is_another_name(given: Settings, server: FaultyServer, tmp_path: Path) -> None:
     before = serving(given).identity()
     scope = CalibrationScope((H200.slug,), ("inductor",), 5000, 0.0)
     assert serving(settings(server, tmp_path, scope=scope)).identity() != before
 
 
-def test_a_users_kernels_share_one_model(server: FaultyServer, tmp_path: Path) -> None:
-    given = settings(server, tmp_path)
+def test_a_users_kernels_share_one_model(given: Settings) -> None:
     one, two = (
         language_model.surrogate_for_kernels(given.with_(tolerance=t), LATER, 10.0) for t in (0.01, 0.05)
     )
@@ -350,9 +348,9 @@ def test_a_users_kernels_share_one_model(server: FaultyServer, tmp_path: Path) -
     )
 
 
-def test_threads_are_given_the_same_answer(server: FaultyServer, tmp_path: Path) -> None:
+def test_threads_are_given_the_same_answer(given: Settings) -> None:
     """Inductor may lower in several threads; nobody is kept from an answer that is there."""
-    ours = serving(settings(server, tmp_path))
+    ours = serving(given)
     asked(ours)
     found: list[Forecasts] = []
     work = [

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +19,8 @@ from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.hooks import user_kernels
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.null_device import null_device
-from tests.integrations.null import by_launch_options, double, fresh
+from tests.integrations.null import by_launch_options, double, fresh, worker_result
 
-ROOT = Path(__file__).parents[3]
 BLOCKS = (32, 128, 256, 512, 1024)
 EVERYTHING = [[block, warps] for block in BLOCKS for warps in (1, 2, 4, 8)]
 
@@ -34,25 +29,7 @@ EVERYTHING = [[block, warps] for block in BLOCKS for warps in (1, 2, 4, 8)]
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the worker saw."""
     folder = tmp_path_factory.mktemp("user_kernels")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
-    environment |= {
-        "PYTHONPATH": str(ROOT),
-        "FORECAST_AUTOTUNE_CACHE_DIR": str(folder / "measurements"),
-        "TRITON_CACHE_DIR": str(folder / "binaries"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-    }
-    worker = Path(__file__).with_name("user_kernels_worker.py")
-    done = subprocess.run(
-        [sys.executable, worker, folder / "store"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return worker_result(Path(__file__).with_name("user_kernels_worker.py"), folder, folder / "store")
 
 
 def grids(configs: list[list[int]], n: int) -> list[int]:

@@ -21,13 +21,13 @@ pytest.importorskip("peft")
 import torch
 import transformers
 
-from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
+from forecast_autotune.llm.backend import Backend, LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_integrations.models.transformers import loading
 from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_integrations.models.transformers.prefill import Prefill
 from tests.integrations.models import tiny_models
-from tests.integrations.models.tiny_models import PREFIX, suffixes
+from tests.integrations.models.tiny_models import PREFIX, plain_forward, suffixes
 
 Saved = Callable[..., str]
 LONG_S = 300.0
@@ -59,29 +59,6 @@ def same(a: Any, b: Any, within: float = 1e-4) -> None:
     np.testing.assert_allclose(a.probabilities, b.probabilities, atol=within)
     np.testing.assert_allclose(a.mass, b.mass, atol=within)
     assert b.probabilities.std(axis=0).max() > 0.02, "the candidates' answers are all alike: nothing is shown"
-
-
-def plain_forward(
-    folder: str, texts: list[str], prefix: str = PREFIX, adapter: str = "", dtype: str = "float32"
-) -> BackendResponse:
-    """The answer by transformers alone: each prompt by itself, without a cache."""
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    if adapter:
-        import peft
-
-        model = peft.PeftModel.from_pretrained(model, adapter)
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)
-    ends = [tokens(f" {label.token}")["input_ids"][0] for label in BINS.labels]
-    start = tokens(prefix)["input_ids"]
-    shares = []
-    for text in texts:
-        ids = torch.tensor([start + tokens(text)["input_ids"]])
-        with torch.no_grad():
-            shares.append(model(input_ids=ids).logits[0, -1].double().softmax(0)[ends].numpy())
-    mass = np.sum(shares, axis=1)
-    return BackendResponse(np.array(shares) / mass[:, None], mass)
 
 
 def keeps_prefix(backend: TransformersBackend) -> bool:

@@ -25,15 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.settings import Settings
 from forecast_integrations.models.factory import backend, text_generator
-
-Array = npt.NDArray[np.float64]
+from tests.integrations.models.tiny_models import decided_forward, plain_forward
 
 HERE = Path(__file__).resolve().parent
 START_S = 300.0
@@ -155,61 +153,6 @@ def _answers(root: str) -> bool:
         return False
 
 
-class Naive:
-    """transformers in float32, one whole prompt after another, nothing shared and nothing kept."""
-
-    def __init__(self, weights: Path, adapter: Path | None = None) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(weights)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(weights, dtype="float32").eval()
-        self.name = f"{type(self._model).__name__}, {self._model.num_parameters()} parameters"
-        if adapter is not None:
-            from peft import PeftModel
-
-            self._model = PeftModel.from_pretrained(self._model, adapter).eval()
-
-    def plain(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel] = BINS.labels
-    ) -> tuple[Array, Array]:
-        """Label probabilities [n, labels] and mass [n] after prefix and suffix, tokenized apart."""
-        begin = self._tokenizer(prefix)["input_ids"]
-        ends = self._tokenizer(list(suffixes), add_special_tokens=False)["input_ids"]
-        return self._shares([begin + end for end in ends], [f" {label.token}" for label in labels])
-
-    def decided(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel] = BINS.labels
-    ) -> tuple[Array, Array]:
-        """The same for the prompt that vLLM's System One endpoint writes."""
-        options = "\n".join(f"{label.token}: {label.meaning}" for label in labels)
-        rows = []
-        for suffix in suffixes:
-            asked = f"{prefix}\n\nQuestion: {suffix}\n{options}\nAnswer with the letter of one option only."
-            rows.append(
-                self._tokenizer.apply_chat_template(
-                    [{"role": "user", "content": asked}],
-                    add_generation_prompt=True,
-                    enable_thinking=False,
-                    return_dict=False,
-                )
-            )
-        return self._shares(rows, [label.token for label in labels])
-
-    def _shares(self, prompts: Sequence[list[int]], words: Sequence[str]) -> tuple[Array, Array]:
-        import torch
-
-        ids = [self._tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
-        assert all(len(one) == 1 for one in ids), "labels are single tokens"
-        found = []
-        with torch.inference_mode():
-            for prompt in prompts:
-                logits = self._model(torch.tensor([prompt]), logits_to_keep=1).logits[0, -1]
-                found.append(torch.softmax(logits, -1)[[one[0] for one in ids]].double().numpy())
-        weights = np.array(found)
-        mass = weights.sum(axis=1)
-        return weights / mass[:, None], mass
-
-
 PAIR_LABELS = (AnswerLabel("A", "the first"), AnswerLabel("B", "the second"))
 WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS", "")
 VLLM = os.environ.get("FORECAST_AUTOTUNE_TEST_VLLM", "")
@@ -228,22 +171,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield it
 
 
-@pytest.fixture(scope="module")
-def naive() -> Naive:
-    return Naive(Path(WEIGHTS))
-
-
-def test_probabilities_are_those_of_transformers(server: Server, naive: Naive, tmp_path: Path) -> None:
+def test_probabilities_are_those_of_transformers(server: Server, tmp_path: Path) -> None:
     asked = suffixes(8)
-    expected, mass = naive.plain(PREFIX, asked)
+    expected = plain_forward(WEIGHTS, asked, PREFIX)
     spec = f"{server.url}?model={server.model}&batch=3"
     it = backend(spec, settings=Settings(cache_dir=tmp_path))
     hits = server.metric("prefix_cache_hits_total")
     # The first request of a server compiles for many seconds.
     answer = it.forecast(PREFIX, asked, BINS.labels, timeout_s=180)
     assert answer.answered.all(), answer.trouble
-    assert np.abs(answer.probabilities - expected).max() < CLOSE
-    assert np.abs(answer.mass - mass).max() < CLOSE
+    assert np.abs(answer.probabilities - expected.probabilities).max() < CLOSE
+    assert np.abs(answer.mass - expected.mass).max() < CLOSE
     assert answer.usage.prompt_tokens > 8 * 400
     # The prefix was computed once: nearly all of what the others share came from the cache.
     reused = server.metric("prefix_cache_hits_total") - hits
@@ -255,7 +193,7 @@ def test_probabilities_are_those_of_transformers(server: Server, naive: Naive, t
     assert np.array_equal(again.probabilities, answer.probabilities)
 
 
-def test_text_instead_of_tokens(server: Server, naive: Naive) -> None:
+def test_text_instead_of_tokens(server: Server) -> None:
     """A server without /tokenize is sent text; labels are found among the 20 likeliest tokens."""
     from forecast_integrations.models.http.completions import CompletionsBackend
 
@@ -263,13 +201,13 @@ def test_text_instead_of_tokens(server: Server, naive: Naive) -> None:
         "Letters of the alphabet, one after the other: A B C D E F G H I",
         [" J K L M N O P A B C D E"],
     )
-    expected, mass = naive.plain(prefix, asked)
+    expected = plain_forward(WEIGHTS, asked, prefix)
     it = CompletionsBackend(server.url, server.model)
     it._texts = True
     answer = it.forecast(prefix, asked, BINS.labels, timeout_s=180)
-    assert answer.mass[0] == pytest.approx(mass[0], abs=0.05)
-    assert answer.probabilities[0].argmax() == expected[0].argmax()
-    assert np.abs(answer.probabilities - expected).max() < 0.1
+    assert answer.mass[0] == pytest.approx(expected.mass[0], abs=0.05)
+    assert answer.probabilities[0].argmax() == expected.probabilities[0].argmax()
+    assert np.abs(answer.probabilities - expected.probabilities).max() < 0.1
 
 
 def test_chat_is_constrained_to_the_form(server: Server) -> None:
@@ -291,16 +229,19 @@ def test_it_writes(server: Server) -> None:
         assert all(text.strip() for text in texts)
 
 
-def test_in_process_with_an_adapter(naive: Naive, tmp_path: Path) -> None:
+def test_in_process_with_an_adapter(tmp_path: Path) -> None:
     random_adapter(Path(WEIGHTS), tmp_path)
     asked = suffixes(4)
-    expected, mass = Naive(Path(WEIGHTS), tmp_path).plain(PREFIX, asked)
-    assert np.abs(expected - naive.plain(PREFIX, asked)[0]).max() > 0.05, "the adapter changes the answer"
+    expected = plain_forward(WEIGHTS, asked, PREFIX, str(tmp_path))
+    without = plain_forward(WEIGHTS, asked, PREFIX)
+    assert np.abs(expected.probabilities - without.probabilities).max() > 0.05, (
+        "the adapter changes the answer"
+    )
     told = in_process(VLLM, Path(WEIGHTS), tmp_path, asked)
     for answer in told["answers"]:
         assert answer["trouble"] == []
-        assert np.abs(np.array(answer["probabilities"]) - expected).max() < CLOSE
-        assert np.abs(np.array(answer["mass"]) - mass).max() < CLOSE
+        assert np.abs(np.array(answer["probabilities"]) - expected.probabilities).max() < CLOSE
+        assert np.abs(np.array(answer["mass"]) - expected.mass).max() < CLOSE
         # The prefix is computed once, and is shared even among the candidates of the first call.
         assert answer["usage"]["cached_tokens"] > 0.5 * answer["usage"]["prompt_tokens"]
     assert "within" in told["late"]
@@ -335,11 +276,11 @@ def test_system_one(tmp_path: Path) -> None:
     Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     asked = suffixes(5)
-    expected, mass = Naive(tmp_path / "model").decided(PREFIX, asked)
-    assert np.abs(expected - 1 / 16).max() > 0.1, "random weights with an opinion"
+    expected = decided_forward(str(tmp_path / "model"), asked, PREFIX)
+    assert np.abs(expected.probabilities - 1 / 16).max() > 0.1, "random weights with an opinion"
     with serving(VLLM, tmp_path / "model", tmp_path / "log") as server:
         it = backend(f"{server.url}?model={server.model}&kind=systemone", cached=False)
         answer = it.forecast(PREFIX, asked, BINS.labels, timeout_s=180)
     assert answer.answered.all(), answer.trouble
-    assert np.abs(answer.probabilities - expected).max() < CLOSE
-    assert np.abs(answer.mass - mass).max() < CLOSE
+    assert np.abs(answer.probabilities - expected.probabilities).max() < CLOSE
+    assert np.abs(answer.mass - expected.mass).max() < CLOSE

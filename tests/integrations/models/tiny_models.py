@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from forecast_autotune.llm.backend import BackendResponse
 from forecast_autotune.llm.bins import BINS
 
 PREFIX = (
@@ -94,3 +98,52 @@ def adapter(folder: Path, model: str, scale: float = 1.0) -> str:
                 torch.nn.init.normal_(parameter, std=0.1 * scale)
     wrapped.save_pretrained(folder)
     return str(folder)
+
+
+def plain_forward(
+    folder: str, texts: Sequence[str], prefix: str = PREFIX, adapter: str = "", dtype: str = "float32"
+) -> BackendResponse:
+    """The answer by transformers alone: each prompt by itself, without a cache; prefix and text tokenized apart."""
+    model, tokens = _loaded(folder, adapter, dtype)
+    start, more = tokens(prefix)["input_ids"], {"add_special_tokens": False}
+    prompts = [start + tokens(text, **more)["input_ids"] for text in texts]
+    return _label_shares(model, tokens, prompts, [f" {label.token}" for label in BINS.labels])
+
+
+def decided_forward(folder: str, texts: Sequence[str], prefix: str) -> BackendResponse:
+    """The same for the prompt that vLLM's System One endpoint writes."""
+    model, tokens = _loaded(folder)
+    options = "\n".join(f"{label.token}: {label.meaning}" for label in BINS.labels)
+    rows = []
+    for text in texts:
+        asked = f"{prefix}\n\nQuestion: {text}\n{options}\nAnswer with the letter of one option only."
+        given = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": False}
+        rows.append(tokens.apply_chat_template([{"role": "user", "content": asked}], **given))
+    return _label_shares(model, tokens, rows, [label.token for label in BINS.labels])
+
+
+def _loaded(folder: str, adapter: str = "", dtype: str = "float32") -> tuple[Any, Any]:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    if adapter:
+        import peft
+
+        model = peft.PeftModel.from_pretrained(model, adapter).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def _label_shares(
+    model: Any, tokens: Any, prompts: Sequence[list[int]], words: Sequence[str]
+) -> BackendResponse:
+    import torch
+
+    ids = [tokens(word, add_special_tokens=False)["input_ids"] for word in words]
+    assert all(len(one) == 1 for one in ids), "labels are single tokens"
+    shares = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+            shares.append(logits.double().softmax(0)[[one[0] for one in ids]].numpy())
+    mass = np.sum(shares, axis=1)
+    return BackendResponse(np.array(shares) / mass[:, None], mass)
