@@ -39,14 +39,13 @@ def test_dynamo_captures_our_tuner_as_it_captures_tritons(captured: dict[str, An
     assert [g[0] for g in graph["grid"]] == [128, 128, 32, 32]
 
 
-def test_a_captured_graph_tunes_with_its_key(captured: dict[str, Any]) -> None:
-    """Run without Inductor, the graph calls the tuner, which decides as in eager mode."""
+def test_torch_does_with_our_tuner_what_it_does_with_tritons(captured: dict[str, Any]) -> None:
+    """Without Inductor a graph decides as in eager mode; its writes are found; `wrap_triton` traces every config."""
     assert captured["keys"]["list"] == captured["keys"]["triton"] == [4096, 8192]
     assert captured["launches"] > 0
-
-
-def test_functionalization_finds_what_the_kernel_writes(captured: dict[str, Any]) -> None:
     assert captured["functional"]["list"] == captured["functional"]["triton"]
+    assert captured["wrapped"] == {"list": [8, 8, 2, 2], "space": [8, 8, 2, 2]}
+    assert captured["patched"] == [16384], "a patched tuner is captured, too"
 
 
 def test_heuristics_below_make_torch_wrap_anew(captured: dict[str, Any]) -> None:
@@ -55,14 +54,6 @@ def test_heuristics_below_make_torch_wrap_anew(captured: dict[str, Any]) -> None
     assert (graph["kernel"], graph["same_object"]) == ("Autotuner", False)
     assert len(graph["grid"]) == 2
     assert captured["keys"]["heuristics"] == []
-
-
-def test_wrap_triton_traces_every_config(captured: dict[str, Any]) -> None:
-    assert captured["wrapped"] == {"list": [8, 8, 2, 2], "space": [8, 8, 2, 2]}
-
-
-def test_patched_tuners_are_captured_too(captured: dict[str, Any]) -> None:
-    assert captured["patched"] == [16384]
 
 
 def test_a_space_is_a_list_of_configs_to_others(captured: dict[str, Any]) -> None:

@@ -227,10 +227,20 @@ def test_a_tracer_that_fails_while_it_is_looked_at_is_no_failure_of_the_measurer
     assert decision.chosen == BEST
 
 
-def test_one_worker_waits_for_the_forecasts_of_its_list() -> None:
-    bench = Logged(workers=1)
-    run(bench)
-    assert bench.ahead == []
+@pytest.mark.parametrize(
+    ("workers", "settings", "most", "made"),
+    [
+        pytest.param(1, {}, len(NAMES), 1, id="one worker waits for the forecasts of its list"),
+        pytest.param(36, {"max_measurements": 3}, 3, 1, id="a limited number of measurements"),
+        pytest.param(36, {"mode": "skip"}, 0, 0, id="skip"),
+        pytest.param(36, {"mode": "deterministic"}, 0, 0, id="deterministic"),
+    ],
+)
+def test_nothing_compiles_ahead(workers: int, settings: dict[str, Any], most: int, made: int) -> None:
+    bench = Logged(workers=workers)
+    decision = run(bench, settings=settings)
+    assert (bench.made, bench.ahead) == (made, [])
+    assert decision.measured <= most
 
 
 def test_a_guess_that_fails_costs_nothing() -> None:
@@ -248,13 +258,6 @@ def test_a_guess_that_fails_costs_nothing() -> None:
     assert decision.measured < len(NAMES)
 
 
-def test_a_limited_number_of_measurements_compiles_nothing_ahead() -> None:
-    bench = Logged(workers=36)
-    decision = run(bench, settings={"max_measurements": 3})
-    assert bench.ahead == []
-    assert decision.measured <= 3
-
-
 def test_what_compiled_ahead_and_was_not_timed_is_not_measured() -> None:
     store, bench = Store(None), Logged(workers=36)
     decision = run(bench, store=store, surrogate=Told(truth()))
@@ -262,13 +265,6 @@ def test_what_compiled_ahead_and_was_not_timed_is_not_measured() -> None:
     assert decision.measured == len(bench.asked) == len(set(bench.asked))
     assert {m.candidate for m in store.measurements(WIDE.problem)} == set(bench.asked)
     assert decision.measured < decision.cost.compiled <= len(NAMES)
-
-
-@pytest.mark.parametrize("mode", ["skip", "deterministic"])
-def test_nothing_compiles_where_no_clock_is_allowed(mode: str) -> None:
-    bench = Logged(workers=36)
-    run(bench, settings={"mode": mode})
-    assert (bench.made, bench.ahead) == (0, [])
 
 
 def test_nothing_compiles_when_the_store_answers() -> None:

@@ -7,7 +7,7 @@ import functools
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,30 @@ module = first_launch._module()
 HERE = os.getpid()
 
 
-@pytest.fixture
-def computed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A process that knows no hash; every computation leaves its pid in this file, on a line of its own."""
-    text, record = module.triton_key(), tmp_path / "computed"
-    record.touch()
+def compute_after(before: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let something happen before the hash is computed, which this process then knows no more."""
+    compute = module.triton_key
 
     @functools.lru_cache
     def triton_key() -> str:
-        with record.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        return str(text)
+        before()
+        return str(compute())
 
     monkeypatch.setattr(module, "triton_key", triton_key)
+
+
+@pytest.fixture
+def computed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A process that knows no hash; every computation leaves its pid in this file, on a line of its own."""
+    record = tmp_path / "computed"
+    record.touch()
+    module.triton_key()
+
+    def note() -> None:
+        with record.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    compute_after(note, monkeypatch)
     yield record
     first_launch.COMPILER_HASH.stop()
 
@@ -68,15 +79,8 @@ def test_children_take_it_from_this_process(computed_by: Path) -> None:
 @pytest.fixture
 def hashing(monkeypatch: pytest.MonkeyPatch, computed_by: Path) -> Iterator[threading.Event]:
     """A machine with a GPU's driver, where the hash takes until this is set."""
-    compute, may_end = module.triton_key, threading.Event()
-
-    @functools.lru_cache
-    def slow() -> str:
-        if os.getpid() == HERE:
-            may_end.wait(60)
-        return str(compute())
-
-    monkeypatch.setattr(module, "triton_key", slow)
+    may_end = threading.Event()
+    compute_after(lambda: os.getpid() == HERE and may_end.wait(60), monkeypatch)
     monkeypatch.setattr(first_launch, "_DEVICE_FILES", (__file__,))
     yield may_end
     may_end.set()
@@ -148,15 +152,13 @@ def test_without_a_driver_nothing_begins_early(computed_by: Path, monkeypatch: p
 def test_a_hash_that_cannot_be_computed_early_is_computed_later(
     computed_by: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute, tries = module.triton_key, iter([OSError("the disk"), None])
+    errors = [OSError("the disk")]
 
-    @functools.lru_cache
-    def fails_once() -> str:
-        if (error := next(tries)) is not None:
-            raise error
-        return str(compute())
+    def fail_once() -> None:
+        if errors:
+            raise errors.pop()
 
-    monkeypatch.setattr(module, "triton_key", fails_once)
+    compute_after(fail_once, monkeypatch)
     monkeypatch.setattr(first_launch, "_DEVICE_FILES", (__file__,))
     shared = CompilerHash()
     shared.start_early()

@@ -47,6 +47,9 @@ def test_dimensions_that_are_the_size_follow_it_and_others_stay() -> None:
     assert found["b_ptr"] == MATMUL[1]
     assert found["c_ptr"].stride == (128, 1)
     assert [found[n].value for n in ("M", "N", "K", "stride_am", "stride_cm")] == [8192, 128, 64, 64, 128]
+    given = (tensor("x", (1, 64)), number("M", 1), number("K", 64), number("stride_xm", 64))
+    found = resize_arguments(given, "M", 16).by_name()
+    assert (found["x"].shape, found["x"].stride, found["stride_xm"].value) == ((16, 64), (64, 1), 64)
 
 
 def test_strides_that_span_the_size_follow_it_in_tensors_and_in_scalars() -> None:
@@ -70,12 +73,6 @@ def test_strides_that_span_the_size_follow_it_in_tensors_and_in_scalars() -> Non
     assert [found[n].value for n in names] == [600 * 64, 64, 640, 2 * 600 * 64]
 
 
-def test_a_size_of_one_grows() -> None:
-    given = (tensor("x", (1, 64)), number("M", 1), number("K", 64), number("stride_xm", 64))
-    found = resize_arguments(given, "M", 16).by_name()
-    assert (found["x"].shape, found["x"].stride, found["stride_xm"].value) == ((16, 64), (64, 1), 64)
-
-
 def test_storage_never_shrinks_and_grows_where_nobody_knows_how() -> None:
     small = resize_arguments(MATMUL, "M", 16)
     assert small.elements == {"a_ptr": 300 * 64, "c_ptr": 300 * 128}
@@ -86,24 +83,17 @@ def test_storage_never_shrinks_and_grows_where_nobody_knows_how() -> None:
     assert resize_arguments(workspace, "M", 600).elements["partial"] == 70
 
 
+ONE_ROW = (
+    tensor("x", (4, 1, 64)),
+    *(number(*one) for one in (("T", 1), ("D", 64), ("B", 4), ("stride_xb", 64))),
+)
 BLIND: list[tuple[Sequence[Argument], str, int, str]] = [
     ((*MATMUL, number("rows", 300)), "M", 16, "M and rows are 300"),
     ((*MATMUL, tensor("mask", (300, 300))), "M", 16, "mask has several dimensions of 300"),
     (MATMUL, "L", 16, "L is no positive integer argument"),
     ((*MATMUL, tensor("w", (1 << 24, 3))), "M", 8192, "cannot be told, as no dimension is 300"),
     ((*MATMUL, Argument("d", "tensor", "float16", (300,), (1,), extra={"descriptor": True})), "M", 16, "TMA"),
-    (
-        (
-            tensor("x", (4, 1, 64)),
-            number("T", 1),
-            number("D", 64),
-            number("B", 4),
-            number("stride_xb", 64),
-        ),
-        "T",
-        16,
-        "which stride stride_xb is cannot be told",
-    ),
+    (ONE_ROW, "T", 16, "which stride stride_xb is cannot be told"),
 ]
 
 
@@ -160,12 +150,9 @@ def depending_on(unknown: Any) -> Callable[[Any], tuple[int, ...]]:
     return lambda meta: (unknown,)
 
 
-def test_what_does_not_depend_on_the_size_stays() -> None:
+def test_what_does_not_depend_on_the_size_stays_and_numbers_follow_if_they_are_the_size() -> None:
     assert grid_at(lambda meta: (meta["K"] // meta["BLOCK"], 7)) == (4, 7)
     assert grid_at(depending_on(64)) == (64,)
-
-
-def test_numbers_follow_if_they_are_the_size() -> None:
     arguments = (tensor("x", (300, 64)), number("M", 300), number("K", 64))
     resized = resize_arguments(arguments, "M", 16)
     assert resize_grid((300, 64, 1), "M", resized, {}, {}, {}) == (16, 64, 1)

@@ -353,15 +353,11 @@ def test_busy_threads_give_way_while_launches_are_queued(device: SteppedDevice) 
     looked_at(timer, by[8])
     assert min(seen) < 1e-4 < usual
     assert sys.getswitchinterval() == usual
-
-
-def test_turns_of_several_threads_end_as_they_began() -> None:
-    usual = sys.getswitchinterval()
     first, second = prompt_turns(), prompt_turns()
     with first:
         with second, pytest.raises(ValueError, match="in between"), prompt_turns():
             raise ValueError("in between")
-        assert sys.getswitchinterval() < 1e-4 < usual
+        assert sys.getswitchinterval() < 1e-4 < usual, "turns of several threads end as they began"
     assert sys.getswitchinterval() == usual
 
 
@@ -438,8 +434,11 @@ def test_longer_and_hopeless_calls_are_timed_by_events(steady_device: SteppedDev
     assert {long.protocol, hopeless.protocol} == {BY_EVENTS}
     assert long.recordable, "nobody has tried"
     assert steady_device.cuda.captures == captures
+    assert not long.host_bound
     # Beside a short one, it is timed as that one is.
     assert timer.time(working(steady_device, 50.0), 0.029).protocol == RECORDED
+    steady_device.cuda.host_is_slow = lambda: True
+    assert CallTimer().time(working(steady_device, 50.0), math.inf).host_bound
 
 
 def waiting(steady_device: SteppedDevice) -> None:
@@ -520,11 +519,6 @@ def test_work_on_another_stream_is_no_short_call(steady_device: SteppedDevice) -
     found = CallTimer().time(elsewhere, math.inf)
     assert (found.protocol, found.recordable) == (BY_EVENTS, False)
     assert 1e3 * found.ms == pytest.approx(20.6, abs=1.2)
-
-
-def test_waits_for_the_host_are_told(steady_device: SteppedDevice) -> None:
-    steady_device.cuda.host_is_slow = lambda: True
-    assert CallTimer().time(working(steady_device, 50.0), math.inf).host_bound
 
 
 def test_a_failing_call_leaves_nothing_in_the_timer(steady_device: SteppedDevice) -> None:

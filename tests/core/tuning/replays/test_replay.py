@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,13 +112,6 @@ def test_exhaustive_seconds_are_the_sum_over_all_configs() -> None:
     assert exhaustive_seconds(crowded) == pytest.approx(SOLO_COMPILE_RATIO * 15 * 0.5 + 14 * 0.13)
 
 
-def test_shapes_prior_gives_the_other_problems_of_the_kernel_only() -> None:
-    one, two = labelled("one", 1), labelled("two", 2)
-    stranger = Table(replace(labelled("x", 3).problem, kernel=replace(one.problem.kernel, name="other")), [])
-    assert relatives_of(one, [one, two, stranger], "none") == []
-    assert [r.problem.id for r in relatives_of(one, [one, two, stranger], "shapes")] == [two.problem.id]
-
-
 def on(table: Table, device: str, *, key: tuple[str, ...] = ()) -> Table:
     """The same table, as if measured on another device, perhaps under another key."""
     p = table.problem
@@ -125,12 +120,14 @@ def on(table: Table, device: str, *, key: tuple[str, ...] = ()) -> Table:
     return Table(moved, [replace(m, problem=moved.id) for m in table.measurements])
 
 
-def test_devices_prior_gives_the_same_sizes_elsewhere_and_shapes_prior_nothing_of_it() -> None:
+def test_priors_give_other_shapes_of_the_kernel_or_the_same_sizes_elsewhere() -> None:
     one, two = labelled("one", 1), labelled("two", 2)
+    stranger = Table(replace(labelled("x", 3).problem, kernel=replace(one.problem.kernel, name="other")), [])
     same, other = on(one, "another GPU"), on(one, "another GPU", key=("9", "9"))
-    everything = [one, two, same, other]
-    assert [r.problem.id for r in relatives_of(one, everything, "devices")] == [same.problem.id]
+    everything = [one, two, stranger, same, other]
+    assert relatives_of(one, everything, "none") == []
     assert [r.problem.id for r in relatives_of(one, everything, "shapes")] == [two.problem.id]
+    assert [r.problem.id for r in relatives_of(one, everything, "devices")] == [same.problem.id]
     tuned = relatives_of(one, everything, "tuned", {two.problem.id: two.measurements[:2]})
     assert [(r.problem.id, len(r.measurements)) for r in tuned] == [(two.problem.id, 2)]
     with pytest.raises(ValueError, match=r"devices, got 'device'"):
@@ -165,10 +162,15 @@ def test_a_table_without_anything_to_decide_is_refused(tmp_path: Path) -> None:
 # --- the command ---
 
 
-def out_json(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    data = json.loads(capsys.readouterr().out)
-    assert isinstance(data, dict)
-    return data
+@pytest.fixture
+def replayed(file: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs the command on the file with `--json`; returns what it says."""
+
+    def replayed(*options: str) -> Any:
+        assert main(["replay", str(file), *options, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return replayed
 
 
 def test_a_line_says_at_once_what_is_waited_for(file: Path) -> None:
@@ -177,39 +179,32 @@ def test_a_line_says_at_once_what_is_waited_for(file: Path) -> None:
     assert json.loads(done.stdout)["summary"]["problems"] == 2
 
 
-def test_json_is_the_report_unchanged(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(file), "--policy", "exhaustive", "--json"]) == 0
-    shown = out_json(capsys)
+def test_json_is_the_report_unchanged(file: Path, replayed: Callable[..., Any]) -> None:
+    shown = replayed("--policy", "exhaustive")
     expected = json.loads(json.dumps(run(load([file]), Exhaustive()).to_json()))
-    for row in [*shown["problems"], *expected["problems"], shown["summary"], expected["summary"]]:  # type: ignore[misc]
+    for row in [*shown["problems"], *expected["problems"], shown["summary"], expected["summary"]]:
         for clocked in ("tune_s", "forecast_s", "speedup"):  # hold real seconds of forecasting
-            row.pop(clocked, None)  # type: ignore[attr-defined]
+            row.pop(clocked, None)
     assert shown == expected
 
 
 @pytest.mark.parametrize(("given", "count"), [([], 3), (["--max-measurements", "5"], 5)])
 @pytest.mark.parametrize("policy", ["random", "first"])
 def test_baselines_measure_the_count_given_or_a_tenth(
-    file: Path, capsys: pytest.CaptureFixture[str], policy: str, given: list[str], count: int
+    replayed: Callable[..., Any], policy: str, given: list[str], count: int
 ) -> None:
-    assert main(["replay", str(file), "--policy", policy, "--json", *given]) == 0
-    data = out_json(capsys)
-    assert [row["measured"] for row in data["problems"]] == [count, count]  # type: ignore[attr-defined]
-    assert data["summary"]["policy"] == policy  # type: ignore[index]
+    data = replayed("--policy", policy, *given)
+    assert [row["measured"] for row in data["problems"]] == [count, count]
+    assert data["summary"]["policy"] == policy
 
 
-def test_a_budget_limits_the_default_policy(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(file), "--max-measurements", "2", "--risk", "0", "--json"]) == 0
-    data = out_json(capsys)
-    assert [row["measured"] for row in data["problems"]] == [2, 2]  # type: ignore[attr-defined]
-
-
-def test_replay_measures_whatever_mode_the_environment_sets(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_budget_limits_the_default_policy_and_whatever_mode_is_set_it_measures(
+    replayed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    data = replayed("--max-measurements", "2", "--risk", "0")
+    assert [row["measured"] for row in data["problems"]] == [2, 2]
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", str(Mode.FROZEN))
-    assert main(["replay", str(file), "--json"]) == 0
-    assert all(row["measured"] > 0 for row in out_json(capsys)["problems"])  # type: ignore[attr-defined]
+    assert all(row["measured"] > 0 for row in replayed()["problems"])
 
 
 def test_people_see_every_problem_its_path_and_the_sum(
@@ -218,12 +213,9 @@ def test_people_see_every_problem_its_path_and_the_sum(
     monkeypatch.setenv("COLUMNS", "130")
     assert main(["replay", str(file), "--policy", "exhaustive"]) == 0
     text = capsys.readouterr().out
-    assert "one" in text
-    assert "two" in text
+    for part in ("one", "two", "▁", "2 of 1 kernels", "policy exhaustive"):
+        assert part in text
     assert text.count("15 of 15") == 2
-    assert "▁" in text
-    assert "2 of 1 kernels" in text
-    assert "policy exhaustive" in text
 
 
 def test_the_picture_is_written_next_to_the_report(

@@ -38,18 +38,15 @@ def test_workers_compile_side_by_side_while_others_are_timed() -> None:
     assert clock.spent().timing_s == pytest.approx(0.75)
 
 
-def test_a_failure_takes_no_time_on_the_device() -> None:
+def test_a_failure_takes_no_time_on_the_device_and_a_recorded_timeout_is_given_up_earlier() -> None:
     fails = PLAIN.measurements[-1]
     assert fails.outcome is Outcome.OUT_OF_RESOURCES
     clock = TableMeasurer(PLAIN, workers=1)
     assert [m.outcome for m in clock.measure([fails.candidate])] == [fails.outcome]
     assert clock.spent().timing_s == 0.0
-
-
-def test_a_recorded_timeout_is_given_up_earlier() -> None:
-    rows = [replace(PLAIN.measurements[-1], outcome=Outcome.TIMEOUT, compile_s=60.0)]
-    clock = TableMeasurer(Table(PLAIN.problem, rows), workers=1)
-    assert len(list(clock.measure([rows[0].candidate]))) == 1
+    late = replace(fails, outcome=Outcome.TIMEOUT, compile_s=60.0)
+    clock = TableMeasurer(Table(PLAIN.problem, [late]), workers=1)
+    assert len(list(clock.measure([late.candidate]))) == 1
     assert clock.spent().wall_s == HUNG_COMPILE_S
 
 
@@ -98,21 +95,16 @@ def test_who_waits_hears_when_nothing_has_come_in_time() -> None:
     assert clock.spent().compiled == 2
 
 
-def test_what_is_not_listed_is_given_up_where_its_worker_is_needed() -> None:
+def test_what_is_not_listed_is_given_up_where_its_worker_is_needed_and_goes_on_elsewhere() -> None:
     clock = measurer(9.0, 9.0)
     clock.prefetch(NAMES[:2])
+    assert list(clock.measure([], within_s=0.1)) == []
+    assert set(clock.compiling()) == set(NAMES[:2]), "nobody needs a worker"
     assert [m.candidate for m in clock.measure(NAMES[2:3])] == [NAMES[2]]
     assert len(set(clock.compiling()) & set(NAMES[:2])) == 1, "one worker was needed"
     assert [m.candidate for m in clock.measure([*NAMES[3:4], *clock.compiling()], within_s=1.0)] == [NAMES[3]]
     assert len(set(clock.compiling()) & set(NAMES[:2])) == 1, "what is listed goes on"
     assert clock.spent().compiled == 2, "what was given up was not compiled"
-
-
-def test_a_worker_that_nobody_needs_goes_on() -> None:
-    clock = measurer(1.0, 1.0)
-    clock.prefetch(NAMES[:2])
-    assert list(clock.measure([], within_s=0.1)) == []
-    assert set(clock.compiling()) == set(NAMES[:2])
 
 
 def test_a_list_replaces_what_was_queued() -> None:
