@@ -345,8 +345,8 @@ def tune_language(
 ) -> TunedKernel:
     """Choose a config of a list or a `Space`, measuring what forecasts are unsure about.
 
-    Without arguments, the user's store and the settings of the environment. What was decided before is compiled
-    and not measured. Raises `NoWorkingConfigError` if every config fails, `FrozenMissError` as the decorator does,
+    Without arguments, the user's store and the settings of the environment. A config decided before is compiled and
+    not measured. Raises `NoWorkingConfigError` if every config fails, `FrozenMissError` as the decorator does,
     and `SettingsError` for an empty list.
     """
     candidates = [Candidate(config) for config in dict.fromkeys(configs)]

@@ -21,8 +21,8 @@ def printable(text: object, limit: int = LONGEST_TEXT, *, lines: bool = False) -
     """The text of `str(text)` without anything that a terminal acts upon, at most `limit` characters of it.
 
     Line breaks and tabs become spaces. Control characters (escape, C0, C1), directional and other format
-    characters, lone surrogates and what Unicode does not define become `REPLACEMENT`. What is cut off is
-    counted behind the text. With `lines`, the text keeps its lines, and `limit` holds for each of them.
+    characters, lone surrogates and what Unicode does not define become `REPLACEMENT`. Characters cut off are counted
+    behind the text. With `lines`, the text keeps its lines, and `limit` holds for each of them.
     """
     whole = str(text)
     if lines:

@@ -201,7 +201,7 @@ class Settings:
         1.0,
         "most seconds that a decision on a new key waits for the remote store; launches of known keys never do",
     )
-    mode: Mode = _variable("_MODE", _mode, Mode.TUNE, "what is done for a key that has no decision yet")
+    mode: Mode = _variable("_MODE", _mode, Mode.TUNE, "treatment of a key that has no decision yet")
     on_miss: str = _variable(
         "_ON_MISS", _choice("error", "forecast"), "error", "frozen mode: raise, or take the best forecast"
     )

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class SharedSetting(Generic[T]):
     """Changed when its first user comes, and put back when the last one is done; one object for a setting.
 
-    What the program sets meanwhile stays. A process that is forked meanwhile has the usual value: the thread that
+    Values that the program sets meanwhile stay. A process that is forked meanwhile has the usual value: the thread that
     would put it back is not in it.
     """
 
@@ -69,7 +69,7 @@ _THRESHOLDS = SharedSetting(gc.get_threshold, lambda them: gc.set_threshold(*the
 def rare_collections() -> AbstractContextManager[None]:
     """Collect seldom, and never everything. Several threads may ask for it at once.
 
-    What a program has set itself is left alone: collections that are rarer or switched off, and thresholds that it
+    Values that a program has set are left alone: collections that are rarer or switched off, and thresholds that it
     sets meanwhile.
     """
     return _THRESHOLDS.changed()

@@ -5,8 +5,8 @@
 Needs `flag_gems` beside the package (`pip install --no-deps flag_gems sqlalchemy greenlet`). Every operator at every
 shape runs in processes of its own, FlagGems' default policy and ours in turns, each with empty caches and an empty
 database: the seconds of the first call, and the median time of later ones, which are recorded as a graph where they
-can be, as a launch takes the host longer than most of these kernels run. Of operators whose tuners chose the same
-configs no regret is told: their times differ by noise.
+can be, as a launch takes the host longer than most of these kernels run. Operators whose tuners chose the same
+configs have no regret: their times differ by noise.
 
     python -m benchmarks.bridges.flaggems_operators --report PART.json ... --out FILE.json
 """

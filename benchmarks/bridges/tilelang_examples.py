@@ -39,7 +39,7 @@ TIMEOUT_S = 600.0
 ROUNDS = 100
 """Launches of each choice when they are timed in turns."""
 TOLERANCE = 5e-3
-"""Of outputs in float16, relative to the largest."""
+"""Tolerance of outputs in float16, relative to the largest."""
 
 
 def tune(given: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ AREAS = {
 _HEAD = "<!-- Written by `python -m benchmarks page` from benchmarks/claims.toml. Do not edit. -->\n\n"
 _RESULTS = """# Results
 
-What a user asks first. Each figure links to its claim: the whole sentence, with the script that measures it, its raw
-result, versions and commit. [Claims](claims.md) has all of them.
+These figures answer a user's first questions. Each links to its claim: the whole sentence, with the script that
+measures it, its raw result, versions and commit. [Claims](claims.md) has all of them.
 
 | | | Device | Date |
 |---|---|---|---|

@@ -1,11 +1,11 @@
-"""Configs that came close to the best, timed again in turns: what is best, and how far two timings differ.
+"""Configs that came close to the best, timed again in turns: the best one, and how far two timings differ.
 
     python -m benchmarks.corpus.harvest_kernels --out MEASURED --near TABLE [TABLE ...] --within 0.12
     python -m benchmarks.corpus.retime_near_best TABLE [TABLE ...] --measured MEASURED \
         --table NEAR.jsonl.gz --out RESULT.json
 
-A harvest times each config by itself, and the fastest four in turns. Of many configs within noise of each
-other the luckiest looks best then, and any other choice is charged for its luck. The second run times all of
+A harvest times each config by itself, and the fastest four in turns. The luckiest of many configs within noise of
+each other looks best then, and any other choice is charged for its luck. The second run times all of
 a problem's close configs in turns; here its times are brought to the level of the first (another machine's
 events may take a microsecond longer: the median difference of a problem is taken off) and written as a table
 that is to be read after the others, whose last word counts. The result tells by length of the best what the

@@ -127,7 +127,7 @@ def in_process(machine: Path, name: str, given: dict[str, Any], **variables: str
 
 
 Steps = dict[str, dict[str, Any]]
-"""What each step found, by its name."""
+"""Results of each step, by its name."""
 
 
 def run(folder: Path, program: dict[str, Any], told: Callable[[str, dict[str, Any]], None]) -> Steps:

@@ -165,7 +165,7 @@ class TestRun:
         self.arm, self.tests, self.python, self.each_s = arm, tests, python, each_s
         self.processes, self.cores = processes, cores
         self.ready_s: list[float] = []
-        """Of each process: seconds until its first test."""
+        """Seconds until the first test, by process."""
         self.environment = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
 
     def collect(self, name: str) -> list[str]:

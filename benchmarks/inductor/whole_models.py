@@ -109,9 +109,9 @@ def compile_options(arm: str, mode: str, device: str) -> dict[str, Any]:
 
 
 def warm_up(mode: str, device: str, *, compiles: bool) -> None:
-    """Return what any arm may have done before its clock starts: worker processes, libraries, one compilation.
+    """Do the work that any arm may do before its clock starts: worker processes, libraries, one compilation.
 
-    What finds all in caches `compiles` nothing, and starts no workers.
+    An arm that finds all in caches `compiles` nothing, and starts no workers.
     """
     from torch._inductor.utils import fresh_cache
 

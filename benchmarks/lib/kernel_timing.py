@@ -119,7 +119,7 @@ def time_in_turns(calls: Sequence[Callable[[], object]], rounds: int, seed: int 
 
 
 MOST_FLUSHES = 64
-"""Before a launch: some 5 ms of work for the device. What keeps its host longer is a model, not a kernel."""
+"""Before a launch: some 5 ms of work for the device. A call that keeps its host longer is a model, not a kernel."""
 _HOST_SLACK = 1.5
 """The host may take this much longer than it did when it was timed."""
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.machine_code.shared_reductions --out FILE.json [--only matmul] [--null]
 
-Matrix products with few tiles, and sums with few rows. Every config of the kernel, and of what `split-reduction` and
-`stream-k` make of it, is checked and timed. Another tuner with an empty store decides among the same candidates by
-forecasts, within its default budget. What each found is timed in turns, the kernel's best config twice: the noise.
+Matrix products with few tiles, and sums with few rows. Every config of the kernel, and of its variants by
+`split-reduction` and `stream-k`, is checked and timed. Another tuner with an empty store decides among the same
+candidates by forecasts, within its default budget. Their choices are timed in turns, the kernel's best config twice:
+the noise.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ RANGES: Sequence[KernelRange] = (
     KernelRange("srv_token_quant_int8", "num_tokens", 16, 32768, lambda m: (m, 4096)),
     KernelRange("tem_fused_addmm_relu", "ks0", 16, 16384, lambda m: (m, 4096, 2048)),
 )
-"""What varies is the number of tokens, rows or time steps; all else is a layer's."""
+"""Varying sizes are numbers of tokens, rows or time steps; all others are a layer's."""
 
 
 NEAR_BEST = 0.05

@@ -61,7 +61,7 @@ from forecast_train.metrics import cluster_bootstrap
 LONGEST_READING_S = 20.0
 """For the IR of one problem; what is not read by then has no facts."""
 TEXT_SIZES = "text_sizes"
-"""Of a problem line: lines and characters of its IR by assignment, which compile seconds go by."""
+"""Key of a problem line: lines and characters of its IR by assignment, which compile seconds go by."""
 _KEPT_OF_EXTRA = ("shared", "registers", "spills", "ptx", "forecast")
 
 
@@ -114,8 +114,8 @@ def write_text_free(tables: Sequence[Table], out: Path, processes: int) -> int:
 def pack_tables(folders: Sequence[Path], out: Path) -> int:
     """Join the tables that harvests left in folders, a row per candidate; returns the number of measurements.
 
-    A problem's label is the workload that met it. Of a problem that was harvested twice, and of
-    its decision, that of the last folder counts. Raises `ValueError` where a problem holds source or IR.
+    A problem's label is the workload that met it. The last folder counts for a problem that was harvested twice, and
+    for its decision. Raises `ValueError` where a problem holds source or IR.
     """
     packed: dict[str, Table] = {}
     for folder in folders:
@@ -237,7 +237,7 @@ def wall_parts(rows: ArmRows) -> Figures:
     """Return where the wall seconds of decisions went, in sum, as the clock outside the tuner saw it.
 
     Until the first compilation ended, from there until the last timing (but those in turns) ended, and from there until
-    the call returned. Of decisions that compiled and timed something; empty without.
+    the call returned. Only decisions that compiled and timed something count; empty without.
     """
     spans = []
     for row in rows.values():
@@ -288,7 +288,7 @@ def _over_floor(rows: ArmRows, floor: ArmRows, common: Sequence[ContextId]) -> F
 def regret_figures(arm: str, rows: ArmRows, retimed: ArmRows) -> Figures:
     """How much slower an arm's choices are than the best of their context, timed side by side; shares.
 
-    Of contexts that were harvested: elsewhere nobody knows the best. Empty where none of its choices was timed again.
+    Only harvested contexts count: elsewhere nobody knows the best. Empty where none of its choices was timed again.
     """
     names = (arm, HARVEST) if arm == "exhaustive" else (arm,)
     regrets: dict[ContextId, float] = {}

@@ -71,7 +71,7 @@ def fresh_triton_cache(tmp_path):
         knobs.cache.dir = str(tmp_path)
         yield str(tmp_path)
 """
-"""What Triton's tests ask for; its own file has the same fixtures, and many more."""
+"""Fixtures of Triton's tests; its own file has the same ones, and many more."""
 
 RUNNERS = {
     "triton": [sys.executable, "-m", "pytest"],

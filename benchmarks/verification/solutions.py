@@ -179,9 +179,9 @@ def needs_clock(entry: corpus.CorpusEntry) -> bool:
 
 
 def exploit_tasks(entries: Iterable[corpus.CorpusEntry], place: CandidatePlace, *, alone: bool) -> list[Task]:
-    """Those that are judged alone, or the others; what needs a device first, and on a CPU not at all.
+    """Exploits that are judged alone, or the others; first those that need a device, on a CPU without them.
 
-    What is no question of clocks is asked at small sizes on a device, too.
+    Those that do not attack clocks have small sizes on a device, too.
     """
     chosen = [
         e for e in entries if needs_clock(e) == alone and (place.device == "cuda" or e.backend == "cpu")

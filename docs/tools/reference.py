@@ -51,7 +51,7 @@ def settings_page() -> str:
             "",
             "## Modes",
             "",
-            "What happens on a key that is not in memory, by `FORECAST_AUTOTUNE_MODE` or `mode=`:",
+            "`FORECAST_AUTOTUNE_MODE` or `mode=` decides about a key that is not in memory:",
             "",
             *_table(("mode", "meaning"), [(f"`{m.value}`", _cell(modes[m.name])) for m in Mode]),
             "",
@@ -119,7 +119,7 @@ def exit_codes_page() -> str:
             _NOTE.format(source="the docstrings of forecast_autotune.commands.main and of the commands"),
             *_table(("code", "meaning"), [(f"`{code}`", _cell(text)) for code, text in listed]),
             "",
-            "Errors are one line on stderr: the rule, the values seen, and what to do. Commands that say more:",
+            "Errors are one line on stderr: the rule, the values seen, and a remedy. Commands that say more:",
             "",
             *_table(("command", "status"), message),
             "",
@@ -160,7 +160,7 @@ def table_format_page() -> str:
         "",
         "- A measurement names its problem by `id`; the problem's line comes first.",
         "- A measurement that failed carries no time, one that is `ok` does. There is no `inf` and no `NaN`.",
-        "- Of several measurements of one candidate the last counts; `infrastructure` never counts.",
+        "- The last of several measurements of one candidate counts; `infrastructure` never counts.",
         "- Unknown fields are kept, and written out again. Lines with another `type` are ignored.",
         "- A line that breaks a rule raises `RecordError` with the file, the line and the field. `import` leaves that "
         "line out, names it, takes the others, and ends with status 2.",
@@ -223,7 +223,7 @@ def api_page() -> str:
         *(_api_entry(name, _home_of(testing, name)) for name in testing.__all__),
         "## Kernels of other languages",
         "",
-        "What [another language](../how_to/another_language.md) offers and is tuned by. All of these names can be "
+        "The interface to [another language](../how_to/another_language.md). All of these names can be "
         "imported from `forecast_autotune.languages`:",
         "",
         *(_api_entry(name, _home_of(languages, name)) for name in languages.__all__),

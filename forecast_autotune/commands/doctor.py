@@ -42,7 +42,7 @@ class DoctorCheck:
 def shown_settings(settings: Settings) -> list[tuple[str, str, str]]:
     """`Settings.describe` in the words of the variables, without the text of a model that is refused.
 
-    That text may hold a key. Of what is secret, it says whether it is set.
+    That text may hold a key. A secret is shown as set or not.
     """
     from forecast_autotune.llm.spec import parsed
 
@@ -255,7 +255,7 @@ def _store(root: Path) -> Iterator[DoctorCheck]:
 
 
 def _kept(name: str, root: Path, describe: Callable[[Store], str]) -> DoctorCheck:
-    """What a store keeps beside its measurements, and how many of those files cannot be read."""
+    """The files that a store keeps beside its measurements, and how many of them cannot be read."""
     store = Store(root)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StoreWarning)  # shown as part of this line

@@ -82,7 +82,7 @@ def _replay(commands: Commands) -> None:
         "--policy",
         choices=("default", "exhaustive", "random", "first"),
         default="default",
-        help="what to measure",
+        help="choice of measurements",
     )
     replay.add_argument(
         "--max-measurements",

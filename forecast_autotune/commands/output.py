@@ -98,7 +98,7 @@ def _console(*, stderr: bool) -> Console:
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterable[Segment]:
-            """Whatever is printed, no text of it reaches a terminal with control characters in it."""
+            """No printed text reaches a terminal with control characters in it."""
             for segment in super().render(renderable, options):
                 if segment.control is None and not segment.text.isprintable():
                     segment = Segment(without_controls(segment.text), segment.style)

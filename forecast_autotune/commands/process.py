@@ -63,8 +63,8 @@ class StandardStreams:
     """Inside of the `with` block, `sys.stdout` and `sys.stderr` go through `StandardDescriptor`.
 
     Streams that somebody else put in their places are left as they are. A descriptor that the caller closed is
-    taken, so that no file that is opened later gets its number, and with it what is printed. What stderr cannot
-    take is dropped: a full disk below it must not end the command, whose result goes to stdout.
+    taken, so that no file that is opened later gets its number, and with it the output. Text that stderr cannot take
+    is dropped: a full disk below it must not end the command, whose result goes to stdout.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 It is a roofline per multiprocessor (memory, tensor cores, arithmetic) with corrections for what decides
 most tuning questions: how many programs fit at once, how the last wave is filled, how much latency each
 loop iteration exposes, what reaches memory and caches in pieces, what warps do twice or exchange, and what
-atomic operations wait for. What a multiprocessor holds is the device's (`devices`); the other constants
+atomic operations wait for. The resources of a multiprocessor are the device's (`devices`); the other constants
 are machine facts of recent NVIDIA parts (latencies and issue rates: Luo et al., arXiv 2402.13499) or
 effective values, one for all kernels, that rank the H200 corpus best; none is fitted to one kernel. On
 devices that nobody measured they are guesses: forecasts are wider there.
@@ -415,7 +415,7 @@ def _registers(facts: FactColumns, threads: Array, tensor: Array, k: CostConstan
 
     Pipelined dot operands stay in shared memory, and of a tile of pointers only one per vector is held.
     Without dots, or with several per iteration (attention), the products in between are held as well.
-    Of `tensor` bytes, [n], the registers are not needed: accumulators in tensor memory.
+    The `tensor` bytes, [n], need no registers: accumulators in tensor memory.
     A loop with dots also keeps the address (two registers) of each 16 bytes that it loads ahead; these the
     compiler rather computes again than spills.
     """

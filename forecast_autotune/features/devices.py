@@ -1,7 +1,7 @@
-"""What is known of accelerators before anything was measured on them; the one place that says so.
+"""Facts of accelerators that are known before any measurement on them, in one place.
 
-An `Architecture` is what one multiprocessor holds, a `DeviceSpec` also what a model does per second, and a
-`LaunchOption` what a backend's compiler takes besides warps and stages.
+An `Architecture` has the resources of one multiprocessor, a `DeviceSpec` also the rates of a model, and a
+`LaunchOption` is an option of a backend's compiler besides warps and stages.
 
 Limits are by backend and Triton's name for the target:
 

@@ -167,7 +167,7 @@ def _current_target() -> Any:
 def _pack(
     kernel: Any, backend: Any, bound: Mapping[str, Any], specialization: Sequence[Any]
 ) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:
-    """What `JITFunction.run` does between binder and compiler, in every Triton since 3.4.
+    """The steps of `JITFunction.run` between binder and compiler, in every Triton since 3.4.
 
     Returns the signature by name, and constants and attributes by path.
     """

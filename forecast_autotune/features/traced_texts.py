@@ -160,8 +160,8 @@ def collect_facts(
 ) -> dict[str, Any]:
     """The facts of these candidates as `FACTS` holds them; without units where there is no TTIR.
 
-    Texts that a surrogate has read in this process cost nothing. What is not read after `within_s` seconds is
-    left out.
+    Texts that a surrogate has read in this process cost nothing. Texts not read after `within_s` seconds are left
+    out.
     """
     end = time.perf_counter() + within_s
     listed = CandidateList.of(candidates)

@@ -128,7 +128,7 @@ class RangeMeasurer:
     """Asks one measurer per measured point, and answers with one measurement for the range.
 
     Candidates are compiled for the first point; the others find binaries there, or compile their own. `keep` is told
-    of each point's own measurement as soon as it exists: (point, measurement). What is known of a point is not
+    of each point's own measurement as soon as it exists: (point, measurement). Known candidates of a point are not
     measured again.
     """
 

@@ -2,10 +2,10 @@
 
 `to_json(value)` and `from_json(kind, data)` work on any dataclass. A class that derives from `Record` has them
 as methods and may say, as keywords of its class statement, how its object differs from its fields by name;
-`json_option` says the same of one field. What is read of each class is worked out once, at its first use.
+`json_option` says the same of one field. The reader of each class is worked out once, at its first use.
 
 Texts, numbers, booleans, enums, lists, objects and records are read strictly: `true` is no number, `4.0` is
-the integer 4, and NaN and infinity are refused. Whatever breaks a rule raises `RecordError` with the path to
+the integer 4, and NaN and infinity are refused. A value that breaks a rule raises `RecordError` with the path to
 it: `measurement.grid[0] must be an integer from 0 to 2^63, not 1.5`.
 """
 

@@ -1,6 +1,6 @@
 """Readers of JSON values that other hands wrote: each returns the plain type or says what is wrong.
 
-What a reader says follows the name or path of the value, as in `grid[0] must be an integer`. `read_integer`
+A reader's message follows the name or path of the value, as in `grid[0] must be an integer`. `read_integer`
 and those beside it are told the name; those that `annotation_reader` gives are told by whoever calls them."""
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def table_lines(tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ())
 def write_tables(path: Path, tables: Iterable[Table], more: Iterable[Mapping[str, Any]] = ()) -> int:
     """Write a table file (packed by the name's end, `.gz` or `.xz`; `-` is standard output), atomically.
 
-    What is at `path` stays what it is: a device or a pipe is written to, a symbolic link is followed. `more` are
+    A file at `path` keeps its kind: a device or a pipe is written to, a symbolic link is followed. `more` are
     lines of other types, which readers of tables ignore. Returns the number of measurements written. Raises
     `OSError` where nothing can be written.
     """

@@ -458,7 +458,7 @@ def _manifest(files: Mapping[str, bytes], rows: list[KernelRows], options: Bundl
 class Bundle:
     """A bundle whose every byte was verified against its manifest when it was opened.
 
-    What it hands out was read in that moment: changing the files later changes nothing here.
+    Its results were read in that moment: changing the files later changes nothing here.
     """
 
     def __init__(self, path: Path, manifest: Manifest, rows: dict[KernelName, KernelRows]) -> None:

@@ -254,8 +254,8 @@ class KernelDirectory:
     def add(self, entries: list[LogEntry], *, unique: bool = False) -> int:
         """Append entries in one write; returns how many were added.
 
-        `unique` leaves out what is held already. What cannot be written is kept in memory, reported,
-        and written together with the next entry that can be.
+        `unique` leaves out what is held already. Entries that cannot be written are kept in memory, reported, and
+        written together with the next entry that can be.
         """
         if self.path is None:
             fresh = self._not_held(entries) if unique else entries

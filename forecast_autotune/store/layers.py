@@ -5,7 +5,7 @@ problem's id names its device class, its toolchain and its kernel's source, so w
 measured on the like of what runs here; whether the candidates are the same is asked by whoever uses a decision.
 
 The remote store is asked for what neither the user's store nor a bundle has decided; its rows are copied into the
-user's store. What is measured here is handed to it behind the program's back.
+user's store. Measurements of this machine are handed to it in the background.
 
 | place | who puts it there |
 |---|---|

@@ -342,7 +342,7 @@ class CompactionCounts:
 def compact(store: StoreFolder, now: float | None = None) -> CompactionCounts:
     """Remove repeated and damaged lines of this host's logs, damaged decisions, and what killed writers left.
 
-    Logs of other hosts are theirs: their locks may not be seen from here. What newer releases wrote is kept. Doing
+    Logs of other hosts are theirs: their locks may not be seen from here. Entries of newer releases are kept. Doing
     it again removes nothing, and the rows before and after are the same. Raises `StoreError` if a file cannot be
     written.
     """

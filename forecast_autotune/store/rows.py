@@ -1,7 +1,7 @@
 """A store's records as rows that are named by their content, and sets of such rows.
 
 Equal records are one row wherever they were written, so that merging is the union of sets: the order and the
-number of merges do not matter. Of a problem's own record the fullest is kept, of its decisions the latest; ties
+number of merges do not matter. The fullest of a problem's records is kept, and the latest of its decisions; ties
 go by content. Both are maxima, so the same holds for them."""
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class AdvisedSurrogate(MovedSurrogate):
         super().__init__(base, informed, slopes, w.additive, w.joint)
         self.name, self.version = "advised", f"{_VERSION}-{self.speaker.version}"
         self._moved_priors: dict[tuple[object, ...], tuple[Prior, Prior]] = {}
-        """By what was asked about: the base's belief, and what became of it."""
+        """By question: the base's belief, and what became of it."""
         self._stated: dict[tuple[object, ...], tuple[Array, _Identity]] = {}
         """Forecasts of each cost function; they do not change as IR comes in."""
 

@@ -145,7 +145,7 @@ class Forest:
 
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Forest:
-        """From what `arrays` gave. Raises `RecordError` for arrays that make no forest."""
+        """The forest that `arrays` wrote. Raises `RecordError` for arrays that make no forest."""
         implied = {"left": _implied_left_children, "right": _implied_right_children}
         names = [
             name for name in cls.__dataclass_fields__ if f"{prefix}_{name}" in arrays or name not in implied

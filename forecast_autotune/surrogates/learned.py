@@ -230,7 +230,7 @@ _NAME_LENGTHS = 26
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """All arrays by name, without pickles. What is not compressed comes straight from the file, unsummed.
+    """All arrays by name, without pickles. Uncompressed data come straight from the file, unsummed.
 
     Numpy itself reads members in pieces and adds up their checksums, in twice the time. Raises `OSError`,
     `ValueError` or `zipfile.BadZipFile` for a file that is none or ends early.

@@ -229,7 +229,7 @@ class DecisionSpan:
     def conclude(self, decision: Decision) -> Decision:
         """Show and count the decision, and return it.
 
-        What was saved is what the summary line says: it is said of decisions that were made now, and of no others.
+        Savings are those of the summary line, which only decisions that were made now have.
         """
         shown = {name: getattr(decision, name) for name in _SHOWN}
         self._span.set(**shown, outcome="decided", why="; ".join(decision.rounds[-1:]) or decision.reason)

@@ -31,10 +31,10 @@ UNKNOWN_S = 0.6
 """Median seconds of a candidate whose IR is not known, before anything has compiled."""
 _LEAST_COMPILED = 2
 _USUAL, _USUAL_S = 3.0, 0.5
-"""Multiple of the median compilation, and seconds beyond it, that say nothing of a candidate's speed yet. Of recorded
+"""Multiple of the median compilation, and seconds beyond it, that say nothing of a candidate's speed yet. In recorded
 lists of libraries, candidates that compiled 2 to 2.5 times as long as the earlier half were faster than all others as
-often as those that took less (4 %); of those at 2.5 to 3.2 times 1 % were, of those beyond none. What has compiled so
-far are the quickest, so that a multiple of their median is reached early."""
+often as those that took less (4 %); of those at 2.5 to 3.2 times 1 % were, of those beyond none. Those that have
+compiled so far are the quickest, so that a multiple of their median is reached early."""
 _PENALTY = 1.6
 """log2 of run time for each doubling beyond that: those lists' candidates at 3.2 to 4.5 times, and beyond, were 2.3
 and 7 times as slow as the best of the others in the median."""
@@ -70,7 +70,7 @@ class FirstCompilations:
         self._is_exhaustive = isinstance(policy, Exhaustive)
         self._by_time = isinstance(policy, WallTime)
         self.begun: list[Candidate] = []
-        """What compiles by now, in the order asked for; or, of an earlier decision's binaries, what seems best."""
+        """Running compilations, in the order asked for; or, of an earlier decision's binaries, what seems best."""
         self.are_all_measured = False
         """Whether all are to be measured, and none to be traced or forecast."""
 
@@ -162,7 +162,7 @@ class ExpectedCompilations(NamedTuple):
     penalties: Array
     """log2 by which each should run slower than forecast, as it compiles far longer than others; [n].
 
-    What has unrolled or spilled without bounds compiles long and runs slowly, also where it was given up. None is
+    A kernel that unrolls or spills without bounds compiles long and runs slowly, also where it was given up. None is
     expected to before `_LEAST_COMPILED` have compiled, or all programs but one.
     """
 
@@ -189,7 +189,7 @@ class CompileTimes:
     ) -> ExpectedCompilations:
         """Return the forecasts of this moment.
 
-        `seconds` is what those took that have compiled, `compiling` how long others have been at it. What was
+        `seconds` is what those took that have compiled, `compiling` how long others have been at it. One that was
         given up starts anew, and takes longer than it had been given. `programs` is how many different ones the
         candidates compile to, as far as that is known.
         """

@@ -72,7 +72,7 @@ def forecast_compile_seconds(
 ) -> Array | None:
     """Seconds of each candidate, [n], by the `seconds` of those that were compiled; None without trust.
 
-    What was compiled keeps its own. There is no trust in fewer than `MIN_COMPILED` of them, nor where the larger
+    Compiled ones keep their own. There is no trust in fewer than `MIN_COMPILED` of them, nor where the larger
     part of the sum is an extrapolation.
     """
     known = {c: s for c, s in seconds.items() if s >= _CACHED_S}

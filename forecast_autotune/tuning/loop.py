@@ -1,6 +1,6 @@
 """One decision, whole: store -> forecast -> plan -> measure -> update -> decide.
 
-`tune` decides one problem. Whoever holds the clock is a `Measurer`: Triton's, a language's, a range's, Helion's.
+`tune` decides one problem. The holder of the clock is a `Measurer`: Triton's, a language's, a range's, Helion's.
 Inductor has the first round's choices before there is a measurer: its search of an operation is a `Rounds` of its own.
 """
 
@@ -96,7 +96,7 @@ _TIMING_MODES = (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN)
 _OF_THE_SOURCE = (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.INCORRECT)
 """Failures that a source's other configs may share. Resources and time depend on the config, and are forecast."""
 _FAILED, _TRIED = 0.2, 0.8
-"""What counts as seen of a source before anything was: failures, and tries. From the sixth failure in a row it is
+"""Counts of a source before any measurement: failures, and tries. From the sixth failure in a row it is
 refused."""
 
 Answer = TypeVar("Answer")
@@ -240,9 +240,9 @@ class TuningTask:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known."""
     advice: Advice | None = None
-    """What a language model wrote of the kernel's source; by default what the store has."""
+    """A language model's advice on the kernel's source; by default what the store has."""
     judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
-    """What a language model expects of other sources, by variant."""
+    """A language model's expectation of other sources, by variant."""
     hears_failures: bool = False
     """Whether somebody hears of candidates that fail, so that those refused as sure to fail are tried as well."""
 
@@ -280,8 +280,8 @@ def tune(
     """Decide one problem. Raises `FrozenMissError` in frozen mode and `NoWorkingConfigError` if all fail.
 
     `measurer` is called only if something has to be timed. Every measurement is in the store before
-    the next one starts, so an interruption at any point loses nothing. Whatever fails of store, surrogate and
-    policy costs a warning, and time: then everything is measured. What the measurer raises is raised.
+    the next one starts, so an interruption at any point loses nothing. A failure of store, surrogate or policy costs
+    a warning, and time: then everything is measured. Errors of the measurer are raised.
     """
     guarded = GuardedStore(store)
     try:
@@ -434,7 +434,7 @@ class _TuningRun(Rounds):
         )
         self._risks.claim_previous(self._candidates, self._results.labels)
         self._requested: set[Candidate] = set()
-        """What any plan has asked for."""
+        """Candidates that any plan has asked for."""
         self._compile_times = CompileTimes(self._candidates, forecaster.traces)
         self._programs = DistinctPrograms(self._problem, self._candidates, forecaster.traces)
         self._audited = False
@@ -464,7 +464,7 @@ class _TuningRun(Rounds):
                 self.measurer.close()
 
     def next_plan(self) -> Plan:
-        """The policy's plan. What asks for the first time has a measurer made, and is planned again if that helps."""
+        """The policy's plan. A first request makes a measurer, and is planned again if that helps."""
         self._state = self._state_of(self._forecast())
         plan = self.plan(self._state)
         if plan.measure and self.measurer is None:

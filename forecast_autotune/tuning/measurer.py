@@ -51,7 +51,7 @@ class Measurer(Protocol):
         """Yield one measurement per candidate, each as soon as it exists; of those that exist, in this order.
 
         All are compiled in this order, then those of `prefetch`, which are not timed, in place of whatever
-        was queued before. What compiles and is not among them is given up if one of them needs its worker.
+        was queued before. A compilation that is not among them is given up if one of them needs its worker.
         The caller may stop listening at any time: compilations go on. With `within_s`, so does the iterator
         when no measurement has come for so many seconds. A candidate that fails yields a measurement with
         its outcome; only a broken harness raises.

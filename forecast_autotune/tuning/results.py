@@ -86,7 +86,7 @@ class TaskResults:
         self.known = len(self.labels)
         """Labels that were there before this decision."""
         self.tried: dict[Candidate, Measurement] = {}
-        """What happened in this decision, infrastructure faults included."""
+        """Events of this decision, infrastructure faults included."""
         self._store, self._row_of = store, candidates.row_of
         self._finalists: set[Candidate] = set()
 
@@ -145,8 +145,8 @@ class TaskResults:
 def prefer_base(fast: Sequence[Measurement], tolerance: float) -> Measurement:
     """The fastest; the base's fastest where another source is ahead of it by a trifle.
 
-    Another source costs the user checks, a launch of its own and a reason to trust it. What it gains must be
-    more than the noise of both medians, though never is more than the tolerance given up for the base.
+    Another source costs the user checks, a launch of its own and a reason to trust it. Its gain must be more than the
+    noise of both medians, though never is more than the tolerance given up for the base.
     """
     best, base = fast[0], _fastest_of_base(fast)
     if base is None or best.candidate.is_base_variant:
@@ -159,8 +159,8 @@ def prefer_base(fast: Sequence[Measurement], tolerance: float) -> Measurement:
 def _without_doubtful_failures(rows: list[Measurement], candidates: CandidateList) -> list[Measurement]:
     """The same, but where all have failed before: then what a compiler has refused is tried again.
 
-    A full disk or a broken compiler looks alike for all of them, and may be mended by now. What hung or broke the
-    device is not tried again.
+    A full disk or a broken compiler looks alike for all of them, and may be mended by now. Candidates that hung or
+    broke the device are not tried again.
     """
     labels = latest_labels(rows)
     if len(labels) < len(candidates) or any(m.ok for m in labels.values()):

@@ -224,7 +224,7 @@ class LazyTraces:
         return wanted
 
     def _find_inert_parameters(self) -> None:
-        """Find the inert meta-parameters. What is left of the space is traced whole if it is small."""
+        """Find the inert meta-parameters. The rest of the space is traced whole if it is small."""
         columns = trace_parameters(self.candidates)
         self._trace_assignments(self._probe_assignments)
         known = {row: facts for i in self._requested if (facts := self.facts(row := self._first_rows[i]))}

@@ -155,7 +155,7 @@ class ProgressTimes:
         self.compiled, self.timed = [], []
 
     def watch(self) -> None:
-        """Put notes into our compile pool and measurer. What this release has not is left out."""
+        """Put notes into our compile pool and measurer. Parts that this release lacks are left out."""
         from forecast_integrations.triton.compile import pool
         from forecast_integrations.triton.timer.measurer import TritonMeasurer
 

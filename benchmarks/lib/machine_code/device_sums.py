@@ -69,7 +69,7 @@ BODIES = {
         "hang",
     ),
 }
-"""By what they do: the kernel's last lines, and how the objection to it begins ('': any)."""
+"""By their attack: the kernel's last lines, and how the objection to it begins ('': any)."""
 
 
 def compile_sums(workers: CompileWorkers, count: int = COUNT) -> tuple[dict[str, Program], dict[str, str]]:

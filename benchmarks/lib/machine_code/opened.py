@@ -13,7 +13,7 @@ from forecast_harness.clocks.runner.client import LAUNCH_S, RunnerClient
 from forecast_harness.clocks.runner.driver import LIBRARY
 
 FAKE_FLUSH_BYTES = 1 << 20
-"""What is written to empty the caches that a driver without a device does not have."""
+"""Bytes that a flush writes to the caches that a driver without a device does not have."""
 
 
 def add_fake_option(parser: argparse.ArgumentParser) -> None:

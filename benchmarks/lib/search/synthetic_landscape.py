@@ -1,8 +1,8 @@
 """A search without a device: a landscape of small programs, with a proposer, a judge and a forecaster.
 
 A node is `def run(x): return x * A + B`; its time follows from A and B by a formula with ridges, some nodes
-fail, and measurements carry noise that is fixed by the job. Everything is a function of what is asked, so
-that two searches which ask the same get the same. What would cost money writes two lines to a ledger, with
+fail, and measurements carry noise that is fixed by the job. Everything is a function of the request, so that two
+searches with the same requests get the same. A request that would cost money writes two lines to a ledger, with
 O_APPEND: one as it begins, and one as the last thing before it answers.
 """
 

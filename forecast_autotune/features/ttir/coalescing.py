@@ -74,7 +74,7 @@ def divisor(
 ) -> int:
     """The power of two that the compiler sees to divide an integer or a pointer (in bytes).
 
-    Of a tensor: every element that a run of neighbours begins with.
+    For a tensor it divides every element that a run of neighbours begins with.
     """
     if "tt.divis" in op.text and (hint := _HINT.search(op.text)) is not None:
         return _power_of_two_divisor(int(hint.group(1)))

@@ -1,7 +1,7 @@
 """The integers of one walk through a TTIR function: what is known, what is guessed, how often loops run.
 
-A value is known when constants, arguments and program ids decide it. What the kernel loads, and what
-a loop carries from one iteration to the next, is guessed: good enough for a trip count, never used
+A value is known when constants, arguments and program ids decide it. Values that the kernel loads, or a loop carries
+from one iteration to the next, are guessed: good enough for a trip count, never used
 for anything else.
 """
 
@@ -186,7 +186,7 @@ class IntegerAnalysis:
     def _offset_gap(self, name: str) -> float:
         """The step between neighbouring offsets, one of which is `name`: the rows shared out evenly.
 
-        Of all other tensors, the one with most rows; offsets are one more than the parts. A usual extent
+        Among all other tensors, the one with most rows; offsets are one more than the parts. A usual extent
         where nothing is known of the offsets' tensor, or no other has that many rows.
         """
         source = self.sources.get(name, "")

@@ -1,8 +1,8 @@
 """A small parser for Triton IR text: lines -> operations, braces -> a tree of regions.
 
 It reads both printed forms (`%a_ptr` names with `loc(...)` suffixes, and `%arg0` names without) and
-knows only what every operation has: results, a name, operands, attributes and types. What an
-operation *means* is decided elsewhere, so operations this file never heard of parse like any other.
+knows only what every operation has: results, a name, operands, attributes and types. The *meaning* of an operation is
+decided elsewhere, so operations this file never heard of parse like any other.
 """
 
 from __future__ import annotations

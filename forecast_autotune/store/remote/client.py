@@ -1,9 +1,9 @@
 """A process's side of a remote store: what it asks for, what it hands on, and what it does not wait for.
 
-No server is contacted here: a daemon thread passes JSON to and from a worker process (`worker`). What a
-tuner measured goes into a queue of bounded size and from there, in batches, to the worker; a full queue drops
+No server is contacted here: a daemon thread passes JSON to and from a worker process (`worker`). A tuner's
+measurements go into a queue of bounded size and from there, in batches, to the worker; a full queue drops
 what is newest, which the store on disk has anyway. A question waits for at most `wait_s`; after one that was
-answered too late, no other waits until the remote store is quick again. Whatever goes wrong costs one warning:
+answered too late, no other waits until the remote store is quick again. A failure costs one warning:
 the worker is ended, and nothing is asked of the remote store for a while.
 """
 

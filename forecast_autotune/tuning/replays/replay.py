@@ -26,7 +26,7 @@ from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.replays.table_measurer import TableMeasurer, exhaustive_seconds
 
 PRIOR_KINDS = ("none", "tuned", "shapes", "devices")
-"""What `relatives_of` may say."""
+"""Results that `relatives_of` may return."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ReplayRow:
     path: tuple[float, ...] = ()
     """Regret of the incumbent after each measurement."""
     llm: LLMConsultation | None = None
-    """What the language model did, where one was named."""
+    """The language model's part, where one was named."""
 
 
 @dataclass

@@ -45,7 +45,7 @@ class TableMeasurer:
         self._ends: dict[Candidate, tuple[float, float]] = {}
         """Start and end of what compiles."""
         self._ready: dict[Candidate, None] = {}
-        """What is compiled and not timed, in the order in which it was."""
+        """Candidates compiled and not timed, in the order of compilation."""
         self._compiled: set[Candidate] = set()
         """That, and what was timed."""
 

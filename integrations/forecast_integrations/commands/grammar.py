@@ -72,11 +72,11 @@ def llm(commands: Commands) -> None:
         help="whose guesses the questions show: the formula's, as `replay` does, or what ships, as decisions do",
     )
     ask.add_argument(
-        "--to", metavar="FILE", help="answers for recorded:FILE; what it answers is not exported"
+        "--to", metavar="FILE", help="answers for recorded:FILE; questions that it answers are not exported"
     )
     ask.add_argument("--questions", metavar="FILE", help="with --import: refuse what does not answer these")
-    ask.add_argument("--model", metavar="NAME", help="with --import: who answered, with version")
-    ask.add_argument("--author", metavar="NAME", help="with --import: who vouches for the answers")
+    ask.add_argument("--model", metavar="NAME", help="with --import: the answering model, with version")
+    ask.add_argument("--author", metavar="NAME", help="with --import: a person who vouches for the answers")
     ask.add_argument("--how", metavar="TEXT", help="with --import: how they came about")
     ask.add_argument("--date", type=day, metavar="DATE", help="with --import: when (default: today)")
     ask.add_argument(
@@ -110,7 +110,7 @@ def warm(commands: Commands) -> None:
         "as Python does, the current folder first.",
     )
     parser.add_argument(
-        "--plan", action="store_true", help="only say what would be tuned, and what it would cost"
+        "--plan", action="store_true", help="only list the problems to be tuned, and the cost"
     )
     parser.add_argument(
         "--misses",

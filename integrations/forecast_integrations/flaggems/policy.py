@@ -1,7 +1,7 @@
 """A policy for FlagGems' `LibTuner`: it plans what to measure and measures it as our decorator does.
 
-`LibTuner` overrides `Autotuner.run`, so that serving every `triton.autotune` of a process does not reach it. What
-it asks for a decision is its class's `policy`: ours is registered under the name `forecast`, for
+`LibTuner` overrides `Autotuner.run`, so that serving every `triton.autotune` of a process does not reach it. It asks
+its class's `policy` for a decision: ours is registered under the name `forecast`, for
 `libtuner(policy="forecast")`, and while it is enabled the tuners of the default policy, FlagGems' own operators
 among them, decide through it as well. FlagGems still keeps what was decided, and every time, in its database, so
 that it finds both again without us.
@@ -55,7 +55,7 @@ def enable_flaggems(options: DecoratorOptions | None = None) -> None:
 
 
 def disable_flaggems() -> None:
-    """Give FlagGems its own default policy back. What is decided already stays decided."""
+    """Give FlagGems its own default policy back. Existing decisions stay."""
     while _replaced:
         owner, policy = _replaced.popitem()
         owner.policy = policy  # type: ignore[attr-defined]

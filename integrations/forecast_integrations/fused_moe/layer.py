@@ -136,7 +136,7 @@ def drawn_weights(layer: MoeLayer, device: str) -> tuple[torch.Tensor, torch.Ten
 def named_arguments(product: Product, wanted: torch.Tensor, compute_type: Any) -> Mapping[str, Any]:
     """Arguments of the kernel of either server by its parameters' names; a kernel has only some of them.
 
-    `wanted`: [tokens, top_k], float32. What depends on the config is left out: rows and their experts.
+    `wanted`: [tokens, top_k], float32. Arguments that depend on the config are left out: rows and their experts.
     """
     a, b, c = product.rows, product.weights, product.out
     return {

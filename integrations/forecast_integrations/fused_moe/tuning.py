@@ -3,7 +3,7 @@
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_moe_kernel
     tune_moe(fused_moe_kernel, MoeLayer(experts=128, width=768, hidden=2048, top_k=8), [1, 64, 1024])
 
-What is measured lies in the store, from which `forecast-autotune export --format vllm-moe` (or `sglang-moe`) writes the
+Measurements lie in the store, from which `forecast-autotune export --format vllm-moe` (or `sglang-moe`) writes the
 file that the server reads. Weights are not quantized.
 """
 
@@ -101,7 +101,7 @@ def tune_moe(
     """Tune a `triton.jit` kernel of either server for a layer; the config for each number of tokens in a batch.
 
     Each product is decided by forecasts. As the server runs both with one config, the best `shortlist` of either are
-    then measured for the other, and the least time of both together wins. What the server takes without a file
+    then measured for the other, and the least time of both together wins. The server's config without a file
     (`usual_config`) is among them where it is listed, so that nothing slower is chosen. `configs` defaults to
     `moe_configs()`, `store` to the user's own. Experts are drawn by chance.
 

@@ -142,7 +142,7 @@ class RankedPool:
 
 @dataclass(frozen=True)
 class BatchPolicy(RiskBounded):
-    """Plans in batches of Helion's. What was measured of a smaller pool counts against the limits of a larger one."""
+    """Plans in batches of Helion's. Measurements of a smaller pool count against the limits of a larger one."""
 
     share: float = MOST_MEASURED
     exhausted: Callable[[], bool] = field(default=lambda: False, repr=False)
@@ -222,7 +222,7 @@ class BatchMeasurer(Measurer):
 def neighbours(generation: Any, config: Any, generator: random.Random, most: int = NEIGHBOURS) -> list[Any]:
     """Configs that differ from this one in one parameter, or in two block sizes, by a few steps; `most` at most.
 
-    `generation` is Helion's `ConfigGeneration`. What it refuses is left out.
+    `generation` is Helion's `ConfigGeneration`. Refused configs are left out.
     """
     base = generation.flatten(config)
     fixed = generation.overridden_flat_indices

@@ -97,7 +97,7 @@ def generated_launches(
 ) -> list[GeneratedLaunch | None]:
     """Return the `generated_launch` of each config, in their order; None where it raises.
 
-    Up to `workers` children share the work. What they could not do, this process does.
+    Up to `workers` children share the work. This process does the rest.
     """
     launches: dict[int, GeneratedLaunch | None] = {}
     count = min(workers, len(configs) // 2)
@@ -130,7 +130,7 @@ class _Tracer:
     device: _KnownDevice
 
     def answer(self, share: Sequence[tuple[int, Any]]) -> list[list[Any]]:
-        """[number, launch as JSON] of each; None for a config without code. What needs the device is left out."""
+        """[number, launch as JSON] of each; None for a config without code. Steps that need the device are left out."""
         answers: list[list[Any]] = []
         self.device.be_known()
         for number, config in share:

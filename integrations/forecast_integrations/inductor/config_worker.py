@@ -1,4 +1,4 @@
-"""What a compile worker does for the configs of a generated kernel.
+"""The work of a compile worker for the configs of a generated kernel.
 
 Workers import this module by its name, so it imports nothing of ours.
 """
@@ -68,7 +68,7 @@ def compile_first_config(
 ) -> Any:
     """Inductor's `_worker_compile_triton`, which compiles a kernel's configs one after the other, for one of them.
 
-    The others compile side by side, as `ConfigJob`s. What does not compile alone compiles with its whole list.
+    The others compile side by side, as `ConfigJob`s. A config that does not compile alone compiles with its whole list.
     """
     from torch._inductor.runtime import compile_tasks
 
@@ -84,7 +84,7 @@ def compile_first_config(
 
 
 class CompileTask:
-    """What is submitted to Inductor's workers in place of `_worker_compile_triton`, and pickles as what it stands for.
+    """A job for Inductor's workers in place of `_worker_compile_triton`, which pickles as the original.
 
     `first_only` says, when a kernel is submitted, whether one of its configs compiles with it, or all.
     """

@@ -1,8 +1,8 @@
 """Timings that Inductor left on disk: its GEMM timing cache, and the `kernel_autotune` metrics table.
 
 Both hold times without what is needed to use them alone: the cache names choices by a hash of their source
-and has no parameters, the metrics table has no operands. What comes in is prior knowledge of an op (how
-fast the vendor's kernel is, how fast the best was) and never answers for a problem of its own.
+and has no parameters, the metrics table has no operands. The imported rows are prior knowledge of an op (how
+fast the vendor's kernel is, how fast the best was) and never answer for a problem of their own.
 """
 
 from __future__ import annotations

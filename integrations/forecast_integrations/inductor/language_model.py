@@ -1,6 +1,6 @@
 """FORECAST_AUTOTUNE_LLM inside torch.compile: a language model beside the surrogate, where ranks still agree.
 
-What Inductor compiles must follow from features and the frozen view alone wherever processes have to agree.
+The choices that Inductor compiles must follow from features and the frozen view alone wherever processes have to agree.
 When a model answers is no such thing, so a process that is one of several (`is_distributed`) asks nobody: it hears
 what was answered and kept before the view's moment, as every rank that shares the directory does. In
 deterministic mode, which knows no files, there is no model at all. Elsewhere it is asked live; the gate of

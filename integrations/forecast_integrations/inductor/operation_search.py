@@ -32,7 +32,7 @@ _UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
 
 
 class OperationSearch(Rounds):
-    """What is known of one operation's candidates, and what to measure next.
+    """The knowledge of one operation's candidates, and the next ones to measure.
 
     Inductor compiles what it is given and times it in one go: `first` says what that is. Afterwards
     `run` extends it, until the policy accepts the risk. `externs` are the vendor library's kernels,
@@ -49,13 +49,13 @@ class OperationSearch(Rounds):
         super().__init__(session.policy, session.settings)
         self.problem, self.session = problem, session
         self.timed_problem = problem
-        """What Inductor times: the operation at the sizes that were met."""
+        """The problem that Inductor times: the operation at the sizes that were met."""
         self.times_calls = times_calls(session, problem)
         """Whether short choices are timed without the host's part; other times of theirs do not count then."""
         self.of_other_clock: set[Candidate] = set()
         """Candidates whose stored times were taken otherwise, and do not count."""
         self.note = ""
-        """What a user should know of how it was decided, besides the reason; may be empty."""
+        """Notes for the user on the decision, besides the reason; may be empty."""
         self.candidates = CandidateList.of(list(candidates))
         library = [c for c in self.candidates if c in set(externs)]
         self.library = LibraryBaseline(library, problem.device, session.policy, session.settings)
@@ -63,7 +63,7 @@ class OperationSearch(Rounds):
         self.replayed: set[Candidate] = set()
         """Candidates whose time Inductor had in its own cache."""
         self._expected: set[Candidate] = set()
-        """What Inductor was given to time; where it tells nothing of that, no round would teach anything."""
+        """Candidates that Inductor was given to time; where it tells nothing of that, no round would teach anything."""
         self._aside: set[Candidate] = set()
         """Candidates that took too long to compile."""
         self.predecided: Candidate | None = None
@@ -100,7 +100,7 @@ class OperationSearch(Rounds):
         self.measured = latest_labels(self.rows)
 
     def stored_rows(self, problem: Problem) -> list[Measurement]:
-        """What counts of the rows that the store has of these candidates."""
+        """The stored rows of these candidates that count."""
         row, session = self.candidates.row_of, self.session
         if self.settings.mode is Mode.DETERMINISTIC:
             return []
@@ -208,7 +208,7 @@ class OperationSearch(Rounds):
         return list(self.candidates) if known is None else [self.candidates[int(i)] for i in known.order()]
 
     def decided(self) -> Candidate | None:
-        """What is decided by now, if anything: the same problem may have had its turn in the meantime."""
+        """The decision by now, if there is one: the same problem may have had its turn in the meantime."""
         if self.predecided is None and self.settings.mode is Mode.TUNE and not self.tried:
             self.predecided = self._stored(draft=False)
             self.decided_before = self.predecided is not None
@@ -231,7 +231,7 @@ class OperationSearch(Rounds):
         return {*self.measured, *self.tried}
 
     def next_plan(self) -> Plan:
-        """What to measure in another round; nothing when the risk is accepted or nothing is left."""
+        """Candidates of another round; nothing when the risk is accepted or nothing is left."""
         enough = replace(self._plan, measure=(), prefetch=())
         stop = self.failed or self.predecided is not None or self.settings.mode is not Mode.TUNE
         if stop or len(self.reasons) >= self.session.rounds or not self.resolved.issuperset(self._expected):
@@ -326,7 +326,7 @@ class OperationSearch(Rounds):
     # --- the end ---
 
     def decide(self) -> Decision | None:
-        """What came of it; None when nothing ran. Committed where it rests on measurements."""
+        """The result; None when nothing ran. Committed where it rests on measurements."""
         settings = self.settings
         if self.predecided is not None:
             chosen = self.predecided
@@ -384,11 +384,11 @@ class OperationSearch(Rounds):
         return self.reasons[-1] if self.reasons else "everything is measured"
 
     def told_timings(self, timings: Mapping[Candidate, float]) -> dict[Candidate, float]:
-        """What Inductor is told at the end of these times (ms, inf for failures), so that it takes what is decided."""
+        """The times (ms, inf for failures) that Inductor gets for these, so that it takes the decided choice."""
         return dict(timings)
 
     def _saved_s(self, fresh: Sequence[Candidate]) -> float:
-        """What Inductor would have taken on top; 0 where that is not known."""
+        """Seconds that Inductor would have taken on top; 0 where that is not known."""
         # Nobody knows what Inductor would list of a wider space; what was decided elsewhere was counted there.
         unknown = self.session.exhaustive_space or self.library.overruled
         if self.settings.mode is not Mode.TUNE or unknown or not fresh:

@@ -49,7 +49,7 @@ FUSION_SHARE = 0.25
 slower alone may be faster with what follows. The best of those choices take 1.11 times as long as the library in the
 median and 1.25 in one of six, and a part of such a pass is in the cache."""
 SMALL_RISK = 0.05
-"""Whoever accepts less has small operations measured like others."""
+"""Below this accepted risk small operations are measured like others."""
 ROUND_GAIN = 0.03
 """The least product of an operation's share of its graph and of the risk of stopping that is worth to wait for
 another round: what is faster is so by some 7 %, so that 0.2 % of the graph's time is expected of it."""

@@ -42,7 +42,7 @@ class StoreSnapshot:
     """A store as it was at `until` (UTC, ISO 8601 to the second), plus the rows that this process has added.
 
     Processes that are given the same store and the same `until` see the same, whatever the others measure
-    in the meantime. Of related problems only what was known at `until` counts, even of this process: with
+    in the meantime. Only rows known at `until` count for related problems, even those of this process: with
     `distributed_max_autotune_gemm`, every rank measures other problems.
     """
 

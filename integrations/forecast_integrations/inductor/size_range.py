@@ -176,7 +176,7 @@ _HINT_METHODS = ("optimization_hint", "size_hint")
 def replaced_hints(values: Mapping[Symbol, int]) -> Iterator[None]:
     """While it lasts, the active graph's hints are those of these values of its symbols.
 
-    Only hints are answered so. What is guarded on is evaluated with the sizes that were met, as ever, so no guard
+    Only hints are answered so. Guards are evaluated with the sizes that were met, as ever, so no guard
     comes of it. Raises `LookupError` where this release of torch asks for hints in another way.
     """
     from torch._inductor.virtualized import V

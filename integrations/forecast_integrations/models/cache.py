@@ -104,7 +104,7 @@ class CachingBackend(Backend):
         self.inner.prepare()
 
     def close(self) -> None:
-        """See `Backend`. What was kept stays."""
+        """See `Backend`. Kept answers stay."""
         self.inner.close()
 
     def _path(self, prefix: str, labels: Sequence[AnswerLabel]) -> Path:

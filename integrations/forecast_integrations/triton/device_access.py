@@ -106,7 +106,7 @@ class CaptureMiss:
     kernel: str
     key: tuple[str, ...]
     decision: Decision
-    """What was launched, and on what evidence."""
+    """The launched candidate, and its evidence."""
 
 
 @contextmanager
@@ -114,8 +114,8 @@ def allow_capture_misses() -> Iterator[list[CaptureMiss]]:
     """Within this block, a key that is met inside a CUDA-graph capture undecided is launched, not refused.
 
     It gets the best config that is stored for it, else the best forecast (from the kernel's other problems, if any
-    are stored), and is recorded among the store's misses for `warm`. What was so launched is in the list that the
-    block is given. Outside of a capture the key is tuned as ever: graphs that are recorded after that have its choice.
+    are stored), and is recorded among the store's misses for `warm`. The list that the block is given has these
+    launches. Outside of a capture the key is tuned as ever: graphs that are recorded after that have its choice.
     """
     misses: list[CaptureMiss] = []
     with _mutex:

@@ -119,7 +119,7 @@ class _KeyMiss:
     """Whether it would be timed, were no graph being recorded."""
     begin: float = field(default_factory=time.perf_counter)
     measurers: list[tuple[TritonMeasurer, str]] = field(default_factory=list)
-    """What has timed candidates, each with the kind of its arguments."""
+    """Measurers that have timed candidates, each with the kind of its arguments."""
 
 
 @dataclass
@@ -453,7 +453,7 @@ def _triton_config(
 ) -> LaunchConfig:
     """Time `configs` with Triton's own benchmark and take the fastest; one alone is taken as it is.
 
-    Also fills the tuner's public attributes. What the user's own hooks and functions raise is raised.
+    Also fills the tuner's public attributes. Errors of the user's own hooks and functions are raised.
     """
     best, timed = configs[0], len(configs) > 1
     _warn(

@@ -73,7 +73,7 @@ def patch_triton() -> None:
 
 
 def unpatch_triton() -> None:
-    """Give Triton its own tuning back. What is decided already stays decided."""
+    """Give Triton its own tuning back. Existing decisions stay."""
     global _original, _serving
     _serving = False
     if _original is not None and Autotuner.run is _run:

@@ -69,7 +69,7 @@ def prepare(kernel: object, calls: Iterable[Mapping[str, Any]]) -> Preparation:
         calls: for each call, its arguments by name, the launch grid under `grid`, other launch options by their names.
 
     Returns:
-        What became of each call. A call that cannot be decided is a failure in it, with the reason.
+        The result of each call. A call that cannot be decided is a failure in it, with the reason.
 
     Raises:
         TypeError: `kernel` is not tuned by this library.

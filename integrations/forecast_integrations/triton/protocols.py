@@ -17,9 +17,9 @@ Arguments: TypeAlias = Sequence[object]
 NamedArguments: TypeAlias = Mapping[str, object]
 """Arguments of a kernel call by name."""
 Key: TypeAlias = tuple[Any, ...]
-"""What a tuner's decision depends on of a call, as `triton.autotune` has it."""
+"""The part of a call that a tuner's decision depends on, as `triton.autotune` has it."""
 Times: TypeAlias = Any
-"""What a benchmark function returned: milliseconds, or their quantiles (median, 20 %, 80 %)."""
+"""The result of a benchmark function: milliseconds, or their quantiles (median, 20 %, 80 %)."""
 Hook: TypeAlias = Callable[..., object]
 """A `pre_hook` or `post_hook` of a user's."""
 
@@ -69,7 +69,7 @@ class JitFunction(KernelFunction, Protocol):
 
 
 TraceInputs: TypeAlias = tuple[KernelFunction, Arguments, NamedArguments, dict[str, Any]]
-"""What a kernel's IR follows from: the kernel, arguments by position and by name, meta-parameters."""
+"""All that determines a kernel's IR: the kernel, arguments by position and by name, meta-parameters."""
 
 
 class VariantKernel(Protocol):
@@ -78,7 +78,7 @@ class VariantKernel(Protocol):
     depends_on_call: bool
     """Whether what it compiles to depends on more of the call than the kind of its arguments."""
     judgement: SourceJudgement | None
-    """What a language model expects of it, if one was asked."""
+    """A language model's expectation of it, if one was asked."""
 
     @property
     def source(self) -> str:
@@ -116,7 +116,7 @@ class Tuner(Protocol):
     configs_top_k: object
     """How many of them `perf_model` leaves: a number, or a fraction."""
     cache: MutableMapping[Key, LaunchConfig]
-    """What is decided, by key."""
+    """Decisions by key."""
     best_config: LaunchConfig
     configs_timings: dict[LaunchConfig, Times]
     bench_time: float

@@ -126,7 +126,7 @@ class ChildTracer:
     def start(self, wanted: Sequence[Candidate]) -> None:
         """Begin to trace in children; without those, `poll` traces one assignment at a time.
 
-        What is known and no child reads is read before this returns.
+        Known candidates that no child reads are read before this returns.
         """
         self._queue(wanted)
         self._start_children(least=1)
@@ -209,7 +209,7 @@ class ChildTracer:
             load_front_end()
 
     def _listen(self, timeout_s: float) -> None:
-        """Hear children for that long at most. What one could not answer for is left for this process."""
+        """Hear children for that long at most. Jobs that one could not answer are left for this process."""
         ended = self._children.finished(timeout_s)[0]
         for child, _ in ended:
             with contextlib.suppress(ValueError):
@@ -256,7 +256,7 @@ class ChildTracer:
 def _children_for(jobs: int, workers: int) -> int:
     """How many children do so many jobs: one each, up to half as many again as there are workers.
 
-    Of 18 jobs for 16 children two would have two, and take twice as long as the others.
+    With 18 jobs for 16 children two would have two, and take twice as long as the others.
     """
     return jobs if jobs <= 1.5 * workers else workers
 

@@ -80,7 +80,7 @@ def evaluate(commands: Commands) -> None:
         "--leave-out",
         choices=("family", "hand", "kernel", "shape", "device"),
         default="kernel",
-        help="what a surrogate may not have learnt from when it is tested (default: kernel)",
+        help="the part that a surrogate has not learnt from when it is tested (default: kernel)",
     )
     evaluation.add_argument("--methods", metavar="A,B", help="surrogates and baselines (default: all)")
     evaluation.add_argument(
@@ -122,7 +122,7 @@ def _models(kinds: Commands) -> None:
         "--by",
         choices=("family", "device", "time"),
         default="family",
-        help="what training, validation and test must not share (default: family)",
+        help="the property that training, validation and test must not share (default: family)",
     )
     data.add_argument("--hold-out", metavar="A,B", help="these families or devices are the test side")
     data.add_argument(

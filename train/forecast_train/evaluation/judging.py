@@ -93,7 +93,7 @@ def judge_problem(
     """Everything that is reported of one problem.
 
     `settings` give the tolerance and the risk of the default policy. The surrogate sees nothing of the
-    problem's table but what the policy measures. What it raises is raised: the tuner would go on without
+    problem's table but what the policy measures. Its errors are raised: the tuner would go on without
     forecasts, and the score would be that of measuring everything.
     """
     with warnings.catch_warnings():

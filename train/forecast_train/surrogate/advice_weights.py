@@ -1,6 +1,6 @@
 """How far advice should be followed: the weights under which recorded times are likeliest.
 
-Of every problem the times of a few candidates, fast ones more often, are drawn once; their log likelihood under
+The times of a few candidates of every problem, fast ones more often, are drawn once; their log likelihood under
 the process with advice is maximised over the weights of `AdviceWeights`. Kernels count alike, however many of
 their problems are recorded.
 """

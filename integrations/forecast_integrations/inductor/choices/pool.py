@@ -117,7 +117,7 @@ _UNSET = object()
 class DeferredChoice:
     """Stands for a `TritonTemplateCaller` of the same name, description, inputs and layout.
 
-    Whoever asks for anything else that its class or its constructor gives one has it generated, and is answered by it.
+    A request for anything else that its class or its constructor gives one has it generated, and is answered by it.
     """
 
     def __init__(self, template: TritonTemplate, append: Any, arguments: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The surrogate for Inductor's choices: templates in closed form, vendor kernels by their roofline.
 
 Templates go through the same formula, learned residual, Gaussian process and calibration as kernels
-whose TTIR was read. What is no template (ATen, cuBLAS, CUTLASS, decompositions) has no parameters to learn
+whose TTIR was read. Choices that are no templates (ATen, cuBLAS, CUTLASS, decompositions) have no parameters to learn
 from: it is forecast apart, with a wide spread, and tells nothing about the templates' level.
 """
 

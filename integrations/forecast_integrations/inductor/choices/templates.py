@@ -272,7 +272,7 @@ def _convolution(
 def attention_steps(g: AttentionGeometry, parameters: Mapping[str, Scalar]) -> float:
     """Blocks of keys that one program goes through.
 
-    What a block mask leaves out is data; a mask with full blocks is taken for a causal one, which leaves
+    The blocks that a block mask leaves out are data; a mask with full blocks is taken for a causal one, which leaves
     half. The assumption is the same for all candidates, so it moves their level, not their order.
     """
     n = _block(parameters, "BLOCK_N") or 1
@@ -371,8 +371,7 @@ def compile_seconds(problem: Problem, candidates: Sequence[Candidate]) -> Array:
     """Expected seconds in a worker for each candidate, [n].
 
     Fitted to 690 templates of seven whole models (H200, 16 busy cores, torch 2.11, Triton 3.6), of which half are
-    within a factor of 1.21. What is no template of a product counts as the
-    shortest one.
+    within a factor of 1.21. A choice that is no template of a product counts as the shortest one.
     """
     shape = operation_geometry(problem)
     if not isinstance(shape, MatmulGeometry):

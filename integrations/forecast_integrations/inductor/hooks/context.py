@@ -43,7 +43,7 @@ class ThreadState(threading.local):
 class HookContext:
     """Made when torch.compile is enabled, handed to every hook, closed when it is disabled.
 
-    Whoever has wrapped one of our hooks keeps it alive after `close`: it finds no session then, and does no
+    A wrapper of one of our hooks keeps it alive after `close`: it finds no session then, and does no
     more than what it stands for.
     """
 
@@ -189,7 +189,7 @@ class PatchSet:
         self._listed.append((entries, entry))
 
     def restore(self) -> None:
-        """Undo everything, the latest first. What others have put on top of ours since stays."""
+        """Undo everything, the latest first. Hooks that others have put on top of ours since stay."""
         for owner, name, original, ours in reversed(self._replaced):
             if vars(owner).get(name) is ours:
                 setattr(owner, name, original)

@@ -1,8 +1,8 @@
 """Choices that compile far longer than the others of their list are not waited for.
 
 Inductor times nothing of an operation before all of its choices are compiled. A tile that spills keeps an assembler
-busy for 2 to 8 s where the others of its list take 0.5 s, and is the fastest hardly ever. What is late is left out of
-the list, goes on compiling in its worker, and is not asked for again.
+busy for 2 to 8 s where the others of its list take 0.5 s, and is the fastest hardly ever. A late choice is left out
+of the list, goes on compiling in its worker, and is not requested again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _LEAST_WAIT_S = 1.0
 """Seconds after the start of its compilation before which no choice is late."""
 _TIMES_THE_USUAL = 3.0
-"""Times as long as half of its list took: then a choice is late. What compiles longer than this speaks against a
-candidate in lists of public libraries, too."""
+"""Times as long as half of its list took: then a choice is late. A longer compilation speaks against a candidate in
+lists of public libraries, too."""
 _BEST_TIMES_THE_USUAL = 9.0
 """The same for the one of the best forecast."""
 _LOOK_S = 0.02

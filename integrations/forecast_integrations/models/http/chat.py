@@ -1,7 +1,7 @@
 """Verbalised distributions from `/v1/chat/completions`: for models that only chat, reasoning ones included.
 
 Many candidates share one request, so that the prompt is paid for once; each answer carries its candidate's
-number. The reply's form is a JSON schema where the server knows schemas. What comes back is read leniently
+number. The reply's form is a JSON schema where the server knows schemas. The reply is read leniently
 (fences, thoughts, percentages, sums that are not 1) but never silently: rows are made to sum to 1, and the
 sum that the model gave is kept as the answer's mass.
 """

@@ -1,6 +1,6 @@
 """JSON requests to a server: bounded in time, number and cost, and never showing the key.
 
-What is told of a server's error is never its own words, which may repeat the key it was sent. A status, a length and a
+A report of a server's error never has its own words, which may repeat the key it was sent. A status, a length and a
 type out of a list say enough to look it up in the server's log. Its text is searched for a few words, and what those
 mean is told in ours.
 """

@@ -1,10 +1,10 @@
 """Keys of servers: which one a server is sent, and whether a text repeats a part of it.
 
-A server knows the key that it was sent. What it says of itself is never shown, but what a model writes is kept
-(advice, sources of kernels), and a server that puts the key there, by accident or not, must not get it onto the
+A server knows the key that it was sent. Its own messages are never shown, but a model's texts are kept (advice,
+sources of kernels), and a server that puts the key there, by accident or not, must not get it onto the
 disk. Pieces of eight bytes and more are matched, in either direction, whatever stands between their characters:
 as they are, in base64 and base32, and as hexadecimal, octal or decimal numbers with or without the marks of
-URLs, of escapes and of HTML. What is packed or enciphered first is not matched.
+URLs, of escapes and of HTML. A packed or enciphered key is not matched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A language model in this process, by transformers: one forward pass per forecast, nothing is generated.
 
-What all candidates share is read once and kept, their suffixes are read as a batch behind it (`prefill`), and the
-answer is each label's share in the logits of the last positions.
+The common part of all candidates is read once and kept, their suffixes are read as a batch behind it (`prefill`), and
+the answer is each label's share in the logits of the last positions.
 
 A pass cannot be interrupted: the time limit is looked at between passes.
 

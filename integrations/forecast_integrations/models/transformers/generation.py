@@ -1,4 +1,4 @@
-"""Texts of a model in this process. Who asks while it writes is served by its next pass, with all others.
+"""Texts of a model in this process. A request that comes while it writes is served by its next pass, with all others.
 
 A pass writes many texts in little more time than one: each token costs a reading of all weights, for however
 many rows. So callers that wait share a pass, whatever each of them asks.

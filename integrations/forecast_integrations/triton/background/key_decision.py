@@ -29,7 +29,7 @@ from forecast_integrations.triton.timer.timers import EventTimer, TimedLaunch
 from forecast_integrations.triton.variants.loading import launch_config
 
 _FLUSH_MS = 0.08
-"""What flushing the L2 costs on a fast card."""
+"""Time to flush the L2 of a fast card."""
 
 EventPair = tuple[DeviceEvent, DeviceEvent]
 
@@ -201,7 +201,7 @@ class BackgroundMeasurer(TritonMeasurer):
     """Times what is being served before anything else: only what was measured faster may take its place."""
 
     served: Candidate | None = None
-    """What is to be timed first, if anything is."""
+    """The candidate to be timed first, if there is one."""
 
     def measure(
         self,

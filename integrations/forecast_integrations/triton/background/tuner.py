@@ -74,7 +74,7 @@ def _mode_exchange() -> Callable[[object], int] | None:
 
 
 class StallBudget:
-    """A process's milliseconds for timing. What a launch took too much is paid back before the next one."""
+    """A process's milliseconds for timing. The excess of a launch is paid back before the next one."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` gives seconds."""

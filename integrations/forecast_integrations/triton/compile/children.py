@@ -48,7 +48,7 @@ def deferred_signals() -> Iterator[None]:
     """Have the program's handlers of signals run after the block, in the order in which the signals came.
 
     Python runs a handler at the next line of Python in the main thread. While it forks, that is a hook, such as the
-    one by which `logging` takes its lock and lets it go. What a handler raises there, `KeyboardInterrupt` as well, is
+    one by which `logging` takes its lock and lets it go. A handler's exception there, `KeyboardInterrupt` as well, is
     printed and forgotten, and the lock stays taken: every other thread that logs or imports then waits for ever.
 
     Raises what a handler raises, after the block. Does nothing in other threads, where no handler runs. In a process
@@ -511,7 +511,7 @@ class Dispatcher:
         return [end.fileno() for end, _ in self._ends]
 
     def listen(self) -> None:
-        """Take in what was said, without waiting. Of a dispatcher that died all children are dead as well."""
+        """Take in messages, without waiting. All children of a dispatcher that died are dead as well."""
         for end, reader in list(self._ends):
             if not self._hear(end, reader):
                 self._give_up()
@@ -644,7 +644,7 @@ class ForkedChild:
     pipe: int = -1
     dispatcher: Dispatcher | None = None
     number: int = -1
-    """What its dispatcher calls it."""
+    """Its dispatcher's number for it."""
     received: bytearray = field(default_factory=bytearray)
     refusal: str = ""
     """Why its dispatcher could start no child; empty where it could."""

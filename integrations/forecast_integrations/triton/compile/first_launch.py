@@ -145,7 +145,7 @@ COMPILER_HASH = CompilerHash()
 
 
 _MODULE = "__triton_launcher"
-"""What Triton calls the generated module."""
+"""Triton's name of the generated module."""
 _FLAGS = ("-O1", "-shared", "-fPIC", "-w")
 """Triton's, but for its -O3, which takes a fifth longer: a stub calls functions one after the other."""
 _LAST_S = 0.5

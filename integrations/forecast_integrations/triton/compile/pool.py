@@ -73,7 +73,7 @@ class CompilePool(Protocol):
     def schedule(self, candidates: Sequence[Candidate]) -> None:
         """Compile these next, in this order, as far as they have not been; whatever else was queued is forgotten.
 
-        What compiles now and is not among them is given up where one of them needs its worker, if it can be.
+        A running compilation that is not among them is given up where one of them needs its worker, if it can be.
         """
         ...
 
@@ -86,7 +86,7 @@ class CompilePool(Protocol):
         ...
 
     def done(self) -> list[CompileResult]:
-        """Whatever has finished by now, without waiting."""
+        """The results by now, without waiting."""
         ...
 
     def close(self) -> None:
@@ -253,11 +253,11 @@ class ForkPool:
         self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
         self._waiting: deque[Candidate] = deque()
         self._started: set[Candidate] = set()
-        """What compiles or has compiled."""
+        """Candidates that compile or have compiled."""
         self._children = ForkedChildren()
         self._ended: deque[CompileResult] = deque()
         self._known: Collection[Candidate] = () if call is None else frozenset(call.configs)
-        """What the dispatcher can compile; others may have come after it."""
+        """Candidates that the dispatcher can compile; others may have come after it."""
         self._dispatcher: Dispatcher | None = None
         self._first_launch: FirstLaunch | None = None
         self.while_waiting: Callable[[], object] = lambda: None

@@ -45,7 +45,7 @@ class UserBenchmarkTimer:
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """One call of the benchmark function is all there is; see `time_adaptively`.
 
-        What it raises by itself, or a hook, is for the caller to see.
+        Errors of its own, or of a hook, are for the caller to see.
         """
         try:
             self._benchmark(candidate)
@@ -174,7 +174,7 @@ class TritonMeasurer:
         return self._ready.keys()
 
     def compiling(self) -> Mapping[Candidate, float]:
-        """What compiles now, with its seconds so far."""
+        """Running compilations, with their seconds so far."""
         return {} if self._pool is None else self._pool.compiling()
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:

@@ -234,7 +234,7 @@ def record_call(
 ) -> list[TimedLaunch] | None:
     """Launches of any call that has run before, recorded behind pauses; None where they cannot be.
 
-    What it launches on streams other than the current one is not recorded.
+    Launches on streams other than the current one are not recorded.
     """
     from triton.runtime.driver import driver
 
@@ -333,7 +333,7 @@ _MOST_FLUSHES = 8
 _FIRST_FLUSHES = 2
 """Flushes before the first launch of many: the host queues the next one meanwhile."""
 _FLUSH_MS = 0.08
-"""What flushing 256 MB costs on a fast card."""
+"""Time to flush 256 MB on a fast card."""
 _LONG_MS = 1.0
 """Beyond this a launch is told by few repetitions: neither the clock nor the first launch matters to it."""
 _FEWEST_LAUNCHES, _FEWEST_LONG, _FEWEST_RECORDED = 7, 3, 3
@@ -474,7 +474,7 @@ class LaunchTimer:
     def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float]:
         """Milliseconds per launch: few for a candidate that cannot win, many for a contender.
 
-        Of a recorded one, milliseconds per round: the mean of as many launches as there are pauses.
+        For a recorded one, milliseconds per round: the mean of as many launches as there are pauses.
         """
         self._wake()
         self._protocols[candidate] = self.protocol
@@ -716,7 +716,7 @@ class _Calls(LaunchableCall):
 class CallTimer(LaunchTimer):
     """Times one call after another. They have run before, and the device is awake.
 
-    What a call launches has to go to the current stream, and that has to be `stream`: enter `on_stream` before
+    Launches of a call have to go to the current stream, and that has to be `stream`: enter `on_stream` before
     calls are made that remember a stream.
     """
 

@@ -102,7 +102,7 @@ class AlternativeKernel:
         return self.kernel.run(*args, **given)
 
     judgement: SourceJudgement | None = None
-    """What a language model expects of it, if one was asked."""
+    """A language model's expectation of it, if one was asked."""
     depends_on_call = False
     """Whether what it compiles to depends on more of the call than `call_kind` tells."""
 

@@ -1,7 +1,7 @@
 """The sources that `variants=` names, the candidates among them, and the calls that a verified one may serve.
 
 The last is asked at every launch of a variant, so it has to be cheap. A key hit may come with other strides, other
-sizes that are not in the key, or overlapping tensors. What a check holds for depends on dtypes, shapes, strides,
+sizes that are not in the key, or overlapping tensors. The scope of a check depends on dtypes, shapes, strides,
 alignment and scalars: the answer is remembered by these. Whether a tensor that is written overlaps another one is
 looked at in every call.
 """
@@ -250,7 +250,7 @@ class VariantSources:
 
         `named` are its arguments, `own` the tuner's store; None where no store may decide. Records count only
         as far as a check admits them for the problem, and none where a tensor that is written overlaps
-        another one. What cannot be loaded is left out, with one warning.
+        another one. Kernels that cannot be loaded are left out, with one warning.
         """
         functions = dict(self.kernels)
         for variant in self._records(problem, own):

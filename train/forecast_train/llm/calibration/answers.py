@@ -67,7 +67,7 @@ class ModelAnswers(
     label="answer of a model",
     remedy="delete it, and ask again",
 ):
-    """A model's answers about one problem, and the truth. Of n candidates it was asked about m."""
+    """A model's answers about one problem, and the truth. The model was asked about m of n candidates."""
 
     problem: str
     label: str

@@ -1,6 +1,6 @@
 """Answers on recorded problems -> a calibration: a temperature, an isotonic correction, and one weight.
 
-What is reported of a model, and how far an ensemble follows it, is estimated on families that were left out. All
+Figures of a model, and its weight in an ensemble, are estimated on families that were left out. All
 statistics give every problem the same weight, and families alike: shapes of one kernel repeat each other.
 
 The weight is that of the learned forecast stacked with the model's: the stacked forecast lies a share w in [0, 1] of

@@ -79,7 +79,7 @@ def build_examples(
 ) -> list[Example]:
     """The examples of these tables, in their order; the same for the same seed.
 
-    What is shown as known of other shapes comes from `tables` as well, so give one side of a split only.
+    Known rows of other shapes come from `tables` as well, so give one side of a split only.
     `believe` gives what guesses are made by: it must not have seen the table, see `cross_fit`.
     Infrastructure failures are not labels and are left out. A problem where nothing ran gives nothing.
     """
@@ -208,8 +208,8 @@ def _origin(table: Table) -> ExampleOrigin:
 def even_counts(available: Sequence[int], target: int) -> list[int]:
     """How many to take from each group so that together they are `target`, as evenly as they can be.
 
-    No group gives more than it has; where all together have less, all give everything. What does not divide
-    goes to the first groups that still have some.
+    No group gives more than it has; where all together have less, all give everything. The remainder goes to the
+    first groups that still have some.
     """
     if target < 0 or min(available, default=0) < 0:
         raise ValueError(f"counts cannot be negative: {target} of {list(available)}")
