@@ -130,25 +130,21 @@ def test_a_suspicion_is_quarantine(each: SandboxLane) -> None:
     assert result.detail == "it looked at us strangely"
 
 
-def test_an_expected_fault_is_not_the_jobs(each: SandboxLane) -> None:
-    result = judge(each, "recovers", "crashes")
-    assert (result.status, result.value) == (JobStatus.OK, {"fault": "crash", "then": 40})
-
-
-def test_cells_of_one_job_do_not_disturb_each_other(each: SandboxLane) -> None:
-    result = judge(each, "twice")
-    assert (result.status, result.value) == (JobStatus.OK, {"first": [40, 40, 40], "second": 40})
-
-
-def test_cells_may_be_asked_from_several_threads(each: SandboxLane) -> None:
-    result = judge(each, "at_once")
-    assert result.status is JobStatus.OK, result.detail
-    assert result.value == {"told": [[2 * n] * 4 for n in (1, 2, 3)], "late": "late"}
-
-
-def test_a_thread_hears_of_its_own_cells_end(each: SandboxLane) -> None:
-    result = judge(each, "dies_beside")
-    assert (result.status, result.value) == (JobStatus.OK, {"fault": "crash", "values": [40] * 4})
+@pytest.mark.parametrize(
+    ("entry", "function", "value"),
+    [
+        ("recovers", "crashes", {"fault": "crash", "then": 40}),
+        ("twice", "honest", {"first": [40, 40, 40], "second": 40}),
+        ("at_once", "honest", {"told": [[2 * n] * 4 for n in (1, 2, 3)], "late": "late"}),
+        ("dies_beside", "honest", {"fault": "crash", "values": [40] * 4}),
+    ],
+)
+def test_cells_of_one_job_do_not_disturb_each_other(
+    each: SandboxLane, entry: str, function: str, value: dict[str, object]
+) -> None:
+    """A fault that is expected is not the job's, and a thread hears of its own cells' end."""
+    result = judge(each, entry, function)
+    assert (result.status, result.value) == (JobStatus.OK, value), result.detail
 
 
 def test_a_frozen_cell_uses_no_processor(each: SandboxLane) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,6 @@ from benchmarks.lib.search.synthetic_landscape import (
     SEEDS,
     LandscapeAuthor,
     LandscapeForecaster,
-    LandscapeJudge,
     make_node,
     parse_point,
     settings,
@@ -56,7 +56,7 @@ from forecast_harness.search.plan import (
     proposers_problem,
 )
 from forecast_harness.search.run import lane_failure_event
-from forecast_harness.search.state import apply_event, replay_events
+from forecast_harness.search.state import SearchState, apply_event, replay_events
 from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, comparable_outcome, jobs
 
@@ -107,12 +107,18 @@ def test_other_budgets_are_looked_at_before_each_batch() -> None:
     assert 2000 <= state.spent.tokens <= 2000 + 2 * most, "no more than what the batches under way cost"
 
 
-def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -> None:
+def timed_out_search() -> SearchState:
+    """A whole search whose time is up before its confirmation."""
     limits = SearchBudget(12, wall_seconds=60.0)
     _, whole = SimulatedSearch(replace(settings(), budget=limits)).run(random.Random(0))
-    assert whole.best != whole.seeds[0]
     whole.stopped, whole.confirmed, whole.confirmations = None, {}, 0
     apply_event(whole, Expired(46.0))
+    return whole
+
+
+def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -> None:
+    whole = timed_out_search()
+    assert whole.best != whole.seeds[0]
     (due,) = pending_actions(whole)
     assert isinstance(due, ConfirmationJob)
     assert whole.best in {n.id for n in due.nodes}
@@ -136,10 +142,7 @@ def test_less_time_is_kept_while_there_is_nothing_to_confirm() -> None:
 
 
 def test_a_confirmation_that_there_was_no_time_for_is_not_tried_again() -> None:
-    limits = SearchBudget(12, wall_seconds=60.0)
-    _, whole = SimulatedSearch(replace(settings(), budget=limits)).run(random.Random(0))
-    whole.stopped, whole.confirmed, whole.confirmations = None, {}, 0
-    apply_event(whole, Expired(46.0))
+    whole = timed_out_search()
     (due,) = pending_actions(whole)
     assert isinstance(due, ConfirmationJob)
     ended = lane_failure_event(due, ConfirmationEnded("20 s were not enough"))
@@ -336,10 +339,25 @@ def test_a_search_goes_on_as_it_began_except_for_what_an_option_says() -> None:
     assert paced_as(now, begun, 5).parents == 5
 
 
-# --- failures, retries, reasons to end, confirmation ---
-
-
 # --- failures ---
+
+
+class ChangedJudge(CountingJudge):
+    """Says something else of nodes, or of finalists."""
+
+    def __init__(
+        self, *, judge: Callable[..., Any] | None = None, confirm: Callable[..., Any] | None = None
+    ) -> None:
+        super().__init__()
+        self._judge, self._confirm = judge, confirm
+
+    def judge(self, job: NodeJob) -> NodeResult:
+        found = super().judge(job)
+        return self._judge(job, found) if self._judge else found
+
+    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
+        found = super().confirm(confirm)
+        return self._confirm(confirm, found) if self._confirm else found
 
 
 class LosingJudge(CountingJudge):
@@ -375,13 +393,10 @@ def test_nodes_whose_lanes_always_fail_are_dropped_and_never_a_label() -> None:
     assert state.spent.measurements + len(dropped) == 30, "what was tried on a device was reserved for it"
 
 
-class FailingJudge(LandscapeJudge):
-    def judge(self, job: NodeJob) -> NodeResult:
-        return NodeResult(Outcome.COMPILE_ERROR, job.against.id, stage="compile", feedback="no such module")
-
-
 def test_a_first_seed_that_fails_ends_the_search() -> None:
-    _, state = SimulatedSearch(settings(), judge=FailingJudge()).run(random.Random(0))
+    failed = NodeResult(Outcome.COMPILE_ERROR, SEEDS[0].id, stage="compile", feedback="no such module")
+    judge = ChangedJudge(judge=lambda job, found: failed)
+    _, state = SimulatedSearch(settings(), judge=judge).run(random.Random(0))
     assert state.stopped.reason == "the first seed fails (compile_error): no such module"
     assert state.spent.measurements == 1
     assert state.best == SEEDS[0].id
@@ -396,11 +411,8 @@ def test_a_first_seed_whose_lane_is_always_lost_ends_the_search() -> None:
 
 
 def test_patience() -> None:
-    class Flat(LandscapeJudge):
-        def judge(self, job: NodeJob) -> NodeResult:
-            return NodeResult(Outcome.OK, job.against.id, 0.001)
-
-    _, state = SimulatedSearch(settings(500, patience=4), judge=Flat(), forecasts=False).run(random.Random(0))
+    flat = ChangedJudge(judge=lambda job, found: NodeResult(Outcome.OK, job.against.id, 0.001))
+    _, state = SimulatedSearch(settings(500, patience=4), judge=flat, forecasts=False).run(random.Random(0))
     assert state.stopped.reason == "no better node in 4 batches"
     assert len(state.batches) - 1 == 4 + 1, "the fifth was under way"
 
@@ -432,24 +444,23 @@ def test_exhausted_proposers_end_a_search_after_what_they_gave_is_measured(forec
     assert len(state.judged) > 16
 
 
-def test_proposers_without_news_end_a_search_by_patience() -> None:
-    world = SimulatedSearch(settings(500, patience=5), proposer=ScriptedAuthor(1, False), forecasts=False)
+@pytest.mark.parametrize(
+    ("batches", "exhausted", "reason", "problem"),
+    [
+        (1, False, "no (new|better) node in 5 batches", ""),
+        (0, False, "no proposer gave a source in 5 batches: nothing left", "nothing left"),
+        (0, True, "the proposers have nothing more", ""),
+    ],
+    ids=["without news", "never a source", "nothing more"],
+)
+def test_proposers_without_sources_end_a_search(
+    batches: int, exhausted: bool, reason: str, problem: str
+) -> None:
+    author = ScriptedAuthor(batches, exhausted)
+    world = SimulatedSearch(settings(500, patience=5), proposer=author, forecasts=False)
     _, state = world.run(random.Random(0))
-    assert state.stopped.reason in ("no new node in 5 batches", "no better node in 5 batches")
-
-
-def test_proposers_that_never_give_a_source_are_the_reason_of_the_end() -> None:
-    world = SimulatedSearch(settings(500, patience=5), proposer=ScriptedAuthor(0, False), forecasts=False)
-    _, state = world.run(random.Random(0))
-    assert state.stopped.reason == "no proposer gave a source in 5 batches: nothing left"
-    assert proposers_problem(state) == "nothing left"
-
-
-def test_proposers_that_have_nothing_more_have_not_failed() -> None:
-    world = SimulatedSearch(settings(500), proposer=ScriptedAuthor(0, True), forecasts=False)
-    _, state = world.run(random.Random(0))
-    assert state.stopped.reason == "the proposers have nothing more"
-    assert proposers_problem(state) == ""
+    assert re.fullmatch(reason, state.stopped.reason)
+    assert proposers_problem(state) == problem
 
 
 class CertainForecaster(LandscapeForecaster):
@@ -479,24 +490,17 @@ def test_the_best_are_confirmed_against_the_first_seed() -> None:
     assert state.spent_on["confirmation"].device_seconds == 9.0
 
 
-class RefutingJudge(CountingJudge):
+def refuting_judge(rounds: int) -> ChangedJudge:
     """Finds the finalists of the first rounds wrong."""
-
-    def __init__(self, rounds: int) -> None:
-        super().__init__()
-        self.rounds = rounds
-
-    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-        found = super().confirm(confirm)
-        if len(self.confirmed) > self.rounds:
-            return found
-        return {
-            n: NodeResult(Outcome.INCORRECT, stage="confirm", feedback="fresh seeds differ") for n in found
-        }
+    wrong = NodeResult(Outcome.INCORRECT, stage="confirm", feedback="fresh seeds differ")
+    judge = ChangedJudge(
+        confirm=lambda job, found: found if len(judge.confirmed) > rounds else dict.fromkeys(found, wrong)
+    )
+    return judge
 
 
 def test_the_next_best_take_the_place_of_finalists_that_are_refuted() -> None:
-    spy = RefutingJudge(1)
+    spy = refuting_judge(1)
     _, state = SimulatedSearch(settings(40), judge=spy).run(random.Random(0))
     ranked = sorted(state.scores, key=lambda n: state.scores[n])
     assert spy.confirmed == [ranked[:3], ranked[3:6]]
@@ -505,7 +509,7 @@ def test_the_next_best_take_the_place_of_finalists_that_are_refuted() -> None:
 
 
 def test_nothing_refuted_is_ever_the_best() -> None:
-    spy = RefutingJudge(99)
+    spy = refuting_judge(99)
     _, state = SimulatedSearch(settings(40), judge=spy).run(random.Random(0))
     assert len(spy.confirmed) == 3
     assert state.best not in state.confirmed
@@ -513,12 +517,9 @@ def test_nothing_refuted_is_ever_the_best() -> None:
 
 
 def test_finalists_that_are_slower_when_confirmed_lose_to_the_seed() -> None:
-    class Sobering(CountingJudge):
-        def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-            found = super().confirm(confirm)
-            return {n: NodeResult(Outcome.OK, log2_ratio=0.01) for n in found}
-
-    _, state = SimulatedSearch(settings(30), judge=Sobering()).run(random.Random(0))
+    slower = NodeResult(Outcome.OK, log2_ratio=0.01)
+    judge = ChangedJudge(confirm=lambda job, found: dict.fromkeys(found, slower))
+    _, state = SimulatedSearch(settings(30), judge=judge).run(random.Random(0))
     assert state.best == state.seeds[0]
     assert state.best_score == 0.0
 
@@ -539,36 +540,26 @@ def test_a_confirmation_whose_lane_is_lost_is_tried_twice_more() -> None:
 
 def test_a_judge_that_leaves_out_a_finalist_has_not_confirmed() -> None:
     """And is not asked for ever."""
-
-    class Silent(CountingJudge):
-        def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-            found = super().confirm(confirm)
-            return {confirm.seed_node.id: NodeResult(Outcome.OK, log2_ratio=0.0)} if found else {}
-
-    _, state = SimulatedSearch(settings(20), judge=Silent()).run(random.Random(0))
+    equal = NodeResult(Outcome.OK, log2_ratio=0.0)
+    judge = ChangedJudge(confirm=lambda job, found: {job.seed_node.id: equal} if found else {})
+    _, state = SimulatedSearch(settings(20), judge=judge).run(random.Random(0))
     assert "unconfirmed: the judge says nothing of" in state.stopped.reason
 
 
 def test_where_time_is_limited_a_word_on_the_first_finalist_will_do() -> None:
-    class Hurried(CountingJudge):
-        def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-            assert confirm.seconds is not None
-            kept = {confirm.seed_node.id, confirm.nodes[0].id}
-            return {n: j for n, j in super().confirm(confirm).items() if n in kept}
+    def hurried(job: ConfirmationJob, found: Mapping[str, NodeResult]) -> Mapping[str, NodeResult]:
+        assert job.seconds is not None
+        return {n: found[n] for n in (job.seed_node.id, job.nodes[0].id) if n in found}
 
     limited = replace(settings(20), budget=SearchBudget(20, wall_seconds=1e6))
-    log, state = SimulatedSearch(limited, judge=Hurried()).run(random.Random(0))
+    log, state = SimulatedSearch(limited, judge=ChangedJudge(confirm=hurried)).run(random.Random(0))
     assert "unconfirmed" not in state.stopped.reason
     assert not any(isinstance(e, Lost) for e in log)
     assert set(state.confirmed) - {state.seeds[0]}
 
 
 def test_nothing_is_confirmed_where_nothing_is_faster() -> None:
-    class Slow(CountingJudge):
-        def judge(self, job: NodeJob) -> NodeResult:
-            return replace(super().judge(job), outcome=Outcome.OK, log2_ratio=0.5)
-
-    spy = Slow()
+    spy = ChangedJudge(judge=lambda job, found: replace(found, outcome=Outcome.OK, log2_ratio=0.5))
     _, state = SimulatedSearch(settings(20), judge=spy).run(random.Random(0))
     assert spy.confirmed == []
     assert state.best == state.seeds[0]
