@@ -47,7 +47,15 @@ def asked(lane: SandboxLane, name: str, limits: ResourceLimits = WIDE, **payload
 # --- the channel ---
 
 
-@pytest.mark.parametrize("sizes", [(4 * MIB - 1, 4 * MIB, 4 * MIB + 1), (0, 9 * MIB, 5, 5 * MIB + 3, 1)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (4 * MIB - 1, 4 * MIB, 4 * MIB + 1),
+        (0, 9 * MIB, 5, 5 * MIB + 3, 1),
+        *((n,) for n in (0, 1, MIB - 1, MIB, 5 * MIB + 3)),
+    ],
+    ids=str,
+)
 def test_several_arrays_cross_in_one_frame(sizes: tuple[int, ...]) -> None:
     ours, theirs = wire.channel_pair()
     sent = {f"a{n}": TensorBytes("uint8", (size,), os.urandom(size)) for n, size in enumerate(sizes)}

@@ -138,9 +138,11 @@ def framed(header: object) -> bytes:
         framed({"value": 1, "arrays": [["a", "uint8", [1 << 21]]]}),
         framed(b'{"value": NaN, "arrays": []}'),
         framed(b'{"value": ' + b"9" * 5000 + b', "arrays": []}'),
+        framed(b"[" * 100_000),
+        *(framed(b'{"value": ' + number + b"}") for number in (b"9" * 400, b"1e999", b"9" * 5000)),
         framed(b'{"value": ' + b"[" * 100_000 + b"]" * 100_000 + b', "arrays": []}'),
     ],
-    ids=range(14),
+    ids=range(18),
 )
 def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.api import (
     CellAnswer,
     JobStatus,
@@ -227,21 +224,6 @@ def test_what_is_slow_at_first_alone_is_not_left_out_for_good() -> None:
     for _ in range(4):
         effort.note("a", 0.01)
     assert effort.launch_share("a", 1.0) == 1.0
-
-
-@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (5 << 20) + 3])
-def test_arrays_of_any_size_cross_a_channel(size: int) -> None:
-    ours, theirs = socket.socketpair()
-    data = random.Random(size).randbytes(size)
-    with ours, theirs:
-        sent = threading.Thread(
-            target=wire.send, args=(ours, "said", {"a": TensorBytes("uint8", (size,), memoryview(data))})
-        )
-        sent.start()
-        value, arrays = wire.receive(theirs, 8 << 20)
-        sent.join()
-    assert value == "said"
-    assert arrays["a"].data == data
 
 
 # --- replies ---

@@ -34,7 +34,7 @@ from forecast_harness.trials.variants.files import (
     read_cache,
     write_cache,
 )
-from forecast_harness.trials.variants.jobs import VariantExamination, _variant_pack
+from forecast_harness.trials.variants.jobs import VariantExamination
 from forecast_harness.trials.variants.kernel_survey import expected_survey
 from forecast_harness.trials.variants.problem import VariantProblem
 from forecast_harness.trials.variants.verify import VARIANT_PLAN, compile_early, survey
@@ -44,9 +44,14 @@ from forecast_harness.verify.examiner import SolutionExaminer
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Reason, ReasonCode
 from tests.harness.base_doubler import BaseDoubler
-from tests.harness.variant_kernels import DOUBLE, SOFTMAX, softmax_call, subject, variant, vector_call
+from tests.harness.variant_kernels import DOUBLE, SOFTMAX, rows, softmax_call, subject, variant, vector_call
 
 CONFIGS = tuple(Config.of({"BLOCK": block}) for block in (32, 64, 128, 256))
+PLAN = replace(VARIANT_PLAN, device="cuda")
+SUBJECT = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=CONFIGS)
+SURVEYED = KernelSurvey(
+    ("out",), (), CONFIGS[2], True, words={"x.0": "any"}, evidence=3, most=1 << 22, signature="{}"
+)
 BINARIES = {"key/k.cubin": TensorBytes("uint8", (2,), b"ab")}
 NOTHING: dict[str, Any] = {"patched": [], "flags": {}, "threads": []}
 
@@ -116,17 +121,17 @@ def form(call: Mapping[str, Any]) -> str:
     return f"{call['kwargs']['_meta']['v']} {n == 1} {n % 16 == 0}"
 
 
+def problem_of(base: BaseDoubler, known: KernelSurvey) -> VariantProblem:
+    takes, runner = ("x", "out", "n", "BLOCK"), cast("BaseKernelRunner", base)
+    return VariantProblem(SUBJECT, known, runner, CONFIGS, "cuda", known.deterministic, takes)
+
+
 def examined(
     cell: DoublingCell, base: BaseDoubler, compiler: Compiler | None = None
 ) -> tuple[list[Reason], VariantExamination]:
-    request = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=CONFIGS)
-    known = KernelSurvey(
-        ("out",), (), CONFIGS[0], True, words={"x.0": "any"}, evidence=3, most=1 << 14, signature="{}"
-    )
-    reference, takes = cast("BaseKernelRunner", base), ("x", "out", "n", "BLOCK")
-    problem = VariantProblem(request, known, reference, CONFIGS, "cuda", True, takes)
-    plan = replace(VARIANT_PLAN, device="cuda")
-    judge = SolutionExaminer(_variant_pack(request, True), problem, cell, plan, b"a seed")
+    known = replace(SURVEYED, config=CONFIGS[0], most=1 << 14)
+    problem = problem_of(base, known)
+    judge = SolutionExaminer(jobs._variant_pack(SUBJECT, True), problem, cell, PLAN, b"a seed")
     beside = cast("VariantCompiler", compiler or Compiler(BINARIES))
     result = VariantExamination(judge, problem, cast("Cell", cell), beside, "cuda", PhaseTimer())
     return result.run(), result
@@ -228,12 +233,6 @@ def test_launchers_are_kept_and_are_all_that_a_variant_may_see(
     }
 
 
-BLOCKS = tuple(Config.of({"BLOCK": block}) for block in (32, 64, 128, 256))
-PLAN = replace(VARIANT_PLAN, device="cuda")
-SUBJECT = replace(subject(DOUBLE, vector_call(), vector_call(100)), configs=BLOCKS)
-FOUND = KernelSurvey(
-    ("out",), (), BLOCKS[2], True, words={"x.0": "any"}, evidence=3, most=1 << 22, signature="{}"
-)
 MORE = TensorBytes("uint8", (1,), b"1")
 
 
@@ -262,9 +261,7 @@ def compiled_as_verified(
     early: EarlyCompilation, found: KernelSurvey, cell: CompilingCell
 ) -> tuple[list[dict[str, Any]], CompiledCalls]:
     """What a verification with the seed of `early` and this survey draws, and has from the compiler."""
-    takes = ("x", "out", "n", "BLOCK")
-    reference = cast("BaseKernelRunner", BaseDoubler())
-    problem = VariantProblem(SUBJECT, found, reference, BLOCKS, "cuda", found.deterministic, takes)
+    problem = problem_of(BaseDoubler(), found)
     pack = jobs._variant_pack(SUBJECT, found.deterministic)
     judge = SolutionExaminer(pack, problem, cast("Cell", cell), PLAN, jobs._seed(early.seed), alone=False)
     work = cast("JobContext", SimpleNamespace(cell=lambda: nullcontext(cell)))
@@ -279,7 +276,7 @@ def test_a_verification_takes_what_was_compiled_for_the_calls_that_it_draws(
     early: EarlyCompilation, deterministic: bool
 ) -> None:
     cell = CompilingCell()
-    calls, compiled = compiled_as_verified(early, replace(FOUND, deterministic=deterministic), cell)
+    calls, compiled = compiled_as_verified(early, replace(SURVEYED, deterministic=deterministic), cell)
     assert early.is_for(calls)
     assert {name.rpartition(".")[2] for name in compiled.files} == {"json", "cubin"}
     assert compiled.files == early.arrays()
@@ -297,13 +294,7 @@ def test_nothing_comes_of_a_variant_that_cannot_be_compiled(compiling: SandboxLa
     "base",
     [
         subject(DOUBLE, vector_call(), vector_call(100), vector_call(200)),
-        subject(
-            SOFTMAX,
-            softmax_call(),
-            softmax_call(8, 96),
-            softmax_call(24, 40),
-            grid=lambda c, m: (c[0].shape[0],),
-        ),
+        subject(SOFTMAX, softmax_call(), softmax_call(8, 96), softmax_call(24, 40), grid=rows),
     ],
 )
 def test_a_survey_finds_what_is_expected(judging: SandboxLane, base: BaseKernel) -> None:
