@@ -31,7 +31,7 @@ from forecast_harness.records import NodeForecast
 from forecast_harness.search.events import Chosen
 
 PRIOR_GAIN = 0.05
-"""What a proposal of an arm that nothing is known of may gain, in log2: 3.5 %."""
+"""Gain that a proposal of an arm without results may have, in log2: 3.5 %."""
 UNCERTAIN_EVERY = 4
 """Each so many-th place of the list is for an uncertain candidate."""
 UNCERTAIN_RANGE = (0.2, 0.8)

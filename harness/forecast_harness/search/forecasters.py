@@ -235,7 +235,7 @@ MAX_SHOWN_RESULTS = 6
 """Results that are shown: the fastest, and failures."""
 _TIMEOUT_S = 300.0
 _MIN_LABEL_MASS = 0.2
-"""Of the probability that must lie on the labels: a smaller one means the question was not understood."""
+"""Probability that must lie on the labels: a smaller one means the question was not understood."""
 _FAIL_WEIGHT = 0.3
 
 

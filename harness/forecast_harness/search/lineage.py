@@ -8,7 +8,7 @@ Sources are read as numbers for any language: what they hold, and what was chang
 parsed beyond tokens, nothing is run. Token n-grams are hashed to a fixed width (Weinberger et al. 2009) with a stable
 hash, so that equal texts give equal numbers in every process.
 
-Of the process, the few scales are weighed by their evidence on a grid (Rasmussen and Williams, Gaussian Processes for
+The few scales of the process are weighed by their evidence on a grid (Rasmussen and Williams, Gaussian Processes for
 Machine Learning, 2006: equations 2.22-2.24 for predictions, 2.30 for the evidence, 5.3-5.4 for weighing scales and
 5.10-5.12 for leave-one-out residuals). A dozen results tell scales badly: the likeliest alone would be far too sure of
 itself.
@@ -44,15 +44,15 @@ class FittedProcess:
     """A posterior: values at training points were `targets` with independent `noise`."""
 
     variances: Mapping[str, float]
-    """Of every part of the covariance."""
+    """Variances of every part of the covariance."""
     inverse: Array
-    """Of the training covariance with its noise, [n, n]."""
+    """Inverse of the training covariance with its noise, [n, n]."""
     weights: Array
     """Inverse times targets, [n]."""
     evidence: float
     """Natural log of the marginal likelihood, without its constant."""
     sd_scale: float
-    """What standard deviations are multiplied by: how far leave-one-out residuals lay off, in their own."""
+    """Factor of standard deviations: how far leave-one-out residuals lay off, in their own."""
 
     def predict(self, cross: Mapping[str, Array], prior: Mapping[str, Array]) -> tuple[Array, Array]:
         """Mean and standard deviation at m points, [m] each, without the noise of a measurement.
@@ -343,7 +343,7 @@ def failure_probabilities(question: NodeForecastRequest) -> Array:
     """P(fails) of every node, [n]: the share of failures, of the same arm and of alike changes above all.
 
     A smoothed mean over results, weighed by whether they are of the arm and by the squared cosine of the
-    edits. What the harness itself broke is no result.
+    edits. A failure of the harness itself is no result.
     """
     rows = [(n, j) for n, j, _ in question.judged if j.outcome is not Outcome.INFRASTRUCTURE and n.parents]
     known = {n.id: n for n, _, _ in question.judged} | {question.reference.id: question.reference}

@@ -34,7 +34,7 @@ class SearchLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.events: list[Event] = []
-        """What the log holds, oldest first, as it reads from the disk."""
+        """Events in the log, oldest first, as they read from the disk."""
         self._lock = _take_log_lock(path)
         self._stream: int | None = None
         self._size = 0
@@ -289,7 +289,7 @@ class AnswerStore:
             raise
 
     def load(self, key: str) -> Event | None:
-        """The answer, if there is one. What a power cut left unreadable counts as none."""
+        """The answer, if there is one. One that a power cut left unreadable counts as none."""
         try:
             data: Any = decode_json(self._path(key).read_text(encoding="utf-8"))
             return from_json(data)

@@ -354,7 +354,7 @@ most."""
 UNKNOWN_RESERVE_S = 20.0
 """The most that is kept while no verification has ended."""
 CONFIRMATION_VERIFICATIONS, CONFIRMATION_CONTESTS_S = 2, 5.0
-"""What confirming one node takes: twice as long as a full verification of one config, for it launches all of them,
+"""Time for confirming one node: twice as long as a full verification of one config, for it launches all of them,
 and its contests, which are made ready meanwhile."""
 LEAST_CONFIRMATION_S = 5.0
 """For a confirmation that begins when the time is up already."""

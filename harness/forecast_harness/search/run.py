@@ -167,7 +167,7 @@ class _SearchRunner:
         self._waited = 0.0 if began is None else max(0.0, self._started_at - began)
         """Seconds before this part of the search, in which what it needs was opened."""
         self._earlier_seconds = state.spent.wall_seconds
-        """Of earlier sessions only their work is known: a killed one tells no end."""
+        """Wall seconds of work in earlier sessions; no more is known: a killed one tells no end."""
 
     def record(self, event: Event) -> None:
         """Log, then know."""

@@ -2,8 +2,8 @@
 
 Batch 0 is the seeds: each is judged, the first beside itself (which gives its best config and shows that
 the lane works), the others beside the first. Proposals begin with batch 1. A `BatchView` is all that a batch may
-know; it does not depend on the order in which results came, or on results of the batches in between. Of full
-verifications it holds those that were in the log when the batches that it rests on had ended.
+know; it does not depend on the order in which results came, or on results of the batches in between. It holds the
+full verifications that were in the log when the batches that it rests on had ended.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class ArmStats:
     proposals: int = 0
     """As they came."""
     new: int = 0
-    """Of these, what was not known before."""
+    """Proposals that were not known before."""
     measured: int = 0
     failed: int = 0
-    """Of the measured, what did not run or was wrong."""
+    """Measured nodes that did not run or were wrong."""
     gain: float = 0.0
     """Sum over its measured nodes of max(0, -log2_ratio), each against the incumbent of its time."""
     squares: float = 0.0
@@ -285,7 +285,7 @@ class SearchState:
     def next_to_verify(self) -> str:
         """Id of the fastest node that would lead once it is verified in full; '' without one.
 
-        One hardly ahead of the fastest that may lead counts as equal to it. Of equal ones the first accepted is taken.
+        One hardly ahead of the fastest that may lead counts as equal to it. The first accepted of equal ones is taken.
         """
         best = self.scores.get(self.incumbent, math.inf)
         waiting = [
@@ -401,7 +401,7 @@ def replay_events(events: Iterable[Event]) -> SearchState:
 
 
 def apply_event(state: SearchState, event: Event) -> SearchState:
-    """Add an event to `state` (in place) and return it. What is known already is ignored.
+    """Add an event to `state` (in place) and return it. An event that is known already is ignored.
 
     Raises `RecordError` for what is no event, or comes before what it rests on.
     """
@@ -602,7 +602,7 @@ class BatchView:
     incumbent: str
     """Id of the best that may lead; ties go to the one accepted first."""
     arms: Mapping[str, ArmStats]
-    """Of the batches that it may know of."""
+    """Statistics of the batches that it may know of."""
     spent: SearchCost
     """Proposals of the batches before; forecasts and results of the batches that it may know of."""
     stalled_batches: int

@@ -42,7 +42,7 @@ NO_CUDA_ON_CPU = (
 )
 _MOST_SUBJECTS_READ = 16
 _subjects_read: dict[int, tuple[object, tuple[BaseKernel, ...]]] = {}
-"""Of the latest targets, with what they were read of, which is never changed: its `id` is no other's meanwhile."""
+"""Kernels of the latest targets, with the list they were read from, unchanged: its `id` is no other's meanwhile."""
 _FILE_HEADER = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
 
 

@@ -77,7 +77,7 @@ class SolutionBench:
         self._in_sandbox = partial(_run_timing_job, pack, lane, plan, rules, limits)
         self._solution: Solution | None = None
         self.incumbent: BenchResult | None = None
-        """Whom others are timed against."""
+        """The result of the solution that others are timed against."""
 
     def enter(self, solution: Solution, *, timed: bool = True) -> BenchResult:
         """Its standing; not `timed`: its verification alone."""

@@ -78,7 +78,7 @@ class Judge(ABC):
         return replace(verdict, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
     def _verdict_of(self, stages: Callable[[Any], NodeResult], source: Any) -> NodeResult:
-        """What these stages end in, refusals included."""
+        """The result of these stages, refusals included."""
         try:
             return stages(source)
         except Refusal as refusal:
@@ -96,7 +96,7 @@ class SandboxTrial:
     job: NodeJob
     rules: RaceRules
     lanes: Sequence[SandboxLane]
-    """What it is verified in; the first is the one it is timed in."""
+    """Lanes that it is verified in; it is timed in the first."""
     verification: SolutionVerdict
     fixed: Sequence[Any] = ()
     """Configs that are timed instead of those that would be chosen."""
@@ -107,7 +107,7 @@ class SandboxTrial:
     listed: Sequence[Any] = ()
     """Configs that may be timed."""
     variant: Variant | None = None
-    """What the source promises, where it is a variant of a kernel."""
+    """The source with its promises, where it is a variant of a kernel."""
     note: str = ""
     device_seconds: float = 0.0
     measurements: int = 0
@@ -148,7 +148,7 @@ class SandboxJudge(Judge):
         began = time.perf_counter()
         self._lane = self._open_lane()
         self._opening_s: dict[str, float] = {"open": round(time.perf_counter() - began, 3)}
-        """What it took to open this judge, told with what it verifies."""
+        """Seconds that opening this judge took, reported with what it verifies."""
 
     # --- what is asked of it ---
 
@@ -274,7 +274,7 @@ class SandboxJudge(Judge):
     def _finalists(
         self, confirm: ConfirmationJob, limit: ConfirmationLimit, lanes: ConfirmationLanes
     ) -> Callable[[Node], NodeResult]:
-        """What confirms one node beside the seed after the other; raises as `_stages`."""
+        """The function that confirms one node beside the seed after the other; raises as `_stages`."""
 
     def _confirmation_lanes(self) -> tuple[int, int]:
         """How many fresh lanes verify in a confirmation, and how many hold contests ready."""
@@ -339,7 +339,7 @@ class SandboxJudge(Judge):
         )
 
     def _result_facts(self, verdict: SolutionVerdict) -> dict[str, Any]:
-        """What may be shown to a proposer: never the seed."""
+        """Facts that may be shown to a proposer: never the seed."""
         return {
             "harness": harness_hash(),
             "launches": verdict.trials,
@@ -363,7 +363,7 @@ class SandboxJudge(Judge):
 
 
 def _seed_beside(one: NodeResult) -> NodeResult | None:
-    """What a contest with a finalist tells of the seed, if there was one."""
+    """The seed's result in a contest with a finalist, if there was one."""
     if not (seconds := one.facts.get("seconds_beside")):
         return None
     return NodeResult(

@@ -38,14 +38,14 @@ class _LaneTask:
     future: Future[Any]
     requeues: int = 0
     judge: NodeJudge | None = None
-    """Who is at it."""
+    """The judge that works on it."""
     given_up: bool = False
     """Whether nobody waits for it any more: that it fails is no fault of its lane."""
 
 
 @dataclass
 class LaneWorker:
-    """What a supervisor's thread is up to."""
+    """The state of a supervisor's thread."""
 
     number: int
     state: str = "opening"

@@ -76,7 +76,7 @@ class TimedCall:
         )
 
     def to_payload(self, updates: Sequence[str] = ()) -> dict[str, Any]:
-        """What a cell needs to make the tensors. `updates`: those that a launch changes in place."""
+        """The data from which a cell makes the tensors. `updates`: those that a launch changes in place."""
         least = min((n for a in self._tensors for n in a.shape if n > 1), default=2)
         return {
             "tensors": [
@@ -129,7 +129,7 @@ class CallKinds:
     """The calls of a target by what is known of the base kernel."""
 
     verified: tuple[tuple[BaseKernel, KernelSurvey], ...]
-    """What a variant is verified for: each covers what its survey's signature says."""
+    """Calls that a variant is verified for: each covers what its survey's signature says."""
     covering: tuple[KernelSurvey, ...]
     """The survey that covers each call of the target, in order."""
 

@@ -82,7 +82,7 @@ class KernelJudge(SandboxJudge):
         trial.listed = configs_for(self._target, source)
 
     def _variant(self, trial: SandboxTrial) -> Variant:
-        """What a source promises. Raises `Refusal`."""
+        """The source with its promises. Raises `Refusal`."""
         entry, node = self._target.entry, trial.job.node
         try:
             variant = Variant.of(entry, self._target.payload["source_sha256"], node.source, node.provenance)
@@ -106,7 +106,7 @@ class KernelJudge(SandboxJudge):
         }
 
     def _verify_kinds(self, trial: SandboxTrial, variant: Variant) -> list[VariantVerification]:
-        """What was found for every kind of call; with several lanes, at the same time. Raises as `_stages`."""
+        """Verify the variant for every kind of call; with several lanes, at the same time. Raises as `_stages`."""
         lanes, kinds = trial.lanes, self._call_kinds().verified
 
         def verified(number: int) -> VariantVerification:
@@ -215,7 +215,7 @@ class KernelJudge(SandboxJudge):
         return 1 if self._kinds is None else len(self._kinds.verified), CONTESTS
 
     def _call_kinds(self) -> CallKinds:
-        """What the base kernel accepts at the calls; found out once. Raises `LaneFailure`."""
+        """The calls by what the base kernel accepts; surveyed once. Raises `LaneFailure`."""
         if self._kinds is None:
             began = time.perf_counter()
 

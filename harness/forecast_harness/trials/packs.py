@@ -203,7 +203,7 @@ class PackJudge(SandboxJudge):
         return verdict
 
     def _tracer_for(self, node: Node) -> PackTracer | None:
-        """What forecasts a node's configs; None for what it cannot read."""
+        """The tracer that forecasts a node's configs; None for one that it cannot read."""
         if self._plan.device == "cpu" or node.language != "triton":
             return None
         if self._tracer is None:

@@ -1,4 +1,4 @@
-"""What a judge of sources is asked and answers; loads no torch."""
+"""Questions to a judge of sources and its answers; loads no torch."""
 
 from __future__ import annotations
 

@@ -422,7 +422,7 @@ def trace(work: JobContext) -> CellAnswer:
 
 
 def _with_facts(call: TimedCall, answer: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """What a cell says of a call, with what is read of it here, where nobody waits for it.
+    """A cell's answer about a call, with facts read from it here, where nobody waits for it.
 
     Raises `ValueError` for an answer of another form.
     """

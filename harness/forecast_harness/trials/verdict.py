@@ -22,7 +22,7 @@ COMPILE_ERRORS = re.compile(
     r"\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|CompilationError|OutOfResources|"
     r"CompileTimeAssertionFailure|UnsupportedLanguageConstruct|AttributeError: module 'candidate')"
 )
-"""What a source that never came to run fails with."""
+"""Errors of a source that never came to run."""
 
 
 class Refusal(Exception):
@@ -48,7 +48,7 @@ class Refusal(Exception):
         return truncated_feedback(self.detail)
 
     def verdict(self, device: str, **facts: Any) -> NodeResult:
-        """What is said of the source."""
+        """The source's result."""
         return NodeResult(
             self.outcome,
             measurements=self.measurements,
@@ -108,7 +108,7 @@ class Contest:
         stage: str = "time",
         facts: Mapping[str, Any],
     ) -> NodeResult:
-        """What is said of the source, by its best config; `ranked`: every config that was timed, and its log2 ratio."""
+        """The source's result, by its best config; `ranked`: every config that was timed, and its log2 ratio."""
         text = text or self.text()
         if config:
             text += f" Its best config is {dict(config)}."
@@ -143,7 +143,7 @@ def reasons_from_json(listed: Sequence[Mapping[str, str]]) -> tuple[Reason, ...]
 
 
 def overall_judgement(reasons: Sequence[Reason]) -> Judgement:
-    """What these findings amount to, as `SolutionVerdict.judgement` has it."""
+    """The judgement of these findings together, as `SolutionVerdict.judgement` has it."""
     return SolutionVerdict("", "", tuple(reasons)).judgement
 
 

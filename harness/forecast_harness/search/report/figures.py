@@ -28,9 +28,9 @@ from forecast_harness.search.state import SearchState
 
 
 MAX_CHARACTERS = 3_000_000
-"""Of all sources in one page together."""
+"""Characters of all sources in one page together."""
 MAX_LINES = 1_500
-"""Of one source; longer ones are cut, and say so."""
+"""Lines of one source; longer ones are cut, and say so."""
 MAX_LINE_CHARACTERS = 4_000
 """Characters of one line."""
 
@@ -149,13 +149,13 @@ class ReportNode:
     belief: NodeForecast | None = None
     """The last one from before it was judged."""
     reference: str = ""
-    """What `belief` is relative to."""
+    """Id of the node that `belief` is relative to."""
     measured: float | None = None
     """log2(time / time of `reference`), to hold against `belief`; None unless it ran."""
     reason: str = ""
     propensity: float = 1.0
     status: str = ""
-    """What became of it, in a word or two."""
+    """Its outcome, in a word or two."""
 
     @property
     def is_unverified(self) -> bool:

@@ -51,7 +51,7 @@ class CudaDeclaration:
     source: str
     signature: KernelSignature
     pack: Pack
-    """What it computes, as packs say it; a solution is called with the tensors by name."""
+    """Its computation, as packs describe it; a solution is called with the tensors by name."""
 
 
 def read_cuda_declaration(text: str) -> CudaDeclaration:

@@ -1,4 +1,4 @@
-"""What a CUDA kernel is called with: its parameters in order, and where sizes are read off its tensors."""
+"""The arguments of a CUDA kernel: its parameters in order, and where sizes are read off its tensors."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class KernelParameter(Record, label="parameter", unknown="refuse"):
     name: str
     dtype: str = field(metadata=json_option(read=one_of(DTYPES)))
     shape: tuple[str, ...] = field(default=(), metadata=json_option(read=_read_shape))
-    """Of a tensor: expressions of axes."""
+    """Shape of a tensor: expressions of axes."""
     output: bool = False
     """Whether the kernel writes it, all of it; it is given without values then."""
     value: str = field(default="", metadata=json_option(read=_read_value, when=attrgetter("value")))
-    """Of a number: a constant, or an expression of axes."""
+    """Value of a number: a constant, or an expression of axes."""
     values: tuple[str, ...] = ()
     """Regimes that a tensor's values are drawn from, as packs have them."""
 

@@ -68,7 +68,7 @@ class KernelSurvey(Record, label="survey"):
     writes: tuple[str, ...]
     """Tensors that it writes."""
     updates: tuple[str, ...]
-    """Of these, the ones whose contents before the launch matter."""
+    """Those of `writes` whose contents before the launch matter."""
     config: Config
     """The config that it serves as the reference with."""
     deterministic: bool
@@ -76,13 +76,13 @@ class KernelSurvey(Record, label="survey"):
     words: Mapping[str, str | int] = field(default_factory=dict, metadata=json_option(read=_read_words))
     """Class of every size, by its first place."""
     evidence: int = 0
-    """What was asked for before sizes counted as multiples of others; see `CallSizes.of`."""
+    """Cases required before sizes counted as multiples of others; see `CallSizes.of`."""
     untied: tuple[str, ...] = ()
     """Scalars that were equal to some size by chance, and keep their value."""
     most: int = 0
     """Elements of a tensor beyond which launches take too long."""
     signature: str = ""
-    """What a variant that passes is verified for."""
+    """The signature that a variant that passes is verified for."""
     grid: str = ""
     """How launch grids of other sizes are calculated, for a person."""
 

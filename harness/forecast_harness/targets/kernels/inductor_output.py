@@ -1,7 +1,7 @@
 """A kernel in a file that torch.compile has written: as a file of its own, with configs and its call.
 
 Inductor writes the kernels of a graph as texts, under decorators that need a device, beside the code that calls
-them. Of such a file (`TORCH_LOGS=output_code` tells where they are) are read the kernel's own text, the sizes and
+them. Read from such a file (`TORCH_LOGS=output_code` tells where they are) are the kernel's own text, the sizes and
 strides of its call, and its kind of grid. The kernel's function and its imports are all of it that is ever run.
 """
 
@@ -41,7 +41,7 @@ _GRIDS = {
 }
 """Launch grids by Inductor's names: one program per block of these axes."""
 _MOST_PROGRAMS = 65535
-"""Of a grid's second and third axis; Inductor folds more of them over both."""
+"""Programs of a grid's second and third axis; Inductor folds more of them over both."""
 _BLOCKS = {
     1: (128, 256, 512, 1024, 2048, 4096),
     2: (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
@@ -122,11 +122,11 @@ class _StandaloneKernel:
     function: str
     arguments: Mapping[str, _Buffer | int]
     dtypes: Mapping[str, str]
-    """Of the tensors, as torch calls them."""
+    """Data types of the tensors, as torch calls them."""
     blocks: Mapping[str, int]
     """Meta-parameters, with the size of the axis that each tiles."""
     axes: Sequence[str]
-    """Of the grid."""
+    """Axes of the grid."""
 
     @classmethod
     def read(cls, output: ast.Module, source: str, name: str) -> _StandaloneKernel:

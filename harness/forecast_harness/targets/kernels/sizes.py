@@ -1,7 +1,7 @@
 """Other sizes of a recorded call: which sizes hang together, and calls drawn with new ones.
 
 A recorded call says `M = 4096` and that a tensor has 4096 rows; that both are one size is inferred from
-their being equal in every recorded call of the form. What cannot be explained stays as it was recorded.
+their being equal in every recorded call of the form. A size without an explanation stays as it was recorded.
 Inference may be wrong, so whoever draws has to try whether the base kernel accepts what was drawn
 (`forecast_harness.trials.variants`), and freezes what it does not.
 """
@@ -37,7 +37,7 @@ _LARGEST = 1 << 20
 _LARGEST_GROUP = 64
 _LARGE_CONSTANT = 16
 _SMALL_LIMIT = 24.0
-"""What the others are drawn up to where one size is large."""
+"""The most that the others are drawn up to where one size is large."""
 _MIN_CASES = 3
 _LARGEST_RATIO = 8
 """Gate and up projection lie side by side, heads share keys by eights."""
@@ -186,7 +186,7 @@ class CallSizes:
     def draw_kinds(self) -> int:
         """So many kinds of calls there are to draw: each size is large once, and small at least once.
 
-        Of several sizes one is large and the others are small in half of the calls. One size alone is large in one
+        One of several sizes is large and the others are small in half of the calls. One size alone is large in one
         call of three, small in the next: what a kernel reads beyond a small tensor would else show by chance alone.
         """
         return 3 if len(self.varied) == 1 else 2 * len(self.varied)

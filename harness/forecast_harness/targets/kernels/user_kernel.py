@@ -141,7 +141,7 @@ class UserKernel:
     name: str
     module: ModuleType = field(repr=False)
     fn: Any = field(repr=False)
-    """What the name stands for: a kernel, or a tuner over one."""
+    """The object that the name stands for: a kernel, or a tuner over one."""
     kernel: Kernel
     text: str = field(repr=False)
     """Its self-contained module."""

@@ -135,7 +135,7 @@ class Language(StrEnum):
 
 
 class PackFormat(StrEnum):
-    """Whose convention reference and solutions of a pack follow."""
+    """The convention that reference and solutions of a pack follow."""
 
     OWN = "own"
     """`reference(**inputs)` and `run(**inputs)`, or with outputs as further arguments."""
@@ -175,7 +175,7 @@ class Definition(Record, schema=PACK_SCHEMA, label="definition", unknown="refuse
         return definition
 
     def _check(self) -> None:
-        # Of files alone: what a kernel's own arguments define has neither inputs nor outputs here.
+        # Holds for files alone: what a kernel's own arguments define has neither inputs nor outputs here.
         if self.format is PackFormat.OWN and not (self.inputs and self.outputs):
             raise RecordError("definition needs at least one input and one output")
         for name in ("axes", "inputs", "outputs"):
@@ -190,7 +190,7 @@ class Definition(Record, schema=PACK_SCHEMA, label="definition", unknown="refuse
 
 
 def _read_axes(value: object) -> dict[str, Any]:
-    # Of any value: foreign generators take more than sizes.
+    # Values are of any type: foreign generators take more than sizes.
     if not isinstance(value, dict):
         raise RecordError(f" must be an object, not {value!r:.60}")
     return dict(value)
@@ -240,7 +240,7 @@ class Solution(Record, label="solution", unknown="refuse"):
     """The function (KernelBench: the class) that is called."""
     author: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
-    """What `source` imports beside installed packages: relative path -> text."""
+    """Files that `source` imports beside installed packages: relative path -> text."""
 
     def __post_init__(self) -> None:
         for name, text in {self.name: self.source, **self.files}.items():

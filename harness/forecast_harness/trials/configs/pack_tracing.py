@@ -129,8 +129,8 @@ class PackTracer:
         return min(answers, key=lambda f: f[0] + 6.0 * f[1], default=None)
 
     def _launches_of(self, sources: Sequence[str]) -> list[list[list[_LaunchRecord]]]:
-        """What these configs of a source launch, each per call; empty for what cannot be traced, or where any call
-        launches nothing."""
+        """The launches of these configs of a source, each per call; empty for one that cannot be traced, or where any
+        call launches nothing."""
         self._trace([sources])
         return [self._traces[s] for s in sources]
 

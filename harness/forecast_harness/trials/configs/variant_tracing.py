@@ -202,7 +202,7 @@ class VariantTracer:
     def best_forecast(self, node: Node) -> tuple[float, float] | None:
         """(log2 ms, P(fails)) of a source's most promising config; None where it cannot be traced.
 
-        Of a few configs at the largest call, or at all where the user's own `inputs` draw one: good enough to rank
+        Looks at a few configs at the largest call, or at all where the user's own `inputs` draw one: enough to rank
         sources, of which there are many.
         """
         if node.source not in self._ranked:
@@ -323,7 +323,7 @@ RunJobs = Callable[[Sequence[SandboxJob]], Sequence[JobResult]]
 
 @dataclass(frozen=True)
 class CallTrace:
-    """What one source is at one call, by config; None where a config has no IR, or no grid is known.
+    """The traces of one source at one call, by config; None where a config has no IR, or no grid is known.
 
     Nothing is known of a call at which nobody has traced it.
     """
@@ -332,7 +332,7 @@ class CallTrace:
     texts: Mapping[Config, str | None]
     grids: Mapping[Config, tuple[int, ...] | None]
     facts: Mapping[Config, TtirFacts | None]
-    """What was read of a config's text at its grid; None for a text that cannot be read, or none."""
+    """Facts read from a config's text at its grid; None for a text that cannot be read, or none."""
 
     def only(self, configs: Collection[Config]) -> CallTrace:
         """Without all other configs."""
@@ -469,7 +469,7 @@ class SourceTraces:
         self._lanes.close()
 
     def _add(self, source: str, more: tuple[CallTrace, ...]) -> tuple[CallTrace, ...]:
-        """What is known with what was traced now; the source is the latest one from here on."""
+        """The known traces with the new ones; the source is the latest one from here on."""
         with self._lock:
             before = self._known.pop(source, ())
             joined = tuple(a.joined(b) for a, b in zip(before, more, strict=True)) if before and more else ()

@@ -225,7 +225,7 @@ class SharedHostJudge:
         self._mutex = threading.Lock()
         self._judge: HostJudge | None = None
         self._held_since = 0
-        """What `given_up` was when its present job began."""
+        """The value of `given_up` when its present job began."""
         self.is_timing = False
         """Whether it may be using the device for a time that counts."""
 

@@ -1,4 +1,4 @@
-"""What is launched of a kernel and its variants: recorded calls; right is what the base kernel leaves behind."""
+"""Launches of a kernel and its variants on recorded calls; right is what the base kernel leaves behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BaseResultCall:
         return sum(self.given.inputs[name].size for name in self.given.updates)
 
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
-        """What is wrong with these results; '' for nothing. Raises `MachineCodeError` where nothing was compared.
+        """Describe the fault in these results; '' for none. Raises `MachineCodeError` where nothing was compared.
 
         At the sizes of real calls an error that only a wrong kernel shows: verification is exact.
         """
@@ -100,7 +100,7 @@ class KernelTrials:
         """A config in which the base kernel runs, and what it was compiled to."""
         self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
         self._to_learn: deque[tuple[str, Mapping[Config, Timing]]] = deque()
-        """What was timed since the last forecast: a verdict does not wait until others' configs are chosen."""
+        """Timings since the last forecast: a verdict does not wait until others' configs are chosen."""
 
     def learn_results(self, runner: RunnerClient, builder: SourceBuilder) -> None:
         """Launch the base kernel at every call: what it changes are its results.
@@ -192,7 +192,7 @@ class KernelTrials:
         )
 
     def _learn(self, runner: RunnerClient, programs: Sequence[Program]) -> None:
-        """What the base kernel leaves at each call, of the smallest first: that one shows which tensors it writes."""
+        """Learn the base kernel's results at each call, the smallest first: that one shows which tensors it writes."""
         answer = dict(zip(self._timed, programs, strict=True))
         written: tuple[str, ...] = ()
         for number in sorted(self._timed, key=lambda n: self._timed[n] is not self._small):
@@ -239,7 +239,7 @@ def _contents(
 ) -> BufferContents:
     """Values of a tensor, after `late` elements: the user's `own`, zeros, or some that we draw."""
     dtype, count = getattr(torch, answer["dtype"]), int(answer["span"]) + late
-    # Of what we draw, one period is enough.
+    # One period of what we draw is enough.
     drawn = torch.zeros(count if own is not None else min(count, HOST_PERIOD), dtype=dtype)
     if own is not None:
         drawn[late:].copy_(own.reshape(-1))

@@ -44,7 +44,7 @@ from forecast_harness.verify.verdict import CheckedLaunches, Reason, ReasonCode
 _BATCH = TimingLimits(least=8 * PAUSES, most=8 * PAUSES, bound_s=1e6, checks=2)
 """Launches that are asked for at once: no bound ends them, the rules of the contest do."""
 _ALWAYS_CHECKED = 4
-"""Batches whose outputs are compared in any case. Of the n-th later one they are with the chance `_ALWAYS_CHECKED` / n:
+"""Batches whose outputs are compared in any case; the n-th later one's are with the chance `_ALWAYS_CHECKED` / n:
 to compare takes longer than to launch, and a contest may have hundreds of batches."""
 _LEAST_WALL_S, _MOST_WALL_S = 5.0, 20.0
 """After which a contest ends undecided, however short its launches are: what of it is not launches takes as long as
@@ -53,7 +53,7 @@ PROTOCOL = "machine-code"
 
 
 class ContestantCaught(Exception):
-    """What a contestant did that a right solution does not: `which` it was, and the reason."""
+    """A contestant did what a right solution does not: `which` it was, and the reason."""
 
     def __init__(self, which: int, reason: Reason) -> None:
         super().__init__(reason.detail)

@@ -1,4 +1,4 @@
-"""What is launched of a target, and by whom it is compiled: what judges of machine code are told."""
+"""Launches of a target and the compiler of its sources, as judges of machine code are given them."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ class TrialCall(Protocol):
 
     @property
     def arguments(self) -> CallCase:
-        """What is compiled for."""
+        """The case that programs are compiled for."""
 
     @property
     def given(self) -> ProgramInputs:
-        """What is launched on."""
+        """The inputs of launches."""
 
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
-        """What is wrong with these outputs; '' for nothing."""
+        """Describe the fault in these outputs; '' for none."""
 
 
 def call_finding(call: TrialCall, program: Program, answer: CheckAnswer) -> Reason | None:
@@ -134,7 +134,7 @@ class TrialCalls:
 
 
 class TargetTrials(Protocol):
-    """What is launched of one target. Called from many threads."""
+    """Launches of one target. Called from many threads."""
 
     language: str
     """The language of the sources that are compiled to machine code."""
@@ -181,7 +181,7 @@ class PreparedCall:
     deterministic: bool
 
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
-        """What is wrong with the outputs of these launches; '' if nothing is."""
+        """Describe the fault in the outputs of these launches; '' for none."""
         same = [one.outputs for one in launches if not any(one.rotation.values())]
         if self.deterministic and any(outputs != same[0] for outputs in same[1:]):
             return "two launches on equal inputs gave different bits"

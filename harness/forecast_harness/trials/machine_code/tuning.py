@@ -238,7 +238,7 @@ class NodeBuilds:
             return self._kept[key]
 
     def keep(self, node: Node, config: TrialConfig, built: BuildResult) -> None:
-        """What a node is compiled to is known already."""
+        """Keep a node's known build."""
         done: Future[BuildResult] = Future()
         done.set_result(built)
         with self._lock:
@@ -252,7 +252,7 @@ class NodeBuilds:
     def within_patience(
         self, building: Future[BuildResult], usual_s: float | None, check: Callable[[], None]
     ) -> BuildResult | None:
-        """What a config is compiled to; None for one that compiles far longer than others of its source did.
+        """The build of a config; None for one that compiles far longer than others of its source did.
 
         The search's next batches wait for all nodes of this one, and what takes so long to compile is rarely fast.
         `usual_s`: the longest that others took which run; where none does yet, any is waited for. `check` raises once
@@ -326,7 +326,7 @@ class NodeTrial:
     def add(
         self, number: int, programs: Mapping[str, Program], seconds: Mapping[str, float], *, is_whole: bool
     ) -> None:
-        """What was timed of a config; `is_whole`: nothing more of it will be."""
+        """Add a config's timings; `is_whole`: no more of them will come."""
         self.programs[number] = {**self.programs.get(number, {}), **programs}
         known = {**self.partly.pop(number, {}), **seconds}
         (self.seconds if is_whole else self.partly)[number] = known
@@ -355,7 +355,7 @@ class NodeTrial:
         return min(self.seconds, key=self.log_ratio)
 
     def verdict(self, contest: Contest, device: str, *, text: str = "", **facts: Any) -> NodeResult:
-        """What is said of the node, by its fastest config's contest; `text` is for people."""
+        """The node's result, by its fastest config's contest; `text` is for people."""
         ranked = [(self.configs[n], self.log_ratio(n) / math.log(2)) for n in self.seconds]
         return contest.verdict(
             self.configs[self.best],

@@ -1,7 +1,7 @@
-"""What is cheap to find out about a variant before it is verified: does it compile, and is it right on one call?
+"""Cheap checks of a variant before it is verified: does it compile, and is it right on one call?
 
-Variants are compiled on all processors at once, and launched by the runner beside the base kernel's results. Who is
-refused here is not verified; who passes has only shown that it is worth verifying.
+Variants are compiled on all processors at once, and launched by the runner beside the base kernel's results. A variant
+that is refused here is not verified; one that passes has only shown that it is worth verifying.
 """
 
 from __future__ import annotations

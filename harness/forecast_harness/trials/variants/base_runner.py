@@ -42,7 +42,7 @@ class BaseKernelError(Exception):
 
 @dataclass(frozen=True)
 class BaseKernelRun:
-    """What one launch of the base kernel did."""
+    """The effects of one launch of the base kernel."""
 
     memory: TensorMemory
     """All tensors afterwards."""

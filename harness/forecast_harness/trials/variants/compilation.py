@@ -40,11 +40,11 @@ CELL_ENTRY = f"{__name__}:compile_calls"
 _MOST_THREADS = 16
 """Beside each of which an assembler runs; the cell's processes and threads are counted."""
 LEAST_WAIT_S, _TIMES_THE_USUAL = 6.0, 5.0
-"""What compiles longer than so many seconds, and than so many times what half of the calls took, is late."""
+"""A call that compiles longer than so many seconds, and than so many times what half of the calls took, is late."""
 
 
 def call_without_values(case: LaunchCase) -> dict[str, Any]:
-    """What of a case decides how it is compiled: dtypes, alignment, sizes and scalars. Runs in the judge."""
+    """The part of a case that decides how it is compiled: dtypes, alignment, sizes and scalars. Runs in the judge."""
     tensors = {
         name: [
             str(memory.dtype).removeprefix("torch."),
@@ -199,7 +199,7 @@ _NICENESS = 10
 
 
 class CompiledCalls(NamedTuple):
-    """What came of calls that a variant was to be compiled for."""
+    """The result for the calls that a variant was to be compiled for."""
 
     files: TensorArrays
     """For the cache of the cell that launches; none where nothing could be compiled."""
@@ -292,7 +292,7 @@ class _AbsentDevice:
         self.launcher_cls = CudaLauncher
 
     def get_current_target(self) -> Any:
-        """What is compiled for."""
+        """The target of compilation."""
         return self._target
 
     def get_current_device(self) -> int:
@@ -308,7 +308,7 @@ _INT32 = 1 << 31
 
 
 def call_form(arguments: Sequence[Argument], scalars: Mapping[str, Any]) -> Hashable:
-    """What of a call decides how a kernel is compiled for it, beside the config: calls of one form share a binary.
+    """The part of a call that, beside the config, decides how a kernel is compiled: calls of one form share a binary.
 
     Dtypes and alignment of tensors; of whole numbers whether they are one, multiples of sixteen and how long; every
     other value as it is. Too fine a form costs a compilation, and is no mistake.

@@ -39,7 +39,7 @@ class BaseBinaries:
     """Where the seconds of the survey went."""
 
     def take(self, arrays: TensorArrays) -> None:
-        """What a base kernel's cell has compiled, as `read_cache` gives it. Others may be reading what is known."""
+        """Take what a base kernel's cell has compiled, as `read_cache` gives it. Others may be reading the files."""
         left = _MOST_BYTES - sum(map(len, self.files.values()))
         if sum(len(a.data) for a in arrays.values()) <= left:
             self.files = {**self.files, **{name: bytes(a.data) for name, a in arrays.items()}}
@@ -50,7 +50,7 @@ class BaseBinaries:
 
 
 def binaries_as_arrays(payload: Mapping[str, str]) -> dict[str, TensorBytes]:
-    """What `write_cache` is given, from `BaseBinaries.to_payload`."""
+    """The arrays that `write_cache` is given, from `BaseBinaries.to_payload`."""
     return _as_arrays({name: base64.b64decode(data) for name, data in payload.items()})
 
 
@@ -60,7 +60,7 @@ def launchers_among(arrays: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]
 
 
 def architecture_of(arrays: Mapping[str, TensorBytes]) -> int | None:
-    """What these were compiled for, as Triton's `GPUTarget` has it; None where none of them tells."""
+    """The architecture that these were compiled for, as Triton's `GPUTarget` has it; None where none of them tells."""
     for name, array in arrays.items():
         path = PurePath(name)
         if path.suffix == ".json" and not path.name.startswith(_GROUP):
@@ -167,7 +167,7 @@ def launcher_files(kernel: str, base: str, variant: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class EarlyCompilation(Record, label="early compilation"):
-    """What came of it; plain data for the judge."""
+    """The result of an early compilation; plain data for the judge."""
 
     seed: str
     """The seed of the verification that may use it."""

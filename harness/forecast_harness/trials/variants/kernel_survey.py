@@ -1,4 +1,4 @@
-"""What may be asked of a base kernel, found out by running it: see `KernelSurvey`. Runs in the judge."""
+"""The calls that a base kernel accepts, found out by running it: see `KernelSurvey`. Runs in the judge."""
 
 from __future__ import annotations
 
@@ -419,7 +419,7 @@ def tensor_argument(arguments: Sequence[Argument], name: str) -> Argument:
 
 
 def expected_survey(subject: BaseKernel, device: str) -> KernelSurvey:
-    """What a survey that meets no obstacle finds of sizes: all that look free are. Of writes it tells nothing.
+    """The result of a survey that meets no obstacle: all sizes that look free are. It tells nothing of writes.
 
     Raises `RecordError` where nothing can be drawn.
     """

@@ -74,9 +74,9 @@ class _Proposal:
 
     drawn: DrawnCall
     wanted: Config
-    """What its sizes were drawn for."""
+    """The config that its sizes were drawn for."""
     config: Config
-    """What it is launched with."""
+    """The config that it is launched with."""
 
 
 class VariantProblem:
@@ -194,7 +194,7 @@ class VariantProblem:
         return self.configs[(turn if number is None else number) % len(self.configs)]
 
     def _compiled_config(self, drawn: DrawnCall, config: Config, number: int | None) -> Config:
-        """What to launch a call with that was drawn for this config: it is compiled for it from now on."""
+        """The config to launch a call with that was drawn for this one: it is compiled for it from now on."""
         if number is None and self._device != "cpu":  # an interpreter compiles nothing
             config = self._compiled.instead_of(config, self.configs, lambda c: self._form(drawn, c))
         self._compiled.note(config, self._form(drawn, config))
@@ -217,7 +217,7 @@ class VariantProblem:
         }
 
     def _form(self, drawn: DrawnCall, config: Config) -> Hashable | None:
-        """What of a call decides how the variant is compiled for it with a config; None where it has no grid."""
+        """The part of a call that decides how the variant is compiled with a config; None where it has no grid."""
         meta = config.parameters()
         if drawn.grid(meta) is None:
             return None
@@ -228,7 +228,7 @@ class VariantProblem:
         self._kept.setdefault(regime, deque()).append(case)
 
     def config_of(self, case: LaunchCase) -> Config:
-        """What a case of this problem is launched with."""
+        """The config that a case of this problem is launched with."""
         return self._configs_of[case.label]
 
     def note_launch(self, case: LaunchCase, seconds: float) -> None:
@@ -398,7 +398,7 @@ def _initial_memory(drawn: DrawnCall, name: str, fresh: bool) -> torch.Tensor:
 
 
 def _restore_gaps(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> CheckFinding:
-    """What lies between the rows of a strided tensor is nobody's to write, unless the base does."""
+    """The gaps between the rows of a strided tensor are nobody's to write, unless the base does."""
     free = gap_mask(argument)
     if free.any() and not same_bits(got[free], want[free]):
         return ReasonCode.OUT_OF_BOUNDS, f"wrote between the rows of {argument.name}"

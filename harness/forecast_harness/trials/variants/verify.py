@@ -46,7 +46,7 @@ def survey(
     limits: ResourceLimits = VARIANT_LIMITS,
     binaries: BaseBinaries | None = None,
 ) -> KernelSurvey:
-    """What may be asked of a base kernel, by running it alone; `binaries` are told what it was compiled to.
+    """Survey the calls that a base kernel accepts, by running it alone; `binaries` take what it was compiled to.
 
     Raises `VariantError` where nothing can be verified against it, with what would help.
     """
@@ -141,7 +141,7 @@ def verify_variant(
 def refused_variant(
     variant: Variant, known: KernelSurvey, device: str, reason: Reason
 ) -> VariantVerification:
-    """What a refusal before any launch of a verification amounts to: a check that failed."""
+    """The result of a refusal before any launch of a verification: a check that failed."""
     verdict = SolutionVerdict(variant.kernel, variant.name, (reason,))
     return VariantVerification(verdict, _checks_of(verdict, known, device))
 
@@ -161,7 +161,7 @@ def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tu
 def _examined(
     variant: Variant, promised: Contract, subject: BaseKernel, plan: VerificationPlan
 ) -> dict[str, Any]:
-    """What decides which calls are drawn, beside the survey."""
+    """The data that decide which calls are drawn, beside the survey."""
     return {
         "subject": subject.to_json(),
         "configs": [c.to_json() for c in _configs_to_launch(variant, promised, subject)],
