@@ -49,6 +49,14 @@ def rewritten(base: Table, *gains: float) -> Table:
     return Table(base.problem, rows)
 
 
+def decided(table: Table, candidates: list[Candidate], store: Store) -> Candidate:
+    """What is chosen among these, by a store."""
+    problem = replace(table.problem, ttir={})
+    task = TuningTask(problem, candidates, table.grids(), trace=lambda _: table.problem.ttir)
+    measurer, settings = TableMeasurer(table), Settings(mode=Mode.TUNE)
+    return tune(task, lambda: measurer, store=store, surrogate=DefaultSurrogate(), settings=settings).chosen
+
+
 def test_hooks_make_no_source_of_their_own() -> None:
     config = next(iter(load(shipped_tables())[0].by_candidate())).config
     listed = CandidateList.of(
@@ -65,20 +73,10 @@ def test_measurements_count_by_source(base: Table) -> None:
 
 def test_a_faster_source_is_found_after_the_base_was_decided(base: Table) -> None:
     """As a decorated kernel that gets variants later: its store knows the base well, and nothing of them."""
-    table, store, settings = rewritten(base, 1.1, GAIN, 1.0), Store(None), Settings(mode=Mode.TUNE)
+    table, store = rewritten(base, 1.1, GAIN, 1.0), Store(None)
     names = list(table.by_candidate())
-    bases = [c for c in names if c.is_base_variant]
-    problem = replace(table.problem, ttir={})
-
-    def decided(candidates: list[Candidate]) -> Candidate:
-        task = TuningTask(problem, candidates, table.grids(), trace=lambda _: table.problem.ttir)
-        measurer = TableMeasurer(table)
-        return tune(
-            task, lambda: measurer, store=store, surrogate=DefaultSurrogate(), settings=settings
-        ).chosen
-
-    assert decided(bases).is_base_variant
-    assert decided(names).variant == "rewrite-1"
+    assert decided(table, [c for c in names if c.is_base_variant], store).is_base_variant
+    assert decided(table, names, store).variant == "rewrite-1"
 
 
 def failing(table: Table, source: str, outcome: Outcome) -> Table:
@@ -97,13 +95,9 @@ def test_sources_that_never_run_are_soon_left_alone(base: Table, outcome: Outcom
     table, names = rewritten(base, 0.5, 0.5, 0.5), [f"rewrite-{n}" for n in range(3)]
     for name in names:
         table = failing(table, name, outcome)
-    problem = replace(table.problem, ttir={})
-    task = TuningTask(problem, list(table.by_candidate()), table.grids(), trace=lambda _: table.problem.ttir)
-    measurer, store = TableMeasurer(table), Store(None)
-    settings = Settings(mode=Mode.TUNE)
-    found = tune(task, lambda: measurer, store=store, surrogate=DefaultSurrogate(), settings=settings)
-    assert found.chosen.is_base_variant
-    tried = [m.candidate.variant for m in store.measurements(problem)]
+    store = Store(None)
+    assert decided(table, list(table.by_candidate()), store).is_base_variant
+    tried = [m.candidate.variant for m in store.measurements(table.problem)]
     assert all(0 < tried.count(name) < tried.count("base") for name in names)
 
 

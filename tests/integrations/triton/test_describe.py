@@ -286,8 +286,9 @@ def test_every_config_compiles_with_its_own_blocks(
     monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
     tuner = autotune(configs=tile_configs(), key=[], store=False)(fresh(copy_tile))
-    x = TensorDescriptor.from_tensor(torch.empty(128, 64, dtype=torch.float16), [1, 64])
-    y = TensorDescriptor.from_tensor(torch.empty(128, 64, dtype=torch.float16), [1, 64])
+    x, y = (
+        TensorDescriptor.from_tensor(torch.empty(128, 64, dtype=torch.float16), [1, 64]) for _ in range(2)
+    )
     tuner[lambda meta: (128 // meta["ROWS"],)](y, x)
     assert tuner.decision.measured == 6
     assert all(time > 0 for time in map(min, tuner.configs_timings.values()))
@@ -306,11 +307,8 @@ def test_a_descriptor_is_made_again_from_its_record() -> None:
     made = rebuilt_value(record)
     assert isinstance(made, TensorDescriptor)
     assert (made.shape, made.strides, made.block_shape) == ([100, 64], [96, 1], [32, 64])
-    assert (tuple(made.base.shape), made.base.stride(), made.base.dtype) == (
-        (128, 64),
-        (96, 1),
-        torch.float16,
-    )
+    base = made.base
+    assert (tuple(base.shape), base.stride(), base.dtype) == ((128, 64), (96, 1), torch.float16)
 
 
 def test_calls_are_of_one_kind_whatever_block_a_hook_has_set() -> None:

@@ -176,13 +176,11 @@ def test_what_a_hook_raises_is_the_callers_to_see(
         if hooks:
             raise hooks[0]
 
-    def made() -> Any:
-        return tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", pre_hook=hook, mode="exhaustive")
-
+    options = {"pre_hook": hook, "mode": "exhaustive"}
     with pytest.raises(error, match="busy"):
-        launch(made())
+        launch(tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", **options))
     hooks.clear()
-    tuner = made()
+    tuner = tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", **options)
     launch(tuner)
     assert tuner.best_config.num_warps == 4
     assert set(outcomes(tmp_path / "store", "num_warps").values()) == {"ok"}

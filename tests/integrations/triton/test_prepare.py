@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,13 @@ def call(n: int) -> dict[str, Any]:
     return {"x": x, "out": x, "n": n, "grid": lambda meta: (triton.cdiv(n, meta["BLOCK"]),)}
 
 
-def begin_capture(patched: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let the current stream record a graph, as far as it can be asked: no more of a capture exists without a GPU."""
-    for asking in (engine, device_access, preparing):
-        patched.setattr(asking, "capturing_graph", lambda: True)
-    return patched
-
-
 @pytest.fixture
-def capturing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The current stream records a graph until this is undone."""
-    return begin_capture(monkeypatch)
+def capturing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The current stream records a graph until this is undone, as far as it can be asked without a GPU."""
+    with monkeypatch.context() as patched:
+        for asking in (engine, device_access, preparing):
+            patched.setattr(asking, "capturing_graph", lambda: True)
+        yield patched
 
 
 def test_keys_are_decided_without_touching_what_the_program_has(device: Any, tmp_path: Path) -> None:
@@ -125,10 +122,10 @@ def test_a_miss_inside_a_capture_may_be_recorded_and_launched(
     assert not tuner.cache, "a forecast is for graphs alone"
 
 
-def test_after_a_capture_a_key_is_tuned_as_ever(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_capture_a_key_is_tuned_as_ever(device: Any, capturing: pytest.MonkeyPatch) -> None:
     tuner = tuned()
-    with monkeypatch.context() as patched, allow_capture_misses():
-        begin_capture(patched)
+    with allow_capture_misses():
         launch(tuner, 64)
+    capturing.undo()
     launch(tuner, 64)
     assert tuner.decision.evidence is Evidence.MEASURED

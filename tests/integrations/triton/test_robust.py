@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from forecast_autotune.commands import main
 from forecast_autotune.records import Evidence
 from forecast_autotune.store import Store
 from tests.integrations.null import fresh
+
+pytestmark = pytest.mark.filterwarnings("error")
 
 LISTED = [triton.Config({"BLOCK": 64}, num_warps=w) for w in (2, 4)]
 IN_RANGE = Robust("M", (1, 512), at=[16, 512])
@@ -44,13 +44,6 @@ def launch(tuner: Any, rows: int, columns: int = 48) -> torch.Tensor:
     out = torch.zeros(rows, columns)
     tuner[lambda meta: (x.shape[0],)](x, out, rows, columns, x.stride(0))
     return x
-
-
-@pytest.fixture(autouse=True)
-def strict() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def test_one_decision_serves_the_range_here_and_in_another_process(
