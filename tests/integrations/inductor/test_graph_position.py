@@ -34,34 +34,45 @@ def product_of(f: Callable[..., object], *more: torch.Tensor, which: int = 0) ->
     return [n for n in traced.graph.nodes if n.target is torch.ops.aten.mm.default][which]
 
 
-def test_an_activation_before_the_next_product_has_a_pass_of_its_own() -> None:
-    assert has_own_pass(product_of(lambda x, w: torch.relu(x @ w).reshape(2, 8, 32).reshape(16, 32) @ w))
-    assert has_own_pass(product_of(lambda x, w: (x @ w).clamp_min(0.0)))
-
-
-def test_nothing_or_only_views_have_none() -> None:
-    assert not has_own_pass(product_of(lambda x, w: x @ w))
-    assert not has_own_pass(product_of(lambda x, w: (x @ w).reshape(2, 8, 32).transpose(1, 2)))
-    assert not has_own_pass(product_of(lambda x, w: (x @ w).t() @ x))
+POOLED = torch.ops.aten.max_pool2d_with_indices.default
 
 
 @pytest.mark.parametrize(
-    "reduce",
+    "f",
     [
-        lambda y: y.mean(-1),
-        lambda y: torch.softmax(y, -1),
-        lambda y: torch.nn.functional.layer_norm(y, (32,)),
-        lambda y: y.amax(-1),
+        # An activation before the next product, or at the end.
+        lambda x, w: torch.relu(x @ w).reshape(2, 8, 32).reshape(16, 32) @ w,
+        lambda x, w: (x @ w).clamp_min(0.0),
+        # What is pooled or sent to others is computed before.
+        lambda x, w: POOLED(torch.relu(x @ w).reshape(1, 1, 16, 32), [2, 2])[0],
+        lambda x, w: torch.relu(x @ w).cumsum(0),
+        # Behind a view.
+        lambda x, w: torch.relu((x @ w).reshape(2, 8, 32)),
+        lambda x, w: torch.split(x @ w, 16, 1)[0] * 2.0,
+        lambda x, w: (x @ w).to(torch.float16),
     ],
 )
-def test_what_goes_into_a_reduction_has_none(reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    assert not has_own_pass(product_of(lambda x, w: reduce((x @ w) * 2.0)))
+def test_what_follows_has_a_pass_of_its_own(f: Callable[..., object]) -> None:
+    assert has_own_pass(product_of(f))
 
 
-def test_what_is_pooled_or_sent_to_others_is_computed_before() -> None:
-    pooled = torch.ops.aten.max_pool2d_with_indices.default
-    assert has_own_pass(product_of(lambda x, w: pooled(torch.relu(x @ w).reshape(1, 1, 16, 32), [2, 2])[0]))
-    assert has_own_pass(product_of(lambda x, w: torch.relu(x @ w).cumsum(0)))
+@pytest.mark.parametrize(
+    "f",
+    [
+        # Nothing, or only views.
+        lambda x, w: x @ w,
+        lambda x, w: (x @ w).reshape(2, 8, 32).transpose(1, 2),
+        lambda x, w: (x @ w).t() @ x,
+        # What goes into a reduction.
+        lambda x, w: ((x @ w) * 2.0).mean(-1),
+        lambda x, w: torch.softmax((x @ w) * 2.0, -1),
+        lambda x, w: torch.nn.functional.layer_norm((x @ w) * 2.0, (32,)),
+        lambda x, w: ((x @ w) * 2.0).amax(-1),
+        lambda x, w: (x @ w).reshape(2, 8, 32).sum(1),
+    ],
+)
+def test_what_follows_has_none(f: Callable[..., object]) -> None:
+    assert not has_own_pass(product_of(f))
 
 
 def test_a_kernel_ends_where_something_later_is_needed() -> None:
@@ -72,13 +83,6 @@ def test_a_kernel_ends_where_something_later_is_needed() -> None:
 
     assert has_own_pass(product_of(blocks, W))
     assert not has_own_pass(product_of(blocks, W, which=1))
-
-
-def test_a_pass_behind_a_view_is_one() -> None:
-    assert has_own_pass(product_of(lambda x, w: torch.relu((x @ w).reshape(2, 8, 32))))
-    assert has_own_pass(product_of(lambda x, w: torch.split(x @ w, 16, 1)[0] * 2.0))
-    assert has_own_pass(product_of(lambda x, w: (x @ w).to(torch.float16)))
-    assert not has_own_pass(product_of(lambda x, w: (x @ w).reshape(2, 8, 32).sum(1)))
 
 
 def position_of(node: torch.fx.Node, *size: int, device: Device = H200) -> GraphPosition:

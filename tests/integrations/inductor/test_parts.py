@@ -41,7 +41,7 @@ from forecast_autotune.records import (
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_integrations.inductor import api, harvest
+from forecast_integrations.inductor import api
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import (
     is_extern,
@@ -183,14 +183,28 @@ class Counting:
         return Forecasts(query.candidates, np.zeros(n), np.ones(n), np.zeros(n))
 
 
-def test_the_same_question_is_asked_once() -> None:
-    surrogate, complain = Counting(), WarnOnce()
+TIMED = [Measurement(a_problem().id, c, Outcome.OK, 1.0) for c in TWO]
+
+
+@pytest.mark.parametrize(
+    ("questions", "alike", "asked"),
+    [
+        ([{}, {}], False, 1),
+        ([{}, {"candidates": TWO[:1]}], False, 2),
+        ([{"measured": [TIMED[0]]}, {"measured": [TIMED[1]]}, {"measured": [TIMED[0]]}], False, 2),
+        ([{"provisional": True}, {"provisional": False}], True, 1),
+        ([{"provisional": True}, {"provisional": False}], False, 2),
+    ],
+    ids=["same", "candidates", "measured", "a draft where the surrogate knows no more", "a draft"],
+)
+def test_the_same_question_is_asked_once(questions: list[dict[str, Any]], alike: bool, asked: int) -> None:
+    surrogate, complain = FunctionSurrogate(lambda c: 0.0), WarnOnce()
+    surrogate.answers_drafts_alike = alike  # type: ignore[attr-defined]
     ask = SafeSurrogate(surrogate, 5.0, complain)
-    first = ask(Query(a_problem(), TWO))
-    assert first is not None
-    assert ask(Query(a_problem(), list(TWO))) is first
-    assert ask(Query(a_problem(), TWO[:1])) is not first
-    assert (surrogate.asked, complain.messages) == (2, [])
+    answers = [ask(Query(a_problem(), **{"candidates": list(TWO), **given})) for given in questions]
+    assert None not in answers
+    assert len(set(map(id, answers))) == len(surrogate.queries) == asked
+    assert complain.messages == []
 
 
 def test_a_surrogate_that_hangs_is_not_asked_again_and_warned_of_once() -> None:
@@ -345,25 +359,6 @@ def test_where_warnings_are_errors_a_failure_is_printed(capsys: pytest.CaptureFi
     complain("think", ValueError("again"))
     assert len(complain.messages) == 2
     assert capsys.readouterr().err.count("failed to think") == 1
-
-
-def test_what_was_measured_is_part_of_the_question() -> None:
-    surrogate = FunctionSurrogate(lambda c: 0.0)
-    ask = SafeSurrogate(surrogate, 5.0, WarnOnce())
-    problem = a_problem()
-    rows = [harvest.Measurement(problem.id, c, harvest.Outcome.OK, 1.0) for c in TWO]
-    for measured in ([rows[0]], [rows[1]], [rows[0]]):
-        assert ask(Query(problem, TWO, measured=measured)) is not None
-    assert len(surrogate.queries) == 2
-
-
-@pytest.mark.parametrize(("alike", "asked"), [(True, 1), (False, 2)])
-def test_a_drafts_answer_is_the_operations_where_the_surrogate_knows_no_more(alike: bool, asked: int) -> None:
-    surrogate = FunctionSurrogate(lambda c: 0.0)
-    surrogate.answers_drafts_alike = alike  # type: ignore[attr-defined]
-    ask, problem = SafeSurrogate(surrogate, 5.0, WarnOnce()), a_problem()
-    assert all(ask(Query(problem, TWO, provisional=draft)) is not None for draft in (True, False))
-    assert len(surrogate.queries) == asked
 
 
 def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,16 +173,6 @@ def test_the_card_counts_what_is_there(made: list[Example]) -> None:
     assert '"seed": 3' in text
 
 
-@given(st.lists(st.integers(0, 30), max_size=12), st.integers(0, 200))
-def test_water_is_level(available: list[int], target: int) -> None:
-    taken = even_counts(available, target)
-    assert sum(taken) == min(target, sum(available))
-    assert all(t <= have for t, have in zip(taken, available, strict=True))
-    # Whoever gives less than another, by more than the indivisible rest, has given all it has.
-    most = max(taken, default=0)
-    assert all(t == have or t >= most - 1 for t, have in zip(taken, available, strict=True))
-
-
 def test_counts_cannot_be_negative() -> None:
     with pytest.raises(ValueError, match="negative"):
         even_counts([3], -1)
