@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from forecast_harness.authors.llm import LLMAuthor, open_llm_author
 from forecast_harness.authors.llm_answers import apply_edits, extract_note, extract_source
 from forecast_harness.authors.llm_prompts import prompt
 from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
+from tests.harness.authors.chat_model import StubModel
 from tests.harness.authors.proposal_examples import (
     NATIVE_SOFTMAX,
     code_block,
@@ -30,33 +30,9 @@ from tests.harness.authors.proposal_examples import (
     search_replace_blocks,
 )
 from tests.harness.cuda_kernels.declared_kernel import SOURCE, cuda_node, cuda_target, declared
-from tests.integrations.models.faulty_server import FaultyServer, Handler
+from tests.integrations.models.faulty_server import FaultyServer
 
 TARGET, SEED = pack_target("softmax")
-
-
-class StubModel:
-    """Answers prompts with the given texts in turn, the last one again and again; None is an HTTP 500."""
-
-    def __init__(self, *answers: str | None) -> None:
-        self.answers = list(answers)
-        self.prompts: list[str] = []
-        self._mutex = threading.Lock()
-
-    def __call__(self, path: str, body: Any) -> Callable[[Handler, Any], None]:
-        with self._mutex:
-            self.prompts.append(body["messages"][-1]["content"])
-            text = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-        def say(handler: Handler, _: Any) -> None:
-            if text is None:
-                handler.reply(500, b"{}")
-                return
-            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-            usage = {"prompt_tokens": 100, "completion_tokens": 20}
-            handler.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
-
-        return say
 
 
 def ask(

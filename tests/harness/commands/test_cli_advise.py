@@ -24,10 +24,9 @@ from forecast_autotune.tuning.advice_samples import contradictions
 from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel
 from forecast_harness.targets.kernels.user_kernel import UserKernel
 from tests.core.captured_output import Capture, shown
-from tests.harness.commands.test_cli_variants import INPUTS, KERNEL, Model, model
-
-__all__ = ["model"]
-"""The fixture of a chat server."""
+from tests.harness.authors.chat_model import StubModel
+from tests.harness.commands.test_cli_variants import INPUTS, KERNEL
+from tests.integrations.models.faulty_server import FaultyServer
 
 ANSWER = """The kernel reads and writes once.
 
@@ -286,16 +285,16 @@ def test_by_answers_from_afar(tmp_path: Path, capsys: Capture) -> None:
     assert [(a.kernel, a.model) for a in kept(tmp_path)] == [("example", "assistant")]
 
 
-def test_a_chat_server_answers(kernel: str, tmp_path: Path, capsys: Capture, model: str) -> None:
-    Model.answers = [OUTSIDE, ANSWER]
-    assert main(["advise", kernel, "--llm", model, "--json"]) == 0
-    said = shown(capsys)
-    assert (said["model"], said["written"]) == ("parrot", 1)
-    assert (said["usage"]["requests"], said["usage"]["output_tokens"]) == (2, 18)
-    assert kept(tmp_path)[0].model == "parrot"
-    Model.answers = [ANSWER]
-    assert main(["advise", kernel, "--llm", model, "--again"]) == 0
-    assert "18 tokens each" in capsys.readouterr().out
+def test_a_chat_server_answers(kernel: str, tmp_path: Path, capsys: Capture) -> None:
+    with FaultyServer(StubModel(OUTSIDE, ANSWER)) as server:
+        model = f"{server.url}?model=parrot&kind=chat"
+        assert main(["advise", kernel, "--llm", model, "--json"]) == 0
+        said = shown(capsys)
+        assert (said["model"], said["written"]) == ("parrot", 1)
+        assert (said["usage"]["requests"], said["usage"]["output_tokens"]) == (2, 40)
+        assert kept(tmp_path)[0].model == "parrot"
+        assert main(["advise", kernel, "--llm", model, "--again"]) == 0
+    assert "120 tokens each" in capsys.readouterr().out
 
 
 def test_a_file_that_lists_cases(tmp_path: Path) -> None:

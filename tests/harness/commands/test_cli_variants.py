@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +16,9 @@ from forecast_autotune.variants import Variant
 from forecast_autotune.variants.records import SourceJudgement, source_digest
 from forecast_harness.targets.kernels.user_kernel import import_file
 from tests.core.captured_output import Capture, shown
+from tests.harness.authors.chat_model import StubModel
 from tests.harness.variant_kernels import number, tensor
+from tests.integrations.models.faulty_server import FaultyServer
 
 KERNEL = """import triton
 import triton.language as tl
@@ -153,46 +151,12 @@ def test_mechanical_variants(kernel: str, tmp_path: Path, capsys: Capture) -> No
     assert {str(v.provenance.origin) for v in stored(tmp_path)} == {"mechanical"}
 
 
-class Model(BaseHTTPRequestHandler):
-    """A chat endpoint that has read the same book over and over."""
-
-    answers: ClassVar[list[str]] = []
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        text = self.answers.pop(0)
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        body = json.dumps(
-            {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 9}}
-        ).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr."""
-
-
-@pytest.fixture
-def model() -> Iterator[str]:
-    """The specification of a model that answers sense and nonsense."""
-    Model.answers = ["No.", f"Adds.\n```python\n{GOOD}```", f"Faster!\n```python\n{WRONG}```"]
-    server = HTTPServer(("127.0.0.1", 0), Model)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1?model=parrot&kind=chat"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.slow
-def test_a_language_model_writes_and_is_not_believed(
-    kernel: str, tmp_path: Path, capsys: Capture, model: str
-) -> None:
-    assert variants(kernel, "--llm", model, "--n", "3", "--json") == 0
+def test_a_language_model_writes_and_is_not_believed(kernel: str, tmp_path: Path, capsys: Capture) -> None:
+    model = StubModel("No.", f"Adds.\n```python\n{GOOD}```", f"Faster!\n```python\n{WRONG}```")
+    with FaultyServer(model) as server:
+        spec = f"{server.url}?model=parrot&kind=chat"
+        assert variants(kernel, "--llm", spec, "--n", "3", "--json") == 0
     said = shown(capsys)
     assert len(said["new"]) == 2
     assert len(said["refused"]) == 1
