@@ -139,21 +139,12 @@ def test_nobody_waits_for_a_survey_that_failed(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(what for lane in lanes for what in lane.asked) == ["compile early"] * 2 + ["survey"]
 
 
-class UsedLane:
-    """Stands for a sandbox lane: notes who uses it."""
+class UsedLane(Lane):
+    """Notes who uses it."""
 
     def __init__(self) -> None:
-        self.users = 0
-        self.closed = False
-
-    def __enter__(self) -> UsedLane:
-        return self
-
-    def give_up(self) -> None:
-        """Nothing is under way for long."""
-
-    def give_up_opening(self, waiting: int) -> None:
-        """It is open at once."""
+        super().__init__()
+        self.users, self.closed = 0, False
 
     def close(self) -> None:
         self.closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -172,9 +173,8 @@ ENTRY = "tests.harness.clocks.lane_jobs:wait"
 
 @pytest.fixture
 def lanes() -> Iterator[CpuLanes]:
-    made = CpuLanes(None, LIMITS, count=2)
-    yield made
-    made.close()
+    with contextlib.closing(CpuLanes(None, LIMITS, count=2)) as made:
+        yield made
 
 
 def jobs(*payloads: dict[str, float]) -> list[SandboxJob]:

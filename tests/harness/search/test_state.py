@@ -35,8 +35,11 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+Whole = tuple[list[Event], SearchState]
+
+
 @pytest.fixture(scope="module")
-def finished() -> tuple[list[Event], SearchState]:
+def finished() -> Whole:
     return SimulatedSearch(settings(24)).run(random.Random(0))
 
 
@@ -57,9 +60,7 @@ def test_the_order_of_answers_changes_nothing_for_any_seed(order: random.Random,
     assert comparable_outcome(world.run(order)[1]) == comparable_outcome(world.run(random.Random(1))[1])
 
 
-def test_a_search_resumed_at_any_event_ends_as_if_it_had_not_been(
-    finished: tuple[list[Event], SearchState],
-) -> None:
+def test_a_search_resumed_at_any_event_ends_as_if_it_had_not_been(finished: Whole) -> None:
     events, state = finished
     world = SimulatedSearch(settings(24))
     for cut in range(1, len(events)):
@@ -70,7 +71,7 @@ def test_a_search_resumed_at_any_event_ends_as_if_it_had_not_been(
         assert resumed.resumed == 1
 
 
-def test_what_is_known_already_changes_nothing(finished: tuple[list[Event], SearchState]) -> None:
+def test_what_is_known_already_changes_nothing(finished: Whole) -> None:
     events, state = finished
     twice = replay_events(e for event in events for e in (event, event))
     again = replay_events([*events, *events])
@@ -80,9 +81,7 @@ def test_what_is_known_already_changes_nothing(finished: tuple[list[Event], Sear
         assert other.history == state.history
 
 
-def test_scores_add_up_along_what_each_node_was_timed_beside(
-    finished: tuple[list[Event], SearchState],
-) -> None:
+def test_scores_add_up_along_what_each_node_was_timed_beside(finished: Whole) -> None:
     _, state = finished
     first = state.seeds[0]
     assert state.scores[first] == 0.0
@@ -95,7 +94,7 @@ def test_scores_add_up_along_what_each_node_was_timed_beside(
     assert len(state.scores) < len(state.judged), "nothing failed, so this shows little"
 
 
-def test_the_history_has_the_best_after_every_measurement(finished: tuple[list[Event], SearchState]) -> None:
+def test_the_history_has_the_best_after_every_measurement(finished: Whole) -> None:
     _, state = finished
     assert [p.measurements for p in state.history] == list(range(1, 25))
     best = 0.0
@@ -106,7 +105,7 @@ def test_the_history_has_the_best_after_every_measurement(finished: tuple[list[E
     assert {p.reason for p in state.history} >= {"seed", "top"}
 
 
-def test_spending_adds_up(finished: tuple[list[Event], SearchState]) -> None:
+def test_spending_adds_up(finished: Whole) -> None:
     _, state = finished
     kinds = sum(state.spent_on.values(), SearchCost())
     batches = sum((b.spent for b in state.batches.values()), state.spent_on["confirmation"])
@@ -136,14 +135,14 @@ def test_a_view_knows_the_batches_that_it_may(depth: int) -> None:
         assert sum(seen.expansions.values()) == sum(asked)
 
 
-def test_a_view_of_what_is_not_known_yet_is_refused(finished: tuple[list[Event], SearchState]) -> None:
+def test_a_view_of_what_is_not_known_yet_is_refused(finished: Whole) -> None:
     events, _ = finished
     first_jobs = next(i for i, e in enumerate(events) if isinstance(e, Chosen))
     with pytest.raises(RecordError, match=r"rests on its results|are not all there"):
         batch_view(replay_events(events[: first_jobs + 1]), 4)
 
 
-def test_what_is_no_event_or_out_of_place_is_refused(finished: tuple[list[Event], SearchState]) -> None:
+def test_what_is_no_event_or_out_of_place_is_refused(finished: Whole) -> None:
     events, state = finished
     with pytest.raises(RecordError, match="is no event"):
         apply_event(SearchState(), cast("Any", "stopped"))
@@ -160,7 +159,7 @@ def test_what_is_no_event_or_out_of_place_is_refused(finished: tuple[list[Event]
         apply_event(state, Proposed("late", (), batch=1))
 
 
-def test_an_interruption_can_be_resumed_and_an_end_cannot(finished: tuple[list[Event], SearchState]) -> None:
+def test_an_interruption_can_be_resumed_and_an_end_cannot(finished: Whole) -> None:
     events, _ = finished
     halfway = [*events[:20], Stopped("interrupted", interrupted=True)]
     assert pending_actions(replay_events(halfway)) == ()
@@ -172,7 +171,7 @@ def test_an_interruption_can_be_resumed_and_an_end_cannot(finished: tuple[list[E
     assert pending_actions(replay_events([*events, Resumed("")])) == ()
 
 
-def test_status_texts(finished: tuple[list[Event], SearchState]) -> None:
+def test_status_texts(finished: Whole) -> None:
     events, state = finished
     texts = {n: state.status(n) for n in state.nodes}
     assert set(texts.values()) == {"measured", "incorrect", "deferred", "confirmed"}
@@ -191,9 +190,7 @@ def test_status_texts(finished: tuple[list[Event], SearchState]) -> None:
     assert SearchState().text == "not started"
 
 
-def test_a_node_that_was_not_verified_in_full_leads_nowhere(
-    finished: tuple[list[Event], SearchState],
-) -> None:
+def test_a_node_that_was_not_verified_in_full_leads_nowhere(finished: Whole) -> None:
     events, state = finished
     name = state.incumbent
     assert name not in state.seeds

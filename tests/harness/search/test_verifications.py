@@ -49,8 +49,11 @@ class PatientSearch(SimulatedSearch):
         return log, state
 
 
+Late = tuple[SimulatedSearch, list[Event], SearchState]
+
+
 @pytest.fixture(scope="module", params=[{"depth": 1}, {"depth": 2, "archive": "greedy"}, {"depth": 3}])
-def late(request: pytest.FixtureRequest) -> tuple[SimulatedSearch, list[Event], SearchState]:
+def late(request: pytest.FixtureRequest) -> Late:
     world = SimulatedSearch(settings(40, **request.param), judge=LateJudge())
     return world, *world.run(random.Random(3))
 
@@ -59,9 +62,7 @@ def verifications(actions: tuple[Action, ...]) -> list[VerificationJob]:
     return [a for a in actions if isinstance(a, VerificationJob)]
 
 
-def test_only_what_is_verified_leads_or_is_timed_beside(
-    late: tuple[SimulatedSearch, list[Event], SearchState],
-) -> None:
+def test_only_what_is_verified_leads_or_is_timed_beside(late: Late) -> None:
     _, events, _ = late
     state, may_lead = SearchState(), set[str]()
     asked = Counter[str]()
@@ -87,9 +88,7 @@ def test_only_what_is_verified_leads_or_is_timed_beside(
     assert asked, "nothing waited, so this shows nothing"
 
 
-def test_a_refused_node_counts_as_if_it_had_been_judged_so(
-    late: tuple[SimulatedSearch, list[Event], SearchState],
-) -> None:
+def test_a_refused_node_counts_as_if_it_had_been_judged_so(late: Late) -> None:
     _, events, state = late
     refused = [e.node for e in events if isinstance(e, Verified) and not e.found.is_right]
     assert refused
@@ -119,9 +118,7 @@ def test_a_refused_node_leaves_the_views_and_its_arms_lose_their_gain() -> None:
     assert seen.judged[seen.incumbent].may_lead or seen.incumbent == state.seeds[0]
 
 
-def test_decisions_are_a_function_of_the_log(
-    late: tuple[SimulatedSearch, list[Event], SearchState],
-) -> None:
+def test_decisions_are_a_function_of_the_log(late: Late) -> None:
     """A state that has decided all along, and one that reads the same log at once, want the same next."""
     _, events, _ = late
     live = SearchState()
@@ -130,7 +127,7 @@ def test_decisions_are_a_function_of_the_log(
         assert pending_actions(live) == pending_actions(replay_events(events[:number]))
 
 
-def test_a_search_can_go_on_from_any_event(late: tuple[SimulatedSearch, list[Event], SearchState]) -> None:
+def test_a_search_can_go_on_from_any_event(late: Late) -> None:
     world, events, state = late
     for cut in range(2, len(events), 5):
         log, resumed = world.run(random.Random(cut), [*events[:cut], Resumed("")])
@@ -228,9 +225,7 @@ def test_after_a_lost_confirmation_only_what_is_verified_is_a_finalist() -> None
         assert set(state.confirmed) <= {*judge.verified, state.seeds[0]}
 
 
-def test_what_was_not_timed_cannot_be_verified(
-    late: tuple[SimulatedSearch, list[Event], SearchState],
-) -> None:
+def test_what_was_not_timed_cannot_be_verified(late: Late) -> None:
     _, events, state = late
     begun = replay_events(events[:1])
     with pytest.raises(RecordError, match="not timed before"):

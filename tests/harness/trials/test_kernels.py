@@ -82,9 +82,10 @@ def job(source: str, trials: int = 3) -> NodeJob:
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelJudge]:
     rules = RaceRules(first=99, least=2, most=2)
     folder = tmp_path_factory.mktemp("kernel")
-    opened = KernelJudge(TARGET, VerificationPlan(cases=2, timed=2), folder, rules=rules, thorough=rules)
-    yield opened
-    opened.close()
+    with contextlib.closing(
+        KernelJudge(TARGET, VerificationPlan(cases=2, timed=2), folder, rules=rules, thorough=rules)
+    ) as opened:
+        yield opened
 
 
 @pytest.mark.slow
@@ -174,9 +175,8 @@ def test_a_confirmation_is_ended_far_beyond_its_time(
 
 @pytest.fixture(scope="module")
 def tracer() -> Iterator[VariantTracer]:
-    result = VariantTracer(TARGET)
-    yield result
-    result.close()
+    with contextlib.closing(VariantTracer(TARGET)) as result:
+        yield result
 
 
 def test_ir_is_traced_without_a_device_and_forecast(tracer: VariantTracer) -> None:

@@ -66,9 +66,10 @@ def judged(judge: NodeJudge, asked: NodeJob) -> NodeResult:
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeJudge]:
-    opened = open_judge(TARGET, device="cpu", folder=tmp_path_factory.mktemp("judge"))
-    yield opened
-    opened.close()
+    with contextlib.closing(
+        open_judge(TARGET, device="cpu", folder=tmp_path_factory.mktemp("judge"))
+    ) as opened:
+        yield opened
 
 
 def test_a_faster_source_is_measured_beside_the_incumbent(judge: NodeJudge) -> None:

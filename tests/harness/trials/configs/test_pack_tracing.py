@@ -49,9 +49,8 @@ def node(name: str, source: str) -> Node:
 
 @pytest.fixture(scope="module")
 def tracer() -> Iterator[PackTracer]:
-    result = PackTracer(TARGET)
-    yield result
-    result.close()
+    with contextlib.closing(PackTracer(TARGET)) as result:
+        yield result
 
 
 @pytest.mark.slow

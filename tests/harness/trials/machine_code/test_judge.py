@@ -34,16 +34,14 @@ from tests.harness.trials.machine_code.judged_sums import SEED, SMALL, TARGET, J
 
 @pytest.fixture
 def judged(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
-    result = Judged(runner, tmp_path)
-    yield result
-    result.close()
+    with contextlib.closing(Judged(runner, tmp_path)) as result:
+        yield result
 
 
 @pytest.fixture
 def tuned(runner: RunnerClient, tmp_path: Path) -> Iterator[Judged]:
-    result = Judged(runner, tmp_path, (4, 8, 2, 16))
-    yield result
-    result.close()
+    with contextlib.closing(Judged(runner, tmp_path, (4, 8, 2, 16))) as result:
+        yield result
 
 
 def test_a_faster_node_says_by_how_much_and_waits_for_full_verification(judged: Judged) -> None:
@@ -467,9 +465,8 @@ RIVAL = node("rival", "special 50000")
 @pytest.fixture
 def special(runner: RunnerClient, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Judged]:
     """Nodes with other code for the small call and for the middle one; the parameter is the warps of their configs."""
-    result = Judged(runner, tmp_path, request.param, SIZES)
-    yield result
-    result.close()
+    with contextlib.closing(Judged(runner, tmp_path, request.param, SIZES)) as result:
+        yield result
 
 
 def _compiled(judged: Judged, name: str) -> dict[int, list[list[int]]]:

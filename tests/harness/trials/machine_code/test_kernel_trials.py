@@ -86,9 +86,10 @@ def judge(
 ) -> Iterator[MachineCodeJudge]:
     folder = tmp_path_factory.mktemp("host")
     host = NotingHost({"cheat": "wrong at a hidden size"})
-    result = MachineCodeJudge(runner, builder, trials, host=lambda: host, device="fake", locks=folder)
-    yield result
-    result.close()
+    with contextlib.closing(
+        MachineCodeJudge(runner, builder, trials, host=lambda: host, device="fake", locks=folder)
+    ) as result:
+        yield result
 
 
 def test_the_base_kernel_shows_what_is_written_and_what_is_right(trials: KernelTrials) -> None:
