@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,29 +20,14 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl
 
-from tests.core.features.traced import gathered, read
+from tests.core.features.traced import call_of, gathered, read
+
+F16, F32, I32 = torch.float16, torch.float32, torch.int32
 
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-
-
-def described(fn: Any, args: tuple[Any, ...]) -> list[Argument]:
-    """Argument records as a recorder would write them."""
-    results = []
-    for name, value in zip(fn.arg_names, args, strict=False):
-        if isinstance(value, torch.Tensor):
-            results.append(
-                Argument(name, "tensor", str(value.dtype), tuple(value.shape), tuple(value.stride()), True)
-            )
-        else:
-            results.append(Argument(name, "none" if value is None else "scalar", value=value))
-    return results
-
-
-def measure(fn: Any, args: tuple[Any, ...], config: Mapping[str, Any], grid: tuple[int, ...]) -> TtirFacts:
-    return extract_facts(trace(fn, args, {}, config), described(fn, args), grid)
 
 
 def half(*shape: int) -> Any:
@@ -75,7 +59,7 @@ def matmul(a, b, c, M, N, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK:
 @pytest.mark.parametrize(("bm", "bn", "bk", "k"), [(64, 32, 32, 512), (128, 64, 64, 500), (16, 128, 128, 96)])
 def test_matmul(bm: int, bn: int, bk: int, k: int) -> None:
     args = (half(256, k), half(k, 384), half(256, 384), 256, 384, k, k, 384, 384)
-    got = measure(matmul, args, {"BM": bm, "BN": bn, "BK": bk}, (256 // bm, 384 // bn))
+    got = read(matmul, args, {"BM": bm, "BN": bn, "BK": bk}, (256 // bm, 384 // bn))
     steps = -(-k // bk)
     assert got.loop_trips == steps
     assert got.dot_flops == 2 * bm * bn * bk * steps
@@ -126,7 +110,7 @@ def test_causal_attention_counts_the_mean_program(bm: int, bn: int, n: int) -> N
     tensors = [half(heads, n, d) for _ in range(4)]
     args = (*tensors, n, 0.125)
     blocks = n // bm
-    got = measure(attention, args, {"BM": bm, "BN": bn, "D": d}, (blocks, heads))
+    got = read(attention, args, {"BM": bm, "BN": bn, "D": d}, (blocks, heads))
     steps = sum(-(-(i + 1) * bm // bn) for i in range(blocks)) / blocks
     assert got.loop_trips == pytest.approx(steps, rel=0.01)
     assert got.dot_flops == pytest.approx(2 * 2 * bm * bn * d * steps, rel=0.01)
@@ -167,7 +151,7 @@ def layer_norm(x, y, w, b, n, eps, B: tl.constexpr):
 
 def test_layer_norm_in_three_loops() -> None:
     args = (half(32, 3000), half(32, 3000), half(3000), half(3000), 3000, 1e-5)
-    got = measure(layer_norm, args, {"B": 512}, (32,))
+    got = read(layer_norm, args, {"B": 512}, (32,))
     steps = 6
     assert got.load_bytes == 2 * 512 * steps * 5
     assert got.store_bytes == 2 * 512 * steps
@@ -196,7 +180,7 @@ def dequant(a, b, s, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr)
 def test_weight_only_matmul_counts_bytes_at_their_width() -> None:
     weights = torch.empty((512, 64), dtype=torch.int8, device="meta")
     args = (half(32, 512), weights, single(8, 64), single(32, 64), 512)
-    got = measure(dequant, args, {"BM": 32, "BN": 64, "BK": 64}, (1,))
+    got = read(dequant, args, {"BM": 32, "BN": 64, "BK": 64}, (1,))
     assert got.dot_flops == 2 * 32 * 64 * 512
     assert got.load_bytes == 8 * (2 * 32 * 64 + 64 * 64 + 4 * 64)
     assert got.store_bytes == 4 * 32 * 64
@@ -216,7 +200,7 @@ def bincount(x, h, n, B: tl.constexpr):
 @pytest.mark.parametrize(("n", "programs"), [(64 * 256, 16), (64 * 256, 24), (10_000, 4)])
 def test_atomic_histogram_in_a_grid_stride_loop(n: int, programs: int) -> None:
     args = (torch.empty(n, dtype=torch.int32, device="meta"), torch.empty(99, dtype=torch.int32), n)
-    got = measure(bincount, args, {"B": 256}, (programs,))
+    got = read(bincount, args, {"B": 256}, (programs,))
     steps = -(-n // 256) / programs
     assert got.loop_trips == pytest.approx(steps, rel=0.05 if steps % 1 else 1e-9)
     assert got.atomic_elements == got.loop_trips * 256
@@ -241,11 +225,11 @@ def transpose_strided(x, y, M, N, B: tl.constexpr):
 
 def test_transpose() -> None:
     args = (single(512, 256), single(256, 512), 512, 256)
-    got = measure(transpose, args, {"B": 64}, (8, 4))
+    got = read(transpose, args, {"B": 64}, (8, 4))
     assert got.conversions == 64 * 64
     assert (got.load_bytes, got.store_bytes) == (4 * 64 * 64, 4 * 64 * 64)
     assert got.mean_contiguous == 64
-    scattered = measure(transpose_strided, args, {"B": 64}, (8, 4))
+    scattered = read(transpose_strided, args, {"B": 64}, (8, 4))
     assert scattered.mean_contiguous == pytest.approx((64 + 1) / 2)
 
 
@@ -260,7 +244,7 @@ def two_kinds(x, y, n, split, B: tl.constexpr):
 
 
 def test_branch_on_the_program_counts_by_share() -> None:
-    got = measure(two_kinds, (single(8192), single(8192), 10, 6), {"B": 128}, (8,))
+    got = read(two_kinds, (single(8192), single(8192), 10, 6), {"B": 128}, (8,))
     assert got.load_ops == pytest.approx(0.75 + 0.25 * 10)
     assert got.special == pytest.approx(128 * 0.25 * 10)
 
@@ -280,7 +264,7 @@ def integer_matmul(a, b, c, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.conste
 
 def test_sums_of_integer_dots_are_accumulators_and_indices_are_not() -> None:
     a, b, c = (torch.empty(s, dtype=torch.int8, device="meta") for s in ((64, 256), (256, 32), (64, 32)))
-    got = measure(integer_matmul, (a, b, c, 256), {"BM": 64, "BN": 32, "BK": 64}, (1,))
+    got = read(integer_matmul, (a, b, c, 256), {"BM": 64, "BN": 32, "BK": 64}, (1,))
     assert got.accumulator_bytes == 4 * 64 * 32
     assert got.dot_input_bits == 8
 
@@ -288,7 +272,7 @@ def test_sums_of_integer_dots_are_accumulators_and_indices_are_not() -> None:
 def test_a_text_that_was_read_at_another_shape_is_read_afresh() -> None:
     def asked(k: int) -> list[Argument]:
         args = (half(256, k), half(k, 384), half(256, 384), 256, 384, k, k, 384, 384)
-        return described(matmul, args)
+        return call_of(matmul, args)[1]
 
     config = {"BM": 64, "BN": 32, "BK": 32}
     args = (half(256, 512), half(512, 384), half(256, 384), 256, 384, 512, 512, 384, 384)
@@ -301,21 +285,6 @@ def test_a_text_that_was_read_at_another_shape_is_read_afresh() -> None:
 
 
 # --- loops whose length data decide, and accesses whose place they decide ---
-
-
-def measure_unshaped(
-    fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...]
-) -> TtirFacts:
-    """Facts of a kernel called with pointers (given as their dtype) and integers."""
-    live = [a if isinstance(a, int) else torch.empty(4096, dtype=a, device="meta") for a in args]
-    described = [
-        Argument(name, "scalar", value=a) if isinstance(a, int) else Argument(name, "tensor", str(a.dtype))
-        for name, a in zip(fn.arg_names, live, strict=False)
-    ]
-    return extract_facts(trace(fn, live, {}, meta), described, grid)
-
-
-F32, I32 = torch.float32, torch.int32
 
 
 @triton.jit
@@ -352,7 +321,7 @@ def split_evenly(x, lengths, y, B: tl.constexpr):
 @pytest.mark.parametrize("block", [16, 64, 256])
 def test_a_loaded_length_is_the_same_for_every_tile(block: int) -> None:
     for fn, parts in ((to_a_length, 1), (between_places, 1), (split_evenly, 4)):
-        got = measure_unshaped(fn, (F32, I32, F32), {"B": block}, (8, parts))
+        got = read(fn, (F32, I32, F32), {"B": block}, (8, parts))
         assert got.loop_trips == ASSUMED_EXTENT / parts / block
         assert got.unknown_trips == 1
 
@@ -371,7 +340,7 @@ def whole_tiles_then_the_rest(x, lengths, y, B: tl.constexpr):
 
 
 def test_the_rest_of_a_loaded_length_is_one_tile() -> None:
-    got = measure_unshaped(whole_tiles_then_the_rest, (F32, I32, F32), {"B": 64}, (8,))
+    got = read(whole_tiles_then_the_rest, (F32, I32, F32), {"B": 64}, (8,))
     assert got.iterations == ASSUMED_EXTENT / 64 + 1
     assert got.unknown_trips == 2
 
@@ -391,7 +360,7 @@ def in_rounds(x, sizes, y, groups, B: tl.constexpr, PROGRAMS: tl.constexpr):
 
 @pytest.mark.parametrize(("block", "programs"), [(4, 32), (16, 32), (4, 8)])
 def test_programs_that_go_on_where_a_round_ended_share_the_work(block: int, programs: int) -> None:
-    got = measure_unshaped(in_rounds, (F32, I32, F32, 6), {"B": block, "PROGRAMS": programs}, (programs,))
+    got = read(in_rounds, (F32, I32, F32, 6), {"B": block, "PROGRAMS": programs}, (programs,))
     assert got.store_ops == pytest.approx(6 * ASSUMED_EXTENT / block / programs, rel=0.1)
 
 
@@ -403,7 +372,7 @@ def by_pixel(x, y, width, pitch, total, B: tl.constexpr):
 
 @pytest.mark.parametrize(("width", "run"), [(48, 48), (4096, 256), (1000, 256)])
 def test_runs_end_where_a_wrapped_index_wraps(width: int, run: int) -> None:
-    got = measure_unshaped(by_pixel, (F32, F32, width, 8192, 65536), {"B": 256}, (256,))
+    got = read(by_pixel, (F32, F32, width, 8192, 65536), {"B": 256}, (256,))
     assert got.mean_contiguous == (run + 256) / 2
 
 
@@ -416,7 +385,7 @@ def rows_of(x, index, y, N, B: tl.constexpr, ROWS: tl.constexpr):
 
 
 def test_gathered_rows_are_contiguous_within_themselves() -> None:
-    got = measure_unshaped(rows_of, (F32, I32, F32, 4096), {"B": 128, "ROWS": 8}, (16,))
+    got = read(rows_of, (F32, I32, F32, 4096), {"B": 128, "ROWS": 8}, (16,))
     tile, indices = 4 * 8 * 128, 4 * 8
     assert got.mean_contiguous == pytest.approx((2 * tile * 128 + indices * 8) / (2 * tile + indices))
     # The addresses of a tile are made anew from the numbers of its rows, which the tile replaces.
@@ -430,13 +399,10 @@ def safely(x, y, N, B: tl.constexpr):
 
 
 def test_a_safe_index_for_the_lanes_beyond_the_end_leaves_runs_whole() -> None:
-    assert measure_unshaped(safely, (F32, F32, 1000), {"B": 128}, (8,)).mean_contiguous == 128
+    assert read(safely, (F32, F32, 1000), {"B": 128}, (8,)).mean_contiguous == 128
 
 
 # --- what loads and stores ask of the first-level cache ---
-
-
-F16, F32, I32 = torch.float16, torch.float32, torch.int32
 
 
 def asked(got: TtirFacts, warps: int) -> tuple[float, float]:

@@ -14,16 +14,31 @@ from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
 from forecast_autotune.records import Argument, Device, Kernel, Problem
 
 
+def call_of(fn: Any, args: tuple[Any, ...]) -> tuple[list[Any], list[Argument]]:
+    """What a call is traced with, and its record.
+
+    A tensor is there, or given by its dtype and shape, or by a dtype alone where nobody is to know its size.
+    """
+    live, records = [], []
+    for name, given in zip(fn.arg_names, args, strict=False):
+        if isinstance(given, torch.Tensor):
+            records.append(
+                Argument(name, "tensor", str(given.dtype), tuple(given.shape), tuple(given.stride()), True)
+            )
+        elif isinstance(given, int | float):
+            records.append(Argument(name, "scalar", value=given))
+        else:
+            dtype, *shape = given if isinstance(given, tuple) else (given,)
+            given = torch.empty(shape[0] if shape else 4096, dtype=dtype, device="meta")
+            records.append(Argument(name, "tensor", str(dtype), *([tuple(given.shape)] if shape else [])))
+        live.append(given)
+    return live, records
+
+
 def read(fn: Any, args: tuple[Any, ...], meta: dict[str, int], grid: tuple[int, ...] = (64,)) -> TtirFacts:
-    """Facts of a kernel called with tensors (given as dtype and shape) and integers."""
-    live = [a if isinstance(a, int) else torch.empty(a[1], dtype=a[0], device="meta") for a in args]
-    described = [
-        Argument(name, "scalar", value=a)
-        if isinstance(a, int)
-        else Argument(name, "tensor", str(a.dtype), tuple(a.shape))
-        for name, a in zip(fn.arg_names, live, strict=False)
-    ]
-    return extract_facts(trace(fn, live, {}, meta), described, grid)
+    """Facts of a kernel that is called in this way."""
+    live, records = call_of(fn, args)
+    return extract_facts(trace(fn, live, {}, meta), records, grid)
 
 
 @triton.jit

@@ -64,6 +64,15 @@ def run_of(base: dict[str, str], out: Path, **changes: Any) -> SftRun:
     return SftRun(**base, out=str(out), **{**given, **changes})
 
 
+def forecast_of(e: Example, model: str, adapter: str | None = None) -> Any:
+    """The probabilities that a model gives for an example, served as users have it served."""
+    backend = TransformersBackend(model, adapter, device="cpu", dtype="float32")
+    texts = [a.suffix for a in e.candidates]
+    response = backend.forecast(e.prefix, texts, BINS.labels, timeout_s=60)
+    backend.close()
+    return response.probabilities
+
+
 def losses(done: dict[str, Any]) -> list[float]:
     return [row["loss"] for row in done["log"] if "loss" in row]
 
@@ -109,11 +118,7 @@ def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path)
             input_ids=inputs["input_ids"], attention_mask=tree_mask(inputs["segment"], torch.float32),
             position_ids=inputs["position_ids"], logits_to_keep=inputs["kept"],
         ).logits[0][inputs["column"]][:, labels]  # fmt: skip
-    backend = TransformersBackend(base["model"], device="cpu", dtype="float32")
-    served = backend.forecast(
-        e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60
-    ).probabilities
-    backend.close()
+    served = forecast_of(e, base["model"])
     np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
 
 
@@ -173,14 +178,8 @@ def test_losses_fall_and_the_result_forecasts(
     assert checked[1] < result[0]
     e = example(9)
     trained = str(out / "trained")
-    backend = TransformersBackend(
-        base["model"] if rank else trained, trained if rank else None, dtype="float32"
-    )
-    p = backend.forecast(e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60).probabilities
-    backend.close()
-    before = TransformersBackend(base["model"], dtype="float32")
-    q = before.forecast(e.prefix, [a.suffix for a in e.candidates], BINS.labels, timeout_s=60).probabilities
-    before.close()
+    p = forecast_of(e, base["model"], trained) if rank else forecast_of(e, trained)
+    q = forecast_of(e, base["model"])
     rows = np.arange(len(e.candidates))
     assert np.log(p[rows, e.labels()]).mean() > np.log(q[rows, e.labels()]).mean()
     assert json.loads((out / "run.json").read_text())["settings"]["model"] == base["model"]
