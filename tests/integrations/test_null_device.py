@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,8 @@ def tuned(kernel: Any = double, listed: Any = None, **options: Any) -> Any:
 
 def time_of(config: Any) -> float:
     """What the null device's clock says of a config."""
-
-    class Metadata:
-        num_warps, num_stages, name = config.num_warps, config.num_stages, "double"
-
-    return by_launch_options(Metadata)
+    metadata = SimpleNamespace(name="double", num_warps=config.num_warps, num_stages=config.num_stages)
+    return by_launch_options(metadata)
 
 
 @pytest.mark.parametrize("compiler", ["fork", "threads"])

@@ -35,14 +35,8 @@ class Bench(TableMeasurer):
         self.made += 1
         return self
 
-    def measure(
-        self,
-        candidates: Sequence[Candidate],
-        *,
-        prefetch: Sequence[Candidate] = (),
-        within_s: float | None = None,
-    ) -> Iterator[Measurement]:
-        for m in super().measure(candidates, prefetch=prefetch, within_s=within_s):
+    def measure(self, candidates: Sequence[Candidate], **options: Any) -> Iterator[Measurement]:
+        for m in super().measure(candidates, **options):
             if self.stop_after is not None and len(self.asked) >= self.stop_after:
                 raise KeyboardInterrupt
             self.asked.append(m.candidate)

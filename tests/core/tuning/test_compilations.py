@@ -53,17 +53,11 @@ class Logged(Bench):
         self.ahead += candidates
         super().prefetch(candidates)
 
-    def measure(
-        self,
-        candidates: Sequence[Candidate],
-        *,
-        prefetch: Sequence[Candidate] = (),
-        within_s: float | None = None,
-    ) -> Iterator[Measurement]:
+    def measure(self, candidates: Sequence[Candidate], **options: Any) -> Iterator[Measurement]:
         self.log.append(("measure", len(candidates)))
-        self.within.append(within_s)
+        self.within.append(options.get("within_s"))
         self.listed.append(list(candidates))
-        return super().measure(candidates, prefetch=prefetch, within_s=within_s)
+        return super().measure(candidates, **options)
 
 
 def run(bench: Bench, log: list[tuple[str, int]] | None = None, **options: Any) -> Decision:

@@ -334,9 +334,9 @@ def test_unmeasured_rows_are_invisible(monkeypatch: pytest.MonkeyPatch, kernel: 
     asked: list[list[Any]] = []
 
     class Watched(TableMeasurer):
-        def measure(self, candidates: Any, *, prefetch: Any = (), within_s: float | None = None) -> Any:
-            asked.append([*candidates, *prefetch])
-            return super().measure(candidates, prefetch=prefetch, within_s=within_s)
+        def measure(self, candidates: Any, **options: Any) -> Any:
+            asked.append([*candidates, *options.get("prefetch", ())])
+            return super().measure(candidates, **options)
 
     monkeypatch.setattr(replaying, "TableMeasurer", Watched)
 
