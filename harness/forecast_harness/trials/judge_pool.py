@@ -137,7 +137,7 @@ class LocalJudgePool:
             judge.give_up()
 
     def close(self) -> None:
-        """End all lanes. What waits is cancelled; what runs may end, for some seconds."""
+        """End all lanes. Waiting jobs are cancelled; running ones may end, for some seconds."""
         with self._condition:
             self._closing = True
             waiting = list(self._waiting)

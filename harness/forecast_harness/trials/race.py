@@ -98,7 +98,7 @@ def wait_to_be_let_go(payload: Mapping[str, Any]) -> None:
 
 
 class PreparedRace:
-    """One race. What it does before it is let go on, to compile and to launch a few times, needs no quiet device."""
+    """One race. Its work before it is let go on, to compile and to launch a few times, needs no quiet device."""
 
     def __init__(self, lane: SandboxLane, job: SandboxJob, limits: ResourceLimits) -> None:
         self._lane = lane

@@ -25,7 +25,7 @@ ANSWER_ERRORS = (
     RuntimeError,
     MemoryError,
 )
-"""What computing with the values of an answer can raise."""
+"""Exceptions that computing with the values of an answer can raise."""
 _LEAST_SECONDS, _MAX_SECONDS = 1e-12, 1e7
 _MAX_ERROR = 1e308
 _MAX_OUTPUTS = 256

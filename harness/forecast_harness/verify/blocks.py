@@ -26,7 +26,7 @@ _CANARY_PERIOD = 1 << 20
 """Bytes after which random canaries repeat themselves."""
 _CANARY_FREE_BITS, _CANARY_FIXED_BITS = np.uint8(0b1000_0011), np.uint8(0b0011_1100)
 """Bits of a byte that may be anything, and those of a number's first byte that make it neither large nor
-vanish, in all floating dtypes. Of random bytes, one in 32 float16 is no finite number, so that sums of many
+vanish, in all floating dtypes. One in 32 float16 of random bytes is no finite number, so that sums of many
 are NaN like those of NaN."""
 
 
@@ -278,7 +278,7 @@ class BlockHasher:
 
 
 def complement_spans(spans: Sequence[Span], size: int) -> list[Span]:
-    """What of `size` bytes lies between spans, which are in order and do not overlap."""
+    """The parts of `size` bytes between spans, which are in order and do not overlap."""
     bounds = [0, *(n for span in spans for n in span), size]
     return [(a, b) for a, b in zip(bounds[::2], bounds[1::2], strict=True) if a < b]
 

@@ -1,4 +1,4 @@
-"""What takes seconds at large sizes: how often to do it, at moments nobody can foresee; where they went."""
+"""Work that takes seconds at large sizes: how often to do it, at moments nobody can foresee; where they went."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def use_more_cores() -> Iterator[None]:
 
 _T = TypeVar("_T")
 _DEVICE_ERRORS = (RuntimeError, AssertionError)
-"""What torch raises for want of memory, of an operation, of a device, or of all CUDA code."""
+"""Errors that torch raises for want of memory, of an operation, of a device, or of all CUDA code."""
 
 
 class ComputeDevice:

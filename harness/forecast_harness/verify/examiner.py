@@ -45,7 +45,7 @@ _ALWAYS_REREAD = 6
 _MOST_REDRAWS = 8
 """Draws among which should be one whose outputs a kernel has to write."""
 _CHECKING_BUDGET_S = {"cpu": 4.0, "cuda": 0.5}
-"""What reading and checking a workload's timed launches may take in a duel, on average, where candidates run."""
+"""Seconds for reading and checking a workload's timed launches in a duel, on average, by where candidates run."""
 _LONG_ON_DEVICE_S = 0.2
 """Seconds of drawing or checking that count at the first time, where candidates run on a device."""
 _LARGE_CHECKS = {"cpu": 0.1, "cuda": 0.025}
@@ -300,7 +300,7 @@ class SolutionExaminer:
         return [Reason(ReasonCode.NONDETERMINISTIC, text, second.trial)]
 
     def _kernel_trials(self) -> list[Reason]:
-        """Who computes: the solution's own kernels, or the framework?"""
+        """Check that the solution's own kernels compute, not the framework."""
         if self._language is Language.TORCH:
             return []
         case = self.new_case(self._workloads[0].axes)
@@ -409,7 +409,7 @@ _CONTESTS = 2
 
 
 class LaunchJudge(Protocol):
-    """What is asked of a `SolutionExaminer`; see there."""
+    """The interface of a `SolutionExaminer`; see there."""
 
     plan: VerificationPlan
     rng: random.Random

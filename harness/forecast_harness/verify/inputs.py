@@ -141,7 +141,7 @@ class InputMutator:
         self.version += 1
 
     def since(self, version: int) -> list[ElementChange] | None:
-        """What was changed after that version, in order; None if that is forgotten."""
+        """The changes after that version, in order; None if they are forgotten."""
         behind = self.version - version
         if behind > len(self._log):
             return None

@@ -1,4 +1,4 @@
-"""What runs next to the candidate, in the cell: places inputs, calls, copies bytes out.
+"""Code that runs next to the candidate, in the cell: places inputs, calls, copies bytes out.
 
 Nothing said here is believed for its own sake: outputs are bytes that the judge compares, seconds must
 agree with the judge's clock. All functions that a candidate could replace are captured on import, before
@@ -163,7 +163,7 @@ def arm(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: di
 def report(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """What the cell notices about its process, which windows that are timed have no time for."""
+    """The cell's findings about its process, which windows that are timed have no time for."""
     note_question(state)
     return CellAnswer({"harness": process_report(state)})
 
@@ -301,7 +301,7 @@ def _digests(
 def _timed(
     call: Callable[[], Any], payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]
 ) -> LaunchTiming:
-    """Time a launch. What is watched is not recorded."""
+    """Time a launch. One that is watched is not recorded."""
     timer: DeviceTimer | None = state["timer"]
     if timer is None:
         begin = _clock()
@@ -368,7 +368,7 @@ def _poison(size: int, state: dict[str, Any]) -> None:
 def _described(
     result: Any, state: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[int, tuple[int, int, torch.Tensor]]]:
-    """What was returned: one description per output, and where it lies, by the output's number.
+    """Describe a result: one description per output, and where it lies, by the output's number.
 
     Descriptions hold `problem` (it is no plain tensor) or `dtype`, `shape`, `stride` and `alias` (it lies in
     the inputs' block). Places are address, bytes from its first to its last element, and the tensor. Only
@@ -400,7 +400,7 @@ def _described(
 
 
 def _items_of(result: Any) -> list[Any]:
-    """What a result holds: a tuple's or a list's items, whatever subclass of them it is (named tuples, say).
+    """The items of a result: a tuple's or a list's, whatever subclass of them it is (named tuples, say).
 
     Nothing of the candidate's runs, be it called `__iter__` or `__class__`.
     """
@@ -713,7 +713,7 @@ def note_answer(state: dict[str, Any]) -> None:
 
 
 def process_report(state: dict[str, Any]) -> dict[str, Any]:
-    """What is no longer as it was: `patched` functions, `flags` of the process, and work of its `threads`.
+    """Changes in the process: `patched` functions, its `flags`, and work of its `threads`.
 
     Threads may live on, as those of libraries do; to compute while nothing is asked is what none may do. This runs next
     to the candidate, so it finds honest mistakes, and cheats that do not look for it.

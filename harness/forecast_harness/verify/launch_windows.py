@@ -56,7 +56,7 @@ class BatchCell(DescriptorCell, Protocol):
 
 @dataclass(frozen=True)
 class BatchDraw:
-    """What the launches of a window are given, and where a few bytes of the outputs of each are looked at."""
+    """The inputs of the launches of a window, and where a few bytes of the outputs of each are looked at."""
 
     given: Sequence[Mapping[str, int] | LaunchCase]
     """By how many elements each launch's inputs are rotated, or another case."""
@@ -94,7 +94,7 @@ class Glimpse:
 
 @dataclass(frozen=True)
 class BatchInputs:
-    """What the launches of a batch are given."""
+    """The inputs that the launches of a batch are drawn from."""
 
     case: LaunchCase
     arena: Arena
@@ -104,7 +104,7 @@ class BatchInputs:
     """Another case of the same sizes."""
 
     def draw(self, count: int, rng: random.Random) -> BatchDraw:
-        """What so many launches are given next."""
+        """Draw the inputs of the next so many launches."""
         given: list[Mapping[str, int] | LaunchCase] = []
         for _ in range(count):
             spans = ((s.name, s.span) for s in self.arena.slots if s.name in self.rotatable)
@@ -246,16 +246,16 @@ class LaunchBatches:
         answer, given = self._described, self._last.given[n]
         slots = self._slots[n] if self.recorded else None
 
-        def found() -> list[Slot]:
+        def output_slots() -> list[Slot]:
             if self._given.case.outputs:
                 return [s for s in self._given.arena.slots if s.output]
             lie = self._output_slots(answer, n) if slots is None else slots
             return [replace(s, offset=at) for s, at in zip(lie, self._starts(lie, n), strict=True)]
 
-        return CollectedLaunch(lambda: self._given.case_of(given), data, found)
+        return CollectedLaunch(lambda: self._given.case_of(given), data, output_slots)
 
     def _output_slots(self, answer: tuple[list[Any], list[Any]], n: int) -> list[Slot]:
-        """Where a launch's outputs lie by what was `told`. Raises what `malformed_answers_as_forgery` expects."""
+        """Where a launch's outputs lie by its description. Raises what `malformed_answers_as_forgery` expects."""
         result, places = [], iter(answer[1][n])
         first, end = (0, self._outputs.size) if self.recorded else (n * self._room, (n + 1) * self._room)
         for about in answer[0][n]:
@@ -300,7 +300,7 @@ class LaunchBatches:
                 target[slot.offset : cut].copy_(self._pristine[end - turn : end])
 
     def _places(self, draw: BatchDraw) -> tuple[torch.Tensor, torch.Tensor, Slot] | None:
-        """What is looked at of each launch."""
+        """Memory, indices and form of the bytes that are looked at of each launch; None where there are none."""
         memory, listed = self._outputs.tensor, self._slots
         if self._given.case.outputs:
             outputs = [s for s in self._given.arena.slots if s.output]
@@ -371,13 +371,13 @@ _CONFIDENCE = 0.99
 _CONTRADICTED_SHARE = 0.25
 """The share of the claimed gain below which windows, with confidence, say that it is none."""
 _NATIVE_S = 5e-6
-"""What an answer in machine code may save against the trusted cell's lightest one."""
+"""Seconds that an answer in machine code may save against the trusted cell's lightest one."""
 _LEAST_SHARE = 0.02
 """The share of a window that launches take at least, so that a logarithm can be taken."""
 
 
 class AuditVerdict(StrEnum):
-    """What the judge's clock says of a gain."""
+    """The verdict of the judge's clock on a gain."""
 
     AGREES = "agrees"
     CONTRADICTS = "contradicts"
@@ -446,7 +446,7 @@ class WindowAudit:
                 self.windows.setdefault((which, name), []).append(cells.window(which, name))
 
     def verdict(self) -> AuditVerdict:
-        """What all rounds so far say."""
+        """The verdict of all rounds so far."""
         low, high = sign_interval(self.differences(), _CONFIDENCE)
         if low > self.margin + self.serving_gain():
             return AuditVerdict.AGREES
@@ -469,7 +469,7 @@ class WindowAudit:
         return [statistics.fmean(one) for one in zip(*logs, strict=True)]
 
     def serving_gain(self) -> float:
-        """What whoever replaced all code that serves a window could gain, as a natural log; see `NullCell`."""
+        """The gain of replacing all code that serves a window, at most, as a natural log; see `NullCell`."""
         logs = []
         for name in self._names:
             null, bare = (sorted(self.windows[which, name]) for which in (NULL, BARE))
@@ -514,7 +514,7 @@ _MEMORY_SHARE = 0.1
 there twice."""
 _SAMPLES, _LEAST_SAMPLES = 6, 2
 """The candidate's windows of which one launch's outputs are compared with what is right, in all, and of each workload:
-chosen at random among all of them. Who gains by wrong outputs has them in most windows."""
+chosen at random among all of them. A candidate that gains by wrong outputs has them in most windows."""
 _CONTESTANTS = 2
 _MOST_LOOKS = 6
 """Launches of an audit that are looked at closer, as they seem to be wrong."""
@@ -563,7 +563,7 @@ class AuditedCells:
         self._batches: dict[tuple[int, str], LaunchBatches] = {}
         self._given: dict[str, BatchInputs] = {}
         self._draws: dict[str, tuple[BatchDraw, dict[int, Glimpse | None]]] = {}
-        """What both contestants are given at each workload, and what was seen of those who have had it."""
+        """The inputs of both contestants at each workload, and glimpses of those who have had them."""
         self._looks = _MOST_LOOKS
         self._probe = torch.zeros(64, device=device)
         rng = judges[CANDIDATE].rng

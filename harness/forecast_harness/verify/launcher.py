@@ -2,7 +2,7 @@
 
 Small blocks travel with every question, and all bytes come back with the answer. Large ones lie in the cell
 (see `ResidentBlock`): the judge sends what changed in them, the answer has digests, and whether the bytes themselves
-are read is decided afterwards. What was read must have the digests that were told at once.
+are read is decided afterwards. Bytes that were read must have the digests that were told at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BLOCK_CHECK_SHARE = 0.5
 
 
 class CellClient(Protocol):
-    """What the judge needs of a `sandbox.cell.Cell`: a process to ask."""
+    """The judge's interface to a `sandbox.cell.Cell`: a process to ask."""
 
     def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> CellAnswer:
         """Call `module:function` there. Raises `CandidateFault` when the candidate fails."""
@@ -134,7 +134,7 @@ class LaunchResult:
 
     @property
     def times(self) -> LaunchTimes:
-        """What is kept of hundreds of launches."""
+        """The times that are kept of hundreds of launches."""
         return LaunchTimes(self.seconds, self.total_seconds, self.wall_seconds, self.protocol)
 
 
@@ -305,7 +305,7 @@ class Launcher:
         return True
 
     def _reply(self, case: LaunchCase, answer: CellAnswer, outside: float) -> LaunchResult:
-        """What an answer about one more launch says, but for its outputs."""
+        """The result in an answer about one more launch, but for its outputs."""
         self.trials += 1
         with malformed_answers_as_forgery():
             value = answer.value
@@ -343,7 +343,7 @@ class Launcher:
             reply.reasons += [Reason(code, text, reply.trial) for code, text in result]
 
     def _resident(self, case: LaunchCase) -> ResidentBlock:
-        """What the cell holds for this case, once it has been told of it. Raises `RecordError` if it is too large."""
+        """The block that the cell holds for this case from now on. Raises `RecordError` if it is too large."""
         self._must_fit(case)
         name = block_name(case)
         with self._phase_timer.phase("build"):
@@ -366,7 +366,7 @@ def is_large(case: LaunchCase) -> bool:
 
 
 def launch_payload(case: LaunchCase, arena: Arena, protocol: str) -> dict[str, Any]:
-    """What every question about a launch says: the slots, the call, how it is timed."""
+    """The payload of every question about a launch: the slots, the call, how it is timed."""
     slots = [s.to_json() for s in arena.slots]
     return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol, "call": case.call}
 
@@ -376,7 +376,7 @@ OutputFinding = tuple[ReasonCode, str]
 
 @dataclass(frozen=True)
 class LaunchOutputs:
-    """What a launch wrote or returned."""
+    """The outputs that a launch wrote or returned."""
 
     tensors: list[torch.Tensor]
     raw: Mapping[str, BytesLike]
@@ -407,7 +407,7 @@ def read_outputs(answer: CellAnswer, arena: Arena) -> tuple[LaunchOutputs, list[
 
 
 def stray_writes(arena: Arena, after: BytesLike) -> list[OutputFinding]:
-    """What was written where nothing may be: into inputs, or out of bounds."""
+    """Writes where none may be: into inputs, or out of bounds."""
     was, now = arena.block.numpy(), np.frombuffer(after, dtype=np.uint8)
     dense = all(s.dense for s in arena.slots if s.output)
     # Asked first because it is cheap: who owns each of a billion bytes matters only if one changed.
@@ -428,7 +428,7 @@ def stray_writes(arena: Arena, after: BytesLike) -> list[OutputFinding]:
 
 
 def process_findings(value: Mapping[str, Any], label: str) -> list[Reason]:
-    """What the cell noticed about its own process."""
+    """Findings of the cell about its own process."""
     result, problem = [], value["harness"]
     if problem["patched"]:
         result.append(Reason(ReasonCode.PATCHED, f"replaced {', '.join(problem['patched'])}", label))
@@ -470,7 +470,7 @@ class ResidentBlock:
         """The digest of all but the outputs, as it has to be after a launch."""
 
     def update(self) -> PlaceRequest | None:
-        """What to tell the cell, so that it holds what the case holds now; None if it does already."""
+        """The request that makes the cell hold what the case holds now; None if it does already."""
         moving = self.case.mutator
         if not self._sent:
             self._sent = True
@@ -607,7 +607,7 @@ class WindowedLauncher(Launcher):
         return reply
 
     def _notice(self) -> list[Reason]:
-        """What the cell notices about its process: asked before a few launches, after which nothing may run."""
+        """The cell's findings about its process: asked before a few launches, after which nothing may run."""
         if self._rng.random() >= _REPORT_SHARE:
             return []
         answer, _ = self._ask("report", {}, {})
@@ -693,9 +693,9 @@ class WindowedLauncher(Launcher):
         return answer
 
     def _form(self, case: LaunchCase, arena: Arena) -> Mapping[str, Any]:
-        """What a window is about, but for contents, or only its name where the cell knows it.
+        """The form of a window, without contents, or only its name where the cell knows it.
 
-        What is read in a window costs time there; but a form is told outside of windows only when it is met
+        Reading in a window costs time there; but a form is told outside of windows only when it is met
         again, so that nothing new is: it may hold numbers. To be asked for before a block is written.
         """
         form = {**launch_payload(case, arena, EVENTS_PROTOCOL), "size": arena.block.numel()}
@@ -764,7 +764,7 @@ class WindowedLauncher(Launcher):
 def open_launcher(
     cell: CellClient, kind: PackFormat, rng: random.Random, device: str, spent: PhaseTimer
 ) -> Launcher:
-    """What puts launches to a cell on this device."""
+    """The launcher for a cell on this device."""
     if device == "cpu" and isinstance(cell, WindowedCell):
         return WindowedLauncher(cell, kind, rng, spent)
     return Launcher(cell, kind, rng, device, spent)
@@ -781,7 +781,7 @@ def _span_bytes(about: Mapping[str, Any]) -> int:
 
 _REMEMBERED_WINDOWS = 31
 _NATIVE_SECONDS = 5e-6
-"""What an answer in machine code may save against the trusted cell's lightest one."""
+"""Seconds that an answer in machine code may save against the trusted cell's lightest one."""
 
 
 class NullCell:
@@ -821,11 +821,11 @@ class NullCell:
         return statistics.median(result) if result else 0.0
 
     def undisturbed_seconds(self, name: str) -> float:
-        """What a workload's windows take where nothing else wants the processor; 0 where there are none."""
+        """Seconds of a workload's windows where nothing else wants the processor; 0 where there are none."""
         return _low(self._windows[name])
 
     def serving_seconds(self, name: str) -> float:
-        """What whoever replaced all of the code that serves a launch of `name` could gain, at most.
+        """The seconds that replacing all of the code that serves a launch of `name` could gain, at most.
 
         A busy machine delays windows by more than that code takes: those that it did not delay tell.
         """

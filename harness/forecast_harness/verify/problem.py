@@ -85,7 +85,7 @@ class LaunchCase:
     drifting: Callable[[], InputMutator | None] | None = None
     """The same for inputs that are changed in place, where they can be."""
     mutator: InputMutator | None = None
-    """What changes these tensors in place, once that has begun."""
+    """The mutator that changes these tensors in place, once that has begun."""
     quick: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
     """(input tensors, outputs) -> whether these are right for sure, for a small part of the cost of `judge`."""
     matches: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
@@ -119,7 +119,7 @@ class LaunchCase:
     def check(
         self, outputs: Sequence[torch.Tensor], where: ComputeDevice = HOST_DEVICE
     ) -> tuple[CheckFinding, float]:
-        """What is wrong with these outputs (None: nothing), and the largest error over its limit.
+        """The fault of these outputs (None: right), and the largest error over its limit.
 
         `OUTSIDE_DOMAIN` instead, where it is not known what would be right.
         """
@@ -157,7 +157,7 @@ class LaunchCase:
 
 
 class VerificationProblem(Protocol):
-    """What the judge asks of a pack, whichever convention the pack follows."""
+    """The judge's interface to a pack, whichever convention the pack follows."""
 
     deterministic: bool
 
@@ -174,7 +174,7 @@ def dtype_of(name: str) -> torch.dtype:
 def form_finding(
     outputs: Sequence[torch.Tensor], wanted: Sequence[tuple[tuple[int, ...], torch.dtype]]
 ) -> CheckFinding:
-    """What is wrong with number, shapes and dtypes of outputs; None when they are as wanted."""
+    """The fault in number, shapes and dtypes of outputs; None when they are as wanted."""
     if len(outputs) != len(wanted):
         return ReasonCode.WRONG_STRUCTURE, f"{len(outputs)} outputs instead of {len(wanted)}"
     for n, (got, (shape, dtype)) in enumerate(zip(outputs, wanted, strict=True)):
@@ -247,7 +247,7 @@ class NativeProblem:
             values = self._make(sizes, values, how.generator)
         untouched = written == [t._version for t in drawn.values()]
 
-        def made(given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        def inputs_from(given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
             if self._make is None:
                 return given
             result = self._make(sizes, dict(given), torch.Generator().manual_seed(0).set_state(state))
@@ -260,14 +260,14 @@ class NativeProblem:
                 else perturb_values(t, generator)
                 for n, t in drawn.items()
             }
-            return made(changed)
+            return inputs_from(changed)
 
         def drifting() -> InputMutator | None:
             inputs = {n: v for n, v in drawn.items() if isinstance(v, torch.Tensor)}
             if not untouched or not can_mutate(inputs, tensors):
                 return None
             static = [n for n in drawn if definition.inputs[n].static]
-            return InputMutator(inputs, tensors, static, None if self._make is None else made)
+            return InputMutator(inputs, tensors, static, None if self._make is None else inputs_from)
 
         tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor)}
         self._check_inputs(tensors, sizes)

@@ -94,7 +94,7 @@ def check_pack(pack: Pack, lane: SandboxLane, limits: ResourceLimits = VERIFICAT
 def verification_payload(
     pack: Pack, solution: Solution, plan: VerificationPlan, seed: str = ""
 ) -> Mapping[str, Any]:
-    """What the judge is told; the candidate's own process gets none of it."""
+    """The judge's payload; the candidate's own process gets none of it."""
     return {
         "pack": pack.to_json(),
         "entry": solution.entry,

@@ -54,7 +54,7 @@ _WARM_UP_WINDOWS = 11
 _MOST_SERVING_GAIN = 10.0
 """As a logarithm: more than anything gains."""
 _LEAST_SECONDS, _LEAST_SHARE = 1e-6, 0.05
-"""What a launch takes at least, and which share of its window, that is over before a window's usual cost."""
+"""Least seconds of a launch, and its least share of its window, where that is over before a window's usual cost."""
 _IDLE_PROBE_SHARE = 0.4
 """Share of launches before which the cost of asking is measured."""
 _REDRAW_SHARE = 0.2
@@ -82,7 +82,7 @@ class CellClock:
     """Times launches in the contestants' cells; a random share of all outputs is checked.
 
     On a host the time of a launch is its window's by the judge's clock, less what windows of a trusted cell
-    cost. What the contestants' own cells say is kept, and can only speak against a gain.
+    cost. The word of the contestants' own cells is kept, and can only speak against a gain.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CellClock:
         self._judges, self._workloads, self._null = judges, workloads, null
         self._incumbent_seconds: dict[str, float] = {}
         self._overheads: dict[str, float] = {}
-        """What windows cost, by workload; the same for both launches of a pair."""
+        """The cost of windows, by workload; the same for both launches of a pair."""
         self._cases: list[LaunchCase] = [] if cases is None else cases
         self._warm = False
         self._returned: dict[str, Any] = {}
@@ -197,7 +197,7 @@ class CellClock:
 
     @property
     def workloads(self) -> Sequence[Workload]:
-        """What is timed."""
+        """The workloads that are timed."""
         return self._workloads
 
     def typical_seconds(self, name: str) -> float:
@@ -235,7 +235,7 @@ class CellClock:
     def check(self) -> None:
         """Check one more launch of each, and hold all times against the judge's own clock. Raises `ContestantRejected`.
 
-        Of large workloads that check may be the only one. To a solution it is one more launch that is timed.
+        That check may be the only one of large workloads. To a solution it is one more launch that is timed.
         """
         for which in (INCUMBENT, CANDIDATE):
             for work, case in zip(self._workloads, self._cases, strict=True):

@@ -49,7 +49,7 @@ class ExpectedOutput:
     limit: torch.Tensor | None
     """None for integers and booleans, which have to be equal."""
     typical: torch.Tensor | None = None
-    """What the root mean square of the errors is held against."""
+    """The limit that the root mean square of the errors is held against."""
     row_scale: float = 0.0
     """The least root mean square of a row's conditions over that of its results, 1 at most: see `surely_right`."""
 
@@ -236,7 +236,7 @@ class ErrorCount:
             self._allowed += 0.0 if typical is None else float(typical.square().sum())
 
     def message(self, *, biased: bool) -> tuple[str, float]:
-        """What is wrong, if anything, and the largest error over its limit; `biased`: means have limits, too."""
+        """The fault ('' for none), and the largest error over its limit; `biased`: means have limits, too."""
         if self._bad:
             where, got, want, limit = self._seen
             text = _told(self._bad, where, self._shape, got, want, limit)

@@ -1,4 +1,4 @@
-"""What the judge says of a solution: accepted, or every reason why not."""
+"""The judge's verdict on a solution: accepted, or every reason why not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forecast_autotune.records.json_fields import rounded
 
 
 class Judgement(StrEnum):
-    """Whose doing it is that a solution has, or has not, been accepted."""
+    """The party to which it is due that a solution has, or has not, been accepted."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
@@ -88,7 +88,7 @@ class Reason(Record, label="reason"):
 
     @property
     def judgement(self) -> Judgement:
-        """What this finding alone leads to."""
+        """The judgement that this finding alone leads to."""
         if self.code is ReasonCode.HARNESS:
             return Judgement.INFRASTRUCTURE
         return Judgement.SUSPICIOUS if self.code in _SUSPICIOUS_CODES else Judgement.REJECTED
@@ -179,7 +179,7 @@ class SolutionVerdict(
     solution: str
     reasons: tuple[Reason, ...] = ()
     hints: tuple[str, ...] = ()
-    """What static screening noticed; never a reason by itself."""
+    """Remarks of static screening; never a reason by itself."""
     trials: int = 0
     checked: CheckedLaunches = CheckedLaunches()
     """How many launches were checked, and so how rare a fault would have been found."""

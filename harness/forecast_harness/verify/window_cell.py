@@ -41,18 +41,18 @@ _synchronize = torch.cuda.synchronize
 class _Launched:
     """Descriptions of each launch's outputs, and their offsets in the judge's memory."""
 
-    told: list[Any]
+    descriptions: list[Any]
     places: list[list[int]]
 
 
 @dataclass
 class _ServedBatch:
-    """What windows do until other launches are armed."""
+    """The work of windows until other launches are armed."""
 
     run: Callable[[list[Any]], _Launched]
     replay: Callable[[], None] | None
     kept: list[Any]
-    """What launches that are replayed returned: its memory must not be used for anything else."""
+    """The results of launches that are replayed: their memory must not be used for anything else."""
 
 
 def attach(
@@ -74,8 +74,8 @@ def arm(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: di
     Outputs of the launch n are copied to the judge's memory from n times `room` on. `null`: forms of tensors that are
     returned instead of calling anything. The value has `outputs` (a list of descriptions for each launch), `places`
     (offsets in the judge's memory) and `recorded`: whether windows replay all of it, and say nothing; only where
-    `record` asks for it. What is recorded has its outputs in the judge's memory at once, behind the room for copies,
-    where torch can do so.
+    `record` asks for it. Recorded launches have their outputs in the judge's memory at once, behind the room for
+    copies, where torch can do so.
     """
     note_question(state)
     inputs, outputs = (state["judges_memory"][payload["batch"], n] for n in ("inputs", "outputs"))
@@ -100,7 +100,7 @@ def arm(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: di
             memory = outputs[len(calls) * room :]
             batch.replay, result = _recorded(partial(run, batch.kept), state["timer"], result, memory)
     state.setdefault("batches", {})[payload["batch"]] = batch
-    value = {"outputs": result.told, "places": result.places, "recorded": batch.replay is not None}
+    value = {"outputs": result.descriptions, "places": result.places, "recorded": batch.replay is not None}
     return CellAnswer({**value, "harness": process_report(state)})
 
 
@@ -116,7 +116,7 @@ def launches(
     result = batch.run([])
     if state["device"] != "cpu":
         _synchronize()
-    return CellAnswer({"outputs": result.told, "places": result.places})
+    return CellAnswer({"outputs": result.descriptions, "places": result.places})
 
 
 def _run_all(
@@ -143,7 +143,7 @@ def _run_all(
                 offset, at, copied = at, at + aligned_size(size), True
             if size:
                 places.append(offset)
-        match.told.append(about)
+        match.descriptions.append(about)
         match.places.append(places)
         if not copied:
             kept.append(result)
@@ -160,7 +160,10 @@ def _recorded(
 ) -> tuple[Callable[[], None] | None, _Launched]:
     """A replay of all launches, and what they return there; None where they cannot be recorded."""
     sizes = [
-        math.prod(one["shape"]) * _width(one) for answer in result.told for one in answer if "dtype" in one
+        math.prod(one["shape"]) * _width(one)
+        for answer in result.descriptions
+        for one in answer
+        if "dtype" in one
     ]
     pool = open_output_pool(memory, sizes, timer.recorder.stream)
     try:

@@ -18,7 +18,7 @@ GAP_BYTES = 4096
 _MOST_SHIFT = 64
 """Alignments by which a buffer's place varies, for its addresses to tell nothing."""
 _NOISE_BYTES = 64 << 10
-"""Most bytes of a gap that the host sends. What lies farther from a buffer, the rest of a page, repeats a word."""
+"""Most bytes of a gap that the host sends. The rest of a page, farther from a buffer, repeats a word."""
 _WORD = 4
 
 
