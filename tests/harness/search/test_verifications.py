@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from rich.console import Console
@@ -332,29 +333,37 @@ def test_a_verification_on_file_is_not_paid_for_again(tmp_path: Path) -> None:
     assert set(paid.values()) == {1}
 
 
+class HangingJudge(LateJudge):
+    """Verifies until it is given up."""
+
+    def __init__(self, given_up: threading.Event) -> None:
+        super().__init__()
+        self.given_up = given_up
+
+    def wait(self) -> NoReturn:
+        assert self.given_up.wait(60)
+        raise LaneFailure("given up")
+
+    def verify(self, job: VerificationJob) -> FullVerification:
+        self.wait()
+
+    def give_up(self) -> None:
+        self.given_up.set()
+
+
 def test_the_end_of_the_time_gives_up_a_verification_and_confirms_what_waited_for_it(tmp_path: Path) -> None:
     given_up = threading.Event()
 
-    class Slow(LateJudge):
+    class Slow(HangingJudge):
         def judge(self, job: NodeJob) -> NodeResult:
-            if job.batch > 3:
-                assert given_up.wait(60)
-                raise LaneFailure("given up")
-            return super().judge(job)
-
-        def verify(self, job: VerificationJob) -> FullVerification:
-            assert given_up.wait(60)
-            raise LaneFailure("given up")
-
-        def give_up(self) -> None:
-            given_up.set()
+            return super().judge(job) if job.batch <= 3 else self.wait()
 
         def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
             assert given_up.is_set()
             return super().confirm(confirm)
 
     limit = replace(settings(10_000), budget=SearchBudget(10_000, wall_seconds=2.0))
-    judges = [Slow(), Slow()]
+    judges = [Slow(given_up), Slow(given_up)]
     state = run_search(tmp_path, limit, make_judge=lambda number: judges[number])
     events = read_log(tmp_path / "log.jsonl")
     assert state.expired is not None
@@ -368,15 +377,7 @@ def test_the_end_of_the_time_gives_up_a_verification_and_confirms_what_waited_fo
 def test_an_end_without_a_limit_gives_up_a_verification_too(tmp_path: Path) -> None:
     given_up = threading.Event()
 
-    class Hanging(LateJudge):
-        def verify(self, job: VerificationJob) -> FullVerification:
-            assert given_up.wait(60)
-            raise LaneFailure("given up")
-
-        def give_up(self) -> None:
-            given_up.set()
-
-    state = run_search(tmp_path, settings(30), make_judge=lambda _: Hanging())
+    state = run_search(tmp_path, settings(30), make_judge=lambda _: HangingJudge(given_up))
     assert state.expired is None
     assert state.spent.measurements == 30
     assert given_up.is_set()
