@@ -68,7 +68,7 @@ def is_told_to_caller(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def function_of_caller() -> Iterator[None]:
-    """Around a hook or another function that the caller has given us: what it raises is for the caller to see."""
+    """Around a hook or another function that the caller has given us: its errors are for the caller to see."""
     try:
         yield
     except Exception as error:

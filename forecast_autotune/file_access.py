@@ -126,7 +126,7 @@ def open_named_input(path: Path) -> Iterator[BinaryIO]:
 def open_named_output(path: Path) -> Iterator[BinaryIO]:
     """A stream to what a path is: a device or a pipe is written to, a file replaced once all is written.
 
-    A symbolic link stays, and what it leads to is replaced. Where the block raises, a file is as it was. Raises
+    A symbolic link stays, and its target is replaced. Where the block raises, a file is as it was. Raises
     `OSError` where nothing can be written, and for a pipe that nobody reads from within `PIPE_WAIT_S`; it names `path`.
     """
     try:
@@ -155,7 +155,7 @@ def _named_errors(path: Path) -> Iterator[None]:
 
 
 def _is_descriptor(path: Path) -> bool:
-    """Whether a path is a name of one of a process's open files, such as /dev/stdout: what is there is not ours."""
+    """Whether a path is a name of one of a process's open files, such as /dev/stdout: that file is not ours."""
     for _ in range(40):
         if os.path.realpath(path.parent).startswith("/proc/"):
             return True

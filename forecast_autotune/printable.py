@@ -39,7 +39,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def printable_line(text: str, limit: int) -> str:
-    """At most `limit` characters of a text as one line: what cannot be shown, and every run of spaces, is one space."""
+    """At most `limit` characters of a text as one line: unprintable characters and runs of spaces are one space."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:limit]
 
 

@@ -307,7 +307,7 @@ class PolicyContract:
             assert not self.make().plan(state).measure
 
     def test_goes_on_until_something_runs(self) -> None:
-        """Whatever the budget and the forecasts: a launch needs a config that works."""
+        """A launch needs a config that works, for any budget and forecasts."""
         table = example_table()
         rows = {c: Measurement(m.problem, c, Outcome.COMPILE_ERROR) for c, m in table.by_candidate().items()}
         last = list(rows)[-1]  # the one that the forecasts think least of

@@ -1,1 +1,1 @@
-"""The manifest of measured claims: what it says, whether README and docs agree with it, and what is out of date."""
+"""The manifest of measured claims: its contents, whether README and docs agree with it, and stale entries."""

@@ -21,7 +21,7 @@ MANIFEST = Path("benchmarks/claims.toml")
 RESULTS = Path("benchmarks/results")
 
 COMMIT = re.compile(r"([0-9a-f]{7,40})(\+.*)?")
-"""A commit as results record it; what follows a plus says that uncommitted changes were measured."""
+"""A commit as results record it; a suffix after a plus marks uncommitted changes."""
 
 _ALLOWED = {
     "claim", "headline", "script", "arguments", "result", "sources", "figures", "note", "commit", "date", "device",

@@ -10,8 +10,8 @@ Triton's cache, and the first pass is counted: decisions that measured, kernels 
 seconds of the same first pass with nothing but the kernels.
 
 The program launches three kernels of this repository at some sizes or, with `--libraries`, runs operations of
-fla-core and liger-kernel, forward and backward (`benchmarks.lib.libraries.workloads`). What `warm` cannot tune without
-the program is tuned by running it in `tune` mode, and counted.
+fla-core and liger-kernel, forward and backward (`benchmarks.lib.libraries.workloads`). Keys that `warm` cannot tune
+without the program are tuned by running it in `tune` mode, and counted.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ Steps = dict[str, dict[str, Any]]
 """Results of each step, by its name."""
 
 
-def run(folder: Path, program: dict[str, Any], told: Callable[[str, dict[str, Any]], None]) -> Steps:
-    """All steps; see the module. `told` hears of each as it ends."""
+def run(folder: Path, program: dict[str, Any], on_end: Callable[[str, dict[str, Any]], None]) -> Steps:
+    """All steps; see the module. `on_end` hears of each as it ends."""
     production, build, fresh, plain = (folder / name for name in ("production", "build", "fresh", "plain"))
     steps: Steps = {}
 
@@ -142,7 +142,7 @@ def run(folder: Path, program: dict[str, Any], told: Callable[[str, dict[str, An
         else:
             result = in_process(machine, "commands", {**program, "commands": commands})
         steps[name] = {**result, "step_s": round(time.perf_counter() - begin, 1)}
-        told(name, steps[name])
+        on_end(name, steps[name])
 
     bundle = str(folder / "bundle")
     step("met", production, MODE="skip")
@@ -203,14 +203,14 @@ def main() -> int:
             site = install_libraries((arguments.site or Path(name) / "site").absolute(), arguments.wheels)
             program |= {"only": arguments.only, "site": str(site)}
 
-        def told(step: str, found: dict[str, Any]) -> None:
-            report.add("steps", {"step": step, **found})
-            say(f"{step}: {found['step_s']} s, {str(found)[:300]}")
+        def report_step(step: str, figures: dict[str, Any]) -> None:
+            report.add("steps", {"step": step, **figures})
+            say(f"{step}: {figures['step_s']} s, {str(figures)[:300]}")
 
-        found = summarise(run(Path(name), program, told))
-    report.finish(found)
-    bad = found["measured"] or found["compiled"] or found["missed_with_bundle"] or any(found["statuses"])
-    return int(bool(bad or found["failed"] or found["missed"] != found["keys"]))
+        result = summarise(run(Path(name), program, report_step))
+    report.finish(result)
+    bad = result["measured"] or result["compiled"] or result["missed_with_bundle"] or any(result["statuses"])
+    return int(bool(bad or result["failed"] or result["missed"] != result["keys"]))
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def decided_kernel() -> Callable[[], object]:
 
 
 class Program:
-    """A store over one remote store that misbehaves, as a tuner uses it; what the remote code took is timed."""
+    """A store over one remote store that misbehaves, as a tuner uses it; the time of the remote code is measured."""
 
     def __init__(
         self, folder: Path, fault: str, address: str, wait_s: float, times: dict[str, Timings]

@@ -1,4 +1,4 @@
-"""Claim: what a surrogate states is about as often true as it says. Fits and checks the shipped curves.
+"""Claim: a surrogate's statements are about as often true as it says. Fits and checks the shipped curves.
 
     pip install 'forecast-autotune[eval]' && python -m benchmarks.forecasting.calibration \
         --out benchmarks/results/calibration.json [--write forecast_autotune/assets/calibration.json] \

@@ -44,18 +44,18 @@ LEAST_CONFIGS = 5
 """Least configs of a list whose order is looked at."""
 
 
-def order_and_error(rows: list[RecordedCompilation], said: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Order and error of forecasts `said`, log2(seconds) [n], within lists of one source."""
+def order_and_error(rows: list[RecordedCompilation], forecasts: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Order and error of `forecasts`, log2(seconds) [n], within lists of one source."""
     lists: dict[str, list[int]] = defaultdict(list)
     for n, row in enumerate(rows):
         lists[row.source].append(n)
     orders, errors, kernels = [], [], []
     for chosen in lists.values():
         seconds = np.log2([rows[n].seconds for n in chosen])
-        if len(chosen) < LEAST_CONFIGS or np.ptp(seconds) == 0 or np.ptp(said[chosen]) == 0:
+        if len(chosen) < LEAST_CONFIGS or np.ptp(seconds) == 0 or np.ptp(forecasts[chosen]) == 0:
             continue
-        orders.append(float(spearmanr(seconds, said[chosen]).statistic))
-        off = seconds - said[chosen]
+        orders.append(float(spearmanr(seconds, forecasts[chosen]).statistic))
+        off = seconds - forecasts[chosen]
         errors.append(float(np.sqrt(np.mean((off - off.mean()) ** 2))))
         kernels.append(rows[chosen[0]].kernel)
     result = np.array(orders)

@@ -176,7 +176,7 @@ class PinnedSurrogate:
         return Forecasts(query.candidates, mean, np.full(len(mean), 0.01), np.zeros(len(mean)))
 
 
-def compile_pinned(problem: InductorProblem, wanted: Candidate, space: str, device: str, made: Any) -> Any:
+def compile_pinned(problem: InductorProblem, wanted: Candidate, space: str, device: str, built: Any) -> Any:
     """The operation compiled with this candidate; None when Inductor does not have it."""
     from forecast_autotune import enable_torch_compile
     from forecast_integrations.inductor.summary import LISTENERS
@@ -184,7 +184,7 @@ def compile_pinned(problem: InductorProblem, wanted: Candidate, space: str, devi
     chosen: list[Candidate] = []
     hear = lambda label, decision: chosen.append(decision.chosen)  # noqa: E731
     # A module of its own: what was compiled before must stay as it is.
-    module, inputs = copy.deepcopy(made[0]), made[1]
+    module, inputs = copy.deepcopy(built[0]), built[1]
     LISTENERS.append(hear)
     try:
         with enable_torch_compile(

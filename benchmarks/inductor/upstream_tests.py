@@ -6,19 +6,19 @@
 
 Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`, a seeded
 share of each file's tests, or those of some names, in processes with empty caches: under plain pytest, and under
-`forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with little beside it:
-what differs then in the same way is a difference, the rest is chance; what there is no time for is neither, and said.
-What passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exhaustive`, where every choice is made and
-timed: what passes then asked for a choice that we had left out. Prints a table, and ends with 1 if anything else passes
-without us alone. `--processes` deals a file's tests out to so many processes at a time, and what is run again to a
-third of them. With two `--devices`, which may be the same, the arms run side by side, each on its GPU and half of
-the cores. `--continue` takes the outcomes of an earlier result over: what both arms came to there is not run again,
-what differed and could not be repeated is repeated now. What was late there, or is named by `--again`, as the code that
-it tests has changed, is run anew.
+`forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with little beside it: a
+test that differs then in the same way is a difference, the rest is chance; tests without time left are neither, and
+listed. A test that passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exhaustive`, where every
+choice is made and timed: if it passes then, it needs a choice that we had left out. Prints a table, and ends with 1 if
+anything else passes without us alone. `--processes` deals a file's tests out to so many processes at a time, and
+repeated tests to a third of them. With two `--devices`, which may be the same, the arms run side by side, each on its
+GPU and half of the cores. `--continue` takes the outcomes of an earlier result over: tests that ended in both arms are
+not run again, and differences that could not be repeated are repeated now. Tests that were late there, or are named by
+`--again`, as the code that they test has changed, are run anew.
 
-The files, and what they import of torch's own test folder, are fetched from PyTorch's repository, of the release
-installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the
-`expecttest` package. `--python` is an interpreter with another release of torch and with us.
+The files, and their imports from torch's own test folder, are fetched from PyTorch's repository, of the release
+installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the `expecttest`
+package. `--python` is an interpreter with another release of torch and with us.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ _FIRST_SHARE, _SECOND_SHARE = 0.75, 0.15
 """Shares of a file's seconds, for both arms, and for what came out differently; the rest is for what is left out."""
 _NOTHING_LEFT_OUT = {"FORECAST_AUTOTUNE_MODE": "exhaustive"}
 _LESS_BESIDE = 3
-"""So many times fewer processes run what came out differently: what failed for want of time or memory passes then."""
+"""So many times fewer processes run the tests that differed: a failure for want of time or memory passes then."""
 
 
 def imported_names(source: str) -> set[str]:

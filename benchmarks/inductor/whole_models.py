@@ -23,7 +23,7 @@ an arm that is timed stay until all have, and time their passes in turns. `--nul
 go to FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that has
 not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the first call
 went and between which of our decisions most time passed. `--samples` also looks at the stack of the compiling thread, a
-hundred times a second. What torch and Triton load is read once before: no arm waits for the disk alone.
+hundred times a second. Files that torch and Triton load are read once before: no arm waits for the disk alone.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. With us the configs of generated kernels are tuned on at later calls: settling_s is how long

@@ -25,14 +25,14 @@ class CandidatePlace:
     """The driver's number of the device."""
 
     @classmethod
-    def of(cls, asked: str, index: int = 0) -> CandidatePlace:
+    def of(cls, device_name: str, index: int = 0) -> CandidatePlace:
         """Raises `LookupError` for a device that the driver does not know."""
-        if asked == "cpu":
-            return cls(asked)
+        if device_name == "cpu":
+            return cls(device_name)
         name, uuid = device.identity(index)
         if not uuid:
             raise LookupError(f"the driver knows no device {index}")
-        return cls(asked, name, device.device_peaks(name), uuid, index)
+        return cls(device_name, name, device.device_peaks(name), uuid, index)
 
     def lane(self) -> SandboxLane:
         """A lane, not yet open; without a device Triton kernels can only be interpreted there."""

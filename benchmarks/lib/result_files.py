@@ -33,20 +33,20 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return command_line
 
 
-def parse_arguments(made: argparse.ArgumentParser, *, on_host: bool = False) -> argparse.Namespace:
+def parse_arguments(parser: argparse.ArgumentParser, *, on_host: bool = False) -> argparse.Namespace:
     """Parse; a run that is no child must say where its result goes, before it costs anything.
 
     Unless all of it is `on_host`, it also needs a CUDA device.
     """
-    arguments = made.parse_args()
+    arguments = parser.parse_args()
     if not arguments.child and arguments.out is None:
-        made.error("--out FILE is required: a run that is not recorded is wasted")
+        parser.error("--out FILE is required: a run that is not recorded is wasted")
     hostly = on_host or arguments.null or any(getattr(arguments, n, False) for n in ("stub_only", "fit_only"))
     if not hostly:
         import torch
 
         if not torch.cuda.is_available():
-            made.error("there is no CUDA device here; --null makes a dry run")
+            parser.error("there is no CUDA device here; --null makes a dry run")
     return arguments
 
 

@@ -6,7 +6,7 @@
 
 Each target is searched by the command `forecast-autotune search TARGET --device cuda --path PATH --seconds N`, in a
 process of its own, and its log is watched. A verdict is any result of a source but the harness's own failures.
-Before it, a search of the seed alone fills whatever caches there are: what its first verdict took is told as cold.
+Before it, a search of the seed alone fills whatever caches there are: the time of its first verdict is listed as cold.
 `--paths machine-code host-code` compares the two. `--keep` leaves the log of each target's last search in a folder.
 
 `--libraries` names kernels of `benchmarks.lib.search.library_kernels`: a workload of the library runs once under

@@ -1,10 +1,10 @@
-"""Claim: what searches have found is as much faster as they say, timed again beside the seed in one process.
+"""Claim: the results of searches are as much faster as they say, timed again beside the seed in one process.
 
     python -m benchmarks.machine_code.searches --keep FOLDER ...
     python -m benchmarks.machine_code.winners_in_turns FOLDER --out FILE.json [--rounds 200] [--device cuda]
 
 For the log of every search in FOLDER: the seed in its best config and the winner in its own are launched in turns at
-every call that the search timed, the seed twice (the noise); what they write is compared. With `--device cpu` all is
+every call that the search timed, the seed twice (the noise); their outputs are compared. With `--device cpu` all is
 compiled for an H200 that is not there, and times are made up: to try the script.
 """
 

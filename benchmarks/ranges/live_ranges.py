@@ -6,9 +6,9 @@
 For every kernel of `RANGES`, on the device: `truth` measures every config at `--sizes` sizes,
 evenly spaced on a log scale, each as a decision of its own in exhaustive mode. `robust` decides once for the range,
 `bucket=Robust(argument, (low, high))` with its defaults, in a fresh store, at a call in the middle; the sizes at which
-it measures are its own. `middle` decides at that middle size alone, in a fresh store. What each chose is looked up in
+it measures are its own. `middle` decides at that middle size alone, in a fresh store. Each choice is looked up in
 `truth`: its slow-down against the best config of every size. `interpolated` is what four of the sizes of `truth`
-choose, with times between them interpolated: what `robust` could choose if it measured everything there.
+choose, with times between them interpolated: the choice of `robust` if it measured everything there.
 `best_single` is the config that is best over all sizes in hindsight: no single config can be better.
 
 Processes with parts of the kernels may run on several devices at once; `--join` puts their files together.

@@ -5,8 +5,8 @@
 CPU only. Each search runs in a process of its own, with threads that propose and lanes that judge, and gets
 SIGKILL at a random moment, again and again; then it is resumed and left to its end. The same search is run
 without kills, and both must end in the same state: nodes, batches, choices, scores, confirmations, reason to
-stop. The landscape of `synthetic_landscape` answers, after short random sleeps; whatever would cost money or device
-time writes a line to a ledger as it begins, and one as the last thing before it answers. With `--pack NAME`
+stop. The landscape of `synthetic_landscape` answers, after short random sleeps; a request that would cost money or
+device time writes a line to a ledger as it begins, and one as the last thing before it answers. With `--pack NAME`
 the solutions of a pack are verified by the real judge in its sandbox instead, and the mechanical proposer
 writes them; only the times come from a table, since no two timings are alike.
 

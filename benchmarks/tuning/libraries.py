@@ -59,7 +59,7 @@ from forecast_autotune.store import Store
 from forecast_train.metrics import cluster_bootstrap
 
 LONGEST_READING_S = 20.0
-"""For the IR of one problem; what is not read by then has no facts."""
+"""For the IR of one problem; IR not read by then has no facts."""
 TEXT_SIZES = "text_sizes"
 """Key of a problem line: lines and characters of its IR by assignment, which compile seconds go by."""
 _KEPT_OF_EXTRA = ("shared", "registers", "spills", "ptx", "forecast")

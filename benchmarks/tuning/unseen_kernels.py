@@ -4,8 +4,8 @@
         [--kernels 24] [--recorded] [--model FILE [--fit-only]]
 
 Takes kernels of the benchmark package one family and hand after the other, and fits the surrogate that
-ships to the recorded tables (`--tables`, and those of the package) without all of them. Of each, one fresh
-process with empty caches tunes the first case; then it measures every config for the oracle (all cores,
+ships to the recorded tables (`--tables`, and those of the package) without all of them. One fresh process with empty
+caches tunes the first case of each; then it measures every config for the oracle (all cores,
 our own exhaustive mode), and times our winner and the list's best three in turns. With `--recorded` the
 lists and their best three are those of the tables, measured exhaustively on such a device before: an
 oracle takes half a minute live, so that few kernels fit into an hour. `--fit-only` fits `--model` where there

@@ -4,7 +4,7 @@
     python -m benchmarks.verification.solutions --device cpu --limit 2 --out /tmp/verification.json
 
 `exploits`: the corpus of the tests, on the CPU, in an interpreter where it is Triton's, and on the device. A
-trick that can bite on a CPU alone is an honest program on a device; what was accepted there is listed apart.
+trick that can bite on a CPU alone is an honest program on a device; accepted ones are listed apart.
 `honest`: the honest corpus and all solutions of the shipped packs. Most exploits go through several lanes at once;
 all that is timed goes through one, with nothing else at work.
 """
@@ -208,7 +208,7 @@ def _exploit(entry: corpus.CorpusEntry, place: CandidatePlace) -> Callable[[Sand
 
 
 def summarize_exploits(rows: Sequence[Row]) -> Row:
-    """An exploit counts where its trick is meant to bite; what a device makes of the others is told apart."""
+    """An exploit counts where its trick is meant to bite; the results of the others on a device are listed apart."""
     results = [r for r in rows if "found" in r]
     home, away = ([r for r in results if _on_intended_device(r) == where] for where in (True, False))
     accepted = [r for r in home if r["accepted"]]

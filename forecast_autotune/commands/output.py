@@ -60,7 +60,7 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int | None = None) -> Iterator[Callable[[int, int, str], None]]:
-        """A bar on stderr, or one line where that is no terminal; what is yielded moves it: (done, total, what)."""
+        """A bar on stderr, or one line where that is no terminal; the result moves it: (done, total, what)."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         if not self.errors.is_terminal:

@@ -1,4 +1,4 @@
-"""A command as a process: words, streams and an exit status; whatever happens becomes one line on stderr."""
+"""A command as a process: words, streams and an exit status; every failure becomes one line on stderr."""
 
 from __future__ import annotations
 

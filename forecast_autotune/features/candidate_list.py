@@ -1,6 +1,6 @@
 """A list of candidates with what is computed once per list: columns, rows by candidate, assignments, units.
 
-A decision forecasts the same list many times. Whatever loops over candidates in Python is done here, once,
+A decision forecasts the same list many times. Loops over candidates in Python are done here, once,
 and where possible over the distinct values instead; all the rest works on arrays.
 """
 

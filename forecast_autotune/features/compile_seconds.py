@@ -2,7 +2,7 @@
 
 Compilers take time for every operation of a thread: many operations, large tiles on few warps and deep pipelines
 compile for seconds where their neighbours take tenths. The weights are fitted to recorded compilations by
-`forecast_train.surrogate.compile_seconds`; what compiles in a decision then corrects the level
+`forecast_train.surrogate.compile_seconds`; compilations of a decision then correct the level
 (`CompileSeconds.level`).
 """
 
@@ -132,7 +132,7 @@ def remaining_seconds(log2_median: float, sd: float, elapsed_s: float) -> float:
     """Expected seconds until a compilation ends that has run for `elapsed_s`, if its log2 is normal but for its tail.
 
     The mean of a log-normal variable beyond a threshold, less the threshold; and the later it is, the nearer to a
-    share of `elapsed_s` at least: what should have ended long ago does not end soon.
+    share of `elapsed_s` at least: a compilation that is long overdue does not end soon.
     """
     mu, sigma = log2_median * math.log(2), max(sd, 1e-3) * math.log(2)
     mean = math.exp(mu + sigma**2 / 2)

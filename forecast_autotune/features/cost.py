@@ -170,8 +170,8 @@ def _uses_warp_groups(facts: FactColumns, warps: Array, warp_groups: bool) -> np
 
 def _prefetch_depth(facts: FactColumns, stages: Array) -> tuple[Array, Array]:
     """(stages of the loop that loads most, iterations that it loads ahead), [n] each; see `shared_bytes`."""
-    asked = np.where(facts["loop_stages"] > 0, facts["loop_stages"], stages)
-    return asked, np.maximum(1.0, np.floor((asked - 1.0) / np.maximum(1.0, facts["load_levels"])))
+    depth = np.where(facts["loop_stages"] > 0, facts["loop_stages"], stages)
+    return depth, np.maximum(1.0, np.floor((depth - 1.0) / np.maximum(1.0, facts["load_levels"])))
 
 
 def shared_bytes(
@@ -191,13 +191,13 @@ def shared_bytes(
     loops, operands, tiles whose fastest dimension changes and what warps exchange in reductions live one
     after another.
     """
-    asked, ahead = _prefetch_depth(facts, stages)
+    depth, ahead = _prefetch_depth(facts, stages)
     groups = _uses_warp_groups(facts, warps, warp_groups)
     buffers = (ahead + groups + spare) * facts["direct_bytes"] + (ahead + spare) * facts["indirect_bytes"]
-    buffers = np.where(asked > 1, buffers, facts["direct_once_bytes"])
+    buffers = np.where(depth > 1, buffers, facts["direct_once_bytes"])
     # Copies of less than 4 bytes per thread stay in registers.
-    wide = (facts["streamed_load_bytes"] >= 4.0 * 32.0 * warps) & (asked > 1)
-    buffers = buffers + np.where(wide, (asked - 1.0) * facts["streamed_bytes"], 0.0)
+    wide = (facts["streamed_load_bytes"] >= 4.0 * 32.0 * warps) & (depth > 1)
+    buffers = buffers + np.where(wide, (depth - 1.0) * facts["streamed_bytes"], 0.0)
     held = holds * (facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], facts["chained_bytes"]))
     across = facts["reduced_across"]
     sharing = np.where(across > 0, facts["reduced_length"], facts["reduced_length"] / 32.0)

@@ -413,9 +413,9 @@ def register_limits(configs: Sequence[Config], device: DeviceSpec) -> npt.NDArra
     elif device.backend == "hip":
         of_unit = device.registers / device.vector_units / device.warp_size
         for row, config in enumerate(configs):
-            asked = dict(config.kwargs).get("waves_per_eu")
+            request = dict(config.kwargs).get("waves_per_eu")
             own = -(-max(1, config.num_warps) // device.vector_units)  # a program's waves must fit themselves
-            waves = max(own, asked if isinstance(asked, int | float) else 0)
+            waves = max(own, request if isinstance(request, int | float) else 0)
             limits[row] = min(most, max(16.0, of_unit // waves))
     elif device.backend == "xpu":
         for row, config in enumerate(configs):

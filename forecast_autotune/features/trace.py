@@ -54,7 +54,7 @@ def trace_many(
     """Trace one config's constexprs after another: (`assignment_key`, text or why there is none).
 
     Lazy and in order, also in drawing `assignments`: a caller with a deadline may stop at any time. Raises
-    nothing: what is wrong with the kernel itself is yielded for every assignment.
+    nothing: an error of the kernel itself is yielded for every assignment.
     """
     tracer: KernelTracer | FeatureError
     try:

@@ -107,7 +107,7 @@ T = TypeVar("T")
 
 
 def run_parallel(jobs: Sequence[Callable[[], T]], width: int) -> list[T | LLMError]:
-    """Run jobs in up to `width` threads; what a job raises as `LLMError` takes its result's place."""
+    """Run jobs in up to `width` threads; an `LLMError` of a job takes its result's place."""
 
     def safe(job: Callable[[], T]) -> T | LLMError:
         try:
@@ -124,7 +124,7 @@ def run_parallel(jobs: Sequence[Callable[[], T]], width: int) -> list[T | LLMErr
 TextGenerator = Callable[[str, int], list[str]]
 """(prompt, n) -> up to n texts; raises `LLMError` when there is none."""
 UsageCallback = Callable[[Usage], None]
-"""Is told what one call of a writer cost, in the caller's thread, whether or not there was a text."""
+"""Gets the cost of one call of a writer, in the caller's thread, whether or not there was a text."""
 
 
 def ignore_usage(usage: Usage) -> None:

@@ -95,7 +95,7 @@ class BlendWeight(Record, complete=True):
 
 @dataclass(frozen=True)
 class CalibrationScope(Record, complete=True):
-    """The range that the calibration was fitted to; what lies outside is out of distribution."""
+    """The range that the calibration was fitted to; problems outside are out of distribution."""
 
     devices: tuple[str, ...] = ()
     """Slugs."""
@@ -119,7 +119,7 @@ class CalibrationScope(Record, complete=True):
 
 @dataclass(frozen=True)
 class ModelLatency(Record, unknown="refuse"):
-    """How long the model took where it was calibrated; whoever has asked goes by that."""
+    """How long the model took where it was calibrated; callers wait accordingly."""
 
     per_token_s: float = 0.0
     """Seconds per token of a prompt."""

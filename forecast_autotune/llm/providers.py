@@ -31,7 +31,7 @@ class Provider(Protocol):
         *,
         settings: Settings | None = None,
         timeout_s: float = GENERATION_TIMEOUT_S,
-        told: UsageCallback = ignore_usage,
+        on_usage: UsageCallback = ignore_usage,
     ) -> TextGenerator:
         """A function from (prompt, n) to up to n texts. Raises `SettingsError`."""
         ...

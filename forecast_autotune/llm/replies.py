@@ -22,7 +22,7 @@ class InvalidResponse(LLMError):
 
 
 def weights(distribution: Any, *, labels: Sequence[AnswerLabel]) -> list[Any]:
-    """One weight per label; what the model gave to anything else counts for nothing."""
+    """One weight per label; weight on anything else counts for nothing."""
     if isinstance(distribution, dict):
         pairs = list(distribution.items())
     else:

@@ -52,7 +52,7 @@ class RiskBounded:
     """
 
     first: float = 0.03
-    """Share of candidates in the first round. Small: what a round teaches is worth more than its size."""
+    """Share of candidates in the first round. Small: information from a round is worth more than its size."""
     least: int = 3
     """Fewest candidates in the first round."""
     share: float = 0.30
@@ -94,7 +94,7 @@ class RiskBounded:
         return wanted
 
     def weights(self, state: TuningState, rows: npt.NDArray[np.intp]) -> Array:
-        """Factors on the expected gain of these candidates, [n]: what costs little may gain less."""
+        """Factors on the expected gain of these candidates, [n]: cheap ones may gain less."""
         names = state.forecasts.candidates
         return np.array([self.cheap if names[int(i)] in state.ready else 1.0 for i in rows])
 

@@ -110,7 +110,7 @@ class WallTime(RiskBounded):
         return mean_gain(best, samples) if math.isfinite(best) else np.full(samples.shape[1], math.inf)
 
     def _price(self, state: TuningState) -> float:
-        """Wall seconds for one log2 of run time: who accepts half the risk pays twice as much."""
+        """Wall seconds for one log2 of run time: half the risk costs twice as much."""
         return self.percent_s / _PERCENT * _USUAL_RISK / max(state.risk, 1e-3)
 
     def _waiting_pays(

@@ -83,7 +83,7 @@ class RangeRows:
         return results
 
     def combine(self, parts: Sequence[Measurement]) -> Measurement:
-        """One measurement for the range from those at the measured points, in order; what failed anywhere fails."""
+        """One measurement for the range from those at the measured points, in order; one failure fails it."""
         failed = next((m for m in parts if not m.ok), None)
         first = parts[0]
         seconds = [m.compile_s for m in parts if m.compile_s is not None]

@@ -83,7 +83,7 @@ class Job:
     _complained: bool = False
 
     def leave(self, error: Exception) -> None:
-        """Stop sharing for the rest of this process, with one warning: whatever fails of it, a decision does not."""
+        """Stop sharing for the rest of this process, with one warning: its failures do not fail a decision."""
         if not self.left:
             self.left = str(error) if isinstance(error, JobStoreLostError) else repr(error)
             warnings.warn(

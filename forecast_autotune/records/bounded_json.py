@@ -16,7 +16,7 @@ from forecast_autotune.records.json_fields import (
 )
 
 MAX_DEPTH = 64
-"""Lists and objects within each other. Records have eight levels; whatever walks them recurses once a level."""
+"""Lists and objects within each other. Records have eight levels; functions that walk them recurse once a level."""
 MAX_VALUES = 4_000_000
 """The most values of a document: the largest caches of tuners have half of it; in Python they take half a gigabyte."""
 

@@ -157,12 +157,12 @@ class LearnedSurrogate(AnalyticSurrogate):
         """The formula's belief, corrected where there is IR to read."""
         if not isinstance(query.candidates, CandidateList):
             return self._corrected(query)
-        last, asked = self._last, (query.problem, query.candidates, query.grids, query.ttir)
+        last, question = self._last, (query.problem, query.candidates, query.grids, query.ttir)
         # Traces only ever come in addition: as many texts in the same mapping are the same texts.
-        if last is not None and last[4] == len(query.ttir) and all(map(operator.is_, last[:4], asked)):
+        if last is not None and last[4] == len(query.ttir) and all(map(operator.is_, last[:4], question)):
             return last[5]
         result = self._corrected(query)
-        self._last = (*asked, len(query.ttir), result)
+        self._last = (*question, len(query.ttir), result)
         return result
 
     def _corrected(self, query: Query) -> Prior:

@@ -234,22 +234,22 @@ class _PriorKey:
         return isinstance(other, _PriorKey) and self._identity() == other._identity()
 
 
-def _pooled_prior(asked: _PriorKey) -> _PooledPrior:
+def _pooled_prior(key: _PriorKey) -> _PooledPrior:
     # A list of measurements may have grown since: only tuples are the same when they are identical.
-    fixed = all(isinstance(r.measurements, tuple) for r in asked.relatives)
-    return _cached_prior(asked) if fixed else _build_prior(asked)
+    fixed = all(isinstance(r.measurements, tuple) for r in key.relatives)
+    return _cached_prior(key) if fixed else _build_prior(key)
 
 
 @lru_cache(maxsize=4)
-def _cached_prior(asked: _PriorKey) -> _PooledPrior:
-    return _build_prior(asked)
+def _cached_prior(key: _PriorKey) -> _PooledPrior:
+    return _build_prior(key)
 
 
-def _build_prior(asked: _PriorKey) -> _PooledPrior:
-    h, candidates = asked.hyper, asked.candidates
+def _build_prior(key: _PriorKey) -> _PooledPrior:
+    h, candidates = key.hyper, key.candidates
     n, encoder = len(candidates), ConfigEncoder.of(candidates)
     points = encoder(candidates) / h.length_scales(encoder)
-    pool = pool_relatives(asked.problem, candidates, asked.relatives, knee=h.knee, beyond=h.beyond)
+    pool = pool_relatives(key.problem, candidates, key.relatives, knee=h.knee, beyond=h.beyond)
     columns = np.zeros((n, 1)) if pool is None else pool.columns - pool.columns.mean(axis=0)
     inputs = CovarianceInputs(points, columns, unshared_leaves(n, 0), np.zeros(n))
     # The independent residual is this module's own: it differs between configs.

@@ -176,13 +176,13 @@ class Forecasts:
 
         The last ones are kept: a plan is made again and again while nothing new is known.
         """
-        asked = rows.tobytes(), count, seed
-        result = self._last_outcomes.get(asked)
+        key = rows.tobytes(), count, seed
+        result = self._last_outcomes.get(key)
         if result is None:
             result = self._draw_outcomes(rows, count, seed)
             result.flags.writeable = False
             self._last_outcomes.clear()
-            self._last_outcomes[asked] = result
+            self._last_outcomes[key] = result
         return result
 
     def _draw_outcomes(self, rows: npt.NDArray[np.intp], count: int, seed: int) -> Array:

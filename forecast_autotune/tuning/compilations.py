@@ -136,7 +136,7 @@ class FirstCompilations:
     def guessed(self, workers: int) -> Sequence[Candidate]:
         """Return the best of a longer list without its IR, one for each worker while that is traced.
 
-        Of 19 recorded lists of 36 to 48, 72 % of sixteen are wanted once there is IR, and all sixteens hold a
+        In 19 recorded lists of 36 to 48, 72 % of sixteen are wanted once there is IR, and all sixteens hold a
         config within 2 % of the best. Workers that turn out to have the wrong ones are given others. A single one
         waits: it would take the core that traces.
         """

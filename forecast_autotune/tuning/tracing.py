@@ -1,8 +1,8 @@
 """Tracing of candidates to TTIR: all of a small list or a spread sample of a large one, then
 whatever the forecasts think best.
 
-Of a large one, too, what tells which meta-parameters are inert (`features.inert_parameters`): what differs from
-a traced assignment in these alone need not be traced.
+In a large one, traces also show which meta-parameters are inert (`features.inert_parameters`): an assignment that
+differs from a traced one in these alone need not be traced.
 
 A tracer that works in the background is started and polled; any other is called, and waited for.
 """
@@ -151,8 +151,8 @@ class LazyTraces:
     def start_initial(self) -> bool:
         """Begin with the first traces in the background, if the tracer can; whether any are under way.
 
-        `trace_initial` completes them. Of a large list, the neighbours that show which meta-parameters are inert
-        are traced along.
+        `trace_initial` completes them. In a large list, the neighbours that show which meta-parameters are inert are
+        traced along.
         """
         if not isinstance(self._trace, BackgroundTracer):
             return False

@@ -18,7 +18,7 @@ from benchmarks.lib.processes.compile_processes import Row, inductor_clock, indu
 from forecast_integrations.inductor.api import TorchCompileHandle
 
 PACKAGES = ("torch/_dynamo", "torch/_functorch", "torch/_inductor", "forecast_integrations", "triton/")
-"""Parts of paths of files whose functions are named; what they call of others counts as theirs."""
+"""Parts of paths of files whose functions are named; their calls of others count as theirs."""
 DEPTH = 5
 """Innermost of these functions that name a place."""
 

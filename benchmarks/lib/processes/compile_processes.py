@@ -28,7 +28,7 @@ _BLOCK = 1 << 24
 
 
 class RowFile:
-    """Rows of children, one line each, kept between runs; what failed is tried again."""
+    """Rows of children, one line each, kept between runs; failed ones are tried again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -182,11 +182,11 @@ def access_counts(touches: Mapping[TileAccess, float]) -> dict[str, float]:
     results = {f"{what}_{warps}": 0.0 for what in ("accesses", "lines") for warps in COUNTED_WARPS}
     for one, times in touches.items():
         elements = math.prod(one.shape)
-        asked = one.wide if one.store else widest[one.shape, one.axis]
+        width = one.wide if one.store else widest[one.shape, one.axis]
         lines: dict[tuple[int, int], float] = {}
         for warps in COUNTED_WARPS:
             most = _power_of_two_floor(elements // (WARP_SIZE * warps))
-            apart, vector = min(most, asked), min(most, one.vector)
+            apart, vector = min(most, width), min(most, one.vector)
             if (apart, vector) not in lines:
                 lines[apart, vector] = _lines_per_instruction(one, apart)
             result = times * max(0.0 if one.store else float(warps), elements / WARP_SIZE / vector)

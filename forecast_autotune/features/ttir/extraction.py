@@ -461,7 +461,7 @@ class TtirModule:
 
 @lru_cache(maxsize=128)  # of some 80 kB each
 def cached_module(text: str) -> TtirModule:
-    """The module of a text; whoever reads it changes nothing in it. Raises `FeatureError` like `parse_ttir`."""
+    """The module of a text; readers change nothing in it. Raises `FeatureError` like `parse_ttir`."""
     return TtirModule(parse_ttir(text))
 
 

@@ -122,7 +122,7 @@ def _split_top_level(text: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def parse_type(text: str) -> Type:
-    """Read one type; what is not understood becomes kind `other` with no size."""
+    """Read one type; an unknown one becomes kind `other` with no size."""
     text = text.strip()
     if text.startswith("tensor<"):
         inner = _split_top_level(text[7:-1])[0]

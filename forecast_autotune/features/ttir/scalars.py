@@ -178,8 +178,8 @@ def while_counter(before: Block, after: Block) -> tuple[str, str, str] | None:
     """
     if not before.ops or not after.ops or not before.ops[-1].operands:
         return None
-    asked, *passed = before.ops[-1].operands
-    compared = next((op for op in before.ops if asked in op.results), None)
+    condition, *passed = before.ops[-1].operands
+    compared = next((op for op in before.ops if condition in op.results), None)
     if compared is None or compared.name != "arith.cmpi" or len(compared.operands) != 2:
         return None
     name, end = compared.operands

@@ -117,14 +117,14 @@ def _loop_parts(
     loop: Op, body: Sequence[Op], makers: Mapping[str, Op], accesses: Mapping[int, AccessPattern]
 ) -> dict[str, float]:
     """The parts that one loop keeps; empty when it has neither dots nor stages of its own."""
-    asked = _STAGES.search(loop.text)
-    stages = float(asked.group(1)) if asked else 0.0
+    match = _STAGES.search(loop.text)
+    stages = float(match.group(1)) if match else 0.0
     local = {result: op for op in body for result in op.results}
     loads = [op for op in body if op.name in LOADS and op.outputs and op.outputs[0].tensor]
     copied = [op for op in loads if _is_async_copy(op, accesses)]
     dots = [op for op in body if op.name in DOTS]
     if not dots:
-        if not asked:
+        if not match:
             return {}
         return {
             "streamed_bytes": math.fsum(op.outputs[0].nbytes for op in copied),

@@ -86,9 +86,9 @@ def _asked(
     at: str,
     provenance: str,
 ) -> Advice:
-    asked, trouble = prompt, "there was no answer"
+    query, trouble = prompt, "there was no answer"
     for _ in range(ATTEMPTS):
-        texts = generate(asked, 1)
+        texts = generate(query, 1)
         if not texts:
             break
         text = cost_function_text(texts[0])
@@ -96,7 +96,7 @@ def _asked(
             check_function(parse_cost_function(text), samples)
         except AdviceError as error:
             trouble = str(error)
-            asked = f"{prompt}\nYour last answer was refused: {error}\nAnswer again with the whole module.\n"
+            query = f"{prompt}\nYour last answer was refused: {error}\nAnswer again with the whole module.\n"
             continue
         return Advice(kernel.name, kernel.source_sha256, text, model, ADVICE_VERSION, at, provenance)
     raise AdviceError(f"no cost function of {kernel.name}: {trouble}")

@@ -1,6 +1,6 @@
 """Expressions of a cost function: checked syntax trees as closures over arrays, never Python that runs.
 
-Allowed syntax is listed here; whatever is not raises `AdviceError` when the text is read, so an evaluation
+Allowed syntax is listed here; any other raises `AdviceError` when the text is read, so an evaluation
 meets nothing but numbers.
 """
 

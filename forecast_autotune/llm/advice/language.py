@@ -331,7 +331,7 @@ class _ModuleReader:
 
 
 def _for_some(body: _Run, holds: npt.NDArray[np.bool_], frame: Frame) -> Value:
-    """Run a branch that only the candidates for which `holds` take; what it returns or says early is theirs alone."""
+    """Run a branch that only the candidates for which `holds` take; early returns are theirs alone."""
     run, known, answer = frame.run, len(frame.pending), frame.run.identity
     value = body(frame)
     frame.pending[known:] = [(holds & early, v) for early, v in frame.pending[known:]]

@@ -34,7 +34,7 @@ class AdviceError(RecordError):
 
 @dataclass(frozen=True)
 class AdviceSubject:
-    """See the module. Columns are arrays [n]; what all candidates share is a number or a text."""
+    """See the module. Columns are arrays [n]; a common value of all candidates is a number or a text."""
 
     config: Mapping[str, Value]
     arguments: Mapping[str, Argument]

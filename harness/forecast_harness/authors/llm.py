@@ -150,7 +150,7 @@ class LLMAuthor:
         self._author = f"{model} ({', '.join(how)})" if how else model
         self._target = target
         self._usage_by_thread = threading.local()
-        self._write = provider().text_generator(text, settings=settings, told=self._record_usage)
+        self._write = provider().text_generator(text, settings=settings, on_usage=self._record_usage)
         question = f"{spec.kind}:{spec.location}?{sorted(spec.options.items())}"
         self._cache = TextCache(answers_directory(settings) / CACHE_FOLDER, question)
 

@@ -64,7 +64,7 @@ def _ask(options: argparse.Namespace, output: Output) -> int:
 
     store = open_store(options)
     session = _AdvisingSession(
-        provider().text_generator(spec, told=add_usage),
+        provider().text_generator(spec, on_usage=add_usage),
         provider().model_name(spec),
         store,
         options.again,

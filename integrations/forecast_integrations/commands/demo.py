@@ -38,7 +38,7 @@ def demo(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _show(found: Comparison, output: Output) -> None:
+def _show(comparison: Comparison, output: Output) -> None:
     from rich.text import Text
 
     from forecast_autotune.report.chart import bar, milliseconds, percent, seconds
@@ -46,29 +46,30 @@ def _show(found: Comparison, output: Output) -> None:
 
     output.console.print(
         shown_text(
-            f"matmul {found.size}x{found.size}x{found.size} fp16, {found.candidates} configs, {found.device}",
+            f"matmul {comparison.size}x{comparison.size}x{comparison.size} fp16, "
+            f"{comparison.candidates} configs, {comparison.device}",
             "bold",
         )
     )
     table = plain_table("", ">measured", "tuning", ">", "chosen", ">its time")
-    longest = max(found.forecast.seconds, found.exhaustive.seconds)
+    longest = max(comparison.forecast.seconds, comparison.exhaustive.seconds)
     plain = output.console.options.ascii_only
     for name, side, colour in (
-        ("forecast_autotune", found.forecast, "green"),
-        ("triton.autotune", found.exhaustive, "white"),
+        ("forecast_autotune", comparison.forecast, "green"),
+        ("triton.autotune", comparison.exhaustive, "white"),
     ):
         table.add_row(
             shown_text(name, "bold"),
-            f"{side.measured} of {found.candidates}",
+            f"{side.measured} of {comparison.candidates}",
             shown_text(bar(side.seconds / longest, 16, plain=plain), colour),
             seconds(side.seconds),
             shown_text(side.config),
             milliseconds(side.ms),
         )
     output.console.print(table)
-    if found.forecast.config == found.exhaustive.config:
+    if comparison.forecast.config == comparison.exhaustive.config:
         choice = "the same config chosen"
     else:
-        choice = f"a config {percent(abs(found.regret))} {'slower' if found.regret > 0 else 'faster'} chosen"
-    output.console.print(Text.assemble((f"{found.speedup:.1f}x faster tuning", "bold"), f", {choice}"))
-    output.console.print(shown_text(f"because: {found.reason}", "dim"))
+        choice = f"a config {percent(abs(comparison.regret))} {'slower' if comparison.regret > 0 else 'faster'} chosen"
+    output.console.print(Text.assemble((f"{comparison.speedup:.1f}x faster tuning", "bold"), f", {choice}"))
+    output.console.print(shown_text(f"because: {comparison.reason}", "dim"))

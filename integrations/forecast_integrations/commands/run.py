@@ -196,10 +196,10 @@ def _program(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[
     spec = PathFinder.find_spec("__main__", [str(path.absolute())])
     if spec is None or not isinstance(spec.loader, InspectLoader):
         raise CommandError(f"can't find '__main__' module in {str(path)!r}")
-    found, loader = spec, spec.loader
+    module_spec, loader = spec, spec.loader
 
     def execute_archive() -> None:
-        _as_main(importlib.util.module_from_spec(found), loader.get_code("__main__"))
+        _as_main(importlib.util.module_from_spec(module_spec), loader.get_code("__main__"))
 
     return lambda: _set_up(options.script, options.rest, path.absolute()), execute_archive
 

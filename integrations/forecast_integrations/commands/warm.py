@@ -242,7 +242,7 @@ def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
 def sized_misses(calls: Sequence[Miss], shapes: Sequence[str]) -> list[WarmedMiss]:
     """Every combination of the shapes for one call of each kind among `calls`, which has these arguments.
 
-    Of calls that differ in these arguments alone, the largest speaks for all. Raises `UsageError` for shapes that
+    The largest of calls that differ in these arguments alone stands for all. Raises `UsageError` for shapes that
     are none, and `CommandError` for too many and where no call has such arguments.
     """
     axes = dict(map(parse_shapes, shapes))

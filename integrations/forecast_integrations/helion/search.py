@@ -61,7 +61,7 @@ BATCH = 8
 """Configs that Helion is given at a time. It compiles them side by side; to check and time one takes it 0.3 s."""
 MOST_ELEMENTS = 256
 """Elements of its largest tile for each thread from which on a config is left out: it spills, and may compile for
-minutes, for which a whole batch waits. Of 40 recorded ones the median took 8 times as long as the best, a tenth
+minutes, for which a whole batch waits. The median of 40 recorded ones took 8 times as long as the best, a tenth
 compiled for more than 6 s, and five were within 2 % of the best."""
 MOST_MEASURED = 0.5
 """Share of the pool that is measured at most, whatever risk is left."""

@@ -36,7 +36,7 @@ class ConfigJob:
 def compile_config(job: ConfigJob, environment: Mapping[str, str]) -> float:
     """Compile it with the worker's assembler and these variables (where caches are); the seconds that it took.
 
-    It fills Triton's cache, and no more. Zero where it does not compile: who times it will meet the failure.
+    It fills Triton's cache, and no more. Zero where it does not compile: the timing will meet the failure.
     """
     from torch._inductor.runtime import compile_tasks
 

@@ -137,8 +137,8 @@ def inductor_workers() -> ConfigsAhead | None:
 
 
 _IMPROVES = 0.99
-"""Below this share of the best time, the descent goes on from a config: what less is worth no wave, and medians of a
-few launches in turns do not tell it."""
+"""Below this share of the best time, the descent goes on from a config: a smaller gain is worth no wave, and medians
+of a few launches in turns do not show it."""
 STRAGGLER_S = 1.0
 """Seconds after which a wave is timed without the configs that still compile. With each timing the best is timed again,
 so that whole waves cost less."""

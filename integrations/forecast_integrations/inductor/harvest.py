@@ -1,4 +1,4 @@
-"""Every time that Inductor takes goes into the store; what it reads from its own cache does not."""
+"""Every time that Inductor takes goes into the store; times from its own cache do not."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ def save_timings(
     session.add_rows(problem, fresh)
 
 
-def _as_taken(taken: float | None, told: float) -> bool:
+def _as_taken(taken: float | None, given: float) -> bool:
     """Whether what Inductor was told is what the clock gave."""
-    return taken is not None and (taken == told or (math.isnan(taken) and math.isnan(told)))
+    return taken is not None and (taken == given or (math.isnan(taken) and math.isnan(given)))
 
 
 def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequence[ChoiceCaller]) -> None:

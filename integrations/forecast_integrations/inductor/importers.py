@@ -182,7 +182,7 @@ def _device(named: object, backend: str) -> Device:
         count = torch.cuda.device_count() if backend == "cuda" else 0
         here = [torch.device(backend, i) for i in range(count)] if count else []
         here += [torch.device("cpu")] if backend == "cpu" else []
-        same = [found for found in map(device_of, here) if found.name == named]
+        same = [device for device in map(device_of, here) if device.name == named]
         if same:
             return same[0]
     return Device(named, backend)

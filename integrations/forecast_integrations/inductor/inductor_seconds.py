@@ -55,7 +55,7 @@ def inductor_seconds_saved(
     `compiled` is seconds that a worker took per compiled choice, `left_out` what was neither compiled nor timed,
     `forecast_s` what forecasts took. `workers` compile at once. With `compiles_twice` the process compiles each
     choice again by itself, alone, which Inductor does unless workers and process share an assembler. Little is
-    claimed of lists that fit the pool: what is compiled besides takes the time of all work over all workers.
+    claimed of lists that fit the pool: further compilation takes the time of all work over all workers.
     """
     templates = [c for c in candidates if c.variant.startswith(TEMPLATE)]
     forecast = forecast_compile_seconds(templates, compiled)

@@ -5,7 +5,7 @@ When a model answers is no such thing, so a process that is one of several (`is_
 what was answered and kept before the view's moment, as every rank that shares the directory does. In
 deterministic mode, which knows no files, there is no model at all. Elsewhere it is asked live; the gate of
 `llm.gate` decides whether that is worth it, and the answer, given while Inductor compiles, counts from the
-next round on. Whatever fails in here, the surrogate answers alone.
+next round on. After any failure in here the surrogate answers alone.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _fresh_copy(plain: inductor.TemplateSurrogate) -> inductor.TemplateSurrogate
 
 
 def _free_answer_gate(situation: GateInputs) -> GateDecision:
-    """The gate where an answer costs nothing: what is not there already is not waited for."""
+    """The gate where an answer costs nothing: only answers that are there are used."""
     from forecast_autotune.llm.gate import decide_asking
 
     return decide_asking(replace(situation, per_token_s=0.0, load_s=0.0, answer_s=0.0))

@@ -73,7 +73,7 @@ class OperationSearch(Rounds):
         self.failed = False
         """There are no forecasts: Inductor goes on by itself."""
         self.altered = False
-        """Somebody altered times on their way from the clock: what they decide is no measured decision."""
+        """Somebody altered times on their way from the clock: a decision by them is not measured."""
         self.tuned_ahead = False
         """It had a turn before Inductor asked for its times; where that failed, there is no second one."""
         self.pool: ChoicePool | None = None

@@ -52,18 +52,18 @@ SMALL_RISK = 0.05
 """Below this accepted risk small operations are measured like others."""
 ROUND_GAIN = 0.03
 """The least product of an operation's share of its graph and of the risk of stopping that is worth to wait for
-another round: what is faster is so by some 7 %, so that 0.2 % of the graph's time is expected of it."""
+another round: a faster one is so by some 7 %, so that 0.2 % of the graph's time is expected of it."""
 
 
 LONG_COMPILATION = 3.0
 """Times as long as half of a round's choices are expected to compile: then a choice is left for later. A round ends
-with its last compilation, and what takes so long while others wait is given up anyway (`hooks.precompilation`)."""
+with its last compilation, and a longer one while others wait is given up anyway (`hooks.precompilation`)."""
 
 
 MIN_BATCH, LONG_LIST, MAX_BATCH = 4, 100, 16
 """Candidates of a further round; among more than so many, one for each compile worker, up to the last number.
-Inductor compiles them in parallel and then times them, so that what the policy would only compile ahead costs
-no more than its timing."""
+Inductor compiles them in parallel and then times them, so that a candidate that the policy would only compile ahead
+costs no more than its timing."""
 
 
 @dataclass(frozen=True)

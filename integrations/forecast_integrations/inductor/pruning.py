@@ -71,8 +71,8 @@ def prune_before_codegen(
 ) -> list[KernelTemplateChoice]:
     """The template choices of one list worth generating code for, in their order.
 
-    Further choices of the operation (C++, CUTLASS, subgraphs) come later, so this is a draft: what is
-    left out stays in reserve, and `prune_before_compilation` plans again over everything. `added` are not in
+    Further choices of the operation (C++, CUTLASS, subgraphs) come later, so this is a draft: choices left out stay
+    in reserve, and `prune_before_compilation` plans again over everything. `added` are not in
     Inductor's own list for the met sizes. Raises `UnplannedSpaceError` when there is no plan for a list from a
     `widened` space.
     """

@@ -151,7 +151,7 @@ class CacheOnlyBackend(Backend):
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
     ) -> BackendResponse:
-        """See `Backend`. Never raises: what was not answered by then is a row of zeros."""
+        """See `Backend`. Never raises: a candidate not answered by then has a row of zeros."""
         if isinstance(self.inner, CachingBackend):
             response = self.inner.answered_until(prefix, suffixes, labels, self.until)
         else:

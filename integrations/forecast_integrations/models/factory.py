@@ -70,11 +70,11 @@ def text_generator(
     *,
     settings: Settings | None = None,
     timeout_s: float = GENERATION_TIMEOUT_S,
-    told: UsageCallback = ignore_usage,
+    on_usage: UsageCallback = ignore_usage,
 ) -> TextGenerator:
     """A function from (prompt, n) to up to n texts of the model that a specification names.
 
-    The function raises `LLMError` when there is not a single text; `told` hears what its calls cost. Raises
+    The function raises `LLMError` when there is not a single text; `on_usage` hears what its calls cost. Raises
     `SettingsError` as `backend` does, and for backends that do not generate.
     """
     spec, settings = parsed(text, writing=True), settings or Settings.from_environment()
@@ -83,16 +83,16 @@ def text_generator(
         return recorded_generator(spec.location)
     if spec.kind == "transformers":
         source = ModelSource(spec.location, **spec.given_options("adapter", "device", "dtype"))
-        return LocalGenerator(source, timeout_s=timeout_s, told=told, **options)
+        return LocalGenerator(source, timeout_s=timeout_s, on_usage=on_usage, **options)
     if spec.kind == "completions":
         return completions_generator(
-            _open_client(spec, settings), spec.options["model"], timeout_s, **options, told=told
+            _open_client(spec, settings), spec.options["model"], timeout_s, **options, on_usage=on_usage
         )
     if spec.kind == "chat":
         if "effort" not in spec.options:
             # Several texts of one prompt are only worth having if they differ.
             spec = replace(spec, options={"temperature": 1.0, **spec.options})
-        return chat_generator(_open_chat(spec, _open_client(spec, settings)), timeout_s, told=told)
+        return chat_generator(_open_chat(spec, _open_client(spec, settings)), timeout_s, on_usage=on_usage)
     raise SettingsError(
         f"{spec.kind} does not generate text: use kind=chat, kind=completions, transformers: or recorded:"
     )

@@ -201,7 +201,7 @@ class RecordedAnswers:
 
 @lru_cache(maxsize=8)
 def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
-    """Read a file as it was changed at a time; what is returned is shared."""
+    """Read a file as it was changed at a time; the result is shared."""
     try:
         text = read_document(path)
     except (OSError, RecordError) as error:

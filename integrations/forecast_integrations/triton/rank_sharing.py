@@ -47,7 +47,7 @@ class TorchKeyValueStore:
 
 
 _jobs: dict[tuple[int, str, float], Job] = {}
-"""This process's job by process, store and limits: what a fork inherits is its parent's."""
+"""This process's job by process, store and limits: a fork's inherited ones are its parent's."""
 
 
 def current_job(settings: Settings) -> Job | None:

@@ -29,7 +29,7 @@ _TIMEOUT_S, _TIMEOUT_PER_JOB_S = 20.0, 2.0
 take a quarter of a second each where nobody else has work."""
 _POLL_S = 0.25
 _NICE = 2
-"""Children yield to the main process, and those that compile to them: what to compile depends on what they say."""
+"""Children yield to the main process, and those that compile to them: compilations depend on their answers."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class ChildTracer:
         self._done = self._no_texts()
 
     def __call__(self, wanted: Sequence[Candidate]) -> TracedTexts:
-        """TTIR by assignment, traced before this returns; what cannot be traced is left out."""
+        """TTIR by assignment, traced before this returns; untraceable ones are left out."""
         self._queue(wanted)
         self._start_children(least=2)
         while self._in_children:
@@ -167,7 +167,7 @@ class ChildTracer:
         return TracedTexts(() if self._problem is None else self._problem.arguments)
 
     def _queue(self, wanted: Sequence[Candidate]) -> None:
-        """Jobs for what is wanted; what is known and need not be read is done at once."""
+        """Jobs for what is wanted; known ones that need no reading are done at once."""
         by_name: dict[str, list[Candidate]] = {}
         for candidate in wanted:
             by_name.setdefault(assignment_of(candidate), []).append(candidate)

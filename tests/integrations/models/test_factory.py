@@ -182,7 +182,9 @@ def test_writers_tell_what_they_cost(kind: str) -> None:
         return None if next(replies) == 200 else lambda handler, _: handler.reply(400, b"{}")
 
     with FaultyServer(choose) as server:
-        write = text_generator(f"{server.url}?model=m&kind={kind}&price_output=1000000", told=heard.append)
+        write = text_generator(
+            f"{server.url}?model=m&kind={kind}&price_output=1000000", on_usage=heard.append
+        )
         write("Make it faster.", 2)
         with pytest.raises(LLMError):
             write("Make it faster.", 1)

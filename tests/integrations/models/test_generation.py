@@ -41,7 +41,7 @@ class Told(LocalGenerator):
         self.writing, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         super().__init__(
-            ModelSource(model, device="cpu"), timeout_s=LONG_S, told=self.heard.append, **options
+            ModelSource(model, device="cpu"), timeout_s=LONG_S, on_usage=self.heard.append, **options
         )
 
     def run_pass(self, loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -162,7 +162,7 @@ def test_rows_of_other_lengths_change_nothing_of_a_text(model: str) -> None:
 
 def test_texts_are_drawn_and_what_they_cost_is_told(model: str) -> None:
     heard: list[Usage] = []
-    write = text_generator(f"transformers:{model}?device=cpu&max_tokens=9", told=heard.append)
+    write = text_generator(f"transformers:{model}?device=cpu&max_tokens=9", on_usage=heard.append)
     texts = write("kernel", 4)
     assert len(set(texts)) > 1
     assert (heard[0].requests, heard[0].prompt_tokens > 0) == (1, True)

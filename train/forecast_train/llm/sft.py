@@ -215,7 +215,7 @@ class BinTrainer(transformers.Trainer):
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Any, None, None]:
-        """The loss alone: what a model states is scored through the backends that serve it."""
+        """The loss alone: a model's statements are scored through the backends that serve it."""
         with torch.no_grad():
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
         return loss.detach(), None, None

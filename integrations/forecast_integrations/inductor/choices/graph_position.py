@@ -81,7 +81,7 @@ class GraphPosition:
     def is_small(self, ms: float) -> bool:
         """Whether the graph hardly takes longer for operations like this one, and all others that are as small."""
         share = self.share(ms)
-        others = sum(found for kind, found in self.products.small.items() if kind != self.kind)
+        others = sum(count for kind, count in self.products.small.items() if kind != self.kind)
         if share >= SMALL_SHARE or share + others > SMALL_SUM:
             return False
         self.products.small[self.kind] = share

@@ -280,15 +280,15 @@ def _unique_bytes(shape: Geometry) -> float:
     return (image + taps) * size + result * shape.out_bits / 8.0
 
 
-def _reason(found: Forecasts, others: int) -> str:
-    basis = found.reason.replace("cost formula on TTIR", "cost formula on the templates' closed form")
+def _reason(forecasts: Forecasts, others: int) -> str:
+    basis = forecasts.reason.replace("cost formula on TTIR", "cost formula on the templates' closed form")
     return f"{basis}; {others} by roofline" if others else basis
 
 
 def _join_forecasts(
     listed: CandidateList,
     is_template: npt.NDArray[np.bool_],
-    found: Forecasts,
+    forecasts: Forecasts,
     others: _ExternForecasts,
     anchored: bool,
 ) -> Forecasts:
@@ -306,34 +306,34 @@ def _join_forecasts(
         both[is_template], both[~is_template] = templates, rest
         return both
 
-    leader = int(found.order()[0])
+    leader = int(forecasts.order()[0])
     shared = np.where(others.known | anchored, 0.0, 1.0)
 
     def sample(rows: npt.NDArray[np.intp], count: int, generator: np.random.Generator) -> Array:
         inner = np.append(place[rows[is_template[rows]]], leader)
-        if found.sampler is not None:
-            drawn = found.sampler(inner, count, generator)
+        if forecasts.sampler is not None:
+            drawn = forecasts.sampler(inner, count, generator)
         else:
             noise = generator.standard_normal((count, len(inner)))
-            drawn = found.mean[inner] + found.sd[inner] * noise
+            drawn = forecasts.mean[inner] + forecasts.sd[inner] * noise
         values = np.empty((count, len(rows)))
         values[:, is_template[rows]] = drawn[:, :-1]
         left = place[rows[~is_template[rows]]]
-        level = (drawn[:, -1:] - found.mean[leader]) * shared[left]
+        level = (drawn[:, -1:] - forecasts.mean[leader]) * shared[left]
         spread = others.sd[left] * generator.standard_normal((count, len(left)))
         values[:, ~is_template[rows]] = others.mean[left] + level + spread
         return values
 
     # Never ranked out: as promising as the best template until it has been timed.
-    hopeful = np.minimum(found.optimistic().min(), others.mean - 2 * others.sd)
+    hopeful = np.minimum(forecasts.optimistic().min(), others.mean - 2 * others.sd)
     low = np.where(others.known, others.mean - 2 * others.sd, hopeful)
     return replace(
-        found,
+        forecasts,
         candidates=listed,
-        mean=merged(found.mean, others.mean),
-        sd=merged(found.sd, np.hypot(others.sd, shared * found.sd[leader])),
-        p_fail=merged(found.p_fail, others.p_fail),
+        mean=merged(forecasts.mean, others.mean),
+        sd=merged(forecasts.sd, np.hypot(others.sd, shared * forecasts.sd[leader])),
+        p_fail=merged(forecasts.p_fail, others.p_fail),
         sampler=sample,
-        reason=_reason(found, int((~is_template).sum())),
-        lower_bound=merged(found.optimistic(), low),
+        reason=_reason(forecasts, int((~is_template).sum())),
+        lower_bound=merged(forecasts.optimistic(), low),
     )

@@ -106,8 +106,8 @@ class HookContext:
         return any(not getattr(f, "__module__", "").startswith("torch._inductor.") for f in foreign)
 
     def choose_last(self, functions: list[AnyFunction]) -> None:
-        """Put our entry behind all others: whoever adds one means to see every choice, and who clears the list means
-        their own."""
+        """Put our entry behind all others: a user who adds one means to see every choice, and one who clears the list
+        means their own."""
         if self.preprocessing is not None and functions[-1:] != [self.preprocessing]:
             functions[:] = [*(f for f in functions if f is not self.preprocessing), self.preprocessing]
 
@@ -115,18 +115,18 @@ class HookContext:
     def told_of_times(self, cache: Any) -> Iterator[None]:
         """Our entry in Inductor's list of functions that are told of times, while it takes some: else the list is the
         user's, who may count and clear it."""
-        told, functions = self.feedback, cache.feedback_saver_fns
+        entry, functions = self.feedback, cache.feedback_saver_fns
         with self._lock:
             self._listeners += 1
-            if told is not None and told not in functions:
-                functions.append(told)
+            if entry is not None and entry not in functions:
+                functions.append(entry)
         try:
             yield
         finally:
             with self._lock:
                 self._listeners -= 1
                 if not self._listeners:
-                    functions[:] = [function for function in functions if function is not told]
+                    functions[:] = [function for function in functions if function is not entry]
 
     @property
     def missing(self) -> list[str]:
@@ -149,7 +149,7 @@ class HookContext:
 
 
 AnyFunction: TypeAlias = Callable[..., Any]
-"""A function of Inductor's: what it takes and gives differs from release to release."""
+"""A function of Inductor's: its arguments and results differ from release to release."""
 
 
 class PatchSet:

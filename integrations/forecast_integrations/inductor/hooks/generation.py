@@ -81,7 +81,7 @@ def _append(original: AnyFunction, context: HookContext) -> AnyFunction:
 def _has_settled_layout(node: IRNode) -> bool:
     """Whether an input's strides are what they will be: those of one that is computed, the first code settles.
 
-    A template asks for strides, and what is asked for is padded and kept: the operation's own name depends on it.
+    A template asks for strides, and requested ones are padded and kept: the operation's own name depends on it.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V

@@ -2,7 +2,7 @@
 
 Inductor takes the `configs` of a user's tuner and drops the tuner: it calls neither `run` nor `bench` and
 forgets `key`. When it takes a kernel into its graph, the operands' shapes are known, so the problem is the
-one of an eager call: what the store has decided leaves one config, else the plan's are compiled and timed
+one of an eager call: a stored decision leaves one config, else the plan's are compiled and timed
 by Inductor on the real arguments, and those times go into the store.
 """
 

@@ -71,10 +71,10 @@ class ForecastCall:
     ) -> T:
         """Ask for JSON; `prompt` (bytes) and `output` (tokens) say what it may cost. Raises `LLMError`."""
         expected = Usage(1, prompt // BYTES_PER_TOKEN_ESTIMATE, 0, output)
-        found, usage = self._client.ask(url, body, read, deadline=self.deadline, expected=expected)
+        result, usage = self._client.ask(url, body, read, deadline=self.deadline, expected=expected)
         with self._mutex:
             self.usage += usage
-        return found
+        return result
 
 
 class HTTPBackend(Backend):
@@ -175,12 +175,12 @@ def rows(
 
 
 def generate_texts(
-    jobs: list[Callable[[], str]], call: ForecastCall, told: UsageCallback, width: int
+    jobs: list[Callable[[], str]], call: ForecastCall, on_usage: UsageCallback, width: int
 ) -> list[str]:
-    """The texts that jobs give, side by side; `told` gets what all of them cost. Raises `LLMError` if there is none."""
+    """The texts that jobs give, side by side; `on_usage` gets the cost of all. Raises `LLMError` if there is none."""
     begin = time.monotonic()
     results = run_parallel(jobs, width)
-    told(replace(call.usage, seconds=time.monotonic() - begin))
+    on_usage(replace(call.usage, seconds=time.monotonic() - begin))
     return require_texts(
         [t for t in results if isinstance(t, str)], [str(e) for e in results if isinstance(e, LLMError)]
     )

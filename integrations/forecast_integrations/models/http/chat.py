@@ -221,14 +221,14 @@ def _parse_rows(text: str, labels: Sequence[AnswerLabel], n: int) -> LabelRows:
 
 
 def chat_generator(
-    model: ChatBackend, timeout_s: float, *, told: UsageCallback = ignore_usage
+    model: ChatBackend, timeout_s: float, *, on_usage: UsageCallback = ignore_usage
 ) -> TextGenerator:
     """A writer over a chat endpoint: one request per text, side by side."""
 
     def write(prompt: str, n: int) -> list[str]:
         call = ForecastCall(model.client, Deadline(timeout_s))
         return generate_texts(
-            [partial(model.generate_text, call, prompt)] * n, call, told, model.client.concurrency
+            [partial(model.generate_text, call, prompt)] * n, call, on_usage, model.client.concurrency
         )
 
     return write

@@ -1,8 +1,8 @@
 """JSON requests to a server: bounded in time, number and cost, and never showing the key.
 
 A report of a server's error never has its own words, which may repeat the key it was sent. A status, a length and a
-type out of a list say enough to look it up in the server's log. Its text is searched for a few words, and what those
-mean is told in ours.
+type out of a list say enough to look it up in the server's log. Its text is searched for a few words, and their
+meaning is reported in ours.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def _read_reply(read: Callable[[Any], T], data: Any) -> T:
 
 
 def _usage(data: object, expected: Usage) -> Usage:
-    """The usage that a reply states; what it leaves out, or states wrongly, is taken as expected."""
+    """The usage that a reply states; a missing or wrong part is taken as expected."""
     usage = data.get("usage") if isinstance(data, dict) else None
     if not isinstance(usage, dict):
         return expected

@@ -2,8 +2,8 @@
 
 vLLM's log-probabilities are of the whole vocabulary even where only some tokens are allowed, so a restricted
 choice would come back with other tokens among its probabilities. Hence nothing is restricted: the labels'
-own tokens are asked for (`logprob_token_ids`, vLLM >= 0.26) and made to sum to 1 here, and what they summed
-to before is the answer's mass.
+own tokens are asked for (`logprob_token_ids`, vLLM >= 0.26) and made to sum to 1 here, and their sum before is the
+answer's mass.
 
 Prompts are sent as token numbers, prefix and suffixes tokenized apart: "\\n\\n" before the end of a text and
 "\\n\\n" before a letter are different tokens in some vocabularies, and a prefix must end alike for all
@@ -116,7 +116,7 @@ class CompletionsBackend(HTTPBackend):
             return tuple(whole)
 
         try:
-            found = call.post(f"{self.client.root}/tokenize", body, read, prompt=0)
+            tokens = call.post(f"{self.client.root}/tokenize", body, read, prompt=0)
         except RequestRejected as error:
             # One that has tokenized before does so again: text might be read as other tokens.
             if error.status in (400, 404, 405, 422, 501) and not self._tokens:
@@ -125,8 +125,8 @@ class CompletionsBackend(HTTPBackend):
         with self._mutex:
             if len(self._tokens) >= _TOKEN_CACHE_SIZE:
                 self._tokens.clear()
-            self._tokens[key] = found
-        return found
+            self._tokens[key] = tokens
+        return tokens
 
     # --- answers ---
 
@@ -155,11 +155,11 @@ class CompletionsBackend(HTTPBackend):
 
         url = f"{self.client.base}/completions"
         while True:
-            asked = self._top
+            top = self._top
             try:
-                return call.post(url, body | {"logprobs": asked}, read, prompt=size, output=len(suffixes))
+                return call.post(url, body | {"logprobs": top}, read, prompt=size, output=len(suffixes))
             except RequestRejected as error:
-                fewer = [top for top in TOP_LOGPROBS if top < asked]
+                fewer = [n for n in TOP_LOGPROBS if n < top]
                 if "logprobs" not in error.fields or not fewer:
                     raise
                 self._top = fewer[0]
@@ -222,7 +222,7 @@ def completions_generator(
     *,
     temperature: float = 1.0,
     max_tokens: int = MAX_TOKENS,
-    told: UsageCallback = ignore_usage,
+    on_usage: UsageCallback = ignore_usage,
 ) -> TextGenerator:
     """A writer over `/v1/completions`: a text is what follows the prompt."""
     body = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
@@ -237,6 +237,6 @@ def completions_generator(
         call = ForecastCall(client, Deadline(timeout_s))
         url = f"{client.base}/completions"
         one = partial(call.post, url, {**body, "prompt": prompt}, read, prompt=len(prompt), output=max_tokens)
-        return generate_texts([one] * n, call, told, client.concurrency)
+        return generate_texts([one] * n, call, on_usage, client.concurrency)
 
     return write

@@ -70,14 +70,14 @@ def repeats_key(text: str, key: str) -> bool:
 
 
 def _normalized(text: str) -> str:
-    """Letters and digits alone, in lower case: what stands between them is how a key is split or escaped."""
+    """Letters and digits alone, in lower case: the characters between them split or escape a key."""
     return _IGNORED.sub("", text.casefold())
 
 
 @lru_cache(maxsize=4)
 def _patterns(key: str) -> dict[str, tuple[str, ...]]:
     """Normalized encodings of every window of the key, by their first eight characters."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    pieces: defaultdict[str, set[str]] = defaultdict(set)
     plain = _normalized(key)
     texts = {plain[i : i + WINDOW] for i in range(len(plain) - WINDOW + 1)}
     texts |= {codecs.encode(text, "rot13") for text in texts}
@@ -88,8 +88,8 @@ def _patterns(key: str) -> dict[str, tuple[str, ...]]:
     for text in texts:
         for one_way in (text, text[::-1]):
             if len(one_way) >= WINDOW:
-                found[one_way[:WINDOW]].add(one_way)
-    return {start: tuple(patterns) for start, patterns in found.items()}
+                pieces[one_way[:WINDOW]].add(one_way)
+    return {start: tuple(patterns) for start, patterns in pieces.items()}
 
 
 def _encodings(piece: bytes) -> Iterator[str]:

@@ -63,7 +63,7 @@ class UsageLedger:
     """Costs so far, and those that requests under way may still cause; one ledger per process.
 
     A request first reserves what it is expected to cost, so that requests that run side by side cannot
-    overrun a limit together; what it did cost replaces that afterwards.
+    overrun a limit together; the actual cost replaces that afterwards.
     """
 
     def __init__(self, clock: TimeSource = time.monotonic) -> None:

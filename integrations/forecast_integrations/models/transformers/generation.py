@@ -43,7 +43,7 @@ class LocalGenerator:
     """Writes by transformers; loaded when it first writes. Thread-safe.
 
     A model with a chat template answers the prompt, one without continues it. `timeout_s` limits a pass, and
-    `told` hears in each caller's thread what its own texts cost; the seconds are those of the whole pass.
+    `on_usage` gets, in each caller's thread, the cost of its own texts; the seconds are those of the whole pass.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class LocalGenerator:
         timeout_s: float,
         temperature: float = 1.0,
         max_tokens: int = MAX_TOKENS,
-        told: UsageCallback = ignore_usage,
+        on_usage: UsageCallback = ignore_usage,
     ) -> None:
-        self._source, self._timeout_s, self._told = source, timeout_s, told
+        self._source, self._timeout_s, self._on_usage = source, timeout_s, on_usage
         self._temperature, self._max_tokens = temperature, max_tokens
         self._loaded: LoadedModel | None = None
         self._turn, self._arriving = threading.Lock(), threading.Lock()
@@ -69,23 +69,23 @@ class LocalGenerator:
         with self._turn:
             if not call.done:
                 self._serve(call)
-        self._told(call.usage)
+        self._on_usage(call.usage)
         if call.error is not None:
             raise call.error
         return require_texts([text for text in call.texts if text.strip()], ["only empty texts"])
 
-    def _serve(self, asked: _GenerationCall) -> None:
-        """One pass, for `asked` and for those of the others that wait for whom there is room."""
+    def _serve(self, call: _GenerationCall) -> None:
+        """One pass, for `call` and for those of the others that wait for whom there is room."""
         try:
             loaded = self._loaded = self._loaded or load_model(self._source)
         except LLMError:
             with self._arriving:
-                self._waiting.remove(asked)
+                self._waiting.remove(call)
             raise
         time.sleep(BATCHING_WAIT_S)
         with self._arriving:
-            self._waiting.remove(asked)
-            batch, rows = [asked], asked.n
+            self._waiting.remove(call)
+            batch, rows = [call], call.n
             for other in list(self._waiting):
                 if rows + other.n <= ROWS:
                     rows += other.n

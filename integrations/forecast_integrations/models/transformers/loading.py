@@ -181,7 +181,7 @@ def _merge_adapter(model: PreTrainedModel, folder: str, device: torch.device) ->
 def silenced() -> Iterator[None]:
     """No progress bars and no chatter of the libraries inside of the block; as before after it.
 
-    The switches are the process's: what another thread of it would report meanwhile is lost.
+    The switches are the process's: reports of other threads meanwhile are lost.
     """
     import huggingface_hub.utils
     from transformers.utils import logging

@@ -72,8 +72,8 @@ class PrefixCache:
         if best is None:
             return EMPTY_PREFIX
         self._kept.move_to_end(best)
-        found = self._kept[best]
-        return found if length == len(found) else found.cropped(length)
+        match = self._kept[best]
+        return match if length == len(match) else match.cropped(length)
 
     def put(self, prefix: Prefix) -> None:
         """Remember a prefix; those asked for longest ago make room. One beyond the limit is not kept."""

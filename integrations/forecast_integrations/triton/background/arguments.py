@@ -1,6 +1,6 @@
 """A call's arguments in three other forms: copies to time on, weak references, and stand-ins without memory.
 
-Candidates are timed on copies: what a program finds in its tensors is what its own launches have put there. A copy
+Candidates are timed on copies: a program's tensors hold the results of its own launches alone. A copy
 is of a tensor's whole storage, as kernels may read beside a view, and at an address that Triton specialises alike.
 """
 
@@ -35,7 +35,7 @@ class UncopyableArgumentsError(ForecastAutotuneError):
 
 
 class StandInTensor:
-    """Has the attributes of another tensor and no memory: what depends on values raises."""
+    """Has the attributes of another tensor and no memory: code that depends on values raises."""
 
     def __init__(self, like: torch.Tensor) -> None:
         import torch

@@ -223,7 +223,7 @@ class BackgroundMeasurer(TritonMeasurer):
         return super()._time(compiled)
 
     def _repeat_failure(self, candidate: Candidate) -> None:
-        """Nothing: whoever launches would wait for the compiler."""
+        """Nothing: a launch would wait for the compiler."""
 
 
 def current_device_index() -> int:

@@ -203,7 +203,7 @@ _LONGEST_PAUSE_S = 600.0
 
 
 class DecisionPutOffError(ForecastAutotuneError):
-    """A key is not launched at present, so that nothing of it can be timed; what was measured is kept."""
+    """A key is not launched at present, so that nothing of it can be timed; measurements are kept."""
 
 
 class BackgroundStoppedError(ForecastAutotuneError):

@@ -52,7 +52,7 @@ def deferred_signals() -> Iterator[None]:
     printed and forgotten, and the lock stays taken: every other thread that logs or imports then waits for ever.
 
     Raises what a handler raises, after the block. Does nothing in other threads, where no handler runs. In a process
-    forked within the block the handlers are the program's again, and what came before is the parent's affair.
+    forked within the block the handlers are the program's again, and earlier signals are the parent's affair.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -599,7 +599,7 @@ class Dispatcher:
                     self._answers[answer.number] = answer
 
     def _give_up(self, *, hung: bool = False) -> None:
-        """A process of the dispatcher's died or hangs: what was asked of it is lost, and the others are ended."""
+        """A process of the dispatcher's died or hangs: requests to it are lost, and the others are ended."""
         for end, reader in self._ends:
             self._hear(end, reader)
         lost, kept = self._outstanding, self._answers

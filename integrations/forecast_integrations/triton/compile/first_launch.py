@@ -156,7 +156,7 @@ _FILE = f"{_MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 class LauncherStubs:
     """The stubs that one call's candidates will be launched through; its owner must `close` it.
 
-    Whatever goes wrong here is left to the launch, which builds the stub itself as ever.
+    After a failure the work is left to the launch, which builds the stub itself as ever.
     """
 
     def __init__(self, call: KernelCall, timeout_s: float) -> None:
@@ -323,7 +323,7 @@ def _descriptor_metadata(signature: dict[str, Any]) -> list[SimpleNamespace] | N
 class FirstLaunch:
     """The preparation of one call's launches, for the pool that compiles its candidates and must `close` it.
 
-    Nothing here raises, and nothing depends on it: what is not prepared, the launch does itself.
+    Nothing here raises, and nothing depends on it: the launch does the rest itself.
     """
 
     def __init__(self, call: KernelCall, timeout_s: float) -> None:

@@ -71,7 +71,7 @@ class CompilePool(Protocol):
     """Called in `next` about four times a second, where that disturbs no compilation; does nothing unless set."""
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
-        """Compile these next, in this order, as far as they have not been; whatever else was queued is forgotten.
+        """Compile these next, in this order, as far as they have not been; all else in the queue is forgotten.
 
         A running compilation that is not among them is given up where one of them needs its worker, if it can be.
         """
@@ -126,7 +126,7 @@ class ThreadPool:
         self.while_waiting: Callable[[], object] = lambda: None
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
-        """Queue candidates in place of those that wait; what a thread has begun, it ends."""
+        """Queue candidates in place of those that wait; a thread ends its current one."""
         with contextlib.suppress(queue.Empty):
             while True:
                 if (waiting := self._waiting.get_nowait()) is not None:
@@ -241,7 +241,7 @@ class ForkPool:
     ) -> None:
         """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier.
 
-        With a `call`, children are forked by a `Dispatcher`, and what its first launch needs is prepared besides,
+        With a `call`, children are forked by a `Dispatcher`, and the needs of its first launch are prepared besides,
         before the first binary is handed out. Without, `compile_one` may depend on what this process does later.
         """
         self.compile_s = 0.0
@@ -333,7 +333,7 @@ class ForkPool:
         return results
 
     def close(self) -> None:
-        """Kill the children: what they were compiling is not wanted any more."""
+        """Kill the children: their results are not wanted any more."""
         self._waiting.clear()
         for child in self._children.running():
             _record_given_up(child)

@@ -45,7 +45,7 @@ from forecast_integrations.triton.protocols import (
 )
 
 Options = Mapping[str, object]
-"""Plain values by name, in order of their names; what is no plain value is a pair of its type and text."""
+"""Plain values by name, in order of their names; any other value is a pair of its type and text."""
 OWN_BENCHMARK = "do_bench"
 """Among the options of a call that a benchmark function of the user's times, whose times are not comparable to ours."""
 
@@ -472,7 +472,7 @@ class LazyGrids(Mapping[Candidate, tuple[int, ...]]):
         return self._found
 
     def close(self) -> None:
-        """Let go of the call: what has not been asked for by now will not be known."""
+        """Let go of the call: facts not requested by now will not be known."""
         self._compute = dict
 
     def __getitem__(self, candidate: Candidate) -> tuple[int, ...]:

@@ -1,12 +1,12 @@
 """A kernel call made again from its record, at the recorded size or at another one.
 
 The tuner is found by module and name, arguments are made by shape, dtype and stride. Values of tensors are not
-recorded: integers are made zeros, so that what is used as an index stays inside; other numbers are small and random. A
+recorded: integers are made zeros, so that an index stays inside; other numbers are small and random. A
 kernel whose running time follows from its data is tuned for such data.
 
 At another size, a dimension of a tensor follows the argument if it is equal to it, and strides follow the dimensions. A
-user's grid function has what it has closed over replaced; of recorded grids, a formula must give all of them. Where all
-that says too little the call is refused, with the reason: a wrong guess would time another problem. What is made has at
+user's grid function has what it has closed over replaced; a formula must give all of the recorded grids. Where that
+is not enough the call is refused, with the reason: a wrong guess would time another problem. Every tensor has at
 least the storage of both sizes, so that even a wrong guess reads and writes nothing else.
 """
 

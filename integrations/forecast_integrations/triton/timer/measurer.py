@@ -89,7 +89,7 @@ class UserBenchmarkTimer:
         """Nothing: the function warms the device up itself, or means not to."""
 
     def protocol_of(self, candidate: Candidate) -> str:
-        """The same for all: what the function does is not known."""
+        """The same for all: the function's work is not known."""
         return self.protocol
 
     def is_host_bound(self, candidate: Candidate) -> bool:

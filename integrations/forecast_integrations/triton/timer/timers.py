@@ -5,12 +5,12 @@ differences: hooks run outside the timed region, launches that the host queued t
 cannot win stops after a few launches, and finalists are timed in turns.
 
 Launches below 30 us are recorded as device graphs behind pauses (protocol `graph-`, see `forecast_autotune.timing`):
-the L2 is flushed before each replay, and what is timed is the replay less its pause. A recording that fails may leave
-the user's process with a random generator that believes to be recorded. So what could fail is asked for before, and
-after the first failure of a kernel nothing is recorded in this process any more. Of calls that only their owner knows
-(`record_call`) nothing can be asked: what such a failure leaves is put right.
+the L2 is flushed before each replay, and the time is that of the replay less its pause. A recording that fails may
+leave the user's process with a random generator that believes to be recorded. So possible causes are checked before,
+and after the first failure of a kernel nothing is recorded in this process any more. Calls that only their owner knows
+(`record_call`) cannot be checked: the effects of such a failure are undone.
 
-While kernels compile a device idles, and its clock falls: an H200's from 1980 to 345 MHz. What is timed first then
+While kernels compile a device idles, and its clock falls: an H200's from 1980 to 345 MHz. The first candidate then
 looks slower than it is, so that a device is kept busy until its clock is up.
 """
 
@@ -350,7 +350,7 @@ _LOOK_MS, _FULL_MS, _COMPARE_MS = 2.5, 2.5, 24.0
 """Milliseconds of the device for a first look at a candidate, in all for one that may still win, and for each finalist:
 these are timed in turns, which tells more."""
 _CONTENDER, _HOPELESS = 1.1, 2.0
-"""Multiples of the fastest so far: what is slower is not timed further, or no more than the estimate took."""
+"""Multiples of the fastest so far: a slower one is not timed further, or no more than the estimate took."""
 
 _LAST_BUSY: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
 """When the last timer saw a device at work, by driver and device of this process."""
@@ -384,7 +384,7 @@ class LaunchableCall(Protocol):
 
 
 class LaunchTimer:
-    """Times with device events; what can be recorded is said by `_record_ways`."""
+    """Times with device events; `_record_ways` lists the launches that can be recorded."""
 
     compare_ms = _COMPARE_MS
 
@@ -770,7 +770,7 @@ class CallTimer(LaunchTimer):
         return ways
 
     def _does_all(self, ways: list[TimedLaunch]) -> bool:
-        """Whether replays take about as long as launches: what goes to another stream is not in them."""
+        """Whether replays take about as long as launches: launches on another stream are not in them."""
         if self.is_host_bound(_ONLY):  # then launches say nothing
             return True
         (replayed,) = self._rounds([_ONLY], [ways], 1)

@@ -280,8 +280,8 @@ def load_variant(
 ) -> LoadedVariant:
     """Import a variant that has been verified, and bind it to the tuner's function it may stand in for.
 
-    Its source is written below `folder` (None: a temporary one), where tracebacks and `inspect` find it; what
-    runs is the record's text. Raises `VariantError` for a source that breaks the contract, has other runtime
+    Its source is written below `folder` (None: a temporary one), where tracebacks and `inspect` find it; the record's
+    text runs. Raises `VariantError` for a source that breaks the contract, has other runtime
     parameters than the base, or cannot be imported.
     """
     try:
@@ -314,7 +314,7 @@ def import_text(source: str, folder: Path | None = None) -> dict[str, Any]:
 
 
 class _TextLoader(importlib.abc.InspectLoader):
-    """Runs a text as the file it was written to: what lies there may have been replaced since."""
+    """Runs a text as the file it was written to: the file there may have been replaced since."""
 
     def __init__(self, text: str, path: Path) -> None:
         self._text, self._path = text, path

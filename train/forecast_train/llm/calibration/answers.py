@@ -1,7 +1,7 @@
 """Ask a language model about recorded problems, and keep every answer: calibrations and scores are made of them.
 
-Each family's problems are asked about with a learned surrogate that has not seen the family, so that what
-the model is worth beside it is not measured on what it was fitted to.
+Each family's problems are asked about with a learned surrogate that has not seen the family, so that the model's
+value beside it is not measured on the data that it was fitted to.
 """
 
 from __future__ import annotations

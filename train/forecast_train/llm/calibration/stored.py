@@ -2,7 +2,7 @@
 
 With every measurement the tuner keeps what a language model had said of the candidate. These answers belong
 to candidates that were worth measuring, so they correct what the model says (temperature, means) and how far it is
-followed; what it saves can only be replayed on complete tables and is kept.
+followed; its savings can only be replayed on complete tables and are kept.
 """
 
 from __future__ import annotations
