@@ -20,7 +20,7 @@ The answer:
 Only `id` and `nodes` are needed. Requests come one at a time.
 
 `external:COMMAND` is a program that reads a request a line on its stdin and writes an answer a line to its stdout.
-What it writes to stderr is kept for problems. It runs in a process group of its own, which is ended with the author
+Its stderr is kept for problems. It runs in a process group of its own, which is ended with the author
 (SIGTERM, then SIGKILL); one that dies, says nothing in time or answers otherwise is started again, once per request.
 
 `files:FOLDER` is whoever answers in files: a coding agent, a person. Each request becomes a folder `FOLDER/0001`,
@@ -379,7 +379,7 @@ class AnswerFolder:
 class RecordedSources:
     """Sources of a folder, dealt in a drawn order until each has been.
 
-    What was dealt is told by `ProposalRequest.known` alone, so that a resumed search deals the same. Requests of one
+    `ProposalRequest.known` alone tells what was dealt, so that a resumed search deals the same. Requests of one
     batch draw different orders and may still deal a source twice; it is one node all the same.
 
     Raises `SettingsError` where no file can be read, or no source defines the target's entry.

@@ -60,7 +60,7 @@ def clocks_disagree(
     """Why the times a candidate's process reported contradict those seen from outside; '' if they agree.
 
     `outside` is from question to answer by another process's clock, `idle` the same for a question that
-    launches nothing. What a launch took beyond what was reported (its excess) has to be explained by
+    launches nothing. The time of a launch beyond the reported one (its excess) has to be explained by
     `idle`. A lie about every launch shows in the smallest excesses, which a busy machine does not disturb;
     a lie about most shows in the median, which is held against thrice what was reported. A time above the
     outside one is wrong at any rate. Fewer than eight launches say nothing.

@@ -105,7 +105,7 @@ class WarmProcess:
     ) -> ServerProcess:
         """A server with these orders in the folder `place`, which talks at `control` and prints to `log`.
 
-        It finds modules by `search_path`, as `module_search_path` writes it. What all servers share is imported by
+        It finds modules by `search_path`, as `module_search_path` writes it. Modules that all share are imported by
         that of the first: a user's file that is imported meanwhile adds its folder, and costs no second process.
 
         Raises `SandboxError` where none can be had, with what was printed about it.
@@ -130,7 +130,7 @@ class WarmProcess:
     def give_up(self) -> bool:
         """End it unless it has forked a server; whether it ends. From any thread.
 
-        Who waits for a server is told that there is none.
+        Waiting callers are told that there is no server.
         """
         if self._has_answered:
             return False

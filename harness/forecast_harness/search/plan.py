@@ -190,7 +190,7 @@ def _forecast_request(state: SearchState, number: int) -> NodeForecastRequest | 
         return None
     seen, s = batch_view(state, number), state.settings
     fresh = set(state.batch(number).nodes)
-    # What was never forecast comes first: nothing is known against it.
+    # Nodes that were never forecast come first: nothing is known against them.
     old = sorted((n for n in nodes if n not in fresh), key=lambda n: -state.expected_gains.get(n, math.inf))
     kept = set(old[: 2 * s.parents * s.samples])
     return NodeForecastRequest(

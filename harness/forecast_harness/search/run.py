@@ -1,8 +1,8 @@
 """Carry a search out: ask what `pending_actions` says, write every answer down, go on from there.
 
 Proposers and forecasts have threads of their own, jobs have the lanes; all three work at once, and each is
-given only a little more than it can do. Nothing is decided on an answer that is not in the log. What was
-asked is asked once: answers are files (`AnswerStore`) before they are lines of the log.
+given only a little more than it can do. Nothing is decided on an answer that is not in the log. Each
+question is asked once: answers are files (`AnswerStore`) before they are lines of the log.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class _SearchRunner:
             return  # and nothing else is
         self._cancel()
         self._lanes.give_up()
-        # What plug-ins do may be paid for: it is booked if it comes in time.
+        # Work of plug-ins may be paid for: it is booked if it comes in time.
         self._in_progress = {n: a for n, a in self._in_progress.items() if a.lane_future is None}
 
     # --- asking ---

@@ -64,7 +64,7 @@ class ArmStats:
     seconds: float = 0.0
     """Wall seconds of judging its nodes."""
     spent: SearchCost = SearchCost()
-    """On its proposals."""
+    """The cost of its proposals."""
 
     def __add__(self, other: ArmStats) -> ArmStats:
         return ArmStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -468,7 +468,7 @@ def _chosen(state: SearchState, event: Chosen) -> None:
         )
     batch.chosen = event
     _note_end(state, batch)
-    # What only this batch asked, and nobody will ask for again.
+    # Only this batch asked these, and nobody will ask for them again.
     state.memo.pop(("question", event.batch), None)
     state.memo.pop(("requests", event.batch - state.settings.depth - 1), None)
     for node, reason in zip(event.nodes, event.reasons, strict=True):
@@ -684,7 +684,7 @@ def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView
     scores = {n: s for n, s in timed.items() if judged[n].log2_ratio is not None}
     order = [n for n in seen.nodes if n in scores and (n == seen.seeds[0] or judged[n].may_lead)]
     incumbent = min(order, key=lambda n: scores[n], default=seen.incumbent)
-    # What waits for its verification is progress already: else a search might end before its turn.
+    # A node that waits for its verification is progress already: else a search might end before its turn.
     better = min(scores.values()) < min(seen.scores.values(), default=math.inf) - MIN_PROGRESS
     refused = any(n not in scores for n in seen.scores)
     arms = {} if refused else dict(seen.arms)

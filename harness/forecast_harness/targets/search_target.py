@@ -1,6 +1,6 @@
 """The target of a search, from a text of the command line: a problem pack, or a kernel in a user's file.
 
-A `SearchTarget` is plain data. What a judge needs of it in another process is in its payload, and is read back by
+A `SearchTarget` is plain data. Its payload holds all that a judge needs in another process, and is read back by
 `pack_of` and `subjects_of`.
 """
 

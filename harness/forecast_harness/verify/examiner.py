@@ -113,8 +113,8 @@ class SolutionExaminer:
 
         The kinds of seconds are `draw` (arguments), `build` (blocks of them), `check` (references and
         comparisons), `wait` (for the judge's own device), `inside` (launches, by the cell's clock) and, by question,
-        those spent waiting for the cell: `prepare`, `place`, `launch`, `idle` and `again`. What a `launch` took
-        beyond `inside` went into transfers, restoring and digests. `steps` has the seconds of the same launches by
+        those spent waiting for the cell: `prepare`, `place`, `launch`, `idle` and `again`. `launch` beyond
+        `inside` went into transfers, restoring and digests. `steps` has the seconds of the same launches by
         what they were for.
         """
         results: dict[str, Any] = {

@@ -484,7 +484,7 @@ class WindowAudit:
         return sorted({name for _, name in self.windows})
 
     def to_json(self) -> Mapping[str, object]:
-        """For a verdict's facts."""
+        """The comparison, for a verdict's facts."""
         low, high = sign_interval(self.differences(), _CONFIDENCE)
         return {
             "verdict": str(self.verdict()),

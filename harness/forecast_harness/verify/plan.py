@@ -62,8 +62,8 @@ _CANARY_BYTES = 1 << 20
 def cell_limits_for(pack: Pack, limits: ResourceLimits, device: str) -> ResourceLimits:
     """Limits under which every workload of the pack can be placed and read on a device (torch's name).
 
-    Raises `RecordError` for a workload of more than 2 GiB of arguments and outputs. What foreign formats
-    hand over is known only when it is drawn; the judge refuses more then.
+    Raises `RecordError` for a workload of more than 2 GiB of arguments and outputs. Arguments of foreign
+    formats are known only when drawn; the judge refuses more then.
     """
     if pack.definition.format is not PackFormat.OWN:
         return limits if device == "cpu" else _raise_limits(limits, MAX_LAUNCH_BYTES, MAX_LAUNCH_BYTES)

@@ -124,7 +124,7 @@ def narrow_limits(
 ) -> list[ExpectedOutput]:
     """Limits of given exact outputs that are never wider than those of `expected_outputs`, without its moves.
 
-    What an element's condition is, is not known; that it is at least the element's own size always is, and at
+    An element's condition is not known; that it is at least the element's own size always is, and at
     least `row_scales` times its row's where the inputs are drawn as those were that gave the scales. So what keeps
     these limits is right, and of what does not nothing is said.
     """

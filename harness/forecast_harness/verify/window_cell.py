@@ -188,8 +188,8 @@ _Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 class OutputPool:
     """A pool of torch's in `block`; beyond its end, memory is the driver's.
 
-    What is recorded has its outputs where the judge reads them: to copy them there, in every window, would be work that
-    a candidate could leave out by writing its outputs there itself.
+    Recorded launches have their outputs where the judge reads them: to copy them there, in every window, would be work
+    that a candidate could leave out by writing its outputs there itself.
     """
 
     def __init__(self, block: torch.Tensor) -> None:

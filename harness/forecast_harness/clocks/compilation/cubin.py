@@ -3,7 +3,7 @@
 Code that cannot keep anything from one launch to the next cannot return an earlier launch's outputs. A kernel's
 own memory is a writable section of its file; buffers are wiped and surrounded with canaries by the runner.
 
-What a kernel takes the compiler writes into sections `.nv.info`, as records of a format byte, an attribute byte and a
+The compiler writes a kernel's parameters into sections `.nv.info`, as records of a format byte, an attribute byte and a
 size or value. The driver itself goes by them.
 """
 
@@ -253,7 +253,7 @@ class CubinFacts:
     """The resources of one kernel. None and 0 where the cubin does not tell."""
 
     parameter_bytes: tuple[int, ...] | None
-    """In order."""
+    """Bytes of each parameter, in order."""
     registers: int
     """Registers of a thread."""
     static_shared_bytes: int

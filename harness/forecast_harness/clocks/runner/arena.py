@@ -76,7 +76,7 @@ class CanaryArena:
             offsets[name] = offset
             shift = GAP_BYTES + _ALIGNMENT * self._chance.randrange(_MOST_SHIFT)
             offset = _aligned(offset + sizes[name] + shift)
-        # What is beyond the buffers are canaries, all of which are read: the memory is no larger than it needs to be.
+        # The bytes beyond the buffers are canaries, all of which are read: the memory is no larger than it needs to be.
         self._reserve(offset + GAP_BYTES)
         begins, size = self.address, self.size
         self._driver.fill(begins, 0, 1, size)

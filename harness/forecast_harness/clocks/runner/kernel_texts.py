@@ -203,7 +203,7 @@ done:
 """
 """Sums what each unit of several buffers and its address are mixed to."""
 SECTOR_WORDS = 4
-"""That memory is read and written by."""
+"""Words that memory is read and written by."""
 _RENEWED_PART = 16
 """One sector in so many is replaced, at places that only the key tells."""
 

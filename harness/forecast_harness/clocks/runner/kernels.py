@@ -79,7 +79,7 @@ class RunnerKernels:
     def overwrite(self, value: int) -> None:
         """Queue overwriting the shared memory of every multiprocessor and these kernels' own memory.
 
-        What a launch left there is gone.
+        Data that a launch left there is gone.
         """
         self._driver.fill(self._memory, value & 255, 1, _PAGE_BYTES)
         arguments = [ctypes.c_uint32(self._shared), ctypes.c_uint32(value)]

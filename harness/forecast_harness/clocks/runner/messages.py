@@ -233,7 +233,7 @@ class KnownOutputs:
     Configs of one source, and most sources of one search, leave the same bytes behind. Moving them costs more than to
     launch the kernel: the host reads a channel in small pieces, and other threads of it run between any two.
 
-    What stays is one object for each content, so that comparing it with itself costs nothing. For many threads.
+    One object stays for each content, so that comparing it with itself costs nothing. For many threads.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Filters of Linux: system calls (seccomp, in classic BPF) and files (landlock).
 
-What a kernel under test never needs, it does not get. Three answers to a system call. *Killed* (SIGSYS, which the
+A kernel under test gets nothing that it never needs. Three answers to a system call. *Killed* (SIGSYS, which the
 harness reports as an attack): calls that only serve to reach into other processes or into the kernel. *Refused*
 (EPERM): calls that honest libraries try and can do without. Everything else is allowed: this is a deny list on
 purpose, since an allow list breaks with every new release of CUDA, and the namespaces and landlock carry the rest.

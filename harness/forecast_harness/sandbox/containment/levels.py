@@ -29,7 +29,7 @@ and SYSCALLS leave root's files open: run there only what you would run yourself
 No level contains: kernel and driver exploits, side channels (timing, caches, shared device memory that the
 driver does not clear), a candidate slowing the machine within its limits while it is not stopped, or
 anything within its own cell. Patched torch, patched clocks and forged *answers* are expected there, which is
-why clock and comparison live in the judge, and only bytes cross. What a cell prints nobody reads.
+why clock and comparison live in the judge, and only bytes cross. Nobody reads a cell's prints.
 
 CUDA: all cells of a device share its driver; a kernel that wedges the device is noticed by the canary, not
 prevented. A cell at NAMESPACES has its own IPC and PID namespace, across which CUDA IPC handles may not open.

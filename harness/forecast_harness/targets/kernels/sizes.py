@@ -395,7 +395,7 @@ def _is_free_float(argument: Argument) -> bool:
 def _draw_size(word: str, top: float, rng: random.Random, least: float = 1.0) -> int:
     """A size of a class, log-uniform from `least` to `top`, so that small and large ones are as likely.
 
-    Of `any`, half are multiples of 16, as far as they fit.
+    Half of those of `any` are multiples of 16, as far as they fit.
     """
     step = int(word) if word.isdigit() else 16 if word == "any" and top >= 16 and rng.random() < 0.5 else 1
     while True:

@@ -97,7 +97,7 @@ def most_promising(result: ConfigForecasts | None, configs: Sequence[Config], n:
     if n <= 2:
         return top
     rest = [c for c in configs if c not in set(top)]
-    # What spills compiles for many times as long as all others, and a batch waits for it.
+    # A config that spills compiles for many times as long as all others, and a batch waits for it.
     most = _MOST_EXPLORED_WORK * max(map(work_of_a_warp, top))
     quick = [c for c in rest if work_of_a_warp(c) <= most]
     return [*top, farthest_point_sample([Candidate(c) for c in quick or rest], 1)[0].config]
@@ -106,8 +106,8 @@ def most_promising(result: ConfigForecasts | None, configs: Sequence[Config], n:
 class VariantTracer:
     """Traces and forecasts sources of one kernel target; answers are kept until something is learnt.
 
-    What is not traced when a source is first asked about says nothing of it until then. Use from one thread at a time,
-    but for `prepare` and `prepare_source`.
+    Configs that are not traced when a source is first asked about say nothing of it until then. Use from one thread at
+    a time, but for `prepare` and `prepare_source`.
     """
 
     def __init__(self, target: SearchTarget, folder: Path | None = None) -> None:
@@ -178,7 +178,7 @@ class VariantTracer:
         """Trace, all together, what forecasts of these sources' configs will ask for.
 
         `rival`, `beside`: the source that they will be timed beside, and its config: timings of one source move the
-        forecasts of others only where what was timed is traced. What is explored beyond that often is not.
+        forecasts of others only where what was timed is traced. Anything explored beyond that often is not.
         """
         self._prepare(sources, MAX_TRACED_ASSIGNMENTS, rival, beside)
 
@@ -536,7 +536,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def add_timings(memory: dict[K, Timing], timings: Mapping[K, Timing], calls: int) -> None:
-    """Add timings to a memory, and forget the oldest. What is timed again replaces what was known.
+    """Add timings to a memory, and forget the oldest. A new timing replaces the known one.
 
     Left out is what teaches nothing: not one entry for each of `calls`, no positive time, a failure of the harness.
     """

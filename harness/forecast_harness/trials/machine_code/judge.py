@@ -1,10 +1,10 @@
 """Nodes of a search judged through machine code: a `NodeJudge` whose candidates run no Python where the clock is.
 
 Many threads share one device: each compiles, checks and times one node, and the runner takes one request after
-the other, so the device works while others compile. What is dear is done for those that may still win: one config
+the other, so the device works while others compile. Dear work is done for those that may still win: one config
 is compiled, checked on a small call and timed against the rival's seconds before others are. Full verification is a
 job of its own, `verify`, which the search asks for where a node may become the fastest of all, while others are
-judged. What is no solution of kernels alone is judged as host code, and so is everything where the runner fails and
+judged. A solution that is not of kernels alone is judged as host code, and so is everything where the runner fails and
 that is asked for.
 """
 

@@ -61,7 +61,7 @@ def compile_calls(
 ) -> CellAnswer:
     """Compile what `calls` lists, each as `call_without_values` tells it; returns when all are done.
 
-    The arrays are files for Triton's cache, see `write_cache`: what is among them is only read. What the process
+    The arrays are files for Triton's cache, see `write_cache`: they are only read. All that the process
     computes meanwhile was asked of it.
     """
     note_question(state)
@@ -76,7 +76,7 @@ def compile_side_by_side(each: Iterable[Callable[[], Any]], *, own_threads: bool
     """Call all of these, which make Triton compile and give what it compiled, and wait; what they raise is forgotten.
 
     Triton's own mode compiles each program once, whoever asks for it. Releases without it, and `own_threads`, have
-    every call in a thread of its own. What a launch needs beside a binary is made, too, see `LauncherBuilder`.
+    every call in a thread of its own. The parts of a launch beside its binary are made, too, see `LauncherBuilder`.
     """
     threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
     with threads:
@@ -215,7 +215,7 @@ class VariantCompiler:
     """Asks for it. Runs in the judge.
 
     A variant is compiled in a cell that never opens the device, while the cell that will launch it does: cells open a
-    device one after the other, for seconds where many verify at once. It decides nothing. What comes of it are the
+    device one after the other, for seconds where many verify at once. It decides nothing. Its results are the
     variant's words under Triton's own keys, and they reach nobody but the variant's other cell, whose cache was the
     variant's to write before, too.
     """

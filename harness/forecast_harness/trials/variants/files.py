@@ -1,6 +1,6 @@
 """The base kernel's binaries: compiled once while it is surveyed or verified against, used by later verifications.
 
-What is kept is Triton's own cache, under Triton's own keys: source, config, options, toolchain. Only a cell that runs
+The files are Triton's own cache, under Triton's own keys: source, config, options, toolchain. Only a cell that runs
 the base kernel and nothing else writes it, and only such cells read it: what a variant runs in never sees it, but for
 the modules that kernels of equal signatures are launched through, which Triton makes of the signature alone.
 """

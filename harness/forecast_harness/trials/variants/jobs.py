@@ -228,7 +228,7 @@ class VariantExamination:
         self._late = {proposed[number].config for number in late}
         if self._late.issuperset(self._problem.configs):  # then one of them has to be waited for
             self._late.clear()
-        # What the base kernel refused was drawn anew, and may be of another form.
+        # Calls that the base kernel refused were drawn anew, and may be of another form.
         cases = (*self._drawn.values(), *trials)
         drawn = [call_without_values(c) for c in cases if self._problem.config_of(c) not in self._late]
         left = drawn if binaries else [call for call in drawn if call not in self._compiled]
@@ -267,7 +267,7 @@ class VariantExamination:
     def _propose(self) -> list[ProposedCall]:
         """Draw what the base kernel will be asked about, and tell how the variant is called then.
 
-        What takes longest to compile comes first; which call is for what, the order does not tell.
+        The longest compilation comes first; the order does not tell which call is for what.
         """
         results: list[ProposedCall] = []
         for number, regime in self._wanted():

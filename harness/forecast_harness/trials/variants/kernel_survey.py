@@ -190,7 +190,7 @@ class KernelSurveyor:
         As many sizes as possible are varied, and as freely: all to any value; else without those that look
         like a constexpr; else with those that are multiples of another taken to hang together with it; else
         to multiples of 16, then of 128; then with the smallest frozen, one after another, as those are
-        likeliest to be built into the kernel. What was tied too tightly is loosened again at the end.
+        likeliest to be built into the kernel. Ties that are too tight are loosened again at the end.
         """
         tried, words, evidence = self._first_accepted(source)
         if words is None:
@@ -258,7 +258,7 @@ class KernelSurveyor:
     def _accepts(self, source: RecordedCalls) -> bool:
         """Whether the base takes what is drawn; what it then does is added to what it was seen to do.
 
-        What it takes only grows, so whatever it wrote before is still among it.
+        The set of calls that it takes only grows, so its writes there include those seen before.
         """
         before = self.writes, self.updates, self.deterministic
         self.writes, self.updates, self.deterministic = set(), set(), True
@@ -285,7 +285,7 @@ class KernelSurveyor:
     def _learn_writes(self, drawn: DrawnCall) -> tuple[set[str], BaseKernelRun]:
         """Which tensors are written, and of which the earlier contents matter. Raises `BaseKernelError`.
 
-        What held NaN before the last launch that showed it, and that launch.
+        Returns the tensors that held NaN before the last launch that showed it, and that launch.
         """
         first = self.launch(drawn, drawn.memory)
         ran = set[str](), first

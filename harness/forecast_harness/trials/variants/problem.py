@@ -308,7 +308,7 @@ class VariantProblem:
     def _other_configs(self, own: Config) -> list[list[Config]]:
         """Configs that the base is asked under to see whether it differs from itself, those of a group side by side.
 
-        What differed before mostly does again, and is compiled. Next, the variant's own says most. The others come by
+        One that differed mostly does again, and is compiled. Next, the variant's own says most. The others come by
         how long they take to compile, as one that differs is enough: a tile that spills takes a minute, and so the own
         one waits for its turn where it is far larger than they are.
         """
