@@ -192,7 +192,8 @@ class MoeCall:
         tuner = autotune(configs, KEY, store=store, mode=mode)(self.kernel)
         tuner[self.grid](**self.arguments)
         times_ms = {}
-        for config, times in (tuner.configs_timings or {}).items():
+        # A tuner of one config times nothing, and has no such attribute then.
+        for config, times in (getattr(tuner, "configs_timings", None) or {}).items():
             ms = times[0] if isinstance(times, Sequence) else times
             if math.isfinite(ms):
                 times_ms[config] = float(ms)
@@ -213,6 +214,8 @@ def _tune_both(
     measured = [call.tune(configs, store) for call in calls]
     first = [config for of in measured for config in sorted(of, key=of.__getitem__)[:shortlist]]
     both = list(dict.fromkeys([*usual, *first]))
+    if len(both) == 1:  # of one config alone nobody takes the time
+        both += [config for config in configs if config not in both][:1]
     for call, of in zip(calls, measured, strict=True):
         of |= call.tune(both, store, "exhaustive")
     able = [config for config in both if all(config in of for of in measured)]
