@@ -58,7 +58,7 @@ class DeviceLostError(ForecastAutotuneError, RuntimeError):
 
 
 def is_told_to_caller(error: Exception) -> bool:
-    """Whether an error was raised so that whoever called sees it: not a bug, nor a record or store that is broken.
+    """Whether an error was raised so that the caller sees it: not a bug, nor a record or store that is broken.
 
     A warning is raised only where somebody has asked for that.
     """

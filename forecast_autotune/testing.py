@@ -106,7 +106,7 @@ class LanguageContract:
     """The rules for every `LanguageKernel`. Subclass it and implement `make`, and `failing` where configs can fail."""
 
     def make(self) -> tuple[LanguageKernel, list[Config]]:
-        """A fresh kernel, and four or more configs that run and are right; what they compile to must differ."""
+        """A fresh kernel, and four or more configs that run and are right; their programs must differ."""
         raise AssertionError("a contract test class must implement make()")
 
     def failing(self) -> dict[Config, Outcome]:

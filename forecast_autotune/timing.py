@@ -6,8 +6,8 @@ at every phase of it; the mean of the times less the pauses then moves with the 
 many long launches, it lies above the kernel's own time by half an interval, and by as much for all kernels.
 
 The host needs 20 to 100 us to launch a kernel, as long as a short kernel runs or longer, and looks at the clock
-only where it may. A graph of a pause and of the launch is one piece of work for the device: what lies between
-events around its replay are the pause and the kernels alone. Nothing here loads a framework: `cuda` is the
+only where it may. A graph of a pause and of the launch is one piece of work for the device: between events around its
+replay are the pause and the kernels alone. Nothing here loads a framework: `cuda` is the
 interface of `torch.cuda`, given by whoever has it.
 """
 

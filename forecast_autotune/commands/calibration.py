@@ -1,4 +1,4 @@
-"""`show --calibration`: what was stated, against what the store's own measurements found since."""
+"""`show --calibration`: stated risks and intervals against later measurements of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`replay`: what the tuner would have decided on recorded tables, in seconds and without a GPU.
+"""`replay`: the tuner's decisions on recorded tables, in seconds and without a GPU.
 
 With `--leave-out`, the surrogate is fitted anew for every family (hand, kernel, shape, device) without
 it, and all baselines are scored beside it.

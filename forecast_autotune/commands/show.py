@@ -1,4 +1,4 @@
-"""`show` and `explain`: what the store holds, and why a kernel got its configs."""
+"""`show` and `explain`: the store's contents, and why a kernel got its configs."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def decode_bounded(text: str, *, repair: bool = False) -> Any:
 
 
 def decode_document(text: str) -> Any:
-    """One JSON value that holds many records: what is no finite number in it is NaN or infinity, for the
+    """One JSON value that holds many records: a number that is not finite is NaN or infinity, for the
     reader of each record to refuse, and half of a surrogate pair becomes U+FFFD.
 
     Raises `ValueError` for what is no JSON, for more than `MAX_VALUES` values and for more than `MAX_DEPTH` levels.

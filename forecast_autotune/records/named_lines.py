@@ -50,7 +50,7 @@ MAX_REFUSED = 10_000
 
 
 class CutOffError(RecordError):
-    """Compressed bytes that end early or are damaged; what was unpacked before them is sound."""
+    """Compressed bytes that end early or are damaged; lines unpacked before them are sound."""
 
 
 class _CountedBytes:

@@ -138,7 +138,7 @@ class StoreOverview:
 
 
 def disk_use(root: Path | None) -> tuple[int, int]:
-    """Number and bytes of the regular files below a folder; what cannot be read counts for nothing."""
+    """Number and bytes of the regular files below a folder; unreadable ones count for nothing."""
     files = total = 0
     folders = [] if root is None else [os.fspath(root)]
     while folders:

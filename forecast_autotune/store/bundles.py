@@ -6,7 +6,7 @@ bundle without making it anew is found, and the bundle is refused whole.
 
 Compiled kernels (the contents of Triton's cache) and compiled graphs (one file of
 `torch.compiler.save_cache_artifacts()`) are code. A bundle carries them only where that was asked for, and nothing
-loads them from a bundle: who trusts whoever made it installs or takes them out by command and by the bundle's digest.
+loads them from a bundle: a user who trusts its author installs or takes them out by command and by the bundle's digest.
 """
 
 from __future__ import annotations

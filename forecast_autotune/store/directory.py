@@ -482,7 +482,7 @@ class KernelDirectory:
 
 
 def _sound_facts(data: dict[str, Any]) -> dict[str, Any]:
-    """Facts as `features.traced_texts` writes them; what a unit holds is checked where it is read."""
+    """Facts as `features.traced_texts` writes them; a unit's contents are checked where they are read."""
     units = data.get("units")
     if not isinstance(data.get("version"), str) or not isinstance(units, list):
         raise RecordError("facts have a version, a text, and units, a list")

@@ -1,7 +1,7 @@
 """Measurements of other tools, read as tables: Kernel Tuner, Helion, FlagGems and Triton's own cache.
 
-None of their files holds source and toolchain, and some name no device: what comes in is prior knowledge of a kernel,
-and never answers for a problem of its own. Nothing in them is evaluated.
+None of their files holds source and toolchain, and some name no device: imported rows are prior knowledge of a
+kernel, and never answer for a problem of their own. Nothing in them is evaluated.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class StoreLayers:
     def fetched_decision(
         self, problem: Problem, directory: KernelDirectory, mutex: AbstractContextManager[object]
     ) -> Decision | None:
-        """The decision that the remote store knows; what that holds of the problem is copied to `directory`.
+        """The decision that the remote store knows; its rows of the problem are copied to `directory`.
 
         `mutex` guards `directory`. It is not held while the answer is waited for, which takes as long as is set.
         """

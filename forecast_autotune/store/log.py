@@ -58,7 +58,7 @@ def own_logs(folder: Path) -> list[Path]:
 
 
 def own_log(folder: Path) -> Path:
-    """Where this host adds rows: the first of its logs that is not full; what is no file takes no rows."""
+    """Where this host adds rows: the first of its logs that is not full; anything but a file takes no rows."""
     for path in _own_paths(folder):
         if is_writable_log(path):
             break
@@ -117,7 +117,7 @@ class LogFile:
         """Read what was appended since the last call, by any process.
 
         `locked` says that the caller holds the log's lock. Lines that are no records are skipped and
-        reported. An unreadable file is reported, and what was read of it before is kept.
+        reported. An unreadable file is reported, and its rows read before are kept.
         """
         try:
             rest = self._read_appended()

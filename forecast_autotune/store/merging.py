@@ -188,7 +188,7 @@ def _portions(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def rows_of_log(path: Path, complain: Complain) -> Iterator[Row]:
-    """The rows of a file of JSON lines, in its order; what is none is complained of, line by line."""
+    """The rows of a file of JSON lines, in its order; other lines are reported one by one."""
     try:
         data = read_regular(path, MAX_LOG_BYTES)
     except FileNotFoundError:
@@ -272,7 +272,7 @@ class KernelDifference:
 def merge(sources: Iterable[RowSource], into: RowTarget) -> MergeCounts:
     """Add all rows of the sources to a store. Merging again, or in another order, changes nothing.
 
-    Raises `StoreError` if a source cannot be read or the store not be written; what was added by then stays.
+    Raises `StoreError` if a source cannot be read or the store not be written; rows added by then stay.
     """
     counts = MergeCounts()
     for source in sources:

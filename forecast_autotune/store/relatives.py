@@ -39,8 +39,8 @@ def _log2_of_size(n: int) -> float:
 def similarity_features(problem: Problem) -> dict[str, float | str]:
     """Sizes on a log2 scale and everything else as text, by name.
 
-    Shapes per argument and axis, scalars, constexprs, and the tuning key by position: what the user
-    put into the key therefore counts twice, and problems known by their key alone still compare.
+    Shapes per argument and axis, scalars, constexprs, and the tuning key by position: a user's part of the key
+    therefore counts twice, and problems known by their key alone still compare.
     """
     features: dict[str, float | str] = {}
     for argument in problem.arguments:

@@ -2,8 +2,8 @@
 
 Layout below the root: `variants/<base source hash>/<name>.json`. A file is replaced whole, so a kill leaves
 the old one or the new one. Adding a check reads, adds and replaces under a lock of the folder. Reading
-executes nothing; what is read is not imported before a check in it admits it, so whoever can write here can
-have code run where variants are switched on: share a store only with people whose kernels you would run.
+executes nothing; a source is not imported before a check in it admits it, so anyone who can write here can have code
+run where variants are switched on: share a store only with people whose kernels you would run.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class VariantFiles:
 
 
 def without_checks(variants: Iterable[Variant]) -> list[Variant]:
-    """Variants of others without their checks: what ran on their machines proves nothing to this one."""
+    """Variants of others without their checks: runs on their machines prove nothing to this one."""
     return [replace(v, checks=()) for v in variants]
 
 

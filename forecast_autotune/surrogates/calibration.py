@@ -125,7 +125,7 @@ _IDENTITY_CURVE = CalibrationCurve((0.0, 1.0), (0.0, 1.0))
 
 
 def measurements_per_source(own: int, candidates: Sequence[Candidate]) -> int:
-    """Measurements of each of the sources in a list: what nine tell of one kernel, they do not of nine.
+    """Measurements of each of the sources in a list: nine of one kernel tell less than nine of nine.
 
     Counted as one source's, a base that was decided vouches for rewrites that come later, and hardly any of
     them is tried (`benchmarks/search/source_decisions.py`).
@@ -221,7 +221,7 @@ class SurrogateCalibration(Record):
     def apply_to(self, forecasts: Forecasts, group: str, own: int) -> Forecasts:
         """The forecasts with their statements corrected, after `own` measurements of this problem.
 
-        Mean, sd and joint samples stay as they are: what to measure follows from them.
+        Mean, sd and joint samples stay as they are: the plan follows from them.
         """
         chosen = self.group(group)
         each = measurements_per_source(own, forecasts.candidates)

@@ -14,7 +14,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.surrogates.protocol import Array
 
 _ROWS = 128
-"""Rows at a time: what is looked up for them stays in the cache."""
+"""Rows at a time: their lookups stay in the cache."""
 _UNCHECKED_STEPS = 3
 """Steps that all take before those that have arrived are told apart."""
 _FEW_WALKS = 1 / 64

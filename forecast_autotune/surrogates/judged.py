@@ -1,6 +1,6 @@
 """Judgements of sources in the process: each source's configs move together, as far as it was judged.
 
-A surrogate that reads IR knows configs of one source well and tells sources apart badly; who reads sources does the
+A surrogate that reads IR knows configs of one source well and tells sources apart badly; a reader of sources does the
 opposite. So what is believed of a judged source's level is a mean of both, whose error is an offset of its own,
 shared by its configs: a column of the Gaussian process per source, which measurements correct in closed form.
 """

@@ -60,7 +60,7 @@ class Query:
     provisional: bool = False
     """A guess among a few candidates, to have something to do: the question itself follows at once."""
     once: bool = False
-    """Nothing will be measured, so there is no later question: what is slow to know is worth waiting for."""
+    """Nothing will be measured, so there is no later question: a slow answer is worth waiting for."""
     judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
     """The expectations of a language model about other sources, by variant, where it was asked."""
 
@@ -120,7 +120,7 @@ class Forecasts:
     consultation: LLMConsultation | None = None
     """The part of the language model that is named, asked or not; None where none is."""
     without_llm: Forecasts | None = None
-    """The forecasts without the model's answer, where one was heard: what it changed is found by planning with both."""
+    """The forecasts without the model's answer, where one was heard: planning with both shows its effect."""
     group: str = ""
     """The group of problems whose calibration was applied; "" where none was."""
     advice: str = ""

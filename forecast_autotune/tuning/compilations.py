@@ -97,7 +97,7 @@ class FirstCompilations:
     def compiled_early(self, measurer: Measurer) -> Iterator[Candidate]:
         """Each candidate of `begun` that has compiled while the first traces are still to come; ends with those.
 
-        To be timed meanwhile: nobody else needs the device, and who traces is another process. Where nothing is traced,
+        To be timed meanwhile: nobody else needs the device, and another process traces. Where nothing is traced,
         all of it, compiled or not.
         """
         if self.are_all_measured:

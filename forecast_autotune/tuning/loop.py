@@ -484,7 +484,7 @@ class _TuningRun(Rounds):
         return self._risks.correct(forecasts)
 
     def plan(self, state: TuningState) -> Plan:
-        """As the base's; what it audits, and what risk it states, is remembered."""
+        """As the base's; its audits and its stated risk are remembered."""
         plan = super().plan(state)
         self._audited = self._audited or bool(plan.audit)
         self._risks.claim_audited(plan, state)
@@ -500,7 +500,7 @@ class _TuningRun(Rounds):
         return count
 
     def measurements(self, plan: Plan) -> Iterator[Measurement]:
-        """As the base's; what is raised here is the measurer's."""
+        """As the base's; errors here are the measurer's."""
         with measurer_errors():
             yield from super().measurements(plan)
 
@@ -775,7 +775,7 @@ class TaskForecaster:
         self.grids = task.grids
         """Launch grids that depend on the candidate."""
         self.traces = LazyTraces(self.candidates, task.trace, LaunchFacts(task.problem, task.grids))
-        """The IR that queries hold; whoever wants forecasts decides how much of it there is."""
+        """The IR that queries hold; the user of forecasts decides how much of it there is."""
         self._surrogate, self._sources, self._advice = surrogate, task.sources, task.advice
         self._judgements = task.judgements
 

@@ -16,7 +16,7 @@ from forecast_autotune.surrogates.protocol import Relative
 MAX_FINALISTS = 4
 """How many of the fastest are timed again side by side."""
 FINALIST_MARGIN = 0.06
-"""Share by which a finalist may be slower than the fastest: what is farther away cannot be a matter of noise."""
+"""Share by which a finalist may be slower than the fastest: a larger gap cannot be a matter of noise."""
 ORACLE_FINALIST_MARGIN = 0.12
 """The same where everything is measured, for any number of them: an oracle must not be a matter of luck."""
 NEGLIGIBLE_GAIN = 0.005
@@ -71,7 +71,7 @@ class TuningStore(Protocol):
 
 
 class TaskResults:
-    """Measurements of one task's candidates. Whatever is added is in the store first."""
+    """Measurements of one task's candidates. Every one added is in the store first."""
 
     def __init__(self, store: TuningStore, problem: Problem, candidates: CandidateList) -> None:
         self.problem = problem

@@ -1,6 +1,6 @@
 """The entry of an imported variant, or of its base kernel: what is launched, where, and what is zeroed first.
 
-Used by the launcher in a user's process and by the one in a sandbox, so that what is verified is what runs.
+Used by the launcher in a user's process and by the one in a sandbox, so that the verified code is the code that runs.
 Knows neither triton nor torch: it is handed an imported module.
 """
 
@@ -106,7 +106,7 @@ class KernelEntry:
         A meta-parameter of the config beats one of the call. Raises `RecordError` where a variant wants
         the call's own grid, and that cannot be evaluated with the variant's meta-parameters.
 
-        Memory of a launch is none of the device's here: what is only compiled needs its types alone, and is
+        Memory of a launch is none of the device's here: code that is only compiled needs its types alone, and is
         compiled in processes that cannot reach a device.
         """
         result = self._without_memory(grid, named, meta, options)

@@ -12,8 +12,8 @@ it took for granted, and a call is covered only where all of that holds:
   of any other size are covered then, because sizes were drawn anew for every launch, half of them ragged.
 
 A description of arguments does not tell whether two tensors overlap, and every verification uses separate
-ones. So a signature also names the tensors that the base kernel writes, and whoever launches has to look
-whether one of them overlaps another argument (`forecast_integrations.triton.variants.loading`).
+ones. So a signature also names the tensors that the base kernel writes, and the launch has to check whether
+one of them overlaps another argument (`forecast_integrations.triton.variants.loading`).
 """
 
 from __future__ import annotations

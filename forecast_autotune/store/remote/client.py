@@ -80,7 +80,7 @@ class RemoteCounts:
 
 @dataclass
 class _Queue:
-    """Rows that wait to be written: whoever offers appends without a lock, and the thread alone takes them."""
+    """Rows that wait to be written: callers append without a lock, and the thread alone takes them."""
 
     offered: deque[tuple[tuple[str, ...], list[bytes]]] = field(default_factory=deque)
     put_bytes: int = 0

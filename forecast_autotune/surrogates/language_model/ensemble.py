@@ -1,8 +1,8 @@
 """The shipped surrogate and a language model together, where asking is worth its latency.
 
 The model's disagreement with the learned forecast moves the prior mean that the Gaussian process starts from,
-by the weight of the model's calibration, and is one more slope term of it (`surrogates.blend`): what is measured
-corrects the weight, and where the two disagree the spread grows, so that the clock decides. The result is averaged
+by the weight of the model's calibration, and is one more slope term of it (`surrogates.blend`): measurements correct
+the weight, and where the two disagree the spread grows, so that the clock decides. The result is averaged
 with the learned forecast alone, by how much better it explains this problem's measurements: a model
 that is plainly wrong here is soon not heard any more. The model is asked once per decision, without this
 problem's own measurements, as these are counted by the process. It answers in a thread while the first

@@ -216,8 +216,8 @@ def replay_one(
 ) -> tuple[ReplayRow, list[Measurement]]:
     """Replay one problem; the surrogate sees nothing of its table but what the policy measures.
 
-    `store` is that of an earlier replay of the same problem, with fewer candidates perhaps: what it measured
-    is known. Returns the score and all measurements in the store.
+    `store` is that of an earlier replay of the same problem, with fewer candidates perhaps: its measurements are
+    known. Returns the score and all measurements in the store.
     """
     rows = table.by_candidate()
     best = min(m.ms for m in rows.values() if m.ok)

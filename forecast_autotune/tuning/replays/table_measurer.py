@@ -58,7 +58,7 @@ class TableMeasurer:
         return {c: self._now - start for c, (start, _) in self._ends.items()}
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
-        """Start compiling; who has no worker yet waits for one."""
+        """Start compiling; candidates without a worker wait for one."""
         self._schedule(candidates)
 
     def measure(

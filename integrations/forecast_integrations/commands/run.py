@@ -111,7 +111,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _check_places(options: argparse.Namespace) -> None:
-    """Raises `UsageError` for a place that takes nothing: the program would run, and what it measures be lost."""
+    """Raises `UsageError` for a place that takes nothing: the program would run, and its measurements be lost."""
     if options.store is not None and (misplaced := misplaced_file(parse_user_directory(options.store))):
         raise UsageError(f"--store {options.store}: that is {misplaced}; name a folder")
 

@@ -105,7 +105,7 @@ def warm(options: argparse.Namespace, output: Output) -> int:
 
 
 def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> None:
-    """Call every kernel again, in tune mode and with this store; what became of it is set in the entries.
+    """Call every kernel again, in tune mode and with this store; the result is set in the entries.
 
     Every `triton.autotune` of this process is served from here on. Raises `CommandError` without a device.
     """

@@ -55,8 +55,8 @@ POOL, POOL_PER_WORKER = 48, 6
 """Configs that are ranked at first at least, and for each worker; to generate and read the code of one takes a worker
 some 0.1 s."""
 COMPILE_TIMEOUT_S = 4
-"""Seconds that Helion gives a compilation at most: a whole batch waits for its slowest, and what compiles so long is
-hardly ever fast."""
+"""Seconds that Helion gives a compilation at most: a whole batch waits for its slowest, and one that compiles so long
+is hardly ever fast."""
 BATCH = 8
 """Configs that Helion is given at a time. It compiles them side by side; to check and time one takes it 0.3 s."""
 MOST_ELEMENTS = 256
@@ -187,7 +187,7 @@ class BatchMeasurer(Measurer):
         prefetch: Sequence[Candidate] = (),
         within_s: float | None = None,
     ) -> Iterator[Measurement]:
-        """Yield measurements, a batch at a time; what fails once the time is up says nothing of its config."""
+        """Yield measurements, a batch at a time; a failure once the time is up says nothing of its config."""
         for start in range(0, len(candidates), BATCH):
             batch = candidates[start : start + BATCH]
             none = [("", math.inf)] * len(batch)

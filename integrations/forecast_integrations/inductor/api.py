@@ -115,9 +115,9 @@ def enable_torch_compile(
 ) -> TorchCompileHandle:
     """Serve `torch.compile(mode="max-autotune")` in this process: compile fewer choices, keep every timing.
 
-    The library's own choice (ATen, cuBLAS, MKL) and at least one more are always measured; what the store
-    has decided is used without a measurement; whatever fails in here, Inductor goes on with all of its own
-    choices. Calling it again replaces what is in force and hooks nothing twice. Choices are timed as
+    The library's own choice (ATen, cuBLAS, MKL) and at least one more are always measured; a stored decision is used
+    without a measurement; after any failure in here Inductor goes on with all of its own choices.
+    Calling it again replaces what is in force and hooks nothing twice. Choices are timed as
     assembled by what assembles the final kernels (see `assembler`), which Inductor alone does not see to.
 
     Args:
@@ -140,7 +140,7 @@ def enable_torch_compile(
         budget: limits per operation; only `measurements` applies here.
         policy: what to measure next; by default `RiskBounded` with fewer measurements than elsewhere.
         rounds: plans per operation at most; 1 is Inductor's own single round of benchmarks.
-        frozen_at: UTC time (ISO 8601, seconds); what other processes stored later is not used. Give all
+        frozen_at: UTC time (ISO 8601, seconds); rows that other processes stored later are not used. Give all
             ranks of a job the same. Now, by default.
         forecast_timeout_s: seconds after which a surrogate counts as hung and is not asked again.
 

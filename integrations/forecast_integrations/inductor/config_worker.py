@@ -110,7 +110,7 @@ def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_descended(kernel: Any) -> bool:
-    """Whether coordinate descent is for this kernel, and what is compiled ahead would be found.
+    """Whether coordinate descent is for this kernel, and configs compiled ahead would be used.
 
     A combination of kernels has the configs of its parts, which Inductor tunes one after the other.
     """

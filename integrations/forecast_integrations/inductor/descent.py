@@ -3,8 +3,8 @@
 A wave is every config a step of one field away from the best so far (the first one also the kernel's own list).
 Inductor's own descent compiles one config after the other in the process that waits for the graph's first call, while
 the workers have nothing to do. Here the first waves of all kernels of a graph compile side by side. No wave is waited
-for: a kernel's first launch runs the config that was compiled with it, and what workers have compiled by a later launch
-is timed there.
+for: a kernel's first launch runs the config that was compiled with it, and configs that workers have compiled by a
+later launch are timed there.
 """
 
 from __future__ import annotations

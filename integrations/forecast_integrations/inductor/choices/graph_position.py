@@ -66,7 +66,7 @@ class GraphPosition:
     """The place of an operation in its graph, and the worth of a decision on it."""
 
     fusion_ms: float = math.inf
-    """Milliseconds that are saved where what follows is computed in the operation's own kernel, or an operand that is
+    """Milliseconds saved where later operations are computed in the operation's own kernel, or an operand that is
     made of fewer bytes: it is then neither written nor read. 0 where nothing follows that is computed element by
     element, or where that goes into the kernel of a reduction, which reads the result anyway; inf where it is not
     known what follows."""
