@@ -23,7 +23,7 @@ _FENCE_START = r"(?:^[ \t]*```[^\n`]*|```(?:python|py)[ \t]*)\n"
 _CODE_BLOCK = re.compile(rf"{_FENCE_START}(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _UNCLOSED_BLOCK = re.compile(rf"{_FENCE_START}(.*)\Z", re.MULTILINE | re.DOTALL)
 _EDIT_BLOCK = re.compile(
-    # What is searched for holds no second head, so that heads without an end are passed over in linear time.
+    # The text that is searched for holds no second head, so that heads without an end are passed over in linear time.
     r"^[ \t]*<{5,9}[ \t]*SEARCH[^\n]*\n(?P<old>(?:(?![ \t]*<{5,9}[ \t]*SEARCH)[^\n]*\n)*?)[ \t]*={5,9}[ \t]*\n"
     r"(?P<new>(?:(?![ \t]*<{5,9}[ \t]*SEARCH)[^\n]*\n)*?)[ \t]*>{5,9}[ \t]*REPLACE",
     re.MULTILINE | re.DOTALL,

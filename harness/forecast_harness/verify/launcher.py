@@ -278,7 +278,7 @@ class Launcher:
             return build_arena(case.tensors, case.outputs, case.layouts, self._rng, shift=shift)
 
     def _must_fit(self, case: LaunchCase) -> None:
-        # What a foreign task returns is not known beforehand, and `output_bytes` a generous guess.
+        # The outputs of a foreign task are not known beforehand, and `output_bytes` a generous guess.
         size = case.input_bytes + (case.output_bytes if self._format is PackFormat.OWN else 0)
         if size > MAX_LAUNCH_BYTES:
             raise RecordError(oversize_message(case.label, size))

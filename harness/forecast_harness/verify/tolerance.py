@@ -199,7 +199,7 @@ def unequal(got: torch.Tensor, want: torch.Tensor) -> tuple[str, float]:
         return "", 0.0
     where = int(wrong.reshape(-1).nonzero()[0])
     seen = tuple(float(t.reshape(-1)[where]) for t in (got, want))
-    return _told(int(wrong.sum()), where, tuple(want.shape), *seen), math.inf
+    return _error_text(int(wrong.sum()), where, tuple(want.shape), *seen), math.inf
 
 
 class ErrorCount:
@@ -239,7 +239,7 @@ class ErrorCount:
         """The fault ('' for none), and the largest error over its limit; `biased`: means have limits, too."""
         if self._bad:
             where, got, want, limit = self._seen
-            text = _told(self._bad, where, self._shape, got, want, limit)
+            text = _error_text(self._bad, where, self._shape, got, want, limit)
             return text, math.inf if math.isnan(self._worst) else self._worst
         if biased and self._counted >= _FEWEST_FOR_RMS and self._squares > self._allowed:
             result, most = math.sqrt(self._squares / self._counted), math.sqrt(self._allowed / self._counted)
@@ -270,7 +270,7 @@ def _larger_or_nan(one: float, other: float) -> float:
     return one if math.isnan(one) or other <= one else other
 
 
-def _told(
+def _error_text(
     bad: int, first: int, shape: tuple[int, ...], got: float, want: float, limit: float | None = None
 ) -> str:
     """So many elements are wrong, of which this one, counted row by row, is the first."""
@@ -464,7 +464,7 @@ class _RowwiseComparison:
         # A whole step: the wider run may be rounded as well, where the kernel says to which dtype.
         limit = _ROUNDING_FACTOR * rounding + info.smallest_normal
         limit += scale * (_ELEMENT_FACTOR * own + _INTERMEDIATE_ROUNDINGS * unit)
-        # What the base itself gives is right, however far the wider run is from it.
+        # The base's own results are right, however far the wider run is from it.
         limit = torch.maximum(limit, (base - want).abs_().nan_to_num_(0, 0, 0).mul_(1.001))
         typical = 0.35 * rounding + info.smallest_normal
         typical += scale * (_RMS_FACTOR * own + 0.25 * _INTERMEDIATE_ROUNDINGS * unit)

@@ -300,10 +300,10 @@ def _persistent_unit(
     draft, axes = unit.copy(), max(ids) + 1
     entry, taken, tl = draft.entry, names(unit.entry) | set(unit.functions), unit.tl
     tile = fresh_name("tile", taken)
-    found_statements = statements_of_tile(unit, ids, body, tile, taken)
-    if found_statements is None:
+    tile_body = statements_of_tile(unit, ids, body, tile, taken)
+    if tile_body is None:
         return None
-    constants, statements = found_statements
+    constants, statements = tile_body
     total = " * ".join(BASE_GRID[:axes])
     # The number of a tile is computed in the loop: a counter would be an `int` in the interpreter, which
     # has no `.to`.

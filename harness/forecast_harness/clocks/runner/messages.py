@@ -203,7 +203,7 @@ _MOST_KEPT_BYTES = 256 << 20
 """Bytes of all calls together, on the host."""
 _MOST_DIGESTED_BYTES = 32 << 20
 """Bytes of one content: to digest and to keep a larger one costs more than it saves."""
-_MOST_TOLD = 64
+_MOST_SENT = 64
 """Digests of one call that the runner is told."""
 
 
@@ -244,7 +244,7 @@ class KnownOutputs:
         """A call's contents by digest, those that came last."""
         with self._lock:
             result = [(digest, data) for (key, digest), data in self._kept.items() if key == call]
-        return dict(result[-_MOST_TOLD:])
+        return dict(result[-_MOST_SENT:])
 
     def decode(
         self,

@@ -124,7 +124,7 @@ class LaunchSession:
         """The outputs that the launch that has just ended left in its buffers."""
         if self._given.key not in self._results:
             return ObservedLaunch(rotation, self._outputs(contestant))
-        # What is right on other inputs is not known.
+        # The right outputs on other inputs are not known.
         rotated = any(rotation.values())
         errors = {} if rotated else self._results.errors(self._given.key, self._arena.places)
         return ObservedLaunch(rotation, errors=errors)

@@ -145,7 +145,7 @@ class PackTracer:
         if not parts:
             return  # and nothing that was prepared together is forgotten before it is asked for
         traced = list(zip(parts, self._traced(parts), strict=True))
-        # What a cell's end has cost its other files is traced in cells of their own.
+        # Files whose traces a cell's end has cost are traced in cells of their own.
         alone = [[source] for part, result in traced if result is None and len(part) > 1 for source in part]
         traced += zip(alone, self._traced(alone), strict=True)
         for part, result in traced:

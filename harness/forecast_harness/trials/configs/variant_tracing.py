@@ -238,7 +238,7 @@ class VariantTracer:
         if not traces or any(all(traces[n].texts[c] is None for c in configs) for n in at):
             return None
         kin = self._kin_timings(source)
-        # What is not traced yet says nothing here: many nodes may wait for this forecast.
+        # A source that is not traced yet says nothing here: many nodes may wait for this forecast.
         timed = {s: self._traces.known(s) for s in {s for s, _ in kin}}
         means, variances, fails = [], [], []
         for call in at:

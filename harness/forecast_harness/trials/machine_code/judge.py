@@ -231,7 +231,7 @@ class MachineCodeJudge(Judge):
         best = trial.best
         contest = self._race(trial, best, _RACE)
         if contest.log2_ratio < -MIN_PROGRESS:
-            # What earlier programs may have left in memory of the driver's own lets none take the lead.
+            # Data that earlier programs may have left in memory of the driver's own let none take the lead.
             score = trial.job.against_score
             leads = score + contest.log2_ratio < self._lead - MIN_PROGRESS
             again = self._race_again(trial, best, renew=leads)

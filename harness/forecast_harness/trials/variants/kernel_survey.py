@@ -100,7 +100,7 @@ class KernelSurveyor:
         assert isinstance(source, RecordedCalls)
         self._choose(source)
         self.compile_for(source)
-        # What arguments that it does not accept make it do is nothing to go by.
+        # Its behaviour on arguments that it does not accept is nothing to go by.
         self.writes, self.updates, self.deterministic = set(), set(), True
         sizes, evidence = self._accepted_sizes(source)
         sizes, untied = self._freeze_chance_scalars(source.with_sizes(sizes))

@@ -139,7 +139,7 @@ class PolynomialReader:
             return name
         if node.id not in self.varying:
             value = self.facts.single_value(node.id)
-            # What defines it must still mean the same: nothing in it is assigned twice, or by the loop.
+            # Its definition must still mean the same: nothing in it is assigned twice, or by the loop.
             known = value is not None and getattr(value, "lineno", self.line) < self.line
             if value is not None and known and all(self._steady(n) for n in read_names(value)):
                 try:
