@@ -191,7 +191,7 @@ class ServerClient:
                 "GET" if payload is None else "POST",
                 url,
                 payload,
-                seconds=min(deadline.remaining_s, attempts.bill.budget_s),
+                deadline=deadline,
                 retries=self.attempts - 1,
                 attempts=attempts,
             )

@@ -25,7 +25,7 @@ import openai
 
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_integrations.models.http.keys import api_key_for, is_local_host
-from forecast_integrations.models.http.limits import ConnectionFailed, RequestCost
+from forecast_integrations.models.http.limits import ConnectionFailed, Deadline, RequestCost
 
 LARGEST = 16 * 2**20
 """Most bytes of a reply that are read."""
@@ -119,23 +119,24 @@ class _LimitedStream(httpx2.AsyncByteStream):
 
 
 def send_request(
-    method: str, url: str, body: bytes | None, *, seconds: float, retries: int, attempts: Attempts
+    method: str, url: str, body: bytes | None, *, deadline: Deadline, retries: int, attempts: Attempts
 ) -> HTTPResponse:
-    """Send a request and read its reply; redirects are not followed.
+    """Send a request and read its reply, by the deadline and within the budget's seconds; redirects are not followed.
 
     The client tries again what may pass: connections that fail, replies that are cut off, and the statuses 408, 409,
     429 and 5xx, after a pause that doubles or what Retry-After says. Raises `ConnectionFailed` when the server
-    cannot be reached, its reply is cut off or larger than `LARGEST`, or `seconds` pass, and `BudgetExceeded` for an
+    cannot be reached, its reply is cut off or larger than `LARGEST`, or the time is up, and `BudgetExceeded` for an
     attempt that may cost too much; no message holds a word of the server's, which may repeat the key.
     """
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_is_logged)  # once, however often it is added
-    exchange = _exchange(method, url, body, seconds, retries, attempts)
+    budget_s = attempts.bill.budget_s
+    exchange = _exchange(method, url, body, min(deadline.remaining_s, budget_s), retries, attempts)
     future = asyncio.run_coroutine_threadsafe(exchange, _event_loop(os.getpid()))
     try:
         return future.result()
     except TimeoutError:
-        trouble = f"no answer within {seconds:.3g} s"
+        trouble = f"no answer within {min(deadline.seconds, budget_s):.3g} s"
         if attempts.status:
             trouble += f", the latest was HTTP {attempts.status}"
     except LLMError:
