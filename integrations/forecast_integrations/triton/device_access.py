@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from forecast_autotune.records import Decision, Problem
@@ -51,6 +53,40 @@ def capturing_graph() -> bool:
     import torch
 
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+
+
+@contextmanager
+def harmless_to_captures() -> Iterator[None]:
+    """Let this thread's calls leave the captures of other threads alone; nothing where there is no CUDA."""
+    exchange = _mode_exchange()
+    if exchange is None:
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    done = exchange(ctypes.byref(mode)) == 0
+    try:
+        yield
+    finally:
+        if done:
+            exchange(ctypes.byref(mode))
+
+
+@cache
+def _mode_exchange() -> Callable[[object], int] | None:
+    """`cuThreadExchangeStreamCaptureMode`, which puts this thread's mode and gives the one before."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return None
+    try:
+        exchange: Callable[[object], int] = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):
+        return None
+    return exchange
 
 
 def has_own_benchmark(tuner: Tuner) -> bool:

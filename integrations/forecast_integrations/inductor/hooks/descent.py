@@ -23,8 +23,7 @@ from forecast_integrations.inductor.config_worker import CompileTask, is_descend
 from forecast_integrations.inductor.descent import Descent, first_jobs, inductor_workers
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.triton.background.tuner import harmless_to_captures
-from forecast_integrations.triton.device_access import LOCK, capturing_graph
+from forecast_integrations.triton.device_access import LOCK, capturing_graph, harmless_to_captures
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig
 
 if TYPE_CHECKING:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import threading
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 
 from forecast_autotune.errors import CaptureError, ForecastAutotuneError
 from forecast_integrations.triton.background.arguments import (
@@ -33,44 +30,16 @@ from forecast_integrations.triton.background.key_decision import (
     LaunchSeries,
     current_device_index,
 )
-from forecast_integrations.triton.device_access import LOCK, capturing_graph, decision_depth
+from forecast_integrations.triton.device_access import (
+    LOCK,
+    capturing_graph,
+    decision_depth,
+    harmless_to_captures,
+)
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import Key, LaunchConfig
 from forecast_integrations.triton.timer.timers import LaunchTimeoutError
-
-_RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED."""
-
-
-@contextmanager
-def harmless_to_captures() -> Iterator[None]:
-    """Let this thread's calls leave the captures of other threads alone; nothing where there is no CUDA."""
-    exchange = _mode_exchange()
-    if exchange is None:
-        yield
-        return
-    mode = ctypes.c_int(_RELAXED)
-    done = exchange(ctypes.byref(mode)) == 0
-    try:
-        yield
-    finally:
-        if done:
-            exchange(ctypes.byref(mode))
-
-
-@cache
-def _mode_exchange() -> Callable[[object], int] | None:
-    """`cuThreadExchangeStreamCaptureMode`, which puts this thread's mode and gives the one before."""
-    import torch
-
-    if not torch.cuda.is_available() or torch.version.cuda is None:
-        return None
-    try:
-        exchange: Callable[[object], int] = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-    except (OSError, AttributeError):
-        return None
-    return exchange
 
 
 class StallBudget:

@@ -82,10 +82,6 @@ class Example:
         """A digest of the question."""
         return digest(self.version, self.prefix, [a.suffix for a in self.candidates])
 
-    def log2_ratios(self) -> Array:
-        """Measured log2(time / reference time) of the candidates, [n]; NaN: failed."""
-        return np.array([a.log2_ratio for a in self.candidates])
-
     def labels(self) -> npt.NDArray[np.intp]:
         """Bin per candidate, or "fails", [n]."""
         return np.array([a.label for a in self.candidates], dtype=np.intp)
