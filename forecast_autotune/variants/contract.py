@@ -16,7 +16,7 @@ from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Config
+from forecast_autotune.records import Argument, Config, Scalar
 
 BASE_GRID = {f"BASE_GRID_{axis}": axis for axis in range(3)}
 """Parameters that a launch fills with the call's own grid, name -> axis, for variants that launch another
@@ -28,6 +28,9 @@ WORKSPACE, COUNTERS = MEMORY = ("WORKSPACE", "COUNTERS")
 elements of any value, and int32 elements that are zero. Elsewhere they are parameters like others."""
 _CALCULATIONS = {"grid": (2, 3), "workspace": (4,)}
 """Functions that only calculate, and how many parameters they may have."""
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Names in a config that say how a kernel is launched; all others are parameters."""
 
 _ALLOWED_CALLS = frozenset(
     (
@@ -52,6 +55,31 @@ class Contract:
     configs: tuple[Config, ...] = ()
     reset_to_zero: tuple[str, ...] = ()
     grid: bool = False
+    optional: frozenset[str] = frozenset()
+    """Constexpr parameters that have a default, or that the module's own heuristics compute."""
+    lines: tuple[int, ...] = (0,)
+    """The lines of `configs`, or that of the entry where there are none."""
+
+    def require_fit(
+        self, base: Contract, configs: Sequence[Config] = (), calls: Sequence[Sequence[Argument]] = ()
+    ) -> None:
+        """Raise `RecordError` unless it can be launched as its base is, with the base's `configs` on its `calls`.
+
+        That is: its runtime parameters are the base's, and each constexpr parameter has a value, of a config or of
+        the call.
+        """
+        self.require_same_parameters(base.parameters)
+        tuned = set.intersection(*({n for n, _ in c.kwargs} for c in configs)) if configs else set()
+        called = {a.name for call in calls for a in call if a.kind == "constexpr"}
+        given = {*LAUNCH_OPTIONS, *self.optional, *called, *(name for name in base.meta if name not in tuned)}
+        own = [{n for n, _ in c.kwargs} for c in self.configs]
+        for line, names in zip(self.lines, own or [tuned], strict=True):
+            if missing := [name for name in self.meta if name not in given and name not in names]:
+                raise RecordError(
+                    f"line {line} of the variant: {', '.join(missing)} of {self.kernel} has no value, neither of the "
+                    f"call nor of {'this config' if own else 'the configs of the base'}: give it one in "
+                    f'CONFIGS, as in {{"{missing[0]}": ..., "num_warps": 4}}, or a default'
+                )
 
     def require_same_parameters(self, base: Sequence[str]) -> None:
         """Raise `RecordError` unless the runtime parameters are the base kernel's, in its order."""
@@ -73,12 +101,16 @@ def read_contract(source: str, kernel: str) -> Contract:
         raise RecordError(f"the variant's source is not Python: {error}") from error
     functions: dict[str, ast.FunctionDef] = {}
     values: dict[str, Any] = {}
+    listed: tuple[tuple[int, Mapping[str, Scalar]], ...] = ()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
             _check_function(node)
             functions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            values |= _assigned(node, values)
+            if "CONFIGS" in (ast.unparse(t) for t in _targets(node)) and node.value is not None:
+                listed = read_configs(node.value, values)
+            else:
+                values |= _assigned(node, values)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             _check_import(node)
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
@@ -93,14 +125,18 @@ def read_contract(source: str, kernel: str) -> Contract:
     filled_in = filled_in_parameters(functions)
     if not filled_in.isdisjoint(MEMORY):
         _check_workspace(functions[kernel])
-    parameters, meta = _parameters(functions[kernel], filled_in)
+    entry = functions[kernel]
+    parameters, meta = _parameters(entry, filled_in)
+    configs = _configs(listed, meta)
     contract = Contract(
         kernel,
         parameters,
         meta,
-        _configs(values.get("CONFIGS"), meta),
+        tuple(configs),
         _parse_reset_to_zero(values.get("RESET_TO_ZERO"), parameters),
         "grid" in functions,
+        _optional(entry),
+        tuple(configs.values()) or (entry.lineno,),
     )
     if strange := sorted(set(values) & set(_CALCULATIONS)):
         raise RecordError(f"{strange[0]} must be a function of {_taken(strange[0])}")
@@ -120,6 +156,16 @@ def _parameters(node: ast.FunctionDef, filled_in: Collection[str]) -> tuple[tupl
     names = [a for a in listed if a.arg not in filled_in]
     runtime = tuple(a.arg for a in names if not _is_constexpr(a))
     return runtime, tuple(a.arg for a in names if _is_constexpr(a))
+
+
+def _optional(node: ast.FunctionDef) -> frozenset[str]:
+    """Parameters with a default, and those that a heuristic above the function computes."""
+    positional, named = [*node.args.posonlyargs, *node.args.args], node.args
+    results = [a.arg for a in positional[len(positional) - len(named.defaults) :]]
+    results += [a.arg for a, d in zip(named.kwonlyargs, named.kw_defaults, strict=True) if d is not None]
+    for rules in (d for n in node.decorator_list for d in ast.walk(n) if isinstance(d, ast.Dict)):
+        results += [str(key.value) for key in rules.keys if isinstance(key, ast.Constant)]
+    return frozenset(results)
 
 
 def _check_workspace(node: ast.FunctionDef) -> None:
@@ -197,7 +243,7 @@ def _check_decorator(node: ast.expr, function: str) -> None:
         raise _violation(
             node,
             f"{function} may be decorated with @triton.jit (and @triton.heuristics of lambdas) alone, not "
-            f"{ast.unparse(node)}",
+            f"{ast.unparse(node)}; configs belong into CONFIGS",
         )
 
 
@@ -224,9 +270,13 @@ def _check_calculation(node: ast.AST, what: str) -> None:
             )
 
 
+def _targets(node: ast.Assign | ast.AnnAssign) -> Sequence[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
 def _assigned(node: ast.Assign | ast.AnnAssign, known: Mapping[str, Any]) -> dict[str, Any]:
     """Names and values of one assignment; `...` is the value of what is constant, but no literal."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    targets = _targets(node)
     if node.value is None or not all(isinstance(t, ast.Name) for t in targets):
         raise _violation(node, "a variant's module assigns constants to plain names")
     try:
@@ -263,17 +313,56 @@ def _child_expressions(node: ast.expr) -> Iterator[ast.expr]:
     return (part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
 
 
-def _configs(listed: Any, meta: Sequence[str]) -> tuple[Config, ...]:
-    if listed is None:
-        return ()
-    if not isinstance(listed, list | tuple) or not listed or not all(isinstance(c, dict) for c in listed):
-        raise RecordError(
-            'CONFIGS must be a list of {"kwargs": {...}, "num_warps": ..., "num_stages": ...}, at least one'
-        )
-    results = tuple(dict.fromkeys(Config.from_json(c) for c in listed))
-    for config in results:
-        if strange := sorted({name for name, _ in config.kwargs}.difference(meta)):
-            raise RecordError(f"CONFIGS give {strange}, which are no constexpr parameters: {list(meta)}")
+def read_configs(node: ast.expr, names: Mapping[str, Any]) -> tuple[tuple[int, Mapping[str, Scalar]], ...]:
+    """What a source assigns to `CONFIGS`: of each config the line, and parameters and launch options by name.
+
+    A config is flat, `{"BLOCK": 64, "num_warps": 4}`, or has its parameters under `kwargs`. `names` are known values
+    of the module. Raises `RecordError` for anything else.
+    """
+    form = 'CONFIGS must be a list like [{"BLOCK": 1024, "num_warps": 4}], written out or calculated from literals'
+    try:
+        listed = evaluate_literal(node, names)
+    except ValueError as error:
+        raise RecordError(f"line {node.lineno}: {form} ({error})") from error
+    if not isinstance(listed, list | tuple) or not listed:
+        raise RecordError(f"line {node.lineno}: {form}, not {listed!r:.60}")
+    elements = node.elts if isinstance(node, ast.List | ast.Tuple) else []
+    results = []
+    for number, given in enumerate(listed):
+        line = elements[number].lineno if len(elements) == len(listed) else node.lineno
+        nested = given.get("kwargs", {}) if isinstance(given, dict) else None
+        if not isinstance(nested, dict):
+            raise RecordError(f"line {line}: {form}; one of it is {given!r:.60}")
+        flat = {name: value for name, value in given.items() if name != "kwargs"}
+        if twice := sorted(map(str, flat.keys() & nested.keys())):
+            raise RecordError(f"line {line}: a config gives {twice[0]} twice: leave one of them out")
+        for name, value in (flat := {**nested, **flat}).items():
+            if not isinstance(name, str) or not (
+                value is None or isinstance(value, bool | int | float | str)
+            ):
+                raise RecordError(
+                    f"line {line}: CONFIGS gives {name} a {type(value).__name__}: give a number, a text or None"
+                )
+        results.append((line, flat))
+    return tuple(results)
+
+
+def _configs(listed: Sequence[tuple[int, Mapping[str, Scalar]]], meta: Sequence[str]) -> dict[Config, int]:
+    """Configs of a kernel with these constexpr parameters, each once with its line. Raises `RecordError`."""
+    results: dict[Config, int] = {}
+    for line, flat in listed:
+        options = {name: value for name, value in flat.items() if name in LAUNCH_OPTIONS}
+        kwargs = {name: value for name, value in flat.items() if name not in options}
+        if strange := sorted(kwargs.keys() - set(meta)):
+            raise RecordError(
+                f"line {line} of the variant: CONFIGS give {', '.join(strange)}, which is neither a tl.constexpr "
+                f"parameter ({', '.join(meta) or 'there is none'}) nor one of {', '.join(LAUNCH_OPTIONS)}: declare it "
+                "or leave it out"
+            )
+        try:
+            results.setdefault(Config.from_json({"kwargs": kwargs, **options}), line)
+        except RecordError as error:
+            raise RecordError(f"line {line} of the variant: {error}") from error
     return results
 
 

@@ -4,8 +4,8 @@ A variant's source is the text of one self-contained module: imports of triton o
 functions. The entry has the name of the base kernel and the base's runtime parameters, by the same names
 in the same order; meta-parameters may be dropped, added or changed. Four more names may be defined:
 
-- `CONFIGS`: a list of objects like `{"kwargs": {"BLOCK": 128}, "num_warps": 4, "num_stages": 3}`, in place
-  of the base's list;
+- `CONFIGS`: a list of objects like `{"BLOCK": 128, "num_warps": 4, "num_stages": 3}`, in place of the base's
+  list; parameters may stand under `kwargs`, too;
 - `grid(meta, arguments)`, or `grid(meta, arguments, base)`: the launch grid from the meta-parameters (launch
   options such as `num_warps` among them), the call's arguments by name and the call's own grid, where the
   variant needs another one than the call gives. Parameters named `BASE_GRID_0`, `_1` and `_2` are filled with

@@ -16,7 +16,7 @@ from forecast_harness.authors.author import Draft, defines_entry, draft_identity
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets.cuda.source import check_source_rules, read_launch
 from forecast_harness.targets.packs.schema import Pack, PackFormat
-from forecast_harness.targets.search_target import cuda_signature_of, is_cuda_kernel
+from forecast_harness.targets.search_target import cuda_signature_of, is_cuda_kernel, subjects_of
 
 _FENCE_START = r"(?:^[ \t]*```[^\n`]*|```(?:python|py)[ \t]*)\n"
 """A fence; one that names its language may end a line of text, as small models have it."""
@@ -90,7 +90,7 @@ def check_source(source: str, target: SearchTarget, parent: Node) -> str:
         raise RecordError(f"the source is not Python: {error}") from error
     if target.kind is TargetKind.KERNEL:
         promised = read_contract(source, target.entry)
-        promised.require_same_parameters(read_contract(parent.source, target.entry).parameters)
+        subjects_of(target)[0].require_fit(promised)
     else:
         _check_solution(tree, source, target)
     if ast.dump(tree) == ast.dump(python_parser.parse_module(parent.source)):

@@ -20,11 +20,12 @@ from forecast_autotune.printable import printable_line
 from forecast_autotune.records import Argument, Config, Device
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
+from forecast_harness.targets.statement import CONFIGS_RULES
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.backend import TextGenerator
 
-PROMPT_VERSION = "write-1"
+PROMPT_VERSION = "write-2"
 """Version of the prompt; a changed template is a new one."""
 _FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TITLE_WORDS = 4
@@ -112,7 +113,7 @@ def read_answer(answer: str, brief: WritingBrief, origin: Provenance) -> Variant
         )
     source = blocks[0].strip() + "\n"
     promised = read_contract(source, brief.kernel)
-    promised.require_same_parameters(read_contract(brief.source, brief.kernel).parameters)
+    promised.require_fit(read_contract(brief.source, brief.kernel), brief.configs, brief.calls)
     note = _note(answer, source)
     provenance = Provenance(**{**vars(origin), "note": note})
     title = "-".join(["llm", *re.findall(r"[a-z0-9]+", note.lower())[:_TITLE_WORDS]])
@@ -127,7 +128,7 @@ def build_prompt(brief: WritingBrief) -> str:
     listed = brief.configs[:: max(1, len(brief.configs) // _SHOWN_CONFIGS)][:_SHOWN_CONFIGS]
     configs = "\n".join(f"- {c}" for c in listed) or "- none: give CONFIGS"
     ideas = "\n".join(f"- {idea}" for idea in IDEAS)
-    base = read_contract(brief.source, brief.kernel)
+    base, rules = read_contract(brief.source, brief.kernel), "\n".join(CONFIGS_RULES)
     return f"""Rewrite a Triton kernel so that it runs faster, without changing what it computes.
 
 Device: {_device(brief.device)}
@@ -145,10 +146,8 @@ Rules, checked before anything is run:
 - It imports triton and triton.language, and nothing else. It holds @triton.jit functions and constants.
 - `{brief.kernel}` keeps its runtime parameters ({", ".join(base.parameters)}) by these names, in this order.
   Its tl.constexpr parameters may be dropped, added or changed.
-- Optional: CONFIGS = [{{"kwargs": {{...}}, "num_warps": 4, "num_stages": 3}}, ...] in place of the base's
-  configs, literal or a comprehension; a plain function grid(meta, arguments, base) that returns the launch
-  grid from the constexpr values, the call's arguments by name and the call's own grid, where you need another
-  one; RESET_TO_ZERO = [names of arguments that must be zero before a launch].
+{rules}
+- Optional: RESET_TO_ZERO = [names of arguments that must be zero before a launch].
 - Parameters named BASE_GRID_0, BASE_GRID_1 and BASE_GRID_2, if you add them, are filled with the call's own
   launch grid.
 - A plain function workspace(meta, arguments, base, grid), if you define it, returns how many float32 and how many

@@ -196,7 +196,7 @@ def _expand_paths(given: Sequence[str]) -> Iterator[Path]:
 def _read(path: Path, target: UserKernel) -> Iterator[Variant]:
     """Variants in one file: a source, or the variant lines of a table. Raises `RecordError`."""
     kernel = target.kernel
-    base = read_contract(target.text, kernel.name).parameters
+    base = read_contract(target.text, kernel.name)
     if path.suffix != ".py":
         lines: list[dict[str, Any]] = []
         read_tables(path, lines.append)
@@ -205,7 +205,7 @@ def _read(path: Path, target: UserKernel) -> Iterator[Variant]:
         return
     source = read_document(path)
     promised = read_contract(source, kernel.name)
-    promised.require_same_parameters(base)
+    promised.require_fit(base, target.configs)
     origin = Provenance(Origin.HAND, note=f"read from {path.name}", at=utc_now())
     yield Variant.of(
         kernel.name,

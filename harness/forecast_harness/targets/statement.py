@@ -21,6 +21,18 @@ _LAYOUTS = {
 }
 
 
+CONFIGS_RULES = (
+    "- Optional, in place of its configs: a list that gives each tl.constexpr parameter a value that neither the call "
+    "nor a default gives, and no other name than those, num_warps, num_stages, num_ctas and maxnreg:",
+    '  CONFIGS = [{"BLOCK": b, "num_warps": w, "num_stages": 2} for b in (512, 1024) for w in (4, 8)]',
+    "- Optional, in place of the call's launch grid (base, a tuple): a plain function of the config and of the call's "
+    "arguments, both by name:",
+    "  def grid(meta, arguments, base):\n"
+    '      return (triton.cdiv(arguments["n"], meta["BLOCK"]), base[1] if len(base) > 1 else 1)',
+)
+"""The one form of `CONFIGS` and of `grid` that whoever writes a kernel's source is shown."""
+
+
 def pack_statement(pack: Pack, language: str, entry: str, device: str) -> str:
     """The statement of a pack for new sources in `language`, ending with the reference's text."""
     about = pack.definition
@@ -82,10 +94,9 @@ def kernel_statement(
         "Rules for a source:",
         "- One self-contained module: imports of triton and its language, @triton.jit functions, constants.",
         f"- {name} keeps its runtime parameters by name and order; tl.constexpr parameters may change.",
-        '- Optional: CONFIGS = [{"kwargs": {...}, "num_warps": 4, "num_stages": 3}, ...]; a function '
-        "grid(meta, arguments, base); RESET_TO_ZERO = [names of arguments]; a function "
-        "workspace(meta, arguments, base, grid) that returns how many float32 and int32 elements (zeros) a launch "
-        "needs at its parameters WORKSPACE and COUNTERS.",
+        *CONFIGS_RULES,
+        "- Optional: RESET_TO_ZERO = [names of arguments]; a function workspace(meta, arguments, base, grid) that "
+        "returns how many float32 and int32 elements (zeros) a launch needs at its parameters WORKSPACE and COUNTERS.",
         "- It is compared with the original on hidden shapes and values; precision must not get worse.",
         "",
         "```python",
@@ -128,8 +139,9 @@ def _rules(about: Definition, language: str, entry: str, device: str) -> list[st
         rules.append(f"It defines {entry}(data), which returns what ref_kernel(data) returns")
     rules += _result_rules(about)
     rules.append(
-        "Optional: constants in upper case at the top level, and CONFIGS, a list of objects with values for "
-        'them, e.g. CHUNK = 64 and CONFIGS = [{"CHUNK": 32}, {"CHUNK": 64}]; the fastest is chosen'
+        "Optional: constants in upper case at the top level, and a list of values for them and no other name, of "
+        "which the fastest is chosen; what a launch takes is such a constant, too (num_warps=NUM_WARPS):\n"
+        '  CHUNK = 64\n  CONFIGS = [{"CHUNK": c} for c in (32, 64, 128)]'
     )
     return rules
 

@@ -64,11 +64,11 @@ class CudaJudge(PackJudge):
         finally:
             self._compiler.__exit__(None, None, None)
 
-    def _own_configs(self, source: str) -> tuple[list[SourceConfig], str]:
+    def _own_configs(self, source: str) -> list[SourceConfig]:
         try:
-            return list(cuda_configs(source)), ""
+            return list(cuda_configs(source))
         except RecordError:  # told where it is compiled
-            return [], ""
+            return []
 
     def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:
         """As for packs; without those that do not compile."""

@@ -108,7 +108,6 @@ class SandboxTrial:
     """Configs that may be timed."""
     variant: Variant | None = None
     """The source with its promises, where it is a variant of a kernel."""
-    note: str = ""
     device_seconds: float = 0.0
     measurements: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
@@ -248,7 +247,7 @@ class SandboxJudge(Judge):
 
     @abstractmethod
     def _read(self, trial: SandboxTrial) -> None:
-        """Read what the source promises, without running it: its configs, and a remark on them."""
+        """Read what the source promises, without running it: its configs."""
 
     @abstractmethod
     def _verify(self, trial: SandboxTrial) -> None:
@@ -317,7 +316,7 @@ class SandboxJudge(Judge):
         return Refusal(
             replace(verdict, reasons=tuple(reasons)).outcome,
             stage,
-            f"{reasons_text(reasons)} {trial.note}",
+            reasons_text(reasons),
             {**self._result_facts(verdict), "codes": sorted({str(r.code) for r in reasons})},
             measurements=max(1, trial.measurements),
             device_seconds=trial.device_seconds,
@@ -331,7 +330,6 @@ class SandboxJudge(Judge):
             configs[value["winner"]],
             [(configs[int(n)], log2_ratio([d])[0]) for n, d in value["ranking"].items()],
             self._device,
-            note=trial.note,
             measurements=trial.measurements,
             device_seconds=trial.device_seconds,
             stage="confirm" if trial.job.confirm else "time",

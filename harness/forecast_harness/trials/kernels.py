@@ -87,7 +87,7 @@ class KernelJudge(SandboxJudge):
         try:
             variant = Variant.of(entry, self._target.payload["source_sha256"], node.source, node.provenance)
             promised = read_contract(node.source, entry)
-            promised.require_same_parameters(read_contract(self._subjects[0].source, entry).parameters)
+            self._subjects[0].require_fit(promised)
         except RecordError as error:
             refusal = self._refusal(trial, (Reason(ReasonCode.FAILS, str(error)),))
             refusal.stage = "compile"

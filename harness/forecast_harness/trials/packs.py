@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
@@ -30,7 +31,7 @@ from forecast_harness.trials.race import QUICK_RULES, THOROUGH_RULES, RaceRules,
 from forecast_harness.trials.verdict import overall_judgement, reasons_from_json, reasons_text
 from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import check_pack, verify
-from forecast_harness.verify.verdict import Judgement, SolutionVerdict
+from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
 
 
 class PackJudge(SandboxJudge):
@@ -71,7 +72,13 @@ class PackJudge(SandboxJudge):
     # --- the stages ---
 
     def _read(self, trial: SandboxTrial) -> None:
-        trial.listed, trial.note = self._own_configs(trial.job.node.source)
+        """Raises `Refusal` for a list of configs that cannot be read."""
+        try:
+            trial.listed = self._own_configs(trial.job.node.source)
+        except RecordError as error:
+            refusal = self._refusal(trial, (Reason(ReasonCode.FAILS, str(error)),))
+            refusal.stage = "compile"
+            raise refusal from error
 
     def _verify(self, trial: SandboxTrial) -> None:
         """The source as it stands; its winning config is verified once it has won."""
@@ -175,8 +182,8 @@ class PackJudge(SandboxJudge):
 
     # --- what differs in other languages ---
 
-    def _own_configs(self, source: str) -> tuple[list[SourceConfig], str]:
-        """The configs that a source lists and that change it, and a remark where its list cannot be used."""
+    def _own_configs(self, source: str) -> list[SourceConfig]:
+        """The configs that a source lists and that change it. Raises `RecordError` for what is no list of configs."""
         return own_configs(source)
 
     def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:

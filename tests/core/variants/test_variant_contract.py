@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants.contract import evaluate_literal, read_contract
 from forecast_autotune.variants.entry import KernelEntry
 from tests.core.variants.varied import BASE
@@ -92,7 +93,11 @@ def test_a_contract_is_read_without_importing() -> None:
         ("import triton\n", "import triton\nfrom triton import runtime\n", "of triton, not"),
         ("import triton\n", "import triton\nfrom .triton import x\n", r"not \.triton"),
         ("import triton\n", "import triton\nprint(1)\n", "runs nothing else"),
-        ("import triton\n", "import triton\nCONFIGS = [open('x', 'w')]\n", "CONFIGS must be a literal"),
+        (
+            "import triton\n",
+            "import triton\nCONFIGS = [open('x', 'w')]\n",
+            "line 2: CONFIGS must be a list like",
+        ),
         ("import triton\n", "import triton\nfor i in (1,): pass\n", "runs nothing else"),
         ("@triton.jit\n", "@triton.jit\n@open('x')\n", "decorated with @triton.jit"),
         ("@triton.jit\n", "", "must be a @triton.jit function"),
@@ -108,10 +113,28 @@ def test_a_contract_is_read_without_importing() -> None:
         ("@triton.jit\n", "grid = (1,)\n\n\n@triton.jit\n", "grid must be a function"),
         (
             "@triton.jit\n",
-            "CONFIGS = [{'kwargs': {'WIDE': 1}}]\n\n\n@triton.jit\n",
-            "no constexpr parameters",
+            "CONFIGS = [\n    {'BLOCK': 1},\n    {'kwargs': {'WIDE': 1}},\n]\n\n\n@triton.jit\n",
+            r"line 7 of the variant: CONFIGS give WIDE, which is neither .*\(BLOCK\) nor one of num_warps",
         ),
-        ("@triton.jit\n", "CONFIGS = []\n\n\n@triton.jit\n", "at least one"),
+        ("@triton.jit\n", "CONFIGS = []\n\n\n@triton.jit\n", "must be a list like"),
+        ("@triton.jit\n", "CONFIGS = [{'BLOCK': 1, 'warps': 4}]\n\n\n@triton.jit\n", "give warps"),
+        (
+            "@triton.jit\n",
+            "CONFIGS = [{'BLOCK': 1, 'ir_override': 'f'}]\n\n\n@triton.jit\n",
+            "give ir_override",
+        ),
+        (
+            "@triton.jit\n",
+            "CONFIGS = [{'BLOCK': 1, 'num_warps': '4'}]\n\n\n@triton.jit\n",
+            "num_warps must be",
+        ),
+        ("@triton.jit\n", "CONFIGS = [{'BLOCK': [1]}]\n\n\n@triton.jit\n", "gives BLOCK a list"),
+        (
+            "@triton.jit\n",
+            "CONFIGS = [{'kwargs': {'BLOCK': 1}, 'BLOCK': 2}]\n\n\n@triton.jit\n",
+            "BLOCK twice",
+        ),
+        ("@triton.jit\n", "@triton.autotune(configs=[], key=[])\n@triton.jit\n", "belong into CONFIGS"),
         ("@triton.jit\n", "RESET_TO_ZERO = ['acc']\n\n\n@triton.jit\n", "must list runtime parameters"),
         (
             "@triton.jit\n",
@@ -135,6 +158,51 @@ def test_other_runtime_parameters_do_not_fit(parameters: str) -> None:
     other = BASE.replace("x, out, n", parameters, 1).replace("mask=i < n", "mask=i < 1")
     with pytest.raises(RecordError, match=r"by these names and in this order; it has \("):
         read_contract(other, "double").require_same_parameters(["x", "out", "n"])
+
+
+def test_flat_and_nested_configs_are_one_dialect() -> None:
+    head = "CONFIGS = [{}]\n\n\n@triton.jit\n"
+    flat, nested = (
+        read_contract(BASE.replace("@triton.jit\n", head.format(text), 1), "double").configs
+        for text in (
+            '{"BLOCK": 1024, "num_warps": 2, "maxnreg": 64}',
+            '{"kwargs": {"BLOCK": 1024}, "num_warps": 2, "maxnreg": 64}',
+        )
+    )
+    assert flat == nested == (Config.of({"BLOCK": 1024}, num_warps=2, maxnreg=64),)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "configs", "line"),
+    [
+        ("BLOCK: tl.constexpr, MORE: tl.constexpr", "", 6),
+        ("BLOCK: tl.constexpr, MORE: tl.constexpr", '[{"BLOCK": 64, "MORE": 1}, {"BLOCK": 64}]', 10),
+        ("BLOCK: tl.constexpr, MORE: tl.constexpr", '[{"BLOCK": 64}]', 10),
+        ("BLOCK: tl.constexpr", '[{"num_warps": 2}]', 10),
+        ("BLOCK: tl.constexpr, MORE: tl.constexpr = 2", "", None),
+        ("BLOCK: tl.constexpr, num_warps: tl.constexpr", '[{"BLOCK": 64}]', None),
+        ("BLOCK: tl.constexpr, MODE: tl.constexpr", '[{"BLOCK": 64}]', None),
+        ("MODE: tl.constexpr", "", None),
+    ],
+)
+def test_a_parameter_without_a_value_is_refused_where_the_source_is_read(
+    parameters: str, configs: str, line: int | None
+) -> None:
+    source = BASE.replace("BLOCK: tl.constexpr", parameters) + (
+        f"\n\nCONFIGS = {configs}\n" if configs else ""
+    )
+    base = read_contract(
+        BASE.replace("BLOCK: tl.constexpr", "BLOCK: tl.constexpr, MODE: tl.constexpr"), "double"
+    )
+    tuned = [Config.of({"BLOCK": 128}), Config.of({"BLOCK": 256})]
+    given = (Argument("MODE", "constexpr", value=1),)
+    promised = read_contract(source, "double")
+    if line is None:
+        promised.require_fit(base, tuned, [given])
+        return
+    missing = "BLOCK" if "num_warps" in configs else "MORE"
+    with pytest.raises(RecordError, match=rf"{missing} of double has no value.*give it one in CONFIGS"):
+        promised.require_fit(base, tuned, [given])
 
 
 def test_calculated_lists_are_bounded() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_autotune.records import Outcome
+from forecast_autotune.records import Config, Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin
 from forecast_harness.authors import llm_prompts, open_author
@@ -19,6 +19,7 @@ from forecast_harness.authors.llm import LLMAuthor, open_llm_author
 from forecast_harness.authors.llm_answers import apply_edits, extract_note, extract_source
 from forecast_harness.authors.llm_prompts import prompt
 from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
+from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from tests.harness.authors.chat_model import StubModel
 from tests.harness.authors.proposal_examples import (
     NATIVE_SOFTMAX,
@@ -491,11 +492,13 @@ def scale(x, y, n, BLOCK: tl.constexpr):
     [
         (("x, y, n", "x, y, count"), "must have its runtime parameters"),
         (("import triton\n", "import triton\nimport os\n"), "os"),
+        (("BLOCK: tl.constexpr", "BLOCK: tl.constexpr, MORE: tl.constexpr"), "MORE of scale has no value"),
         (("def scale", "def other"), "no code block that defines scale"),
     ],
 )
 def test_kernels_keep_their_contract(change: Sequence[str], said: str) -> None:
-    target = SearchTarget(TargetKind.KERNEL, "scale", "k" * 24, "triton", "scale", "", {})
+    payload = {"subjects": [BaseKernel("scale", KERNEL, (Config.of({"BLOCK": 64}),)).to_json()]}
+    target = SearchTarget(TargetKind.KERNEL, "scale", "k" * 24, "triton", "scale", "", payload)
     parent = node(target, KERNEL)
     assert extract_source(code_block(KERNEL.replace("* 2", "+ 0")), target, parent)
     with pytest.raises(RecordError, match=said):

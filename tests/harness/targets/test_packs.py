@@ -359,6 +359,10 @@ def test_configs_are_read_without_running_the_source() -> None:
         ("CONFIGS = [{'MISSING': 1}]", "MISSING"),
         ("CONFIGS = [{'CHUNK': 1}]", "CHUNK"),  # bound together with another name
         ("CONFIGS = [{'WIDTH': [1]}]", "list"),
+        (
+            "CONFIGS = [{'WIDTH': 4, 'num_warps': 8}]",
+            "line 3: .*NUM_WARPS.*num_warps=NUM_WARPS at the launch",
+        ),
         ("CONFIGS = 3", "must be a list"),
         ("CONFIGS = make()", "literals"),
     ],
@@ -367,6 +371,13 @@ def test_a_list_that_cannot_be_used_says_why(line: str, said: str) -> None:
     lines = ["CHUNK = OTHER = 1", "WIDTH = 2", line]
     with pytest.raises(RecordError, match=said):
         configs_of("\n".join(lines))
+
+
+def test_packs_read_the_configs_of_kernels() -> None:
+    head = "CHUNKS = (32, 64)\nCHUNK = 64\nNUM_WARPS = 4\n"
+    flat = configs_of(head + 'CONFIGS = [{"CHUNK": c, "num_warps": 8} for c in CHUNKS]')
+    nested = configs_of(head + 'CONFIGS = [{"kwargs": {"CHUNK": c}, "num_warps": 8} for c in CHUNKS]')
+    assert flat == nested == ({"CHUNK": 32, "NUM_WARPS": 8}, {"CHUNK": 64, "NUM_WARPS": 8})
 
 
 def test_a_config_changes_its_constants_and_nothing_else() -> None:

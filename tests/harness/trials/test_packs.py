@@ -175,9 +175,9 @@ def test_a_config_that_is_wrong_does_not_condemn_the_others(judge: NodeJudge) ->
     assert result.config != {"TIMES": 1}
 
 
-def test_configs_that_cannot_be_read_are_told(judge: NodeJudge) -> None:
+def test_configs_that_cannot_be_read_are_refused_before_anything_runs(judge: NodeJudge) -> None:
     result = judged(judge, job("odd", FAST + "\nCONFIGS = [{'MISSING': 1}]\n"))
-    assert (result.outcome, result.config) == (Outcome.OK, {})
+    assert (result.outcome, result.stage) == (Outcome.RUNTIME_ERROR, "compile")
     assert "MISSING" in result.feedback
 
 

@@ -10,6 +10,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import LARGEST_INTEGER, read_integer
+from forecast_autotune.variants.contract import Contract, read_contract
 from forecast_harness.targets.kernels.grids import GridSample
 from forecast_harness.targets.kernels.sizes import CallSizes
 
@@ -59,6 +60,10 @@ class BaseKernel(Record, label="base kernel", complete=True):
     """The kernel's name in that file."""
     inputs: bool = False
     """Whether the file's `inputs(random)` draws the calls."""
+
+    def require_fit(self, promised: Contract) -> None:
+        """Raise `RecordError` unless a source can be launched as this kernel is; see `Contract.require_fit`."""
+        promised.require_fit(read_contract(self.source, self.kernel), self.configs, self.calls)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,15 @@ A source may say at its top level::
     CHUNK = 64
     CONFIGS = [{"CHUNK": 32}, {"CHUNK": 64}, {"CHUNK": 128}]
 
-Every object names module constants in upper case. A config is the source with those constants replaced, so
-what is verified and timed is a source like any other. Nothing here imports or runs a source.
+Every object names module constants in upper case; `num_warps` and the other launch options stand for `NUM_WARPS` and
+so on. The parts of a config may stand under `kwargs`, as in a kernel's source. A config is the source with those
+constants replaced, so what is verified and timed is a source like any other. Nothing here imports or runs a source.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
@@ -20,12 +22,11 @@ from typing import Any, Protocol
 from forecast_autotune import python_parser
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Config
-from forecast_autotune.variants.contract import evaluate_literal
+from forecast_autotune.variants.contract import LAUNCH_OPTIONS, evaluate_literal, read_configs
 
 SourceConfig = Mapping[str, Any]
 MAX_CONFIGS = 512
 """Configs that one source may list."""
-_CONSTANT_TYPES = (bool, int, float, str)
 
 
 def configs_of(source: str) -> tuple[SourceConfig, ...]:
@@ -39,29 +40,27 @@ def configs_of(source: str) -> tuple[SourceConfig, ...]:
     except (SyntaxError, ValueError, RecursionError):
         return ()
     defined = _constants(tree)
-    if "CONFIGS" not in defined:
+    if (node := defined.pop("CONFIGS", None)) is None:
         return ()
-    try:
-        listed = evaluate_literal(defined.pop("CONFIGS"), {})
-    except ValueError as error:
-        raise RecordError(
-            f"CONFIGS must be written out, or a comprehension over literals: {error}"
-        ) from error
-    if not isinstance(listed, list | tuple) or not all(isinstance(c, dict) for c in listed):
-        raise RecordError('CONFIGS must be a list of objects like {"CHUNK": 64}')
+    known = {}
+    for name, value in defined.items():
+        with contextlib.suppress(ValueError):
+            known[name] = evaluate_literal(value)
+    listed = read_configs(node, known)
     if len(listed) > MAX_CONFIGS:
         raise RecordError(f"CONFIGS may hold {MAX_CONFIGS} configs, not {len(listed)}")
     results: dict[str, SourceConfig] = {}
-    for config in listed:
-        for name, value in config.items():
-            if name not in defined:
-                raise RecordError(
-                    f"CONFIGS names {name!r}, which is no upper-case constant of the source; those are "
-                    f"{', '.join(sorted(defined)) or 'none'}"
-                )
-            if not isinstance(value, _CONSTANT_TYPES):
-                raise RecordError(f"CONFIGS gives {name} a {type(value).__name__}: give a number or a text")
-        results[repr(sorted(config.items()))] = dict(config)
+    for line, given in listed:
+        # A launch option is a constant of the source, too, which passes it on.
+        upper = {name: name.upper() for name in given if name in LAUNCH_OPTIONS}
+        config = {upper.get(name, name): value for name, value in given.items()}
+        if strange := [name for name in config if name not in defined]:
+            raise RecordError(
+                f"line {line}: CONFIGS names {strange[0]!r}, which is no upper-case constant of the source; those are "
+                f"{', '.join(sorted(defined)) or 'none'}: define it at the top level and use it, "
+                "as in NUM_WARPS = 4 and num_warps=NUM_WARPS at the launch"
+            )
+        results[repr(sorted(config.items()))] = config
     return tuple(results.values())
 
 
@@ -89,13 +88,10 @@ def apply_config(source: str, config: SourceConfig) -> str:
     return b"".join(lines).decode()
 
 
-def own_configs(source: str) -> tuple[list[SourceConfig], str]:
-    """The configs that a source lists and that change it, and a remark where its list cannot be used."""
-    try:
-        # The source as it stands is one of them often enough.
-        return [c for c in configs_of(source) if apply_config(source, c) != source], ""
-    except RecordError as error:
-        return [], f"CONFIGS were not used: {error}"
+def own_configs(source: str) -> list[SourceConfig]:
+    """The configs that a source lists and that change it. Raises `RecordError` as `configs_of` does."""
+    # The source as it stands is one of them often enough.
+    return [c for c in configs_of(source) if apply_config(source, c) != source]
 
 
 class ConfigForecaster(Protocol):

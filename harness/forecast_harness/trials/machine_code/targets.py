@@ -47,6 +47,7 @@ from forecast_harness.trials.configs.source_configs import (
     is_compatible,
     own_configs,
 )
+from forecast_harness.trials.verdict import Refusal
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import DrawSpec, LaunchCase, problem_of
 from forecast_harness.verify.verdict import Reason, ReasonCode
@@ -331,11 +332,14 @@ class PackTrials(DrawnTrials):
         self, job: NodeJob, check: Callable[[], None] = lambda: None
     ) -> tuple[Sequence[TrialConfig], str]:
         """The source as it stands, the config that suits the rival's, and the best that are forecast."""
-        listed, note = own_configs(job.node.source)
+        try:
+            listed = own_configs(job.node.source)
+        except RecordError as error:
+            raise Refusal(Outcome.COMPILE_ERROR, "compile", str(error)) from error
         with self._tracing:  # for which many nodes may wait
             check()
             most = max(1, job.trials)
-            return configs_to_time(job.node.source, listed, most, job.against_config, self._tracer), note
+            return configs_to_time(job.node.source, listed, most, job.against_config, self._tracer), ""
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""

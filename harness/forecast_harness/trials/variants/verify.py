@@ -118,7 +118,7 @@ def verify_variant(
     """
     try:
         promised = read_contract(variant.source, variant.kernel)
-        promised.require_same_parameters(read_contract(subject.source, subject.kernel).parameters)
+        subject.require_fit(promised)
     except RecordError as error:
         return refused_variant(variant, known, device, Reason(ReasonCode.FAILS, str(error)))
     payload = {
