@@ -77,7 +77,8 @@ def _has_value(argument: Argument) -> bool:
 class Argument(Record, label="argument", lenient=True):
     """One argument of a kernel call, as much of it as can matter for speed.
 
-    `kind` is `tensor`, `scalar`, `constexpr` or `none`; shapes and strides are in elements.
+    `kind` is `tensor`, `scalar`, `constexpr`, `none`, `tuple` (an empty one: members are arguments of their own, named
+    `x.0` or `x.field`) or `object` (known by its type alone); shapes and strides are in elements.
     """
 
     name: str

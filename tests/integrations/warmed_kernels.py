@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -31,6 +31,24 @@ def gather(x, where, out, n, SIGNED: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl
     tl.store(out + i, tl.load(x + at), mask=i < n)
 
 
+class Pair(NamedTuple):
+    """Two inputs of one kernel."""
+
+    x: Any
+    more: tuple[Any, ...]
+
+
+@autotune(configs=LISTED, key=["n"])
+@triton.jit
+def add_all(pair, out, n, BLOCK: tl.constexpr):
+    """out = the sum of all tensors of a named tuple."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(pair.x + i, mask=i < n).to(tl.float32)
+    for k in tl.static_range(len(pair.more)):
+        value += tl.load(pair.more[k] + i, mask=i < n).to(tl.float32)
+    tl.store(out + i, value, mask=i < n)
+
+
 def run_program() -> list[Any]:
     """What the program launches: two kernels, two keys each; the compiled kernels."""
     done = []
@@ -44,11 +62,12 @@ def run_program() -> list[Any]:
 
 def forget() -> None:
     """Make the kernels what they are in a new process: nothing decided, nothing compiled."""
-    for tuner in (scale, gather):
+    for tuner in (scale, gather, add_all):
         tuner.cache.clear()
         tuner.__dict__.pop("_forecast", None)
         kernel: Any = tuner
         while hasattr(kernel, "fn") and not isinstance(kernel, triton.JITFunction):
             kernel = kernel.fn
         kernel.device_caches.clear()
-    scale._engine.__init__(scale._engine.options)
+    for tuner in (scale, add_all):
+        tuner._engine.__init__(tuner._engine.options)

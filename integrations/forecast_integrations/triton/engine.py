@@ -237,7 +237,7 @@ class TuningEngine:
         """The record of a call whose key is not decided, with every candidate and the settings that decide it."""
         settings = self.options.settings()
         store = self.options.open_store(settings)
-        problem = self._problem(call, key)
+        problem = self._problem(call, key, pruned)
         functions = self._functions(call, problem, None if settings.mode is Mode.DETERMINISTIC else store)
         configs, mark = self._candidates(pruned, functions)
         call = replace(call, configs=configs, functions=functions)
@@ -388,10 +388,10 @@ class TuningEngine:
             self._listed = (values, configs, fingerprint(list(configs)))
         return self._listed[1], self._listed[2]
 
-    def _problem(self, call: KernelCall, key: Key) -> Problem:
+    def _problem(self, call: KernelCall, key: Key, pruned: Sequence[LaunchConfig]) -> Problem:
         self._kernel = self._kernel or describe.kernel_record(call.tuner.fn)
         own = has_own_benchmark(call.tuner)
-        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid, own)
+        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid, own, pruned)
 
     def _task(
         self,

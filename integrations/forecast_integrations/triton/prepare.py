@@ -15,6 +15,7 @@ from forecast_integrations.triton.background.arguments import copied_arguments
 from forecast_integrations.triton.device_access import LOCK, capturing_graph
 from forecast_integrations.triton.engine import TuningEngine
 from forecast_integrations.triton.patch import tuning_parts
+from forecast_integrations.triton.problem.describe import key_texts
 from forecast_integrations.triton.problem.key import KeyMaker
 from forecast_integrations.triton.problem.rebuilt_call import rebound_function
 from forecast_integrations.triton.protocols import Key, Tuner, is_tensor
@@ -118,7 +119,7 @@ def _prepared(
             for name, compute in layer.items():
                 kwargs[name] = compute({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs})
         key = make_key(tuner.keys, args, kwargs)
-        shown = tuple(map(str, key))
+        shown = tuple(key_texts(key))
         if len(tuner.configs) < 2 and not engine.has_variants:
             return PreparedKey(shown, "single")
         with LOCK:
@@ -139,7 +140,7 @@ def _prepared(
                 return PreparedKey(shown, "single")
             return PreparedKey(shown, _STATUS[engine.last.evidence], engine.last)
     except Exception as error:
-        return PreparedKey(tuple(map(str, key)), "failed", trouble=f"{type(error).__name__}: {error}"[:500])
+        return PreparedKey(tuple(key_texts(key)), "failed", trouble=f"{type(error).__name__}: {error}"[:500])
 
 
 def _copied_call(

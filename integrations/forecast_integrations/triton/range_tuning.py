@@ -26,6 +26,7 @@ from forecast_integrations.triton.problem.describe import (
     LazyGrids,
     call_options,
     candidate_grids,
+    key_texts,
     options_identity,
     with_options,
 )
@@ -66,6 +67,8 @@ class RangeTuning:
         self._robust, self._call, self._kernel, self._key = robust, call, kernel, key
         self._named: dict[str, Any] = call.arguments()
         self._arguments = describe.call_arguments(call.tuner.fn, self._named)
+        if any("." in a.name for a in self._arguments):
+            raise RebuildError("members of tuples cannot be made at another size")
         if call.functions:
             raise RebuildError("other sources of the kernel take part, which are checked size by size")
         stand_in_call(call, next(iter(call.configs.values())))  # which needs arguments that can be copied
@@ -170,7 +173,7 @@ class RangeTuning:
         options = call_options(self._call.tuner.fn.arg_names, self._named)
         shown = [
             self._robust.identity(),
-            digest(list(map(str, self._key))),
+            digest(key_texts(self._key)),
             values,
             *options_identity(options),
         ]
@@ -178,7 +181,7 @@ class RangeTuning:
             self._kernel,
             self._arguments,
             current_device(),
-            key=[str(k) for k in self._key],
+            key=key_texts(self._key),
             toolchain=toolchain(),
             identity=shown,
         )
@@ -202,8 +205,9 @@ class RangeTuning:
             config = next(iter(call.configs.values()))
             grid = resize_grid(call.grid, robust.argument, resized, self._named, named, config.all_kwargs())
         at = self._called(named, grid)
-        key = [str(value) if k == robust.label else str(k) for k in self._key]
-        problem = describe.describe(call.tuner.fn, self._kernel, named, key, grid)
+        key = [str(value) if part == robust.label else part for part in key_texts(self._key)]
+        listed = list(call.configs.values())
+        problem = describe.describe(call.tuner.fn, self._kernel, named, key, grid, configs=listed)
         if resized is not None:  # tensors without storage have no address
             problem = describe.resized_problem(problem, resized.arguments, key, problem.grid)
         return SizedCall(value, resized, at, problem)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -143,6 +146,108 @@ def test_launch_options_tell_calls_apart(device: Any, options: dict[str, Any]) -
     assert describe.resized_problem(read, read.arguments, read.key, read.grid).id == given.id
 
 
+HEURISTIC_CALLS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
+    # What is computed counts, not what it is computed from.
+    ({"SIZE": lambda a: triton.next_power_of_2(a["n"])}, {"n": 9}, True),
+    ({"SIZE": lambda a: triton.next_power_of_2(a["n"])}, {"n": 7}, False),
+    ({"EVEN": lambda a: a["n"] % a["BLOCK"] == 0}, {"n": 64}, True),
+    ({"EVEN": lambda a: a["n"] % a["BLOCK"] == 0}, {"n": 32}, True),
+    ({"EVEN": lambda a: a["n"] % a["BLOCK"] == 0}, {"n": 7}, False),
+    ({"EVEN": lambda a: a["num_warps"] > 1, "BOTH": lambda a: a["EVEN"] and a["n"]}, {"n": 7}, True),
+    ({"ALL": lambda a: len({**a})}, {"n": 7}, False),
+    ({"ALL": lambda a: max(v for v in dict(a).values() if isinstance(v, int))}, {"n": 77}, True),
+    ({"SIZE": lambda a: a["x"].numel()}, {"x": torch.empty(5)}, True),
+    ({"SIZE": lambda a: a["absent"]}, {"n": 7}, False),
+]
+
+
+@pytest.mark.parametrize(("values", "other", "differs"), HEURISTIC_CALLS)
+def test_what_heuristics_compute_tells_problems_apart(
+    device: Any, values: dict[str, Any], other: dict[str, Any], differs: bool
+) -> None:
+    """Both calls have one key. A config more, for which they compute nothing new, is the same problem."""
+
+    def problem(listed: Any = LISTED[:-1], **named: Any) -> Problem:
+        fn = triton.heuristics(values)(plain)
+        given = {"x": torch.empty(7), "n": 5, **named}
+        return describe.describe(fn, describe.kernel_record(fn), given, (1,), (1,), configs=listed)
+
+    assert (problem().id != problem(**other).id) == differs
+    assert problem().id == problem(LISTED).id
+
+
+class Pair(NamedTuple):
+    """A named tuple of tensors, as kernels take them."""
+
+    left: Any
+    right: Any
+
+
+def test_members_of_tuples_are_recorded_as_arguments_and_made_again() -> None:
+    x, y = torch.full((4, 6), 123.0)[:, ::2], torch.full((8,), 123, dtype=torch.int32)
+    given = {"x": (x, Pair(y, (x, None)), 7, ()), "n": tl.constexpr(3), "BLOCK": (1, 2)}
+    arguments = call_arguments(plain, given)
+    assert [(a.name, a.kind, a.dtype, a.shape, a.stride) for a in arguments] == [
+        ("x.0", "tensor", "float32", (4, 3), (6, 2)),
+        ("x.1.left", "tensor", "int32", (8,), (1,)),
+        ("x.1.right.0", "tensor", "float32", (4, 3), (6, 2)),
+        ("x.1.right.1", "none", "", (), ()),
+        ("x.2", "scalar", "i32", (), ()),
+        ("x.3", "tuple", "", (), ()),
+        ("n", "constexpr", "", (), ()),
+        ("BLOCK", "constexpr", "tuple", (), ()),
+    ]
+    problem = Problem.of(Kernel("plain", "triton"), arguments, Device("nowhere"))
+    read = Problem.from_json(json.loads(json.dumps(problem.to_json())))
+    (first, pair, seven, empty), three, block = rebuilt_arguments(read, plain.arg_names)[0]
+    assert (first.shape, first.stride(), pair.right[0].dtype, pair.right[1]) == (
+        x.shape,
+        x.stride(),
+        x.dtype,
+        None,
+    )
+    assert (pair._fields, pair.left.shape, seven, empty, three, block) == (
+        ("left", "right"),
+        y.shape,
+        7,
+        (),
+        3,
+        (1, 2),
+    )
+
+
+class Opaque:
+    """Its text is an address."""
+
+
+@pytest.mark.parametrize(
+    "kind", [Opaque, lambda: np.full(3, 123.0), lambda: object(), lambda: [Opaque(), None]]
+)
+def test_an_object_is_known_by_its_type(device: Any, kind: Callable[[], Any]) -> None:
+    """Another object of the type, here or in another process, makes no new problem; nobody can make it again."""
+    one, again = (problem_of(BLOCK=kind(), x=kind(), other=kind()) for _ in range(2))
+    assert one.id == again.id
+    assert "123" not in json.dumps(one.to_json())
+    with pytest.raises(RebuildError, match="cannot be made from its record"):
+        rebuilt_arguments(one, plain.arg_names)
+
+
+def test_dtypes_tell_problems_apart_and_are_made_again(device: Any) -> None:
+    types = [torch.float16, torch.bfloat16, tl.float16, tl.bfloat16]
+    problems = [problem_of(x=(dtype,), BLOCK=dtype) for dtype in types]
+    assert len({p.id for p in problems}) == 4
+    made = [rebuilt_arguments(p, plain.arg_names)[0] for p in problems]
+    assert [(x, block) for x, _, block in made] == [((dtype,), dtype) for dtype in types]
+
+
+def test_a_key_holds_no_values_of_tensors(device: Any) -> None:
+    x = torch.full((3,), 123.0)
+    fn, record = plain, describe.kernel_record(plain)
+    problems = [describe.describe(fn, record, {"x": key}, (key, 8), (1,)) for key in (x, (x, x), Opaque())]
+    assert [p.key[1] for p in problems] == ["8"] * 3
+    assert all("123" not in p.key[0] and " at 0x" not in p.key[0] for p in problems)
+
+
 def times(factor: int) -> Any:
     """A JIT function of one name whatever it does."""
     by = tl.constexpr(factor)
@@ -213,8 +318,8 @@ Build = Callable[..., Any]
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """Write the module with these values, import it, and return its kernel."""
+def build_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Any]:
+    """Write a module of this name and text, and import it."""
     made = iter(range(100))
 
     def load(name: str, text: str) -> Any:
@@ -224,15 +329,22 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(__import__("sys").modules, name, module)
+        monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
         return module
 
+    return load
+
+
+@pytest.fixture
+def build(build_module: Callable[[str, str], Any]) -> Build:
+    """Write the module with these values, import it, and return its kernel."""
+
     def build(helper: str = "helper_module", **values: Any) -> Any:
         given = {"above": "", "scale": 2, "other": 3, "n": 4, "factor": 5, "term": 6, **values}
-        load(helper, HELPER.format(**given))
+        build_module(helper, HELPER.format(**given))
         text = SOURCE.replace("helper_module", helper).format(**given)
-        return load("kernel_module", text).kernel
+        return build_module("kernel_module", text).kernel
 
     return build
 
@@ -247,6 +359,88 @@ def test_what_the_kernel_uses_counts(build: Build, helper: str, change: dict[str
 def test_what_it_does_not_use_does_not(build: Build, change: dict[str, Any]) -> None:
     """Its place in the file, other globals, and globals that share a name with its arguments or locals."""
     assert source_hash(build()) == source_hash(build(**change))
+
+
+NESTED = """
+import enum, types, dataclasses
+import triton, triton.language as tl
+import package_of_test.module as alias
+import package_of_test
+from package_of_test import module
+
+class Sizes:
+    BLOCK, OTHER = {attribute}, 1
+class Shade(enum.Enum):
+    DARK, LIGHT = {shade}, 2
+@dataclasses.dataclass(frozen=True)
+class Options:
+    scale: float
+    unused: object
+OPTIONS = Options({option}, object())
+TABLE = {{"a": (1, {{"b": {table}}})}}
+TYPES = [tl.{type}]
+SPACE = types.SimpleNamespace(size={space})
+
+def made(factor):
+    def by(x):
+        return x * factor
+    @triton.jit
+    def scaled(x, first: tl.constexpr = factor):
+        return x * factor + first
+    return scaled, by
+scaled, by = made({closure})
+made_by = {{"f": scaled}}
+
+@triton.constexpr_function
+def rounded(x):
+    return plain(x)
+
+def plain(x):
+    return x + {plain}
+
+@triton.jit
+def kernel(x, n, BLOCK: tl.constexpr):
+    column = tl.arange(0, Sizes.BLOCK) + Shade.DARK.value + TABLE["a"][1]["b"] + SPACE.size
+    value = tl.load(x + column, mask=column < n).to(TYPES[0]) * OPTIONS.scale * alias.ALIAS
+    value += package_of_test.module.NAME + module.inner.DEEP + rounded(1)
+    tl.store(x + column, package_of_test.module.function(scaled(value)), mask=column < n)
+"""
+INNER = """
+import types, triton
+NAME, ALIAS, UNUSED = {name}, {alias}, {unused}
+inner = types.SimpleNamespace(DEEP={deep})
+@triton.jit
+def function(x):
+    return x * {function}
+"""
+NESTED_VALUES: dict[str, Any] = {
+    **dict.fromkeys(("attribute", "shade", "option", "table", "space", "closure", "plain"), 8),
+    **dict.fromkeys(("name", "alias", "deep", "function", "unused"), 4),
+    "type": "float16",
+}
+
+
+@pytest.fixture
+def nested(build_module: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The hash of a kernel whose constants and helpers lie in all places where Triton finds them."""
+
+    def hash_with(**values: Any) -> str:
+        given = {**NESTED_VALUES, **values}
+        package, inner = (
+            ModuleType("package_of_test"),
+            build_module("package_of_test.module", INNER.format(**given)),
+        )
+        package.module = inner  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "package_of_test", package)
+        return source_hash(build_module("nested_kernel", NESTED.format(**given)).kernel)
+
+    return hash_with
+
+
+@pytest.mark.parametrize("place", sorted(NESTED_VALUES.keys() - {"unused"}))
+def test_a_constant_or_helper_of_any_depth_counts(nested: Callable[..., str], place: str) -> None:
+    changed = nested(**{place: "bfloat16" if place == "type" else 5})
+    assert nested() == nested(unused=5) != changed
 
 
 def test_layers_above_do_not_count(build: Build) -> None:

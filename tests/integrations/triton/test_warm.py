@@ -114,6 +114,29 @@ def test_a_bundle_of_warmed_misses_serves_a_fresh_machine_without_measuring_or_c
     assert not Store(fresh / "store").misses.all()
 
 
+def test_a_kernel_of_tuples_is_warmed_and_its_values_stand_nowhere(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
+) -> None:
+    def launch(dtype: torch.dtype) -> None:
+        x = torch.full((1000,), 123.0)
+        pair = warmed_kernels.Pair(x, (x.to(dtype), x))
+        warmed_kernels.add_all[lambda meta: (1000 // meta["BLOCK"] + 1,)](pair, x, 1000)
+
+    machine = use_machine(tmp_path, monkeypatch, MODE="skip")
+    launch(torch.float16)
+    use_machine(tmp_path, monkeypatch)
+    assert run("warm")["tuned"] == 1
+    written = [path.read_text() for path in (machine / "store").rglob("*.json*")]
+    assert written
+    assert not any("tensor(" in text or "123." in text for text in written)
+    use_machine(tmp_path, monkeypatch, MODE="frozen")
+    launch(torch.float16)
+    assert warmed_kernels.add_all.decision.evidence is Evidence.STORED
+    use_machine(tmp_path, monkeypatch, MODE="frozen")
+    with pytest.raises(FrozenMissError):
+        launch(torch.bfloat16)
+
+
 def test_a_miss_is_tuned_with_the_launch_options_and_the_benchmark_of_its_call(
     patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
 ) -> None:

@@ -244,7 +244,8 @@ def plan(
     # In the order of an eager call: the key holds the dtypes of its arguments one after another.
     named = {name: _placeholder(kernel_args[name]) for name in tuner.arg_names if name in kernel_args}
     key = tuner._make_key(tuner.keys, (), named)
-    problem = describe.describe(tuner.fn, describe.kernel_record(tuner.fn), named, key, None)
+    kernel = describe.kernel_record(tuner.fn)
+    problem = describe.describe(tuner.fn, kernel, named, key, None, configs=listed)
     configs = describe.configs_by_candidate(listed)
     options = tuner._engine.options
     settings = options.settings()

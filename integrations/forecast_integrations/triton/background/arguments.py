@@ -155,8 +155,9 @@ def _converted(value: Any, convert: Callable[[torch.Tensor], object]) -> Any:
         return value
     if _is_plain_tensor(value):
         return convert(value)
-    if type(value) is tuple:
-        return tuple(_converted(item, convert) for item in value)
+    if isinstance(value, tuple):
+        members = [_converted(item, convert) for item in value]
+        return type(value)(*members) if hasattr(value, "_fields") else tuple(members)
     if is_descriptor(value) and _is_plain_tensor(value.base):
         copied: Any = copy.copy(value)
         object.__setattr__(copied, "base", convert(value.base))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +50,10 @@ Options = Mapping[str, object]
 """Plain values by name, in order of their names; any other value is a pair of its type and text."""
 OWN_BENCHMARK = "do_bench"
 """Among the options of a call that a benchmark function of the user's times, whose times are not comparable to ours."""
+HEURISTICS = "heuristics"
+"""Among the options of a call: a digest of what the user's heuristics compute from it."""
+_ASKED_CONFIGS = 64
+"""Configs under which heuristics are asked for a problem's identity."""
 
 
 def call_options(parameters: Sequence[str], named: NamedArguments) -> dict[str, object]:
@@ -64,12 +70,35 @@ def call_options(parameters: Sequence[str], named: NamedArguments) -> dict[str, 
 
 
 def _option_value(value: object) -> Scalar | tuple[str, str]:
-    if value is None or isinstance(value, bool | int | float | str):
-        return to_scalar(value)
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return to_scalar(value) if plain else (type(value).__name__, value_text(value))
+
+
+def value_text(value: object) -> str:
+    """The text of a value in records: without the contents of tensors and arrays, without addresses.
+
+    Tensors are described by type, shape and strides, containers by their members, and anything whose text is an
+    address, another one in every process, by its type.
+    """
+    value = getattr(value, "value", None) if type(value).__name__ == "constexpr" else value
+    if is_jit(value):
+        return function_name(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        strides = tuple(value.stride()) if is_tensor(value) else ""
+        return f"{type(value).__name__}[{value.dtype}, {tuple(value.shape)}, {strides}]"
+    if isinstance(value, Mapping):
+        return str({value_text(key): value_text(held) for key, held in value.items()})
+    if isinstance(value, tuple | list | set | frozenset):
+        if all(held is None or isinstance(held, bool | int | float | str) for held in value):
+            return str(value)
+        return str(tuple(map(value_text, value)))
     text = str(value)
-    return type(
-        value
-    ).__name__, "" if " at 0x" in text else text  # an address is another one in every process
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def key_texts(key: Sequence[object]) -> list[str]:
+    """A key as records hold it."""
+    return [part if isinstance(part, str) else value_text(part) for part in key]
 
 
 def options_of(problem: Problem) -> Options:
@@ -157,11 +186,8 @@ def _constant(value: object) -> Scalar:
     if value is None or isinstance(value, bool | int | float | str):
         return to_scalar(value)
     inner = getattr(value, "value", value)
-    if is_jit(inner):
-        return function_name(inner)
-    if isinstance(inner, tuple) and any(map(is_jit, inner)):
-        return str(tuple(map(_constant, inner)))
-    return to_scalar(value)
+    plain = inner is None or isinstance(inner, bool | int | float | str)
+    return to_scalar(inner) if plain else value_text(inner)
 
 
 def pruned_configs(tuner: Tuner, kwargs: dict[str, object]) -> Sequence[LaunchConfig]:
@@ -195,13 +221,28 @@ def configs_by_candidate(configs: Sequence[LaunchConfig]) -> dict[Candidate, Lau
 def call_arguments(fn: KernelFunction, named: NamedArguments) -> list[Argument]:
     """The call's arguments in the kernel's order; those that the config supplies are left out."""
     constexprs = signature(innermost(fn))[1]
-    return [_argument(name, named[name], name in constexprs) for name in fn.arg_names if name in named]
+    given = [name for name in fn.arg_names if name in named]
+    return [a for name in given for a in _arguments(name, named[name], name in constexprs)]
+
+
+def _arguments(name: str, value: object, constexpr: bool) -> list[Argument]:
+    """An argument; of a tuple its members, `name.0` and so on, or `name.field` of a named one, as deep as they go."""
+    if constexpr or not isinstance(value, tuple | list) or not value:
+        return [_argument(name, value, constexpr)]
+    places = getattr(value, "_fields", range(len(value)))
+    return [
+        a
+        for place, held in zip(places, value, strict=True)
+        for a in _arguments(f"{name}.{place}", held, False)
+    ]
 
 
 def _argument(name: str, value: object, constexpr: bool) -> Argument:
-    if constexpr:
-        given = getattr(value, "value", value)
-        return Argument(name, "constexpr", FUNCTION if is_jit(given) else "", value=_constant(given))
+    if constexpr or type(value).__name__ == "constexpr":
+        given = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+        plain = given is None or isinstance(given, bool | int | float | str)
+        kind = FUNCTION if is_jit(given) else "" if plain else type(given).__name__
+        return Argument(name, "constexpr", kind, value=_constant(given))
     if value is None:
         return Argument(name, "none")
     if is_tensor(value):
@@ -224,7 +265,13 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
         return Argument(name, "scalar", dtype="fp32", value=to_scalar(value))
     if is_jit(value):
         return Argument(name, "constexpr", FUNCTION, value=_constant(value))
-    return Argument(name, "scalar", dtype=type(value).__name__, value=to_scalar(value))
+    if isinstance(value, numbers.Number | str) or type(value).__name__ == "dtype":
+        return Argument(name, "scalar", dtype=type(value).__name__, value=to_scalar(value))
+    if isinstance(value, tuple | list):
+        return Argument(name, "tuple")
+    return Argument(
+        name, "object", dtype=f"{type(value).__qualname__}:{getattr(value, 'dtype', '')}".strip(":")
+    )
 
 
 def _described(value: TensorDescriptor) -> dict[str, object] | bool:
@@ -248,7 +295,7 @@ def problem_identity(
     A scalar that is not in the key counts by its specialisation (1, multiple of 16, other): a seed
     must not make every process tune anew. A tensor's shape counts in powers of two.
     """
-    shown: list[object] = [digest(list(map(str, key)))]
+    shown: list[object] = [digest(key_texts(key))]
     for a in given:
         if a.kind == "tensor":
             shape = [int(n - 1).bit_length() if n > 0 else -1 for n in a.shape]
@@ -342,20 +389,25 @@ def describe(
     key: Sequence[object],
     grid: CallGrid,
     own_benchmark: bool = False,
+    configs: Sequence[LaunchConfig] = (),
 ) -> Problem:
     """The problem of one call. `named` holds positional and keyword arguments by name.
 
-    One that a user's `own_benchmark` times is another problem: it may well invent its times.
+    One that a user's `own_benchmark` times is another problem: it may well invent its times; so is one for which
+    heuristics compute other values under these `configs`.
     """
     given, options = call_arguments(fn, named), call_options(fn.arg_names, named)
     if own_benchmark:
         options[OWN_BENCHMARK] = True
+    if computed := _heuristic_values_of(fn, named, configs):
+        options[HEURISTICS] = digest(computed)
+    key = key_texts(key)
     fixed = None if callable(grid) else launch_grid(grid, named, {})
     problem = Problem.of(
         kernel,
         given,
         current_device(),
-        key=[str(k) for k in key],
+        key=key,
         grid=fixed,
         toolchain=toolchain(),
         identity=problem_identity(given, key, options),
@@ -434,6 +486,24 @@ def heuristic_values(fn: object) -> Callable[[dict[str, object]], dict[str, obje
             return named
 
     return safely if layers else lambda named: named
+
+
+def _heuristic_values_of(
+    fn: object, named: NamedArguments, configs: Sequence[LaunchConfig]
+) -> list[tuple[str, list[str]]]:
+    """The values that each heuristic has for a call, under any of the first configs; none for one that raises.
+
+    Which config has which value does not count, so that a config more in a list is seldom another problem.
+    """
+    shown: dict[str, set[str]] = {}
+    layers = heuristic_layers(fn)
+    for config in configs[:_ASKED_CONFIGS] if layers else ():
+        given = {**named, **config.all_kwargs()}
+        for name, compute in (pair for layer in layers for pair in layer.items()):
+            with suppress(Exception):  # the launch says why
+                given[name] = compute(given)
+                shown.setdefault(name, set()).add(value_text(given[name]))
+    return sorted((name, sorted(values)) for name, values in shown.items())
 
 
 class LazyCandidates(Sequence[Candidate]):

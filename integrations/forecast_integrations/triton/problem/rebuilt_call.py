@@ -12,9 +12,11 @@ least the storage of both sizes, so that even a wrong guess reads and writes not
 
 from __future__ import annotations
 
+import ast
 import importlib
 import itertools
 import math
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CellType, FunctionType, ModuleType
@@ -28,6 +30,7 @@ from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.describe import (
     DESCRIPTOR,
     FUNCTION,
+    HEURISTICS,
     OWN_BENCHMARK,
     Options,
     options_of,
@@ -78,7 +81,7 @@ def rebuilt_arguments(
     `elements` is storage that tensors get at least, by name. As many as possible go by position, as users' pruning
     functions see those alone. Raises `RebuildError`.
     """
-    values = {a.name: rebuilt_value(a, (elements or {}).get(a.name, 0)) for a in problem.arguments}
+    values = _nested({a.name: rebuilt_value(a, (elements or {}).get(a.name, 0)) for a in problem.arguments})
     if strangers := values.keys() - set(names):
         raise RebuildError(f"the kernel has no parameter {', '.join(sorted(strangers))} any more")
     positional: list[object] = []
@@ -87,6 +90,24 @@ def rebuilt_arguments(
             break
         positional.append(values.pop(name))
     return tuple(positional), values
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, object]:
+    """Values by the names of arguments; all `name.0` and so on become a tuple, all `name.field` a named one."""
+    groups: dict[str, dict[str, object]] = {}
+    for name, value in values.items():
+        outer, _, member = name.partition(".")
+        groups.setdefault(outer, {})[member] = value
+    return {
+        name: members[""] if "" in members else _tuple_of(_nested(members))
+        for name, members in groups.items()
+    }
+
+
+def _tuple_of(members: Mapping[str, object]) -> object:
+    if next(iter(members)).isdecimal():
+        return tuple(members.values())
+    return namedtuple("Members", members)(**members)
 
 
 def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) -> object:
@@ -98,8 +119,16 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
         return _descriptor(argument, elements, device)
     if argument.kind == "tensor":
         return _tensor(argument, elements, device)
-    if argument.kind == "none":
-        return None
+    if argument.kind in ("none", "tuple"):
+        return None if argument.kind == "none" else ()
+    if argument.dtype == "dtype":
+        return _dtype(str(argument.value))
+    if argument.kind == "constexpr" and argument.dtype == "tuple":
+        return ast.literal_eval(str(argument.value))
+    if argument.kind == "object" or (argument.kind == "constexpr" and argument.dtype not in ("", FUNCTION)):
+        raise RebuildError(
+            f"argument {argument.name} is a {argument.dtype}, which cannot be made from its record"
+        )
     if argument.dtype == FUNCTION:
         raise RebuildError(f"argument {argument.name} is a JIT function, of which the name alone is recorded")
     if argument.kind in ("scalar", "constexpr"):
@@ -107,6 +136,13 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
             return float(argument.value)
         return argument.value
     raise RebuildError(f"argument {argument.name} is of the kind {argument.kind!r:.40}, which nobody knows")
+
+
+def _dtype(text: str) -> object:
+    import torch
+    import triton.language as tl
+
+    return getattr(torch, text.removeprefix("torch.")) if text.startswith("torch.") else tl.dtype(text)
 
 
 def _descriptor(argument: Argument, least: int, device: object) -> object:
@@ -187,7 +223,8 @@ def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:
 
 
 def _rebuilt_options(problem: Problem) -> Options:
-    options = {name: value for name, value in options_of(problem).items() if name != OWN_BENCHMARK}
+    ours = (OWN_BENCHMARK, HEURISTICS)
+    options = {name: value for name, value in options_of(problem).items() if name not in ours}
     if strange := [n for n, v in options.items() if not isinstance(v, bool | int | float | str | None)]:
         raise RebuildError(
             f"launch option {', '.join(strange)} is no number or text: its value is not recorded"

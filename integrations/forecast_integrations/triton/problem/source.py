@@ -1,7 +1,8 @@
 """A kernel's source: its text, a hash that does not change when it moves in its file, and a module of its own.
 
 Triton's own `cache_key` contains the line number, so adding a comment above a kernel would make every measurement
-stale. `source_hash` covers the function, every JIT function it reaches, and the values of the globals they read.
+stale. `source_hash` covers the function, every function it reaches, and the values of the globals they read, through
+modules, classes, containers and closures of any depth.
 
 `standalone_source` is what variants are made of, and what they are checked against: the kernel, the JIT functions it
 reaches and the constants they read, with imports of triton alone. Heuristics and tuners above it are not part of it.
@@ -10,12 +11,14 @@ reaches and the constants they read, with imports of triton alone. Heuristics an
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from types import ModuleType
 from typing import Any
 
@@ -66,25 +69,57 @@ def function_name(fn: object) -> str:
     return f"{name}@{source_hash(jit)[:12]}"
 
 
-def _collect(jit: object, parts: list[str], seen: set[int]) -> None:
-    if id(jit) in seen:
+def _collect(function: object, parts: list[str], seen: set[int]) -> None:
+    if id(function) in seen:
         return
-    seen.add(id(jit))
-    text = source_of(jit)
+    seen.add(id(function))
+    text = source_of(function)
     parts.append(text)
-    python = getattr(jit, "fn", jit)
-    scope = scope_of(python)
+    python = getattr(function, "fn", function)
     try:
         tree = python_parser.parse_module(text)
     except SyntaxError:
         return
-    for name, value in sorted(_references(tree, scope).items()):
-        if is_jit(value):
-            _collect(innermost(value), parts, seen)
-        elif type(value).__name__ == "constexpr":
-            parts.append(f"{name}={value.value!r}")
-        elif isinstance(value, int | float | str | bool | None):
-            parts.append(f"{name}={value!r}")
+    for name, value in sorted(_references(tree, scope_of(python)).items()):
+        _note(name, value, parts, seen)
+    written = next((node.args.defaults for node in tree.body if isinstance(node, ast.FunctionDef)), [])
+    for node, value in zip(written, getattr(python, "__defaults__", None) or (), strict=False):
+        if not isinstance(node, ast.Constant):  # it was computed when the function was made
+            _note("default", value, parts, seen)
+
+
+def _note(name: str, value: object, parts: list[str], seen: set[int], within: tuple[int, ...] = ()) -> None:
+    """Add a value that code may follow from: constants and functions, also those that containers and classes hold."""
+    value = getattr(value, "value", None) if type(value).__name__ == "constexpr" else value
+    if is_jit(value) or (inspect.isfunction(value) and not _is_foreign(value)):
+        _collect(innermost(value), parts, seen)
+    elif isinstance(value, _CONSTANT_TYPES) or _is_dtype(value):
+        parts.append(f"{name}={value!r}")
+    elif id(value) not in within:
+        for member, held in _members(value):
+            _note(f"{name}{member}", held, parts, seen, (*within, id(value)))
+
+
+def _members(value: Any) -> Iterable[tuple[str, object]]:
+    """The values that a container, an enum's member, a data class or a class holds, with their places; else none."""
+    if isinstance(value, Mapping):
+        return [("" if " at 0x" in str(key) else f"[{key}]", held) for key, held in value.items()]
+    if isinstance(value, set | frozenset):
+        return [("", held) for held in sorted(value, key=repr)]
+    if isinstance(value, tuple | list):
+        return [(f"[{i}]", held) for i, held in enumerate(value)]
+    if isinstance(value, Enum):
+        return [("", value.value)]
+    if dataclasses.is_dataclass(value) and not inspect.isclass(value):
+        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    if inspect.isclass(value) and not _is_foreign(value):
+        return [(f".{name}", getattr(value, name, None)) for name in dir(value) if not name.startswith("__")]
+    return ()
+
+
+def _is_foreign(value: object) -> bool:
+    """Whether it is of a module whose version the toolchain's record names, or Python's own."""
+    return str(getattr(value, "__module__", "")).partition(".")[0] in _FOREIGN
 
 
 def scope_of(python: object) -> Mapping[str, Any]:
@@ -102,22 +137,61 @@ def scope_of(python: object) -> Mapping[str, Any]:
 
 
 def _references(tree: ast.AST, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of global names, dotted ones to their end: `package.module.NAME`, `Sizes.BLOCK`."""
     references: dict[str, Any] = {}
     nodes = list(ast.walk(tree))
     # A notebook's global `n` is none of a kernel's business whose argument is called `n`.
     local = {node.arg for node in nodes if isinstance(node, ast.arg)}
     local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    for node in nodes:
-        if isinstance(node, ast.Name) and node.id in scope and node.id not in local:
-            references[node.id] = scope[node.id]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            owner = None if node.value.id in local else scope.get(node.value.id)
-            if inspect.ismodule(owner) and owner.__name__.partition(".")[0] != "triton":
-                references[f"{node.value.id}.{node.attr}"] = getattr(owner, node.attr, None)
-    return {name: value for name, value in references.items() if not inspect.ismodule(value)}
+    owners: set[ast.AST] = set()
+    for node in nodes:  # outer nodes come before their parts
+        path = _dotted(node)
+        if node in owners or not path or path[0] not in scope or path[0] in local:
+            continue
+        value, shown = scope[path[0]], path[0]
+        for attribute in path[1:]:
+            if not _has_own_names(value):
+                break
+            value, shown = _attribute(value, attribute), f"{shown}.{attribute}"
+        owners.update(inner for inner in ast.walk(node) if isinstance(inner, ast.Name | ast.Attribute))
+        if not inspect.ismodule(value):
+            references[shown] = value
+    return references
+
+
+def _dotted(node: ast.AST) -> list[str]:
+    """The parts of a name or a dotted name; none for anything else."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    owner = _dotted(node.value) if isinstance(node, ast.Attribute) else []
+    return [*owner, node.attr] if isinstance(node, ast.Attribute) and owner else []
+
+
+def _has_own_names(value: object) -> bool:
+    """Whether an attribute of it counts by itself: of a module, a class, an object of the user's."""
+    if inspect.ismodule(value):
+        return True
+    whole = is_jit(value) or _is_dtype(value) or type(value).__name__ == "constexpr"
+    return not whole and not isinstance(value, (*_CONSTANT_TYPES, Mapping, tuple, list, set, frozenset))
+
+
+def _attribute(owner: object, name: str) -> object:
+    if inspect.ismodule(owner) and _is_triton(owner):
+        return owner  # all of it is of the toolchain's version
+    try:
+        return getattr(owner, name, None)
+    except (
+        Exception
+    ):  # a property or a lazy module of the user's: the compiler asks it again, and says what is wrong
+        return None
+
+
+def _is_dtype(value: object) -> bool:
+    return type(value).__name__ == "dtype" and hasattr(value, "primitive_bitwidth")
 
 
 _CONSTANT_TYPES = (int, float, str, bool, type(None))
+_FOREIGN = frozenset((*sys.stdlib_module_names, "triton", "torch", "numpy"))
 _JIT_OPTIONS = ("do_not_specialize", "do_not_specialize_on_alignment", "noinline", "debug")
 """Attributes of a JIT function that change its code."""
 
@@ -210,7 +284,7 @@ class _ModuleBuilder:
             self._constant(name, f"triton.language.constexpr({constant!r})", user)
         elif isinstance(value, _CONSTANT_TYPES):
             self._constant(name, f"triton.language.constexpr({value!r})", user)
-        elif type(value).__name__ == "dtype" and hasattr(value, "primitive_bitwidth"):
+        elif _is_dtype(value):
             self._constant(name, f"triton.language.{_dtype_name(value)}", user)
         else:
             raise self._strange(name, value, user)
