@@ -73,10 +73,7 @@ _SKIP_REPORTS: list[tuple[str, str]] = []
 _FAST_PATHS = (
     "core/",
     "harness/authors/test_external",
-    "harness/search/test_acquisition",
     "harness/targets/test_novelty",
-    "harness/search/test_scheduler",
-    "harness/search/test_state",
     "test_architecture",
 )
 _LOADS_TORCH = re.compile(
@@ -85,6 +82,7 @@ _LOADS_TORCH = re.compile(
 )
 NOT_FAST = {
     # Seconds each, or `doctor`, which loads torch where it is installed.
+    "core/commands/test_cli_numbers.py",
     "core/commands/test_cli_file_arguments.py",
     "core/commands/test_cli_full_disk.py",
     "core/commands/test_cli_hostile_text.py",
@@ -93,17 +91,25 @@ NOT_FAST = {
     "core/commands/test_cli_run.py",
     "core/commands/test_cli_streams.py",
     "core/records/test_table.py",
+    "core/store/test_import_limits.py",
     "core/store/test_store_damage.py",
     "core/store/test_store_torture.py",
     "core/surrogates/test_calibration.py",
     "core/tuning/replays/test_odd_tables.py",
     "core/tuning/test_odd_environments.py",
+    "core/tuning/test_compilations.py",
     "core/tuning/test_faults.py",
-    # An extra: jinja2, matplotlib.
+    "core/tuning/test_host_seconds.py",
+    "core/tuning/test_sources.py",
+    "core/tuning/test_unmeasured_devices.py",
+    "core/variants/test_variant_store.py",
+    # An extra: jinja2, matplotlib, triton.
+    "core/commands/test_cli_stores.py",
     "core/llm/test_ensemble.py",
     "core/llm/test_llm_surrogate.py",
     "core/llm/test_prompt.py",
     "core/llm/test_serving.py",
+    "core/llm/test_trust.py",
     "core/report/test_report.py",
     "core/report/test_store_page_chromium.py",
     "core/store/test_remote_store.py",
