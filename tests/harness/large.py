@@ -18,9 +18,10 @@ from forecast_harness.trials.variants.compilation import BESIDE_ENTRY, VariantCo
 from forecast_harness.trials.variants.files import VARIANT_FILE, WRITE_ENTRY, binaries_as_arrays
 from forecast_harness.verify import examiner as judging
 from forecast_harness.verify.examiner import SolutionExaminer
-from forecast_harness.verify.launch_windows import AuditedCells, AuditRejected, AuditUnavailable, WindowAudit
+from forecast_harness.verify.launch_windows import AuditedCells, AuditUnavailable, WindowAudit
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import problem_of
+from forecast_harness.verify.verdict import ContestantRejected
 
 
 class Counted:
@@ -110,7 +111,7 @@ def audited_windows(work: JobContext) -> dict[str, Any]:
         try:
             opened = AuditedCells(work, stack, pack, judges, cells, seconds, workloads, plan.device)
             verdict = audit.run(opened, judges[CANDIDATE].rng, asked["rounds"], 60.0)
-        except AuditRejected as found:
+        except ContestantRejected as found:
             return {"caught": found.which, "reasons": [r.to_json() for r in found.reasons]}
         except AuditUnavailable as error:
             return {"unavailable": str(error)}

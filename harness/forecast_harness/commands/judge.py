@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forecast_harness.clocks.paired_comparison import StoppingRules
     from forecast_harness.sandbox.api import SandboxLane
     from forecast_harness.targets.packs import Pack, Solution
-    from forecast_harness.trials.bench import BenchResult, Contest
+    from forecast_harness.trials.bench import BenchResult, SolutionContest
     from forecast_harness.trials.cuda import CudaRequests
     from forecast_harness.verify.plan import VerificationPlan
     from forecast_harness.verify.verdict import SolutionVerdict
@@ -169,7 +169,7 @@ def _first_contest(
     problem: JudgedProblem,
     plan: VerificationPlan,
     rules: StoppingRules,
-) -> Contest | None:
+) -> SolutionContest | None:
     """The first of two contests through machine code, where that is wanted and a pair of solutions allows it.
 
     `remarks` gets a line for every pair that does not.

@@ -23,7 +23,7 @@ from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import DEFAULT_PLAN, harness_hash, verify
 from forecast_harness.verify.verdict import CheckedLaunches, Reason, ReasonCode, SolutionVerdict
 
-Contest = Callable[[Solution, Solution], Mapping[str, Any]]
+SolutionContest = Callable[[Solution, Solution], Mapping[str, Any]]
 """Times a candidate, the second, beside an incumbent in a fresh process: `duel`, `seconds`, `protocols` and `checked`;
 or who was `caught`, and the `reasons`."""
 
@@ -71,7 +71,7 @@ class SolutionBench:
         rules: StoppingRules = DEFAULT_RULES,
         limits: ResourceLimits = BENCH_LIMITS,
         *,
-        first_contest: Contest | None = None,
+        first_contest: SolutionContest | None = None,
     ) -> None:
         self._pack, self._lane, self._plan, self._first = pack, lane, plan, first_contest
         self._in_sandbox = partial(_run_timing_job, pack, lane, plan, rules, limits)
@@ -105,7 +105,7 @@ def compare_solutions(
     plan: VerificationPlan = DEFAULT_PLAN,
     rules: StoppingRules = DEFAULT_RULES,
     limits: ResourceLimits = BENCH_LIMITS,
-    first_contest: Contest | None = None,
+    first_contest: SolutionContest | None = None,
 ) -> list[BenchResult]:
     """The standing of each in a `SolutionBench`, of `against` (default: the first accepted one) first."""
     bench = SolutionBench(pack, lane, plan, rules, limits, first_contest=first_contest)
@@ -125,7 +125,7 @@ def _compare_candidate(
     candidate: Solution,
     verdict: SolutionVerdict,
     plan: VerificationPlan,
-    first_contest: Contest | None,
+    first_contest: SolutionContest | None,
     in_sandbox: Callable[[Solution, Solution, float | None], Mapping[str, Any]],
 ) -> tuple[BenchResult, dict[str, TimingSummary]]:
     """One candidate's contest and, if it wins, its confirmation; its entry and the incumbent's labels."""

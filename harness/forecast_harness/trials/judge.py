@@ -2,11 +2,12 @@
 
     read -> compiled -> right on one call -> timed -> raced -> verified -> confirmed
 
-`Judge` holds what all ways have in common. Host code is judged in a sandbox (`SandboxJudge`, by kind of target in
-`kernels`, `packs` and `cuda`): it is verified in full before it is timed, and one job compiles it, compares results at
-one call of every size, drops the slower configs and races the best. Machine code is judged by a runner
-(`machine_code.judge`): one config is compiled, checked on one call and timed before others are, and full verification
-waits until the source may lead. Both end in the verdict of `verdict`, and are confirmed as `confirmation` says.
+`Judge` orders the stages; each kind of judge says how one is done. Host code is judged in a sandbox (`SandboxJudge`, by
+kind of target in `kernels`, `packs` and `cuda`): it is verified in full before it is timed, and one job compiles it,
+compares results at one call of every size, drops the slower configs and races the best. Machine code is judged by a
+runner (`machine_code.judge`): configs are chosen by compiling, checking on one call and timing as few as tell, and full
+verification waits until the source may lead. Sides of a race are timed by a `TrialClock`, of a cell or of the runner.
+All end in the verdict of `verdict`, and are confirmed as `confirmation` says.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants import Variant
@@ -42,7 +43,7 @@ from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.trials.confirmation import ConfirmationLanes, ConfirmationLimit, ConfirmationOpener
 from forecast_harness.trials.devices import LANE_MODULES, device_slug
 from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure, NodeJudge
-from forecast_harness.trials.race import PreparedRace, RaceRules, log2_ratio
+from forecast_harness.trials.race import PreparedRace, RaceRules
 from forecast_harness.trials.verdict import (
     COMPILE_ERRORS,
     Contest,
@@ -50,6 +51,7 @@ from forecast_harness.trials.verdict import (
     overall_judgement,
     reasons_from_json,
     reasons_text,
+    truncated_feedback,
 )
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.plan import VerificationPlan
@@ -64,7 +66,23 @@ class HostJudge(NodeJudge, Protocol):
         """Open what a confirmation needs in the background."""
 
 
-class Judge(ABC):
+@dataclass
+class Trial:
+    """One source on its way to a verdict."""
+
+    job: NodeJob
+    configs: Sequence[Any] = ()
+    """Those that may be timed."""
+    measurements: int = 0
+    device_seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+S = TypeVar("S")
+T = TypeVar("T", bound=Trial)
+
+
+class Judge(ABC, Generic[T]):
     """Takes sources through the stages."""
 
     def __init__(self, device: str) -> None:
@@ -74,26 +92,70 @@ class Judge(ABC):
     def judge(self, job: NodeJob) -> NodeResult:
         """The verdict on a node, tuned and timed beside `job.against`. Raises `LaneFailure`."""
         began = time.perf_counter()
-        verdict = self._verdict_of(self._try, job)
+        verdict = self._judged(job)
         return replace(verdict, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
-    def _verdict_of(self, stages: Callable[[Any], NodeResult], source: Any) -> NodeResult:
+    @abstractmethod
+    def _judged(self, job: NodeJob) -> NodeResult:
+        """The verdict on a node by its `_stages`. Raises `LaneFailure`."""
+
+    def _verdict_of(self, stages: Callable[[S], NodeResult], source: S) -> NodeResult:
         """The result of these stages, refusals included."""
         try:
             return stages(source)
         except Refusal as refusal:
             return refusal.verdict(self._device)
 
+    def _stages(self, trial: T) -> NodeResult:
+        """The verdict on a source that comes through all stages up to the race. Raises `Refusal`, `LaneFailure`."""
+        self._read(trial)
+        self._verify(trial)
+        contest = self._race(trial, self._choose(trial))
+        text = contest.text or contest.times_beside()
+        if contest.config:
+            text += f" Its best config is {dict(contest.config)}."
+        return NodeResult(
+            Outcome.OK,
+            log2_ratio=contest.log2_ratio,
+            sd=contest.error,
+            seconds=dict(contest.seconds),
+            config=dict(contest.config),
+            measurements=trial.measurements,
+            device_seconds=trial.device_seconds,
+            device=self._device,
+            stage="confirm" if trial.job.confirm else "time",
+            feedback=truncated_feedback(text),
+            facts={
+                **self._facts(trial),
+                **contest.facts,
+                "configs": [{"config": dict(c), "log2_ratio": ratio} for c, ratio in contest.ranked],
+            },
+        )
+
+    def _facts(self, trial: T) -> Mapping[str, Any]:
+        """Facts of a source that was raced, beside those of its contest."""
+        return trial.facts
+
     @abstractmethod
-    def _try(self, job: NodeJob) -> NodeResult:
-        """All stages up to the race. Raises `Refusal`, `LaneFailure`."""
+    def _read(self, trial: T) -> None:
+        """Read what the source promises, without running it: its configs."""
+
+    def _verify(self, trial: T) -> None:
+        """Verify it with hidden sizes and values; nothing, where `verify` does so once the source may lead."""
+
+    @abstractmethod
+    def _choose(self, trial: T) -> Sequence[Any]:
+        """The configs to race, at most `trial.job.trials`."""
+
+    @abstractmethod
+    def _race(self, trial: T, configs: Sequence[Any]) -> Contest:
+        """The source beside its rival, in the best of these configs."""
 
 
-@dataclass
-class SandboxTrial:
+@dataclass(kw_only=True)
+class SandboxTrial(Trial):
     """One source of host code on its way to a verdict."""
 
-    job: NodeJob
     rules: RaceRules
     lanes: Sequence[SandboxLane]
     """Lanes that it is verified in; it is timed in the first."""
@@ -104,17 +166,12 @@ class SandboxTrial:
     """How many contests there are at most: the last one counts, and one that is not won is the last."""
     prepared: Sequence[PreparedRace] = ()
     """Contests that wait already."""
-    listed: Sequence[Any] = ()
-    """Configs that may be timed."""
     variant: Variant | None = None
     """The source with its promises, where it is a variant of a kernel."""
-    device_seconds: float = 0.0
-    measurements: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
     steps: PhaseTimer = field(default_factory=PhaseTimer)
 
 
-class SandboxJudge(Judge):
+class SandboxJudge(Judge[SandboxTrial]):
     """One sandbox lane that judges sources of one target as host code. Use from one thread at a time.
 
     `rules` say how long a job's race lasts, `thorough` a confirmation's. Raises `LaneFailure` on opening if the lane's
@@ -228,40 +285,15 @@ class SandboxJudge(Judge):
 
     # --- the stages ---
 
-    def _try(self, job: NodeJob) -> NodeResult:
+    def _judged(self, job: NodeJob) -> NodeResult:
         rules = self._thorough if job.confirm else self._rules
-        return self._stages(self._trial(job, rules, [self._lane]))
+        return self._verdict_of(self._stages, self._trial(job, rules, [self._lane]))
 
     def _trial(
         self, job: NodeJob, rules: RaceRules, lanes: Sequence[SandboxLane], **more: Any
     ) -> SandboxTrial:
-        return SandboxTrial(job, rules, lanes, SolutionVerdict(job.target.name, job.node.id), **more)
-
-    def _stages(self, trial: SandboxTrial) -> NodeResult:
-        """A source as host code is verified in full before it is timed. Raises `Refusal`, `LaneFailure`."""
-        self._read(trial)
-        with trial.steps.phase("verify"):
-            self._verify(trial)
-        configs, value = self._race(trial, self._choose(trial))
-        return self._measured(trial, configs, value)
-
-    @abstractmethod
-    def _read(self, trial: SandboxTrial) -> None:
-        """Read what the source promises, without running it: its configs."""
-
-    @abstractmethod
-    def _verify(self, trial: SandboxTrial) -> None:
-        """Verify it with hidden sizes and values."""
-
-    @abstractmethod
-    def _choose(self, trial: SandboxTrial) -> Sequence[Any]:
-        """The configs to time, at most `trial.job.trials`."""
-
-    @abstractmethod
-    def _race(
-        self, trial: SandboxTrial, configs: Sequence[Any]
-    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
-        """Time configs until one has won; the field of that race, and the timing job's value."""
+        verification = SolutionVerdict(job.target.name, job.node.id)
+        return SandboxTrial(job, rules=rules, lanes=lanes, verification=verification, **more)
 
     @abstractmethod
     def _verify_in_full(
@@ -322,19 +354,8 @@ class SandboxJudge(Judge):
             device_seconds=trial.device_seconds,
         )
 
-    def _measured(
-        self, trial: SandboxTrial, configs: Sequence[Mapping[str, Any]], value: Mapping[str, Any]
-    ) -> NodeResult:
-        """The verdict on a source that won its race, or ran alone."""
-        return Contest.of_race(value).verdict(
-            configs[value["winner"]],
-            [(configs[int(n)], log2_ratio([d])[0]) for n, d in value["ranking"].items()],
-            self._device,
-            measurements=trial.measurements,
-            device_seconds=trial.device_seconds,
-            stage="confirm" if trial.job.confirm else "time",
-            facts={**self._result_facts(trial.verification), **trial.facts},
-        )
+    def _facts(self, trial: SandboxTrial) -> Mapping[str, Any]:
+        return {**self._result_facts(trial.verification), **trial.facts}
 
     def _result_facts(self, verdict: SolutionVerdict) -> dict[str, Any]:
         """Facts that may be shown to a proposer: never the seed."""

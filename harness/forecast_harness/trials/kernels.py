@@ -34,7 +34,7 @@ from forecast_harness.trials.variants.verify import (
     survey,
     verify_variant,
 )
-from forecast_harness.trials.verdict import reasons_from_json, seconds_of_side
+from forecast_harness.trials.verdict import Contest, reasons_from_json, seconds_of_side
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Reason, ReasonCode, SolutionVerdict
 
@@ -79,7 +79,7 @@ class KernelJudge(SandboxJudge):
         source = trial.job.node.source
         if source != self._subjects[0].source:  # what the base kernel does is what is right
             trial.variant = self._variant(trial)
-        trial.listed = configs_for(self._target, source)
+        trial.configs = configs_for(self._target, source)
 
     def _variant(self, trial: SandboxTrial) -> Variant:
         """The source with its promises. Raises `Refusal`."""
@@ -95,11 +95,12 @@ class KernelJudge(SandboxJudge):
         return replace(variant, configs=promised.configs)
 
     def _verify(self, trial: SandboxTrial) -> None:
-        if trial.variant is None:
-            return
-        verified = self._verify_kinds(trial, trial.variant)
+        with trial.steps.phase("verify"):
+            if trial.variant is None:
+                return
+            verified = self._verify_kinds(trial, trial.variant)
         unable = {c for v in verified for c in v.verdict.facts.get("unable", ())}
-        trial.listed = [c for c in trial.listed if str(c) not in unable]
+        trial.configs = [c for c in trial.configs if str(c) not in unable]
         trial.facts |= {
             "checks_passed": [c.to_json() for v in verified for c in v.checks],
             "verifying": [_seconds_of(v.verdict) for v in verified],
@@ -152,7 +153,7 @@ class KernelJudge(SandboxJudge):
         return trial.verification, {**self._opening_s, **_seconds_of(trial.verification)}
 
     def _choose(self, trial: SandboxTrial) -> Sequence[Config]:
-        job, able = trial.job, trial.listed
+        job, able = trial.job, trial.configs
         source, beside = job.node.source, Config.from_json(job.against_config) if job.against_config else None
         decided = decided_config(self._target, source)
         if trial.fixed:
@@ -163,9 +164,7 @@ class KernelJudge(SandboxJudge):
             self._tracer.prepare_source(source, rival=job.against.source, beside=beside)
         return self._tracer.best_configs(source, able, max(1, job.trials), beside)
 
-    def _race(
-        self, trial: SandboxTrial, configs: Sequence[Config]
-    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
+    def _race(self, trial: SandboxTrial, configs: Sequence[Config]) -> Contest:
         """As many contests as are asked for, each in a process of its own, while they are won."""
         job, raced = trial.job, []
         trial.measurements = len(configs)
@@ -188,7 +187,7 @@ class KernelJudge(SandboxJudge):
             "spent": {**trial.steps.to_json(), "verifying": verifying, "racing": raced},
             "seconds_beside": seconds_of_side(value, INCUMBENT),
         }
-        return [c.to_json() for c in configs], value
+        return Contest.of_race(value, [c.to_json() for c in configs])
 
     def _finalists(
         self, confirm: ConfirmationJob, limit: ConfirmationLimit, lanes: ConfirmationLanes

@@ -16,7 +16,7 @@ from forecast_harness.sandbox.api import SandboxError, SandboxJob
 from forecast_harness.sandbox.lane_pools import Closable
 from forecast_harness.targets.packs.schema import Pack, Solution
 from forecast_harness.targets.search_target import pack_of, solution_of
-from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, Contest, SolutionBench
+from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, SolutionBench, SolutionContest
 from forecast_harness.trials.configs.pack_tracing import PackTracer
 from forecast_harness.trials.configs.source_configs import (
     SourceConfig,
@@ -28,7 +28,7 @@ from forecast_harness.trials.confirmation import ConfirmationLanes, Confirmation
 from forecast_harness.trials.judge import SandboxJudge, SandboxTrial
 from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
-from forecast_harness.trials.verdict import overall_judgement, reasons_from_json, reasons_text
+from forecast_harness.trials.verdict import Contest, overall_judgement, reasons_from_json, reasons_text
 from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import check_pack, verify
 from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
@@ -56,7 +56,7 @@ class PackJudge(SandboxJudge):
         locks: Path | None = None,
     ) -> None:
         self._tracer: PackTracer | None = None
-        self.contests: Callable[[Pack, VerificationPlan, StoppingRules], Contest] | None = None
+        self.contests: Callable[[Pack, VerificationPlan, StoppingRules], SolutionContest] | None = None
         """Contests whose clock no candidate can touch: where there are any, the first of a confirmation's two."""
         self._target, self._pack = target, pack_of(target)
         self._limits = cell_limits_for(self._pack, BENCH_LIMITS, plan.device)
@@ -74,7 +74,7 @@ class PackJudge(SandboxJudge):
     def _read(self, trial: SandboxTrial) -> None:
         """Raises `Refusal` for a list of configs that cannot be read."""
         try:
-            trial.listed = self._own_configs(trial.job.node.source)
+            trial.configs = self._own_configs(trial.job.node.source)
         except RecordError as error:
             refusal = self._refusal(trial, (Reason(ReasonCode.FAILS, str(error)),))
             refusal.stage = "compile"
@@ -87,11 +87,9 @@ class PackJudge(SandboxJudge):
             raise self._refusal(trial, trial.verification.reasons)
 
     def _choose(self, trial: SandboxTrial) -> Sequence[SourceConfig]:
-        return self._choose_configs(trial.job, trial.listed, max(1, trial.job.trials))
+        return self._choose_configs(trial.job, trial.configs, max(1, trial.job.trials))
 
-    def _race(
-        self, trial: SandboxTrial, configs: Sequence[SourceConfig]
-    ) -> tuple[Sequence[SourceConfig], Mapping[str, Any]]:
+    def _race(self, trial: SandboxTrial, configs: Sequence[SourceConfig]) -> Contest:
         """If a winner turns out to be wrong, the source as it stands has been verified already, and runs alone."""
         for running in (configs, ({},)):
             timed = trial.measurements
@@ -116,7 +114,7 @@ class PackJudge(SandboxJudge):
                 if not checked.accepted:
                     reasons = checked.reasons
                     continue
-            return running, value
+            return Contest.of_race(value, running)
         raise self._refusal(trial, reasons)
 
     def _verify_in_full(

@@ -50,8 +50,8 @@ from forecast_harness.verify.examiner import SolutionExaminer
 from forecast_harness.verify.launcher import NullCell
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import LaunchCase, problem_of
-from forecast_harness.verify.timing_job import CellClock, ContestantRejected, open_null_cell
-from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode
+from forecast_harness.verify.timing_job import CellClock, open_null_cell
+from forecast_harness.verify.verdict import ContestantRejected, Judgement, Reason, ReasonCode
 from forecast_harness.verify.verification_job import reason_of_fault
 
 CELL_MODULE = "forecast_harness.trials.kernel_cell"

@@ -62,7 +62,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Contest:
-    """A source in one config beside its rival."""
+    """A source in its best config beside its rival."""
 
     log2_ratio: float
     """The log2 of its time over the rival's."""
@@ -72,63 +72,35 @@ class Contest:
     """By workload."""
     theirs: Mapping[str, float]
     """The rival's."""
+    config: Mapping[str, Any]
+    ranked: Sequence[tuple[Mapping[str, Any], float]]
+    """Every config that was timed, and its log2 ratio."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """How it was timed: `blocks`, at least."""
+    text: str = ""
+    """It as a sentence for people and prompts, where that is not `times_beside`."""
 
     @classmethod
-    def of_race(cls, value: Mapping[str, Any]) -> Contest:
-        """From the value of a timing job that has a winner."""
+    def of_race(cls, value: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> Contest:
+        """From the value of a timing job that has a winner; `configs`: those that were raced."""
         facts = {
             "blocks": len(value["differences"]),
             "ended": value["ended"],
             "checks": value["checks"],
         }
         seconds, theirs = (seconds_of_side(value, side) for side in (CANDIDATE, INCUMBENT))
-        return cls(*log2_ratio(value["differences"]), seconds, theirs, facts)
+        ranked = [(configs[int(n)], log2_ratio([d])[0]) for n, d in value["ranking"].items()]
+        best = configs[value["winner"]]
+        return cls(*log2_ratio(value["differences"]), seconds, theirs, best, ranked, facts)
 
-    def text(self, beginning: str = "Right") -> str:
-        """It as a sentence for people and prompts."""
+    def times_beside(self, beginning: str = "Right") -> str:
+        """Its times beside the rival's, in words."""
         ratio = self.log2_ratio
         each = [
             f"{n} {1e6 * s:.1f} us against {1e6 * self.theirs[n]:.1f} us" for n, s in self.seconds.items()
         ]
         word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
         return f"{beginning}, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
-
-    def verdict(
-        self,
-        config: Mapping[str, Any],
-        ranked: Sequence[tuple[Mapping[str, Any], float]],
-        device: str,
-        *,
-        text: str = "",
-        note: str = "",
-        measurements: int,
-        device_seconds: float = 0.0,
-        stage: str = "time",
-        facts: Mapping[str, Any],
-    ) -> NodeResult:
-        """The source's result, by its best config; `ranked`: every config that was timed, and its log2 ratio."""
-        text = text or self.text()
-        if config:
-            text += f" Its best config is {dict(config)}."
-        return NodeResult(
-            Outcome.OK,
-            log2_ratio=self.log2_ratio,
-            sd=self.error,
-            seconds=dict(self.seconds),
-            config=dict(config),
-            measurements=measurements,
-            device_seconds=device_seconds,
-            device=device,
-            stage=stage,
-            feedback=truncated_feedback(f"{text} {note}"),
-            facts={
-                **facts,
-                **self.facts,
-                "configs": [{"config": dict(c), "log2_ratio": ratio} for c, ratio in ranked],
-            },
-        )
 
 
 def seconds_of_side(value: Mapping[str, Any], side: int) -> dict[str, float]:

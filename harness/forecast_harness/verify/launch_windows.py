@@ -36,7 +36,7 @@ from forecast_harness.verify.examiner import SolutionExaminer
 from forecast_harness.verify.exported_memory import SLACK_BYTES, ExportedMemory, ExportError
 from forecast_harness.verify.launcher import DescriptorCell, Launcher
 from forecast_harness.verify.problem import LaunchCase
-from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.verdict import ContestantRejected, Reason, ReasonCode
 from forecast_harness.verify.verification_job import reason_of_fault
 
 _ENTRIES = "forecast_harness.verify.window_cell"
@@ -396,10 +396,10 @@ class ClockedCells(Protocol):
         """Their names."""
 
     def window(self, which: int, workload: str) -> float:
-        """Seconds of one window. Raises `AuditRejected`, `AuditUnavailable`."""
+        """Seconds of one window. Raises `ContestantRejected`, `AuditUnavailable`."""
 
     def check_outputs(self) -> None:
-        """Compare what some of the candidate's windows put out with what is right. Raises `AuditRejected`."""
+        """Compare what some of the candidate's windows put out with what is right. Raises `ContestantRejected`."""
 
 
 @dataclass
@@ -523,14 +523,6 @@ _PROBES, _MOST_PROBE_S, _MOST_WAIT_S = 5, 3e-4, 1.0
 for that. Processes take turns of milliseconds on a device; whose the other work is cannot be told."""
 
 
-class AuditRejected(Exception):
-    """A contestant gave a reason to stop."""
-
-    def __init__(self, which: int, reasons: Sequence[Reason]) -> None:
-        super().__init__(f"contestant {which}: {reasons}")
-        self.which, self.reasons = which, list(reasons)
-
-
 class AuditedCells:
     """`ClockedCells` over the cells of two judges."""
 
@@ -546,7 +538,7 @@ class AuditedCells:
         device: str,
         as_launched: Collection[str] = (),
     ) -> None:
-        """`seconds`: of the incumbent's launch, by workload. Raises `ExportError`, `AuditRejected`.
+        """`seconds`: of the incumbent's launch, by workload. Raises `ExportError`, `ContestantRejected`.
 
         `as_launched`: workloads that are not replayed, as the host's part of their launches counts.
         """
@@ -601,7 +593,7 @@ class AuditedCells:
         try:
             yield
         except CandidateFault as fault:
-            raise AuditRejected(which, [reason_of_fault(fault, self._judges[which])]) from fault
+            raise ContestantRejected(which, [reason_of_fault(fault, self._judges[which])]) from fault
 
     def window(self, which: int, workload: str) -> float:
         """Seconds of one window."""
@@ -639,7 +631,7 @@ class AuditedCells:
             if own is not None and now is not None and n in own.unlike(now):
                 where = f"in a window of many launches: {case.label}"
                 problem = "its outputs were written after the window had ended"
-                raise AuditRejected(CANDIDATE, [Reason(ReasonCode.CLOCK, problem, where)])
+                raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.CLOCK, problem, where)])
 
     def _sample(self, workload: str, batches: LaunchBatches) -> None:
         """Keep a window with the same chance for all, so that nobody can tell which are kept in the end."""
@@ -651,7 +643,7 @@ class AuditedCells:
             kept[place] = batches.collected()
 
     def check_outputs(self) -> None:
-        """Compare outputs of windows of the candidate with what is right. Raises `AuditRejected`."""
+        """Compare outputs of windows of the candidate with what is right. Raises `ContestantRejected`."""
         for sample in itertools.chain(*self._samples.values()):
             with self._blamed(CANDIDATE):
                 case, outputs = sample.read()
@@ -661,7 +653,7 @@ class AuditedCells:
         finding, _ = self._judges[CANDIDATE].compare(case, outputs)
         if finding is not None:
             where = f"in a window of many launches: {case.label}"
-            raise AuditRejected(CANDIDATE, [Reason(*finding, where)])
+            raise ContestantRejected(CANDIDATE, [Reason(*finding, where)])
 
     def _is_idle(self) -> bool:
         """Wait until nobody else uses the device, within limits: a stopped process may have left work there."""

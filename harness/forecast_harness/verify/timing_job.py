@@ -36,7 +36,6 @@ from forecast_harness.verify.examiner import SolutionExaminer, check_timed_longe
 from forecast_harness.verify.exported_memory import ExportError
 from forecast_harness.verify.launch_windows import (
     AuditedCells,
-    AuditRejected,
     AuditUnavailable,
     AuditVerdict,
     ClockedCells,
@@ -45,7 +44,7 @@ from forecast_harness.verify.launch_windows import (
 from forecast_harness.verify.launcher import LaunchTimes, NullCell
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import LaunchCase, problem_of
-from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.verdict import ContestantRejected, Reason, ReasonCode
 from forecast_harness.verify.verification_job import reason_of_fault
 
 _WARM_UP_LAUNCHES = 3
@@ -68,14 +67,6 @@ _MOST_HONEST_CLAIM = math.log(1.1)
 none: then it is undecided, and nobody is accused."""
 _CLOCK_DIFFERENCE = 0.02
 """How far the log seconds of two ways to time honest launches may differ."""
-
-
-class ContestantRejected(Exception):
-    """A contestant gave a reason to stop."""
-
-    def __init__(self, which: int, reasons: Sequence[Reason]) -> None:
-        super().__init__(f"contestant {which}: {reasons}")
-        self.which, self.reasons = which, list(reasons)
 
 
 class CellClock:
@@ -341,7 +332,7 @@ def main(work: JobContext) -> CellAnswer:
                     opened = partial(AuditedCells, work, cells, pack, judges, (first, second), *given)
                     ended, audit = audited(ended, opened, rules, judges[CANDIDATE].rng)
             ended = ended.with_own_gain(clock.own_gain(), rules.margin)
-        except (ContestantRejected, AuditRejected) as rejection:
+        except ContestantRejected as rejection:
             return CellAnswer(
                 {"caught": rejection.which, "reasons": [r.to_json() for r in rejection.reasons]}
             )
@@ -365,7 +356,7 @@ def audited(
 ) -> tuple[ComparisonResult, Mapping[str, Any]]:
     """The end of a comparison that a candidate won by clocks in the cells, after the judge's own clock was asked.
 
-    And what that clock showed. Raises `AuditRejected` where it says that there is no gain.
+    And what that clock showed. Raises `ContestantRejected` where it says that there is no gain.
     """
     audit = WindowAudit(statistics.median(ended.differences), rules.margin)
     try:
@@ -377,7 +368,7 @@ def audited(
         f"{math.expm1(audit.gain):.1%} by the judge's own clock, {math.expm1(audit.claimed):.1%} by its own"
     )
     if verdict is AuditVerdict.CONTRADICTS and audit.claimed > _MOST_HONEST_CLAIM:
-        raise AuditRejected(CANDIDATE, [Reason(ReasonCode.CLOCK, f"its gain is {shown}", "windows")])
+        raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.CLOCK, f"its gain is {shown}", "windows")])
     if verdict is not AuditVerdict.AGREES:
         reason = f"its gain is {shown} ({len(audit.differences())} windows)"
         ended = replace(ended, outcome=ComparisonOutcome.UNDECIDED, reason=reason)

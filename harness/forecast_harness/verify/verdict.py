@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
@@ -92,6 +92,14 @@ class Reason(Record, label="reason"):
         if self.code is ReasonCode.HARNESS:
             return Judgement.INFRASTRUCTURE
         return Judgement.SUSPICIOUS if self.code in _SUSPICIOUS_CODES else Judgement.REJECTED
+
+
+class ContestantRejected(Exception):
+    """A contestant of a comparison, `INCUMBENT` or `CANDIDATE`, gave reasons to stop."""
+
+    def __init__(self, which: int, reasons: Sequence[Reason]) -> None:
+        super().__init__(f"contestant {which}: {reasons}")
+        self.which, self.reasons = which, list(reasons)
 
 
 CONFIDENCE = 0.99

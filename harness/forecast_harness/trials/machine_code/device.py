@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from forecast_autotune.records import Outcome
-from forecast_autotune.timing import mean_without_strays
 from forecast_harness.clocks.devices import DeviceTurns, exclusive
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.messages import (
-    PAUSES,
-    CheckAnswer,
-    ProgramFault,
-    TimingAnswer,
-    TimingLimits,
-    TimingRequest,
-)
+from forecast_harness.clocks.runner.messages import CheckAnswer, ProgramInputs, TimingAnswer, TimingRequest
 from forecast_harness.trials.judge import HostJudge
-from forecast_harness.trials.machine_code.targets import (
-    FAULT_OUTCOMES,
-    PathFailed,
-    TargetTrials,
-    TrialCall,
-    first_violation,
-)
 from forecast_harness.trials.protocol import LaneFailure
-from forecast_harness.trials.verdict import Refusal
 
-_MOST_ALONE = PAUSES
-"""Launches of a config that is timed alone, to choose among configs: a round of pauses, or two blocks without. The one
-chosen is timed again beside the rival."""
-_BLOCK = 4
-"""Launches that are taken together, where they are not behind pauses."""
-_MOST_STRAYS = 0.25
-"""The share of a block's launches that somebody else may have held up."""
 _PAUSE_FOR_OTHERS_S = 0.06
 """Between uses of the device, while host code is judged: who waits for a lock of files looks every 50 ms."""
 _STAGES = ("configs", "builds", "queue", "device", "runner")
@@ -53,7 +28,6 @@ class SharedRunner:
     def __init__(
         self,
         runner: RunnerClient,
-        trials: TargetTrials,
         work: WorkUnderWay,
         host: SharedHostJudge,
         *,
@@ -61,7 +35,7 @@ class SharedRunner:
         locks: Path | None = None,
     ) -> None:
         """`device_lock`: the device's name among all processes that time on it; `locks`: where the locks lie."""
-        self._runner, self._trials, self._work, self._host = runner, trials, work, host
+        self._runner, self._work, self._host = runner, work, host
         self._lock_name, self._locks = device_lock, locks
         self._turns = DeviceTurns()
         """Held by whoever uses the runner: what others do there meanwhile would be in a time."""
@@ -108,46 +82,15 @@ class SharedRunner:
                     yield
                 self._add_spent("runner", self._runner.busy_s - busy)
 
-    def check(self, program: Program, call: TrialCall) -> CheckAnswer:
-        """Some launches of a program. Raises `Refusal` for its faults."""
-        try:
-            with self.use():
-                return self._runner.check(program, call.given)
-        except ProgramFault as fault:
-            raise Refusal(FAULT_OUTCOMES[fault.kind], "verify", fault.detail) from fault
+    def check(self, program: Program, given: ProgramInputs) -> CheckAnswer:
+        """As `RunnerClient.check`."""
+        with self.use():
+            return self._runner.check(program, given)
 
-    def seconds(self, request: Mapping[str, tuple[Program, float]]) -> dict[str, float]:
-        """Seconds of one launch at each call, of a program with a bound; of the fastest, where that is beyond it."""
-        result = self.time(
-            {
-                n: ([p], TimingLimits(most=_MOST_ALONE, bound_s=bound, checks=0))
-                for n, (p, bound) in request.items()
-            }
-        )
-        return {
-            name: statistics.median(block_means(answer.seconds[0], answer.recorded, strays=False))
-            for name, answer in result.items()
-        }
-
-    def time(self, request: Mapping[str, tuple[Sequence[Program], TimingLimits]]) -> dict[str, TimingAnswer]:
-        """The runner's answer for each call. Raises `Refusal`, `PathFailed`."""
-        if not request:
-            return {}
-        candidates = next(iter(request.values()))[0]
-        requests = [
-            TimingRequest(programs, self._trials.calls.timed[name].given, limits)
-            for name, (programs, limits) in request.items()
-        ]
-        try:
-            with self.use():
-                answers = self._runner.time_calls(requests)
-        except ProgramFault as fault:
-            if fault.candidate != candidates[-1].candidate:
-                raise PathFailed(f"the node beside it failed: {fault.detail}") from fault
-            raise Refusal(FAULT_OUTCOMES[fault.kind], "time", fault.detail) from fault
-        if problem := first_violation(answers[-1].violations):
-            raise Refusal(Outcome.INCORRECT, "time", problem)
-        return dict(zip(request, answers, strict=True))
+    def time(self, requests: Sequence[TimingRequest]) -> Sequence[TimingAnswer]:
+        """As `RunnerClient.time_calls`."""
+        with self.use():
+            return self._runner.time_calls(requests)
 
     @property
     def began(self) -> float:
@@ -157,23 +100,6 @@ class SharedRunner:
     def _add_spent(self, stage: str, seconds: float) -> None:
         spent = getattr(self._job, "spent", {})
         spent[stage] = spent.get(stage, 0.0) + seconds
-
-
-def block_means(seconds: Sequence[float], recorded: bool, *, strays: bool = True) -> list[float]:
-    """Mean seconds of launches that are taken together: behind each pause once where `recorded`, or some in a row.
-
-    `strays`: launches far above a block's median count, too. Few blocks cannot do with those that somebody else on
-    the host or the device has held up; what is proven by many needs them, as a source may be slow now and then.
-    """
-    size = PAUSES if recorded else min(_BLOCK, len(seconds))
-    mean = statistics.fmean if strays else _mean_of_usual
-    return [mean(seconds[n : n + size]) for n in range(0, len(seconds) - size + 1, size)]
-
-
-def _mean_of_usual(seconds: Sequence[float]) -> float:
-    """The mean without strays, of which there are a few at the most: a source that is often slow is slow."""
-    most = sorted(seconds)[: len(seconds) - int(_MOST_STRAYS * len(seconds))]
-    return max(mean_without_strays(seconds), statistics.fmean(most))
 
 
 _GIVE_UP_AGAIN_S = 0.2

@@ -14,16 +14,16 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.requests import BuildResult
 from forecast_harness.clocks.devices import DeviceBusy
+from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT, TrialClock
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.messages import PAUSES, TimingLimits
 from forecast_harness.records import (
@@ -36,11 +36,11 @@ from forecast_harness.records import (
 )
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.trials.judge import HostJudge, Judge
+from forecast_harness.trials.machine_code.clock import RunnerClock
 from forecast_harness.trials.machine_code.device import (
     SharedHostJudge,
     SharedRunner,
     WorkUnderWay,
-    block_means,
 )
 from forecast_harness.trials.machine_code.targets import (
     NoMachineCode,
@@ -49,21 +49,20 @@ from forecast_harness.trials.machine_code.targets import (
     TargetTrials,
     TrialConfig,
 )
-from forecast_harness.trials.machine_code.tuning import NodeBuilds, NodeTrial, NodeTuner
+from forecast_harness.trials.machine_code.tuning import NodeBuilds, NodeTrial, NodeTuner, refusing
 from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import mean_log2_ratio
 from forecast_harness.trials.verdict import Contest, Refusal
 
 _UNPAIRED_SD = 0.1
 """The error of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
-_RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=0)
-_CHECKED_RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=2)
+_RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=2)
 _MOST_FAILURES = 3
 """Failures of our own in a row after which all is judged as host code."""
 PATH = "machine code"
 
 
-class MachineCodeJudge(Judge):
+class MachineCodeJudge(Judge[NodeTrial]):
     """Judges nodes of one target on one device. `judge` may be called from many threads.
 
     `host` makes the judge for all that is no machine code, once it is needed: host code, full verification and
@@ -90,9 +89,7 @@ class MachineCodeJudge(Judge):
         self._insist, self._on_failure = insist, on_failure
         self._work = WorkUnderWay(device)
         self._host = SharedHostJudge(host, self._work)
-        self._runner = SharedRunner(
-            runner, trials, self._work, self._host, device_lock=device_lock, locks=locks
-        )
+        self._runner = SharedRunner(runner, self._work, self._host, device_lock=device_lock, locks=locks)
         self._failures_lock = threading.Lock()
         self._lead = math.inf
         """Lowest score that was claimed here, and not refused later."""
@@ -100,14 +97,14 @@ class MachineCodeJudge(Judge):
         self._tuner = NodeTuner(self._builds, self._runner, trials, self._work)
         self._failures = 0
 
-    def _try(self, job: NodeJob) -> NodeResult:
+    def _judged(self, job: NodeJob) -> NodeResult:
         """Check, tune and time a node beside `job.against`; as host code where that cannot be."""
         self._work.begin()
         self._runner.begin()
         why = "the runner failed too often" if self._failures >= _MOST_FAILURES else ""
         if not why:
             try:
-                verdict = self._verdict_of(self._stages, job)
+                verdict = self._verdict_of(self._stages, NodeTrial(job))
                 spent = self._runner.spent
                 facts = {**verdict.facts, "path": PATH, "spent": spent}
                 return replace(verdict, device_seconds=spent["device"], facts=facts)
@@ -157,12 +154,12 @@ class MachineCodeJudge(Judge):
         is a failure of our own, or of what machine code can express.
         """
         try:
-            config = known[0] if known else self._trials.configs(replace(job, trials=1))[0][0]
+            config = known[0] if known else self._trials.configs(replace(job, trials=1))[0]
             if known:
                 self._builds.keep(job.node, config, known[1])
             built = self._builds.begin_once(job.node, config, self._runner.began).result()
             request = {n: (program, 0.0) for n, program in self._tuner.programs(built).items()}
-            for name, seconds in self._runner.seconds(request).items():
+            for name, seconds in self._tuner.seconds(request).items():
                 if problem := self._trials.implausible(name, seconds):
                     return problem
         except (Refusal, NoMachineCode, PathFailed, SandboxError, DeviceBusy) as error:
@@ -191,84 +188,83 @@ class MachineCodeJudge(Judge):
             last = self._failures == _MOST_FAILURES
         self._on_failure(f"{reason}; from here on, all is judged as host code" if last else reason)
 
-    # --- one node ---
+    # --- the stages ---
 
-    def _stages(self, job: NodeJob) -> NodeResult:
-        """A source as machine code is tuned, and the best of its configs raced; who may lead is verified later."""
-        wanted = self._trials.language
+    def _read(self, trial: NodeTrial) -> None:
+        job, wanted = trial.job, self._trials.language
         if job.node.language != wanted or job.against.language != wanted:
             raise NoMachineCode(f"only {wanted} sources of this target are compiled to machine code")
-        trial = self._tuner.tuned(job)
-        facts: dict[str, Any] = {"late_configs": trial.late} if trial.late else {}
+        with self._runner.spending("configs"):
+            trial.configs = self._trials.configs(job, self._work.check)
+
+    def _choose(self, trial: NodeTrial) -> Sequence[TrialConfig]:
+        """The fastest, each compiled, right on one call and timed alone as far as that may change which it is."""
+        self._tuner.tune(trial)
+        return [trial.configs[trial.best]]
+
+    def _race(self, trial: NodeTrial, configs: Sequence[TrialConfig]) -> Contest:
+        """The best config beside the other node; twice, where it seems to be faster."""
+        trial.facts = {"verified_in_full": False, **({"late_configs": trial.late} if trial.late else {})}
         if self._tuner.is_hopeless(trial):
-            contest, text = self._given_up(trial)
-        elif job.node.id == job.against.id:
-            contest, text = self._yardstick(trial)
+            contest = self._given_up(trial)
+        elif trial.job.node.id == trial.job.against.id:
+            contest = self._yardstick(trial)
         else:
-            contest = self._raced(trial)
-            text = contest.text("Right at these sizes")
-        verdict = trial.verdict(contest, self._device, text=text, verified_in_full=False, **facts)
+            contest = self._timed_beside(trial, compares=False)
+            if contest.log2_ratio < -MIN_PROGRESS:
+                contest = max(contest, self._timed_again(trial, contest), key=lambda one: one.log2_ratio)
+            if contest.log2_ratio < -MIN_PROGRESS:
+                self._lead = min(self._lead, trial.job.against_score + contest.log2_ratio)
+            else:
+                contest = replace(contest, log2_ratio=max(0.0, contest.log2_ratio))
+            contest = replace(contest, text=contest.times_beside("Right at these sizes"))
         self._failures = 0
-        return verdict
+        return contest
 
-    def _given_up(self, trial: NodeTrial) -> tuple[Contest, str]:
-        ratio = trial.log_ratio(trial.best) / math.log(2)
-        tried = f"{trial.tried} of {len(trial.configs)} configs"
-        text = f"Right on a small call, and given up after {tried}: {2**ratio:.2f} times slower."
-        facts = {"given_up_after": trial.tried}
-        return Contest(ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, facts), text
+    def _given_up(self, trial: NodeTrial) -> Contest:
+        ratio, tried = trial.log_ratio(trial.best) / math.log(2), trial.measurements
+        after = f"{tried} of {len(trial.configs)} configs"
+        text = f"Right on a small call, and given up after {after}: {2**ratio:.2f} times slower."
+        contest = trial.contest(
+            ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, given_up_after=tried
+        )
+        return replace(contest, text=text)
 
-    def _yardstick(self, trial: NodeTrial) -> tuple[Contest, str]:
+    def _yardstick(self, trial: NodeTrial) -> Contest:
         """A node that is timed beside itself: only which of its configs is the best is asked."""
         taken = trial.seconds[trial.best]
         for name, seconds in taken.items():
-            self._refuse_impossible(name, seconds)
+            if problem := self._trials.implausible(name, seconds):
+                raise Refusal(Outcome.INFRASTRUCTURE, "time", f"impossible: {problem}")
         text = "Right at these sizes; others are timed beside it."
-        return Contest(0.0, 0.0, taken, taken, {"blocks": 0}), text
+        return replace(trial.contest(0.0, 0.0, taken, taken, blocks=0), text=text)
 
-    def _raced(self, trial: NodeTrial) -> Contest:
-        """The best config beside the other node; twice, where it seems to be faster."""
-        best = trial.best
-        contest = self._race(trial, best, _RACE)
-        if contest.log2_ratio < -MIN_PROGRESS:
-            # Data that earlier programs may have left in memory of the driver's own let none take the lead.
-            score = trial.job.against_score
-            leads = score + contest.log2_ratio < self._lead - MIN_PROGRESS
-            again = self._race_again(trial, best, renew=leads)
-            contest = max(contest, again, key=lambda one: one.log2_ratio)
-            if contest.log2_ratio < -MIN_PROGRESS:
-                self._lead = min(self._lead, score + contest.log2_ratio)
-        if contest.log2_ratio >= -MIN_PROGRESS:
-            contest = replace(contest, log2_ratio=max(0.0, contest.log2_ratio))
-        return contest
+    def _timed_again(self, trial: NodeTrial, first: Contest) -> Contest:
+        """Beside the rival once more, with outputs compared; by a new runner, where the source may take the lead.
 
-    def _refuse_impossible(self, name: str, seconds: float) -> None:
-        """Raises `Refusal` for a time at this size that the device cannot reach."""
-        if problem := self._trials.implausible(name, seconds):
-            raise Refusal(Outcome.INFRASTRUCTURE, "time", f"impossible: {problem}")
-
-    def _race_again(self, trial: NodeTrial, number: int, *, renew: bool) -> Contest:
-        """Beside the rival once more, with outputs compared; with a new runner, if so asked."""
-        if not renew:
-            return self._race(trial, number, _CHECKED_RACE)
-        with self._runner.renewed():
-            return self._race(trial, number, _CHECKED_RACE)
-
-    def _race(self, trial: NodeTrial, number: int, limits: TimingLimits) -> Contest:
-        """A config beside the rival.
-
-        Outputs of as many launches as `limits` says are compared with what is right. Raises what timing raises.
+        Data that earlier programs may have left in memory of the driver's own let none take it.
         """
-        blocks: list[list[float]] = []
-        seconds, theirs = {}, {}
-        named = trial.programs[number]
-        answers = self._runner.time({n: ([trial.rivals[n], program], limits) for n, program in named.items()})
-        for name, answer in answers.items():
-            pairs = [block_means(s, answer.recorded, strays=False) for s in answer.seconds]
-            blocks.append([math.log(a / b) for a, b in zip(*pairs, strict=True)])
-            theirs[name], seconds[name] = (statistics.median(p) for p in pairs)
-            self._refuse_impossible(name, seconds[name])
-            if problem := self._trials.calls.timed[name].wrong(named[name], answer.launches):
-                raise Refusal(Outcome.INCORRECT, "time", problem)
-        ratio, error = mean_log2_ratio(blocks)
-        return Contest(ratio, error, seconds, theirs, {"blocks": min(len(b) for b in blocks)})
+        if trial.job.against_score + first.log2_ratio >= self._lead - MIN_PROGRESS:
+            return self._timed_beside(trial, compares=True)
+        with self._runner.renewed():
+            return self._timed_beside(trial, compares=True)
+
+    def _timed_beside(self, trial: NodeTrial, *, compares: bool) -> Contest:
+        """The best config beside the rival; `compares`: outputs of some launches with what is right.
+
+        Raises `Refusal`, `PathFailed`, `RunnerLost`.
+        """
+        named = trial.programs[trial.best]
+        pairs = {name: (trial.rivals[name], program) for name, program in named.items()}
+        calls, implausible = self._trials.calls.timed, self._trials.implausible
+        clock: TrialClock = RunnerClock(self._runner.time, calls, pairs, implausible, _RACE, strays=False)
+        with refusing("time"):
+            clock.place()
+            if compares:
+                clock.check()
+            else:
+                clock.sample(CANDIDATE, True)
+        theirs, own = ({n: clock.seconds[which, n] for n in named} for which in (INCUMBENT, CANDIDATE))
+        blocks = [[math.log(a / b) for a, b in zip(theirs[n], own[n], strict=True)] for n in named]
+        medians = ({n: statistics.median(s) for n, s in side.items()} for side in (own, theirs))
+        return trial.contest(*mean_log2_ratio(blocks), *medians, blocks=min(len(b) for b in blocks))

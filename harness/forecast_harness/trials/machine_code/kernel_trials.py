@@ -31,11 +31,11 @@ from forecast_harness.targets.search_target import configs_for, decided_config, 
 from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, Timing, VariantTracer
 from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR, TimedCall
 from forecast_harness.trials.kernel_cell import HOST_PERIOD, fill_tensor
+from forecast_harness.trials.machine_code.clock import violation_reason
 from forecast_harness.trials.machine_code.targets import (
     SourceBuilder,
     TrialCalls,
     TrialConfig,
-    first_violation,
 )
 from forecast_harness.verify.plan import VerificationPlan
 
@@ -131,16 +131,14 @@ class KernelTrials:
         """On what nodes are launched."""
         return self._calls
 
-    def configs(
-        self, job: NodeJob, check: Callable[[], None] = lambda: None
-    ) -> tuple[Sequence[TrialConfig], str]:
+    def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
         """The config that suits the rival's, the best that are forecast, and one more; of the base kernel itself
         the one that the store has decided on, where it has."""
         source = job.node.source
         able = configs_for(self._target, source)
         beside = Config.from_json(job.against_config) if job.against_config else None
         if (decided := decided_config(self._target, source)) in able and job.node.id == job.against.id:
-            return ([decided.to_json()] if decided else []), ""
+            return [decided.to_json()] if decided else []
         most = max(1, job.trials)
         if len(able) > most:
             check()
@@ -151,7 +149,7 @@ class KernelTrials:
             while self._to_learn:
                 self._tracer.learn(*self._to_learn.popleft())
             chosen = self._tracer.best_configs(source, able, most, beside)
-        return [c.to_json() for c in chosen], ""
+        return [c.to_json() for c in chosen]
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a variant is compiled: for the checked call, then for the timed ones."""
@@ -200,8 +198,8 @@ class KernelTrials:
             names, broken = runner.learn(
                 self.sealed(answer[number]), replace(call.given, updates=written), call.kinds
             )
-            if problem := first_violation(broken):
-                raise MachineCodeError(f"the base kernel, at one of its calls: {problem}")
+            if problem := violation_reason(broken):
+                raise MachineCodeError(f"the base kernel, at one of its calls: {problem.detail}")
             if not names:
                 raise MachineCodeError("the base kernel changes none of its tensors")
             call.given, written = replace(call.given, updates=names), names

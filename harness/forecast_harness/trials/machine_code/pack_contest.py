@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import random
-import statistics
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +15,18 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.clocks.compilation.requests import BuildRequest
 from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.devices import exclusive
-from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT, StoppingRules, run_comparison
+from forecast_harness.clocks.paired_comparison import StoppingRules, run_comparison
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers, open_healthy_runner
-from forecast_harness.clocks.runner.messages import (
-    PAUSES,
-    ProgramFault,
-    RunnerFaultKind,
-    TimingLimits,
-)
+from forecast_harness.clocks.runner.messages import PAUSES, ProgramFault, RunnerFaultKind, TimingLimits
 from forecast_harness.clocks.times import impossible_time
 from forecast_harness.targets.packs.schema import Language, Pack, Solution
 from forecast_harness.trials.bench import ContestUnavailable
-from forecast_harness.trials.machine_code.device import block_means
-from forecast_harness.trials.machine_code.targets import (
-    PackCalls,
-    PreparedCall,
-    SourceBuilder,
-    first_violation,
-)
+from forecast_harness.trials.machine_code.clock import RunnerClock
+from forecast_harness.trials.machine_code.targets import PackCalls, PreparedCall, SourceBuilder
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.verdict import CheckedLaunches, Reason, ReasonCode
+from forecast_harness.verify.verdict import CheckedLaunches, ContestantRejected
 
 _BATCH = TimingLimits(least=8 * PAUSES, most=8 * PAUSES, bound_s=1e6, checks=2)
 """Launches that are asked for at once: no bound ends them, the rules of the contest do."""
@@ -50,76 +37,6 @@ _LEAST_WALL_S, _MOST_WALL_S = 5.0, 20.0
 """After which a contest ends undecided, however short its launches are: what of it is not launches takes as long as
 those, and the first where a confirmation has little time."""
 PROTOCOL = "machine-code"
-
-
-class ContestantCaught(Exception):
-    """A contestant did what a right solution does not: `which` it was, and the reason."""
-
-    def __init__(self, which: int, reason: Reason) -> None:
-        super().__init__(reason.detail)
-        self.which, self.reason = which, reason
-
-
-class ProgramClock:
-    """A `PairedClock` over launches of two programs at all calls in turn.
-
-    A time is the geometric mean over calls of what launches take together: behind each pause once, or some in a row.
-    """
-
-    def __init__(
-        self,
-        runner: RunnerClient,
-        calls: Mapping[str, PreparedCall],
-        programs: Sequence[Sequence[Program]],
-        implausible: Callable[[str, float], str],
-        batch: TimingLimits = _BATCH,
-    ) -> None:
-        """`programs`: of both contestants, one for each call."""
-        self._runner, self._calls, self._programs, self._batch = runner, calls, programs, batch
-        self._implausible = implausible
-        self._waiting: tuple[deque[float], deque[float]] = (deque(), deque())
-        self.seconds: dict[str, list[float]] = {}
-        """By contestant and call, as in `0:large`."""
-        self.checked = 0
-        """Launches whose outputs were compared with what is right."""
-        self._batches = 0
-        self._chance = random.SystemRandom()
-
-    def sample(self, which: int, fresh: bool) -> float:
-        """Seconds of one launch. Raises `ContestantCaught`, `RunnerLost`."""
-        while not self._waiting[which]:
-            self._ask()
-        return self._waiting[which].popleft()
-
-    def _ask(self) -> None:
-        results: tuple[list[list[float]], list[list[float]]] = ([], [])
-        self._batches += 1
-        compares = self._chance.random() * self._batches < _ALWAYS_CHECKED
-        batch = self._batch if compares else replace(self._batch, checks=0)
-        for number, (name, call) in enumerate(self._calls.items()):
-            pair = [programs[number] for programs in self._programs]
-            try:
-                answer = self._runner.time(pair, call.given, batch)
-            except ProgramFault as fault:
-                if fault.kind is RunnerFaultKind.REFUSED:  # by limits of ours, or for want of memory
-                    raise ContestUnavailable(fault.detail[:500]) from fault
-                which = INCUMBENT if fault.candidate == pair[INCUMBENT].candidate else CANDIDATE
-                raise ContestantCaught(which, Reason(ReasonCode.FAILS, fault.detail[:2000])) from fault
-            if answer.violations:
-                problem = Reason(ReasonCode.OUT_OF_BOUNDS, first_violation(answer.violations))
-                raise ContestantCaught(answer.violations[0].contestant, problem)
-            if wrong := call.wrong(pair[CANDIDATE], answer.launches):
-                raise ContestantCaught(CANDIDATE, Reason(ReasonCode.WRONG_VALUES, wrong))
-            self.checked += len(answer.launches)
-            for which, listed in enumerate(answer.seconds):
-                means = block_means(listed, answer.recorded)
-                results[which].append(means)
-                self.seconds.setdefault(f"{which}:{name}", []).extend(means)
-                if said_of := self._implausible(name, statistics.median(means)):
-                    raise ContestantCaught(which, Reason(ReasonCode.IMPOSSIBLE, said_of))
-        for which, by_call in enumerate(results):
-            for together in zip(*by_call, strict=False):
-                self._waiting[which].append(math.exp(statistics.fmean(map(math.log, together))))
 
 
 RequestOf = Callable[[str, Solution, Mapping[str, PreparedCall]], BuildRequest]
@@ -150,7 +67,7 @@ class PackContests:
         `request_of`: how solutions are compiled; by default as Triton.
         """
         self._pack, self._plan, self._rules, self._opened = pack, plan, rules, opened
-        self._batch, self._request_of = _BATCH, request_of or triton_request
+        self._request_of = request_of or triton_request
 
     def __call__(self, incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
         """The value of a contest, as the timing job of host code gives it. Raises `ContestUnavailable`."""
@@ -187,22 +104,34 @@ class PackContests:
             case = calls[name].case
             return impossible_time(seconds, case.moved_bytes, case.flops, self._plan.peaks)
 
-        clock = ProgramClock(runner, calls, programs, implausible, self._batch)
+        batches, chance = itertools.count(1), random.SystemRandom()
+        clock = RunnerClock(
+            runner.time_calls,
+            calls,
+            {name: [ours[n] for ours in programs] for n, name in enumerate(calls)},
+            implausible,
+            _BATCH,
+            checks_by_chance=lambda: chance.random() * next(batches) < _ALWAYS_CHECKED,
+        )
         until = time.perf_counter() + min(_MOST_WALL_S, max(_LEAST_WALL_S, 2 * self._rules.seconds))
         try:
             with exclusive(self._plan.device_lock):
                 ended = run_comparison(
                     clock,
                     self._rules,
-                    random.SystemRandom().getrandbits(32),
+                    chance.getrandbits(32),
                     too_long=lambda: time.perf_counter() > until,
                 )
-        except ContestantCaught as caught:
-            return {"caught": caught.which, "reasons": [caught.reason.to_json()]}
-        checked = CheckedLaunches(clock.checked, clock.checked, time.perf_counter() - began)
+        except ContestantRejected as caught:
+            fault = caught.__cause__
+            if isinstance(fault, ProgramFault) and fault.kind is RunnerFaultKind.REFUSED:
+                # By limits of ours, or for want of memory.
+                raise ContestUnavailable(fault.detail[:500]) from fault
+            return {"caught": caught.which, "reasons": [r.to_json() for r in caught.reasons]}
+        checked = CheckedLaunches(clock.checks, clock.checks, time.perf_counter() - began)
         return {
             "duel": ended.to_json(),
-            "seconds": clock.seconds,
+            "seconds": {f"{which}:{name}": times for (which, name), times in clock.seconds.items()},
             "protocols": dict.fromkeys(calls, PROTOCOL),
             "checked": checked.to_json(),
         }

@@ -21,11 +21,8 @@ from forecast_harness.clocks.compilation.workers import LONG_S
 from forecast_harness.clocks.records import BufferRole, MachineCodeError, Program
 from forecast_harness.clocks.runner.messages import (
     BufferContents,
-    CheckAnswer,
     ObservedLaunch,
     ProgramInputs,
-    RunnerFaultKind,
-    Violation,
 )
 from forecast_harness.clocks.times import impossible_time
 from forecast_harness.records import Node, NodeJob, SearchTarget
@@ -50,18 +47,9 @@ from forecast_harness.trials.configs.source_configs import (
 from forecast_harness.trials.verdict import Refusal
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import DrawSpec, LaunchCase, problem_of
-from forecast_harness.verify.verdict import Reason, ReasonCode
 
 TrialConfig = Mapping[str, Any]
 """A config of a source as results name it: constants of a pack's source, or a `Config` as JSON."""
-
-FAULT_OUTCOMES = {
-    RunnerFaultKind.HANG: Outcome.TIMEOUT,
-    RunnerFaultKind.DEVICE_ERROR: Outcome.RUNTIME_ERROR,
-    RunnerFaultKind.CRASH: Outcome.RUNTIME_ERROR,
-    RunnerFaultKind.REFUSED: Outcome.OUT_OF_RESOURCES,
-}
-"""The label of a program that did this."""
 
 
 class NoMachineCode(Exception):
@@ -70,11 +58,6 @@ class NoMachineCode(Exception):
 
 class PathFailed(Exception):
     """A failure of our own: nothing is known of the node; the text says what failed."""
-
-
-def first_violation(violations: Sequence[Violation]) -> str:
-    """The first thing that a right program does not do, in words; '' for none."""
-    return f"{violations[0].rule}: {violations[0].detail}" if violations else ""
 
 
 class SourceBuilder(Protocol):
@@ -117,15 +100,6 @@ class TrialCall(Protocol):
         """Describe the fault in these outputs; '' for none."""
 
 
-def call_finding(call: TrialCall, program: Program, answer: CheckAnswer) -> Reason | None:
-    """The stage "right on one call": what is wrong with launches of a program there; None where nothing is."""
-    if problem := first_violation(answer.violations):
-        is_outside = answer.violations[0].rule == "out of bounds"
-        return Reason(ReasonCode.OUT_OF_BOUNDS if is_outside else ReasonCode.MUTATED_INPUT, problem)
-    wrong = call.wrong(program, answer.launches)
-    return Reason(ReasonCode.WRONG_VALUES, wrong) if wrong else None
-
-
 @dataclass(frozen=True)
 class TrialCalls:
     """The calls of a target: `small` is checked, `timed` ones, by workload, are raced."""
@@ -144,10 +118,8 @@ class TargetTrials(Protocol):
     def calls(self) -> TrialCalls:
         """On what its nodes are launched."""
 
-    def configs(
-        self, job: NodeJob, check: Callable[[], None] = lambda: None
-    ) -> tuple[Sequence[TrialConfig], str]:
-        """Configs of a node to time, at most `job.trials`, and a remark. `check` raises once nobody waits for them.
+    def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
+        """Configs of a node to time, at most `job.trials`. `check` raises once nobody waits for them.
 
         The first is the one that suits `job.against`, or the source as it stands; the second the one that is
         forecast to be the fastest.
@@ -328,9 +300,7 @@ class PackTrials(DrawnTrials):
         super().__init__(target, plan, folder)
         self._tracer, self._tracing = PackTracer(target, folder), threading.Lock()
 
-    def configs(
-        self, job: NodeJob, check: Callable[[], None] = lambda: None
-    ) -> tuple[Sequence[TrialConfig], str]:
+    def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
         """The source as it stands, the config that suits the rival's, and the best that are forecast."""
         try:
             listed = own_configs(job.node.source)
@@ -339,7 +309,7 @@ class PackTrials(DrawnTrials):
         with self._tracing:  # for which many nodes may wait
             check()
             most = max(1, job.trials)
-            return configs_to_time(job.node.source, listed, most, job.against_config, self._tracer), ""
+            return configs_to_time(job.node.source, listed, most, job.against_config, self._tracer)
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""
@@ -362,18 +332,16 @@ class CudaTrials(DrawnTrials):
         self._signature = cuda_signature_of(target)
         self._axes = tuple(dict(call.case.sizes or {}) for call in self._every)
 
-    def configs(
-        self, job: NodeJob, check: Callable[[], None] = lambda: None
-    ) -> tuple[Sequence[TrialConfig], str]:
+    def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
         """The source as it stands, the config that suits the rival's, and others as unlike these as can be."""
         try:
             listed = cuda_configs(job.node.source)
-        except RecordError as error:
-            return [{}], str(error)
+        except RecordError:  # told where it is compiled
+            return [{}]
         chosen = list(configs_to_time(job.node.source, listed, max(1, job.trials), {}, None))
         suited = [c for c in listed if is_compatible(c, job.against_config)][:1]
         rest = [c for c in chosen if c not in suited]
-        return [*rest[:1], *suited, *rest[1:]][: max(1, job.trials)], ""
+        return [*rest[:1], *suited, *rest[1:]][: max(1, job.trials)]
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""

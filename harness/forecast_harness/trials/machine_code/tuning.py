@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
+from forecast_harness.clocks.paired_comparison import INCUMBENT
 from forecast_harness.clocks.records import Program
-from forecast_harness.records import Node, NodeJob, NodeResult
+from forecast_harness.clocks.runner.messages import PAUSES, ProgramFault, RunnerFaultKind, TimingLimits
+from forecast_harness.records import Node, NodeJob
+from forecast_harness.trials.judge import Trial
+from forecast_harness.trials.machine_code.clock import block_means, check_on_call, time_programs
 from forecast_harness.trials.machine_code.device import SharedRunner, WorkUnderWay
 from forecast_harness.trials.machine_code.targets import (
     NoMachineCode,
@@ -22,9 +26,9 @@ from forecast_harness.trials.machine_code.targets import (
     SourceBuilder,
     TargetTrials,
     TrialConfig,
-    call_finding,
 )
-from forecast_harness.trials.verdict import COMPILE_ERRORS, Contest, Refusal
+from forecast_harness.trials.verdict import COMPILE_ERRORS, Contest, Refusal, reasons_text
+from forecast_harness.verify.verdict import ContestantRejected, ReasonCode, SolutionVerdict
 
 _HOPELESS = 1.3
 """Times the rival's seconds, at which a config is given up."""
@@ -34,10 +38,13 @@ _FIRST_CONFIGS = 2
 """Configs of which one must not be hopeless for others to be compiled; these are compiled for all calls at once."""
 _BEHIND_BEST = 1.05
 """Times the seconds of the source's best config so far, at which another one is given up."""
+_MOST_ALONE = PAUSES
+"""Launches of a config that is timed alone, to choose among configs: a round of pauses, or two blocks without. The one
+chosen is timed again beside the rival."""
 
 
 class NodeTuner:
-    """Compiles, checks and times configs of nodes. `tuned` may be called from many threads."""
+    """Compiles, checks and times configs of nodes. `tune` may be called from many threads."""
 
     def __init__(
         self, builds: NodeBuilds, runner: SharedRunner, trials: TargetTrials, work: WorkUnderWay
@@ -45,17 +52,16 @@ class NodeTuner:
         self._builds, self._runner, self._trials, self._work = builds, runner, trials, work
         self._rival_seconds: dict[tuple[str, str], float] = {}
 
-    def tuned(self, job: NodeJob) -> NodeTrial:
-        """A trial of which one config at least is timed at all calls.
+    def tune(self, trial: NodeTrial) -> None:
+        """Time configs of a trial until its best is known: one at least is timed at all calls.
 
         Raises `Refusal` where none runs, `NoMachineCode`, `PathFailed`.
         """
-        with self._runner.spending("configs"):
-            configs, note = self._trials.configs(job, self._work.check)
+        job, configs = trial.job, trial.configs
         # Nobody else needs them: waiting for the first to be promising would save nothing.
         ahead = max(1, min(len(configs), self._builds.idle))
         building = {n: self._begin(job, configs[n]) for n in range(ahead)}
-        trial, parts = self._opened(job, configs, note)
+        parts = self._time_rival(trial)
         failure = self._time_configs(trial, building, parts)
         if not trial.seconds:
             raise failure
@@ -65,7 +71,6 @@ class NodeTuner:
             [(configs[n], [s.get(name, math.nan) for name in trial.rivals]) for n, s in timed.items()],
             [*trial.rival_s.values()],
         )
-        return trial
 
     def programs(self, built: BuildResult, cases: Sequence[int] = ()) -> Mapping[str, Program]:
         """A config's programs by workload, right on the small call where that is one of these cases.
@@ -84,10 +89,25 @@ class NodeTuner:
         numbers = cases or range(1 + len(calls.timed))
         results = dict(zip(numbers, map(self._trials.sealed, built.programs), strict=True))
         if (small := results.get(0)) is not None:
-            answer = self._runner.check(small, calls.small)
-            if finding := call_finding(calls.small, small, answer):
-                raise Refusal(Outcome.INCORRECT, "verify", finding.detail)
+            with refusing("verify"):
+                check_on_call(self._runner.check, calls.small, small)
         return {name: results[n] for n, name in enumerate(calls.timed, 1) if n in results}
+
+    def seconds(self, request: Mapping[str, tuple[Program, float]]) -> dict[str, float]:
+        """Seconds of one launch at each call, of a program with a bound; of the fastest, where that is beyond it.
+
+        Raises `Refusal`, `RunnerLost`.
+        """
+        requests = {
+            n: ([p], TimingLimits(most=_MOST_ALONE, bound_s=bound, checks=0))
+            for n, (p, bound) in request.items()
+        }
+        with refusing("time"):
+            answers = time_programs(self._runner.time, self._trials.calls.timed, requests)
+        return {
+            name: statistics.median(block_means(answer.seconds[0], answer.recorded, strays=False))
+            for name, answer in answers.items()
+        }
 
     def is_hopeless(self, trial: NodeTrial, times: float = _HOPELESS) -> bool:
         """Whether every config so far is far from the rival on the whole."""
@@ -95,13 +115,12 @@ class NodeTuner:
 
     # --- the rival ---
 
-    def _opened(
-        self, job: NodeJob, configs: Sequence[TrialConfig], note: str
-    ) -> tuple[NodeTrial, tuple[Sequence[int], Sequence[int]]]:
-        """A trial beside the rival, and the cases for which configs are compiled first, and later.
+    def _time_rival(self, trial: NodeTrial) -> tuple[Sequence[int], Sequence[int]]:
+        """Time the node beside it; the cases for which configs are compiled first, and later.
 
         Raises `NoMachineCode`, `PathFailed`.
         """
+        job, configs = trial.job, trial.configs
         chosen = job.against_config or (configs[0] if job.against.id == job.node.id else {})
         with self._runner.spending("builds"):
             built = self._builds.begin_once(job.against, chosen, self._runner.began).result()
@@ -115,14 +134,13 @@ class NodeTuner:
         keys = {name: (node_key(job.against, chosen), name) for name in rivals}
         try:
             missing = {n: (p, 0.0) for n, p in rivals.items() if keys[n] not in self._rival_seconds}
-            for name, seconds in self._runner.seconds(missing).items():
+            for name, seconds in self.seconds(missing).items():
                 self._rival_seconds[keys[name]] = seconds
         except Refusal as refused:
             raise PathFailed(f"the node to be timed beside: {refused.detail}") from refused
-        rival_s = {name: self._rival_seconds[key] for name, key in keys.items()}
+        trial.rivals, trial.rival_s = rivals, {name: self._rival_seconds[key] for name, key in keys.items()}
         # CUDA is compiled once for all calls.
-        parts = parts_by_code(built.programs) if built.request.cuda is None else ((), ())
-        return NodeTrial(job, configs, note, rivals, rival_s), parts
+        return parts_by_code(built.programs) if built.request.cuda is None else ((), ())
 
     # --- its own configs ---
 
@@ -189,7 +207,7 @@ class NodeTuner:
         for name, program in programs.items():
             bound = trial.rival_s[name] * _HOPELESS
             request[name] = program, min(bound, best.get(name, bound) * _BEHIND_BEST)
-        trial.add(number, programs, self._runner.seconds(request), is_whole=is_last or not cases)
+        trial.add(number, programs, self.seconds(request), is_whole=is_last or not cases)
         trial.usual_s = max(trial.usual_s or 0.0, built.seconds)
 
     def _ends_after(self, trial: NodeTrial, number: int) -> bool:
@@ -304,14 +322,12 @@ _FAR_BETTER = 1.08
 
 
 @dataclass
-class NodeTrial:
-    """One job on its way."""
+class NodeTrial(Trial):
+    """One source of machine code on its way to a verdict."""
 
-    job: NodeJob
-    configs: Sequence[TrialConfig]
-    note: str
-    rivals: Mapping[str, Program]
-    rival_s: Mapping[str, float]
+    rivals: Mapping[str, Program] = field(default_factory=dict)
+    """The rival's programs, by workload."""
+    rival_s: Mapping[str, float] = field(default_factory=dict)
     seconds: dict[int, dict[str, float]] = field(default_factory=dict)
     """By config and workload, of configs that were timed at all of them."""
     partly: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -330,11 +346,7 @@ class NodeTrial:
         self.programs[number] = {**self.programs.get(number, {}), **programs}
         known = {**self.partly.pop(number, {}), **seconds}
         (self.seconds if is_whole else self.partly)[number] = known
-
-    @property
-    def tried(self) -> int:
-        """Configs that were timed at all, or at some calls."""
-        return len(self.seconds) + len(self.partly)
+        self.measurements = len(self.seconds) + len(self.partly)
 
     def is_behind(self, number: int) -> bool:
         """Whether a config that is timed in part could be the fastest only where it is far better at all other calls
@@ -354,15 +366,41 @@ class NodeTrial:
         """The fastest config so far."""
         return min(self.seconds, key=self.log_ratio)
 
-    def verdict(self, contest: Contest, device: str, *, text: str = "", **facts: Any) -> NodeResult:
-        """The node's result, by its fastest config's contest; `text` is for people."""
+    def contest(
+        self,
+        log2_ratio: float,
+        error: float,
+        seconds: Mapping[str, float],
+        theirs: Mapping[str, float],
+        **facts: Any,
+    ) -> Contest:
+        """That of its best config."""
         ranked = [(self.configs[n], self.log_ratio(n) / math.log(2)) for n in self.seconds]
-        return contest.verdict(
-            self.configs[self.best],
-            ranked,
-            device,
-            text=text,
-            note=self.note,
-            measurements=self.tried,
-            facts=facts,
-        )
+        return Contest(log2_ratio, error, seconds, theirs, self.configs[self.best], ranked, facts)
+
+
+_OUTCOMES = {
+    RunnerFaultKind.HANG: Outcome.TIMEOUT,
+    RunnerFaultKind.DEVICE_ERROR: Outcome.RUNTIME_ERROR,
+    RunnerFaultKind.CRASH: Outcome.RUNTIME_ERROR,
+    RunnerFaultKind.REFUSED: Outcome.OUT_OF_RESOURCES,
+}
+"""The label of a program that did this."""
+
+
+@contextmanager
+def refusing(stage: str) -> Iterator[None]:
+    """Have a source refused at this stage for what its program is rejected for; a rival's fault is one of our own.
+
+    Raises `Refusal`, `PathFailed`.
+    """
+    try:
+        yield
+    except ContestantRejected as rejected:
+        reason, fault = rejected.reasons[0], rejected.__cause__
+        if rejected.which == INCUMBENT:
+            raise PathFailed(f"the node beside it failed: {reason.detail}") from rejected
+        known = SolutionVerdict("", "", (reason,)).outcome
+        outcome = _OUTCOMES[fault.kind] if isinstance(fault, ProgramFault) else known
+        detail = reasons_text([reason]) if reason.code is ReasonCode.IMPOSSIBLE else reason.detail
+        raise Refusal(outcome, stage, detail) from rejected

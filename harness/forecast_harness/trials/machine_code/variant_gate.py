@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
@@ -20,11 +21,12 @@ from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_w
 from forecast_harness.clocks.runner.messages import ProgramFault, RunnerFaultKind
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
+from forecast_harness.trials.machine_code.clock import check_on_call
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials
-from forecast_harness.trials.machine_code.targets import SourceBuilder, call_finding
+from forecast_harness.trials.machine_code.targets import SourceBuilder
 from forecast_harness.trials.verdict import COMPILE_ERRORS
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.verdict import Reason, ReasonCode
+from forecast_harness.verify.verdict import ContestantRejected, Reason, ReasonCode
 
 
 class VariantGate:
@@ -59,17 +61,18 @@ class VariantGate:
         call, program = self._trials.calls.small, self._trials.sealed(built.programs[0])
         try:
             # Once: whatever passes is verified launch after launch.
-            answer = self._runner.check(program, call.given, launches=1)
-        except ProgramFault as fault:
-            if fault.kind is RunnerFaultKind.REFUSED:  # too large a config, say
-                return None
-            code = ReasonCode.TIMEOUT if fault.kind is RunnerFaultKind.HANG else ReasonCode.FAILS
-            return Reason(code, fault.detail[:2000])
+            check_on_call(partial(self._runner.check, launches=1), call, program)
+        except ContestantRejected as rejected:
+            fault = rejected.__cause__
+            if isinstance(fault, ProgramFault) and fault.kind is RunnerFaultKind.REFUSED:
+                return None  # too large a config, say
+            self.checked += not isinstance(fault, ProgramFault)
+            return rejected.reasons[0]
         except RunnerLost as lost:
             self.failure = str(lost)
             return None
         self.checked += 1
-        return call_finding(call, program, answer)
+        return None
 
 
 def open_variant_gate(

@@ -93,10 +93,8 @@ class SumTrials:
         self.timed: dict[str, Sequence[tuple[TrialConfig, Sequence[float]]]] = {}
         """Of the latest job of a node."""
 
-    def configs(
-        self, job: NodeJob, check: Callable[[], None] = lambda: None
-    ) -> tuple[Sequence[TrialConfig], str]:
-        return [{"num_warps": w} for w in self.warps][: job.trials], ""
+    def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
+        return [{"num_warps": w} for w in self.warps][: job.trials]
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         cases = tuple(c.arguments for c in (self.calls.small, *self.calls.timed.values()))

@@ -25,7 +25,7 @@ from forecast_harness.records import ConfirmationJob, FullVerification, Verifica
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.machine_code import tuning as node_builds
-from forecast_harness.trials.machine_code.device import block_means
+from forecast_harness.trials.machine_code.clock import block_means
 from forecast_harness.trials.machine_code.tuning import NodeTrial, parts_by_code
 from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import log2_ratio, mean_log2_ratio
@@ -535,9 +535,9 @@ def test_the_first_part_is_the_code_that_most_timed_calls_share(
 @pytest.mark.parametrize(("slower", "behind"), [(1.0, False), (1.03, False), (1.05, True), (0.9, False)])
 def test_a_config_is_behind_that_would_have_to_be_far_better_elsewhere(slower: float, behind: bool) -> None:
     rivals = dict.fromkeys(SIZES, addition("rival", honest(), COUNT))
-    trial = NodeTrial(job("node", "special 1"), [{}, {}], "", rivals, dict.fromkeys(SIZES, 1.0))
+    trial = NodeTrial(job("node", "special 1"), [{}, {}], rivals=rivals, rival_s=dict.fromkeys(SIZES, 1.0))
     trial.add(0, {}, dict.fromkeys(SIZES, 1.0), is_whole=True)
     trial.add(1, {}, {"large": slower, "larger": slower}, is_whole=False)
     assert trial.is_behind(1) == behind
     trial.add(1, {}, {"middle": 1.0}, is_whole=True)
-    assert (trial.is_behind(1), trial.tried, len(trial.seconds)) == (False, 2, 2)
+    assert (trial.is_behind(1), trial.measurements, len(trial.seconds)) == (False, 2, 2)

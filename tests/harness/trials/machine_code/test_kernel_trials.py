@@ -177,8 +177,8 @@ def test_the_base_kernel_runs_in_the_config_that_the_store_has_decided_on(
     known = replace(target(), payload={**target().payload, "decided": decided.to_json()})
     monkeypatch.setattr(trials, "_target", known)
     own, other = replace(job("seed", DOUBLE), node=SEED), job("other", f"{DOUBLE}# 1 ns\n")
-    assert trials.configs(own)[0] == [decided.to_json()]
-    assert len(trials.configs(other)[0]) == 2
+    assert trials.configs(own) == [decided.to_json()]
+    assert len(trials.configs(other)) == 2
 
 
 def test_a_call_that_nothing_can_be_told_from_is_refused() -> None:
