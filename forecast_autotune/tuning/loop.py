@@ -99,6 +99,9 @@ _FAILED, _TRIED = 0.2, 0.8
 """Counts of a source before any measurement: failures, and tries. From the sixth failure in a row it is
 refused."""
 
+STRUCK = "struck"
+"""`Decision.settings` of one whose candidate could not be launched any more: it is kept to be read, and never used."""
+
 Answer = TypeVar("Answer")
 
 
@@ -245,6 +248,8 @@ class TuningTask:
     """A language model's expectation of other sources, by variant."""
     hears_failures: bool = False
     """Whether somebody hears of candidates that fail, so that those refused as sure to fail are tried as well."""
+    struck: Sequence[Measurement] = ()
+    """Failed launches of candidates that were chosen untimed in this process."""
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""
@@ -313,14 +318,14 @@ def _tune(
     if mode is Mode.DETERMINISTIC:
         forecaster = TaskForecaster(task, surrogate)
         reason = "deterministic mode: no clock, no store"
-        return _decide_unmeasured(forecaster, [], [], settings, mark, reason)
+        return _decide_unmeasured(forecaster, task.struck, [], settings, mark, reason)
     if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
         return stored
     if settings.advice != "off" and task.advice is None and task.problem.kernel.source_sha256:
         task = replace(task, advice=store.advice(task.problem.kernel.source_sha256))
     if mode in (Mode.SKIP, Mode.FROZEN, Mode.BACKGROUND):
         forecaster = TaskForecaster(task, surrogate)
-        return _decide_from_store(forecaster, store, settings, mark)
+        return _decide_from_store(forecaster, store, settings, mark, task.struck)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
         # Another process may have decided, or measured a part, while we waited.
         if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
@@ -342,6 +347,8 @@ def reusable_decision(
 ) -> Decision | None:
     """The stored decision if it answers this task under these settings, marked as stored."""
     if decision is None or decision.chosen not in task.candidates:  # a file may have been edited, or damaged
+        return None
+    if decision.settings == STRUCK:
         return None
     if decision.settings != mark and settings.mode not in (Mode.SKIP, Mode.FROZEN):
         return None
@@ -900,14 +907,18 @@ def _guarded_sampler(sampler: _Sampler | None, mean: Array, sd: Array) -> _Sampl
 
 
 def _decide_from_store(
-    forecaster: TaskForecaster, store: GuardedStore, settings: Settings, mark: str
+    forecaster: TaskForecaster,
+    store: GuardedStore,
+    settings: Settings,
+    mark: str,
+    struck: Sequence[Measurement],
 ) -> Decision:
     """Skip and frozen mode: the best stored time, else the best forecast.
 
     Raises `FrozenMissError` in frozen mode with `on_miss="error"` when the store holds no time.
     """
     problem, known = forecaster.problem, forecaster.candidates.row_of
-    rows = [m for m in store.measurements(problem) if m.candidate in known]
+    rows = [m for m in (*store.measurements(problem), *struck) if m.candidate in known]
     timed = any(m.ok for m in latest_labels(rows).values())
     if not timed and store.keeps("add_miss"):
         count, grids = len(forecaster.candidates), forecaster.grids

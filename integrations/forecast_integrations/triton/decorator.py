@@ -122,7 +122,7 @@ class ForecastAutotuner(Autotuner):
         configs = self._configs
         if configs.__class__ is not list:
             configs = self.configs
-        engine = self._engine
+        engine, key = self._engine, None
         if len(configs) > 1 or engine.has_variants:
             try:
                 key = self._make_key(self.keys, args, kwargs)
@@ -136,14 +136,19 @@ class ForecastAutotuner(Autotuner):
                 config = configs[0] if engine.is_deciding() else engine.resolve(self, key, args, kwargs)
         else:
             config = configs[0]
-        if engine.has_variants and config.__class__ is VariantConfig:
-            return launch_variant(self, config, args, kwargs)
-        self.best_config = config
-        if config.pre_hook is not None:
-            config.pre_hook(
-                {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
-            )
-        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        try:
+            if engine.has_variants and config.__class__ is VariantConfig:
+                return launch_variant(self, config, args, kwargs)
+            self.best_config = config
+            if config.pre_hook is not None:
+                config.pre_hook(
+                    {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
+                )
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        except Exception as error:
+            if not engine.strikes(self, key, config, error, args, kwargs):
+                raise
+        return self.run(*args, **kwargs)
 
 
 def autotune(

@@ -110,6 +110,17 @@ def is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+def is_alive() -> bool:
+    """Whether the device answers: an earlier launch may have broken it for good."""
+    from triton.runtime.driver import driver
+
+    try:
+        driver.active.get_device_interface().synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def can_time(tuner: Tuner) -> bool:
     """Whether there is a device, or a benchmark function that may do without."""
     return has_own_benchmark(tuner) or (has_device() and not is_interpreted())

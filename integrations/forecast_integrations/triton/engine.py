@@ -11,17 +11,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from forecast_autotune.errors import CaptureError, FrozenMissError, is_told_to_caller
+from forecast_autotune.errors import (
+    CaptureError,
+    FrozenMissError,
+    code_of,
+    codes_in_traceback,
+    is_of_caller,
+    is_told_to_caller,
+)
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
+from forecast_autotune.printable import utc_now
 from forecast_autotune.ranks.job import Job
 from forecast_autotune.ranks.tuning import tune_together
-from forecast_autotune.records import Candidate, Decision, Kernel, Problem
+from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.loop import GuardedStore, TuningTask, fingerprint
+from forecast_autotune.tuning.loop import STRUCK, GuardedStore, TuningTask, fingerprint
 from forecast_integrations.device import has_device
 from forecast_integrations.triton.background.arguments import UncopyableArgumentsError, stand_in_call
 from forecast_integrations.triton.background.key_decision import KeyDecision
@@ -33,6 +41,7 @@ from forecast_integrations.triton.device_access import (
     decision_depth,
     enter_decision,
     has_own_benchmark,
+    is_alive,
     is_interpreted,
     leave_decision,
     note_capture_miss,
@@ -40,7 +49,7 @@ from forecast_integrations.triton.device_access import (
     untimed_settings,
 )
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.call import KernelCall, check_conflicts
+from forecast_integrations.triton.problem.call import KernelCall, check_conflicts, outcome_of
 from forecast_integrations.triton.problem.describe import (
     LazyCandidates,
     LazyGrids,
@@ -122,6 +131,17 @@ class _KeyMiss:
     """Measurers that have timed candidates, each with the kind of its arguments."""
 
 
+@dataclass(frozen=True)
+class _UntimedChoice:
+    """A config that a key was served without a clock, and where it comes from."""
+
+    config: LaunchConfig
+    decision: Decision
+    filed: Problem
+    pruned: Sequence[LaunchConfig] | None
+    """The configs of its call; None where it was decided for a range of calls."""
+
+
 @dataclass
 class TuningEngine:
     """Per-tuner state: the kernel's record, its candidates, its options.
@@ -143,6 +163,10 @@ class TuningEngine:
     """Candidates compiled in this process, by the kind of arguments (`describe.call_kind`) and device."""
     _traced: dict[str, TracedTexts] = field(default_factory=dict)
     """TTIR texts by the kind of arguments, then by assignment."""
+    _untimed: dict[Key, _UntimedChoice] = field(default_factory=dict)
+    """What keys are launched with that nothing was timed for here: stored choices and forecasts."""
+    _struck: dict[str, list[Measurement]] = field(default_factory=dict)
+    """Failed launches of such choices, by problem."""
 
     def __post_init__(self) -> None:
         settings = self.options.settings()
@@ -214,7 +238,7 @@ class TuningEngine:
             return _config_to_compile(miss)
         own = has_own_benchmark(tuner)
         # A user's own benchmark function may need every rank to call it.
-        job = None if own else current_job(miss.settings)
+        job = None if own or miss.problem.id in self._struck else current_job(miss.settings)
         if job is not None:
             miss.settings = share_of_cores(miss.settings)
         ranged = range_of(self.options.bucket, miss.call, miss.problem.kernel, key, own)
@@ -231,7 +255,58 @@ class TuningEngine:
                     "capturing; or capture inside allow_capture_misses() to take the best forecast"
                 ) from error
             raise
-        return self._serve(miss, decision, ranged)
+        config = self._serve(miss, decision, ranged)
+        self._untimed.pop(key, None)
+        if decision.evidence is not Evidence.MEASURED:
+            filed = miss.problem if ranged is None else ranged.problem
+            self._untimed[key] = _UntimedChoice(config, decision, filed, pruned if ranged is None else None)
+        return config
+
+    def strikes(
+        self,
+        tuner: Tuner,
+        key: Key | None,
+        config: LaunchConfig,
+        error: Exception,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> bool:
+        """Whether a config that could not be launched is struck, so that its key is decided anew.
+
+        It is where nothing was timed for the key here, so that `triton.autotune` would have passed it over. What a
+        function of the user's has raised, or a device that is broken, is nobody's fault but theirs.
+        """
+        choice, outcome = None if key is None else self._untimed.get(key), outcome_of(error)
+        if choice is None or key is None or outcome is None or outcome is Outcome.INFRASTRUCTURE:
+            return False
+        functions = [kwargs.get("grid"), config.pre_hook]
+        functions += [f for layer in describe.heuristic_layers(tuner.fn) for f in layer.values()]
+        of_user = is_of_caller(error) or not codes_in_traceback(error).isdisjoint(map(code_of, functions))
+        if choice.config is not config or of_user or is_interpreted() or not is_alive() or capturing_graph():
+            return False
+        with LOCK:
+            problem, chosen = choice.filed, choice.decision.chosen
+            if choice.pruned is not None:
+                problem = self._problem(KernelCall(tuner, args, kwargs), key, choice.pruned)
+            if (
+                problem.id == choice.filed.id
+            ):  # else it was chosen for arguments that this key does not tell apart
+                struck = self._struck.setdefault(problem.id, [])
+                if chosen in (m.candidate for m in struck):
+                    return False
+                struck.append(_failed_launch(problem, chosen, outcome, error))
+                settings = self.options.settings()
+                if settings.mode is not Mode.DETERMINISTIC:
+                    _keep_strike(GuardedStore(self.options.open_store(settings)), problem, struck[-1])
+            warnings.warn(
+                f"kernel {problem.kernel.name}: {chosen}, which was chosen without timing it here, cannot be launched "
+                f"({error!s:.200}): it is struck for this problem, which is decided anew",
+                stacklevel=3,
+            )
+            del self._untimed[key]
+            tuner.cache.pop(key, None)
+            self.pending.pop(key, None)
+        return True
 
     def _miss(self, call: KernelCall, key: Key, pruned: list[LaunchConfig]) -> _KeyMiss:
         """The record of a call whose key is not decided, with every candidate and the settings that decide it."""
@@ -411,6 +486,7 @@ class TuningEngine:
         trace = None if is_interpreted() else ChildTracer(call, known, workers, problem, grids)
         task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
         task.hears_failures = call.hears_failures()
+        task.struck = self._struck.get(problem.id, ())
         task.sources = LazySources(problem.kernel.source, call.functions)
         if settings.advice != "off":
             judgements = {name: kernel.judgement for name, kernel in call.functions.items()}
@@ -423,11 +499,27 @@ def _is_final(served: Decision, kept: Decision | None) -> bool:
     return kept is not None and kept.settings == served.settings and kept.chosen == served.chosen
 
 
+def _failed_launch(problem: Problem, candidate: Candidate, outcome: Outcome, error: Exception) -> Measurement:
+    message = f"{type(error).__name__}: {error!s:.500}"
+    return Measurement(
+        problem.id, candidate, outcome, protocol="launch", at=utc_now(), extra={"message": message}
+    )
+
+
+def _keep_strike(store: GuardedStore, problem: Problem, failure: Measurement) -> None:
+    """Let later processes know that a candidate failed, and that a decision for it counts no more."""
+    store.add(problem, failure)
+    stored = store.decision(problem)
+    if stored is not None and stored.chosen == failure.candidate:
+        reason = f"struck, as it could not be launched ({failure.extra['message']}); before: {stored.reason}"
+        store.put_decision(problem, replace(stored, settings=STRUCK, reason=reason))
+
+
 def _config_to_compile(miss: _KeyMiss) -> LaunchConfig:
     """Return the config of a call that launches nothing: the stored choice, or the first one."""
     call, guarded = miss.call, miss.guarded
     stored = guarded.decision(miss.problem)
-    known = stored is not None and stored.chosen in call.configs
+    known = stored is not None and stored.settings != STRUCK and stored.chosen in call.configs
     chosen = stored.chosen if stored is not None and known else next(iter(call.configs))
     return launch_config(call, chosen, lambda: guarded.measurements(miss.problem))
 

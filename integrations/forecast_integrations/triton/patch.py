@@ -28,7 +28,7 @@ def _run(self: Tuner, *args: object, **kwargs: object) -> object:
         # wrapper and must not be sent round in a circle.
         assert _original is not None  # as long as this function is in place
         return _original(self, *args, **kwargs)
-    configs = self.configs
+    configs, key = self.configs, None
     if len(configs) > 1:
         engine, make_key = self.__dict__.get("_forecast") or _adopt(self)
         key = make_key(self.keys, args, kwargs)
@@ -37,12 +37,19 @@ def _run(self: Tuner, *args: object, **kwargs: object) -> object:
             config = configs[0] if engine.is_deciding() else engine.resolve(self, key, args, kwargs)
     else:
         config = configs[0]
-    if config.__class__ is VariantConfig:
-        return launch_variant(self, config, args, kwargs)
-    self.best_config = config
-    if config.pre_hook is not None:
-        config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
-    return self.fn.run(*args, **kwargs, **config.all_kwargs())
+    try:
+        if config.__class__ is VariantConfig:
+            return launch_variant(self, config, args, kwargs)
+        self.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook(
+                {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
+            )
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+    except Exception as error:
+        if key is None or not engine.strikes(self, key, config, error, args, kwargs):
+            raise
+    return _run(self, *args, **kwargs)
 
 
 def _adopt(tuner: Tuner) -> tuple[TuningEngine, KeyMaker]:

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import time
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -282,6 +283,105 @@ def test_threads_that_cannot_reach_the_device() -> None:
         pool.schedule(names)
         found = [pool.next() for _ in names]
     assert {(r.candidate, r.outcome) for r in found} == {(name, Outcome.INFRASTRUCTURE) for name in names}
+
+
+# --- choices that were right once ---
+
+
+def refuse(device: Any, error: Exception, warps: set[int]) -> None:
+    """Let launches of configs with so many warps fail from now on."""
+
+    def clock(metadata: Any) -> float:
+        if metadata.num_warps in warps:
+            raise error
+        return by_launch_options(metadata)
+
+    device.clock = clock
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfResources(1024, 512, "threads"),
+        PTXASError("no such instruction"),
+        RuntimeError("Triton Error [CUDA]: invalid argument"),
+    ],
+    ids=["resources", "assembler", "launch"],
+)
+@pytest.mark.parametrize("mode", ["tune", "exhaustive", "frozen", "skip", "background"])
+def test_a_stored_choice_that_cannot_be_launched_is_struck(
+    device: Any, tmp_path: Path, mode: str, error: Exception
+) -> None:
+    root, listed = tmp_path / "store", configs((1, 2, 4, 8), (3,))
+    launch(tuned(double, listed, root, mode="exhaustive"))
+    for warps in ({4}, {4, 2, 8}):
+        refuse(device, error, warps)
+        tuner = tuned(double, listed, root, mode=mode)
+        with pytest.warns(UserWarning, match=r"double: .*cannot be launched .*struck") as said:
+            launch(tuner)
+        assert tuner.best_config.num_warps not in warps
+        assert len(said) == (1 if warps == {4} else 2), "each config that is struck is said once"
+        again = tuned(double, listed, root, mode=mode)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            launch(again)
+            launch(again)
+        assert again.best_config == tuner.best_config
+    refuse(device, error, {1, 2, 4, 8})
+    with pytest.raises(type(error)):
+        launch(tuned(double, listed, root, mode="skip"))
+
+
+@pytest.mark.parametrize("mode", ["deterministic", "skip", "background"])
+def test_a_forecast_that_cannot_be_launched_gives_way_to_another(
+    device: Any, tmp_path: Path, mode: str
+) -> None:
+    listed = configs((4, 8, 2), (3, 4))
+    first = tuned(double, listed, tmp_path / "other", mode="deterministic")
+    launch(first)
+    refuse(device, OutOfResources(1024, 512, "threads"), {first.best_config.num_warps})
+    tuner = tuned(double, listed, tmp_path / "store", mode=mode)
+    with pytest.warns(UserWarning, match="cannot be launched"):
+        launch(tuner)
+    assert tuner.best_config.num_warps != first.best_config.num_warps
+    assert tables(tmp_path / "store") == [] or mode != "deterministic"
+
+
+def test_what_the_callers_own_function_raises_strikes_nothing(device: Any, tmp_path: Path) -> None:
+    root, listed = tmp_path / "store", configs((2, 4), (3,))
+    launch(tuned(double, listed, root))
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        if decided:
+            raise RuntimeError("no grid")
+        return (triton.cdiv(4096, meta["BLOCK"]),)
+
+    x, decided = torch.empty(4096), []
+    tuner = tuned(double, listed, root)
+    decided.append(True)
+    with pytest.raises(RuntimeError, match="no grid"):
+        tuner[grid](x, x, 4096)
+    assert set(outcomes(root, "num_warps").values()) == {"ok"}
+    decided.clear()
+    tuner[grid](x, x, 4096)
+    assert tuner.best_config.num_warps == 4
+
+
+def test_a_size_outside_the_key_decides_for_itself(device: Any, tmp_path: Path) -> None:
+    """A heuristic makes the block out of a size that the key does not name; the stored config suits another one."""
+    listed = [triton.Config({}, num_warps=w) for w in (1, 2, 4, 8)]
+
+    def tuner_of(root: Path) -> Any:
+        block = triton.heuristics({"BLOCK": lambda args: triton.next_power_of_2(args["n"])})
+        return autotune(configs=listed, key=[], store=Store(root), mode="exhaustive")(block(fresh(total)))
+
+    x = torch.empty(1 << 13)
+    first = tuner_of(tmp_path / "store")
+    first[(1,)](x, x, 100)
+    second = tuner_of(tmp_path / "store")
+    second[(1,)](x, x, 5000)
+    assert second.decision.measured == 4
+    assert second.decision.problem != first.decision.problem
 
 
 # --- processes that die ---
