@@ -333,6 +333,13 @@ class Settings:
         "off",
         "store: verified variants in the store are candidates, too; read when a kernel is decorated",
     )
+    capture: str = _variable(
+        "_CAPTURE",
+        _choice("off", "values", "moments"),
+        "off",
+        "keep a few calls of every Triton kernel, for search and verify: off | values (tensors' contents, too) | "
+        "moments (large tensors of numbers that are no integers by their distribution alone)",
+    )
     summary: bool = _variable("_SUMMARY", _flag, False, "1: print one line per decision to stderr")
     telemetry: str = _variable(
         "_TELEMETRY",

@@ -265,9 +265,11 @@ def read_any_table(
 
 
 def clear(options: argparse.Namespace, output: Output) -> int:
-    """Remove measurements and decisions, or variants or advice instead, after asking."""
-    if options.variants and options.advice:
-        raise UsageError("--variants and --advice exclude each other: clear one, then the other")
+    """Remove measurements and decisions, or variants, advice or captured calls instead, after asking."""
+    if options.variants + options.advice + options.captures > 1:
+        raise UsageError("--variants, --advice and --captures exclude each other: clear one, then the other")
+    if options.captures:
+        return _clear_captures(options, output)
     if options.variants:
         return _clear_variants(options, output)
     if options.advice:
@@ -295,6 +297,15 @@ def _clear_variants(options: argparse.Namespace, output: Output) -> int:
     store = open_named_store(options, to_read=False)
     held = len(store.variants_of(options.kernel))
     return _clear_kept(options, output, store, "variants", held, store.clear_variants, "variant")
+
+
+def _clear_captures(options: argparse.Namespace, output: Output) -> int:
+    if options.device:
+        raise UsageError("captured calls are cleared whatever their device: leave --device out")
+    store = open_named_store(options, to_read=False)
+    files = store.captures
+    held = sum(1 for _ in files.every()) if files is not None else 0
+    return _clear_kept(options, output, store, "captures", held, store.clear_captures, "captured call")
 
 
 def clear_advice(options: argparse.Namespace, output: Output) -> int:

@@ -219,6 +219,9 @@ def _clear(commands: Commands) -> None:
     filters(clear)
     clear.add_argument("--variants", action="store_true", help="instead: other sources of kernels")
     clear.add_argument("--advice", action="store_true", help="instead: advice of language models")
+    clear.add_argument(
+        "--captures", action="store_true", help="instead: captured calls, with their tensors' contents"
+    )
     clear.add_argument("--yes", action="store_true", help="do not ask")
 
 

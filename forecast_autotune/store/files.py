@@ -33,6 +33,8 @@ MISSES = "misses.jsonl"
 """Name of the file of misses in a store's folder."""
 ADVICE = "advice"
 """Folder of advice below a store's root, and its name in the record of a problem that is exported."""
+CAPTURES = "captures"
+"""Folder of captured calls below a store's root."""
 MANIFEST = "manifest.json"
 """File that tells a bundle's folder from a store's."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -146,7 +148,7 @@ def append(path: Path, payload: bytes, *, exclusive: bool) -> None:
             raise
 
 
-def write_all(stream: BinaryIO, payload: bytes) -> None:
+def write_all(stream: BinaryIO, payload: bytes | memoryview) -> None:
     """Write to an unbuffered stream, however often it takes. Raises `OSError` where not all can be written."""
     done = stream.write(payload)
     while done < len(payload):  # only a full disk or a quota cuts a write: asking again says which
@@ -175,7 +177,7 @@ def make_kernel_folder(folder: Path) -> None:
     make_store_folder(folder, folder.parents[2])
 
 
-def write_atomically(path: Path, payload: bytes) -> None:
+def write_atomically(path: Path, payload: bytes | memoryview) -> None:
     """Replace a small file atomically: readers see the old or the new bytes, never a mixture.
 
     Raises `OSError` when that is impossible; the old file then stays as it was.
@@ -228,14 +230,14 @@ def decode(raw: bytes) -> dict[str, Any]:
 
 
 FileRecord = TypeVar("FileRecord")
-STORE_NAMES = (VERSION, VARIANTS, ADVICE, MISSES)
+STORE_NAMES = (VERSION, VARIANTS, ADVICE, CAPTURES, MISSES)
 """Names in a store's folder; one with none of it was never written to."""
 _LAYOUT = re.compile(r"v[1-9]")
 
 
 def check_folders(root: Path) -> None:
     """Raise `StoreError` where a store's folder, or one of those in it, is something else."""
-    for folder in (root, root / VERSION, root / VARIANTS, root / ADVICE):
+    for folder in (root, root / VERSION, root / VARIANTS, root / ADVICE, root / CAPTURES):
         if message := misplaced_file(folder):
             raise StoreError(
                 f"{folder} is {message} where a folder of the store belongs: move it away, or name another"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from forecast_autotune.records import Candidate, Decision, Measurement, Problem, RiskVerdict
     from forecast_autotune.records.table import Table
     from forecast_autotune.store.advice import AdviceFiles
+    from forecast_autotune.store.captures import CaptureFiles
     from forecast_autotune.surrogates.protocol import Relative
     from forecast_autotune.variants.records import Check, Variant
 
@@ -257,6 +258,20 @@ class Store:
         """Remove `advice_of(kernel)`; returns how many. Raises `StoreError` if a file cannot be removed."""
         with self._mutex:
             return self._advice_files().clear(self.advice_of(kernel))
+
+    # --- captured calls ---
+
+    @property
+    def captures(self) -> CaptureFiles | None:
+        """The calls that programs captured here; None for a store in memory."""
+        from forecast_autotune.store.captures import CaptureFiles
+
+        return None if self.root is None else CaptureFiles(self.root, self._notes)
+
+    def clear_captures(self, kernel: str | None = None) -> int:
+        """Remove captured calls of kernels whose name contains `kernel`; returns how many. Raises `StoreError`."""
+        files = self.captures
+        return 0 if files is None else files.clear(lambda name: _matches_all(kernel, name))
 
     def _has_advice(self) -> bool:
         return self.root is not None and (self.root / ADVICE).is_dir()

@@ -191,6 +191,17 @@ class KernelEntry:
         return self.kernel.warmup(grid=where, **self.arguments(grid, named, meta, options))
 
 
+def with_tuples(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with tuples in place of their members, which are named `name[0]`, `name[1]` and so on."""
+    results: dict[str, Any] = dict(named)
+    while members := [n for n in results if n.endswith("]")]:
+        deepest = max(members, key=lambda n: n.count("["))
+        whole = deepest[: deepest.rindex("[")]
+        count = sum(1 for n in members if n[: n.rindex("[")] == whole)
+        results[whole] = tuple(results.pop(f"{whole}[{i}]") for i in range(count))
+    return results
+
+
 def signature(kernel: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(runtime parameters, constexpr parameters) of a live kernel, each in order, `BASE_GRID` included."""
     python = kernel

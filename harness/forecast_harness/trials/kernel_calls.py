@@ -23,6 +23,7 @@ from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurve
 from forecast_harness.targets.kernels.grids import fit_grid
 from forecast_harness.targets.kernels.user_kernel import is_covered
 from forecast_harness.trials.variants.call_sampling import (
+    CapturedCalls,
     DrawnCall,
     UserCalls,
     heuristics_of,
@@ -53,9 +54,9 @@ class TimedCall:
 
         Raises `RecordError` for tensor descriptors, which cannot be made from a record.
         """
-        if subject.inputs:
-            drawn = UserCalls(subject).draw("normal", torch.Generator().manual_seed(_INPUT_SEED))
-            return cls(subject, drawn, True)
+        if subject.inputs or subject.captured:
+            source = UserCalls(subject) if subject.inputs else CapturedCalls(subject, "cuda")
+            return cls(subject, source.draw("normal", torch.Generator().manual_seed(_INPUT_SEED)), True)
         arguments = subject.calls[0]
         tensors = [a for a in arguments if a.kind == "tensor"]
         if any(a.extra for a in tensors):

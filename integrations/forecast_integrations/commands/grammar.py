@@ -28,6 +28,11 @@ def run(commands: Commands) -> None:
     what.add_argument("-m", dest="run_module", metavar="MODULE", help="a module, as in `python -m`")
     parser.add_argument("--mode", type=SettingText("mode"), metavar="MODE", help=" | ".join(Mode))
     store_option(parser)
+    parser.add_argument(
+        "--capture",
+        action="store_true",
+        help="keep a few calls of every Triton kernel with their tensors' contents, for search, variants and verify",
+    )
     parser.add_argument("--summary", action="store_true", help="print one line per decision to stderr")
     parser.add_argument(
         "--tolerance", type=SettingText("tolerance"), metavar="SHARE", help="accepted regret, 0.02 is 2 %%"

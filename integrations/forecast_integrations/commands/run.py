@@ -137,6 +137,8 @@ def _set_environment(options: argparse.Namespace) -> None:
         os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(own_root(options))
     if options.summary:
         os.environ["FORECAST_AUTOTUNE_SUMMARY"] = "1"
+    if options.capture and os.environ.get("FORECAST_AUTOTUNE_CAPTURE", "off") in ("", "off"):
+        os.environ["FORECAST_AUTOTUNE_CAPTURE"] = "values"
 
 
 def _listen(tally: RunSummary) -> None:

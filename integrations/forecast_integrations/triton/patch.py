@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from triton.runtime.autotuner import Autotuner
 
+from forecast_autotune.settings import Settings
 from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine
@@ -74,6 +75,10 @@ def patch_triton() -> None:
     global _original, _serving
     _serving = True
     COMPILER_HASH.start_early()
+    if Settings.from_environment().capture != "off":
+        from forecast_integrations.triton.capture import start_capture
+
+        start_capture()
     if _original is None:
         _original = Autotuner.run
         Autotuner.run = _run

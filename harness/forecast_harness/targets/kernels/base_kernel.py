@@ -60,6 +60,8 @@ class BaseKernel(Record, label="base kernel", complete=True):
     """The kernel's name in that file."""
     inputs: bool = False
     """Whether the file's `inputs(random)` draws the calls."""
+    captured: str = field(default="", metadata=json_option(default=""))
+    """The file of the first call's record, if it was captured; its tensors' contents lie beside it."""
 
     def require_fit(self, promised: Contract) -> None:
         """Raise `RecordError` unless a source can be launched as this kernel is; see `Contract.require_fit`."""
@@ -90,6 +92,10 @@ class KernelSurvey(Record, label="survey"):
     """The signature that a variant that passes is verified for."""
     grid: str = ""
     """How launch grids of other sizes are calculated, for a person."""
+    values: tuple[str, ...] = ()
+    """Of a captured call: what its tensors are filled with at its recorded sizes, see `CapturedCalls`."""
+    unvaried: tuple[str, ...] = ()
+    """What of a captured call no verification varies, for a person."""
 
     def sizes(self, calls: Sequence[Sequence[Argument]]) -> CallSizes:
         """The sizes of recorded calls, with the classes that were found to work."""

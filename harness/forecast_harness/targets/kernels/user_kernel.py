@@ -2,7 +2,8 @@
 
 How a kernel is called is learnt from the first of these that there is: a function `inputs(random)` in its
 file; `CASE` or `CASES` there, objects with `kernel`, `make(device, small)` (a dict of `args`, `kwargs`, `grid`), a
-`space` of configs, and `reset_to_zero`; problems in the store, recorded when the kernel was tuned.
+`space` of configs, and `reset_to_zero`; calls that a program captured; problems in the store, recorded when the kernel
+was tuned.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -25,11 +26,13 @@ from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Argument, Config, Kernel, Problem, digest
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import write_atomically
+from forecast_autotune.variants.signature import call_form, canonical_text, memory_span
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE
 from forecast_harness.targets.kernels.grids import GridSample, grid_samples
 from forecast_harness.targets.kernels.inductor_output import is_inductor_output, kernel_names, standalone_file
 
 if TYPE_CHECKING:
+    from forecast_autotune.records.captured_call import CapturedCall
     from forecast_harness.targets.kernels.base_kernel import BaseKernel
 
 
@@ -129,6 +132,8 @@ def find_kernel(module: ModuleType, name: str) -> Any:
     raise SettingsError(f"{module.__name__} has no kernel {name!r}; it has {', '.join(names) or 'none'}")
 
 
+_MOST_CAPTURED = 4
+"""Captured calls of a kernel that are verified at most."""
 _MAX_CONFIGS = 48
 """Configs of a case that its grid function is asked about."""
 
@@ -223,15 +228,49 @@ class UserKernel:
         )
         if callable(getattr(self.module, "inputs", None)):
             return [replace(kernel, file=str(self.path.absolute()), inputs=True)]
-        known_calls = list(self._cases(kernel)) or list(self._stored(kernel, store, device))
+        stored = list(self._stored(kernel, store, device))
+        known_calls = list(self._cases(kernel)) or self._captured(kernel, store, device, stored) or stored
         if not known_calls:
             raise CommandError(
                 f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "
-                f"store at {store.root} holds no problem of this source. Run the program that uses it once "
-                "under `forecast-autotune run`, or define a function inputs(random) that returns the "
-                'arguments of one call by name, and under "grid" its launch grid'
+                f"store at {store.root} holds no captured call and no problem of this source. Run the program that "
+                "uses it once under `forecast-autotune run --capture`, or define a function inputs(random) that "
+                'returns the arguments of one call by name, and under "grid" its launch grid'
             )
         return known_calls
+
+    def _captured(
+        self, base: BaseKernel, store: Store, device: str | None, stored: Sequence[BaseKernel]
+    ) -> list[BaseKernel]:
+        """Captured calls of this very source: the largest of each form first; all of them explain each other."""
+        files, sha = store.captures, self.kernel.source_sha256
+        listed = [] if files is None else list(files.every(lambda name: name == self.kernel.name))
+        ours = [(call, path) for call, path in listed if call.kernel.source_sha256 == sha]
+        ours = [
+            (c, p) for c, p in ours if device is None or device in c.device.slug or device in c.device.name
+        ]
+        ours.sort(key=lambda pair: -sum(memory_span(a) for a in pair[0].arguments if a.kind == "tensor"))
+        forms = [canonical_text(call_form(call.arguments)) for call, _ in ours]
+        order = sorted(range(len(ours)), key=lambda n: (forms[:n].count(forms[n]), n))[:_MOST_CAPTURED]
+        known = tuple(x for call, _ in ours for x in _captured_launches(call))
+        known += tuple(x for s in stored[:1] for x in s.launches)
+        recorded = [s.calls[0] for s in stored]
+        results = []
+        for n in order:
+            call, path = ours[n]
+            calls = (call.arguments, *(c.arguments for c, _ in ours if c is not call), *recorded)
+            configs = base.configs or call.configs or (call.config,)
+            results.append(
+                replace(
+                    base,
+                    configs=configs,
+                    calls=calls,
+                    launches=known,
+                    zeroed=base.zeroed or call.zeroed,
+                    captured=str(path.absolute()),
+                )
+            )
+        return results
 
     def _stored(self, base: BaseKernel, store: Store, device: str | None) -> Iterator[BaseKernel]:
         """Recorded problems of this very source; each is a call to be covered, and explains the others."""
@@ -322,6 +361,14 @@ def is_covered(subject: BaseKernel, signatures: Sequence[str]) -> bool:
         return bool(signatures)
     problem = Problem("", Kernel(subject.kernel), subject.calls[0], Device(""))
     return any(covers(signature, problem) for signature in signatures)
+
+
+def _captured_launches(call: CapturedCall) -> Iterable[GridSample]:
+    from forecast_harness.targets.kernels.grids import sizes_of
+
+    constants = {a.name: a.value for a in call.arguments if a.kind == "constexpr"}
+    for one in call.launches:
+        yield GridSample(sizes_of(call.arguments), {**constants, **one.meta}, one.grid)
 
 
 def _grid_samples(

@@ -230,6 +230,12 @@ def surroundings_dependence(
     return ""
 
 
+def has_nonfinite(arguments: Sequence[Argument], ran: BaseKernelRun) -> bool:
+    """Whether there is more in the written tensors than finite numbers."""
+    outputs = [tensor_view(ran.memory[a.name], a) for a in arguments if a.name in ran.changed]
+    return any(not bool(t.double().isfinite().all()) for t in outputs if t.is_floating_point())
+
+
 def memory_bytes(memory: TensorMemory) -> int:
     """The bytes of all tensors together."""
     return sum(t.nbytes for t in memory.values())

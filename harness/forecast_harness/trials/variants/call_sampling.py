@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,14 +18,24 @@ import torch
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Argument, Config, Scalar
+from forecast_autotune.records.captured_call import CapturedCall, TensorContents
+from forecast_autotune.store.captures import contents_file
 from forecast_autotune.variants.entry import grid_extent
-from forecast_autotune.variants.signature import memory_span, places, stride_structure
+from forecast_autotune.variants.signature import (
+    call_form,
+    canonical_text,
+    memory_span,
+    places,
+    stride_structure,
+)
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.kernels.grids import GridFormula, GridFormulaSwitch, fit_grid
 from forecast_harness.targets.kernels.sizes import CallSizes, largest_tensor
 from forecast_harness.targets.kernels.user_kernel import find_kernel, import_file
-from forecast_harness.trials.variants.base_runner import TensorMemory, gap_mask, tensor_view
+from forecast_harness.targets.search_target import cuda_device
+from forecast_harness.trials.variants.base_runner import TensorMemory, gap_mask, raw_bytes, tensor_view
 from forecast_harness.verify.inputs import draw
+from forecast_harness.verify.plan import MAX_LAUNCH_BYTES
 
 HUGE_REGIME = "huge"
 CALL_REGIMES = ("normal", "uniform", "offset", HUGE_REGIME)
@@ -35,8 +47,8 @@ MAX_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}
 """Elements of a drawn tensor at most, at first."""
 _TARGET_LAUNCH_S = 1.0
 _FEWEST_ELEMENTS = 2048
-_MOST_CALL_BYTES = 64 << 20
-"""The most bytes of a call's tensors at its recorded sizes: they travel to the cell and back for every launch."""
+_MEMORY_SHARE = {"cpu": 1 / 32, "cuda": 1 / 8}
+"""The share of the memory of where kernels run that one call's tensors may take: a host holds them several times."""
 _DRAW_ATTEMPTS = 60
 _MOST_EVEN_IN_A_ROW = 2
 """Multiples of 16 in a row, after which a free size is no multiple."""
@@ -172,12 +184,7 @@ class RecordedCalls:
         tensors = [a for a in arguments if a.kind == "tensor"]
         if any(a.extra for a in tensors):
             raise RecordError("tensor descriptors made by the caller cannot be drawn: give inputs(random)")
-        size = sum(memory_span(a) * getattr(torch, a.dtype).itemsize for a in tensors)
-        if size > _MOST_CALL_BYTES:
-            raise RecordError(
-                f"its tensors take {size >> 20} MiB, more than the {_MOST_CALL_BYTES >> 20} MiB that are checked, and "
-                "other sizes cannot be drawn"
-            )
+        check_call_bytes(arguments, self._device)
         least = min((n for a in tensors for n in a.shape if n > 1), default=2)
         memory = {}
         for a in tensors:
@@ -185,7 +192,7 @@ class RecordedCalls:
             flat = _random_values(memory_span(a), dtype, regime, least, generator)
             if a.name in self.subject.zeroed:
                 flat.zero_()
-            if len(a.shape) == 1 and _is_index_dtype(dtype) and torch.rand((), generator=generator) < 0.5:
+            if len(a.shape) == 1 and is_index_dtype(dtype) and torch.rand((), generator=generator) < 0.5:
                 flat = flat.sort().values  # pointers to where rows begin ascend: else there is nothing to do
             memory[a.name] = torch.where(gap_mask(a), _unset(flat), flat) if _has_gaps(a) else flat
         scalars = {a.name: _scalar_value(a) for a in arguments if a.kind != "tensor"}
@@ -194,6 +201,170 @@ class RecordedCalls:
     def grid_of(self, arguments: Sequence[Argument], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
         """The launch grid of a call under these meta-parameters; None where it cannot be told."""
         return recorded_grid(self.subject, self.formula, arguments, meta)
+
+
+class CapturedCalls(RecordedCalls):
+    """A captured call: at its recorded sizes with the values that it had, these permuted or rescaled, and drawn ones;
+    at other sizes, as `RecordedCalls`, where calls of its form tell which sizes hang together.
+
+    Wide integers keep their values at the recorded sizes: most are indices, and what else is valid nobody knows.
+    """
+
+    def __init__(self, subject: BaseKernel, device: str) -> None:
+        """Raises `RecordError` for a call whose contents are not there, or are too large."""
+        self.record, self._contents = read_captured_call(subject)
+        try:
+            super().__init__(subject, device)
+        except RecordError:  # strides that overlap follow from no shape
+            self.subject, self._device, self.pace = subject, device, SizeLimiter(MAX_ELEMENTS[device])
+            self.sizes, self.formula = CallSizes(tuple(subject.calls[0]), ()), fit_grid(subject.launches)
+            self._even, self._turns = Counter(), []
+        form = call_form(subject.calls[0])
+        like = {canonical_text([a.to_json() for a in c]) for c in subject.calls if call_form(c) == form}
+        if len(like) < _FEWEST_LIKE_CALLS:
+            self.sizes = self.sizes.frozen()
+        self.values: tuple[str, ...] = (*CAPTURED_VALUES, OTHER_SIZES)
+        self._number = 0
+        self._large: dict[str, DrawnCall] = {}
+
+    def with_values(self, values: Sequence[str]) -> CapturedCalls:
+        """The same with calls of these kinds in turns: of `CAPTURED_VALUES`, and `OTHER_SIZES`."""
+        result = copy.copy(self)
+        result.values, result._number, result._large = tuple(values), 0, {}
+        return result
+
+    def with_sizes(self, sizes: CallSizes) -> CapturedCalls:
+        """The same with other sizes."""
+        result = super().with_sizes(sizes)
+        assert isinstance(result, CapturedCalls)
+        return result.with_values(self.values)
+
+    def _next_values(self) -> str:
+        able = [v for v in self.values if v != OTHER_SIZES or self.sizes.varied] or [CAPTURED_VALUES[0]]
+        self._number += 1
+        return able[(self._number - 1) % len(able)]
+
+    def draw_arguments(
+        self, generator: torch.Generator, config: Config | None = None
+    ) -> tuple[Argument, ...]:
+        """The recorded arguments, or at other sizes, in turns."""
+        if self._next_values() == OTHER_SIZES:
+            return super().draw_arguments(generator, config)
+        return self.subject.calls[0]
+
+    def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
+        """The next kind of call in turn."""
+        if (values := self._next_values()) == OTHER_SIZES:
+            arguments = super().draw_arguments(generator, config)
+            return self._make_call(arguments, partial(self.grid_of, arguments), regime, generator)
+        return self._filled(values, regime, generator)
+
+    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+        """Fresh values at the same sizes."""
+        if drawn.arguments != self.subject.calls[0]:
+            return super().redraw(drawn, regime, generator)
+        return self._filled(CAPTURED_VALUES[0], regime, generator)
+
+    def _filled(self, values: str, regime: str, generator: torch.Generator) -> DrawnCall:
+        """The call at its recorded sizes. Large ones are made once for each kind of values, as that takes long."""
+        if values in self._large:
+            return self._large[values]
+        arguments = self.subject.calls[0]
+        tensors = [a for a in arguments if a.kind == "tensor"]
+        size = check_call_bytes(arguments, self._device)
+        factor = 2.0 ** float(torch.empty(()).uniform_(-1.5, 1.5, generator=generator))
+        memory = {}
+        for a in tensors:
+            flat = captured_memory(self.record, self._contents, a)
+            if a.name in self.subject.zeroed:
+                flat.zero_()
+            elif values != CAPTURED_VALUES[0] and flat.numel() and not is_index_dtype(flat.dtype):
+                flat = self._changed(a, flat, values, factor, regime, generator)
+            memory[a.name] = flat
+        scalars = {a.name: _scalar_value(a) for a in arguments if a.kind != "tensor"}
+        drawn = DrawnCall(arguments, memory, scalars, partial(self.grid_of, arguments))
+        if size > LARGE_CALL_BYTES:
+            self._large[values] = drawn
+        return drawn
+
+    def _changed(
+        self,
+        argument: Argument,
+        flat: torch.Tensor,
+        values: str,
+        factor: float,
+        regime: str,
+        generator: torch.Generator,
+    ) -> torch.Tensor:
+        floats = flat.is_floating_point()
+        if values == "drawn" and floats:
+            flat = _random_values(flat.numel(), flat.dtype, regime, 2, generator)
+        elif values == "rescaled" and floats:
+            info = torch.finfo(flat.dtype)
+            flat = (flat.to(torch.float32) * factor).clamp(info.min, info.max).to(flat.dtype)
+        elif values == "permuted" and math.prod(argument.shape) <= memory_span(argument):
+            view = tensor_view(flat, argument)
+            raw = raw_bytes(view.reshape(-1))
+            order = torch.randperm(len(raw), generator=generator)
+            view.copy_(raw[order].view(flat.dtype).reshape(argument.shape))
+        return torch.where(gap_mask(argument), _unset(flat), flat) if _has_gaps(argument) else flat
+
+
+CAPTURED_VALUES = ("captured", "permuted", "rescaled", "drawn")
+"""What the tensors of a captured call are filled with at its recorded sizes."""
+OTHER_SIZES = "other sizes"
+_FEWEST_LIKE_CALLS = 2
+"""Calls of one form that tell which of its sizes hang together."""
+LARGE_CALL_BYTES = 16 << 20
+
+
+def read_captured_call(subject: BaseKernel) -> tuple[CapturedCall, Path]:
+    """The record of a subject's first call, and the folder that its contents lie in. Raises `RecordError`."""
+    path = Path(subject.captured)
+    try:
+        return CapturedCall.from_json(json.loads(path.read_bytes())), path.parent
+    except (OSError, ValueError) as error:
+        raise RecordError(f"the captured call {path} cannot be read ({error}): capture it again") from error
+
+
+def captured_memory(record: CapturedCall, folder: Path, argument: Argument) -> torch.Tensor:
+    """The memory of a tensor of a captured call: as it was, or drawn as its record says that it was distributed.
+
+    Raises `RecordError` for contents that are gone.
+    """
+    dtype, span = getattr(torch, argument.dtype), memory_span(argument)
+    about = record.contents.get(argument.name, TensorContents())
+    if not about.digest:
+        generator = torch.Generator().manual_seed(about.seed)
+        drawn = torch.randn(span, generator=generator) * about.deviation + about.mean
+        return drawn.clamp(about.least, about.most).to(dtype)
+    path = contents_file(folder, about.digest)
+    try:
+        data = bytearray(path.read_bytes())
+    except OSError as error:
+        raise RecordError(
+            f"the contents of {argument.name} are gone ({error}): capture the call again"
+        ) from error
+    if len(data) != span * dtype.itemsize:
+        raise RecordError(
+            f"{path} has {len(data)} bytes, and {argument.name} {span} elements of {argument.dtype}"
+        )
+    return torch.frombuffer(data, dtype=dtype) if span else torch.empty(0, dtype=dtype)
+
+
+def check_call_bytes(arguments: Sequence[Argument], device: str) -> int:
+    """The bytes of a call's tensors. Raises `RecordError` for more than a share of the memory there."""
+    tensors = [a for a in arguments if a.kind == "tensor"]
+    size: int = sum(memory_span(a) * getattr(torch, a.dtype).itemsize for a in tensors)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device != "cpu":
+        whole = min(cuda_device().memory_bytes or whole, 4 * whole)
+    if size > (most := min(MAX_LAUNCH_BYTES, int(whole * _MEMORY_SHARE[device]))):
+        raise RecordError(
+            f"its tensors take {size >> 20} MiB at the recorded sizes, and at most {most >> 20} MiB are checked here: "
+            "capture a smaller call, or give inputs(random)"
+        )
+    return size
 
 
 def recorded_grid(
@@ -275,9 +446,12 @@ class UserCalls:
 
 
 def heuristics_of(subject: BaseKernel) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:
-    """The `values` of every `@heuristics` above the kernel in the user's file, outermost first."""
+    """The `values` of every `@heuristics` above the kernel in the user's file, outermost first.
+
+    Of a captured call without such a file: what they gave for each config.
+    """
     if not subject.file:
-        return []
+        return [] if not subject.captured else _recorded_heuristics(read_captured_call(subject)[0])
     results = []
     kernel = find_kernel(import_file(Path(subject.file)), subject.name)
     while hasattr(kernel, "fn"):
@@ -285,6 +459,17 @@ def heuristics_of(subject: BaseKernel) -> list[Mapping[str, Callable[[dict[str, 
             results.append(kernel.values)
         kernel = kernel.fn
     return results
+
+
+def _recorded_heuristics(record: CapturedCall) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:
+    def computed(name: str, known: Mapping[str, Any]) -> Any:
+        for one in record.launches:
+            if all(known.get(n) == v for n, v in one.meta.items()):
+                return one.computed[name]
+        raise RecordError(f"what heuristics make of {name} is not known for this config")
+
+    names = dict.fromkeys(n for one in record.launches for n in one.computed)
+    return [{name: partial(computed, name) for name in names}] if names else []
 
 
 def with_heuristics(
@@ -334,13 +519,13 @@ def _random_values(
         return (draw((count,), wide, "normal", generator) * min(1e4, torch.finfo(dtype).max / 8)).to(dtype)
     if dtype.is_floating_point or dtype == torch.bool:
         return draw((count,), dtype, "normal" if regime == HUGE_REGIME else regime, generator)
-    if _is_index_dtype(dtype):  # into the smallest of all dimensions they are within bounds
+    if is_index_dtype(dtype):  # into the smallest of all dimensions they are within bounds
         return torch.randint(0, least, (count,), generator=generator).to(dtype)
     info = torch.iinfo(dtype)
     return torch.randint(info.min, info.max + 1, (count,), generator=generator).to(dtype)
 
 
-def _is_index_dtype(dtype: torch.dtype) -> bool:
+def is_index_dtype(dtype: torch.dtype) -> bool:
     """Whether these are wide integers, which are mostly indices."""
     return not dtype.is_floating_point and dtype.itemsize > 2
 
@@ -348,6 +533,8 @@ def _is_index_dtype(dtype: torch.dtype) -> bool:
 def _scalar_value(argument: Argument) -> Scalar:
     if argument.kind == "none":
         return None
+    if argument.dtype == "fp32" and isinstance(argument.value, str):
+        return float(argument.value)  # JSON has no infinity
     return argument.value
 
 

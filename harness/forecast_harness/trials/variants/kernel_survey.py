@@ -23,18 +23,23 @@ from forecast_harness.trials.variants.base_runner import (
     TensorMemory,
     call_arguments,
     gap_mask,
+    has_nonfinite,
     memory_bytes,
     raw_bytes,
     surroundings_dependence,
 )
 from forecast_harness.trials.variants.call_sampling import (
+    CAPTURED_VALUES,
     MAX_ELEMENTS,
+    OTHER_SIZES,
     CallSource,
+    CapturedCalls,
     DrawnCall,
     RecordedCalls,
     UserCalls,
     grid_programs,
     heuristics_of,
+    is_index_dtype,
     unset_like,
     with_heuristics,
 )
@@ -57,6 +62,8 @@ MULTIPLE_EVIDENCE = (3, 1)
 where the base kernel accepts no independent sizes."""
 _CHANCE_EQUAL_SIZE = 16
 """Sizes up to this are equal by chance often enough to be tried apart."""
+_CAPTURED_DRAWS = 2
+"""Draws that each kind of values of a captured call is tried with."""
 _COVERED_SHARE = 0.99
 """Share of a written tensor that drawn sizes must have written, where the grid is a guess."""
 
@@ -65,10 +72,14 @@ def call_source(subject: BaseKernel, survey: KernelSurvey | None, device: str) -
     """Where calls come from; with a survey, such as it found to work."""
     if subject.inputs:
         return UserCalls(subject)
-    result = RecordedCalls(subject, device)
+    result = CapturedCalls(subject, device) if subject.captured else RecordedCalls(subject, device)
     if survey is None:
         return result
     result.pace.most = survey.most
+    if isinstance(result, CapturedCalls):
+        result = result.with_values(survey.values)
+        if not survey.words:
+            return result.with_sizes(result.sizes.frozen())
     return result.with_sizes(survey.sizes(subject.calls))
 
 
@@ -84,6 +95,9 @@ class KernelSurveyor:
     writes: set[str] = field(default_factory=set)
     updates: set[str] = field(default_factory=set)
     deterministic: bool = True
+    _nonfinite: bool = False
+    """Whether the latest result had other numbers than finite ones."""
+    _wants_finite: bool = False
     _rejections: list[str] = field(default_factory=list)
     """Why the base kernel did not accept arguments, one sentence each."""
 
@@ -102,6 +116,8 @@ class KernelSurveyor:
         self.compile_for(source)
         # Its behaviour on arguments that it does not accept is nothing to go by.
         self.writes, self.updates, self.deterministic = set(), set(), True
+        if isinstance(source, CapturedCalls):
+            return self._captured(source)
         sizes, evidence = self._accepted_sizes(source)
         sizes, untied = self._freeze_chance_scalars(source.with_sizes(sizes))
         return KernelSurvey(
@@ -113,6 +129,63 @@ class KernelSurveyor:
             signature=self._signature(sizes),
             grid=str(source.formula or "as recorded"),
         )
+
+    def _captured(self, source: CapturedCalls) -> KernelSurvey:
+        """The survey of a captured call: which other values it accepts, and whether other sizes, too."""
+        values = []
+        for one in CAPTURED_VALUES:
+            if self._accepts(source.with_values((one,)), _CAPTURED_DRAWS):
+                values.append(one)
+            elif not values:
+                raise self._refused("its captured call")
+            self._wants_finite |= one == CAPTURED_VALUES[0] and not self._nonfinite
+        self._wants_finite = False
+        words: Mapping[SizeClass, str | int] | None = None
+        other, evidence = source.with_values((OTHER_SIZES,)), 0
+        if source.sizes.varied:
+            tried, words, evidence = self._first_accepted(other)
+            other = other.with_sizes(tried.sizes.with_classes(words or {}))
+        sizes = other.sizes if words is not None else source.sizes.frozen()
+        if words is not None:
+            values.append(OTHER_SIZES)
+        return KernelSurvey(
+            **self._fields(),
+            words={s.places[0]: s.size_class for s in sizes.sizes} if words is not None else {},
+            evidence=evidence,
+            most=source.pace.most,
+            signature=self._signature(sizes),
+            grid=str(source.formula or "as recorded"),
+            values=tuple(values),
+            unvaried=self._unvaried(source, sizes, values),
+        )
+
+    def _unvaried(self, source: CapturedCalls, sizes: CallSizes, values: Sequence[str]) -> tuple[str, ...]:
+        """What of a captured call is the same in every launch, a phrase each."""
+        results = []
+        if not sizes.varied:
+            results.append(
+                "sizes: "
+                + (
+                    "no other call of its form tells which hang together"
+                    if not source.sizes.varied
+                    else "none that were drawn are accepted"
+                )
+            )
+        elif still := [p for s in sizes.sizes if not s.varies for p in s.places]:
+            results.append(f"sizes {', '.join(sorted(still))}")
+        if missing := [v for v in CAPTURED_VALUES if v not in values]:
+            results.append(f"values: {' and '.join(missing)} ones are not accepted")
+        tensors = [a for a in self.subject.calls[0] if a.kind == "tensor"]
+        if fixed := [a.name for a in tensors if is_index_dtype(getattr(torch, a.dtype))]:
+            results.append(f"integers in {', '.join(fixed)} at the recorded sizes")
+        contents = source.record.contents
+        if lost := [
+            a.name for a in tensors if a.name in contents and not contents[a.name].digest and a.shape
+        ]:
+            results.append(f"contents of {', '.join(lost)}, of which their distribution alone was kept")
+        for group in source.record.shared:
+            results.append(f"memory: {', '.join(group)} overlap in the program, and lie apart here")
+        return tuple(results)
 
     def compile_for(self, source: CallSource, *, wide: bool = False) -> None:
         """Have the base compiled side by side for what `source` draws; `wide`: also as it is compared with."""
@@ -255,7 +328,7 @@ class KernelSurveyor:
         sizes = source.sizes.with_classes(words)
         return bool(sizes.varied) and self._accepts(source.with_sizes(sizes))
 
-    def _accepts(self, source: RecordedCalls) -> bool:
+    def _accepts(self, source: RecordedCalls, draws: int = _ACCEPTANCE_DRAWS) -> bool:
         """Whether the base takes what is drawn; what it then does is added to what it was seen to do.
 
         The set of calls that it takes only grows, so its writes there include those seen before.
@@ -266,9 +339,14 @@ class KernelSurveyor:
             for n in range(1, _MOST_QUIET_DRAWS + 1):
                 drawn = source.draw("normal", self.generator)
                 ran = self._learn_writes(drawn)
-                if not self._depends_on_arguments_alone(drawn, ran, guessed=bool(source.sizes.varied)):
+                guessed = bool(source.sizes.varied) and drawn.arguments != self.subject.calls[0]
+                if not self._depends_on_arguments_alone(drawn, ran, guessed=guessed):
                     break
-                if n >= _ACCEPTANCE_DRAWS and self.writes:
+                self._nonfinite = has_nonfinite(drawn.arguments, ran[1])
+                if self._nonfinite and self._wants_finite:
+                    self._rejections.append(f"its results are not finite ({drawn.label})")
+                    break
+                if n >= draws and self.writes:
                     self.writes |= before[0]
                     self.updates |= before[1]
                     self.deterministic &= before[2]
@@ -426,8 +504,20 @@ def expected_survey(subject: BaseKernel, device: str) -> KernelSurvey:
     config = subject.configs[0]
     if subject.inputs:
         return KernelSurvey((), (), config, True)
-    recorded = RecordedCalls(subject, device)
+    recorded = CapturedCalls(subject, device) if subject.captured else RecordedCalls(subject, device)
     sizes = recorded.sizes
+    if isinstance(recorded, CapturedCalls):
+        words = {s.places[0]: s.size_class for s in sizes.sizes} if sizes.varied else {}
+        return KernelSurvey(
+            (),
+            (),
+            config,
+            True,
+            words=words,
+            evidence=MULTIPLE_EVIDENCE[0],
+            most=MAX_ELEMENTS[device],
+            values=recorded.values,
+        )
     if sizes.varied:
         sizes = CallSizes.of(subject.calls, evidence=MULTIPLE_EVIDENCE[0])
     words = {s.places[0]: s.size_class for s in sizes.sizes}

@@ -21,12 +21,14 @@ from forecast_harness.trials.variants.base_runner import (
     TensorMemory,
     call_arguments,
     gap_mask,
+    has_nonfinite,
     memory_bytes,
     surroundings_dependence,
     tensor_view,
 )
 from forecast_harness.trials.variants.call_sampling import (
     HUGE_REGIME,
+    CapturedCalls,
     DrawnCall,
     UserCalls,
     heuristics_of,
@@ -165,7 +167,7 @@ class VariantProblem:
             {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned},
             output_bytes=memory_bytes(outputs),
             # Values of a user's own function may hang together: they are not changed one by one.
-            vary=(lambda generator: tensors) if isinstance(self._source, UserCalls) else None,
+            vary=(lambda generator: tensors) if isinstance(self._source, UserCalls | CapturedCalls) else None,
             matches=lambda given, written: judge(given, written, asks_domain=False)[0] is None,
         )
 
@@ -263,7 +265,7 @@ class VariantProblem:
                 problem = str(error)
                 continue
             problem = surroundings_dependence(one, two, self._survey.writes, self._device)
-            if how.regime == HUGE_REGIME and _has_nonfinite(drawn, one):
+            if how.regime == HUGE_REGIME and has_nonfinite(drawn.arguments, one):
                 # It does not handle such values, and how it does not is nothing to go by.
                 how = replace(how, regime="normal")
                 proposed = self._source.redraw(drawn, how.regime, how.generator)
@@ -385,12 +387,6 @@ def _config_number(axes: Mapping[str, Any] | None) -> int | None:
 def _contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """Equal as long as they are the same tensors, and nothing was written into them."""
     return {name: (id(t), t._version) for name, t in tensors.items()}
-
-
-def _has_nonfinite(drawn: DrawnCall, ran: BaseKernelRun) -> bool:
-    """Whether there is more in the written tensors than finite numbers."""
-    outputs = [tensor_view(ran.memory[n], tensor_argument(drawn.arguments, n)) for n in ran.changed]
-    return any(not bool(t.double().isfinite().all()) for t in outputs if t.is_floating_point())
 
 
 def _initial_memory(drawn: DrawnCall, name: str, fresh: bool) -> torch.Tensor:

@@ -152,6 +152,8 @@ def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tu
     at = datetime.now(UTC).isoformat(timespec="seconds")
     if verdict.accepted:
         detail = f"{verdict.trials} launches, harness {verdict.facts['harness']}"
+        if known.unvaried:
+            detail = f"{detail}; not varied: {'; '.join(known.unvaried)}"[:600]
     else:
         first = verdict.reasons[0]
         detail = f"{first.code}: {first.detail}"[:600]

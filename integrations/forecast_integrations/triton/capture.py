@@ -1,0 +1,299 @@
+"""Calls as they were: the first few launches of every kernel, with tuner or without, kept for who verifies.
+
+A launch is seen where Triton's own launch path begins, `JITFunction.run`, and its tensors are copied before it: kernels
+write in place. The tuner, where there is one, is found among the callers. Nothing is patched unless
+FORECAST_AUTOTUNE_CAPTURE asks for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import triton
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.interpreter import InterpretedFunction
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.printable import utc_now
+from forecast_autotune.records import Argument, Config, Kernel, digest
+from forecast_autotune.records.captured_call import CapturedCall, CapturedLaunch, TensorContents
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_autotune.store.captures import CaptureFiles
+from forecast_autotune.variants.signature import call_form, memory_span
+from forecast_integrations.device import current_device
+from forecast_integrations.triton.device_access import capturing_graph
+from forecast_integrations.triton.problem.describe import (
+    call_arguments,
+    heuristic_layers,
+    heuristic_values,
+    kernel_record,
+    launch_grid,
+    to_config,
+)
+from forecast_integrations.triton.problem.source import innermost, standalone_source
+from forecast_integrations.triton.protocols import is_descriptor, is_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+_CALLS_OF_A_FORM = 3
+"""Calls of a kernel that differ by sizes alone: so many tell which sizes hang together."""
+_CALLS_OF_A_KERNEL = 8
+_MOST_CALL_BYTES = 2 << 30
+"""Bytes of a call's tensors; one with more is kept without their contents."""
+_FEW_ELEMENTS = 4096
+"""Tensors up to this are kept by value though the user forbids values: tables, offsets and flags are small."""
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+@dataclass
+class _KernelCalls:
+    """What was kept of one kernel."""
+
+    kernel: Kernel
+    source: str
+    sizes: dict[str, set[str]] = field(default_factory=dict)
+    """Digests of exact arguments, by that of their form."""
+
+    @property
+    def is_full(self) -> bool:
+        return sum(map(len, self.sizes.values())) >= _CALLS_OF_A_KERNEL
+
+
+class CallCapture:
+    """Keeps calls of this process in a store."""
+
+    def __init__(self, files: CaptureFiles, values: bool) -> None:
+        self.files, self._values = files, values
+        self._kernels: dict[int, _KernelCalls] = {}
+        self._seen: dict[int, object] = {}
+        """Kernels by their number, so that it stays theirs."""
+        self._mutex = threading.RLock()
+        self._busy = threading.local()
+        self.calls = self.bytes = 0
+        self._failed: set[str] = set()
+
+    def note(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> None:
+        """Keep this launch, if it tells something new. Never raises: the launch goes on."""
+        known = self._kernels.get(id(jit))
+        if (known is not None and known.is_full) or getattr(self._busy, "on", False) or capturing_graph():
+            return
+        self._busy.on = True  # a grid function or a copy may launch kernels
+        try:
+            with self._mutex:
+                self._note(jit, args, grid, kwargs)
+        except Exception as error:
+            name = getattr(jit, "__name__", "a kernel")
+            if name not in self._failed:
+                self._failed.add(name)
+                warnings.warn(f"a call of {name} was not captured ({error!r:.300})", stacklevel=3)
+        finally:
+            self._busy.on = False
+
+    def _note(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> None:
+        tuner = _tuner_above(jit)
+        if id(jit) not in self._kernels:
+            try:
+                source = standalone_source(jit)
+            except RecordError:
+                source = ""
+            self._seen[id(jit)] = jit
+            self._kernels[id(jit)] = _KernelCalls(kernel_record(jit), source)
+        known = self._kernels[id(jit)]
+        names = list(jit.arg_names)
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        configs = list(getattr(tuner, "configs", ()))
+        meta = {n for c in configs for n in c.kwargs}
+        computed = {n for layer in heuristic_layers(getattr(tuner, "fn", None)) for n in layer}
+        given = {n: named[n] for n in names if n in named and n not in meta and n not in computed}
+        arguments, tensors = _flattened(jit, given)
+        form = digest(call_form(arguments))
+        exact = digest([a.to_json() for a in arguments])
+        kept = known.sizes.setdefault(form, set())
+        if exact in kept or len(kept) >= _CALLS_OF_A_FORM:
+            return
+        kept.add(exact)
+        extent = launch_grid(grid, named, {})
+        if extent is None:
+            raise ValueError("its launch grid cannot be evaluated")
+        options = {n: kwargs[n] for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None}
+        config = Config.of({n: _plain(named[n]) for n in names if n in meta and n in named}, **options)
+        call = CapturedCall(
+            digest(known.kernel.source_sha256, form, exact),
+            known.kernel,
+            arguments,
+            extent,
+            config,
+            current_device(),
+            tuple(dict.fromkeys(map(to_config, configs))),
+            tuple(_launches(tuner, configs, given, grid)) or (CapturedLaunch(dict(config.kwargs), extent),),
+            zeroed=tuple(n for n in getattr(tuner, "reset_to_zero", ()) or () if isinstance(n, str)),
+            shared=_overlapping(tensors),
+            source=known.source,
+            at=utc_now(),
+        )
+        self.files.put(replace(call, contents=self._contents(call, tensors)))
+        self.calls += 1
+
+    def _contents(self, call: CapturedCall, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorContents]:
+        whole = sum(t.numel() * t.element_size() for t in tensors.values())
+        results = {}
+        for number, (name, tensor) in enumerate(tensors.items()):
+            argument = next(a for a in call.arguments if a.name == name)
+            span = memory_span(argument)
+            flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset()).cpu().contiguous()
+            results[name] = _moments(flat, number)
+            is_value = self._values or not flat.is_floating_point() or span <= _FEW_ELEMENTS
+            if is_value and whole <= _MOST_CALL_BYTES and span:
+                data = memoryview(_bytes_of(flat))
+                results[name] = replace(results[name], digest=self.files.put_contents(call, data))
+                self.bytes += data.nbytes
+        return results
+
+    def line(self) -> str:
+        """One line for a person."""
+        kernels = sum(1 for one in self._kernels.values() if one.sizes)
+        return (
+            f"captured {self.calls} call{'s' if self.calls != 1 else ''} of {kernels} "
+            f"kernel{'s' if kernels != 1 else ''}, {self.bytes / 2**20:.1f} MiB of their tensors, in {self.files.path} "
+            "(`forecast-autotune clear --captures` removes them)"
+        )
+
+
+def _tuner_above(jit: Any) -> Any:
+    """The tuner that launches this kernel now, of whatever class: it is `self` of one of the callers."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Autotuner) and innermost(owner) is jit:
+            return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _flattened(jit: Any, given: Mapping[str, Any]) -> tuple[tuple[Argument, ...], dict[str, torch.Tensor]]:
+    """Records of the arguments, members of tuples by names of their own, and the tensors among them."""
+    arguments: list[Argument] = []
+    tensors: dict[str, torch.Tensor] = {}
+
+    def add(name: str, value: Any, record: Argument) -> None:
+        arguments.append(replace(record, name=name))
+        if is_descriptor(value):
+            tensors[name] = value.base
+        elif is_tensor(value):
+            tensors[name] = value
+
+    def add_members(name: str, value: tuple[Any, ...], at: str) -> None:
+        for number, one in enumerate(value):
+            label = f"{name}[{number}]"
+            if isinstance(one, tuple):
+                add_members(label, one, at)
+            else:
+                add(label, one, call_arguments(jit, {at: one})[0])
+
+    for name, value in given.items():
+        records = call_arguments(jit, {name: value})
+        if isinstance(value, tuple) and records[0].kind != "constexpr":
+            add_members(name, value, name)
+        else:
+            add(name, value, records[0])
+    return tuple(arguments), tensors
+
+
+def _launches(
+    tuner: Any, configs: Sequence[Any], given: Mapping[str, Any], grid: Any
+) -> Iterator[CapturedLaunch]:
+    """What each config would be launched with, as far as the grid function says."""
+    if tuner is None:
+        return
+    heuristics = heuristic_values(tuner.fn)
+    computed = {n for layer in heuristic_layers(tuner.fn) for n in layer}
+    seen = set()
+    for config in configs:
+        named = heuristics({**given, **config.all_kwargs()})
+        extent = launch_grid(grid, named, {})
+        meta = {n: _plain(v) for n, v in config.kwargs.items()}
+        if extent is None or (mark := digest(meta)) in seen:
+            continue
+        seen.add(mark)
+        yield CapturedLaunch(meta, extent, {n: _plain(named[n]) for n in computed if n in named})
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
+
+
+def _overlapping(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
+    """Groups of tensors that share memory."""
+    spans = sorted(
+        (t.data_ptr(), t.data_ptr() + _span(t) * t.element_size(), n) for n, t in tensors.items() if t.numel()
+    )
+    groups: list[list[str]] = []
+    end = 0
+    for low, high, name in spans:
+        if groups and low < end:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+        end = max(end, high)
+    return tuple(tuple(g) for g in groups if len(g) > 1)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _bytes_of(flat: torch.Tensor) -> Any:
+    import torch
+
+    return flat.view(torch.uint8).numpy()
+
+
+def _moments(flat: torch.Tensor, number: int) -> TensorContents:
+    """How the finite numbers of a tensor are distributed, from a sample of the large ones."""
+    step = max(1, flat.numel() // (1 << 22))
+    sample = flat[::step].float()
+    sample = sample[sample.isfinite()].double()
+    if not sample.numel():
+        return TensorContents(seed=number)
+    deviation = float(sample.std()) if sample.numel() > 1 else 0.0
+    return TensorContents(
+        "", number, float(sample.mean()), deviation, float(sample.min()), float(sample.max())
+    )
+
+
+_capture: CallCapture | None = None
+
+
+def start_capture() -> None:
+    """Keep calls of this process from now on, where the default store is a directory."""
+    global _capture
+    files = Store.default().captures
+    if _capture is not None or files is None:
+        return
+    _capture = CallCapture(files, Settings.from_environment().capture == "values")
+    for kind in (triton.JITFunction, InterpretedFunction):
+        kind.run = _noting(_capture, kind.run)
+    atexit.register(_print_line, _capture, os.getpid())
+
+
+def _noting(capture: CallCapture, run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_noted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if not warmup:
+            capture.note(self, args, grid, kwargs)
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    return run_noted
+
+
+def _print_line(capture: CallCapture, owner: int) -> None:
+    if os.getpid() == owner:
+        print(f"forecast-autotune: {capture.line()}", file=sys.stderr, flush=True)

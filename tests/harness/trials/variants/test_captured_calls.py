@@ -1,0 +1,264 @@
+"""Calls that `run --capture` kept, and what is verified with them without a line of the user's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+
+from forecast_autotune.commands.output import CommandError
+from forecast_autotune.errors import VariantError
+from forecast_autotune.records.captured_call import CapturedCall
+from forecast_autotune.store import Store
+from forecast_autotune.variants import Origin, Provenance, Variant
+from forecast_autotune.variants.signature import INTERPRETER
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.targets.kernels.base_kernel import BaseKernel
+from forecast_harness.targets.kernels.user_kernel import UserKernel
+from forecast_harness.trials.variants.call_sampling import CapturedCalls, check_call_bytes
+from forecast_harness.trials.variants.verify import survey, verify_variant
+from forecast_harness.verify.plan import VerificationPlan
+
+QUICK = VerificationPlan(cases=4, timed=0)
+KERNELS = """
+import torch, triton, triton.language as tl
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, num_warps=2)], key=["n"])
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def scale(x, out, n, factor, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if EVEN:
+        tl.store(out + o, tl.load(x + o) * factor)
+    else:
+        tl.store(out + o, tl.load(x + o, mask=o < n) * factor, mask=o < n)
+
+@triton.jit
+def gather(table, index, out, bias, D: tl.constexpr):
+    c = tl.arange(0, D)
+    row = tl.load(table + tl.load(index + tl.program_id(0)) * D + c)
+    if bias is not None:
+        row += tl.load(bias + c)
+    tl.store(out + tl.program_id(0) * D + c, row)
+
+@triton.jit
+def increment(x, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + o, tl.load(x + o, mask=o < n) + 1, mask=o < n)
+
+@triton.jit
+def scale_pair(xs, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(xs[1] + o, tl.load(xs[0] + o, mask=o < n) * xs[2], mask=o < n)
+
+@triton.jit
+def sum_windows(x, out, s0, s1, W: tl.constexpr):
+    w = tl.arange(0, W)
+    tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * s0 + w * s1)))
+"""
+PROGRAM = """
+import torch, triton, kernels
+
+torch.manual_seed(1)
+for n in (1000, 333, 512):
+    x, out = torch.randn(n), torch.empty(n)
+    kernels.scale[lambda m: (triton.cdiv(n, m["BLOCK"]),)](x, out, n, 2.5)
+table, index, out = torch.randn(50, 16), torch.randint(0, 50, (7,)), torch.empty(7, 16)
+kernels.gather[(7,)](table, index, out, None, D=16)
+kernels.gather[(7,)](table, index, out, torch.randn(16), D=16)
+x = torch.arange(300, dtype=torch.float32)
+kernels.increment[(3,)](x, 300, BLOCK=128)
+kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)
+windows = torch.randn(40).as_strided((9, 16), (3, 1))
+kernels.sum_windows[(9,)](windows, torch.empty(9), 3, 1, W=16)
+columns = torch.randn(16, 40)[:, 3:12].t()
+kernels.sum_windows[(9,)](columns, torch.empty(9), 1, 40, W=16)
+"""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program's captured calls."""
+
+    folder: Path
+    printed: str
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "store")
+
+    def calls(self, kernel: str) -> list[CapturedCall]:
+        files = self.store.captures
+        assert files is not None
+        return [call for call, _ in files.every(lambda name: name == kernel)]
+
+    def subjects(self, kernel: str) -> list[BaseKernel]:
+        return UserKernel.of(f"{self.folder / 'kernels.py'}:{kernel}").subjects(self.store)
+
+
+def capture(folder: Path, how: str) -> Captured:
+    (folder / "kernels.py").write_text(KERNELS)
+    (folder / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORECAST_AUTOTUNE_CAPTURE": how}
+    command = [
+        sys.executable,
+        "-m",
+        "forecast_autotune",
+        "run",
+        "--store",
+        "store",
+        "--capture",
+        "program.py",
+    ]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return Captured(folder, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
+    yield capture(tmp_path_factory.mktemp("captured"), "")
+    for name in [n for n in sys.modules if n == "kernels"]:
+        del sys.modules[name]
+
+
+def verdicts(
+    lane: SandboxLane, subject: BaseKernel, wrong: tuple[str, str]
+) -> tuple[bool, bool, tuple[str, ...]]:
+    """Whether the base itself is accepted, whether a wrong source is, and what was not varied."""
+    known = survey(subject, lane, plan=QUICK)
+    results = []
+    for source in (f"# The same.\n{subject.source}", subject.source.replace(*wrong)):
+        assert source != subject.source
+        one = Variant.of(subject.kernel, "5" * 64, source, Provenance(Origin.HAND))
+        results.append(verify_variant(one, subject, known, lane, device=INTERPRETER, plan=QUICK))
+    if results[0].checks[0].passed:
+        assert all(phrase in results[0].checks[0].detail for phrase in known.unvaried[:1])
+    return results[0].verdict.accepted, results[1].verdict.accepted, known.unvaried
+
+
+def test_a_run_says_what_it_kept_and_clear_removes_it(tmp_path: Path) -> None:
+    one = capture(tmp_path, "")
+    assert "captured 9 calls of 5 kernels" in one.printed
+    assert "clear --captures" in one.printed
+    assert one.store.clear_captures("GATHER") == 2
+    assert not one.calls("gather")
+    assert one.store.clear_captures() == 7
+    assert not list((tmp_path / "store" / "captures").iterdir())
+
+
+def test_contents_are_those_before_the_launch(captured: Captured) -> None:
+    (call,) = captured.calls("increment")
+    (path,) = (captured.folder / "store" / "captures").glob(
+        f"increment-*/contents/{call.contents['x'].digest}"
+    )
+    assert torch.equal(
+        torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32), torch.arange(300).float()
+    )
+
+
+def test_values_that_the_user_forbids_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    program = (
+        "import torch, kernels\nx = torch.randn(9000) + 5\nkernels.increment[(71,)](x, 9000, BLOCK=128)\n"
+    )
+    program += "kernels.gather[(7,)](x, torch.arange(7), torch.empty(7, 16), None, D=16)\n"
+    (tmp_path / "program.py").write_text(program)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORECAST_AUTOTUNE_CAPTURE": "moments"}
+    command = [
+        sys.executable,
+        "-m",
+        "forecast_autotune",
+        "run",
+        "--store",
+        "store",
+        "--capture",
+        "program.py",
+    ]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    one = Captured(tmp_path, "")
+    about = one.calls("increment")[0].contents["x"]
+    assert not about.digest
+    assert abs(about.mean - 5) < 0.1
+    assert abs(about.deviation - 1) < 0.1
+    assert one.calls("gather")[0].contents["index"].digest
+
+
+def test_the_record_tells_how_other_configs_are_launched(captured: Captured) -> None:
+    call = next(c for c in captured.calls("scale") if c.arguments[2].value == 512)
+    assert [(dict(x.meta), x.grid, dict(x.computed)) for x in call.launches] == [
+        ({"BLOCK": 64}, (8,), {"EVEN": True}),
+        ({"BLOCK": 128}, (4,), {"EVEN": True}),
+    ]
+    assert [dict(c.kwargs) for c in call.configs] == [{"BLOCK": 64}, {"BLOCK": 128}]
+    assert "EVEN" not in [a.name for a in call.arguments]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "wrong"),
+    [
+        ("scale", ("* factor", "* (factor + 0.01)")),
+        ("gather", ("tl.program_id(0)) * D", "0) * D")),
+        ("increment", ("+ 1, mask", "+ 2, mask")),
+        ("scale_pair", ("* xs[2]", "* (xs[2] + 0.01)")),
+        ("sum_windows", ("* s0 +", "* s0 + 1 +")),
+    ],
+)
+def test_a_kernel_is_a_target_as_it_was_called(
+    captured: Captured, judging: SandboxLane, kernel: str, wrong: tuple[str, str]
+) -> None:
+    subject = captured.subjects(kernel)[0]
+    right, refused, unvaried = verdicts(judging, subject, wrong)
+    assert right
+    assert not refused
+    assert any(text.startswith("sizes") for text in unvaried) == (kernel != "scale")
+    if kernel == "gather":
+        assert "integers in index at the recorded sizes" in unvaried
+
+
+def test_sizes_vary_where_several_calls_tell_what_hangs_together(
+    captured: Captured, judging: SandboxLane
+) -> None:
+    subject = captured.subjects("scale")[0]
+    known = survey(subject, judging, plan=QUICK)
+    assert known.values[-1] == "other sizes"
+    assert set(known.words.values()) == {"any"}
+    source = CapturedCalls(subject, "cpu").with_values(known.values)
+    drawn = [source.draw("normal", torch.Generator().manual_seed(n)).arguments for n in range(10)]
+    assert drawn[0] == subject.calls[0]
+    assert len({call[2].value for call in drawn}) > 1
+    assert all(call[0].shape == call[1].shape == (call[2].value,) for call in drawn)
+
+
+def test_a_call_beyond_the_share_of_memory_is_refused_by_its_bytes(captured: Captured) -> None:
+    subject = captured.subjects("increment")[0]
+    x, *rest = subject.calls[0]
+    within = replace(x, shape=(24 << 20,), stride=(1,))  # 96 MiB
+    assert check_call_bytes((within, *rest), "cpu") == 96 << 20
+    with pytest.raises(Exception, match="at the recorded sizes, and at most"):
+        check_call_bytes((replace(x, shape=(1 << 40,)), *rest), "cpu")
+
+
+def test_contents_that_are_gone_are_a_refusal(
+    captured: Captured, judging: SandboxLane, tmp_path: Path
+) -> None:
+    subject = captured.subjects("increment")[0]
+    moved = tmp_path / "call.json"
+    moved.write_text(json.dumps(captured.calls("increment")[0].to_json()))
+    with pytest.raises(VariantError, match="capture the call again"):
+        survey(replace(subject, captured=str(moved)), judging, plan=QUICK)
+
+
+def test_a_kernel_that_nobody_captured_names_the_command(captured: Captured, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="run --capture"):
+        UserKernel.of(f"{captured.folder / 'kernels.py'}:scale").subjects(Store(tmp_path))
