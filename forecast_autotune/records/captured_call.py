@@ -52,7 +52,6 @@ class CapturedCall(Record, tag="captured_call", schema=SCHEMA, lenient=True):
     kernel: Kernel
     """`extra` has `module` and `qualname`."""
     arguments: tuple[Argument, ...]
-    """Members of a tuple are arguments of their own, `name[0]` and so on."""
     grid: tuple[int, ...]
     config: Config
     """What it was launched with."""

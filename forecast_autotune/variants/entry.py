@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -191,15 +192,24 @@ class KernelEntry:
         return self.kernel.warmup(grid=where, **self.arguments(grid, named, meta, options))
 
 
-def with_tuples(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with tuples in place of their members, which are named `name[0]`, `name[1]` and so on."""
-    results: dict[str, Any] = dict(named)
-    while members := [n for n in results if n.endswith("]")]:
-        deepest = max(members, key=lambda n: n.count("["))
-        whole = deepest[: deepest.rindex("[")]
-        count = sum(1 for n in members if n[: n.rindex("[")] == whole)
-        results[whole] = tuple(results.pop(f"{whole}[{i}]") for i in range(count))
-    return results
+def nested_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the names of arguments; all `name.0` and so on become a tuple, all `name.field` a named one."""
+    if not any("." in name for name in values):
+        return dict(values)
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        outer, _, member = name.partition(".")
+        groups.setdefault(outer, {})[member] = value
+    return {
+        name: members[""] if "" in members else _tuple_of(nested_arguments(members))
+        for name, members in groups.items()
+    }
+
+
+def _tuple_of(members: Mapping[str, Any]) -> Any:
+    if next(iter(members)).isdecimal():
+        return tuple(members.values())
+    return namedtuple("Members", members)(**members)
 
 
 def signature(kernel: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

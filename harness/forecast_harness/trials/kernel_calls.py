@@ -28,6 +28,7 @@ from forecast_harness.trials.variants.call_sampling import (
     UserCalls,
     heuristics_of,
     recorded_grid,
+    scalar_value,
     with_heuristics,
 )
 
@@ -64,7 +65,7 @@ class TimedCall:
         memory = {
             a.name: torch.empty(memory_span(a), dtype=getattr(torch, a.dtype), device="meta") for a in tensors
         }
-        scalars = {a.name: None if a.kind == "none" else a.value for a in arguments if a.kind != "tensor"}
+        scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
         return cls(
             subject,
             DrawnCall(

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import utc_now
-from forecast_autotune.records import Argument, Config, Kernel, digest
+from forecast_autotune.records import Config, Kernel, digest
 from forecast_autotune.records.captured_call import CapturedCall, CapturedLaunch, TensorContents
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -114,7 +114,10 @@ class CallCapture:
         meta = {n for c in configs for n in c.kwargs}
         computed = {n for layer in heuristic_layers(getattr(tuner, "fn", None)) for n in layer}
         given = {n: named[n] for n in names if n in named and n not in meta and n not in computed}
-        arguments, tensors = _flattened(jit, given)
+        arguments = tuple(call_arguments(jit, given))
+        tensors = dict(
+            zip((a.name for a in arguments if a.kind == "tensor"), _tensors(given.values()), strict=True)
+        )
         form = digest(call_form(arguments))
         exact = digest([a.to_json() for a in arguments])
         kept = known.sizes.setdefault(form, set())
@@ -179,33 +182,15 @@ def _tuner_above(jit: Any) -> Any:
     return None
 
 
-def _flattened(jit: Any, given: Mapping[str, Any]) -> tuple[tuple[Argument, ...], dict[str, torch.Tensor]]:
-    """Records of the arguments, members of tuples by names of their own, and the tensors among them."""
-    arguments: list[Argument] = []
-    tensors: dict[str, torch.Tensor] = {}
-
-    def add(name: str, value: Any, record: Argument) -> None:
-        arguments.append(replace(record, name=name))
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among values, those of descriptors and of tuples included, in order."""
+    for value in values:
         if is_descriptor(value):
-            tensors[name] = value.base
+            yield value.base
         elif is_tensor(value):
-            tensors[name] = value
-
-    def add_members(name: str, value: tuple[Any, ...], at: str) -> None:
-        for number, one in enumerate(value):
-            label = f"{name}[{number}]"
-            if isinstance(one, tuple):
-                add_members(label, one, at)
-            else:
-                add(label, one, call_arguments(jit, {at: one})[0])
-
-    for name, value in given.items():
-        records = call_arguments(jit, {name: value})
-        if isinstance(value, tuple) and records[0].kind != "constexpr":
-            add_members(name, value, name)
-        else:
-            add(name, value, records[0])
-    return tuple(arguments), tensors
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
 
 
 def _launches(

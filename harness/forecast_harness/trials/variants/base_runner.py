@@ -198,8 +198,9 @@ def call_arguments(
         "_meta": {"v": dict(config.kwargs)},
         "_options": {"v": options},
     }
-    named |= {name: {"t": name} for name in views}
-    return {"args": [], "kwargs": named | {name: {"v": value} for name, value in scalars.items()}}
+    given: dict[str, Any] = dict.fromkeys(a.name for a in arguments)  # members of a tuple keep their order
+    given |= {name: {"v": value} for name, value in scalars.items()} | {name: {"t": name} for name in views}
+    return {"args": [], "kwargs": named | {name: value for name, value in given.items() if value is not None}}
 
 
 def tensor_view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:

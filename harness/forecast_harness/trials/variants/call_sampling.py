@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
-from forecast_autotune.records import Argument, Config, Scalar
+from forecast_autotune.records import Argument, Config
 from forecast_autotune.records.captured_call import CapturedCall, TensorContents
 from forecast_autotune.store.captures import contents_file
 from forecast_autotune.variants.entry import grid_extent
@@ -195,7 +195,7 @@ class RecordedCalls:
             if len(a.shape) == 1 and is_index_dtype(dtype) and torch.rand((), generator=generator) < 0.5:
                 flat = flat.sort().values  # pointers to where rows begin ascend: else there is nothing to do
             memory[a.name] = torch.where(gap_mask(a), _unset(flat), flat) if _has_gaps(a) else flat
-        scalars = {a.name: _scalar_value(a) for a in arguments if a.kind != "tensor"}
+        scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
         return DrawnCall(arguments, memory, scalars, grid)
 
     def grid_of(self, arguments: Sequence[Argument], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -281,7 +281,7 @@ class CapturedCalls(RecordedCalls):
             elif values != CAPTURED_VALUES[0] and flat.numel() and not is_index_dtype(flat.dtype):
                 flat = self._changed(a, flat, values, factor, regime, generator)
             memory[a.name] = flat
-        scalars = {a.name: _scalar_value(a) for a in arguments if a.kind != "tensor"}
+        scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
         drawn = DrawnCall(arguments, memory, scalars, partial(self.grid_of, arguments))
         if size > LARGE_CALL_BYTES:
             self._large[values] = drawn
@@ -530,9 +530,12 @@ def is_index_dtype(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and dtype.itemsize > 2
 
 
-def _scalar_value(argument: Argument) -> Scalar:
-    if argument.kind == "none":
-        return None
+def scalar_value(argument: Argument) -> Any:
+    """The value of an argument that is no tensor. Raises `RecordError` for one that its record does not hold."""
+    if argument.kind in ("none", "tuple"):
+        return None if argument.kind == "none" else ()
+    if argument.kind == "object":
+        raise RecordError(f"{argument.name} is a {argument.dtype}, of which a record tells the type alone")
     if argument.dtype == "fp32" and isinstance(argument.value, str):
         return float(argument.value)  # JSON has no infinity
     return argument.value

@@ -134,7 +134,7 @@ _LAUNCHER_TEMPLATE = """import torch
 import triton
 
 import {module} as source
-from forecast_autotune.variants.entry import KernelEntry, with_tuples
+from forecast_autotune.variants.entry import KernelEntry, nested_arguments
 
 ENTRY = KernelEntry.of(vars(source), {kernel!r})
 triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
@@ -151,7 +151,7 @@ def compile_only(_views, _grid, _meta, _options, **named):
 def viewed(views, named):
     for name, (shape, stride) in views.items():
         named[name] = named[name].as_strided(shape, stride)
-    return with_tuples(named)
+    return nested_arguments(named)
 """
 
 

@@ -40,6 +40,7 @@ from forecast_harness.trials.variants.call_sampling import (
     grid_programs,
     heuristics_of,
     is_index_dtype,
+    scalar_value,
     unset_like,
     with_heuristics,
 )
@@ -582,9 +583,7 @@ def _drawn(
             own = source.with_sizes(source.sizes)  # what it draws in turns is for launches
             for _ in range(_ARGUMENT_DRAWS):
                 arguments = own.draw_arguments(generator)
-                scalars = {
-                    a.name: None if a.kind == "none" else a.value for a in arguments if a.kind != "tensor"
-                }
+                scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
                 if (grid := own.grid_of(arguments, meta)) is not None:
                     results.append((arguments, scalars, grid))
             return results

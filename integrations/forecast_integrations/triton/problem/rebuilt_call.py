@@ -16,7 +16,6 @@ import ast
 import importlib
 import itertools
 import math
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CellType, FunctionType, ModuleType
@@ -25,7 +24,7 @@ from typing import Any
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.store.misses import Grids, Miss
-from forecast_autotune.variants.entry import CallGrid
+from forecast_autotune.variants.entry import CallGrid, nested_arguments
 from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.describe import (
     DESCRIPTOR,
@@ -81,7 +80,9 @@ def rebuilt_arguments(
     `elements` is storage that tensors get at least, by name. As many as possible go by position, as users' pruning
     functions see those alone. Raises `RebuildError`.
     """
-    values = _nested({a.name: rebuilt_value(a, (elements or {}).get(a.name, 0)) for a in problem.arguments})
+    values = nested_arguments(
+        {a.name: rebuilt_value(a, (elements or {}).get(a.name, 0)) for a in problem.arguments}
+    )
     if strangers := values.keys() - set(names):
         raise RebuildError(f"the kernel has no parameter {', '.join(sorted(strangers))} any more")
     positional: list[object] = []
@@ -90,24 +91,6 @@ def rebuilt_arguments(
             break
         positional.append(values.pop(name))
     return tuple(positional), values
-
-
-def _nested(values: Mapping[str, object]) -> dict[str, object]:
-    """Values by the names of arguments; all `name.0` and so on become a tuple, all `name.field` a named one."""
-    groups: dict[str, dict[str, object]] = {}
-    for name, value in values.items():
-        outer, _, member = name.partition(".")
-        groups.setdefault(outer, {})[member] = value
-    return {
-        name: members[""] if "" in members else _tuple_of(_nested(members))
-        for name, members in groups.items()
-    }
-
-
-def _tuple_of(members: Mapping[str, object]) -> object:
-    if next(iter(members)).isdecimal():
-        return tuple(members.values())
-    return namedtuple("Members", members)(**members)
 
 
 def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) -> object:

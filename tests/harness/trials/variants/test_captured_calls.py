@@ -63,12 +63,24 @@ def scale_pair(xs, n, BLOCK: tl.constexpr):
     tl.store(xs[1] + o, tl.load(xs[0] + o, mask=o < n) * xs[2], mask=o < n)
 
 @triton.jit
+def scale_named(p, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(p.out + o, tl.load(p.x + o, mask=o < n) * p.factor, mask=o < n)
+
+@triton.jit
 def sum_windows(x, out, s0, s1, W: tl.constexpr):
     w = tl.arange(0, W)
     tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * s0 + w * s1)))
 """
 PROGRAM = """
+from typing import NamedTuple
+
 import torch, triton, kernels
+
+class Pair(NamedTuple):
+    x: object
+    factor: float
+    out: object
 
 torch.manual_seed(1)
 for n in (1000, 333, 512):
@@ -80,6 +92,7 @@ kernels.gather[(7,)](table, index, out, torch.randn(16), D=16)
 x = torch.arange(300, dtype=torch.float32)
 kernels.increment[(3,)](x, 300, BLOCK=128)
 kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)
+kernels.scale_named[(3,)](Pair(x, 3.0, torch.empty(300)), 300, BLOCK=128)
 windows = torch.randn(40).as_strided((9, 16), (3, 1))
 kernels.sum_windows[(9,)](windows, torch.empty(9), 3, 1, W=16)
 columns = torch.randn(16, 40)[:, 3:12].t()
@@ -149,11 +162,11 @@ def verdicts(
 
 def test_a_run_says_what_it_kept_and_clear_removes_it(tmp_path: Path) -> None:
     one = capture(tmp_path, "")
-    assert "captured 9 calls of 5 kernels" in one.printed
+    assert "captured 10 calls of 6 kernels" in one.printed
     assert "clear --captures" in one.printed
     assert one.store.clear_captures("GATHER") == 2
     assert not one.calls("gather")
-    assert one.store.clear_captures() == 7
+    assert one.store.clear_captures() == 8
     assert not list((tmp_path / "store" / "captures").iterdir())
 
 
@@ -210,6 +223,7 @@ def test_the_record_tells_how_other_configs_are_launched(captured: Captured) -> 
         ("scale", ("* factor", "* (factor + 0.01)")),
         ("gather", ("tl.program_id(0)) * D", "0) * D")),
         ("increment", ("+ 1, mask", "+ 2, mask")),
+        ("scale_named", ("* p.factor", "* (p.factor + 0.01)")),
         ("scale_pair", ("* xs[2]", "* (xs[2] + 0.01)")),
         ("sum_windows", ("* s0 +", "* s0 + 1 +")),
     ],
