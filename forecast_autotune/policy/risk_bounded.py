@@ -14,6 +14,9 @@ from forecast_autotune.policy.state import TuningState, stated_risk
 from forecast_autotune.records import Plan, digest
 from forecast_autotune.surrogates.protocol import Array
 
+USUAL_RISK = 0.10
+"""The risk that is accepted by default, which prices and limits are stated for."""
+
 
 class Outlook(NamedTuple):
     """The state as a plan sees it first."""
@@ -56,8 +59,8 @@ class RiskBounded:
     least: int = 3
     """Fewest candidates in the first round."""
     share: float = 0.30
-    """Share of candidates measured at most, unless the budget says otherwise. Few decisions get there: half
-    end within 0.16, as their risk is accepted (recorded replays)."""
+    """Share of candidates measured at most for an accepted risk of 10 %, unless the budget says otherwise; for half the
+    risk, twice as many. Few decisions get there: half end within 0.16, as their risk is accepted (recorded replays)."""
     floor: int = 8
     """The cap is never below this many measurements."""
     many: int = DENSE
@@ -80,7 +83,8 @@ class RiskBounded:
         """Most measurements for this decision."""
         if state.budget.measurements is not None:
             return state.budget.measurements
-        return max(self.floor, self.of(self.share, len(state.forecasts)))
+        share = min(1.0, self.share * max(1.0, USUAL_RISK / max(state.risk, 1e-3)))
+        return max(self.floor, self.of(share, len(state.forecasts)))
 
     def batch(self, state: TuningState, seen: int, risk: float) -> int:
         """Candidates of the next round, where `seen` have a time and this is the risk of stopping."""
@@ -103,12 +107,12 @@ class RiskBounded:
         rows, samples, risk, seen, room = self._outlook(state)
         total = len(state.forecasts)
         if not len(rows):
-            return Plan((), "every candidate that can launch is measured", risk)
+            return self.end_of_list(state, risk)
         enough = min(self.least, total)
         if seen >= enough and risk <= state.risk:
             return self._audit(state, risk, rows)
         if room <= 0:
-            return Plan((), f"budget reached with {risk:.0%} risk left", risk)
+            return self.end_of_budget(state, risk)
         if state.new == 0 and not seen:
             reason = "first look: the best forecasts, without near-copies"
         else:
@@ -124,6 +128,20 @@ class RiskBounded:
             risk,
             prefetch=tuple(names[rows[i]] for i in later),
         )
+
+    @staticmethod
+    def end_of_list(state: TuningState, risk: float) -> Plan:
+        """The end where nothing is left to try."""
+        refused = len(state.refused())
+        but = f" but {refused}, expected to fail as others did" if refused else ""
+        return Plan((), f"every candidate is measured{but}", risk)
+
+    def end_of_budget(self, state: TuningState, risk: float) -> Plan:
+        """The end where no more may be measured, by the user's budget or by the default."""
+        limit = "budget"
+        if state.remaining_measurements() > 0:
+            limit = f"default limit of {self.cap(state)} measurements (budget=Budget(measurements=N) sets another)"
+        return Plan((), f"{limit} reached with {risk:.0%} risk left, {state.risk:.0%} accepted", risk)
 
     def _outlook(self, state: TuningState) -> Outlook:
         rows, samples = self._promising(state)

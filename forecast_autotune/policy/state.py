@@ -57,12 +57,31 @@ class TuningState:
         return min((math.log2(m.ms) for m in self.measured.values() if m.ok), default=math.inf)
 
     def pending(self) -> npt.NDArray[np.intp]:
-        """Rows to measure: without the refused ones unless nothing else is left to try, and one for each program."""
+        """Rows to measure, one for each program.
+
+        Refused ones are among them where nothing else is left, and nothing has run or too much is risked by them.
+        """
         unknown = ~CandidateList.of(self.forecasts.candidates).mask_of(self.measured)
         fit = unknown & (self.forecasts.p_fail < REFUSED)
-        if not fit.any() and math.isinf(self.best()):
+        if not fit.any() and (math.isinf(self.best()) or self.risk_of_refusals() > self.risk):
             return np.flatnonzero(unknown)
         return self._one_of_each_program(np.flatnonzero(fit))
+
+    def refused(self) -> npt.NDArray[np.intp]:
+        """Rows that are not tried, as they are expected to fail: inferred from others, and proven by nothing."""
+        unknown = ~CandidateList.of(self.forecasts.candidates).mask_of(self.measured)
+        return np.flatnonzero(unknown & (self.forecasts.p_fail >= REFUSED))
+
+    def risk_of_refusals(self) -> float:
+        """P(some refused candidate runs, and beats the incumbent by more than the tolerance).
+
+        Of the likeliest of them: they are refused for one reason, which is wrong for all or for none.
+        """
+        rows, forecasts = self.refused(), self.forecasts
+        bar = self.best() - math.log2(1 + self.tolerance)
+        away = (bar - forecasts.mean[rows]) / np.maximum(forecasts.sd[rows], 1e-3)
+        faster = 1.0 / (1.0 + np.exp(-1.702 * np.clip(away, -30.0, 30.0)))  # a normal's, within a hundredth
+        return float(((1.0 - forecasts.p_fail[rows]) * faster).max(initial=0.0))
 
     def _one_of_each_program(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """One of the rows that share a program: what is compiled, or compiles, or is first; none if it was measured."""
@@ -116,7 +135,7 @@ class Policy(Protocol):
 
 
 def stated_risk(state: TuningState, rows: npt.NDArray[np.intp], samples: Array) -> float:
-    """P(some candidate of `rows` is faster than the incumbent by more than the tolerance).
+    """P(some candidate of `rows`, or a refused one, is faster than the incumbent by more than the tolerance).
 
     `samples` [k, len(rows)] are joint draws of log2(milliseconds), +inf where the draw failed. The
     share of draws is weighed by the surrogate and then calibrated. 1.0 while nothing has been measured.
@@ -124,7 +143,8 @@ def stated_risk(state: TuningState, rows: npt.NDArray[np.intp], samples: Array) 
     best = state.best()
     if math.isinf(best):
         return 1.0
+    least = state.risk_of_refusals()
     if not len(rows):
-        return 0.0
+        return least
     share = float((samples.min(axis=1) < best - math.log2(1 + state.tolerance)).mean())
-    return state.forecasts.calibrate_risk(state.forecasts.weigh_risk(share))
+    return max(least, state.forecasts.calibrate_risk(state.forecasts.weigh_risk(share)))

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.policy.risk_bounded import RiskBounded, mean_gain
+from forecast_autotune.policy.risk_bounded import USUAL_RISK, RiskBounded, mean_gain
 from forecast_autotune.policy.state import TuningState
 from forecast_autotune.records import Plan
 from forecast_autotune.surrogates.protocol import Array
 
 _PERCENT = math.log2(1.01)
-_USUAL_RISK = 0.10
 _LEAST_GAIN = 1e-4
 """Expected gain, log2, below which a candidate cannot be said to have a chance."""
 
@@ -57,7 +56,7 @@ class WallTime(RiskBounded):
             return super().plan(state)
         rows, samples, risk, seen, room = self._outlook(state)
         if not len(rows):
-            return Plan((), "every candidate that can launch is measured", risk)
+            return self.end_of_list(state, risk)
         assert state.compile_s is not None
         slow = state.slowdown is not None and bool((state.slowdown[rows] > 0).all())
         enough = seen >= (1 if slow else min(self.fewest, len(state.forecasts)))
@@ -67,7 +66,7 @@ class WallTime(RiskBounded):
         if enough and risk <= state.risk and not pays:
             return self._audit(state, risk, rows)
         if room <= 0:
-            return Plan((), f"budget reached with {risk:.0%} risk left", risk)
+            return self.end_of_budget(state, risk)
         names = state.forecasts.candidates
         known = np.array([names[int(i)] in state.ready for i in rows])
         if known.any() and not state.compiling and not state.spent.compiled:
@@ -111,7 +110,7 @@ class WallTime(RiskBounded):
 
     def _price(self, state: TuningState) -> float:
         """Wall seconds for one log2 of run time: half the risk costs twice as much."""
-        return self.percent_s / _PERCENT * _USUAL_RISK / max(state.risk, 1e-3)
+        return self.percent_s / _PERCENT * USUAL_RISK / max(state.risk, 1e-3)
 
     def _waiting_pays(
         self, state: TuningState, rows: npt.NDArray[np.intp], samples: Array, gain: Array, stake: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -155,6 +156,7 @@ class Candidate(Record, label="candidate", lenient=True, order=("variant", "conf
         return digest(self.variant, self.config.to_json())
 
 
+_EXHAUSTED = re.compile(r"out of resource: (.+?),? Required: \d+,? Hardware limit: ?(\d+)")
 IN_TURNS = "-turns"
 """Ends the protocol of times that were taken side by side."""
 
@@ -194,6 +196,18 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
     def ok(self) -> bool:
         """Whether the candidate ran and has a time."""
         return self.outcome is Outcome.OK
+
+    @property
+    def exhausted(self) -> str:
+        """The resource that was asked too much of: `shared memory`, `threads` and so on; "" where no message says."""
+        named = _EXHAUSTED.search(str(self.extra.get("message", "")))
+        if self.outcome is not Outcome.OUT_OF_RESOURCES or named is None:
+            return ""
+        name, limit = named.groups()
+        # Inductor names the kernel instead; nothing else has so high a limit.
+        return (
+            name if " " in name or not name.startswith("triton_") else "shared memory" * (int(limit) > 4096)
+        )
 
     @property
     def in_turns(self) -> bool:

@@ -24,7 +24,7 @@ from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.devices import is_known_device, is_measured_device
 from forecast_autotune.features.traced_texts import fact_count, facts_by_unit
 from forecast_autotune.features.ttir.extraction import assignment_of
-from forecast_autotune.records import Candidate, Measurement, Outcome, Problem
+from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.calibration import calibration_group, shipped_calibration
 from forecast_autotune.surrogates.covariance import (
@@ -349,7 +349,7 @@ def _borrowed_texts(
 def _failures(
     before: Prior, row: Mapping[Candidate, int], points: Array, measured: Sequence[Measurement]
 ) -> Array:
-    """P(failure) after what was seen: shared memory is monotone, other failures spread to neighbours."""
+    """P(failure) after what was seen: too much shared memory is too little for more, else neighbours fail alike."""
     p_fail = before.p_fail.copy()
     for m in latest_labels(measured).values():
         i = row.get(m.candidate)
@@ -359,7 +359,7 @@ def _failures(
             if before.informed:
                 p_fail[before.shared <= before.shared[i]] *= 0.5
             continue
-        if m.outcome is Outcome.OUT_OF_RESOURCES and before.informed and before.shared[i] > 0:
+        if m.exhausted == "shared memory" and before.informed and before.shared[i] > 0:
             worse = before.shared >= before.shared[i]
             p_fail[worse] = np.maximum(p_fail[worse], 0.95)
         near = np.exp(-((points - points[i]) ** 2).sum(axis=1))

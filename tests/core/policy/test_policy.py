@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -106,7 +107,14 @@ def test_the_share_caps_a_decision_and_failures_do_not() -> None:
     measured = ran(dict.fromkeys(range(12), 1.0))
     plan = RiskBounded().plan(TuningState(made, measured, new=12))
     assert plan.measure == ()
-    assert "budget" in plan.reason
+    said = r"default limit of 12 measurements \(budget=.*\) reached with \d+% risk left, 10% accepted"
+    assert re.fullmatch(said, plan.reason)
+    bent = TuningState(made, measured, new=12, risk=0.05)
+    assert RiskBounded().cap(bent) == 24, "half the risk, twice the limit"
+    assert RiskBounded().plan(bent).measure
+    assert (
+        RiskBounded().plan(replace(bent, budget=Budget(measurements=12))).reason.startswith("budget reached")
+    )
     measured = failed(*range(12))
     assert RiskBounded().plan(TuningState(made, measured, new=12)).measure
 
@@ -115,7 +123,9 @@ def test_rounds_are_narrow_after_the_first_look() -> None:
     made = forecasts([0.0] * 40, sd=1.0)
     sizes, new = [], 0
     while True:
-        state = TuningState(made, ran(dict.fromkeys(range(new), 1.0)), new=new, risk=-1.0)
+        state = TuningState(
+            made, ran(dict.fromkeys(range(new), 1.0)), new=new, risk=-1.0, budget=Budget(measurements=12)
+        )
         if not (found := RiskBounded().plan(state).measure):
             break
         sizes.append(len(found))
@@ -145,6 +155,24 @@ def test_stated_risk_is_the_share_of_draws_below_the_bar() -> None:
     assert stated_risk(state, np.array([1]), samples) == 0.5
     assert stated_risk(state, np.array([], dtype=np.intp), np.zeros((1, 0))) == 0.0
     assert stated_risk(replace(state, measured={}), np.array([1]), samples) == 1.0
+
+
+def test_a_refusal_that_nothing_proves_leaves_a_risk() -> None:
+    """Row 0 ran; the faster row 1 is refused, row 2 is slower for sure."""
+    made = replace(forecasts([0.0, -2.0, 9.0], sd=0.1), p_fail=np.array([0.0, 0.95, 0.95]))
+    state = TuningState(made, ran({0: 1.0}), new=1)
+    plan = RiskBounded().plan(state)
+    assert (plan.measure, plan.risk) == ((), pytest.approx(0.05, rel=0.01))
+    assert plan.reason == "every candidate is measured but 2, expected to fail as others did"
+    assert RiskBounded().plan(replace(state, risk=0.01)).measure[0] == NAMES[1], (
+        "who accepts less has it tried"
+    )
+    slower = replace(made, mean=np.array([0.0, 9.0, 9.0]))
+    assert (
+        0
+        < stated_risk(replace(state, forecasts=slower), np.array([], dtype=np.intp), np.zeros((1, 0)))
+        < 1e-6
+    )
 
 
 def audit_of(state: TuningState) -> tuple[Candidate, ...]:

@@ -12,6 +12,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.ttir.extraction import assignment_key
+from forecast_autotune.policy.state import REFUSED
 from forecast_autotune.records import (
     Candidate,
     Config,
@@ -109,13 +110,39 @@ def test_running_out_of_resources_rules_out_whoever_needs_more() -> None:
     sizes = np.array([shared(c) for c in query.candidates])
     before = AnalyticSurrogate().forecast(query)
     victim = int(np.argsort(sizes)[len(sizes) // 2])
-    failure = Measurement(query.problem.id, query.candidates[victim], Outcome.OUT_OF_RESOURCES)
+    failure = out_of("shared memory", query.problem.id, query.candidates[victim])
     after = AnalyticSurrogate().forecast(replace(query, measured=[failure]))
     assert after.p_fail[victim] == 1.0
     assert (after.p_fail[sizes >= sizes[victim]] >= 0.8).all()
     assert (after.p_fail >= before.p_fail).all()
     smallest = int(np.argmin(sizes))
     assert after.p_fail[smallest] < 0.5
+
+
+def out_of(resource: str, problem: str, candidate: Candidate, limit: int = 232448) -> Measurement:
+    """The failure of a candidate that needs more of a resource than there is."""
+    said = f"out of resource: {resource}, Required: {limit + 1}, Hardware limit: {limit}. Reducing ..."
+    return Measurement(
+        problem, candidate, Outcome.OUT_OF_RESOURCES, extra={"message": f"OutOfResources: {said}"}
+    )
+
+
+@pytest.mark.parametrize("resource", ["threads", "registers", "tensor memory", "triton_mm", ""])
+def test_a_failure_says_nothing_of_another_resource(resource: str) -> None:
+    """Configs far off in all else stay candidates, whatever shared memory they need."""
+    query = products()
+    sizes = np.array([shared(c) for c in query.candidates])
+    victim = int(np.argmin(sizes))
+    failure = out_of(resource, query.problem.id, query.candidates[victim], 512)
+    if not resource:
+        failure = replace(failure, extra={"message": "the benchmark function returned inf"})
+    before = AnalyticSurrogate().forecast(query)
+    after = AnalyticSurrogate().forecast(replace(query, measured=[failure]))
+    assert after.p_fail[victim] == 1.0
+    others = np.delete(np.arange(len(sizes)), victim)
+    assert (after.p_fail[others] < REFUSED).sum() == (before.p_fail[others] < REFUSED).sum() > 1
+    inductors = out_of("triton_mm", query.problem.id, query.candidates[victim]).exhausted
+    assert inductors == "shared memory", "its limit is of nothing else"
 
 
 def test_running_vouches_for_whoever_needs_less() -> None:
