@@ -22,6 +22,7 @@ from forecast_harness.sandbox.jobs import tensor_to_bytes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.grids import fit_grid
 from forecast_harness.targets.kernels.user_kernel import is_covered
+from forecast_harness.trials.variants.base_runner import encode_scalars
 from forecast_harness.trials.variants.call_sampling import (
     CapturedCalls,
     DrawnCall,
@@ -115,7 +116,7 @@ class TimedCall:
         grid = self.drawn.grid({**scalars, **meta})
         kwargs = dict(config.kwargs)
         return {
-            "scalars": scalars,
+            "scalars": encode_scalars(scalars),
             "grid": None if grid is None else list(grid),
             "meta": kwargs,
             "options": {n: v for n, v in meta.items() if n not in kwargs},

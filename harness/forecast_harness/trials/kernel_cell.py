@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 
+from forecast_autotune.variants.constants import decode_constants
 from forecast_autotune.variants.entry import KernelEntry, nested_arguments
 from forecast_harness.clocks.devices import DeviceTimer, ReplayBuffers
 from forecast_harness.sandbox.cell_process import load
@@ -80,7 +81,7 @@ def compile_launches(
 
 def _compile_one(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> Any:
     entry: KernelEntry = state["entries"][which]
-    views = nested_arguments({**state["calls"][number].views, **how["scalars"]})
+    views = nested_arguments({**state["calls"][number].views, **decode_constants(how["scalars"])})
     return entry.warmup(how["grid"], views, how["meta"], how["options"])
 
 
@@ -123,7 +124,7 @@ def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
         which: list[int | None] = []
         grids: list[list[int] | None] = []
         for how in launches:
-            named = nested_arguments({**call.views, **how["scalars"]})
+            named = nested_arguments({**call.views, **decode_constants(how["scalars"])})
             traced_with = json.dumps([how["scalars"], how["meta"], how["grid"]], sort_keys=True)
             if traced_with not in numbers:  # warps and stages are no part of it
                 numbers[traced_with] = None
@@ -193,7 +194,7 @@ def _launch_seconds(state: dict[str, Any], which: int, number: int, how: Mapping
     entry: KernelEntry = state["entries"][which]
     call: _CallTensors = state["calls"][number]
     call.reset()
-    named = nested_arguments({**call.views, **how["scalars"]})
+    named = nested_arguments({**call.views, **decode_constants(how["scalars"])})
     if state["timer"] is None:
         begin = time.perf_counter()
         entry.run(how["grid"], named, how["meta"], how["options"])

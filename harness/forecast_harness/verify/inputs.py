@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.variants.constants import decode_constant
 
 _SPECIAL_VALUES = 3
 """How many elements a NaN or an infinity is put into."""
@@ -199,12 +200,14 @@ def encode_arguments(value: Any, tensors: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def decode_arguments(shape: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value that a skeleton stands for; the inverse of `encode_arguments`."""
+    """The value that a skeleton stands for; the inverse of `encode_arguments`, and of `encode_constant` under `c`."""
     ((kind, inner),) = shape.items()
     if kind == "t":
         return tensors[inner]
     if kind == "v":
         return inner
+    if kind == "c":
+        return decode_constant(inner, functions=True)
     if kind == "dict":
         return {k: decode_arguments(v, tensors) for k, v in inner.items()}
     items = [decode_arguments(v, tensors) for v in inner]

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from forecast_autotune import frameworks
 from forecast_autotune.records import Argument, Config
+from forecast_autotune.variants.constants import encode_constant
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, TensorBytes
 from forecast_harness.sandbox.jobs import TensorArrays
@@ -199,8 +201,20 @@ def call_arguments(
         "_options": {"v": options},
     }
     given: dict[str, Any] = dict.fromkeys(a.name for a in arguments)  # members of a tuple keep their order
-    given |= {name: {"v": value} for name, value in scalars.items()} | {name: {"t": name} for name in views}
+    encoded = encode_scalars(scalars).items()
+    given |= {name: {"c" if isinstance(value, dict) else "v": value} for name, value in encoded}
+    given |= {name: {"t": name} for name in views}
     return {"args": [], "kwargs": named | {name: value for name, value in given.items() if value is not None}}
+
+
+def encode_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that are no tensors as JSON; see `encode_constant`, as which it raises."""
+    return {n: encode_constant(value, _module_of) for n, value in scalars.items()}
+
+
+def _module_of(function: Any) -> str:
+    # An interpreted function must see the language, whether it uses it or not.
+    return f"import triton.language as _language\n{frameworks.triton().standalone_source(function)}"
 
 
 def tensor_view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:

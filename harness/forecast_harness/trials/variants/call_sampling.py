@@ -8,7 +8,7 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,11 +16,13 @@ from typing import Any, Protocol
 
 import torch
 
+from forecast_autotune import frameworks
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.records.captured_call import CapturedCall, TensorContents
 from forecast_autotune.store.captures import contents_file
-from forecast_autotune.variants.entry import grid_extent
+from forecast_autotune.variants.constants import CONSTANT, decode_constant
+from forecast_autotune.variants.entry import grid_extent, nested_arguments
 from forecast_autotune.variants.signature import (
     call_form,
     canonical_text,
@@ -33,7 +35,13 @@ from forecast_harness.targets.kernels.grids import GridFormula, GridFormulaSwitc
 from forecast_harness.targets.kernels.sizes import CallSizes, largest_tensor
 from forecast_harness.targets.kernels.user_kernel import find_kernel, import_file
 from forecast_harness.targets.search_target import cuda_device
-from forecast_harness.trials.variants.base_runner import TensorMemory, gap_mask, raw_bytes, tensor_view
+from forecast_harness.trials.variants.base_runner import (
+    TensorMemory,
+    encode_scalars,
+    gap_mask,
+    raw_bytes,
+    tensor_view,
+)
 from forecast_harness.verify.inputs import draw
 from forecast_harness.verify.plan import MAX_LAUNCH_BYTES
 
@@ -409,8 +417,7 @@ class UserCalls:
         given = dict(self._module.inputs(rng))
         grid = given.pop("grid", None)
         arguments, memory, scalars = [], {}, {}
-        constexpr = self._constexprs
-        for name, value in given.items():
+        for name, value in self._members(given):
             if isinstance(value, torch.Tensor):
                 argument = _tensor_argument(name, value)
                 if stride_structure(argument) is None:
@@ -421,15 +428,41 @@ class UserCalls:
                 memory[name] = flat.clone()
                 if name in self.subject.zeroed:
                     memory[name].zero_()
+                arguments.append(argument)
             else:
-                argument = _scalar_argument(name, value, name in constexpr)
+                arguments += self._scalar_arguments(name, value)
                 scalars[name] = value
-            arguments.append(argument)
         return DrawnCall(tuple(arguments), memory, scalars, partial(self._grid, grid, given))
 
     def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
         """Another call of the user's function, which draws sizes and values together."""
         return self.draw(regime, generator)
+
+    def _members(self, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """All arguments, those in tuples by names that `nested_arguments` reads."""
+        for name, value in given.items():
+            if isinstance(value, tuple) and value and name not in self._constexprs:
+                places = getattr(value, "_fields", range(len(value)))
+                yield from self._members({f"{name}.{p}": v for p, v in zip(places, value, strict=True)})
+            else:
+                yield name, value
+
+    def _scalar_arguments(self, name: str, value: Any) -> Sequence[Argument]:
+        """As `forecast_integrations.triton.problem.describe` has it. Raises `RecordError` for what cannot travel."""
+        try:
+            encoded = encode_scalars({name: value})[name]
+        except RecordError as error:
+            raise RecordError(f"inputs() gave {name}: {error}") from error
+        if encoded is not value:  # no plain number, text or None
+            kernel = find_kernel(self._module, self.subject.name)
+            return frameworks.triton().arguments_of(kernel, {name: value})
+        if name in self._constexprs:
+            return [Argument(name, "constexpr", value=value)]
+        if value is None:
+            return [Argument(name, "none")]
+        kinds = {bool: "i1", float: "fp32", str: "str"}
+        small = isinstance(value, int) and -(2**31) <= value < 2**31
+        return [Argument(name, "scalar", kinds.get(type(value), "i32" if small else "i64"), value=value)]
 
     @cached_property
     def _constexprs(self) -> tuple[str, ...]:
@@ -485,7 +518,7 @@ def with_heuristics(
     if not layers:
         return dict(drawn.scalars)
     tensors = {a.name: tensor_view(drawn.memory[a.name], a) for a in drawn.arguments if a.kind == "tensor"}
-    known = {**tensors, **drawn.scalars, **meta}
+    known = nested_arguments({**tensors, **drawn.scalars, **meta})
     results: dict[str, Any] = {}
     for layer in layers:
         for name, rule in layer.items():
@@ -532,6 +565,8 @@ def is_index_dtype(dtype: torch.dtype) -> bool:
 
 def scalar_value(argument: Argument) -> Any:
     """The value of an argument that is no tensor. Raises `RecordError` for one that its record does not hold."""
+    if CONSTANT in argument.extra:
+        return decode_constant(argument.extra)
     if argument.kind in ("none", "tuple"):
         return None if argument.kind == "none" else ()
     if argument.kind == "object":
@@ -550,19 +585,6 @@ def _tensor_argument(name: str, value: torch.Tensor) -> Argument:
         tuple(value.stride()),
         value.data_ptr() % 16 == 0,
     )
-
-
-def _scalar_argument(name: str, value: Any, constexpr: bool) -> Argument:
-    """As `forecast_integrations.triton.problem.describe` has it; what cannot travel as JSON is refused."""
-    if value is None:
-        return Argument(name, "none")
-    if not isinstance(value, bool | int | float | str):
-        raise RecordError(f"inputs() gave {name} as a {type(value).__name__}: a cell takes numbers and texts")
-    if constexpr:
-        return Argument(name, "constexpr", value=value)
-    kinds = {bool: "i1", float: "fp32", str: "str"}
-    small = isinstance(value, int) and -(2**31) <= value < 2**31
-    return Argument(name, "scalar", kinds.get(type(value), "i32" if small else "i64"), value=value)
 
 
 def grid_programs(grid: Sequence[int]) -> int:

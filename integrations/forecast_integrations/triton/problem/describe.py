@@ -25,6 +25,7 @@ from forecast_autotune.records import (
     to_scalar,
 )
 from forecast_autotune.records.problem import OPTIONS
+from forecast_autotune.variants.constants import exact_constant
 from forecast_autotune.variants.entry import CallGrid, signature
 from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.triton.problem.call import KernelCall
@@ -242,7 +243,7 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
         given = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
         plain = given is None or isinstance(given, bool | int | float | str)
         kind = FUNCTION if is_jit(given) else "" if plain else type(given).__name__
-        return Argument(name, "constexpr", kind, value=_constant(given))
+        return Argument(name, "constexpr", kind, value=_constant(given), extra=exact_constant(given))
     if value is None:
         return Argument(name, "none")
     if is_tensor(value):

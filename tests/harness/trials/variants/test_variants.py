@@ -16,12 +16,14 @@ pytest.importorskip("torch")
 
 import torch
 
+from forecast_autotune import frameworks
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
 from forecast_autotune.variants import Variant, admitted, covers
 from forecast_autotune.variants.signature import INTERPRETER, written
 from forecast_harness.sandbox.api import CandidateFault, Cell, Fault, JobContext, ResourceLimits, SandboxLane
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.targets.kernels.user_kernel import find_kernel, import_file
 from forecast_harness.trials.variants.base_runner import (
     BaseKernelError,
     BaseKernelRun,
@@ -165,6 +167,72 @@ def test_calls_of_a_users_own(judging: SandboxLane, tmp_path: Path) -> None:
     assert judged(judging, request, GATHER.replace("other=0)", "other=1)")).verdict.accepted
     wrong = GATHER.replace("tl.load(table + at,", "tl.load(table + at + (at > 60),")
     assert codes(judged(judging, request, wrong)) <= {ReasonCode.WRONG_VALUES, ReasonCode.NONDETERMINISTIC}
+
+
+CONSTANTS = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, out, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr, NOTHING: tl.constexpr, PAIR: tl.constexpr,
+           MODE: tl.constexpr, SHAPE, ACTIVATION: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n, other=0).to(DTYPE)
+    if NOTHING is None and MODE.name == "ROUGH":
+        value = ACTIVATION(value) * PAIR[1][0] + SHAPE[1] * tl.load(SHAPE[2])
+    tl.store(out + at, value.to(PAIR[0]), mask=at < n)
+"""
+CONSTANT_INPUTS = """
+
+import enum
+
+import torch
+
+
+class Mode(enum.Enum):
+    EXACT = 1
+    ROUGH = 2
+
+
+@triton.jit
+def square(v):
+    return v * v
+
+
+def inputs(random):
+    n = random.randrange(2, 700)
+    return {
+        "x": torch.randn(n), "out": torch.empty(n), "n": n, "DTYPE": tl.float16, "NOTHING": None,
+        "PAIR": (tl.float32, (3, None)), "MODE": Mode.ROUGH, "SHAPE": (n, 5, torch.ones(3)), "ACTIVATION": square,
+        "grid": lambda meta: (triton.cdiv(n, meta["BLOCK"]),),
+    }
+"""
+
+
+def test_every_constant_that_triton_takes_reaches_the_kernel(judging: SandboxLane, tmp_path: Path) -> None:
+    mine = tmp_path / "constants.py"
+    mine.write_text(CONSTANTS + CONSTANT_INPUTS)
+    request = BaseKernel("kernel", CONSTANTS, CONFIGS, file=str(mine), name="kernel", inputs=True)
+    assert judged(judging, request, CONSTANTS.replace("PAIR[1][0] +", "(2 + 1) +")).verdict.accepted
+    assert not judged(judging, request, CONSTANTS.replace(".to(DTYPE)", "")).verdict.accepted
+    mine.write_text(CONSTANTS + CONSTANT_INPUTS.replace("(n, 5, torch.ones(3))", "{1: 2}"))
+    with pytest.raises(
+        VariantError, match=r"inputs\(\) gave SHAPE: a dict cannot be handed .*: constants are numbers"
+    ):
+        survey(request, judging, plan=QUICK)
+
+
+def test_recorded_constants_are_drawn_as_they_were(tmp_path: Path) -> None:
+    import triton.language as tl
+
+    (tmp_path / "recorded_constants.py").write_text(CONSTANTS)
+    kernel = find_kernel(import_file(tmp_path / "recorded_constants.py"), "kernel")
+    given = {"n": 5, "PAIR": (tl.float16, (3, None)), "DTYPE": tl.bfloat16}
+    arguments = frameworks.triton().arguments_of(kernel, given)
+    stored = tuple(Argument.from_json(json.loads(json.dumps(a.to_json()))) for a in arguments)
+    assert all(isinstance(a.value, int | str) for a in stored)
+    source = RecordedCalls(BaseKernel("kernel", CONSTANTS, CONFIGS, (stored,)), "cpu")
+    assert {**source.draw("normal", torch.Generator()).scalars, "n": 5} == given
 
 
 def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: SandboxLane, tmp_path: Path) -> None:
