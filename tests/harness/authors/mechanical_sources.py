@@ -181,20 +181,6 @@ def flat(x_ptr, table_ptr, index_ptr, w_ptr, y_ptr, n, width, height, BLOCK: tl.
 )
 """A flat index that is divided into rows and columns, and functions that the compiler spells out."""
 
-STRIPES = (
-    HEAD
-    + """
-@triton.jit
-def stripes(x_ptr, y_ptr, n, scale, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
-    start = tl.program_id(0)
-    for tile in tl.range(start, tl.cdiv(n, BLOCK), PROGRAMS):
-        at = tile * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + at, mask=at < n, other=0.0)
-        tl.store(y_ptr + at, x * scale, mask=at < n)
-"""
-)
-"""As many programs as a meta-parameter says take tile after tile."""
-
 SIMPLE_TILES = TILES.replace("    for i in tl.static_range(2):\n        x = x * (i + 1)\n", "")
 """The same, without any loop."""
 
@@ -289,7 +275,6 @@ EVERY = {
     "strided": STRIDED,
     "lock": LOCK,
     "flat": FLAT,
-    "stripes": STRIPES,
 }
 
 
@@ -346,11 +331,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "one-pass: rows do not begin at zero": ("one-pass", "softmax", [("range(0,", "range(1,")]),
     "exp2: the type does not show": ("exp2", "softmax", [_FLOAT]),
-    "reverse: all loops are equally long": (
-        "reverse",
-        "causal",
-        [("0, (here + 1) * BLOCK", "here * BLOCK, (here + 1) * BLOCK")],
-    ),
     "group: the kernel groups by itself": (
         "group",
         "matmul",
@@ -360,22 +340,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "group",
         "matmul",
         [("pid % tiles_n", "pid % tl.cdiv(N, BLOCK_M)")],
-    ),
-    "persist: programs wait for one another": ("persist", "lock", []),
-    "persist: the number of programs is read": (
-        "persist",
-        "causal",
-        [("mask=rows < n", "mask=rows < tl.num_programs(0)")],
-    ),
-    "persist: a helper asks for its program": (
-        "persist",
-        "rows",
-        [("y = (x - mean) * rstd", "y = (x - mean) * rstd * tl.program_id(0)")],
-    ),
-    "persist: a return inside a loop": (
-        "persist",
-        "rows",
-        [("        mean = ", "        if row > 5:\n            return\n        mean = ")],
     ),
     "interior: a comparison that is no bound": (
         "interior",
@@ -396,40 +360,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "interior",
         "flat",
         [("    entry =", "    if n < 0:\n        return\n    entry =")],
-    ),
-    "spread: the program's number is used elsewhere": (
-        "spread",
-        "stripes",
-        [("x * scale", "x * scale + start")],
-    ),
-    "spread: the number of programs is used elsewhere": (
-        "spread",
-        "stripes",
-        [("x * scale", "x * scale + PROGRAMS")],
-    ),
-    "spread: one tile hands something to the next": (
-        "spread",
-        "stripes",
-        [
-            ("    start =", "    total = 0.0\n    start ="),
-            ("x * scale", "x * scale + total"),
-            ("        tl.store", "        total += 1.0\n        tl.store"),
-        ],
-    ),
-    "spread: programs store once each": (
-        "spread",
-        "stripes",
-        [("    start =", "    tl.store(y_ptr, scale)\n    start =")],
-    ),
-    "spread: a step that is no meta-parameter": (
-        "spread",
-        "stripes",
-        [("PROGRAMS: tl.constexpr", "PROGRAMS")],
-    ),
-    "erf: of what may not be float32": (
-        "erf",
-        "flat",
-        [("tl.load(x_ptr + at, inside).to(tl.float32)", "tl.load(x_ptr + at, inside)")],
     ),
     "sigmoid: of what may not be float32": (
         "sigmoid",

@@ -105,18 +105,6 @@ def flat(rng: random.Random) -> Call:
     return given, lambda p: (cdiv(n, p["BLOCK"]),), {"BLOCK": rng.choice([8, 16])}, ["y_ptr"]
 
 
-def stripes(rng: random.Random) -> Call:
-    n, programs = rng.choice([1, 16, 100, 200]), rng.choice([1, 3, 5])
-    given = {"x_ptr": normal(n), "y_ptr": torch.full((n,), 77.0), "n": n, "scale": 3.0}
-    # Sometimes fewer programs than the step says: there are no more tiles then.
-    return (
-        given,
-        lambda p: (min(p["PROGRAMS"], cdiv(n, p["BLOCK"])),),
-        {"BLOCK": 16, "PROGRAMS": programs},
-        ["y_ptr"],
-    )
-
-
 def moments(rng: random.Random) -> Call:
     n, sides = rng.choice([1, 30, 64, 200]), rng.choice([1, 2])
     given = {"x_ptr": normal(sides * 3, n), "y_ptr": torch.full((sides * 3,), 77.0, dtype=torch.float16)}
@@ -133,7 +121,6 @@ CALLS = {
     "strided": strided,
     "lock": lock,
     "flat": flat,
-    "stripes": stripes,
 }
 
 

@@ -24,8 +24,6 @@ ASKED = {
     "evict": ("softmax", "evict_first"),
     "stream-stores": ("softmax", "st.global.cs"),
     "interior": ("flat", "setp"),
-    "spread": ("stripes", "%nctaid"),
-    "erf": ("flat", "div.full"),
     "sigmoid": ("flat", "rsqrt.approx"),
     "exp2": ("flat", "ex2.approx.ftz"),
 }

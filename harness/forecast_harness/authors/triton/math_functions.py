@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, broadcast_shape
@@ -66,18 +66,6 @@ def _count_dimensions(shape: tuple[str, ...]) -> int:
     return len([side for side in shape if side != "1"])
 
 
-_ERF = """
-def {name}(x):
-    t = 1.0 / (0.3275911 * {tl}.abs(x) + 1.0)
-    p = 1.061405429 * t - 1.453152027
-    p = p * t + 1.421413741
-    p = p * t - 0.284496736
-    p = p * t + 0.254829592
-    e = 1.0 - p * t * {tl}.exp2(x * x * -{log2_e})
-    return {tl}.where(x < 0.0, -e, e)
-"""
-"""Off by 1.5e-7 at the most: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
-
 _SIGMOID = """
 def {name}(x):
     root = {tl}.rsqrt(1.0 + {tl}.exp2(x * -{log2_e}))
@@ -85,20 +73,9 @@ def {name}(x):
 """
 
 
-def erf(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
-    """`erf` of float32 by one rational approximation.
-
-    The one of CUDA branches twice for every element, on what differs from lane to lane: both ways are taken
-    nearly always, and the elements of a thread wait for one another.
-    """
-    draft = _replace_calls(unit, context, "erf_straight", _ERF, _match_erf)
-    if draft is not None:
-        yield SourceEdit(draft, "erf by one formula instead of branching for each element", 10.0)
-
-
 def sigmoid(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`sigmoid` of float32 by a reciprocal square root: a division guards against what never happens here."""
-    draft = _replace_calls(unit, context, "sigmoid_by_root", _SIGMOID, _match_sigmoid)
+    draft = _replaced_sigmoids(unit, context)
     if draft is not None:
         yield SourceEdit(draft, "sigmoid by a reciprocal square root instead of a division", 8.0)
 
@@ -110,10 +87,6 @@ class _FunctionMatch:
     argument: ast.expr
     times: ast.expr | None = None
     """Factor of the result."""
-
-
-def _match_erf(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:
-    return _single_call(facts, node, "erf")
 
 
 def _match_sigmoid(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None:
@@ -147,23 +120,19 @@ def _is_one(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 1
 
 
-def _replace_calls(
-    unit: SourceUnit,
-    context: RewriteContext,
-    wanted: str,
-    source: str,
-    known: Callable[[FunctionFacts, ast.AST], _FunctionMatch | None],
-) -> SourceUnit | None:
-    """A copy that calls a function of its own in place of others; None where there are none."""
+def _replaced_sigmoids(unit: SourceUnit, context: RewriteContext) -> SourceUnit | None:
+    """A copy that calls a function of its own in place of sigmoids; None where there are none."""
     jit = unit.entry.decorator_list[-1] if unit.entry.decorator_list else None
     jit = jit.func if isinstance(jit, ast.Call) else jit
     if jit is None or not unit.tl:
         return None
-    name = fresh_name(wanted, names(unit.tree) | set(unit.functions))
+    name = fresh_name("sigmoid_by_root", names(unit.tree) | set(unit.functions))
     places = []
     for function in unit.kernels:
         facts = context.facts(unit, function)
-        places += [(node, match) for node in nodes_in_order(function) if (match := known(facts, node))]
+        places += [
+            (node, match) for node in nodes_in_order(function) if (match := _match_sigmoid(facts, node))
+        ]
     if not places:
         return None
     draft = unit.copy()
@@ -173,7 +142,7 @@ def _replace_calls(
         if match.times is not None:
             call = ast.BinOp(draft.twin(match.times), ast.Mult(), call)
         swap_expressions(draft.tree, {id(draft.twin(node)): call})
-    (helper,) = parse_statements(source.format(name=name, tl=unit.tl, log2_e=LOG2_E))
+    (helper,) = parse_statements(_SIGMOID.format(name=name, tl=unit.tl, log2_e=LOG2_E))
     assert isinstance(helper, ast.FunctionDef)
     helper.decorator_list = [copy.deepcopy(jit)]
     at = next(i for i, s in enumerate(draft.tree.body) if isinstance(s, ast.FunctionDef))

@@ -14,14 +14,10 @@ from forecast_harness.authors.triton.analysis.source_unit import Function, Sourc
 class RewriteContext:
     """Facts besides the source. All of them may be missing: a rewrite then does without."""
 
-    arch: int = 90
-    """Compute capability times ten of the device the variants are for."""
     configs: tuple[Config, ...] = ()
     """The base's configs; a rewrite that adds a meta-parameter, or wants larger tiles, extends them."""
     arguments: tuple[Argument, ...] = ()
     """One call's arguments: types and sizes make some rewrites promising and others impossible."""
-    multiprocessors: int = 132
-    """Multiprocessors of the variants' device; a persistent kernel starts a multiple of them."""
 
     def dtype(self, name: str) -> str:
         """Data type of a tensor argument as torch names it; empty if not known."""
@@ -56,8 +52,6 @@ class TritonRewrite:
     """A named rewrite; see `registry`."""
 
     name: str
-    summary: str
-    """The change it makes, in a clause."""
     apply: Callable[[SourceUnit, RewriteContext], Iterable[SourceEdit]]
     """Yields nothing where its preconditions do not show in the text. Never changes its argument."""
     approximate: bool = False

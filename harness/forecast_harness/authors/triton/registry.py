@@ -97,48 +97,21 @@ def _bind_arguments(helper: Function, call: ast.Call) -> dict[str, ast.expr] | N
     return given if set(given) == set(parameters) else None
 
 
-_STRUCTURAL_REWRITES = frozenset(("interior", "persist"))
-
 REWRITES: tuple[TritonRewrite, ...] = (
     # In the order in which they are applied to one another: structure first, hints last. Functions touch
     # nothing else, and stand first so that what only adds code to them is left out.
-    TritonRewrite("erf", "erf without branches", math_functions.erf, True, _STRUCTURAL_REWRITES),
-    TritonRewrite(
-        "sigmoid", "sigmoid without a division", math_functions.sigmoid, True, _STRUCTURAL_REWRITES
-    ),
-    TritonRewrite(
-        "one-pass",
-        "a row that fits one tile is loaded once",
-        one_pass.one_pass,
-        incompatible=frozenset(("peel", "pipeline", "unroll")),
-    ),
-    TritonRewrite("peel", "full tiles without masks", peeling.peel),
-    TritonRewrite(
-        "interior", "whole tiles without masks", interior.interior, incompatible=frozenset(("persist",))
-    ),
-    TritonRewrite(
-        "spread",
-        "more programs that take tile after tile",
-        programs.spread,
-        incompatible=frozenset(("persist",)),
-    ),
-    TritonRewrite("persist", "programs that stay and take tile after tile", programs.persist),
-    TritonRewrite(
-        "split-reduction",
-        "several programs share a reduction, the last adds their parts",
-        split_reductions.split_reduction,
-        True,
-    ),
-    TritonRewrite(
-        "stream-k", "programs share the iterations of all tiles evenly", split_reductions.stream_k, True
-    ),
-    TritonRewrite("group", "tiles in bands that share the cache", programs.group),
-    TritonRewrite("reverse", "the longest programs first", programs.reverse),
-    TritonRewrite("exp2", "exp as exp2 of a multiply-add", math_functions.exp2, True),
-    TritonRewrite("pipeline", "loads run iterations ahead", hints.pipeline),
-    TritonRewrite("unroll", "loops unrolled", hints.unroll),
-    TritonRewrite("evict", "eviction policies by reuse", hints.evict),
-    TritonRewrite("stream-stores", "results past the cache", hints.stream_stores),
+    TritonRewrite("sigmoid", math_functions.sigmoid, True, frozenset(("interior",))),
+    TritonRewrite("one-pass", one_pass.one_pass, incompatible=frozenset(("peel", "pipeline", "unroll"))),
+    TritonRewrite("peel", peeling.peel),
+    TritonRewrite("interior", interior.interior),
+    TritonRewrite("split-reduction", split_reductions.split_reduction, True),
+    TritonRewrite("stream-k", split_reductions.stream_k, True),
+    TritonRewrite("group", programs.group),
+    TritonRewrite("exp2", math_functions.exp2, True),
+    TritonRewrite("pipeline", hints.pipeline),
+    TritonRewrite("unroll", hints.unroll),
+    TritonRewrite("evict", hints.evict),
+    TritonRewrite("stream-stores", hints.stream_stores),
 )
 
 _REPEAT_DISCOUNT = 0.7
@@ -179,8 +152,6 @@ def variants_of(
     only: Sequence[str] = (),
     configs: Iterable[Config] = (),
     arguments: Iterable[Argument] = (),
-    arch: int = 90,
-    multiprocessors: int = 132,
 ) -> list[Variant]:
     """Variants that known rewrites make of a kernel; most promising first, always in the same order.
 
@@ -193,8 +164,6 @@ def variants_of(
         only: names of rewrites to use; all by default.
         configs: the base's configs; rewrites that need other tiles extend them.
         arguments: one call's arguments, where known.
-        arch: compute capability times ten.
-        multiprocessors: of the device.
 
     Returns:
         Variants without duplicates. `extra["rewrites"]` names the rewrites, `extra["approximate"]` says
@@ -207,7 +176,7 @@ def variants_of(
     names = [r.name for r in REWRITES]
     if unknown := [n for n in only if n not in names]:
         raise ValueError(f"no rewrite is named {unknown}; there are {names}")
-    context = RewriteContext(arch, tuple(configs), tuple(arguments), multiprocessors)
+    context = RewriteContext(tuple(configs), tuple(arguments))
     unit = inline_helpers(SourceUnit.parse(source, entry))
     chosen = [r for r in REWRITES if not only or r.name in only]
     singles = [applied for rewrite in chosen for applied in _apply(rewrite, unit, context)]

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune.variants.contract import COUNTERS, MEMORY, WORKSPACE
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, argument
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, argument, axis_of
 from forecast_harness.authors.triton.analysis.loops import RangeLoop, all_accesses_known, loops
 from forecast_harness.authors.triton.analysis.polynomials import PolynomialReader, induction_variables
 from forecast_harness.authors.triton.analysis.source_unit import (
@@ -33,15 +33,11 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     read_names,
     swap_expressions,
 )
-from forecast_harness.authors.triton.programs import (
-    add_base_grid_parameters,
-    add_grid_function,
-    add_parameters,
-    exchangeable_program_ids,
-    on_one_axis,
-    statements_of_tile,
-)
+from forecast_harness.authors.triton.programs import exchangeable_program_ids
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
+
+MULTIPROCESSORS = 132
+"""Of the device that the number of programs suits: they are a multiple of it."""
 
 
 def moved_offsets(facts: FunctionFacts, loop: RangeLoop) -> frozenset[str]:
@@ -195,7 +191,7 @@ def split_reduction(unit: SourceUnit, context: RewriteContext) -> Iterator[Sourc
         return
     dots = shared.loop.has_dots
     for place, each in enumerate(_PROGRAMS[dots]):
-        programs = context.multiprocessors * each
+        programs = MULTIPROCESSORS * each
         note = (
             f"as many programs as fill the device ({programs}) share each sum; the last one adds their parts"
         )
@@ -212,9 +208,9 @@ def stream_k(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     if len(known) != len(bounds):
         return
     for place, each in enumerate(_PROGRAMS[True]):
-        draft = _streamed(shared, known, context.multiprocessors * each)
+        draft = _streamed(shared, known, MULTIPROCESSORS * each)
         if draft is not None:
-            note = f"{context.multiprocessors * each} programs share the iterations of all tiles evenly"
+            note = f"{MULTIPROCESSORS * each} programs share the iterations of all tiles evenly"
             yield SourceEdit(draft, note, 2.8 - 0.4 * place)
 
 
@@ -410,3 +406,76 @@ def _add_workspace(draft: SourceUnit, shared: _SharedLoop, parts: str, tiles: st
         f"{body}"
         f"    return {parts} * ({elements}), {tiles}\n"
     )
+
+
+# --- programs whose number is not the call's ---
+
+
+def add_base_grid_parameters(draft: SourceUnit, count: int) -> None:
+    """Add the parameters that the launcher fills with the call's own grid."""
+    add_parameters(draft, BASE_GRID[:count], 1)
+
+
+def add_parameters(draft: SourceUnit, added: Sequence[str], default: int | None) -> None:
+    """Add runtime parameters that the launcher fills in."""
+    given = draft.entry.args
+    given.args += [ast.arg(name) for name in added]
+    if given.defaults:
+        given.defaults += [ast.Constant(default)] * len(added)
+
+
+def add_grid_function(draft: SourceUnit, body: str) -> None:
+    """Add a `grid` whose `first`, `second` and `third` are the call's own extents."""
+    text = "def grid(meta, arguments, base):\n    first, second, third = (*base, 1, 1)[:3]\n" + "".join(
+        f"    {line}\n" for line in body.splitlines()
+    )
+    draft.tree.body += parse_statements(text)
+
+
+def on_one_axis(programs: str, axes: int) -> str:
+    """A launch grid of so many programs that take the tiles of the first `axes` axes."""
+    return f"({', '.join((programs, *('1', '1')[: axes - 1], *('second', 'third')[axes - 1 :]))})"
+
+
+def statements_of_tile(
+    unit: SourceUnit, ids: Mapping[int, list[ast.Call]], body: Block, tile: str, taken: set[str]
+) -> tuple[Block, Block] | None:
+    """A kernel's body for the tile with a number, to stand in a loop: statements to stand before it, and in it.
+
+    `ids`: its `program_id` calls by axis. Parameters that it assigns get another name, as every tile begins with
+    their values. None where a constant of it depends on the tile.
+    """
+    axes = max(ids) + 1
+    new = {axis: fresh_name(f"tile_{axis}", taken) for axis in ids} if axes > 1 else {0: tile}
+    moved = ast.Module(copy.deepcopy(body), [])
+    constants = _hoist_constants(unit, moved.body)
+    if constants is None:
+        return None
+    assigned = set(assigned_names(moved)) & {p.arg for p in arguments(unit.entry)}
+    renamed = {name: fresh_name(f"{name}_here", taken) for name in sorted(assigned)}
+    calls = unit.calls(moved, "program_id")
+    swap_expressions(moved, {id(c): ast.Name(new[axis_of(c)], ast.Load()) for c in calls})
+    for n in ast.walk(moved):
+        if isinstance(n, ast.Name) and n.id in renamed:
+            n.id = renamed[n.id]
+    lines = [f"{new_name} = {name}" for name, new_name in renamed.items()]
+    if axes > 1:
+        extents = {0: f"{tile} % {BASE_GRID[0]}", 1: f"{tile} // {BASE_GRID[0]} % {BASE_GRID[1]}"}
+        if axes == 2:
+            extents[1] = f"{tile} // {BASE_GRID[0]}"
+        extents[2] = f"{tile} // ({BASE_GRID[0]} * {BASE_GRID[1]})"
+        lines += [f"{new[axis]} = {extents[axis]}" for axis in sorted(new)]
+    return constants, [*parse_statements("\n".join(lines)), *moved.body]
+
+
+def _hoist_constants(unit: SourceUnit, body: Block) -> Block | None:
+    """Take the statements that name constants out of a body; None where one depends on anything else."""
+    known = unit.constexprs(unit.entry) | {unit.tl, "triton"}
+    constants = [s for s in body if isinstance(s, ast.AnnAssign)]
+    nested = [n for s in body for n in ast.walk(s) if isinstance(n, ast.AnnAssign)]
+    if len(nested) != len(constants) or any(
+        s.value is None or not read_names(s.value) <= known for s in constants
+    ):
+        return None
+    body[:] = [s for s in body if not isinstance(s, ast.AnnAssign)]
+    return list(constants)
