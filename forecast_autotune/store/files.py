@@ -53,6 +53,8 @@ class StoreNotes:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.unread: set[Path] = set()
+        """Files and folders whose contents are not known, though they are there."""
         self._seen: set[str] = set()
 
     def add(self, text: str, topic: str | None = None) -> None:
@@ -63,6 +65,11 @@ class StoreNotes:
         self._seen.add(topic or text)
         self.texts.append(text)
         warnings.warn(text, StoreWarning, stacklevel=4)
+
+    def add_unread(self, path: Path, why: str) -> None:
+        """Note that the contents of a file or folder are not known: a miss may be none."""
+        self.unread.add(path)
+        self.add(f"{path}: {why}"[:300], topic=str(path))
 
 
 def _hashed(text: str) -> str:
@@ -282,7 +289,7 @@ def list_files(folder: Path, pattern: str, notes: StoreNotes) -> list[Path]:
     try:
         return sorted(folder.glob(pattern))
     except OSError as error:
-        notes.add(f"{folder}: cannot be listed: {error}", topic=str(folder))
+        notes.add_unread(folder, f"cannot be listed: {error}")
         return []
 
 
@@ -296,7 +303,7 @@ def list_folders(folder: Path, notes: StoreNotes) -> list[Path]:
 
 
 def _note_misplaced(path: Path, kind: str, notes: StoreNotes) -> None:
-    notes.add(f"{path}: ignored, it is {kind} where a folder belongs: move it away", topic=str(path))
+    notes.add_unread(path, f"ignored, it is {kind} where a folder belongs: move it away")
 
 
 def read_record(
@@ -312,12 +319,13 @@ def read_record(
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        if message := misplaced_file(path.parent):
-            _note_misplaced(path.parent, message, notes)
+        for folder in path.parents:
+            if message := misplaced_file(folder):
+                _note_misplaced(folder, message, notes)
     except OSError as error:
-        notes.add(f"{path}: cannot be read: {error}", topic=str(path))
+        notes.add_unread(path, f"cannot be read: {error}")
     except MALFORMED as error:
-        notes.add(f"{path}: ignored, {what} ({type(error).__name__}: {error})"[:300], topic=str(path))
+        notes.add_unread(path, f"ignored, {what} ({type(error).__name__}: {error})")
     return None
 
 

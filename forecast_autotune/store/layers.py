@@ -171,6 +171,7 @@ class StoreLayers:
                         raise place
                     self._bundles.append(Bundle.open(place))
                 except StoreError as error:
+                    self._notes.unread.add(Path())  # whatever it was to hold
                     self._notes.add(str(error))
         return self._bundles
 

@@ -126,8 +126,7 @@ class LogFile:
         except FileNotFoundError:
             self._reset()
         except OSError as error:
-            message = f"{self.path}: cannot be read, its measurements are unknown here: {error}"
-            self._notes.add(message, topic=str(self.path))
+            self._notes.add_unread(self.path, f"cannot be read, its measurements are unknown here: {error}")
 
     def _resolve_tail(self, rest: bytes, locked: bool) -> None:
         """Judge text after the last newline: a write still under way, or torn by a kill?"""

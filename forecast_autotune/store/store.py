@@ -87,6 +87,14 @@ class Store:
         """Notes on what was skipped or not saved; each was also issued once as a `StoreWarning`."""
         return list(self._notes.texts)
 
+    def is_doubtful(self, problem: Problem) -> bool:
+        """Whether something is there that may hold rows of a problem, and could not be read when it was asked."""
+        with self._mutex:
+            place, unread = self._directory(problem).path, self._notes.unread
+        return place is not None and any(
+            p == Path() or p in place.parents or place in (p, *p.parents) for p in unread
+        )
+
     def measurements(self, problem: Problem) -> list[Measurement]:
         """Everything measured of this problem by any process so far, oldest first."""
         with self._mutex:

@@ -24,6 +24,7 @@ from forecast_autotune.errors import (
     FrozenMissError,
     NoWorkingConfigError,
     RecordError,
+    StoreError,
     is_of_caller,
     is_told_to_caller,
 )
@@ -92,7 +93,7 @@ _FIRST_TIMED, _TIMED_PER_PLAN = 2, 4
 take as long as timing one does, and the first timings tell most."""
 _MAX_SHOWN_MESSAGES = 3
 """Distinct messages, the most frequent first, shown when nothing launches."""
-_TIMING_MODES = (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN)
+TIMING_MODES = (Mode.TUNE, Mode.EXHAUSTIVE, Mode.LISTEN)
 _OF_THE_SOURCE = (Outcome.COMPILE_ERROR, Outcome.RUNTIME_ERROR, Outcome.INCORRECT)
 """Failures that a source's other configs may share. Resources and time depend on the config, and are forecast."""
 _FAILED, _TRIED = 0.2, 0.8
@@ -142,6 +143,10 @@ class GuardedStore:
         if not self._warned:
             self._warned = True
             warnings.warn(f"the store failed ({error!r:.300}): going on without it", stacklevel=4)
+
+    def is_doubtful(self, problem: Problem) -> bool:
+        """Whether the store failed, or knows that it could not read all that it may hold of a problem."""
+        return self._warned or self._ask("is_doubtful", lambda: self._warned, problem)
 
     def measurements(self, problem: Problem) -> list[Measurement]:
         """As `TuningStore`."""
@@ -924,6 +929,8 @@ def _decide_from_store(
         count, grids = len(forecaster.candidates), forecaster.grids
         store.add_miss(Miss.of(problem, settings.mode, count, grids, utc_now()))
     if settings.mode is Mode.FROZEN and not timed and settings.on_miss == "error":
+        if store.is_doubtful(problem):
+            raise StoreError("frozen mode: it cannot be told whether the store holds this problem")
         raise FrozenMissError(
             f"frozen mode: the store holds nothing for kernel {problem.kernel.name} with key "
             f"{problem.key} on {problem.device.name}. Tune once with "
@@ -1024,7 +1031,7 @@ def _decide_plainly(
     Neither forecasts nor a policy have a part in it, and it is not kept as a decision: the next process tries
     again. Raises `NoWorkingConfigError` where all candidates fail, and what the measurer raises.
     """
-    timed = settings.mode in _TIMING_MODES
+    timed = settings.mode in TIMING_MODES
     how = "measuring everything" if timed else "using the first config"
     warnings.warn(f"the tuner failed ({error!r:.300}): {how}", stacklevel=3)
     candidates = list(task.candidates)

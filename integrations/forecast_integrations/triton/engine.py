@@ -29,7 +29,7 @@ from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.loop import STRUCK, GuardedStore, TuningTask, fingerprint
+from forecast_autotune.tuning.loop import STRUCK, TIMING_MODES, GuardedStore, TuningTask, fingerprint
 from forecast_integrations.device import has_device
 from forecast_integrations.triton.background.arguments import UncopyableArgumentsError, stand_in_call
 from forecast_integrations.triton.background.key_decision import KeyDecision
@@ -215,7 +215,7 @@ class TuningEngine:
                 decided = key in tuner.cache or key in self.pending or key in self._captured
                 if not pruned or is_told_to_caller(error) or decided:  # a function of the user's raised
                     raise
-                waits = self.options.settings().mode is not Mode.BACKGROUND
+                waits = self.options.settings().mode in TIMING_MODES
                 timed = waits and can_time(tuner) and not capturing_graph()
                 return _triton_config(tuner, key, args, kwargs, error, pruned if timed else pruned[:1])
             finally:

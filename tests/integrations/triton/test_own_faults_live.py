@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import triton
 
 import forecast_autotune.tuning.loop as loop
 from forecast_autotune import autotune
+from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.compilations import FirstCompilations
 from forecast_integrations.triton import engine, publication
@@ -73,6 +75,53 @@ def test_a_part_that_fails(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_pat
     (text,) = said
     what = "the store failed" if home is Store else "failed"
     assert f"{what} (LookupError('a bug'))" in text
+
+
+UNTIMED_PARTS = {
+    name: part for name, part in PARTS.items() if part[1] not in ("add", "watch", "plan", "_timings")
+}
+
+
+@pytest.mark.parametrize("mode", ["frozen", "skip", "deterministic"])
+@pytest.mark.parametrize("part", UNTIMED_PARTS)
+def test_a_mode_without_a_clock_times_nothing_whatever_fails(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str, mode: str
+) -> None:
+    home, name = PARTS[part]
+    monkeypatch.setattr(home, name, property(fail) if name == "label" else fail)
+    try:
+        _, said = launched(tmp_path / "store", mode=mode)
+    except FrozenMissError:
+        assert mode == "frozen"
+        assert part in ("the surrogate's name", "the risk"), "it had no part in the miss"
+        return
+    assert device.launches == 2
+    store_is_asked = mode != "deterministic" or home is not Store
+    assert len(said) == (1 if store_is_asked and part != "the risk" else 0) or mode == "frozen"
+
+
+@pytest.mark.parametrize("place", ["store", "store/v1", "store/v1/*/*/decisions/*", "store/v1/*/*/*.jsonl"])
+def test_frozen_mode_serves_the_first_config_where_a_store_cannot_be_read(
+    device: Any, tmp_path: Path, place: str
+) -> None:
+    """A miss that nobody can be sure of is none; one that is sure raises."""
+    launched(tmp_path / "store")
+    shutil.copytree(tmp_path / "store", tmp_path / "whole")
+    for path in list(tmp_path.glob("store/v1/*/*/decisions/*")) if "jsonl" in place else []:
+        path.unlink()
+    for path in list(tmp_path.glob("store/v1/*/*/*.jsonl")) if "decisions" in place else []:
+        path.unlink()
+    for path in tmp_path.glob(place):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.mkdir() if "*" in place else path.write_text("no folder")
+    before = device.launches
+    tuner, said = launched(tmp_path / "store", mode="frozen")
+    assert device.launches == before + 2
+    assert tuner.best_config == FEW[0]
+    assert any("using the first config" in text for text in said)
+    with pytest.raises(FrozenMissError):
+        launched(tmp_path / "empty", mode="frozen")
+    assert launched(tmp_path / "whole", mode="frozen")[0].best_config.num_warps == 4
 
 
 def test_a_key_that_cannot_be_made(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
