@@ -95,6 +95,8 @@ def command_line_page() -> str:
         ]
         if command.epilog:
             lines += ["", _escaped(command.epilog)]
+        if command.examples:
+            lines += ["", "```bash", *command.examples, "```"]
         rows = [row for action in command._actions if (row := _argument_row(action))]
         lines += ["", *_table(("argument", "default", "meaning"), rows)]
     return "\n".join([*lines, ""])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks, plugins
-from forecast_autotune.commands.output import CommandError, Output, UsageError, is_installed
+from forecast_autotune.commands.output import CommandError, Output, UsageError, is_installed, output_path
 from forecast_autotune.commands.store_access import open_named_store, open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import count_text, printable
@@ -97,16 +97,16 @@ _OTHERS = (
 def export(options: argparse.Namespace, output: Output) -> int:
     """Write tables to a file or to stdout, or other tools' files into a folder; exit status 1 if there are none."""
     name: str = options.file
-    form = options.format or ("parquet" if name.endswith(".parquet") else "jsonl")
+    form = options.format or ("parquet" if name.lower().endswith(".parquet") else "jsonl")
     if form in EXPORT_FORMATS:
         return _export_for_others(options, output, form)
     if name == "-" and form == "parquet":
         raise UsageError("parquet is not written to stdout: give FILE")
     if name == "-" and output.as_json:
         raise UsageError("the table itself goes to stdout, which --json needs: give FILE")
-    path = Path(name)
-    if name != "-" and not path.absolute().parent.is_dir():
-        raise UsageError(f"{name}: there is no directory {path.parent}")
+    # A format that is asked for may go to a file of any name.
+    suffixes = ("",) if options.format or name == "-" else (*_TABLES, ".parquet")
+    path = output_path("FILE", name, *suffixes)
     store = open_named_store(options)
     tables = list(store.tables(options.kernel, options.device))
     variants = [] if form == "parquet" else store.variants_of(options.kernel)

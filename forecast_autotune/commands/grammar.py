@@ -76,6 +76,11 @@ def _replay(commands: Commands) -> None:
         "replay",
         "forecast_autotune.commands.replay:replay",
         "run the tuner against recorded tables instead of a GPU",
+        examples=(
+            "replay",
+            "replay table.jsonl --workers 4 --policy exhaustive",
+            "replay --leave-out kernel --jobs 2",
+        ),
     )
     replay.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
     replay.add_argument(
@@ -128,7 +133,14 @@ def _replay(commands: Commands) -> None:
 
 def _show(commands: Commands) -> None:
     show = commands.add(
-        "show", "forecast_autotune.commands.show:show", "list what the store holds, per kernel and device"
+        "show",
+        "forecast_autotune.commands.show:show",
+        "list what the store holds, per kernel and device",
+        examples=(
+            "show",
+            "show --kernel matmul --page store.html",
+            "show --calibration",
+        ),
     )
     instead = show.add_mutually_exclusive_group()
     instead.add_argument(
@@ -153,7 +165,13 @@ def _show(commands: Commands) -> None:
 
 def _explain(commands: Commands) -> None:
     explain = commands.add(
-        "explain", "forecast_autotune.commands.show:explain", "say why a kernel got its configs"
+        "explain",
+        "forecast_autotune.commands.show:explain",
+        "say why a kernel got its configs",
+        examples=(
+            "explain matmul_kernel",
+            "explain matmul_kernel --key 4096 4096",
+        ),
     )
     explain.add_argument("kernel", metavar="KERNEL", help="the kernel's name")
     explain.add_argument(
@@ -169,7 +187,13 @@ def _explain(commands: Commands) -> None:
 
 def _export(commands: Commands) -> None:
     export = commands.add(
-        "export", "forecast_autotune.commands.exchange:export", "write stored measurements as a table"
+        "export",
+        "forecast_autotune.commands.exchange:export",
+        "write stored measurements as a table",
+        examples=(
+            "export table.jsonl.xz",
+            "export caches --format kernel-tuner --kernel matmul",
+        ),
     )
     export.add_argument(
         "file",
@@ -188,7 +212,13 @@ def _export(commands: Commands) -> None:
 
 def _import(commands: Commands) -> None:
     imports = commands.add(
-        "import", "forecast_autotune.commands.exchange:import_", "add tables of others to the store"
+        "import",
+        "forecast_autotune.commands.exchange:import_",
+        "add tables of others to the store",
+        examples=(
+            "import table.jsonl cache.json",
+            "import --triton-cache",
+        ),
     )
     imports.add_argument(
         "files",
@@ -214,7 +244,13 @@ def _import(commands: Commands) -> None:
 
 def _clear(commands: Commands) -> None:
     clear = commands.add(
-        "clear", "forecast_autotune.commands.exchange:clear", "remove measurements and decisions"
+        "clear",
+        "forecast_autotune.commands.exchange:clear",
+        "remove measurements and decisions",
+        examples=(
+            "clear --kernel matmul",
+            "clear --device H100 --yes",
+        ),
     )
     filters(clear)
     clear.add_argument("--variants", action="store_true", help="instead: other sources of kernels")
@@ -227,7 +263,13 @@ def _clear(commands: Commands) -> None:
 
 def _doctor(commands: Commands) -> None:
     doctor = commands.add(
-        "doctor", "forecast_autotune.commands.doctor:doctor", "check this installation, and say what to do"
+        "doctor",
+        "forecast_autotune.commands.doctor:doctor",
+        "check this installation, and say what to do",
+        examples=(
+            "doctor",
+            "doctor --network",
+        ),
     )
     store_option(doctor)
     doctor.add_argument("--network", action="store_true", help="also contact the language model's server")
@@ -252,6 +294,7 @@ def _merge(group: Commands) -> None:
         "merge",
         "forecast_autotune.commands.stores:merge_stores",
         "add all rows of other stores: the union, whatever the order and however often",
+        examples=("store merge /mnt/one /mnt/two --into all",),
     )
     merge.add_argument("sources", nargs="+", metavar="SOURCE", help=_PLACES)
     merge.add_argument(
@@ -265,6 +308,7 @@ def _diff(group: Commands) -> None:
         "diff",
         "forecast_autotune.commands.stores:diff_stores",
         "say what one store holds and another does not",
+        examples=("store diff /mnt/one /mnt/two",),
     )
     diff.add_argument("first", metavar="FIRST", help=_PLACES)
     diff.add_argument("second", nargs="?", metavar="SECOND", help="the other (default: --store)")
@@ -276,6 +320,10 @@ def _verify(group: Commands) -> None:
         "verify",
         "forecast_autotune.commands.stores:verify_stores",
         "check every file of stores and bundles; exit status 1 if anything is wrong",
+        examples=(
+            "store verify",
+            "store verify bundle",
+        ),
     )
     verify.add_argument(
         "places", nargs="*", metavar="PLACE", help="stores, bundles and addresses (default: --store)"
@@ -288,6 +336,7 @@ def _gc(group: Commands) -> None:
         "gc",
         "forecast_autotune.commands.stores:compact_store",
         "remove repeated and damaged lines, damaged decisions, and what killed writers left; no measurement is lost",
+        examples=("store gc",),
     )
     store_option(gc)
 
@@ -297,6 +346,10 @@ def _bundle(group: Commands) -> None:
         "bundle",
         "forecast_autotune.commands.stores:write_bundle_of_store",
         "write decisions and measurements as a folder that others read with FORECAST_AUTOTUNE_STORES",
+        examples=(
+            "store bundle shipped --kernel matmul",
+            "store bundle shipped --compiled ~/.triton/cache",
+        ),
     )
     bundle.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
     filters(bundle)
@@ -319,6 +372,7 @@ def _install(group: Commands) -> None:
         "install",
         "forecast_autotune.commands.stores:install_bundle",
         "put a bundle's compiled kernels into Triton's cache: for bundles of people whose code you run",
+        examples=("store install shipped",),
     )
     install.add_argument("bundle", metavar="BUNDLE", help="a bundle made with --compiled or --graphs")
     install.add_argument(

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from forecast_autotune.printable import LONGEST_NAME, printable, without_controls
@@ -28,6 +29,19 @@ class UsageError(Exception):
 
 class CommandError(Exception):
     """The command could not do what was asked; exit status 1."""
+
+
+def output_path(option: str, name: str, *suffixes: str) -> Path:
+    """The path of a file to write. Raises `UsageError` for another suffix and for a directory that is not there."""
+    path = Path(name).expanduser()
+    special = path.exists() and not path.is_file()  # a device or a pipe has no suffix
+    if not path.name.lower().endswith(suffixes) and not special:
+        *others, last = suffixes
+        rule = f"{', '.join(others)} or {last}" if others else last
+        raise UsageError(f"{option} {name}: the name must end in {rule}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {name}: there is no directory {path.parent}")
+    return path
 
 
 class Output:

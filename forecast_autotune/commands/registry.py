@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
 from typing import Any, NoReturn
@@ -117,11 +117,17 @@ GROUP = "forecast_autotune.commands"
 
 
 class Parser(argparse.ArgumentParser):
-    """`argparse` without abbreviations, and with errors that `main` prints."""
+    """`argparse` without abbreviations, with examples, and with errors that `main` prints."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
         # Abbreviations would change their meaning with every option that is added later.
         super().__init__(**{"allow_abbrev": False, **options})
+        self.examples = [f"forecast-autotune {example}" for example in examples]
+
+    def format_help(self) -> str:
+        """The help of `argparse`, and the examples below it: a line each, ready to be copied."""
+        lines = "".join(f"  {example}\n" for example in self.examples)
+        return super().format_help() + (f"\nexamples:\n{lines}" if lines else "")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As `argparse` does, but that a command tells of unknown words itself. Raises `UsageError`."""
@@ -143,6 +149,20 @@ class Parser(argparse.ArgumentParser):
         meant = f"; the nearest option is {near[0]}" if near else ""
         return f"unrecognized arguments: {' '.join([option, *value])}{meant}"
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As `argparse` does from Python 3.14 on: name the nearest choice."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            import difflib
+
+            # `version` is an option, but asked for as a command.
+            words = [*map(str, action.choices or ()), *(f"--{w[2:]}" for w in self._option_string_actions)]
+            near = difflib.get_close_matches(str(value), words, n=1)
+            if near:
+                error.message += f"; did you mean {near[0]}?"
+            raise
+
     def error(self, message: str) -> NoReturn:
         """Leave printing to `main`, so that all errors look alike."""
         raise UsageError(f"{message} (`{self.prog} --help` explains)")
@@ -155,7 +175,7 @@ class Commands:
         self._parsers = parser.add_subparsers(title=title, metavar=metavar, required=True)
 
     def add(self, name: str, entry: str, text: str, **options: Any) -> argparse.ArgumentParser:
-        """Add a command; `entry` is `package.module:function`, and `options` go to its parser."""
+        """Add a command; `entry` is `package.module:function`, and `options` go to its `Parser`."""
         parser: argparse.ArgumentParser = self._parsers.add_parser(
             name, help=text, description=text, **options
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import plugins
-from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.output import Output, UsageError, output_path
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.providers import provider
@@ -39,7 +39,7 @@ _PICTURES = (".png", ".html", ".htm")
 
 def replay(options: argparse.Namespace, output: Output) -> int:
     """Replay tables, print the report, and draw it if asked to."""
-    picture = None if options.plot is None else _picture_path(options.plot)
+    picture = None if options.plot is None else output_path("--plot", options.plot, *_PICTURES)
     _check_left_out(options)
     policy, settings = _policy(options), _settings(options)
     if options.llm is not None:
@@ -63,15 +63,6 @@ def _shown(report: ReplayReport, output: Output) -> list[RenderableType]:
     plain = output.console.options.ascii_only
     beside = [] if report.without is None else [model_comparison(report)]
     return [replay_table(report, width=output.console.width, plain=plain), *beside, replay_panel(report)]
-
-
-def _picture_path(name: str) -> Path:
-    path = Path(name)
-    if path.suffix.lower() not in _PICTURES:
-        raise UsageError(f"--plot {name}: the name must end in .png (a picture) or .html (a page)")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--plot {name}: there is no directory {path.parent}")
-    return path
 
 
 def _settings(options: argparse.Namespace) -> Settings:

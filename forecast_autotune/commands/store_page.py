@@ -7,10 +7,9 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from forecast_autotune.commands.calibration import coverage, reliability
-from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.output import Output, output_path
 from forecast_autotune.commands.store_access import open_named_store
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.printable import count_text
@@ -23,9 +22,7 @@ def store_page(options: argparse.Namespace, output: Output) -> int:
     """Write the page, or serve it until Ctrl-C. Raises `UsageError` for a folder that is not there."""
     store = open_named_store(options)
     if options.page is not None:
-        path = Path(options.page)
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"--page {options.page}: there is no directory {path.parent}")
+        path = output_path("--page", options.page, ".html", ".htm")
         overview = overview_of(store, options.kernel, options.device)
         with open_named_output(path) as stream:
             stream.write(render_store_page(overview).encode("utf-8", "replace"))

@@ -18,6 +18,10 @@ def verify(commands: Commands) -> None:
         "verify",
         "forecast_harness.commands.judge:verify",
         "judge whether a kernel computes what its problem pack asks",
+        examples=(
+            "verify softmax",
+            "verify softmax mine.py --device cpu",
+        ),
     )
     parser.add_argument(
         "pack", metavar="PACK", help="a shipped pack, a pack's folder, a KernelBench file or KERNEL.cu:FN"
@@ -31,7 +35,10 @@ def verify(commands: Commands) -> None:
 def bench(commands: Commands) -> None:
     """Add `bench`."""
     parser = commands.add(
-        "bench", "forecast_harness.commands.judge:bench", "time verified kernels against each other, in pairs"
+        "bench",
+        "forecast_harness.commands.judge:bench",
+        "time verified kernels against each other, in pairs",
+        examples=("bench softmax mine.py other.py --seconds 20",),
     )
     parser.add_argument(
         "pack", metavar="PACK", help="a shipped pack, a pack's folder, a KernelBench file or KERNEL.cu:FN"
@@ -56,6 +63,10 @@ def variants(commands: Commands) -> None:
         usage="forecast-autotune variants [options] (KERNEL | list | show NAME)",
         epilog="A verified variant is a candidate where variants= or FORECAST_AUTOTUNE_VARIANTS=store asks "
         "for it. Without --mechanical, --from and --llm, what the store holds of the kernel is verified.",
+        examples=(
+            "variants kernels.py:softmax --mechanical",
+            "variants list",
+        ),
     )
     parser.add_argument("what", metavar="KERNEL", help=f"{KERNEL_HELP}; or `list`, or `show`")
     parser.add_argument("name", nargs="?", metavar="NAME", help="with show: a variant's name, or its start")
@@ -98,6 +109,11 @@ def advise(commands: Commands) -> None:
         "have a language model write down, once per kernel source, what its time depends on",
         usage="forecast-autotune advise [options] (KERNEL | --stored | --library PKG | --list | --clear)",
         epilog="Advice is kept in the store by source, and followed as far as measurements bear it out.",
+        examples=(
+            "advise kernels.py:softmax --llm http://localhost:8000/v1#model",
+            "advise --stored --from answered.jsonl",
+            "advise --list",
+        ),
     )
     parser.add_argument("what", nargs="?", metavar="KERNEL", help=KERNEL_HELP)
     parser.add_argument("--stored", action="store_true", help="every kernel that the store holds")

@@ -25,6 +25,11 @@ def search(commands: Commands) -> None:
         usage="forecast-autotune search PACK_OR_KERNEL [options] | search --show DIR [--serve [PORT]]",
         epilog="Ctrl-C ends a search in a folder that --resume continues, and says how. Sources run in a "
         "sandbox only.",
+        examples=(
+            "search softmax --device cpu --seconds 60",
+            "search kernels.py:softmax --seconds 300 --out faster",
+            "search --show faster",
+        ),
     )
     parser.add_argument(
         "target",

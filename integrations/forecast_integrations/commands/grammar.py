@@ -22,6 +22,11 @@ def run(commands: Commands) -> None:
         usage="forecast-autotune run [options] (SCRIPT | -m MODULE) [arguments of the program ...]",
         epilog="All arguments behind SCRIPT or MODULE belong to the program. With --json, the program's "
         "standard output goes to stderr and the summary to stdout.",
+        examples=(
+            "run train.py",
+            "run --summary -m package.serve",
+            "run --mode frozen serve.py",
+        ),
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file, directory or zip file")
@@ -55,6 +60,10 @@ def llm(commands: Commands) -> None:
         "ask",
         "forecast_integrations.commands.llm:ask",
         "write open questions to a file, or take answers to them into a file for recorded:FILE",
+        examples=(
+            "llm ask --export questions.jsonl --kind advice",
+            "llm ask --import answers.jsonl --to answered.jsonl --model model-1 --author me --how chat",
+        ),
     )
     what = ask.add_mutually_exclusive_group(required=True)
     what.add_argument("--export", metavar="FILE", help="write the questions: .jsonl or .jsonl.gz")
@@ -95,6 +104,10 @@ def demo(commands: Commands) -> None:
         "demo",
         "forecast_integrations.commands.demo:demo",
         "tune a matmul live, against triton.autotune (needs a GPU)",
+        examples=(
+            "demo",
+            "demo --size 2048",
+        ),
     )
     parser.add_argument(
         "--size",
@@ -113,6 +126,10 @@ def warm(commands: Commands) -> None:
         "tune what programs met in frozen or skip mode, without the programs",
         epilog="Kernels are imported by module and name, arguments made from their records. Modules are looked for "
         "as Python does, the current folder first.",
+        examples=(
+            "warm --plan",
+            "warm --shapes M=1..8192:pow2",
+        ),
     )
     parser.add_argument(
         "--plan", action="store_true", help="only list the problems to be tuned, and the cost"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from forecast_autotune import plugins
-from forecast_autotune.commands.output import Output, UsageError, require_packages
+from forecast_autotune.commands.output import Output, UsageError, output_path, require_packages
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.commands.store_access import check_folder, open_named_store
 from forecast_autotune.llm.backend import Backend, BackendResponse
@@ -48,7 +48,7 @@ def ask(options: argparse.Namespace, output: Output) -> int:
 def _export(options: argparse.Namespace, output: Output) -> int:
     from forecast_autotune.report.table import shown_text
 
-    path, source = _jsonl(options.export, "--export"), questions_of(options.kind)
+    path, source = output_path("--export", options.export, *SUFFIXES), questions_of(options.kind)
     if options.store is not None:
         check_folder("--store", options.store)
     known = _known_answers(options.to)
@@ -77,7 +77,7 @@ def _import(options: argparse.Namespace, output: Output) -> int:
         raise UsageError(
             f"--import needs {' and '.join(missing)}: who answered, who vouches, and where to keep it"
         )
-    path = _jsonl(options.to, "--to")
+    path = output_path("--to", options.to, *SUFFIXES)
     questions = None if options.questions is None else read_questions(Path(options.questions))
     answers = read_answers(Path(options.imported), questions)
     if answers.taken:
@@ -98,15 +98,6 @@ def _import(options: argparse.Namespace, output: Output) -> int:
     data = {"path": str(path), "taken": len(answers.taken), "refused": refused}
     output.emit(data, shown_text("\n".join(map(printable, lines)), lines=True))
     return 1 if refused or not answers.taken else 0
-
-
-def _jsonl(name: str, option: str) -> Path:
-    path = Path(name).expanduser()
-    if not path.name.endswith(SUFFIXES) or not path.absolute().parent.is_dir():
-        raise UsageError(
-            f"{option} {name}: the name must end in {' or '.join(SUFFIXES)}, in a directory that exists"
-        )
-    return path
 
 
 def _known_answers(name: str | None) -> list[str]:

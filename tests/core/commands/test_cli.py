@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from forecast_autotune import __version__
-from forecast_autotune.commands import main
+from forecast_autotune.commands import grammar, main
+from forecast_autotune.commands.registry import Parser
 from forecast_autotune.commands.show import key_contains
 from forecast_autotune.commands.store_access import first_forecasts
 from forecast_autotune.records import Candidate, Config, Decision, Measurement, Outcome
@@ -117,14 +120,59 @@ def test_wrong_usage_and_bad_input_exit_2_with_one_line(arguments: Sequence[str]
         (["show", "--zzz", "--json"], "--zzz (`forecast-autotune show --help`"),
         (["show", "what"], "arguments: what (`forecast-autotune show --help`"),
         (["--versio", "show"], "--versio show; the nearest option is --version (`forecast-autotune --help`"),
+        (["serach", "softmax"], "did you mean search? (`forecast-autotune --help`"),
+        (["version"], "did you mean --version? (`forecast-autotune --help`"),
+        (["replay", "--policy", "exaustive"], "did you mean exhaustive? (`forecast-autotune replay --help`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_unknown_option_gets_its_command_and_the_nearest_one(
+def test_an_unknown_word_gets_its_command_and_the_nearest_one(
     arguments: Sequence[str], said: str, capsys: Capture
 ) -> None:
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[Parser]:
+    """The parsers of all commands and subcommands."""
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for action in nested:
+        for below in action.choices.values():
+            yield from _parsers(below)
+    if not nested:
+        assert isinstance(parser, Parser)
+        yield parser
+
+
+def test_every_command_shows_examples_that_its_grammar_takes() -> None:
+    whole = grammar.build()
+    for parser in _parsers(whole):
+        assert parser.examples, parser.prog
+        for example in parser.examples:
+            words = shlex.split(example)
+            assert example.startswith(parser.prog), example
+            whole.parse_args(words[1:])
+            assert f"  {example}\n" in parser.format_help()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (
+            ["export", "out.csv"],
+            "FILE out.csv: the name must end in .jsonl, .jsonl.gz, .jsonl.xz or .parquet",
+        ),
+        (["export", "/no/such/place/t.jsonl"], "there is no directory /no/such/place"),
+        (["show", "--page", "s.pdf"], "--page s.pdf: the name must end in .html or .htm"),
+    ],
+)
+def test_a_file_name_that_promises_another_format_is_refused(
+    arguments: Sequence[str], rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert rule in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.*"))
 
 
 def test_a_variable_that_breaks_its_rule_is_named(
@@ -295,7 +343,8 @@ def test_the_demo_needs_a_device(capsys: Capture) -> None:
 
 NULL_DEMO = """
 import gc, sys
-from forecast_autotune.commands import main
+from forecast_autotune.commands import grammar, main
+from forecast_autotune.commands.registry import Parser
 from forecast_integrations import demo
 from forecast_integrations.triton.null_device import null_device
 

@@ -167,7 +167,7 @@ def test_a_model_is_fitted_and_told_about(few: str, tmp_path: Path, capsys: Capt
     ("words", "said"),
     [
         (["--out", "model.txt"], "must end in .npz"),
-        (["--out", "no/such/place/model.npz"], "in a directory that exists"),
+        (["--out", "no/such/place/model.npz"], "there is no directory"),
         (["--out", "model.npz", "--trees", "0"], "--trees: must be an integer from 1"),
         ([], "--out"),
     ],

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.output import Output, UsageError, output_path
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.settings import Settings
@@ -29,7 +29,7 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     settings = Settings.from_environment()
     if options.noted:
         return _refit(options, settings, output)
-    kept = _answers_path(options)
+    kept = None if options.answers is None else output_path("--answers", options.answers, ".jsonl")
     provider().check(options.llm)
     tables = load_tables(options)
     start = time.perf_counter()
@@ -96,15 +96,6 @@ def ask_about_tables(
     backend = open_backend(spec, Settings.from_environment().cache_dir)
     with output.progress(f"asking {backend.name}", len(tables)) as progress:
         return collect_answers(tables, backend, sample=sample, kept=kept, progress=progress)
-
-
-def _answers_path(options: argparse.Namespace) -> Path | None:
-    if options.answers is None:
-        return None
-    path = Path(options.answers)
-    if path.suffix != ".jsonl" or not path.absolute().parent.is_dir():
-        raise UsageError(f"--answers {path}: the name must end in .jsonl, in a directory that exists")
-    return path
 
 
 def _output_path(options: argparse.Namespace, model: str, settings: Settings) -> Path:

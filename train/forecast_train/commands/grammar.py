@@ -22,6 +22,7 @@ def train(commands: Commands) -> None:
         "surrogate",
         "forecast_train.commands.models:surrogate",
         "fit the learned surrogate to recorded tables, in seconds",
+        examples=("train surrogate table.jsonl --out forest.npz",),
     )
     forest.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
     forest.add_argument("--out", required=True, metavar="FILE", help="the model, one .npz file")
@@ -43,6 +44,7 @@ def train(commands: Commands) -> None:
         "calibrate-llm",
         "forecast_train.commands.calibrate_llm:calibrate",
         "find out what a language model's forecasts are worth: until then it is not asked",
+        examples=("train calibrate-llm --llm transformers:/models/small",),
     )
     honest.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
     honest.add_argument("--llm", required=True, metavar="SPEC", help="as in FORECAST_AUTOTUNE_LLM")
@@ -72,6 +74,7 @@ def evaluate(commands: Commands) -> None:
         "eval",
         "forecast_train.commands.evaluate:evaluate",
         "score surrogates on kernels they have not seen, from tables",
+        examples=("eval --leave-out family --seeds 1",),
     )
     evaluation.add_argument(
         "tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)"
@@ -107,7 +110,10 @@ def evaluate(commands: Commands) -> None:
 
 def _models(kinds: Commands) -> None:
     data = kinds.add(
-        "data", "forecast_train.commands.models:data", "turn measurements into a data set for language models"
+        "data",
+        "forecast_train.commands.models:data",
+        "turn measurements into a data set for language models",
+        examples=("train data table.jsonl --out data",),
     )
     data.add_argument(
         "tables",
@@ -160,7 +166,12 @@ def _models(kinds: Commands) -> None:
         ("llm", "train a language model on a data set, supervised"),
         ("grpo", "train a model that speaks, by rewards"),
     ):
-        run = kinds.add(name, f"forecast_train.commands.models:{name}", answer)
+        run = kinds.add(
+            name,
+            f"forecast_train.commands.models:{name}",
+            answer,
+            examples=(f"train {name} run.toml", f"train {name} run.toml --resume"),
+        )
         run.add_argument(
             "config",
             metavar="RUN.toml",
@@ -174,7 +185,10 @@ def _models(kinds: Commands) -> None:
         )
 
     export = kinds.add(
-        "export", "forecast_train.commands.models:export", "write a finished run's adapter, with a card"
+        "export",
+        "forecast_train.commands.models:export",
+        "write a finished run's adapter, with a card",
+        examples=("train export run --out adapter",),
     )
     export.add_argument("run", metavar="DIR", help="the run's folder")
     export.add_argument("--out", required=True, metavar="DIR", help="a new folder")
@@ -186,6 +200,7 @@ def _models(kinds: Commands) -> None:
         "forecast_train.commands.models:traces",
         "choose dialogues to train a model on that writes kernels: of each problem's traces, which are a question "
         "and a model's reply with its verdict, the shortest that is correct",
+        examples=("train traces replies.jsonl --out dialogues.jsonl",),
     )
     traces.add_argument(
         "files",
@@ -207,6 +222,7 @@ def _models(kinds: Commands) -> None:
         "online",
         "forecast_train.commands.models:online",
         "refit the learned surrogate whenever the store has grown",
+        examples=("train online --once",),
     )
     online.add_argument(
         "--every",

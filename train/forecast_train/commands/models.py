@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
+from forecast_autotune.commands.output import CommandError, Output, UsageError, output_path, require_packages
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.file_access import open_named_output
 
@@ -25,9 +25,7 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.surrogate.fit import FitSettings
 
     require_packages("fitting", "sklearn", "lightgbm")
-    out = Path(options.out)
-    if out.suffix != ".npz" or not out.absolute().parent.is_dir():
-        raise UsageError(f"--out {out}: the name must end in .npz, in a directory that exists")
+    out = output_path("--out", options.out, ".npz")
     tables = load_tables(options)
     begin = time.perf_counter()
     recipe = FitSettings(trees=options.trees, leaf=options.leaf)
