@@ -7,7 +7,6 @@ it, and all baselines are scored beside it.
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,23 +122,35 @@ def _replay(
         base = plain if isinstance(plain, DefaultSurrogate) else DefaultSurrogate(plain)
         surrogates = [base, _with_model(base, options, settings)]
     with output.progress("replaying", len(surrogates) * len(tables)) as progress:
-        played = itertools.count(1)
+        rows: list[ReplayRow] = []
 
         def done(row: ReplayRow) -> None:
-            progress(next(played), len(surrogates) * len(tables), row.label)
+            rows.append(row)
+            progress(len(rows), len(surrogates) * len(tables), row.label)
 
-        reports = [
-            replay_tables(
-                tables,
-                surrogate=surrogate,
-                policy=policy,
-                settings=settings,
-                prior=options.prior,
-                workers=options.workers,
-                progress=done,
-            )
-            for surrogate in surrogates
-        ]
+        try:
+            reports = [
+                replay_tables(
+                    tables,
+                    surrogate=surrogate,
+                    policy=policy,
+                    settings=settings,
+                    prior=options.prior,
+                    workers=options.workers,
+                    progress=done,
+                )
+                for surrogate in surrogates
+            ]
+        except KeyboardInterrupt:
+            # The finished ones took their time: they are shown all the same.
+            if rows and not output.as_json:
+                name = f"{plain.name}/{plain.version}"
+                part = ReplayReport(
+                    options.policy, name, options.prior, settings.tolerance, settings.risk, rows
+                )
+                total = len(surrogates) * len(tables)
+                output.emit({}, *_shown(part, output), f"interrupted after {len(rows)} of {total} replays")
+            raise
     if len(reports) > 1:
         reports[1].without = reports[0]
     return reports[-1]

@@ -9,17 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forecast_autotune.commands import interruption
+from forecast_autotune.commands import interruption, main
+from forecast_autotune.commands import replay as replay_command
 from forecast_autotune.commands.interruption import CommandInterrupted, InterruptHandlers
-from forecast_autotune.records.table import write_tables
+from forecast_autotune.records import Problem
+from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
+from forecast_autotune.tuning.replays.replay import ReplayReport
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -205,3 +209,23 @@ def test_a_signal_that_a_finalizer_swallows_is_raised_again(
         with pytest.raises(CommandInterrupted):
             _drop_one_and_wait()
         assert handlers.received == signal.SIGINT
+
+
+def test_an_interrupted_replay_shows_the_problems_that_it_has_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = example_table()
+    problem = Problem.of(first.problem.kernel, first.problem.arguments, first.problem.device, key=("8192",))
+    second = Table(problem, [replace(m, problem=problem.id) for m in first.measurements])
+    write_tables(tmp_path / "two.jsonl", [first, second])
+    real = replay_command.replay_tables
+
+    def interrupted_in_the_second(tables: list[Table], **options: Any) -> ReplayReport:
+        real(tables[:1], **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay_command, "replay_tables", interrupted_in_the_second)
+    assert main(["replay", str(tmp_path / "two.jsonl")]) == 130
+    shown = capsys.readouterr().out
+    assert "interrupted after 1 of 2 replays" in shown
+    assert "1 of 1 kernel" in shown
