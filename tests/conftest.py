@@ -129,7 +129,6 @@ LONGEST = (
     "harness/commands/test_cli_variants.py",
     "harness/commands/test_cli_search.py",
     "harness/search/test_report_chromium.py",
-    "harness/trials/configs/test_pack_tracing.py",
     "harness/trials/test_packs.py",
     "harness/commands/test_bench.py",
     "train/commands/test_cli_training.py",

@@ -21,27 +21,23 @@ class CountLine:
 
     A terminal's line is written anew with the seconds spent. Elsewhere a line is written every two seconds, so that a
     log shows that work goes on: a text that has not changed with the seconds spent. The last text is always shown.
-    `quiet` shows nothing.
     """
 
-    def __init__(self, console: Console, text: Callable[[], str], *, quiet: bool = False) -> None:
-        self._console, self._text, self._quiet = console, text, quiet
+    def __init__(self, console: Console, text: Callable[[], str]) -> None:
+        self._console, self._text = console, text
         self._ended = threading.Event()
         self._shown, self._width = "", 0
         self._began = time.monotonic()
 
     def __enter__(self) -> CountLine:
-        if not self._quiet:
-            self._show()
-            self._thread = threading.Thread(target=self._repeat, name="count-line", daemon=True)
-            self._thread.start()
+        self._show()
+        self._thread = threading.Thread(target=self._repeat, name="count-line", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._quiet:
-            return
         self._ended.set()
         self._thread.join()
         self._show()

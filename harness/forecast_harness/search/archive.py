@@ -48,19 +48,21 @@ def puct(view: BatchView, n: int) -> list[str]:
     return chosen
 
 
+_CAPACITY = 1000
+"""Nodes in the archive of `puct_scores`, besides the seeds."""
 ARCHIVES: Mapping[str, Archive] = {"puct": puct, "greedy": greedy}
 
 
-def puct_scores(view: BatchView, c: float = 1.0, capacity: int = 1000) -> dict[str, float]:
+def puct_scores(view: BatchView) -> dict[str, float]:
     """PUCT over the lineage tree by the best reward of direct children, after TTT-Discover and GPU Forecasters.
 
-        score(s) = Q(s) + c * scale * P(s) * sqrt(1 + T) / (1 + n(s))
+        score(s) = Q(s) + scale * P(s) * sqrt(1 + T) / (1 + n(s))
 
     The reward of a node is its speed-up over the first seed (not its logarithm). Q is the best reward among
     direct children once s was expanded, before that its own. `scale` is the range of rewards among nodes that
     are no seeds, at least 1e-6. P(s) = (N - rank) / sum(N - rank) with rank 0 for the best of the N nodes in the
-    archive: all seeds, and the best `capacity` of the others. n(s) counts expansions of s and of everything that
-    descends from it, T all expansions. `c` says how much exploring counts.
+    archive: all seeds, and the best thousand of the others. n(s) counts expansions of s and of everything that
+    descends from it, T all expansions.
 
     Where this view of a search makes it differ from the published program:
 
@@ -75,7 +77,7 @@ def puct_scores(view: BatchView, c: float = 1.0, capacity: int = 1000) -> dict[s
     seeds = set(view.seeds)
     ran = [id for id in view.scores if id in view.nodes]
     children = sorted((id for id in ran if id not in seeds), key=lambda id: (view.scores[id], id))
-    archive = [id for id in ran if id in seeds] + children[:capacity]
+    archive = [id for id in ran if id in seeds] + children[:_CAPACITY]
     rewards = {id: 2.0 ** -view.scores[id] for id in archive}
     others = [reward for id, reward in rewards.items() if id not in seeds]
     scale = max(1e-6, max(others) - min(others)) if others else 1e-6
@@ -93,7 +95,7 @@ def puct_scores(view: BatchView, c: float = 1.0, capacity: int = 1000) -> dict[s
     for rank, id in enumerate(sorted(rewards, key=lambda id: (-rewards[id], id))):
         value = best.get(id, rewards[id]) if visits[id] else rewards[id]
         prior = (count - rank) / (count * (count + 1) / 2)
-        scores[id] = value + c * scale * prior * math.sqrt(1 + total) / (1 + visits[id])
+        scores[id] = value + scale * prior * math.sqrt(1 + total) / (1 + visits[id])
     return scores
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -42,10 +42,6 @@ from forecast_harness.search.lineage import (
     relative_forecasts,
 )
 
-if TYPE_CHECKING:
-    from forecast_harness.trials.configs.pack_tracing import PackTracer
-    from forecast_harness.trials.configs.variant_tracing import VariantTracer
-
 
 class Forecaster(Protocol):
     """Forecasts nodes without running them."""
@@ -72,7 +68,7 @@ def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
     """The forecaster that `spec` names; None for `none`.
 
     `lineage` learns from the search's own results, in any language. `triton` adds the shipped surrogate where the
-    target is in Triton, as packs on a device and kernels are. `auto` is `triton` there, else `lineage`. `llm:SPEC`
+    target is a Triton kernel. `auto` is `triton` there, else `lineage`. `llm:SPEC`
     blends a language model with `auto`, `recorded:FILE` a file of judgements. Raises `SettingsError` for anything
     else, and for `triton` where there is nothing to trace.
     """
@@ -91,14 +87,14 @@ def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
 
 
 def _without_llm(spec: str, target: SearchTarget) -> Forecaster:
-    traceable = target.kind is TargetKind.KERNEL or target.language == "triton"
+    traceable = target.kind is TargetKind.KERNEL
     if spec == "lineage" or (spec == "auto" and not traceable):
         return LineageForecaster()
     if spec in ("auto", "triton"):
         if not traceable:
             raise SettingsError(
-                f"triton forecasts what launches Triton kernels on a CUDA device; {target.name} is searched "
-                f"for sources in {target.language}: use lineage"
+                f"triton forecasts variants of a Triton kernel; {target.name} is a {target.kind} in {target.language}: "
+                "use lineage"
             )
 
         return TritonForecaster(target)
@@ -114,16 +110,11 @@ _DIFFERENCE_SHARE = 0.5
 class TritonForecaster:
     """See the module. A pure function of the question: IR depends on the text alone."""
 
-    def __init__(self, target: SearchTarget, tracer: VariantTracer | PackTracer | None = None) -> None:
-        """`tracer` forecasts single sources; by default a sandbox traces them for the shipped surrogate."""
-        from forecast_harness.trials.configs.pack_tracing import PackTracer
+    def __init__(self, target: SearchTarget) -> None:
+        """A sandbox traces sources for the shipped surrogate, once they are first asked about."""
         from forecast_harness.trials.configs.variant_tracing import VariantTracer
 
-        self._tracer: VariantTracer | PackTracer
-        if tracer is not None:
-            self._tracer = tracer
-        else:
-            self._tracer = (VariantTracer if target.kind is TargetKind.KERNEL else PackTracer)(target)
+        self._tracer = VariantTracer(target)
         self._lineage = LineageForecaster()
         self.name = f"traced-1-{self._tracer.version}+{self._lineage.name}"
 

@@ -15,17 +15,12 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import codec
 from forecast_harness.clocks.devices import device_index
 from forecast_harness.records import ConfirmationJob, FullVerification, NodeJob, NodeResult, VerificationJob
-from forecast_harness.trials.judge_pool import (
-    MAX_OPEN_FAILURES,
-    MAX_REQUEUES,
-    RETRY_S,
-    LaneDied,
-    LocalJudgePool,
-)
+from forecast_harness.trials.judge_pool import LaneDied, LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 
-OPEN_TIMEOUT_S = 120.0
-"""How long an actor may wait for its place in the cluster, and open its judge."""
+OPEN_TIMEOUT_S = 240.0
+"""How long an actor may wait for its place in the cluster, and open its judge: Ray may take that long to start a
+process on a busy machine."""
 _CLOSE_TIMEOUT_S = 15.0
 
 
@@ -105,14 +100,7 @@ class RemoteJudge(NodeJudge):
     Raises `LaneFailure` where it cannot be opened, `LaneDied` when its actor dies.
     """
 
-    def __init__(
-        self,
-        make_judge: Callable[[int], NodeJudge],
-        number: int,
-        *,
-        gpus: float,
-        open_s: float = OPEN_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, make_judge: Callable[[int], NodeJudge], number: int, *, gpus: float) -> None:
         self._ray, self._name = load_ray(), f"ray-{number}"
         actor = self._ray.remote(JudgeActor).options(
             num_gpus=gpus,
@@ -123,7 +111,7 @@ class RemoteJudge(NodeJudge):
         )
         self._actor = actor.remote(make_judge, number)
         try:
-            opened = self._ray.get(self._actor.open.remote(), timeout=open_s)
+            opened = self._ray.get(self._actor.open.remote(), timeout=OPEN_TIMEOUT_S)
         except self._ray.exceptions.RayError as error:
             self._ray.kill(self._actor)
             raise LaneFailure(
@@ -180,10 +168,6 @@ class RayJudgePool(LocalJudgePool):
         address: str = "auto",
         gpus: bool = False,
         most: int | None = None,
-        open_s: float = OPEN_TIMEOUT_S,
-        strikes: int = MAX_OPEN_FAILURES,
-        retry_s: float = RETRY_S,
-        requeues: int = MAX_REQUEUES,
     ) -> None:
         self._ray = load_ray()
         self._gpus, self._most = gpus, most
@@ -198,11 +182,9 @@ class RayJudgePool(LocalJudgePool):
                 ) from error
 
         def make(number: int) -> NodeJudge:
-            return RemoteJudge(make_judge, number, gpus=float(gpus), open_s=open_s)
+            return RemoteJudge(make_judge, number, gpus=float(gpus))
 
-        super().__init__(
-            make, max(1, self.available_places()), strikes=strikes, retry_s=retry_s, requeues=requeues
-        )
+        super().__init__(make, max(1, self.available_places()))
 
     def available_places(self) -> int:
         """How many lanes the living nodes have room for, `most` at the most."""

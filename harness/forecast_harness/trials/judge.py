@@ -190,12 +190,10 @@ class SandboxJudge(Judge[SandboxTrial]):
         number: int,
         rules: RaceRules,
         thorough: RaceRules,
-        *,
-        locks: Path | None = None,
     ) -> None:
-        """`locks`: where the locks lie that keep others from timing on the same device; None: the machine's folder."""
+        """`number`: the lane's, where its device has no UUID."""
         super().__init__(plan.uuid or device_slug(plan.device, plan.index))
-        self._plan, self._folder, self._locks = plan, folder, locks
+        self._plan, self._folder = plan, folder
         self._rules, self._thorough = rules, thorough
         self.name = plan.uuid or f"{plan.device}-{number}"
         self._fresh_lanes = ConfirmationOpener(self._open_lane)
@@ -316,7 +314,7 @@ class SandboxJudge(Judge[SandboxTrial]):
     ) -> dict[str, Any]:
         """A timing job's value, with `lane_seconds`; `prepared`: the same race, if it waits. Raises `LaneFailure`."""
         try:
-            with exclusive(self._plan.device_lock, folder=self._locks):
+            with exclusive(self._plan.device_lock):
                 result = lane.run(job, limits) if prepared is None else prepared.timed()
         except (SandboxError, DeviceBusy) as error:
             raise LaneFailure(str(error), self.name) from error

@@ -67,26 +67,13 @@ class LocalJudgePool:
 
     A judge that opens is healthy, see `open_judge`. After any `LaneFailure`, and any error of the judge itself,
     a lane is closed and opened again before it gets another job; one that fails `MAX_OPEN_FAILURES` times in a row to
-    open is in quarantine and tries again every `retry_s` seconds. While all are, waiting jobs are lost.
+    open is in quarantine and tries again every `RETRY_S` seconds. While all are, waiting jobs are lost.
     """
 
-    def __init__(
-        self,
-        make_judge: Callable[[int], NodeJudge],
-        n: int,
-        *,
-        strikes: int = MAX_OPEN_FAILURES,
-        retry_s: float = RETRY_S,
-        requeues: int = MAX_REQUEUES,
-    ) -> None:
+    def __init__(self, make_judge: Callable[[int], NodeJudge], n: int) -> None:
         if n < 1:
             raise ValueError(f"there must be at least one lane, not {n}")
-        self._make_judge, self._strikes, self._retry_s, self._requeues = (
-            make_judge,
-            strikes,
-            retry_s,
-            requeues,
-        )
+        self._make_judge = make_judge
         self._condition = threading.Condition()
         self._waiting: deque[_LaneTask] = deque()
         self._tasks: dict[str, _LaneTask] = {}
@@ -194,7 +181,7 @@ class LocalJudgePool:
             with self._condition:
                 lane.strikes += 1
                 lane.problem = f"{type(error).__name__}: {error}"
-                if lane.strikes < self._strikes:
+                if lane.strikes < MAX_OPEN_FAILURES:
                     return None
                 lane.state = "quarantined"
                 abandoned = [] if self._any_available() else self._take_waiting()
@@ -202,7 +189,7 @@ class LocalJudgePool:
                 abandoned, LaneFailure(f"no lane works; the last: {lane.problem}", f"lane {lane.number}")
             )
             with self._condition:
-                self._condition.wait_for(lambda: self._closing, self._retry_s)
+                self._condition.wait_for(lambda: self._closing, RETRY_S)
             return None
         with self._condition:
             lane.strikes, lane.state = 0, "ready"
@@ -239,7 +226,7 @@ class LocalJudgePool:
                     lane.restarts, lane.problem, lane.state = lane.restarts + 1, str(lost), "opening"
                 again = (
                     isinstance(lost, LaneDied)
-                    and task.requeues < self._requeues
+                    and task.requeues < MAX_REQUEUES
                     and not (self._closing or task.given_up)
                 )
                 if again:

@@ -13,11 +13,9 @@ from forecast_autotune.records import Outcome
 from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
 from forecast_harness.sandbox.api import SandboxError, SandboxJob
-from forecast_harness.sandbox.lane_pools import Closable
 from forecast_harness.targets.packs.schema import Pack, Solution
 from forecast_harness.targets.search_target import pack_of, solution_of
 from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, SolutionBench, SolutionContest
-from forecast_harness.trials.configs.pack_tracing import PackTracer
 from forecast_harness.trials.configs.source_configs import (
     SourceConfig,
     apply_config,
@@ -38,7 +36,7 @@ class PackJudge(SandboxJudge):
     """A `SandboxJudge` of solutions of one pack.
 
     The config of a node is chosen among the source as it stands and at most `job.trials - 1` of its own `CONFIGS`; of a
-    Triton source on a device these begin with the one that suits `job.against`, and the others are forecast. A
+    Triton source on a device these begin with the one that suits `job.against`. A
     suspicious candidate gets the outcome `infrastructure`: it is done with, and no label.
     Raises `RecordError` on opening for a workload that is too large.
     """
@@ -53,21 +51,16 @@ class PackJudge(SandboxJudge):
         *,
         number: int = 0,
         rules: RaceRules = QUICK_RULES,
-        locks: Path | None = None,
     ) -> None:
-        self._tracer: PackTracer | None = None
         self.contests: Callable[[Pack, VerificationPlan, StoppingRules], SolutionContest] | None = None
         """Contests whose clock no candidate can touch: where there are any, the first of a confirmation's two."""
         self._target, self._pack = target, pack_of(target)
         self._limits = cell_limits_for(self._pack, BENCH_LIMITS, plan.device)
-        super().__init__(plan, folder, number, rules, THOROUGH_RULES, locks=locks)
+        super().__init__(plan, folder, number, rules, THOROUGH_RULES)
 
     def pack_problems(self) -> list[str]:
         """Why this pack cannot tell right from wrong; empty if it can. To be asked once, before a search."""
         return check_pack(self._pack, self._lane)
-
-    def _to_close(self) -> list[Closable]:
-        return [*super()._to_close(), *([] if self._tracer is None else [self._tracer])]
 
     # --- the stages ---
 
@@ -185,8 +178,9 @@ class PackJudge(SandboxJudge):
         return own_configs(source)
 
     def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:
-        """At most `n` configs to time; those of Triton sources on a device are forecast."""
-        return configs_to_time(job.node.source, listed, n, job.against_config, self._tracer_for(job.node))
+        """At most `n` configs to time."""
+        is_compiled = self._plan.device != "cpu" and job.node.language == "triton"
+        return configs_to_time(listed, n, job.against_config if is_compiled else {})
 
     def _solution(self, node: Node, config: SourceConfig) -> Solution:
         solution = solution_of(self._target, node)
@@ -206,14 +200,6 @@ class PackJudge(SandboxJudge):
             raise LaneFailure(reasons_text(verdict.reasons), self.name)
         trial.device_seconds += verdict.seconds
         return verdict
-
-    def _tracer_for(self, node: Node) -> PackTracer | None:
-        """The tracer that forecasts a node's configs; None for one that it cannot read."""
-        if self._plan.device == "cpu" or node.language != "triton":
-            return None
-        if self._tracer is None:
-            self._tracer = PackTracer(self._target, self._folder)
-        return self._tracer
 
     def _race_job(self, job: NodeJob, configs: Sequence[SourceConfig], rules: RaceRules) -> SandboxJob:
         contestants: list[dict[str, str]] = []

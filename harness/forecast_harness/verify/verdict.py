@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -152,14 +151,9 @@ class CheckedLaunches(
         return f"{problem}; of timed launches, {self.timed} of them, in {100 * found_share(self.timed):.2g} %"
 
 
-def found_share(launches: int, confidence: float = CONFIDENCE) -> float:
+def found_share(launches: int) -> float:
     """The share of launches in which a fault has to show, to be found in so many with this probability."""
-    return 1.0 if launches <= 0 else 1.0 - (1.0 - confidence) ** (1.0 / launches)
-
-
-def launches_needed(share: float, confidence: float = CONFIDENCE) -> int:
-    """How many launches find a fault in this share of them with this probability: 459 for 1 % and 99 %."""
-    return math.ceil(math.log(1.0 - confidence) / math.log(1.0 - share))
+    return 1.0 if launches <= 0 else 1.0 - (1.0 - CONFIDENCE) ** (1.0 / launches)
 
 
 @dataclass(frozen=True)

@@ -100,17 +100,17 @@ def reason_of_fault(error: CandidateFault, judge: SolutionExaminer) -> Reason:
 OutputTensors = list[torch.Tensor]
 
 
-def admission_failures(pack: Pack, problem: VerificationProblem, seed: int = 0, hidden: int = 2) -> list[str]:
+def admission_failures(pack: Pack, problem: VerificationProblem) -> list[str]:
     """Why this pack must not be used; empty if it may be.
 
-    Every workload, and `hidden` drawn ones, must accept the reference's own result and reject: zeros, each
+    Every workload, and two drawn ones, must accept the reference's own result and reject: zeros, each
     input copied into the output, a constant, wrong shapes, a swapped dtype, and results nearly right (one
     percent off, one element off, the last row missing, two rows swapped). Also refused: an output that does
     not depend on the inputs, since any solution could then ignore them.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     results: list[str] = []
-    axes = [w.axes for w in pack.checked_workloads] + [None] * hidden
+    axes = [w.axes for w in pack.checked_workloads] + [None] * 2
     for one in axes:
         how = DrawSpec("normal", "contiguous", generator)
         case, other = problem.case(one, how), problem.case(one, how)

@@ -162,7 +162,7 @@ def test_a_kernels_own_memory_is_scratch_whose_counters_are_zeroed_before_each_l
     assert [b.size for b in plan.buffers if b.role is BufferRole.SCRATCH] == [0, 0]
 
 
-def test_options_and_a_decorated_kernels_choice_are_taken(workers: CompileWorkers) -> None:
+def test_options_and_a_decorated_kernels_first_config_are_taken(workers: CompileWorkers) -> None:
     source = (
         HEADER.replace(
             "@triton.jit",
@@ -176,9 +176,8 @@ def test_options_and_a_decorated_kernels_choice_are_taken(workers: CompileWorker
     return y
 """
     )
-    first, second = (program(build(workers, source, choice=n)) for n in (0, 1))
-    assert (first.plan.steps[0].grid, second.plan.steps[0].grid) == ((7, 1, 1), (4, 1, 1))
-    assert (first.kernels[0].num_warps, second.kernels[0].num_warps) == (4, 8)
+    first = program(build(workers, source))
+    assert (first.plan.steps[0].grid, first.kernels[0].num_warps) == ((7, 1, 1), 4)
     forced = program(build(workers, source, options={"num_warps": 1}))
     assert forced.kernels[0].num_warps == 1
 

@@ -181,10 +181,3 @@ def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *later = file.getvalue().splitlines()
     assert first == "none of 2 judged"
     assert later[0] == "none of 2 judged (0 s)", "the seconds, where nothing else changed"
-
-
-def test_quiet_shows_nothing() -> None:
-    file = io.StringIO()
-    with CountLine(Console(file=file), lambda: "2 of 2", quiet=True):
-        pass
-    assert file.getvalue() == ""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import Node, NodeForecast, NodeResult, SearchCost
+from forecast_harness.search import archive as archives
 from forecast_harness.search.acquisition import choose_by_forecast, choose_first, expected_improvement
 from forecast_harness.search.archive import ARCHIVES, open_archive, puct, puct_scores
 from forecast_harness.search.plan import allocate
@@ -232,8 +233,8 @@ TREE = [
 
 def test_puct_is_the_formula() -> None:
     """Every term worked out by hand: T = 3, N = 4, rewards of non-seeds from 1.5 to 2."""
-    found = puct_scores(stub_view(TREE, {"seed": 1, "a": 2}), c=2.0)
-    bonus = 2.0 * 0.5 * math.sqrt(1 + 3)
+    found = puct_scores(stub_view(TREE, {"seed": 1, "a": 2}))
+    bonus = 0.5 * math.sqrt(1 + 3)
     # Ranks: a (2.0), aa (1.8), b (1.5), seed (1.0); shares 4, 3, 2, 1 of 10. Visits: the seed 1 + 2, a 2.
     assert found == pytest.approx(
         {
@@ -279,9 +280,10 @@ def test_puct_moves_on_when_a_node_is_expanded_often() -> None:
     assert puct(stub_view(rows, {"a": 4}), 1) == ["b"]
 
 
-def test_seeds_stay_when_the_archive_is_full() -> None:
+def test_seeds_stay_when_the_archive_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_CAPACITY", 2)
     rows = [("seed", "", 1.0, 0), *((f"n{i}", "seed", 2.0 + i, 1) for i in range(5))]
-    assert set(puct_scores(stub_view(rows), capacity=2)) == {"seed", "n4", "n3"}
+    assert set(puct_scores(stub_view(rows))) == {"seed", "n4", "n3"}
 
 
 @pytest.mark.parametrize("name", sorted(ARCHIVES))

@@ -21,7 +21,8 @@ from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import ConfirmationJob, NodeJob, VerificationJob
 from forecast_harness.search.ray_judges import RayJudgePool, RemoteJudge, load_ray
-from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials import judge_pool
+from forecast_harness.trials.judge_pool import MAX_REQUEUES, LocalJudgePool
 from forecast_harness.trials.packs import PackJudge
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 from forecast_harness.trials.race import RaceRules
@@ -31,8 +32,11 @@ from tests.harness.small import small_target
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-_OPEN_S = 240.0
-"""As long as Ray may take to start a process on a busy machine."""
+
+
+@pytest.fixture(autouse=True)
+def soon_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_pool, "RETRY_S", 0.05)
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +72,7 @@ def opened(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayJudgePool]
     made: list[RayJudgePool] = []
 
     def start(**options: Any) -> RayJudgePool:
-        lanes = RayJudgePool(partial(ScriptedJudge, folder=tmp_path), open_s=_OPEN_S, **options)
+        lanes = RayJudgePool(partial(ScriptedJudge, folder=tmp_path), **options)
         made.append(lanes)
         return lanes
 
@@ -106,10 +110,10 @@ def test_a_lost_lane_is_told_as_such(opened: Callable[..., RayJudgePool]) -> Non
 
 @pytest.mark.slow
 def test_a_job_that_kills_its_actor_is_tried_a_few_times(opened: Callable[..., RayJudgePool]) -> None:
-    lanes = opened(most=1, requeues=1)
+    lanes = opened(most=1)
     with pytest.raises(LaneFailure, match="actor or its node ended"):
         lanes.submit(job("deadly", "exit")).result(120)
-    assert lanes.lanes[0].restarts == 2
+    assert lanes.lanes[0].restarts == MAX_REQUEUES + 1
     assert lanes.submit(job("fine")).result(60).outcome is Outcome.OK
 
 
@@ -187,7 +191,7 @@ def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pyt
 @pytest.mark.slow
 def test_a_judge_that_does_not_open_is_told(cluster: Any) -> None:
     with pytest.raises(LaneFailure, match="NotADirectoryError"):
-        RemoteJudge(_broken, 0, gpus=0, open_s=_OPEN_S)
+        RemoteJudge(_broken, 0, gpus=0)
 
 
 def _broken(number: int) -> NodeJudge:
@@ -285,7 +289,7 @@ def test_a_broken_lane_is_quarantined_and_comes_back(
             raise LaneFailure("the canary computed 3, expected 4")
         return table(number)
 
-    with contextlib.closing(LocalJudgePool(make, 2, retry_s=0.05)) as lanes:
+    with contextlib.closing(LocalJudgePool(make, 2)) as lanes:
         wait_until(lambda: lanes.capacity == 1)
         assert "canary" in lanes.lanes[1].problem
         assert {lanes.submit(job(str(n))).result(30).device for n in range(8)} == {"table-0"}
@@ -298,7 +302,7 @@ def test_jobs_do_not_wait_for_lanes_that_are_all_broken() -> None:
     def make(number: int) -> NodeJudge:
         raise LaneFailure("no device answers")
 
-    with contextlib.closing(LocalJudgePool(make, 2, retry_s=0.05)) as lanes:
+    with contextlib.closing(LocalJudgePool(make, 2)) as lanes:
         for _ in range(2):  # before and after the quarantine
             with pytest.raises(LaneFailure, match="no device answers"):
                 lanes.submit(job("a")).result(30)

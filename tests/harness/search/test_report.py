@@ -8,7 +8,6 @@ import io
 import json
 import math
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
@@ -21,7 +20,6 @@ from rich.console import Console
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_autotune.report.local_server import CannotServePageError
 from forecast_harness.records import MODEL_NOTE, NodeResult, SearchCost
 from forecast_harness.search.events import Confirmed, Event, Finished, Forecasted, Started
 from forecast_harness.search.log import encode
@@ -502,14 +500,11 @@ def put(folder: Path, events: list[Event]) -> None:
     (folder / "log.jsonl").write_bytes(b"".join(map(encode, events)))
 
 
-def ask(
-    server: ReportServer, path: str, *, host: str | None = None, method: str = "GET"
-) -> tuple[int, dict[str, str], str]:
+def ask(server: ReportServer, path: str) -> tuple[int, str]:
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
-        headers = {} if host is None else {"Host": host}
-        connection.request(method, path, headers=headers)
+        connection.request("GET", path)
         answer = connection.getresponse()
-        return answer.status, dict(answer.headers), answer.read().decode()
+        return answer.status, answer.read().decode()
 
 
 @pytest.fixture
@@ -520,75 +515,30 @@ def server(tmp_path: Path) -> Iterator[ReportServer]:
 
 
 def test_a_finished_folder_is_served(server: ReportServer) -> None:
-    status, headers, text = ask(server, "/")
+    status, text = ask(server, "/")
     assert status == 200
-    assert headers["Content-Type"] == "text/html; charset=utf-8"
-    assert headers["X-Frame-Options"] == "DENY"
-    assert headers["X-Content-Type-Options"] == "nosniff"
     assert "<h1>Search of swiglu</h1>" in text
     assert "connect-src 'self'" in unescape(text)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/log.jsonl",
-        "/..",
-        "/../../etc/passwd",
-        "/nodes/",
-        "/state.json/",
-        "/%2e%2e/log.jsonl",
-        "/x?y=/",
-    ],
-)
-def test_there_is_nothing_else(server: ReportServer, path: str) -> None:
-    assert ask(server, path)[0] == 404
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1.evil.example", ""]
-)
-def test_a_foreign_name_for_this_address_is_refused(server: ReportServer, host: str) -> None:
-    """DNS rebinding: a page of evil.example whose name points here must not read the search."""
-    for path in ("/", "/state.json"):
-        status, _, text = ask(server, path, host=host)
-        assert status == 403
-        assert "swiglu" not in text
-
-
-def test_its_own_names_are_accepted(server: ReportServer) -> None:
-    assert ask(server, "/", host=f"localhost:{server.port}")[0] == 200
-    assert ask(server, "/", host=f"127.0.0.1:{server.port}")[0] == 200
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_can_be_changed(server: ReportServer, method: str) -> None:
-    assert ask(server, "/", method=method)[0] == 501
-
-
-def test_only_this_machine_can_connect(server: ReportServer) -> None:
-    assert server._http.server_address[0] == "127.0.0.1"
-    assert server.url == f"http://127.0.0.1:{server.port}/"
 
 
 def test_news_come_once(tmp_path: Path) -> None:
     events = list(ExampleSearch(batches=4).events())
     put(tmp_path, events[:12])
     with ReportServer(tmp_path) as server:
-        first = json.loads(ask(server, "/state.json")[2])
+        first = json.loads(ask(server, "/state.json")[1])
         assert "content" in first
-        again = json.loads(ask(server, f"/state.json?revision={first['revision']}")[2])
+        again = json.loads(ask(server, f"/state.json?revision={first['revision']}")[1])
         assert again == {"revision": first["revision"]}
         put(tmp_path, events)
         server._next_render_at = 0.0
-        later = json.loads(ask(server, f"/state.json?revision={first['revision']}")[2])
+        later = json.loads(ask(server, f"/state.json?revision={first['revision']}")[1])
         assert int(later["revision"]) > int(first["revision"])
         assert len(later["data"]["nodes"]) == len(replay_events(events).nodes)
 
 
 @pytest.mark.parametrize("revision", ["-1", "abc", "%00", "9" * 400, "'><script>"])
 def test_a_nonsensical_revision_gets_the_whole(server: ReportServer, revision: str) -> None:
-    status, _, text = ask(server, f"/state.json?revision={revision}")
+    status, text = ask(server, f"/state.json?revision={revision}")
     assert status == 200
     assert "content" in json.loads(text)
 
@@ -607,27 +557,19 @@ def test_drawing_does_not_take_the_search_its_core(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_log_waits_for_one(tmp_path: Path) -> None:
     with ReportServer(tmp_path) as server:
-        assert "nothing yet" in ask(server, "/")[2]
-        assert json.loads(ask(server, "/state.json")[2]) == {"revision": ""}
+        assert "nothing yet" in ask(server, "/")[1]
+        assert json.loads(ask(server, "/state.json")[1]) == {"revision": ""}
         put(tmp_path, list(ExampleSearch(batches=1).events()))
-        assert "Search of swiglu" in ask(server, "/")[2]
+        assert "Search of swiglu" in ask(server, "/")[1]
 
 
 def test_a_damaged_log_is_told(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text("nonsense\n")
     with ReportServer(tmp_path) as server:
-        status, _, text = ask(server, "/")
+        status, text = ask(server, "/")
         assert status == 500
         assert "not an event" in text
         assert ask(server, "/nothing")[0] == 404
-
-
-def test_a_port_in_use_is_an_error_with_a_remedy(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(CannotServePageError, match="name another one, or 0"):
-            serve(tmp_path, taken.getsockname()[1])
 
 
 def test_a_reader_follows_and_waits_for_whole_lines(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,23 +190,12 @@ def test_the_config_of_the_incumbent_is_the_one_it_is_timed_with(judge: NodeJudg
     assert beside[16] < beside[1] - 1
 
 
-class StubTracer:
-    """Stands for a `PackTracer`: chooses the first ones."""
-
-    def best_configs(self, source: str, configs: Sequence[object], n: int) -> tuple[object, ...]:
-        return tuple(configs[:n])
-
-    def close(self) -> None: ...
-
-
 def test_configs_of_triton_sources_on_a_device_begin_with_the_rivals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.closing(PackJudge(TARGET, VerificationPlan(), tmp_path)) as judge:
         assert configs_chosen(judge, {"TIMES": 16}) == [{}, {"TIMES": 1}, {"TIMES": 8}], "not on a CPU"
-        tracer = StubTracer()
         monkeypatch.setattr(judge, "_plan", replace(VerificationPlan(), device="cuda"))
-        monkeypatch.setattr(judge, "_tracer", tracer)
         assert configs_chosen(judge, {"TIMES": 16}) == [{}, {"TIMES": 16}, {"TIMES": 1}]
         assert configs_chosen(judge, {"TIMES": 16}, 2) == [{}, {"TIMES": 16}]
         assert configs_chosen(judge, {"TIMES": 16}, 1) == [{}]

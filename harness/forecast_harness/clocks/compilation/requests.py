@@ -51,8 +51,6 @@ class BuildRequest:
     cases: tuple[CallCase, ...]
     options: Mapping[str, int] = field(default_factory=dict)
     """Triton's options of every launch, over those that the source gives."""
-    choice: int = 0
-    """Which config a decorated kernel takes."""
     launches: tuple[Mapping[str, Any], ...] = ()
     """Where `entry` is a kernel and not a function that launches some: its grid, scalars, meta-parameters and
     options at each case, as `TimedCall.launch` has them."""

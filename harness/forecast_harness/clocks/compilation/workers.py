@@ -276,7 +276,6 @@ class CompileWorkers:
             "device": self.device,
             "cases": [c.to_json() for c in request.cases],
             "options": dict(request.options),
-            "choice": request.choice,
             "launches": [dict(one) for one in request.launches],
         }
         return SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})

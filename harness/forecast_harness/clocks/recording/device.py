@@ -39,8 +39,6 @@ class RecordingDevice:
         self.launches: list[RecordedLaunch] = []
         self.options: dict[str, int] = {}
         """Triton's options of every launch, over those that it is given."""
-        self.choice = 0
-        """Which of its configs a decorated kernel takes."""
         self.configure(90, {})
 
     def configure(self, arch: int, data: Mapping[str, Any]) -> None:
@@ -172,8 +170,8 @@ def _replace_driver(device: RecordingDevice) -> None:
     def run_with_options(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         return run(self, *args, grid=grid, warmup=warmup, **{**kwargs, **device.options})
 
-    def run_choice(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config = self.configs[min(device.choice, len(self.configs) - 1)]
+    def run_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = self.configs[0]
         named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
         if config.pre_hook is not None:
             config.pre_hook(named)
@@ -181,7 +179,7 @@ def _replace_driver(device: RecordingDevice) -> None:
 
     TritonKernel.__init__ = init
     JITFunction.run = run_with_options
-    Autotuner.run = run_choice
+    Autotuner.run = run_first
     fakes: Any = fake_tensor
     fakes.init_gpu_context = lambda *_: None
     cuda: Any = torch.cuda

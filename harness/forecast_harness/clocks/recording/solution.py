@@ -44,13 +44,13 @@ def record(
     is launched so.
 
     `case` has `tensors` (name -> dtype, shape, stride, late, role) and `scalars`. `options` are Triton's for
-    every launch (`num_warps` ...); `choice` is the number of the config that decorated kernels take. The value
-    has `plan` and `kernels`, and the arrays their machine code; or `host_code`, why the solution is none of
-    kernels alone. Raises what the solution or Triton's compiler raises.
+    every launch (`num_warps` ...); a decorated kernel takes the first of its configs. The value has `plan` and
+    `kernels`, and the arrays their machine code; or `host_code`, why the solution is none of kernels alone.
+    Raises what the solution or Triton's compiler raises.
     """
     device = install_device(int(payload["device"]["arch"]), payload["device"])
     device.launches.clear()
-    device.options, device.choice = dict(payload.get("options", {})), int(payload.get("choice", 0))
+    device.options = dict(payload.get("options", {}))
     recorder = TensorRecorder()
     plan = _PlanWriter(recorder, device)
     try:

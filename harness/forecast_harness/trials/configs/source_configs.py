@@ -17,10 +17,10 @@ import contextlib
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from forecast_autotune import python_parser
-from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.contract import LAUNCH_OPTIONS, evaluate_literal, read_configs
 
@@ -94,37 +94,12 @@ def own_configs(source: str) -> list[SourceConfig]:
     return [c for c in configs_of(source) if apply_config(source, c) != source]
 
 
-class ConfigForecaster(Protocol):
-    """Forecasts configs of a source, as `PackTracer` does."""
-
-    def best_configs(self, source: str, configs: Sequence[SourceConfig], n: int) -> tuple[SourceConfig, ...]:
-        """Up to `n` of them, the most promising first. Raises `ForecastAutotuneError`."""
-
-
-def configs_to_time(
-    source: str,
-    listed: Sequence[SourceConfig],
-    n: int,
-    against: SourceConfig,
-    forecaster: ConfigForecaster | None,
-) -> Sequence[SourceConfig]:
-    """At most `n` configs of a source to time, the source as it stands first.
-
-    With a forecaster the next is the one that suits the rival's config `against`, and the others are forecast;
-    without one, all are as unlike each other as can be.
-    """
-    every = diverse_configs([{}, *listed], n)
-    first = [] if forecaster is None else [c for c in listed if is_compatible(c, against)][:1]
-    if forecaster is None or len(listed) < n or (n < 3 and not first):
-        return every
-    taken = [{}, *first][:n]
-    if len(taken) == n:
-        return taken
-    rest = [c for c in listed if c not in first]
-    try:
-        return (*taken, *forecaster.best_configs(source, rest, n - len(taken)))
-    except ForecastAutotuneError:  # odd IR, or no second sandbox: a choice all the same
-        return every
+def configs_to_time(listed: Sequence[SourceConfig], n: int, against: SourceConfig) -> Sequence[SourceConfig]:
+    """At most `n` configs of a source to time: the source as it stands, the one that suits the rival's config
+    `against`, and others as unlike each other as can be."""
+    suited = [c for c in listed if is_compatible(c, against)][:1]
+    first, *rest = [c for c in diverse_configs([{}, *listed], n) if c not in suited]
+    return [first, *suited, *rest][:n]
 
 
 def is_compatible(own: SourceConfig, other: SourceConfig) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -37,11 +36,9 @@ from forecast_harness.sandbox.jobs import (
 from forecast_harness.targets.cuda.source import cuda_configs
 from forecast_harness.targets.packs.schema import Language, Pack, PackFormat
 from forecast_harness.targets.search_target import cuda_signature_of, pack_of
-from forecast_harness.trials.configs.pack_tracing import PackTracer
 from forecast_harness.trials.configs.source_configs import (
     apply_config,
     configs_to_time,
-    is_compatible,
     own_configs,
 )
 from forecast_harness.trials.verdict import Refusal
@@ -295,30 +292,17 @@ class PackTrials(DrawnTrials):
 
     language = "triton"
 
-    def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
-        """`folder` is for scratch files."""
-        super().__init__(target, plan, folder)
-        self._tracer, self._tracing = PackTracer(target, folder), threading.Lock()
-
     def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
-        """The source as it stands, the config that suits the rival's, and the best that are forecast."""
+        """The source as it stands, the config that suits the rival's, and others as unlike these as can be."""
         try:
             listed = own_configs(job.node.source)
         except RecordError as error:
             raise Refusal(Outcome.COMPILE_ERROR, "compile", str(error)) from error
-        with self._tracing:  # for which many nodes may wait
-            check()
-            most = max(1, job.trials)
-            return configs_to_time(job.node.source, listed, most, job.against_config, self._tracer)
+        return configs_to_time(listed, max(1, job.trials), job.against_config)
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""
         return BuildRequest(node.id, apply_config(node.source, config), self._target.entry, self._cases)
-
-    def close(self) -> None:
-        """End the sandbox of forecasts."""
-        with self._tracing:
-            self._tracer.close()
 
 
 class CudaTrials(DrawnTrials):
@@ -338,10 +322,7 @@ class CudaTrials(DrawnTrials):
             listed = cuda_configs(job.node.source)
         except RecordError:  # told where it is compiled
             return [{}]
-        chosen = list(configs_to_time(job.node.source, listed, max(1, job.trials), {}, None))
-        suited = [c for c in listed if is_compatible(c, job.against_config)][:1]
-        rest = [c for c in chosen if c not in suited]
-        return [*rest[:1], *suited, *rest[1:]][: max(1, job.trials)]
+        return configs_to_time(listed, max(1, job.trials), job.against_config)
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""

@@ -72,16 +72,16 @@ def compile_calls(
     return CellAnswer({})
 
 
-def compile_side_by_side(each: Iterable[Callable[[], Any]], *, own_threads: bool = False) -> None:
+def compile_side_by_side(each: Iterable[Callable[[], Any]]) -> None:
     """Call all of these, which make Triton compile and give what it compiled, and wait; what they raise is forgotten.
 
-    Triton's own mode compiles each program once, whoever asks for it. Releases without it, and `own_threads`, have
-    every call in a thread of its own. The parts of a launch beside its binary are made, too, see `LauncherBuilder`.
+    Triton's own mode compiles each program once, whoever asks for it. Releases without it have every call
+    in a thread of its own. The parts of a launch beside its binary are made, too, see `LauncherBuilder`.
     """
     threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
     with threads:
         pool = _BuildingPool(threads, LauncherBuilder())
-        mode = None if own_threads else _triton_mode(pool)
+        mode = _triton_mode(pool)
         if mode is None:
             for future in [pool.submit(one) for one in each]:
                 future.exception()

@@ -43,7 +43,6 @@ def survey(
     lane: SandboxLane,
     *,
     plan: VerificationPlan = VARIANT_PLAN,
-    limits: ResourceLimits = VARIANT_LIMITS,
     binaries: BaseBinaries | None = None,
 ) -> KernelSurvey:
     """Survey the calls that a base kernel accepts, by running it alone; `binaries` take what it was compiled to.
@@ -54,7 +53,7 @@ def survey(
     job = SandboxJob(
         f"{_JOB_MODULE}:survey", payload, launcher_files(subject.kernel, subject.source, subject.source)
     )
-    result = lane.run(job, limits)
+    result = lane.run(job, VARIANT_LIMITS)
     if result.status is not JobStatus.OK:
         raise VariantError(
             f"base kernel {subject.kernel} could not be run in the sandbox: {result.fault} {result.detail}"
@@ -74,7 +73,6 @@ def compile_early(
     *,
     architecture: int,
     plan: VerificationPlan = VARIANT_PLAN,
-    limits: ResourceLimits = VARIANT_LIMITS,
 ) -> EarlyCompilation | None:
     """Compile a variant for a CUDA device of this architecture while its base is surveyed in another lane.
 
@@ -90,7 +88,7 @@ def compile_early(
         "architecture": architecture,
     }
     files = launcher_files(subject.kernel, subject.source, variant.source)
-    result = lane.run(SandboxJob(f"{_JOB_MODULE}:compile_early", payload, files), limits)
+    result = lane.run(SandboxJob(f"{_JOB_MODULE}:compile_early", payload, files), VARIANT_LIMITS)
     if result.status is not JobStatus.OK or "refused" in result.value:
         return None
     return EarlyCompilation.from_json(result.value)
@@ -104,8 +102,6 @@ def verify_variant(
     *,
     device: str,
     plan: VerificationPlan = VARIANT_PLAN,
-    limits: ResourceLimits = VARIANT_LIMITS,
-    seed: str = "",
     binaries: BaseBinaries | None = None,
     early: EarlyCompilation | None = None,
 ) -> VariantVerification:
@@ -126,13 +122,13 @@ def verify_variant(
         "survey": known.to_json(),
         "binaries": {} if binaries is None else binaries.to_payload(),
         "deterministic": known.deterministic and "atomic_" not in variant.source,
-        "seed": seed if early is None else early.seed,
+        "seed": "" if early is None else early.seed,
         "early": None if early is None else early.to_json(),
     }
     files = launcher_files(subject.kernel, subject.source, variant.source)
     job, facts = SandboxJob(f"{_JOB_MODULE}:examine", payload, files), {"configs": len(payload["configs"])}
     named = subject.kernel, variant.name, variant.source
-    verdict, result = run_verification(job, lane, limits, named, plan, facts)
+    verdict, result = run_verification(job, lane, VARIANT_LIMITS, named, plan, facts)
     if result.status is JobStatus.OK and binaries is not None:
         binaries.take(result.arrays)
     return VariantVerification(verdict, _checks_of(verdict, known, device))
