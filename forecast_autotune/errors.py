@@ -40,6 +40,9 @@ class PluginError(ForecastAutotuneError, LookupError):
 class NoWorkingConfigError(ForecastAutotuneError, RuntimeError):
     """Every candidate that was tried failed; the message lists the outcomes."""
 
+    config: Any = None
+    """The config that the host tool would launch, or raise for; None where nothing may be launched again."""
+
 
 class FrozenMissError(ForecastAutotuneError, LookupError):
     """Frozen mode met a problem the store holds no decision and no measurement for."""

@@ -21,6 +21,7 @@ from forecast_autotune.records.codec import Record
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_integrations.device import current_device
+from forecast_integrations.triton import upstream
 from forecast_integrations.triton.decorator import autotune
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 from forecast_integrations.triton.problem.describe import to_config
@@ -225,7 +226,7 @@ def _fresh_cache() -> Iterator[None]:
 @contextmanager
 def _unpatched() -> Iterator[None]:
     """Triton's own tuner, also under FORECAST_AUTOTUNE=1."""
-    served = getattr(Autotuner.run, "forecast_autotune", False)
+    served = upstream.is_served(Autotuner)
     unpatch_triton()
     try:
         yield

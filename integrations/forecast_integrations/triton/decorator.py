@@ -15,14 +15,14 @@ from forecast_autotune.settings import Budget, Mode
 from forecast_autotune.space import Space
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Surrogate
+from forecast_integrations.triton import upstream
 from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
-from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine, triton_key
+from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine, launch
 from forecast_integrations.triton.problem.key import Bucket, KeyMaker
 from forecast_integrations.triton.protocols import Hook, KernelFunction, LaunchConfig, Times
-from forecast_integrations.triton.variants.loading import VariantConfig, launch_variant
 from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
 
-_UPSTREAM_RUN = Autotuner.run if Autotuner.run.__module__ == "triton.runtime.autotuner" else None
+_TRITON_RUN = upstream.triton_run()
 
 
 class _DeferredConfigs:
@@ -115,40 +115,18 @@ class ForecastAutotuner(Autotuner):
 
     def run(self, *args: object, **kwargs: object) -> object:
         """Launch with the config of this call's key, deciding it first on a miss."""
-        upstream = Autotuner.run
-        if upstream is not _UPSTREAM_RUN and not getattr(upstream, "forecast_autotune", False):
-            # Somebody replaced `Autotuner.run` for every tuner (vLLM's forced first config): obey.
-            return upstream(self, *args, **kwargs)
-        configs = self._configs
-        if configs.__class__ is not list:
-            configs = self.configs
-        engine, key = self._engine, None
-        if len(configs) > 1 or engine.has_variants:
-            try:
-                key = self._make_key(self.keys, args, kwargs)
-            except Exception as error:
-                if engine.has_own_bucket():
-                    raise
-                key = triton_key(self, args, kwargs, error)
-            config = self.cache.get(key)
-            if config is None:
-                # Busy: a hook of this very decision launches the kernel again.
-                config = configs[0] if engine.is_deciding() else engine.resolve(self, key, args, kwargs)
-        else:
-            config = configs[0]
-        try:
-            if engine.has_variants and config.__class__ is VariantConfig:
-                return launch_variant(self, config, args, kwargs)
-            self.best_config = config
-            if config.pre_hook is not None:
-                config.pre_hook(
-                    {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
-                )
-            return self.fn.run(*args, **kwargs, **config.all_kwargs())
-        except Exception as error:
-            if not engine.strikes(self, key, config, error, args, kwargs):
-                raise
-        return self.run(*args, **kwargs)
+        run = Autotuner.run
+        if run is not _TRITON_RUN:
+            # Somebody's function serves every tuner. Where it goes on to Triton's, that is served by `launch`.
+            upstream.install()
+            return run(self, *args, **kwargs)
+        return self._launch(*args, **kwargs)
+
+    def _launch(self, *args: object, **kwargs: object) -> object:
+        return launch(self, self._engine, self._make_key, args, kwargs)
+
+
+upstream.serve(ForecastAutotuner, ForecastAutotuner._launch)
 
 
 def autotune(

@@ -90,16 +90,15 @@ def _mode_exchange() -> Callable[[object], int] | None:
 
 
 def has_own_benchmark(tuner: Tuner) -> bool:
-    """Whether the user (or a subclass) brought a benchmark function of their own."""
-    from triton.runtime.autotuner import Autotuner
+    """Whether the user, a subclass or a framework brought a benchmark function of their own."""
+    from forecast_integrations.triton.upstream import is_of_triton
 
+    bench = vars(tuner).get("do_bench")  # Triton's own is here as well, once it was asked for
     return (
         getattr(tuner, "_do_bench", None) is not None
-        or "do_bench" in vars(tuner)
-        or any(
-            getattr(type(tuner), name, None) is not getattr(Autotuner, name, None)
-            for name in ("do_bench", "_bench")
-        )
+        or getattr(bench, "__module__", "triton.testing") != "triton.testing"
+        or not is_of_triton(tuner._bench)
+        or not is_of_triton(getattr(type(tuner), "do_bench", None))
     )
 
 

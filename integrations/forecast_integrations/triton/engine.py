@@ -10,10 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from forecast_autotune.errors import (
     CaptureError,
     FrozenMissError,
+    NoWorkingConfigError,
     code_of,
     codes_in_traceback,
     is_of_caller,
@@ -49,21 +51,33 @@ from forecast_integrations.triton.device_access import (
     untimed_settings,
 )
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.call import KernelCall, check_conflicts, outcome_of
+from forecast_integrations.triton.problem.call import (
+    KernelCall,
+    check_conflicts,
+    forgiven_errors,
+    outcome_of,
+)
 from forecast_integrations.triton.problem.describe import (
     LazyCandidates,
     LazyGrids,
     LazySources,
     candidate_grids,
 )
-from forecast_integrations.triton.problem.key import Bucket
+from forecast_integrations.triton.problem.key import Bucket, KeyMaker
 from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, NamedArguments, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import RangeTuning, range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
-from forecast_integrations.triton.timer.measurer import TritonMeasurer
+from forecast_integrations.triton.timer.measurer import RAISED, TritonMeasurer
 from forecast_integrations.triton.trace import ChildTracer
-from forecast_integrations.triton.variants.loading import AlternativeKernel, add_variants, launch_config
+from forecast_integrations.triton.upstream import is_of_triton
+from forecast_integrations.triton.variants.loading import (
+    AlternativeKernel,
+    VariantConfig,
+    add_variants,
+    launch_config,
+    launch_variant,
+)
 from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
 
 
@@ -190,6 +204,18 @@ class TuningEngine:
         """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
         return bool(getattr(self._running, "on", False))
 
+    def resolve_or_fail(
+        self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> LaunchConfig:
+        """As `resolve`, for a launch: where every config fails, one that raises what it would under Triton."""
+        try:
+            return self.resolve(tuner, key, args, kwargs)
+        except NoWorkingConfigError as error:
+            if error.config is None:
+                raise
+            warnings.warn(f"{error}. Launching {error.config}, as triton.autotune would", stacklevel=4)
+            return cast("LaunchConfig", error.config)
+
     def resolve(
         self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> LaunchConfig:
@@ -229,14 +255,14 @@ class TuningEngine:
         miss = None
         if len(pruned) > 1 or self.has_variants:
             check_conflicts(pruned, kwargs)
-            miss = self._miss(KernelCall(tuner, tuple(args), kwargs), key, pruned)
+            call, own = KernelCall(tuner, tuple(args), kwargs), has_own_benchmark(tuner)
+            miss = self._miss(call, key, pruned, own)
         if miss is None or (len(pruned) == 1 and not miss.call.functions):
             # Nothing to decide, as Triton 3.8 and later have it.
             tuner.cache[key] = pruned[0]
             return pruned[0]
         if kwargs.get("warmup"):  # it compiles and launches nothing: there is nothing to time, or to decide
             return _config_to_compile(miss)
-        own = has_own_benchmark(tuner)
         # A user's own benchmark function may need every rank to call it.
         job = None if own or miss.problem.id in self._struck else current_job(miss.settings)
         if job is not None:
@@ -255,6 +281,19 @@ class TuningEngine:
                     "capturing; or capture inside allow_capture_misses() to take the best forecast"
                 ) from error
             raise
+        except NoWorkingConfigError as error:
+            error.config = _failing_config(miss)
+            raise
+        except Exception as error:
+            if not _is_of_guard(tuner, error):
+                raise
+            # Somebody forbids timing: what is stored of the call, as Triton would time it, is served none the less.
+            miss = self._miss(call, key, pruned, False)
+            miss.settings, ranged = miss.settings.with_(mode=Mode.FROZEN, on_miss="error"), None
+            try:
+                decision = self._decide_key(miss, None)
+            except FrozenMissError:
+                raise error from None
         config = self._serve(miss, decision, ranged)
         self._untimed.pop(key, None)
         if decision.evidence is not Evidence.MEASURED:
@@ -287,7 +326,8 @@ class TuningEngine:
         with LOCK:
             problem, chosen = choice.filed, choice.decision.chosen
             if choice.pruned is not None:
-                problem = self._problem(KernelCall(tuner, args, kwargs), key, choice.pruned)
+                call = KernelCall(tuner, args, kwargs)
+                problem = self._problem(call, key, choice.pruned, has_own_benchmark(tuner))
             if (
                 problem.id == choice.filed.id
             ):  # else it was chosen for arguments that this key does not tell apart
@@ -308,11 +348,11 @@ class TuningEngine:
             self.pending.pop(key, None)
         return True
 
-    def _miss(self, call: KernelCall, key: Key, pruned: list[LaunchConfig]) -> _KeyMiss:
+    def _miss(self, call: KernelCall, key: Key, pruned: list[LaunchConfig], own: bool) -> _KeyMiss:
         """The record of a call whose key is not decided, with every candidate and the settings that decide it."""
         settings = self.options.settings()
         store = self.options.open_store(settings)
-        problem = self._problem(call, key, pruned)
+        problem = self._problem(call, key, pruned, own)
         functions = self._functions(call, problem, None if settings.mode is Mode.DETERMINISTIC else store)
         configs, mark = self._candidates(pruned, functions)
         call = replace(call, configs=configs, functions=functions)
@@ -463,9 +503,8 @@ class TuningEngine:
             self._listed = (values, configs, fingerprint(list(configs)))
         return self._listed[1], self._listed[2]
 
-    def _problem(self, call: KernelCall, key: Key, pruned: Sequence[LaunchConfig]) -> Problem:
+    def _problem(self, call: KernelCall, key: Key, pruned: Sequence[LaunchConfig], own: bool) -> Problem:
         self._kernel = self._kernel or describe.kernel_record(call.tuner.fn)
-        own = has_own_benchmark(call.tuner)
         return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid, own, pruned)
 
     def _task(
@@ -500,10 +539,9 @@ def _is_final(served: Decision, kept: Decision | None) -> bool:
 
 
 def _failed_launch(problem: Problem, candidate: Candidate, outcome: Outcome, error: Exception) -> Measurement:
-    message = f"{type(error).__name__}: {error!s:.500}"
-    return Measurement(
-        problem.id, candidate, outcome, protocol="launch", at=utc_now(), extra={"message": message}
-    )
+    kind = type(error).__name__
+    extra = {"message": f"{kind}: {error!s:.500}", RAISED: kind}
+    return Measurement(problem.id, candidate, outcome, protocol="launch", at=utc_now(), extra=extra)
 
 
 def _keep_strike(store: GuardedStore, problem: Problem, failure: Measurement) -> None:
@@ -515,6 +553,24 @@ def _keep_strike(store: GuardedStore, problem: Problem, failure: Measurement) ->
         store.put_decision(problem, replace(stored, settings=STRUCK, reason=reason))
 
 
+def _failing_config(miss: _KeyMiss) -> LaunchConfig | None:
+    """The config whose error Triton raises where all fail: the first that it does not forgive, else the first one.
+
+    None where it may not be launched again: it ended by a signal or a time-out, or for want of memory.
+    """
+    rows = {m.candidate: m for m in miss.guarded.measurements(miss.problem)}
+    forgiven = {kind.__name__ for kind in forgiven_errors()}
+    own = [c for c in miss.call.configs if c.variant not in miss.call.functions]
+    raised = {c: rows[c].extra.get(RAISED) if c in rows else "untried" for c in own}
+    candidate = next((c for c in own if raised[c] not in forgiven), own[0])
+    return miss.call.configs[candidate] if raised[candidate] else None
+
+
+def _is_of_guard(tuner: Tuner, error: Exception) -> bool:
+    """Whether somebody's function in place of Triton's `_bench` has raised it."""
+    return not is_of_triton(tuner._bench) and code_of(tuner._bench) in codes_in_traceback(error)
+
+
 def _config_to_compile(miss: _KeyMiss) -> LaunchConfig:
     """Return the config of a call that launches nothing: the stored choice, or the first one."""
     call, guarded = miss.call, miss.guarded
@@ -522,6 +578,48 @@ def _config_to_compile(miss: _KeyMiss) -> LaunchConfig:
     known = stored is not None and stored.settings != STRUCK and stored.chosen in call.configs
     chosen = stored.chosen if stored is not None and known else next(iter(call.configs))
     return launch_config(call, chosen, lambda: guarded.measurements(miss.problem))
+
+
+# --- a launch ---
+
+
+def launch(
+    tuner: Tuner,
+    engine: TuningEngine,
+    make_key: KeyMaker,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
+    """Launch a tuner's kernel with the config of this call's key, deciding it first on a miss.
+
+    Where every config fails, that raises what it would under Triton.
+    """
+    configs, key = tuner.configs, None
+    if len(configs) > 1 or engine.has_variants:
+        try:
+            key = make_key(tuner.keys, args, kwargs)
+        except Exception as error:
+            if engine.has_own_bucket():
+                raise
+            key = triton_key(tuner, args, kwargs, error)
+        config = tuner.cache.get(key)
+        if config is None:
+            # Busy: a hook of this very decision launches the kernel again.
+            busy = engine.is_deciding()
+            config = configs[0] if busy else engine.resolve_or_fail(tuner, key, args, kwargs)
+    else:
+        config = configs[0]
+    try:
+        if config.__class__ is VariantConfig:
+            return launch_variant(tuner, config, args, kwargs)
+        tuner.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook({**_named(tuner, args, kwargs), **config.all_kwargs()})
+        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+    except Exception as error:
+        if not engine.strikes(tuner, key, config, error, args, kwargs):
+            raise
+    return launch(tuner, engine, make_key, args, kwargs)
 
 
 # --- what a call gets where something of ours has failed: the key and the config that Triton would have chosen ---

@@ -70,15 +70,19 @@ class _Reader:
     def _assignment(self, job: _TraceJob) -> dict[str, object]:
         """The meta-parameters of a job; host-side descriptors are set for it, as it is traced next."""
         self.call.set_descriptors(job.candidate)
-        return dict(self.call.configs[job.candidate].kwargs)
+        return {
+            **self.call.configs[job.candidate].kwargs,
+            **self.call.under_heuristics(job.candidate)[1],
+        }
 
     def traced(self, jobs: Sequence[_TraceJob]) -> dict[str, str | None]:
         """Texts by assignment; None where there is none."""
         call = self.call
         kwargs = {k: v for k, v in call.kwargs.items() if k not in ("grid", "warmup")}
         own = [job for job in jobs if job.candidate.variant not in call.functions]
+        fn = call.under_heuristics(own[0].candidate)[0] if own else None
         texts: list[str | FeatureError] = [
-            text for _, text in trace_many(call.tuner.fn, call.args, kwargs, map(self._assignment, own))
+            text for _, text in trace_many(fn, call.args, kwargs, map(self._assignment, own))
         ]
         others = [job for job in jobs if job.candidate.variant in call.functions]
         texts += [_trace_variant(call, job.candidate) for job in others]
@@ -190,6 +194,7 @@ class ChildTracer:
         if few or self._workers < 2 or not can_fork():
             return
         try:
+            _ = self._call.computed  # here, before the fork
             answer = without_device(self._reader.answer)
         except RuntimeError:  # no driver here: a child could not know the target
             return

@@ -23,7 +23,6 @@ import triton.language as tl
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from forecast_autotune import autotune
-from forecast_autotune.errors import NoWorkingConfigError
 from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
 from forecast_integrations.triton.compile.pool import ForkPool, ThreadPool
@@ -77,9 +76,8 @@ def test_nothing_fits(tmp_path: Path) -> None:
     with null_device(by_launch_options, shared_memory_bytes=4):
         tuner = tuned(total, configs((2, 4, 8), (3,)), tmp_path / "store")
         for _ in range(2):
-            with pytest.raises(
-                NoWorkingConfigError, match=r"kernel total: none of 3 .*3 out_of_resources.*null H200"
-            ):
+            said = r"kernel total: none of 3 .*3 out_of_resources.*null H200"
+            with pytest.warns(UserWarning, match=said), pytest.raises(OutOfResources):
                 launch(tuner, 128)
         assert tuner.cache == {}
         assert tuner.nargs is None
@@ -219,8 +217,8 @@ def test_what_no_compiler_took_is_tried_again_in_the_next_process(
     listed = configs((2, 4, 8), (3,))
     with monkeypatch.context() as patch:
         patch.setattr(KernelCall, "compile", full)
-        with pytest.raises(NoWorkingConfigError, match="No space left"):
-            launch(tuned(double, listed, tmp_path / "store"))
+        with pytest.warns(UserWarning, match="No space left"):
+            launch(tuned(double, listed, tmp_path / "store"))  # by Triton's own way, which has room
     tuner = tuned(double, listed, tmp_path / "store")
     launch(tuner)
     assert tuner.best_config.num_warps == 4

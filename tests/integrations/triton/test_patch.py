@@ -140,7 +140,7 @@ def test_our_own_tuners_keep_their_options_under_the_patch(device: Any, tmp_path
 def test_unpatching_gives_triton_its_tuning_back(device: Any, decided: list[Any], original: Any) -> None:
     patch_triton()
     patch_triton()
-    assert Autotuner.run is not original
+    assert Autotuner.run is original, "it is served where it stands"
     tuner = plain(blocks(32, 128))
     launch(tuner, 4096)
     unpatch_triton()

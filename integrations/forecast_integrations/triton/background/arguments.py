@@ -129,6 +129,7 @@ def stand_in_call(call: KernelCall, config: LaunchConfig) -> KernelCall:
     given, alone = (heuristics({**one.arguments(), **config.all_kwargs()}) for one in (call, bare))
     if any(name not in alone or alone[name] != given.get(name) for name in names):
         raise UncopyableArgumentsError("its heuristics read more of tensors than their shapes")
+    vars(bare)["computed"] = call.computed  # which only the thread of the call can compute
     return bare
 
 

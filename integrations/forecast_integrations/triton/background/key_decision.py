@@ -220,6 +220,12 @@ class BackgroundMeasurer(TritonMeasurer):
         if compiled.outcome is Outcome.TIMEOUT:
             # The program has the cores: that a compilation took long says nothing of the candidate.
             compiled = replace(compiled, outcome=Outcome.INFRASTRUCTURE)
+        if compiled.doubtful:
+            # The program's threads are not to wait for a compiler: it is tried on this one, and may be on theirs later.
+            try:
+                self._call.compile(compiled.candidate)
+            except Exception:
+                compiled = replace(compiled, outcome=Outcome.INFRASTRUCTURE, raised=False)
         return super()._time(compiled)
 
     def _repeat_failure(self, candidate: Candidate) -> None:

@@ -31,7 +31,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.compile.children import (
@@ -201,7 +201,9 @@ class LauncherStubs:
             )
             function, args, kwargs = inputs[0], inputs[1], {**inputs[2], **inputs[3]}
         else:
-            function, args, kwargs = call.tuner.fn, call.args, call.launch_keywords(candidate)
+            peeled, computed = call.under_heuristics(candidate)
+            function = cast("KernelFunction", peeled)
+            args, kwargs = call.args, {**call.launch_keywords(candidate), **computed}
         given = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         positional = dict(zip(function.arg_names, args, strict=False))
         full = heuristic_values(function)({**positional, **given})

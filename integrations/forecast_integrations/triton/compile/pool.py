@@ -10,6 +10,7 @@ that only knows the target.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 import os
 import queue
@@ -35,7 +36,7 @@ from forecast_integrations.triton.compile.children import (
     ForkedChildren,
 )
 from forecast_integrations.triton.compile.first_launch import FirstLaunch
-from forecast_integrations.triton.problem.call import KernelCall, outcome_of
+from forecast_integrations.triton.problem.call import KernelCall, is_of_compiler, outcome_of
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
@@ -48,16 +49,33 @@ class CompileResult:
     candidate: Candidate
     seconds: float = 0.0
     outcome: Outcome | None = None
-    """None when it compiled."""
+    """None when it compiled, or is `doubtful`."""
     message: str = ""
-    error: BaseException | None = None
-    """An error that is the caller's rather than the config's; to be raised."""
+    doubtful: bool = False
+    """Whether it failed for what may not fail in the process and thread of the call, where it is to be tried."""
     cpu_seconds: float | None = None
     """Seconds of a child and the assembler that it ran; None where that is not known."""
     began_s: float | None = None
     """When it began, by `time.perf_counter`; None where it was not compiled now."""
     raised: bool = False
     """Whether the compiler raised an exception, which another compilation would raise again; else it hung or died."""
+
+    def fail(self, outcome: Outcome | None, message: str, of_compiler: bool) -> None:
+        """Take in an exception: the one place that says whether it is believed.
+
+        The compiler's own is. Any other may be a matter of where it was raised: in a fork without a device, or on
+        another thread. One for want of memory is not tried again.
+        """
+        self.message, self.raised = message, True
+        self.doubtful = not of_compiler and outcome is not Outcome.INFRASTRUCTURE
+        if not self.doubtful:
+            self.outcome = Outcome.COMPILE_ERROR if outcome is Outcome.RUNTIME_ERROR else outcome
+
+
+def _exception(error: BaseException) -> tuple[Outcome | None, str, bool]:
+    """Return an exception as `CompileResult.fail` takes it."""
+    outcome = Outcome.INFRASTRUCTURE if isinstance(error, MemoryError) else outcome_of(error)
+    return outcome, f"{type(error).__name__}: {error}"[:2000], outcome is not None and is_of_compiler(error)
 
 
 class CompilePool(Protocol):
@@ -189,7 +207,8 @@ class ThreadPool:
 
     def _spawn(self) -> None:
         self._threads += 1
-        threading.Thread(target=self._work, name="forecast-compile", daemon=True).start()
+        context = contextvars.copy_context()  # of the call: a thread begins with an empty one
+        threading.Thread(target=context.run, args=(self._work,), name="forecast-compile", daemon=True).start()
 
     def _work(self) -> None:
         try:
@@ -205,11 +224,7 @@ class ThreadPool:
             try:
                 self._attempt(candidate)
             except BaseException as error:
-                outcome = outcome_of(error)
-                result.message = f"{type(error).__name__}: {error}"[:2000]
-                result.outcome = Outcome.COMPILE_ERROR if outcome is Outcome.RUNTIME_ERROR else outcome
-                result.error = error if outcome is None else None
-                result.raised = True
+                result.fail(*_exception(error))
             result.seconds = time.perf_counter() - begin
             if self._running.pop(candidate, None) is None:
                 continue  # left behind as hung: its outcome is already recorded
@@ -379,11 +394,7 @@ class ForkPool:
         try:
             self._compile(candidate)
         except BaseException as error:
-            outcome = outcome_of(error)
-            answer = {
-                "outcome": outcome and str(outcome),
-                "message": f"{type(error).__name__}: {error}"[:2000],
-            }
+            answer = {"exception": _exception(error)}
         # What compiles alone takes as long as it computes; here it may have waited for a core.
         cpu = sum(
             sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -410,19 +421,9 @@ class ForkPool:
         self._seconds.append(result.seconds)
         self.compile_s += result.seconds
         self.finished += 1
-        if "outcome" not in answer:
-            return result
-        result.message = answer["message"]
-        if answer["outcome"] is None:
-            # The caller's mistake: repeat it here, where the user sees it with its own traceback.
-            try:
-                self._compile(result.candidate)
-            except BaseException as error:
-                result.error = error
-            return result
-        result.raised = True
-        outcome = Outcome(answer["outcome"])
-        result.outcome = Outcome.COMPILE_ERROR if outcome is Outcome.RUNTIME_ERROR else outcome
+        if "exception" in answer:
+            outcome, message, of_compiler = answer["exception"]
+            result.fail(outcome and Outcome(outcome), message, of_compiler)
         return result
 
 
@@ -484,6 +485,8 @@ def make_pool(
     """
     from triton import knobs
 
+    if call is not None:
+        _ = call.computed  # here, before any fork and any other thread
     if how == "auto":
         # A child hands its binary over through Triton's cache.
         how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"

@@ -6,10 +6,10 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import cast
+from functools import cached_property, partial
+from typing import Any, cast
 
-from forecast_autotune.errors import function_of_caller
+from forecast_autotune.errors import code_of, codes_in_traceback, function_of_caller
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.variants.entry import CallGrid
 from forecast_integrations.triton.protocols import (
@@ -46,6 +46,33 @@ class KernelCall:
         """The kernel that runs a candidate."""
         return self.functions.get(candidate.variant, self.tuner.fn)
 
+    @cached_property
+    def computed(self) -> Mapping[Candidate, Mapping[str, object]]:
+        """The values of the tuner's `@heuristics` by candidate; absent where they fail, or are not Triton's own.
+
+        Computed for all at once by whoever asks first, which is to be the process and thread of the call: a heuristic
+        may need the device, state of its thread, or an open file, and no child and no other thread has these.
+        """
+        layers, _ = own_heuristics(self.tuner.fn)
+        values: dict[Candidate, Mapping[str, object]] = {}
+        for candidate in self.configs if layers else ():
+            if candidate.variant in self.functions or self.has_set_descriptors(candidate):
+                continue
+            named, given = self.launch_keywords(candidate), dict[str, object]()
+            with contextlib.suppress(Exception):  # it fails again where the candidate is launched
+                for layer in layers:
+                    for name, rule in layer.values.items():
+                        known = {**dict(zip(layer.arg_names, self.args, strict=False)), **named}
+                        given[name] = named[name] = rule(known)
+                values[candidate] = given
+        return values
+
+    def under_heuristics(self, candidate: Candidate) -> tuple[KernelFunction | VariantKernel, NamedArguments]:
+        """The kernel that runs a candidate, without heuristics whose values are `computed`, and these values."""
+        if (values := self.computed.get(candidate)) is None:
+            return self.function(candidate), {}
+        return own_heuristics(self.tuner.fn)[1], values
+
     def named_arguments(self) -> dict[str, object]:
         """Every argument of the call by name, `grid` and `warmup` included."""
         return {**dict(zip(self.tuner.arg_names, self.args, strict=False)), **self.kwargs}
@@ -67,14 +94,23 @@ class KernelCall:
 
     def compile(self, candidate: Candidate) -> object:
         """Compile without launching; returns Triton's CompiledKernel."""
-        current = self.launch_keywords(candidate)
+        function, computed = self.under_heuristics(candidate)
+        current = {**self.launch_keywords(candidate), **computed}
         current.pop("warmup", None)
-        compiler = warmup_of(self.function(candidate))
+        compiler = warmup_of(function)
         if not self.has_set_descriptors(candidate):
             return compiler(*self.args, **current)
         with _DESCRIPTORS:
             self.set_descriptors(candidate)
             return compiler(*self.args, **current)
+
+    def compiles_alone(self, candidate: Candidate) -> bool:
+        """Whether Triton's own code compiles it: a `run` of the user's may well launch where it is to compile."""
+        from triton.runtime.jit import JITFunction
+
+        kernel = own_heuristics(self.tuner.fn)[1]
+        own = getattr(type(kernel), "run", None) is JITFunction.run and "run" not in vars(kernel)
+        return own or candidate.variant in self.functions
 
     def has_set_descriptors(self, candidate: Candidate) -> bool:
         """Whether host-side descriptors may have other blocks under this candidate than the caller gave them."""
@@ -114,6 +150,12 @@ class KernelCall:
     def hears_failures(self) -> bool:
         """Whether hooks of the user's surround every try of a config, the failing ones included."""
         return bool(self.tuner.user_defined_pre_hook or self.tuner.user_defined_post_hook)
+
+    def is_of_heuristic(self, error: BaseException) -> bool:
+        """Whether a heuristic of the user's has raised it: that ends a call, unless Triton would forgive it."""
+        layers, _ = own_heuristics(self.tuner.fn)
+        rules = {code_of(rule) for layer in layers for rule in layer.values.values()} - {None}
+        return not isinstance(error, forgiven_errors()) and not rules.isdisjoint(codes_in_traceback(error))
 
     def run_before_hooks(self, candidate: Candidate) -> dict[str, object]:
         """Run the hooks that precede a launch; returns what the hooks after it want."""
@@ -163,9 +205,28 @@ def check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) -> 
                 )
 
 
+def own_heuristics(fn: Any) -> tuple[list[Any], KernelFunction]:
+    """The layers of `@heuristics` under a tuner that run as Triton's do, outermost first, and what is below them."""
+    from triton.runtime.autotuner import Heuristics
+
+    layers = []
+    while getattr(type(fn), "run", None) is Heuristics.run and "run" not in vars(fn):
+        layers.append(fn)
+        fn = fn.fn
+    return layers, fn
+
+
 def warmup_of(function: KernelFunction | VariantKernel) -> Callable[..., object]:
     """Return the function that compiles a kernel without a launch. Heuristics have none before Triton 3.6."""
     return getattr(function, "warmup", None) or partial(function.run, warmup=True)
+
+
+def forgiven_errors() -> tuple[type[Exception], ...]:
+    """The errors of a config after which Triton goes on with the next one."""
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    return OutOfResources, CompileTimeAssertionFailure, PTXASError
 
 
 def outcome_of(error: BaseException) -> Outcome | None:
@@ -175,15 +236,32 @@ def outcome_of(error: BaseException) -> Outcome | None:
     failure of compiling or launching, but not a wrong call (TypeError, KeyError, ...): that would
     fail for every config and belongs in front of the user.
     """
-    from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
-    from triton.runtime.errors import OutOfResources, PTXASError
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources
 
     if isinstance(error, OutOfResources):
         return Outcome.OUT_OF_RESOURCES
-    if isinstance(error, CompileTimeAssertionFailure | PTXASError | CompilationError):
+    if isinstance(error, (*forgiven_errors(), CompilationError)):
         return Outcome.COMPILE_ERROR
     if type(error).__name__ == "OutOfMemoryError":
         return Outcome.INFRASTRUCTURE
     if isinstance(error, RuntimeError | AssertionError | NotImplementedError):
         return Outcome.RUNTIME_ERROR
     return None
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """Whether Triton itself has raised it, and not code of the user's or of a library that it called.
+
+    The compiler's word on a config holds in every process. All else may have failed for what a process, or a thread of
+    it, lacks: the device in a forked child, say.
+    """
+    while (
+        error.__cause__ is not None
+    ):  # a CompilationError stands for whatever the code of a kernel has raised
+        error = error.__cause__
+    traceback, raiser = error.__traceback__, "triton"
+    while traceback is not None:
+        raiser = str(traceback.tb_frame.f_globals.get("__name__"))
+        traceback = traceback.tb_next
+    return isinstance(error, forgiven_errors()) or raiser.partition(".")[0] == "triton"

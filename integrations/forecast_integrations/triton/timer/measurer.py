@@ -27,6 +27,9 @@ from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.protocols import Times
 from forecast_integrations.triton.timer.timers import EventTimer, LaunchTimeoutError
 
+RAISED = "raised"
+"""In a failure's `extra`: the type of the exception, which a launch in this process raises again. It is absent where a
+process died, hung or had no memory."""
 _LAUNCHING = ("kernel_call", KernelCall.launch_once.__name__)
 """Functions that a benchmark function is given to call: Triton's and ours."""
 _DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "HIP error")
@@ -160,7 +163,7 @@ class TritonMeasurer:
     @property
     def built(self) -> set[Candidate]:
         """Candidates this measurer knows to be compiled: timed, or ready to be. Asked after `close`."""
-        ahead = {c for c, done in self._ready.items() if done.outcome is None and done.error is None}
+        ahead = {c for c, done in self._ready.items() if done.outcome is None and not done.doubtful}
         return ahead | self._timed
 
     @property
@@ -258,19 +261,20 @@ class TritonMeasurer:
     def _time(self, compiled: CompileResult) -> Measurement:
         candidate = compiled.candidate
         seconds = compiled.seconds if self._pool is not None else None
-        if compiled.error is not None:
-            raise compiled.error
         if compiled.outcome is not None:
             if compiled.raised and (
                 self._call.hears_failures() or isinstance(self._timer, UserBenchmarkTimer)
             ):
                 self._repeat_failure(candidate)
-            return self._no_time(candidate, compiled.outcome, seconds, {"message": compiled.message})
+            said: dict[str, object] = {"message": compiled.message}
+            if compiled.raised and compiled.outcome is not Outcome.INFRASTRUCTURE:
+                said[RAISED] = compiled.message.partition(":")[0]
+            return self._no_time(candidate, compiled.outcome, seconds, said)
         self._say(candidate)
         facts: dict[str, object] = {}
         begin = time.perf_counter()
         try:
-            kernel = None if self._pool is None else self._call.compile(candidate)
+            kernel = self._compiled(compiled)
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
             facts = _facts(kernel, self._patient)
@@ -283,10 +287,17 @@ class TritonMeasurer:
             self._timing_s += time.perf_counter() - begin
         if times is None:
             message = "the benchmark function returned inf"
-            return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
+            said = {**facts, "message": message, RAISED: "OutOfResources"}  # or what Triton forgives besides
+            return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, said)
         self._best_ms = min(self._best_ms, statistics.median(times))
         self._timed.add(candidate)
         return self._ok(candidate, times, seconds, facts)
+
+    def _compiled(self, compiled: CompileResult) -> object:
+        """Triton's compiled kernel; None where it is to be had by a launch alone, which also says what is wrong."""
+        if self._pool is None or compiled.doubtful or not self._call.compiles_alone(compiled.candidate):
+            return None
+        return self._call.compile(compiled.candidate)
 
     def _repeat_failure(self, candidate: Candidate) -> None:
         """Launch what failed to compile: the user's hooks or benchmark function hear of it, as under Triton."""
@@ -302,6 +313,8 @@ class TritonMeasurer:
     ) -> Measurement:
         outcome = Outcome.TIMEOUT if isinstance(error, LaunchTimeoutError) else outcome_of(error)
         # A hook that meets a device which the launch before it broke has found nothing that is its own.
+        if self._call.is_of_heuristic(error):
+            mark_of_caller(error)
         of_caller = is_of_caller(error) and (is_from_signal_handler(error) or self._timer.is_alive())
         if outcome is None or of_caller:
             raise error
@@ -309,11 +322,14 @@ class TritonMeasurer:
             self._lost = f"{candidate} did not finish in {self._timeout_s:g} s and still holds the device"
         elif outcome is Outcome.RUNTIME_ERROR and not self._timer.is_alive():
             self._lost = f"{candidate} broke the device context ({str(error)[:200]})"
-        message = f"{type(error).__name__}: {str(error)[:500]}"
-        return self._no_time(candidate, outcome, seconds, {**facts, "message": message})
+        kind = type(error).__name__
+        said = {**facts, "message": f"{kind}: {str(error)[:500]}"}
+        if outcome not in (Outcome.TIMEOUT, Outcome.INFRASTRUCTURE):
+            said[RAISED] = kind
+        return self._no_time(candidate, outcome, seconds, said)
 
     def _no_time(
-        self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: dict[str, object]
+        self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: Mapping[str, object]
     ) -> Measurement:
         return Measurement(
             self._problem,
@@ -322,7 +338,7 @@ class TritonMeasurer:
             compile_s=seconds,
             protocol=self._timer.protocol,
             at=utc_now(),
-            extra=extra,
+            extra=dict(extra),
         )
 
     def _ok(
