@@ -47,6 +47,8 @@ def serve(kind: type, function: Callable[..., object] | None) -> None:
     _served.pop(kind, None)
     if function is not None:
         _served[kind] = function
+    if (run := triton_run()) is not None:
+        run.forecast_autotune = is_served(autotuner.Autotuner)  # for whoever has no more than `run`
 
 
 def is_served(kind: type) -> bool:
