@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from forecast_autotune.errors import (
     CaptureError,
@@ -293,7 +293,7 @@ class TuningEngine:
             try:
                 decision = self._decide_key(miss, None)
             except FrozenMissError:
-                raise error from None
+                return _config_of_triton(tuner, key, pruned, error)
         config = self._serve(miss, decision, ranged)
         self._untimed.pop(key, None)
         if decision.evidence is not Evidence.MEASURED:
@@ -564,6 +564,18 @@ def _failing_config(miss: _KeyMiss) -> LaunchConfig | None:
     raised = {c: rows[c].extra.get(RAISED) if c in rows else "untried" for c in own}
     candidate = next((c for c in own if raised[c] not in forgiven), own[0])
     return miss.call.configs[candidate] if raised[candidate] else None
+
+
+def _config_of_triton(tuner: Any, key: Key, pruned: list[LaunchConfig], error: Exception) -> LaunchConfig:
+    """The config that Triton has kept for a key, if it keeps any. Raises `error` where it would have to time it."""
+
+    def time_all() -> None:
+        raise error
+
+    if not getattr(tuner, "cache_results", False):
+        time_all()
+    tuner.check_disk_cache(key, pruned, time_all)
+    return cast("LaunchConfig", tuner.cache[key])
 
 
 def _is_of_guard(tuner: Tuner, error: Exception) -> bool:

@@ -63,6 +63,7 @@ def install() -> None:
     if run is None:
         return
     original = types.FunctionType(run.__code__, run.__globals__, run.__name__, run.__defaults__)
+    original.__qualname__ = "original_run"  # it is not to be taken for Triton's own, see above
 
     def call(tuner: Any, *args: Any, **kwargs: Any) -> object:
         for kind in type(tuner).__mro__:
