@@ -170,7 +170,7 @@ def test_whoever_came_first_is_called_through(
     tuner = decorate(configs=configs((2, 4, 8), (3,)), key=["n"])(fresh(double))
     for _ in range(2):
         assert launch(tuner).metadata.num_warps == WARPS.get(install, 4)
-    assert seen == CALLED[install]
+    assert (sorted(seen) if install is benches else seen) == CALLED[install]
     assert len(tuner.configs) == 3
     assert triton_run() is not None
 
