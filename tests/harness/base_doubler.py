@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.records import Argument, Config
-from forecast_harness.trials.variants.base_runner import BaseKernelRun, TensorMemory
+from forecast_harness.trials.variants.base_runner import BaseKernelError, BaseKernelRun, TensorMemory
 
 
 class BaseDoubler:
@@ -19,6 +19,7 @@ class BaseDoubler:
         """How many calls each question to compile ahead was about."""
         self.began = threading.Event()
         self._differing = differing
+        self.unable: dict[Hashable, BaseKernelError] = {}
 
     def open(self) -> None:
         """As `BaseKernelRunner.open`."""

@@ -20,6 +20,7 @@ from forecast_harness.sandbox.api import SandboxError, SandboxJob
 from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
+from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.configs.variant_tracing import Timing, VariantTracer
 from forecast_harness.trials.confirmation import CONTESTS, ConfirmationLanes, ConfirmationLimit
 from forecast_harness.trials.judge import SandboxJudge, SandboxTrial
@@ -236,7 +237,10 @@ class KernelJudge(SandboxJudge):
             "subjects": [s.to_json() for s in self._subjects],
             "writes": [list(s.writes) for s in known],
             "updates": [list(s.updates) for s in known],
-            "against": {"source": job.against.source, "configs": [self._rival_config(job).to_json()]},
+            "against": {
+                "source": job.against.source,
+                "configs": [c.to_json() for c in self._rival_configs(job)],
+            },
             "variant": {"source": job.node.source, "configs": [c.to_json() for c in configs]},
             "device": self._plan.device,
             "rules": rules.to_json(),
@@ -244,11 +248,12 @@ class KernelJudge(SandboxJudge):
         files = {"against.py": job.against.source, "variant.py": job.node.source}
         return SandboxJob("forecast_harness.trials.race_job:race_kernel", payload, files)
 
-    def _rival_config(self, job: NodeJob) -> Config:
-        """The config of the node to be timed beside."""
+    def _rival_configs(self, job: NodeJob) -> Sequence[Config]:
+        """The config of the node to be timed beside; where none is known, all: the first that runs is taken."""
         if job.against_config:
-            return Config.from_json(job.against_config)
-        return configs_for(self._target, job.against.source)[0]
+            return [Config.from_json(job.against_config)]
+        listed = configs_for(self._target, job.against.source)
+        return [*listed[:1], *sorted(listed[1:], key=work_of_a_warp)]
 
     def _learn(self, job: NodeJob, configs: Sequence[Config], value: Mapping[str, Any]) -> None:
         """Have forecasts heed a race, of both sides: another lane may have judged the rival."""
@@ -258,7 +263,7 @@ class KernelJudge(SandboxJudge):
         if "winner" in value:
             timings |= {configs[int(n)]: seconds for n, seconds in value["timed"].items()}
             theirs = [value["seconds"][f"{INCUMBENT}:{n}"] for n in range(len(self._subjects))]
-            self._tracer.learn(job.against.source, {self._rival_config(job): theirs})
+            self._tracer.learn(job.against.source, {self._rival_configs(job)[value.get("beside", 0)]: theirs})
         if "unable" in value:
             self._tracer.learn(job.node.source, timings)
 

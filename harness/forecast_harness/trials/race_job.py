@@ -39,7 +39,7 @@ from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.packs.schema import Language, Pack
 from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR, TimedCall
 from forecast_harness.trials.race import RaceRules, drift_corrected_seconds, standard_error, wait_to_be_let_go
-from forecast_harness.trials.variants.jobs import is_config_error
+from forecast_harness.trials.variants.base_runner import is_config_error
 from forecast_harness.verify.answers import (
     malformed_answers_as_forgery,
     read_error,
@@ -274,8 +274,9 @@ class Race(ABC):
 def race_kernel(work: JobContext) -> CellAnswer:
     """Race a variant's configs and time the best.
 
-    The payload has `subjects`, `writes` and `updates` (of each), `against` and `variant` (`source`, `configs`; one of
-    `against`), `device` and `rules`. A workload's name is the number of a call.
+    The payload has `subjects`, `writes` and `updates` (of each), `against` and `variant` (`source`, `configs`),
+    `device` and `rules`. A workload's name is the number of a call. The value's `beside` is the number of the first
+    config of `against` that runs.
     """
     with work.cell() as cell:
         race = _KernelRace(cell, work.payload)
@@ -292,8 +293,8 @@ class _KernelRace(Race):
         self._cell, self._writes = cell, request["writes"]
         calls = [TimedCall.of(BaseKernel.from_json(s)) for s in request["subjects"]]
         theirs, own = request["against"], request["variant"]
-        (beside,) = (Config.from_json(c) for c in theirs["configs"])
-        self._calls, self._first = calls, [call.launch(theirs["source"], beside) for call in calls]
+        besides = (Config.from_json(c) for c in theirs["configs"])
+        self._calls, self._besides = calls, [[c.launch(theirs["source"], b) for c in calls] for b in besides]
         configs = (Config.from_json(c) for c in own["configs"])
         self._each = [[call.launch(own["source"], config) for call in calls] for config in configs]
 
@@ -302,8 +303,18 @@ class _KernelRace(Race):
         with self.steps.phase("prepare"):
             _prepare_cell(self._cell, request, self._calls, SOURCE_FILES)
         with self.steps.phase("compile"):
-            _compile_ahead(self._cell, request["device"], self._first, self._each)
-        return self.run(len(self._each), request)
+            _compile_ahead(self._cell, request["device"], self._besides[0], self._each)
+        self._first, beside = self._besides[0], 0
+        while len(self._besides) > 1:  # else it is known to run
+            try:
+                KernelClock(self._cell, (self._first, self._first), self._writes).sample(INCUMBENT, True)
+                break
+            except ContestantRejected as rejected:
+                if not is_config_error(rejected.__cause__) or beside + 1 == len(self._besides):
+                    raise
+                beside += 1
+                self._first = self._besides[beside]
+        return {**self.run(len(self._each), request), "beside": beside}
 
     def open_clock(self, n: int) -> KernelClock:
         return KernelClock(self._cell, (self._first, self._each[n]), self._writes)

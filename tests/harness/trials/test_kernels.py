@@ -121,6 +121,17 @@ def test_a_variants_fault_is_its_outcome(
     assert said in result.feedback
 
 
+def test_a_base_whose_first_config_does_not_fit_is_timed_in_another(tmp_path: Path) -> None:
+    source = SOFTMAX.replace("    row =", "    tl.static_assert(BLOCK < 128)\n    row =", 1)
+    asked = replace(subject(source, softmax_call(9, 70), grid=rows), configs=CONFIGS[::-1])
+    target, rules = search_target(asked), RaceRules(first=99, least=2, most=2)
+    seed = replace(SEED, source=source)
+    plan = VerificationPlan(cases=2, timed=2)
+    with contextlib.closing(KernelJudge(target, plan, tmp_path, rules=rules, thorough=rules)) as opened:
+        result = opened.judge(NodeJob("job", seed, seed, {}, target, 0, 2))
+    assert (result.outcome, Config.from_json(result.config)) == (Outcome.OK, CONFIGS[0])
+
+
 @pytest.mark.slow
 def test_a_variant_is_verified_in_one_config(judge: KernelJudge) -> None:
     right = judge.verify(VerificationJob("verify-1", node(NAIVE), CONFIGS[0].to_json(), TARGET))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import threading
 from collections import deque
@@ -22,12 +23,20 @@ from forecast_harness.clocks.compilation.requests import (
 )
 from forecast_harness.clocks.records import MachineCodeError, Program
 from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.messages import BufferContents, ElementKind, ObservedLaunch, ProgramInputs
+from forecast_harness.clocks.runner.messages import (
+    BufferContents,
+    ElementKind,
+    ObservedLaunch,
+    ProgramFault,
+    ProgramInputs,
+    RunnerFaultKind,
+)
 from forecast_harness.clocks.times import impossible_time
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.sandbox.jobs import tensor_to_bytes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
+from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, Timing, VariantTracer
 from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR, TimedCall
 from forecast_harness.trials.kernel_cell import HOST_PERIOD, fill_tensor
@@ -41,8 +50,9 @@ from forecast_harness.verify.plan import VerificationPlan
 
 _MOST_INPUT_BYTES = 4 << 30
 """The most bytes of one call's inputs: what is larger is judged where it can be made, on the device."""
-_CONFIGS_TRIED = 3
-"""The most configs of the base kernel that are tried until one of them runs."""
+_NO_ROOM = re.compile("OutOfResources|PTXASError")
+_OTHER_FAILURES = 3
+"""Configs of the base kernel that fail for another reason than room, after which no other one is tried."""
 
 
 @dataclass
@@ -108,15 +118,24 @@ class KernelTrials:
         Raises `MachineCodeError` where it does not run, and what the runner raises.
         """
         self._tracer.trace_in(lambda jobs: builder.run_jobs(jobs, TRACE_LIMITS), lambda: builder.idle)
-        base, problem = subjects_of(self._target)[0], "it has no configs"
+        base, problem, others = subjects_of(self._target)[0], "it has no configs", 0
         # Its forecasts are asked for next.
         threading.Thread(target=self._tracer.prepare_source, args=(base.source,), daemon=True).start()
         for config in self._base_configs(base):
             built = builder.submit(self._request("base", base.source, config)).result()
             if not built.programs:
                 problem = built.error or built.host_code or built.infrastructure
+                others += not _NO_ROOM.search(built.error)
+                if built.error and others < _OTHER_FAILURES:
+                    continue
+                break
+            try:
+                self._learn(runner, built.programs[1:])
+            except ProgramFault as fault:
+                if fault.kind is not RunnerFaultKind.REFUSED:
+                    raise
+                problem = fault.detail  # the device has less than it asks for
                 continue
-            self._learn(runner, built.programs[1:])
             self.base_build = config.to_json(), built
             # No launch that is timed is to find the inputs of another one.
             rotated = {
@@ -137,8 +156,9 @@ class KernelTrials:
         source = job.node.source
         able = configs_for(self._target, source)
         beside = Config.from_json(job.against_config) if job.against_config else None
-        if (decided := decided_config(self._target, source)) in able and job.node.id == job.against.id:
-            return [decided.to_json()] if decided else []
+        known = self.base_build[0] if self.base_build and job.node.id == job.against.id else None
+        if known and (decided := decided_config(self._target, source)) in able and decided.to_json() == known:
+            return [known]
         most = max(1, job.trials)
         if len(able) > most:
             check()
@@ -149,7 +169,9 @@ class KernelTrials:
             while self._to_learn:
                 self._tracer.learn(*self._to_learn.popleft())
             chosen = self._tracer.best_configs(source, able, most, beside)
-        return [c.to_json() for c in chosen]
+        listed = [c.to_json() for c in chosen]
+        # Others of the base may not fit, and every other source is timed beside its first.
+        return [known, *(c for c in listed if c != known)][:most] if known else listed
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a variant is compiled: for the checked call, then for the timed ones."""
@@ -205,8 +227,10 @@ class KernelTrials:
             call.given, written = replace(call.given, updates=names), names
 
     def _base_configs(self, base: BaseKernel) -> list[Config]:
-        decided = decided_config(self._target, base.source)
-        return [*([decided] if decided else []), *configs_for(self._target, base.source)][:_CONFIGS_TRIED]
+        """One that may run first, and others by how likely they are to fit."""
+        decided, listed = decided_config(self._target, base.source), configs_for(self._target, base.source)
+        first = [*([decided] if decided else []), *listed[:1]]
+        return list(dict.fromkeys([*first, *sorted(listed, key=work_of_a_warp)]))
 
 
 def kernel_call(subject: BaseKernel) -> BaseResultCall:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -40,6 +40,30 @@ TensorMemory = Mapping[str, torch.Tensor]
 
 class BaseKernelError(Exception):
     """The base kernel did not accept arguments; the text says what happened."""
+
+    def __init__(self, text: str, *, of_config: bool = True) -> None:
+        """`of_config`: whether another config may run where this one failed."""
+        super().__init__(text)
+        self.of_config = of_config
+
+
+_CONFIG_ERRORS = (
+    "OutOfResources",
+    "CompilationError",
+    "CompileTimeAssertionFailure",
+    "PTXASError",
+    "RecordError",
+)
+"""The last one says that the call's own grid is not known for a config's meta-parameters."""
+
+
+def is_config_error(error: BaseException | None) -> TypeGuard[CandidateFault]:
+    """Whether this is a config's failure, without its source being wrong: tuning will find it a failed candidate."""
+    if not isinstance(error, CandidateFault) or error.fault is not Fault.EXCEPTION:
+        return False
+    # An interpreter wraps what it met; a static assertion is one of Python's there.
+    wrapped = (*_CONFIG_ERRORS, "AssertionError") if error.kind == "InterpreterError" else ()
+    return error.kind in _CONFIG_ERRORS or any(name in error.detail for name in wrapped)
 
 
 @dataclass(frozen=True)
@@ -71,6 +95,8 @@ class BaseKernelRunner:
         self._cell: Cell | None = None
         self._opened = 0.0
         self._noise = self._compiles = False
+        self.unable: dict[Hashable, BaseKernelError] = {}
+        """Failures by config, and by the part of a call that decides how it is compiled."""
         self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
 
     def open(self) -> None:
@@ -130,7 +156,7 @@ class BaseKernelRunner:
         except CandidateFault as fault:
             if fault.fault is not Fault.EXCEPTION or "CUDA" in fault.detail:
                 self.close()  # all later launches of a process fail after an illegal address in one
-            raise BaseKernelError(fault.detail) from fault
+            raise BaseKernelError(fault.detail, of_config=is_config_error(fault)) from fault
         data = answer.arrays["block"].data
         names, stray = changed_bytes(arena, data)
         block = torch.frombuffer(bytearray(data), dtype=torch.uint8)

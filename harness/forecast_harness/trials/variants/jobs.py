@@ -7,17 +7,17 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Config
-from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext, SandboxError
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, SandboxError
 from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.packs.schema import Definition, Language, Pack, TensorSpec, Workload
-from forecast_harness.trials.variants.base_runner import BaseKernelRunner
+from forecast_harness.trials.variants.base_runner import BaseKernelRunner, is_config_error
 from forecast_harness.trials.variants.call_sampling import CALL_REGIMES
 from forecast_harness.trials.variants.compilation import (
     CELL_ENTRY,
@@ -153,14 +153,6 @@ def _variant_pack(subject: BaseKernel, deterministic: bool) -> Pack:
     return Pack(definition, "", (Workload("call", {}),))
 
 
-_CONFIG_ERRORS = (
-    "OutOfResources",
-    "CompilationError",
-    "CompileTimeAssertionFailure",
-    "PTXASError",
-    "RecordError",
-)
-"""The last one says that the call's own grid is not known for a config's meta-parameters."""
 _MOST_HELD_BYTES = 1 << 29
 """The most bytes of arguments that are drawn before they are launched."""
 _NONE: TensorArrays = {}
@@ -204,6 +196,12 @@ class VariantExamination:
         with self._steps.phase("configs"):
             reasons = reasons or self._launch_each_config()
         with self._steps.phase("trials"):
+            for _ in self._problem.configs:
+                try:
+                    return reasons or self._judge.examine(timed=False)
+                except CandidateFault as fault:
+                    if not is_config_error(fault) or not self._problem.leave_out():
+                        raise
             return reasons or self._judge.examine(timed=False)
 
     def compile_early(self) -> tuple[list[dict[str, Any]], CompiledCalls]:
@@ -328,13 +326,6 @@ class VariantExamination:
             able.append(config)
         self._problem.configs = able
         return [] if able else [Reason(ReasonCode.FAILS, f"no config runs: {last}"[:2000])]
-
-
-def is_config_error(error: BaseException | None) -> TypeGuard[CandidateFault]:
-    """Whether this is a config's failure, without its variant being wrong: tuning will find it a failed candidate."""
-    if not isinstance(error, CandidateFault) or error.fault is not Fault.EXCEPTION:
-        return False
-    return error.kind in _CONFIG_ERRORS
 
 
 def _axes(number: int | None) -> dict[str, int] | None:

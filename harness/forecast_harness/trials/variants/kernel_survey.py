@@ -16,6 +16,7 @@ from forecast_autotune.variants.signature import in_size_class, memory_span, sig
 from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import CallSizes, SizeClass
+from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.variants.base_runner import (
     BaseKernelError,
     BaseKernelRun,
@@ -99,6 +100,8 @@ class KernelSurveyor:
     _nonfinite: bool = False
     """Whether the latest result had other numbers than finite ones."""
     _wants_finite: bool = False
+    _is_chosen: bool = False
+    """Whether a config has run: where it does not fit, another one takes its place, as a tuner leaves it out."""
     _rejections: list[str] = field(default_factory=list)
     """Why the base kernel did not accept arguments, one sentence each."""
 
@@ -216,7 +219,12 @@ class KernelSurveyor:
         for n, drawn in enumerate(calls):
             if n >= _ACCEPTANCE_DRAWS and self.writes:
                 break
-            if not self._depends_on_arguments_alone(drawn, self._learn_writes(drawn)):
+            try:
+                accepted = self._depends_on_arguments_alone(drawn, self._learn_writes(drawn))
+            except BaseKernelError as error:
+                accepted = False
+                self._rejections.append(f"{error} ({drawn.label})")
+            if not accepted:
                 raise self._refused("")
         if not self.writes:
             self._rejections.append(f"it writes to no tensor in {len(calls)} calls")
@@ -232,7 +240,7 @@ class KernelSurveyor:
         An interpreter runs one program after the other; a device runs them all at once, and its compiler takes
         seconds for large tiles.
         """
-        sign = 1 if self.device == "cpu" else -1
+        sign, is_unfit = 1 if self.device == "cpu" else -1, False
         for _ in range(_CONFIG_TRIAL_DRAWS):
             drawn = source.draw("normal", self.generator)
             counted = [(c, drawn.grid(c.parameters())) for c in self.subject.configs]
@@ -247,14 +255,18 @@ class KernelSurveyor:
                         else "let the kernel be tuned once, or give inputs(random)"
                     )
                 )
-            for config, _ in able[:_CONFIGS_TRIED]:
+            for n, (config, _) in enumerate(able):
+                if n >= _CONFIGS_TRIED and not is_unfit:
+                    break
                 self.config = config
                 try:
                     self._learn_writes(drawn)
                 except BaseKernelError as error:
+                    is_unfit = error.of_config
                     self._rejections.append(str(error))
                     continue
                 if self.writes:
+                    self._is_chosen = True
                     return
             self.config = able[0][0]
 
@@ -430,7 +442,8 @@ class KernelSurveyor:
 
     def launch(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
         """Run the base with its chosen config. Raises `BaseKernelError`."""
-        ran = launch_base(self.reference, drawn, memory, self.config, self._layers)
+        others = self.subject.configs if self._is_chosen else ()
+        ran = launch_base(self.reference, drawn, memory, self.config, self._layers, others)
         self._pace.note(drawn.arguments, ran.seconds)
         return ran
 
@@ -458,14 +471,31 @@ def launch_base(
     memory: TensorMemory,
     config: Config,
     layers: Sequence[Mapping[str, Any]],
+    others: Sequence[Config] = (),
 ) -> BaseKernelRun:
-    """Run the base kernel with one config. Raises `BaseKernelError`."""
-    meta = config.parameters()
-    grid = drawn.grid(meta)
-    if grid is None:
-        raise BaseKernelError(f"the launch grid of {config} is not known")
-    scalars = with_heuristics(drawn, layers, meta)
-    return reference.run(drawn.arguments, scalars, memory, grid, config)
+    """Run the base kernel with a config; where that does not fit, with the lightest of `others` that does.
+
+    Raises `BaseKernelError` for the first one.
+    """
+    first: BaseKernelError | None = None
+    for one in (config, *sorted((c for c in others if c != config), key=work_of_a_warp)):
+        meta = one.parameters()
+        scalars, grid = with_heuristics(drawn, layers, meta), drawn.grid(meta)
+        form = one, call_form(drawn.arguments, scalars)
+        try:
+            if grid is None:
+                raise BaseKernelError(f"the launch grid of {one} is not known")
+            if form in reference.unable:
+                raise reference.unable[form]
+            return reference.run(drawn.arguments, scalars, memory, grid, one)
+        except BaseKernelError as error:
+            first = first or error
+            if not error.of_config:
+                break
+            if grid is not None:
+                reference.unable[form] = error
+    assert first is not None
+    raise first
 
 
 def survey_kernel(

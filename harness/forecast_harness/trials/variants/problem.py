@@ -104,7 +104,11 @@ class VariantProblem:
         self._arguments: dict[str, tuple[Argument, ...]] = {}
         self._kept: dict[str, deque[LaunchCase]] = {}
         self._proposals: dict[tuple[int | None, str], deque[_Proposal]] = {}
-        self._configs_of: dict[str, Config] = {}
+        self._configs_of: dict[str, tuple[Config, Hashable]] = {}
+        """By a case's label, with the part of the call that decides how it is compiled."""
+        self._unfit: set[tuple[Config, Hashable]] = set()
+        """Those that did not run."""
+        self._latest: tuple[Config, Hashable] | None = None
         self._slow = False
         """Whether the variant took long for something: what was drawn before may be too large."""
         self._differing: Config | None = None
@@ -126,7 +130,8 @@ class VariantProblem:
         kept = self._kept.get(how.regime) if number is None else None
         while kept:
             case = kept.popleft()
-            if self.fits(case) and self.config_of(case) in self.configs:
+            self._latest = self._configs_of[case.label]
+            if self.fits(case) and self._latest[0] in self.configs and self._latest not in self._unfit:
                 return case
         proposal = self._next_proposal(number, how.regime)
         wanted = proposal.wanted if proposal else self._next_config(number)
@@ -136,6 +141,9 @@ class VariantProblem:
             config = proposal.config
         else:
             config = self._compiled_config(drawn, wanted, number)
+        if number is None and self._unfit:
+            fitting = (c for c in (config, *self.configs) if (c, self._form(drawn, c)) not in self._unfit)
+            config = next(fitting, config)
         tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
         meta = config.parameters()
         grid = drawn.grid(meta)
@@ -157,7 +165,8 @@ class VariantProblem:
             return self._compare_outputs(drawn, memory, plain, wide, named, config if asks_domain else None)
 
         label = f"{drawn.label}, {config}"
-        self._arguments[label], self._configs_of[label] = arguments, config
+        self._arguments[label] = arguments
+        self._latest = self._configs_of[label] = config, self._form(drawn, config)
         return LaunchCase(
             label,
             call_arguments(arguments, scalars, grid, config),
@@ -231,7 +240,13 @@ class VariantProblem:
 
     def config_of(self, case: LaunchCase) -> Config:
         """The config that a case of this problem is launched with."""
-        return self._configs_of[case.label]
+        return self._configs_of[case.label][0]
+
+    def leave_out(self) -> bool:
+        """Launch calls like the latest case with other configs, as a tuner does; whether one of them may run."""
+        assert self._latest is not None
+        self._unfit.add(self._latest)
+        return not self._unfit.issuperset((c, self._latest[1]) for c in self.configs)
 
     def note_launch(self, case: LaunchCase, seconds: float) -> None:
         """Draw smaller calls from now on, if the variant took long for this one."""
@@ -276,7 +291,8 @@ class VariantProblem:
         raise SandboxError(f"the base kernel does not accept what is drawn: {problem} ({drawn.label})")
 
     def _launch_base(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
-        ran = launch_base(self._reference, drawn, memory, self._survey.config, self._layers)
+        others = self._subject.configs
+        ran = launch_base(self._reference, drawn, memory, self._survey.config, self._layers, others)
         self._source.pace.note(drawn.arguments, ran.seconds)
         return ran
 

@@ -176,6 +176,7 @@ def test_the_base_kernel_runs_in_the_config_that_the_store_has_decided_on(
     decided = Config.of({"BLOCK": 128})
     known = replace(target(), payload={**target().payload, "decided": decided.to_json()})
     monkeypatch.setattr(trials, "_target", known)
+    monkeypatch.setattr(trials, "base_build", (decided.to_json(), None))
     own, other = replace(job("seed", DOUBLE), node=SEED), job("other", f"{DOUBLE}# 1 ns\n")
     assert trials.configs(own) == [decided.to_json()]
     assert len(trials.configs(other)) == 2
@@ -197,6 +198,22 @@ def test_a_base_kernel_that_does_not_compile_is_not_judged_so(
         pytest.raises(MachineCodeError, match=r"(?s)cannot be launched as machine code: .*no_such_thing"),
     ):
         result.learn_results(runner, builder)
+
+
+def test_configs_of_the_base_that_do_not_fit_are_left_out(
+    runner: RunnerClient, builder: TranslatedBuilder, tmp_path: Path
+) -> None:
+    source = DOUBLE.replace("    i =", "    tl.static_assert(BLOCK < 128)\n    i =", 1)
+    listed = [Config.of({"BLOCK": b}) for b in (512, 256, 128, 64)]
+    given = target(source)
+    subjects = [{**s, "configs": [c.to_json() for c in listed]} for s in given.payload["subjects"]]
+    given = replace(given, payload={**given.payload, "subjects": subjects})
+    with contextlib.closing(KernelTrials(given, PLAN, tmp_path)) as result:
+        result.learn_results(runner, builder)
+        seed = replace(SEED, source=source)
+        assert (
+            result.configs(replace(job("seed", source), node=seed, against=seed))[0] == listed[-1].to_json()
+        )
 
 
 def test_a_gate_refuses_what_need_not_be_verified(

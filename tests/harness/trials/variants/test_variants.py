@@ -222,6 +222,49 @@ def test_every_constant_that_triton_takes_reaches_the_kernel(judging: SandboxLan
         survey(request, judging, plan=QUICK)
 
 
+UNFIT = HEAD + (
+    "def kernel(x, out, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):\n"
+    "    tl.static_assert(BLOCK * WIDTH <= 8192)\n"
+    "    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+    "    tl.store(out + i, WIDTH * tl.load(x + i, mask=i < n), mask=i < n)\n"
+)
+UNFIT_INPUTS = """
+
+import itertools
+
+import torch
+
+kernel = triton.heuristics({"WIDTH": lambda given: 128 if given["n"] % 2 else 64})(kernel)
+SIZES = itertools.chain((600, 402), itertools.cycle((301, 298, 33)))
+
+
+def inputs(random):
+    n = next(SIZES)
+    return {
+        "x": torch.randn(n), "out": torch.empty(n), "n": n,
+        "grid": lambda meta: (triton.cdiv(n, meta["BLOCK"]),),
+    }
+"""
+
+
+def test_a_config_that_does_not_fit_a_drawn_call_gives_way_to_another(
+    judging: SandboxLane, tmp_path: Path
+) -> None:
+    (tmp_path / "unfit.py").write_text(UNFIT + UNFIT_INPUTS)
+    request = BaseKernel(
+        "kernel", UNFIT, CONFIGS, file=str(tmp_path / "unfit.py"), name="kernel", inputs=True
+    )
+    assert known(judging, request).config == CONFIGS[1], "it runs on what is drawn first"
+    result = judged(judging, request, UNFIT.replace("WIDTH * tl.load", "(WIDTH + 0) * tl.load"))
+    assert result.verdict.accepted, result.verdict.reasons
+    assert codes(judged(judging, request, UNFIT.replace("WIDTH * tl.load", "64 * tl.load"))) == {
+        ReasonCode.WRONG_VALUES
+    }
+    narrow = dataclasses.replace(request, configs=(Config.of({"BLOCK": 1 << 14}),))
+    with pytest.raises(VariantError, match="does not run in Triton's interpreter on what inputs"):
+        survey(narrow, judging, plan=QUICK)
+
+
 def test_recorded_constants_are_drawn_as_they_were(tmp_path: Path) -> None:
     import triton.language as tl
 
