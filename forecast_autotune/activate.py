@@ -59,7 +59,14 @@ def autoload() -> None:
         _warn(f"FORECAST_AUTOTUNE=1 has no effect: {error!r}")
 
 
+_said: set[str] = set()
+
+
 def _warn(text: str) -> None:
+    """Warn once: torch and the program itself may both have us installed."""
+    if text in _said:
+        return
+    _said.add(text)
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except RuntimeWarning:

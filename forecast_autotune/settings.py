@@ -146,13 +146,25 @@ def _remote_address(text: str) -> str:
     return text.rstrip("/") if rest.strip("/") else text
 
 
+NOWHERE = Path(os.devnull, "forecast-autotune")
+"""Stands for the cache directory of a user without a home: nothing can be there, nor be put there."""
+NO_HOME = (
+    "HOME is not set and the user id has no passwd entry, so that nothing can be kept: "
+    "set FORECAST_AUTOTUNE_CACHE_DIR"
+)
+
+
 def cache_directory(chosen: Path | None) -> Path:
-    """`chosen`, else the user's cache directory for `forecast-autotune`."""
+    """`chosen`, else the user's cache directory for `forecast-autotune`; `NOWHERE` for a user without a home."""
     if chosen is not None:
         return chosen
     import platformdirs
 
-    return platformdirs.user_cache_path("forecast-autotune", appauthor=False)
+    try:
+        path = platformdirs.user_cache_path("forecast-autotune", appauthor=False)
+    except RuntimeError:
+        return NOWHERE
+    return path if path.is_absolute() else NOWHERE
 
 
 def default_directory() -> Path:

@@ -112,7 +112,7 @@ def calibration(options: argparse.Namespace, output: Output) -> int:
     verdicts = [v for d in decisions for v in d.verdicts]
     intervals = coverage(store.tables(options.kernel, options.device))
     data = {
-        "store": str(store.root),
+        "store": store.place,
         "verdicts": len(verdicts),
         "risk": reliability(verdicts),
         "intervals": intervals,

@@ -112,7 +112,7 @@ def export(options: argparse.Namespace, output: Output) -> int:
     variants = [] if form == "parquet" else store.variants_of(options.kernel)
     if not tables and not variants:
         filtered = " that --kernel and --device choose" if options.kernel or options.device else ""
-        raise CommandError(f"nothing to export: the store at {store.root} holds no measurement{filtered}")
+        raise CommandError(f"nothing to export: the store at {store.place} holds no measurement{filtered}")
     if form == "parquet":
         from forecast_autotune.store.exports import write_parquet
 
@@ -177,12 +177,12 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     store.sync()
     _check_saved(store)
     counts = {"problems": problems, "measurements": distinct, "added": added, "variants": len(variants)}
-    data = {**counts, "store": str(store.root)}
+    data = {**counts, "store": store.place}
     of = f"{count_text(problems, 'problem')}{_variants_note(len(variants))}"
     noun = "measurement" if distinct == len(rows) else "distinct measurement"
     new = f"added {count_text(added, noun)} of {of}"
     known = "" if distinct == added else f"; {distinct - added} known already"
-    output.emit(data, new + known, _dim_text(str(store.root)))
+    output.emit(data, new + known, _dim_text(store.place))
     if text := refused.summary():
         raise UsageError(f"{text} refused, as the warnings say; everything else was taken")
     return 0
@@ -281,12 +281,12 @@ def clear(options: argparse.Namespace, output: Output) -> int:
     if held != StoredCounts() and not options.yes:
         kernels = {table.problem.kernel.name for table in store.tables(options.kernel, options.device)}
         of = f" of {count_text(len(kernels), 'kernel')}"
-        if not _ask_confirmation(f"{_shown_counts(held, of)} from {store.root}", output):
+        if not _ask_confirmation(f"{_shown_counts(held, of)} from {store.place}", output):
             output.remark("nothing removed")
             return 1
     store.clear(options.kernel, options.device)
     output.emit(
-        {**vars(held), "store": str(store.root)}, f"removed {_shown_counts(held)}", _dim_text(str(store.root))
+        {**vars(held), "store": store.place}, f"removed {_shown_counts(held)}", _dim_text(store.place)
     )
     return 0
 
@@ -328,13 +328,13 @@ def _clear_kept(
     before: str = "",
 ) -> int:
     """Remove what a store keeps beside its measurements, after asking; `key` names the count in the JSON."""
-    what = f"{before}{count_text(held, noun)} from {store.root}"
+    what = f"{before}{count_text(held, noun)} from {store.place}"
     if held and not options.yes and not _ask_confirmation(what, output):
         output.remark("nothing removed")
         return 1
     removed = clear(options.kernel)
-    data = {key: removed, "store": str(store.root)}
-    output.emit(data, f"removed {before}{count_text(removed, noun)}", _dim_text(str(store.root)))
+    data = {key: removed, "store": store.place}
+    output.emit(data, f"removed {before}{count_text(removed, noun)}", _dim_text(store.place))
     return 0
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError
-from forecast_autotune.commands.store_access import first_forecasts, open_named_store
+from forecast_autotune.commands.store_access import bundled_stores, first_forecasts, open_named_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import count_text
 from forecast_autotune.records import Decision, Measurement, Problem
@@ -34,24 +35,41 @@ def show(options: argparse.Namespace, output: Output) -> int:
 
         return store_page(options, output)
     store = open_named_store(options)
-    rows = summarize(
-        store.tables(options.kernel, options.device), store.decisions(options.kernel, options.device)
-    )
+    wanted = options.kernel, options.device
+
+    def shown_layer(one: Store) -> dict[str, Any]:
+        return {"store": one.place, "kernels": summarize(one.tables(*wanted), one.decisions(*wanted))}
+
+    below = [shown_layer(one) for one in bundled_stores(store)]
     advised = len(store.advice_of(options.kernel))
-    data = {"store": str(store.root), "kernels": rows, "advised_sources": advised}
+    remote = store.layers.remote
+    data = {
+        **shown_layer(store),
+        "advised_sources": advised,
+        "bundles": below,
+        "remote": remote and remote.address,
+    }
+    rows = data["kernels"]
     if output.as_json:
         output.emit(data)
         return 0
     from forecast_autotune.report.table import shown_text, store_table
 
-    place = shown_text(f"store: {store.root}", style="dim")
+    place = shown_text(f"store: {store.place}", style="dim")
+    under: list[RenderableType] = []
+    for layer in below:
+        nothing = shown_text("the bundle holds nothing that matches")
+        under += [store_table(layer["kernels"]) if layer["kernels"] else nothing]
+        under += [shown_text(f"bundle: {layer['store']}", style="dim")]
+    if remote is not None:
+        under += [shown_text(f"remote store, asked for one problem at a time: {remote.address}", style="dim")]
     if advised:
         place = shown_text(f"advice on {count_text(advised, 'kernel source')}").append("\n") + place
     if rows:
-        output.emit(data, store_table(rows), place)
+        output.emit(data, store_table(rows), place, *under)
     else:
         what = "nothing that matches" if options.kernel or options.device else "nothing yet"
-        output.emit(data, shown_text(f"the store holds {what}"), place)
+        output.emit(data, shown_text(f"the store holds {what}"), place, *under)
     return 0
 
 
@@ -127,21 +145,29 @@ def explain(options: argparse.Namespace, output: Output) -> int:
 def _stored_by_id(
     store: Store,
 ) -> tuple[dict[str, Problem], dict[str, list[Measurement]], dict[str, Decision]]:
+    """Problems, measurements and decisions of a store and the bundles below it; the upper one's decision counts."""
     problems: dict[str, Problem] = {}
-    measured: dict[str, list[Measurement]] = {}
+    measured: dict[str, list[Measurement]] = defaultdict(list)
     decided: dict[str, Decision] = {}
-    for table in store.tables():
-        problems[table.problem.id] = table.problem
-        measured[table.problem.id] = table.measurements
-    for problem, decision in store.decisions():
-        problems[problem.id] = problem
-        decided[problem.id] = decision
+    for one in reversed([store, *bundled_stores(store)]):
+        for table in one.tables():
+            problems[table.problem.id] = table.problem
+            measured[table.problem.id] += table.measurements
+        for problem, decision in one.decisions():
+            problems[problem.id] = problem
+            decided[problem.id] = decision
     return problems, measured, decided
 
 
 def _unknown_kernel(name: str, names: set[str], store: Store) -> str:
+    if met := {m.problem.device.backend for m in store.misses.all() if m.problem.kernel.name == name}:
+        if met == {"cpu"}:
+            return (
+                f"kernel {name} ran in Triton's interpreter alone: nothing of it was timed. Run it on a GPU"
+            )
+        return f"kernel {name} was met in modes that time nothing alone: `forecast-autotune warm` tunes it"
     if not names:
-        return f"the store at {store.root} holds no kernel yet: run something tuned first, or give --store"
+        return f"the store at {store.place} holds no kernel yet: run something tuned first, or give --store"
     lower = {n.lower(): n for n in names}
     near = difflib.get_close_matches(name.lower(), lower, n=5, cutoff=0.4)
     near += [n for n in sorted(lower) if name.lower() in n and n not in near]

@@ -10,7 +10,7 @@ from pathlib import Path
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.records import Candidate, Decision, Measurement, Problem
-from forecast_autotune.settings import default_directory, parse_user_directory
+from forecast_autotune.settings import NO_HOME, NOWHERE, default_directory, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.bundles import Bundle
 from forecast_autotune.store.files import bundle_text, check_folders, is_bundle, newer_layout_text
@@ -24,14 +24,19 @@ def open_store(options: argparse.Namespace, *, to_read: bool = False) -> Store:
     root = own_root(options, to_read=to_read)
     if message := newer_layout_text(root):
         warnings.warn(message, StoreWarning, stacklevel=2)
-    return _store_of_bundle(root) if is_bundle(root) else Store.default(root)
+    return _store_of_bundle(Bundle.open(root)) if is_bundle(root) else Store.default(root)
+
+
+def bundled_stores(store: Store) -> list[Store]:
+    """The rows of the bundles below a store, each as a store in memory, in the order in which they are asked."""
+    return [_store_of_bundle(bundle) for bundle in store.layers.bundles]
 
 
 def own_root(options: argparse.Namespace, *, to_read: bool = False) -> Path:
     """The folder of the store of `--store`, else the environment's.
 
-    Raises `UsageError` for a file, and for a bundle unless it is only `to_read`; `StoreError` where a file is in the
-    place of a folder in it.
+    Raises `UsageError` for a file, and unless it is only `to_read` for a bundle, or a user without a home; `StoreError`
+    where a file is in the place of a folder in it.
     """
     root = (default_directory() if options.store is None else parse_user_directory(options.store)).absolute()
     if message := misplaced_file(root):
@@ -39,14 +44,16 @@ def own_root(options: argparse.Namespace, *, to_read: bool = False) -> Path:
             f"{root} is {message} where a folder of the store belongs: move it away, or name another"
         )
     check_folders(root)
+    if root == NOWHERE and not to_read:
+        raise UsageError(f"{NO_HOME}, or name a folder by --store")
     if is_bundle(root) and not to_read:
         raise UsageError(bundle_text(root))
     return root
 
 
-def _store_of_bundle(root: Path) -> Store:
+def _store_of_bundle(bundle: Bundle) -> Store:
     """The rows of a bundle as a store in memory."""
-    bundle, store = Bundle.open(root), Store(None)
+    store = Store(None)
     for kernel in bundle.kernels():
         rows = bundle.rows(kernel)
         problems = {name: Problem.from_json(row.data) for name, row in rows.problems.items()}
@@ -54,7 +61,7 @@ def _store_of_bundle(root: Path) -> Store:
             store.add_all(problem, [Measurement.from_json(row.data) for row in rows.of_problem(name)])
         for name, row in rows.decisions.items():
             store.put_decision(problems[name], Decision.from_json(row.data))
-    store.root = root  # what commands say that they have read
+    store.root = bundle.path  # what commands say that they have read
     return store
 
 

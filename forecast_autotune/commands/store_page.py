@@ -60,7 +60,7 @@ def overview_of(store: Store, kernel: str | None = None, device: str | None = No
 
     files, size = disk_use(store.root)
     return StoreOverview.of(
-        str(store.root),
+        store.place,
         rows(),
         reliability=reliability(verdicts),
         intervals=coverage(store.tables(kernel, device)),

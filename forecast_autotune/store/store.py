@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.problem import FACTS
-from forecast_autotune.settings import default_directory
+from forecast_autotune.settings import NO_HOME, NOWHERE, default_directory
 from forecast_autotune.store.directory import (
     KernelDirectory,
     LogEntry,
@@ -72,15 +72,22 @@ class Store:
         """The process-wide store of a directory, over the bundles and the remote store configured.
 
         Without `root` that is FORECAST_AUTOTUNE_CACHE_DIR or, if unset or empty, the user's cache
-        directory for `forecast-autotune`.
+        directory for `forecast-autotune`; for a user without a home it is in memory, which is noted once.
         """
         root = (default_directory() if root is None else root).absolute()
         name = root, *layer_configuration()
         with _DEFAULTS_MUTEX:
             if name not in _DEFAULTS:
-                _DEFAULTS[name] = cls(root)
+                _DEFAULTS[name] = cls(None if root == NOWHERE else root)
+                if root == NOWHERE:
+                    _DEFAULTS[name]._notes.add(NO_HOME)
                 _DEFAULTS[name].layers = StoreLayers.configured(_DEFAULTS[name]._notes)
             return _DEFAULTS[name]
+
+    @property
+    def place(self) -> str:
+        """Where it is, as people read it."""
+        return "memory" if self.root is None else str(self.root)
 
     @property
     def issued_warnings(self) -> list[str]:

@@ -255,6 +255,8 @@ class TuningTask:
     """Whether somebody hears of candidates that fail, so that those refused as sure to fail are tried as well."""
     struck: Sequence[Measurement] = ()
     """Failed launches of candidates that were chosen untimed in this process."""
+    why_untimed: str = ""
+    """Why nothing can be timed here, whatever the mode; empty where it can."""
 
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""
@@ -330,7 +332,7 @@ def _tune(
         task = replace(task, advice=store.advice(task.problem.kernel.source_sha256))
     if mode in (Mode.SKIP, Mode.FROZEN, Mode.BACKGROUND):
         forecaster = TaskForecaster(task, surrogate)
-        return _decide_from_store(forecaster, store, settings, mark, task.struck)
+        return _decide_from_store(forecaster, store, settings, mark, task)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
         # Another process may have decided, or measured a part, while we waited.
         if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
@@ -916,14 +918,14 @@ def _decide_from_store(
     store: GuardedStore,
     settings: Settings,
     mark: str,
-    struck: Sequence[Measurement],
+    task: TuningTask,
 ) -> Decision:
     """Skip and frozen mode: the best stored time, else the best forecast.
 
     Raises `FrozenMissError` in frozen mode with `on_miss="error"` when the store holds no time.
     """
     problem, known = forecaster.problem, forecaster.candidates.row_of
-    rows = [m for m in (*store.measurements(problem), *struck) if m.candidate in known]
+    rows = [m for m in (*store.measurements(problem), *task.struck) if m.candidate in known]
     timed = any(m.ok for m in latest_labels(rows).values())
     if not timed and store.keeps("add_miss"):
         count, grids = len(forecaster.candidates), forecaster.grids
@@ -937,7 +939,8 @@ def _decide_from_store(
             "FORECAST_AUTOTUNE_MODE=tune, or set FORECAST_AUTOTUNE_ON_MISS=forecast"
         )
     relatives = store.relatives(problem)
-    return _decide_unmeasured(forecaster, rows, relatives, settings, mark, f"{settings.mode} mode: not timed")
+    reason = task.why_untimed or f"{settings.mode} mode: not timed"
+    return _decide_unmeasured(forecaster, rows, relatives, settings, mark, reason)
 
 
 def _decide_unmeasured(

@@ -125,6 +125,28 @@ def can_time(tuner: Tuner) -> bool:
     return has_own_benchmark(tuner) or (has_device() and not is_interpreted())
 
 
+def why_untimed(tuner: Tuner) -> str:
+    """Why nothing can be timed here, and where it can; empty where it can."""
+    if can_time(tuner):
+        return ""
+    if is_interpreted():
+        return "not timed: kernels run in Triton's interpreter (TRITON_INTERPRET=1), whose times say nothing of a GPU"
+    return "not timed: there is no GPU here"
+
+
+NO_DRIVER = (
+    "there is no GPU here: TRITON_INTERPRET=1, set before Triton is imported, runs kernels in Python; "
+    "forecast_integrations.triton.null_device.null_device() compiles them for a GPU that is not there"
+)
+
+
+def warn_early() -> None:
+    """Have Triton say here, once, what otherwise each forked child says: that its default for FP fusion will change."""
+    from triton import knobs
+
+    getattr(knobs.language, "fp_fusion_enabled", lambda _: None)(None)
+
+
 def untimed_settings(settings: Settings, tuner: Tuner) -> Settings:
     """Where nothing can be timed (the interpreter, a stub driver) the best forecast is used.
 

@@ -38,6 +38,7 @@ from forecast_integrations.triton.background.key_decision import KeyDecision
 from forecast_integrations.triton.background.tuner import BACKGROUND, PendingKey
 from forecast_integrations.triton.device_access import (
     LOCK,
+    NO_DRIVER,
     can_time,
     capturing_graph,
     decision_depth,
@@ -49,6 +50,8 @@ from forecast_integrations.triton.device_access import (
     note_capture_miss,
     settings_in_capture,
     untimed_settings,
+    warn_early,
+    why_untimed,
 )
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import (
@@ -315,6 +318,8 @@ class TuningEngine:
         It is where nothing was timed for the key here, so that `triton.autotune` would have passed it over. What a
         function of the user's has raised, or a device that is broken, is nobody's fault but theirs.
         """
+        if "active drivers" in str(error):
+            error.add_note(NO_DRIVER)
         choice, outcome = None if key is None else self._untimed.get(key), outcome_of(error)
         if choice is None or key is None or outcome is None or outcome is Outcome.INFRASTRUCTURE:
             return False
@@ -522,10 +527,13 @@ class TuningEngine:
             known = self._traced.setdefault(kind, TracedTexts())
         grids = LazyGrids(lambda: candidate_grids(call, grid, named))
         workers = 1 if settings.compiler == "threads" else settings.worker_count()  # one means no children
+        if not is_interpreted():
+            warn_early()
         trace = None if is_interpreted() else ChildTracer(call, known, workers, problem, grids)
         task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
         task.hears_failures = call.hears_failures()
         task.struck = self._struck.get(problem.id, ())
+        task.why_untimed = why_untimed(tuner)
         task.sources = LazySources(problem.kernel.source, call.functions)
         if settings.advice != "off":
             judgements = {name: kernel.judgement for name, kernel in call.functions.items()}

@@ -14,7 +14,7 @@ from forecast_autotune.store.bundles import Bundle
 from forecast_autotune.store.merging import StoreFolder, row_digests
 from tests.core.captured_output import command
 from tests.core.store.bundled import PROBLEMS, bundle, filled
-from tests.core.store.stored import decided
+from tests.core.store.stored import decided, measured
 
 if TYPE_CHECKING:
     import pytest
@@ -251,3 +251,32 @@ def test_compiled_graphs_go_along_as_one_file(
         assert message in capfd.readouterr().err
     assert main(["store", "bundle", str(saved)]) == 2
     assert "is a file: name a new or empty folder" in capfd.readouterr().err
+
+
+def test_show_and_explain_know_the_layers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's own store holds one problem of the bundle's, with a measurement of its own."""
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(bundle(tmp_path)))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "own"))
+    assert main(["show"]) == 0
+    text = capfd.readouterr().out
+    assert "the store holds nothing yet" in text
+    assert f"bundle: {tmp_path / 'bundle'}" in text.replace("\n", "")
+    assert "softmax" in text
+    Store.default().add(PROBLEMS[2], measured(PROBLEMS[2], 128, 0.1, "2026-02-01T00:00:00+00:00"))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE", f"file://{tmp_path}/remote")
+    shown = json_of(capfd, "show")
+    assert [row["kernel"] for row in shown["kernels"]] == ["softmax"]
+    (layer,) = shown["bundles"]
+    assert layer["store"] == str(tmp_path / "bundle")
+    assert sorted((row["kernel"], row["problems"]) for row in layer["kernels"]) == [
+        ("matmul", 1),
+        ("matmul", 2),
+        ("softmax", 1),
+    ]
+    assert shown["remote"].endswith("/remote")
+    (entry,) = json_of(capfd, "explain", "softmax")["problems"]
+    assert len(entry["measurements"]) == 4
+    assert entry["decision"] is not None, "the bundle's"
+    assert json_of(capfd, "show", "--kernel", "softmax")["bundles"][0]["kernels"][0]["problems"] == 1

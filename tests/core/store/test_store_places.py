@@ -177,3 +177,57 @@ def test_a_log_is_read_up_to_a_bound(root: Path, monkeypatch: pytest.MonkeyPatch
             with pytest.warns(StoreWarning, match="longer than is read"):
                 assert len(short.measurements(ONE)) < 3
             assert len(short.issued_warnings) == 1
+
+
+@pytest.fixture
+def without_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A user id of a container that has no passwd entry."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "FORECAST_AUTOTUNE_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_a_home_everything_stays_in_memory_and_one_warning_says_so(
+    without_home: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forecast_autotune.store.store._DEFAULTS", {})
+    with pytest.warns(StoreWarning, match="HOME is not set .* set FORECAST_AUTOTUNE_CACHE_DIR") as said:
+        Store.default().add(ONE, measured(ONE, 2))
+    Store.default().add(ONE, measured(ONE, 4))
+    assert len(said) == 1
+    assert Store.default().root is None
+    assert len(Store.default().measurements(ONE)) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["show"], 0, "the store holds nothing yet"),
+        (["show", "--json"], 0, '"store": "memory"'),
+        (["explain", "matmul"], 1, "the store at memory holds no kernel yet"),
+        (["export", "-"], 1, "nothing to export"),
+        (["show", "--calibration"], 0, "no stated risk was checked"),
+        (["store", "merge", "here"], 2, "HOME is not set"),
+        (["clear", "--yes"], 2, "or name a folder by --store"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_commands_without_a_home(
+    without_home: None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    words: list[str],
+    status: int,
+    text: str,
+) -> None:
+    (tmp_path / "here").mkdir()
+    assert main(words) == status
+    said = capsys.readouterr()
+    assert text in said.out + said.err
+    assert "internal error" not in said.err
