@@ -30,12 +30,22 @@ def is_of_triton(function: Any) -> bool:
 @cache
 def triton_run() -> Any:
     """Triton's own `Autotuner.run`, whatever stands in its place by now; None where nothing refers to it any more."""
-    if is_of_triton(autotuner.Autotuner.run):
-        return autotuner.Autotuner.run
-    for one in gc.get_objects():
-        if isinstance(one, types.FunctionType) and one.__qualname__ == "Autotuner.run" and is_of_triton(one):
-            return one
-    return None
+    waiting: list[Any] = [autotuner.Autotuner.run]
+    seen: set[int] = set()
+    while waiting:  # from wrapper to wrapper, by what each refers to
+        one = waiting.pop()
+        if isinstance(one, types.FunctionType) and id(one) not in seen:
+            if _is_run(one):
+                return one
+            seen.add(id(one))
+            named = map(one.__globals__.get, one.__code__.co_names)
+            held = gc.get_referents(*(one.__closure__ or ()))
+            waiting += [*named, *held, *vars(one).values(), *(one.__defaults__ or ())]
+    return next(filter(_is_run, gc.get_objects()), None)
+
+
+def _is_run(one: object) -> bool:
+    return isinstance(one, types.FunctionType) and one.__qualname__ == "Autotuner.run" and is_of_triton(one)
 
 
 _served: dict[type, Callable[..., object]] = {}
