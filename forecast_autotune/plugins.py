@@ -6,7 +6,6 @@ The core imports none of the packages that build on it. They register under thes
 |---|---|
 | `forecast_autotune.commands` | a function that adds commands to the command line's grammar |
 | `forecast_autotune.checks` | a function that `doctor` calls for more rows |
-| `forecast_autotune.importers` | a function that reads another tool's file into tables |
 | `forecast_autotune.models` | a module with the functions of `llm.providers.Provider` |
 | `forecast_autotune.questions` | a function (options) -> questions of a kind, for `llm ask --export --kind NAME` |
 | `forecast_autotune.frameworks` | a module with the functions of `frameworks.Framework` |

@@ -7,33 +7,27 @@ import io
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune import frameworks, plugins
+from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, Output, UsageError, is_installed, output_path
 from forecast_autotune.commands.store_access import open_named_store, open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import count_text, printable
 from forecast_autotune.records import Device
-from forecast_autotune.records.named_lines import Refuse
-from forecast_autotune.records.table import Table, read_tables, write_tables
+from forecast_autotune.records.table import write_tables
 from forecast_autotune.settings import parse_user_directory
-from forecast_autotune.store.directory import StoredCounts, imported_name
+from forecast_autotune.store.directory import StoredCounts
 from forecast_autotune.store.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.files import VERSION, StoreWarning, is_bundle
-from forecast_autotune.store.importers import (
-    device_from_name,
-    holds_timings,
-    import_flaggems,
-    import_helion,
-    import_kernel_tuner,
-    import_triton_cache,
-    is_flaggems_cache,
-    is_helion_log,
-    is_kernel_tuner_cache,
-)
+from forecast_autotune.store.formats import FORMATS, TABLE, choices, format_of
+from forecast_autotune.store.formats.protocol import Format, Reading, device_from_name
+from forecast_autotune.store.formats.triton_cache import SUFFIX
+from forecast_autotune.store.importing import Importer
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
 
@@ -77,21 +71,9 @@ class Refusals:
         return " and ".join(count_text(n, noun) for n, noun in counts if n)
 
 
-IMPORTERS = "forecast_autotune.importers"
-"""Entries are functions (path, device's name, what takes rows that break a rule) -> tables, or None for a file that
-is not theirs."""
-KNOWN_FORMATS = (
-    "tables of `export`, caches of Kernel Tuner, Inductor or FlagGems, logs of Helion, Triton's cache"
-)
-_TABLES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
-
-
-_OTHERS = (
-    (is_helion_log, import_helion),
-    (is_flaggems_cache, import_flaggems),
-    (is_kernel_tuner_cache, import_kernel_tuner),
-)
-"""Tests for other tools' files, each with its reader; the first that knows a file reads it."""
+def _known_formats() -> str:
+    tools = dict.fromkeys(f.tool for f in FORMATS if f.dates and f is not TABLE)
+    return "tables of `export`, files of " + ", ".join(tools)
 
 
 def export(options: argparse.Namespace, output: Output) -> int:
@@ -151,117 +133,128 @@ def _export_for_others(options: argparse.Namespace, output: Output, form: str) -
 def import_(options: argparse.Namespace, output: Output) -> int:
     """Read table files and other tuners' timings; add what the store does not hold."""
     if not options.files and options.triton_cache is None:
-        raise UsageError(f"nothing to import: give {KNOWN_FORMATS}, or --triton-cache")
-    files, caches = _files_and_caches(options.files)
+        raise UsageError(f"nothing to import: give {_known_formats()}, or --triton-cache")
+    names = list(options.files)
     if options.triton_cache is not None:
-        caches.append(_triton_cache(options.triton_cache))
+        names.append(str(_triton_cache(options.triton_cache)))
+    files, passed = _files(names)
     refused = Refusals()
-    tables: list[Table] = []
     variants: list[Variant] = []
-    for path in files:
+    store = open_store(options)
+    taken = _Taken(store.importer(), options.device_name, variants, refused)
+    for path, form in files:
         try:
-            tables += _read_file(path, options.device_name, variants, refused)
+            taken.take(path, form)
         except RecordError as error:
-            if len(files) == 1 and not caches:
+            if len(files) == 1:
                 raise
             refused.refuse_file(error)
-    if caches:
-        device = _device(options.device_name)
-        tables += [table for cache in caches for table in import_triton_cache(cache, device)]
-    store = open_store(options)
-    rows = [imported_name(m) for table in tables for m in table.measurements]
-    distinct, problems = len(set(rows)), len({table.problem.id for table in tables})
-    added = store.import_tables(tables)
+    if not +taken.kinds and not refused.summary():
+        raise RecordError(next(iter(taken.left_out)))
     for variant in without_checks(variants):
         store.put_variant(variant)
     store.sync()
     _check_saved(store)
-    counts = {"problems": problems, "measurements": distinct, "added": added, "variants": len(variants)}
-    data = {**counts, "store": store.place}
-    of = f"{count_text(problems, 'problem')}{_variants_note(len(variants))}"
-    noun = "measurement" if distinct == len(rows) else "distinct measurement"
-    new = f"added {count_text(added, noun)} of {of}"
-    known = "" if distinct == added else f"; {distinct - added} known already"
-    output.emit(data, new + known, _dim_text(store.place))
+    for left in taken.left_out:
+        output.remark(printable(f"left out: {left}"))
+    if passed:
+        shown = ", ".join(p.name for p in passed[:_SHOWN]) + (", ..." if len(passed) > _SHOWN else "")
+        output.remark(printable(f"passed over {count_text(len(passed), 'file')} of no known format: {shown}"))
+    count = taken.importer.count
+    counts = {"problems": len(count.problems), "measurements": count.distinct, "added": count.added}
+    data: dict[str, Any] = {**counts, "variants": len(variants)}
+    if len(files) > 1 or passed:
+        output.remark(
+            "read " + ", ".join(f"{count_text(n, 'file')} of {kind}" for kind, n in (+taken.kinds).items())
+        )
+        data["kinds"] = dict(+taken.kinds)
+    of = f"{count_text(len(count.problems), 'problem')}{_variants_note(len(variants))}"
+    noun = "measurement" if count.distinct == count.rows else "distinct measurement"
+    new = f"added {count_text(count.added, noun)} of {of}"
+    known = "" if count.distinct == count.added else f"; {count.distinct - count.added} known already"
+    output.emit({**data, "store": store.place}, new + known, _dim_text(store.place))
     if text := refused.summary():
         raise UsageError(f"{text} refused, as the warnings say; everything else was taken")
     return 0
 
 
-def _files_and_caches(names: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """The files that were named, those of known formats in folders among them, and Triton's caches.
+def _files(names: Sequence[str]) -> tuple[list[tuple[Path, Format]], list[Path]]:
+    """The files that were named and those of known formats in folders, with these; and the other files there.
 
-    Raises `UsageError` for a folder that holds neither, and for stores and bundles.
+    Raises `UsageError` for a folder with none, and for stores and bundles.
     """
-    files: list[Path] = []
-    caches: list[Path] = []
+    files: list[tuple[Path, Format]] = []
+    passed: list[Path] = []
     for path in map(Path, names):
         if not path.is_dir():
-            files.append(path)
-        elif is_bundle(path) or (path / VERSION).is_dir():
+            files.append((path, TABLE if str(path) == "-" else format_of(path) or TABLE))
+            continue
+        if is_bundle(path) or (path / VERSION).is_dir():
             kind = "bundle" if is_bundle(path) else "store"
             raise UsageError(f"{path} is a {kind}: `forecast-autotune store merge {path}` adds what it holds")
-        elif holds_timings(path):
-            caches.append(path)
-        elif inside := [p for p in sorted(path.rglob("*")) if p.is_file() and _is_known(p)]:
-            files += inside
-        else:
-            raise UsageError(f"{path}: no file in it is of the known formats ({KNOWN_FORMATS})")
-    return files, caches
+        inside = [(p, format_of(p)) for p in sorted(path.rglob("*")) if p.is_file()]
+        if not any(form for _, form in inside):
+            raise UsageError(f"{path}: no file in it is of the known formats ({_known_formats()})")
+        files += [(p, form) for p, form in inside if form is not None]
+        # Triton's cache holds thousands of files that are not of its tuner.
+        passed += [p for p, form in inside if form is None and not _is_compiled(p)]
+    return files, passed
 
 
-def _is_known(path: Path) -> bool:
-    if path.name.endswith(_TABLES) or any(is_theirs(path) for is_theirs, _ in _OTHERS):
-        return True
-    importers = (plugins.load(IMPORTERS, name) for name in plugins.names(IMPORTERS))
-    try:
-        return any(read(path, "", lambda error: None) is not None for read in importers)
-    except RecordError:
-        return True  # theirs, and what is wrong with it is told when it is imported
+def _is_compiled(path: Path) -> bool:
+    return len(path.parent.name) == 52 and path.parent.name.isupper()
 
 
-def _read_file(path: Path, device: str | None, variants: list[Variant], refused: Refusals) -> list[Table]:
-    """The tables of a file, whose variants join `variants`. Raises `RecordError` where neither came of it."""
-    rows: list[RecordError] = []
-    before = len(variants)
+class _Taken:
+    """The files that an import took, and what it left out of them."""
 
-    def other(data: dict[str, Any]) -> None:
+    def __init__(
+        self, importer: Importer, device: str | None, variants: list[Variant], refused: Refusals
+    ) -> None:
+        self.importer = importer
+        self.kinds: Counter[str] = Counter()
+        """Files by format."""
+        self.left_out: list[str] = []
+        self._device = device_from_name(device) if device else None
+        self._variants, self._refused = variants, refused
+
+    def take(self, path: Path, form: Format) -> None:
+        """Read one file into the store. Raises `RecordError` where nothing came of it, or it is damaged."""
+        importer, count = self.importer, self.importer.count
+        name = importer.name_of_contents(path, f"{form.name}|{self._device}")
+        if importer.is_known(name):
+            self.kinds[form.name] += 1
+            return
+        rows: list[RecordError] = []
+        before, variants = count.distinct, len(self._variants)
+        reading = Reading(path, self._device, rows.append, self._take_variant, _device_here)
+        taken = importer.add(form.read(reading))
+        whole = form is choices.FORMAT
+        left = [f"{path} {why}" if whole else f"{path}: {n} {why}" for why, n in reading.left_out.items()]
+        if not taken and len(self._variants) == variants and not left:
+            first = f"; of {count_text(len(rows), 'refused row')} the first: {rows[0]}" if rows else ""
+            raise RecordError(
+                f"{path}: of none of the known formats ({_known_formats()}), or without a measurement{first}"
+            )
+        self.left_out += left
+        self.kinds[form.name] += bool(taken) or len(self._variants) > variants
+        self._refused.begin_file()
+        for error in rows:
+            self._refused.refuse_row(error)
+        if not (rows or left or reading.companions or len(self._variants) > variants):
+            importer.note(name, count.distinct - before)
+
+    def _take_variant(self, data: dict[str, Any]) -> None:
         if data.get("type") == "variant":
-            variants.append(Variant.from_json(data))
-
-    tables = read_any_table(path, device, other, rows.append)
-    if not tables and len(variants) == before:
-        first = f"; of {count_text(len(rows), 'refused row')} the first: {rows[0]}" if rows else ""
-        raise RecordError(
-            f"{path}: of none of the known formats ({KNOWN_FORMATS}), or without a measurement{first}"
-        )
-    refused.begin_file()
-    for error in rows:
-        refused.refuse_row(error)
-    return tables
+            self._variants.append(Variant.from_json(data))
 
 
-def read_any_table(
-    path: Path,
-    device: str | None,
-    other: Callable[[dict[str, Any]], None] | None = None,
-    refuse: Refuse | None = None,
-) -> list[Table]:
-    """The tables of one file, ours or of a tool that `import` knows; standard input is always ours.
-
-    `device` says where another tool measured; `other` gets the lines of our files that are of other types, and
-    `refuse` rows that break a rule, which are raised without it.
-    """
-    if str(path) == "-":
-        return read_tables(path, other, refuse)
-    for is_theirs, read in _OTHERS:
-        if is_theirs(path):
-            return read(path, device_from_name(device) if device else None, refuse=refuse)
-    for name in plugins.names(IMPORTERS):
-        tables: list[Table] | None = plugins.load(IMPORTERS, name)(path, device, refuse)
-        if tables is not None:
-            return tables
-    return read_tables(path, other, refuse)
+@cache
+def _device_here() -> Device | None:
+    """The accelerator of this machine, else its CPU; None where neither can be asked."""
+    if not (is_installed("torch") and is_installed("triton")):
+        return None
+    return frameworks.triton().current_device()
 
 
 def clear(options: argparse.Namespace, output: Output) -> int:
@@ -359,24 +352,12 @@ def _triton_cache(given: str) -> Path:
     cache = parse_user_directory(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache")
     if not cache.is_dir():
         raise UsageError(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
-    if not holds_timings(cache):
+    if next(cache.rglob(f"*{SUFFIX}"), None) is None:
         raise UsageError(
             f"{cache} holds no *.autotune.json: triton.autotune writes them with cache_results=True, or with "
             "TRITON_CACHE_AUTOTUNING=1"
         )
     return cache
-
-
-def _device(name: str | None) -> Device:
-    if name:
-        return Device(name)
-    remedy = "say where the cache was measured: --device-name 'NVIDIA H100 80GB HBM3', for example"
-    if not (is_installed("torch") and is_installed("triton")):
-        raise UsageError(f"the device cannot be asked without torch and triton; {remedy}")
-    triton = frameworks.triton()
-    if not triton.has_device():
-        raise UsageError(f"there is no accelerator here; {remedy}")
-    return triton.current_device()
 
 
 def _check_saved(store: Store) -> None:

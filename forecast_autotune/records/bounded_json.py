@@ -52,7 +52,7 @@ def decode_bounded(text: str, *, repair: bool = False) -> Any:
     except RecursionError:
         raise RecordError(_too_deep()) from None
     if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(data)
+        check_depth(data)
     if _ESCAPED_HALF.search(text):
         whole = json.dumps(data, ensure_ascii=False)
         if not repair:
@@ -75,7 +75,7 @@ def decode_document(text: str) -> Any:
         data = _decode_leniently(text)
     except RecursionError:
         raise RecordError(_too_deep()) from None
-    _check_depth(data)
+    check_depth(data)
     if _ESCAPED_HALF.search(text) and _HALF_OF_PAIR.search(whole := json.dumps(data, ensure_ascii=False)):
         data = _decode_leniently(without_halves(whole))
     return data
@@ -91,7 +91,8 @@ def _finite_or_nan(text: str) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-_decode_leniently = json.JSONDecoder(parse_int=_parse_or_nan, parse_float=_finite_or_nan).decode
+lenient_decoder = json.JSONDecoder(parse_int=_parse_or_nan, parse_float=_finite_or_nan)
+_decode_leniently = lenient_decoder.decode
 
 
 def _may_hold_long_integer(text: str) -> bool:
@@ -104,7 +105,8 @@ def without_halves(text: str) -> str:
     return text if text.isascii() else _HALF_OF_PAIR.sub("\ufffd", text)
 
 
-def _check_depth(data: Any) -> None:
+def check_depth(data: Any) -> None:
+    """Raise `RecordError` for more than `MAX_DEPTH` levels."""
     level = [data] if isinstance(data, list | dict) else []
     for _ in range(MAX_DEPTH):
         inner = (v for x in level for v in (x.values() if isinstance(x, dict) else x))

@@ -17,6 +17,8 @@ MAX_BYTES = 512 * 1024 * 1024
 """The most bytes of a file, unpacked. Four times the largest of the project's corpora; its texts fit into memory."""
 MAX_LINES = 500_000
 """The most lines of a file. Eight times the most in the corpora; as many of the shortest rows take half a gigabyte."""
+MAX_STREAM_BYTES, MAX_STREAM_LINES = 16 * 1024**3, 100_000_000
+"""The same of a file whose rows are taken one by one, and never held together."""
 MAX_LINE_BYTES = MAX_RECORD_BYTES
 MAX_DOCUMENT_BYTES = 96 * 1024 * 1024
 """The most bytes of a file that is one JSON value, unpacked: it is held as bytes, as text and as values at once."""
@@ -90,18 +92,19 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
+def unpacked(path: Path, *, streamed: bool = False) -> Iterator[Callable[[int], bytes]]:
     """A function that reads a file, compressed by gzip or xz or not, or standard input (`-`), chunk by chunk.
 
-    Reading raises `RecordError` for more than `MAX_BYTES` or `MAX_RATIO` and for damaged compressed bytes, and
-    opening `OSError` for what is neither a file nor a pipe.
+    Reading raises `RecordError` for more than `MAX_BYTES` (`MAX_STREAM_BYTES` if `streamed`) or `MAX_RATIO` and for
+    damaged compressed bytes, and opening `OSError` for what is neither a file nor a pipe.
     """
     import gzip
     import zlib
 
+    most = MAX_STREAM_BYTES if streamed else MAX_BYTES
     with _opened(path) as stream:
-        if str(path) != "-" and os.fstat(stream.fileno()).st_size > MAX_BYTES:
-            raise RecordError(_too_large(path, ""))
+        if str(path) != "-" and os.fstat(stream.fileno()).st_size > most:
+            raise RecordError(_too_large(path, most, ""))
         raw = _CountedBytes(stream)
         head = raw.peek()
         damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
@@ -125,8 +128,8 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
             except damage as error:
                 raise CutOffError(f"{path}: unreadable or cut off: {error}") from error
             total += len(data)
-            if total > MAX_BYTES:
-                raise RecordError(_too_large(path, " once unpacked" if packed else ""))
+            if total > most:
+                raise RecordError(_too_large(path, most, " once unpacked" if packed else ""))
             if packed and total > max(JUDGED_BYTES, MAX_RATIO * raw.count):
                 raise RecordError(
                     f"{path}: {raw.count} compressed bytes hold more than {total} bytes, which is no table: at most "
@@ -137,8 +140,8 @@ def unpacked(path: Path) -> Iterator[Callable[[int], bytes]]:
         yield read
 
 
-def _too_large(path: Path, how: str) -> str:
-    return f"{path}: more than {MAX_BYTES} bytes{how}: split it into files of fewer kernels"
+def _too_large(path: Path, most: int, how: str) -> str:
+    return f"{path}: more than {most} bytes{how}: split it into files of fewer kernels"
 
 
 def bounded_refusals(path: Path, refuse: Refuse | None) -> Refuse | None:
@@ -189,13 +192,16 @@ def csv_fields(line: str) -> list[str]:
     return next(csv.reader([line.rstrip("\r\n")]), [])
 
 
-def numbered_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(
+    path: Path, refuse: Refuse | None = None, *, streamed: bool = False
+) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line without its end) of a file as `unpacked` reads it, a byte-order mark left out.
 
     A line of more than `MAX_LINE_BYTES` is refused. Raises `RecordError` for more than `MAX_LINES`, for Parquet and
     as `unpacked` does; where compressed bytes are cut off, `refuse` is told and the lines before that count.
     """
-    with unpacked(path) as read:
+    most = MAX_STREAM_LINES if streamed else MAX_LINES
+    with unpacked(path, streamed=streamed) as read:
         number, rest, skipping = 0, b"", False
         while chunk := _next_chunk(read, refuse):
             if not number and chunk.startswith(_PARQUET):
@@ -205,10 +211,8 @@ def numbered_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[i
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 number += 1
-                if number > MAX_LINES:
-                    raise RecordError(
-                        f"{path}: more than {MAX_LINES} lines: split it into files of fewer kernels"
-                    )
+                if number > most:
+                    raise RecordError(f"{path}: more than {most} lines: split it into files of fewer kernels")
                 if not skipping:
                     yield number, line if number > 1 else line.removeprefix(_BYTE_ORDER_MARK)
                 skipping = False

@@ -14,7 +14,13 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records.bounded_json import decode_bounded, without_halves
 from forecast_autotune.records.candidate import Candidate, Measurement
-from forecast_autotune.records.named_lines import Refuse, bounded_refusals, numbered_lines, refuse_row
+from forecast_autotune.records.named_lines import (
+    MAX_LINES,
+    Refuse,
+    bounded_refusals,
+    numbered_lines,
+    refuse_row,
+)
 from forecast_autotune.records.problem import Problem
 
 
@@ -54,14 +60,16 @@ def latest_labels(measurements: Iterable[Measurement]) -> dict[Candidate, Measur
     return kept
 
 
-def read_lines(path: Path, refuse: Refuse | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_lines(
+    path: Path, refuse: Refuse | None = None, *, streamed: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) of a table file, compressed or not; `-` reads standard input.
 
     A line that is not one JSON object within the bounds of `decode_bounded` is a `RecordError` with file and
     line: it is raised or, with `refuse`, handed to that while the other lines are read. Raises `RecordError`
     for a file beyond the bounds of `numbered_lines`.
     """
-    for number, raw in numbered_lines(path, refuse):
+    for number, raw in numbered_lines(path, refuse, streamed=streamed):
         if not raw.strip():
             continue
         try:
@@ -95,29 +103,46 @@ def table_of_problem(tables: dict[str, Table], problem: Problem) -> Table:
 def read_tables(
     path: Path, other: Callable[[dict[str, Any]], None] | None = None, refuse: Refuse | None = None
 ) -> list[Table]:
-    """Read every problem of a table file, in order of appearance.
+    """Read every problem of a table file, in order of appearance; see `read_rows`."""
+    tables: dict[str, Table] = {}
+    for table, measurement in read_rows(path, tables, other, refuse):
+        table.measurements += [] if measurement is None else [measurement]
+    return list(tables.values())
+
+
+def read_rows(
+    path: Path,
+    tables: dict[str, Table],
+    other: Callable[[dict[str, Any]], None] | None = None,
+    refuse: Refuse | None = None,
+    *,
+    streamed: bool = False,
+) -> Iterator[tuple[Table, Measurement | None]]:
+    """Each measurement of a table file with the table of its problem, which joins `tables`; None for a problem's line.
 
     Lines of other types are handed to `other`, or ignored, so that a newer file can carry more. A malformed
     line, a measurement whose problem line has not come before it and an id that names two problems are a
     `RecordError` with file and line: it is raised or, with `refuse`, handed to that, and the other lines count.
     """
-    tables: dict[str, Table] = {}
     refuse = bounded_refusals(path, refuse)
-    for number, data in read_lines(path, refuse):
+    others = 0
+    for number, data in read_lines(path, refuse, streamed=streamed):
         try:
             if data.get("type") == "problem":
-                problem = Problem.from_json(data)
-                table_of_problem(tables, problem)
+                yield table_of_problem(tables, Problem.from_json(data)), None
             elif data.get("type") == "measurement":
                 measurement = Measurement.from_json(data)
                 if measurement.problem not in tables:
                     raise RecordError(f"no problem line for {measurement.problem!r:.40} before this one")
-                tables[measurement.problem].measurements.append(measurement)
-            elif other is not None:
-                other(data)
+                yield tables[measurement.problem], measurement
+            else:
+                others += 1
+                if other is not None:
+                    other(data)
         except RecordError as error:
             refuse_row(RecordError(f"{path}:{number}: {error}"), refuse)
-    return list(tables.values())
+        if others > MAX_LINES:
+            raise RecordError(f"{path}: more than {MAX_LINES} lines are neither problems nor measurements")
 
 
 def dump_line(data: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ from forecast_autotune.store.files import (
     write_all,
     write_atomically,
 )
+from forecast_autotune.store.importing import HeldNames, NewRow, imported_name
 from forecast_autotune.store.log import LogFile, own_log
 
 if TYPE_CHECKING:
@@ -141,11 +142,6 @@ class LogEntry:
                 f"{problem.id!r}; pass the problem it was measured for"
             )
         return cls(problem, measurement, b"" if measurement is None else encode(measurement.to_json()))
-
-
-def imported_name(m: Measurement) -> tuple[object, ...]:
-    """The values by which an import takes two measurements for one."""
-    return m.problem, m.candidate.id, m.outcome, m.at, m.median_ms
 
 
 @dataclass(frozen=True)
@@ -289,6 +285,28 @@ class KernelDirectory:
         finally:
             release_lock(lock)
         return len(fresh)
+
+    def add_new(self, rows: list[NewRow], held: HeldNames | None) -> int:
+        """Append the rows of an import that are not held, as `add` does; returns how many were added."""
+        lock = None
+        try:
+            if self.path is not None and held is not None:
+                make_kernel_folder(self.path)
+                log = own_log(self.path)
+                with contextlib.suppress(TimeoutError):
+                    lock = acquire_lock(LogFile.lock_of(log), self._patience_s, 0.002)
+                if (later := own_log(self.path)) != log:  # another process filled it while this one waited
+                    release_lock(lock)
+                    lock, log = acquire_lock(LogFile.lock_of(later), self._patience_s, 0.002), later
+                held.refresh()
+                count = held.write(log, rows, exclusive=lock is not None)
+                self._unsynced.add(log)
+                return count
+        except (OSError, TimeoutError):
+            pass  # `add` keeps the rows in memory, and says so
+        finally:
+            release_lock(lock)
+        return self.add([LogEntry(r.problem, r.measurement, r.line) for r in rows if r.name], unique=True)
 
     def _warn_unsaved(self, error: OSError) -> None:
         self._notes.add(

@@ -212,6 +212,10 @@ def flush_to_disk(path: Path) -> None:
             os.close(directory)
 
 
+_encode_line = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""`json.dumps` makes an encoder for each call."""
+
+
 def encode(data: Mapping[str, Any]) -> bytes:
     """One record as a line of bytes.
 
@@ -219,7 +223,7 @@ def encode(data: Mapping[str, Any]) -> bytes:
     JSON cannot hold.
     """
     try:
-        return json.dumps(data, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+        return _encode_line(data).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         kind = data.get("type", "record")
         raise RecordError(

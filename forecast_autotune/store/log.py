@@ -81,11 +81,16 @@ class LogFile:
 
     def __init__(self, path: Path, notes: StoreNotes, files: Callable[[Problem], bool]) -> None:
         self.path = path
-        self.lock_path = path.with_name(path.name + ".lock")
+        self.lock_path = self.lock_of(path)
         self._notes = notes
         self._files = files
         """Whether a problem is filed in this log's directory; records of others have come here by mistake."""
         self._reset()
+
+    @staticmethod
+    def lock_of(path: Path) -> Path:
+        """The file whose lock writers of a log hold."""
+        return path.with_name(path.name + ".lock")
 
     def _reset(self) -> None:
         self.problems: dict[str, Problem] = {}
@@ -223,7 +228,9 @@ class LogFile:
                     raise RecordError(
                         f"a problem of {problem.kernel.name} on {problem.device.name} is filed elsewhere"
                     )
-                self.problems.setdefault(problem.id, problem)
+                known = self.problems.get(problem.id)
+                # A later record is there because it has IR or facts that the first one has not.
+                self.problems[problem.id] = problem if known is None else known.joined(problem)
             elif not is_mark(raw):
                 self._bad_lines += 1  # of a type that a newer release has: passed over in silence
         except MALFORMED as error:

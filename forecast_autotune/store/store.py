@@ -28,6 +28,7 @@ from forecast_autotune.store.files import (
     kernel_of,
     list_folders,
 )
+from forecast_autotune.store.importing import Importer
 from forecast_autotune.store.layers import StoreLayers, layer_configuration
 from forecast_autotune.store.misses import Miss, MissFile
 from forecast_autotune.store.relatives import DEVICES, affordable_directories, nearest_relatives, nearness_key
@@ -340,13 +341,18 @@ class Store:
         Held is what agrees in problem, candidate, outcome, time of day and median. Raises
         `RecordError` if a table's measurement names another problem than its table.
         """
-        count = 0
-        for table in tables:
-            entries = [LogEntry.of(table.problem, m) for m in table.measurements]
+        importer = self.importer()
+        importer.add((t.problem, m) for t in tables for m in (None, *t.measurements))
+        return importer.count.added
+
+    def importer(self) -> Importer:
+        """A way in for rows that come one by one: those of files."""
+
+        def directory_of(device: str, kernel: str) -> KernelDirectory:
             with self._mutex:
-                count += self._directory(table.problem).add(entries, unique=True)
-            self._take_advice(table.problem)
-        return count
+                return self._directory_at(device, kernel)
+
+        return Importer(directory_of, self._take_advice, self.root)
 
     def _with_advice(self, table: Table) -> Table:
         advice = self.advice(table.problem.kernel.source_sha256)

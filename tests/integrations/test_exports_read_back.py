@@ -22,7 +22,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.exports import write_export
-from forecast_autotune.store.importers import import_kernel_tuner, is_kernel_tuner_cache
+from forecast_autotune.store.formats import format_of, kernel_tuner, read_file
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
 
@@ -80,8 +80,8 @@ def test_a_cache_that_kernel_tuner_wrote_comes_in(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)  # it compiles in the working directory
     options = {"cache": str(path), "lang": "C", "restrictions": ["LANES != 3"], "quiet": True}
     tune_kernel("twice", source, 1024, [np.zeros_like(x), x], given, **options)
-    assert is_kernel_tuner_cache(path)
-    (imported,) = import_kernel_tuner(path, Device("this machine", "cpu"))
+    assert format_of(path) is kernel_tuner.FORMAT
+    (imported,) = read_file(path, Device("this machine", "cpu"))
     found = {dict(m.candidate.config.kwargs)["LANES"]: m for m in imported.measurements}
     assert {lanes: m.ms for lanes, m in found.items()} == {1: 2.0, 2: 3.0, 4: 5.0}, (
         "what the function returned"

@@ -39,7 +39,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
-from forecast_autotune.store.importers import HELION_PROTOCOL
+from forecast_autotune.store.formats.helion import HELION_PROTOCOL
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.loop import TuningTask, tune

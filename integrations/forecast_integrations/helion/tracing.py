@@ -20,7 +20,7 @@ from forecast_autotune.features.traced_texts import CompressedText, cached_facts
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Config
-from forecast_autotune.store.importers import flat_parameters
+from forecast_autotune.store.formats.protocol import flat_parameters
 from forecast_integrations.triton.compile.children import answers_of_children
 from forecast_integrations.triton.compile.pool import can_fork, without_device
 from forecast_integrations.triton.problem.describe import call_arguments

@@ -24,7 +24,7 @@ from forecast_autotune.records import (
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
 from forecast_autotune.store.exports import EXPORT_FORMATS, ExportReport, write_export
-from forecast_autotune.store.importers import import_kernel_tuner
+from forecast_autotune.store.formats import read_file
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
 EXPERTS, HIDDEN, INNER = 8, 4096, 14336
@@ -215,7 +215,7 @@ def test_a_kernel_tuner_cache_comes_back_as_it_was(tmp_path: Path) -> None:
     _, data = only_file(report, tmp_path)
     assert data["problem_size"] == [4096, "torch.float16"]
     assert data["tune_params"]["BLOCK_SIZE_M"] == [16, 64, 128, 256]
-    (back,) = import_kernel_tuner(report.files[0])
+    (back,) = read_file(report.files[0])
     assert back.problem.device.name == "NVIDIA H200"
     by_parameters = {str(sorted(dict(m.candidate.config.kwargs).items())): m for m in back.measurements}
     assert len(by_parameters) == 4

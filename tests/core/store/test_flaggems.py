@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.commands.exchange import read_any_table
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Outcome
-from forecast_autotune.store.importers import import_flaggems, is_flaggems_cache
+from forecast_autotune.store.formats import flaggems, format_of, read_file
 
 NAME = "TunedConfig_NVIDIA_H200_triton_3_6.db"
 TABLE = f"mm_kernel_{'a' * 64}_benchmark-{'b' * 32}"
@@ -33,8 +32,8 @@ def test_rows_become_measurements_by_key(tmp_path: Path) -> None:
         (4096, "torch.float16", 128, 8, 1, 3, float("inf"), float("inf"), float("inf")),
         (8192, "torch.float16", 64, 4, 1, 3, 0.9, 0.8, 1.0),
     )
-    assert is_flaggems_cache(path)
-    small, large = read_any_table(path, None)
+    assert format_of(path) is flaggems.FORMAT
+    small, large = read_file(path)
     assert (small.problem.kernel.name, small.problem.key) == ("mm_kernel", ("4096", "torch.float16"))
     assert small.problem.device == Device("NVIDIA H200")
     assert [(m.outcome, m.median_ms) for m in small.measurements] == [
@@ -49,17 +48,17 @@ def test_rows_become_measurements_by_key(tmp_path: Path) -> None:
 def test_a_device_that_is_given_counts_over_the_name(tmp_path: Path) -> None:
     path = database(tmp_path / "tuned.db", (1, "x", 64, 4, 1, 3, 0.5, 0.4, 0.6))
     with pytest.raises(RecordError, match="pass --device-name"):
-        import_flaggems(path)
-    assert import_flaggems(path, Device("A"))[0].problem.device.name == "A"
+        read_file(path)
+    assert read_file(path, Device("A"))[0].problem.device.name == "A"
 
 
 def test_rows_that_break_a_rule_are_refused_one_by_one(tmp_path: Path) -> None:
     rows = ((1, "x", 64, 4, 1, 3, "soon", 0.4, 0.6), (1, "x", 32, 4, 1, 3, 0.5, 0.4, 0.6))
     path = database(tmp_path / NAME, *rows)
     with pytest.raises(RecordError, match="p50 must be a number of milliseconds, not 'soon'"):
-        import_flaggems(path)
+        read_file(path)
     refused: list[RecordError] = []
-    (table,) = import_flaggems(path, refuse=refused.append)
+    (table,) = read_file(path, refuse=refused.append)
     assert len(table.measurements) == len(refused) == 1
 
 
@@ -71,4 +70,4 @@ def test_a_database_of_another_program_or_cut_short_is_named(tmp_path: Path, dam
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(RecordError, match=NAME):
-        import_flaggems(path)
+        read_file(path)

@@ -9,7 +9,7 @@ import pytest
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Outcome
-from forecast_autotune.store.importers import import_helion, is_helion_log
+from forecast_autotune.store.formats import format_of, helion, read_file
 from tests.core.captured_output import command
 
 DEVICE = Device("NVIDIA H100")
@@ -37,8 +37,8 @@ def log(folder: Path, text: str) -> Path:
 
 def test_an_old_log_is_one_problem(tmp_path: Path) -> None:
     path = log(tmp_path, OLD)
-    assert is_helion_log(path)
-    (table,) = import_helion(path, DEVICE)
+    assert format_of(path) is helion.LOG
+    (table,) = read_file(path, DEVICE)
     assert table.problem.kernel.name == "softmax"
     results = {str(c): m for c, m in table.by_candidate().items()}
     assert [m.outcome for m in results.values()] == [Outcome.OK, Outcome.RUNTIME_ERROR, Outcome.TIMEOUT]
@@ -58,7 +58,7 @@ def test_a_new_log_names_its_runs_and_its_device(tmp_path: Path) -> None:
         for n in (1, 2)
     ]  # fmt: skip
     path.with_suffix(".meta.jsonl").write_text("".join(json.dumps(a) + "\n" for a in about))
-    tables = import_helion(path)
+    tables = read_file(path)
     assert [t.problem.key for t in tables] == [("[(1, 64)]", "[f16]"), ("[(2, 64)]", "[f16]")]
     assert {t.problem.device.name for t in tables} == {"NVIDIA B200"}
     assert len({t.problem.id for t in tables}) == 2
@@ -68,15 +68,17 @@ def test_a_new_log_names_its_runs_and_its_device(tmp_path: Path) -> None:
 
 def test_a_log_that_names_no_device_needs_one(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="--device-name"):
-        import_helion(log(tmp_path, OLD))
+        read_file(log(tmp_path, OLD))
 
 
 def test_a_killed_run_loses_its_last_row_only(tmp_path: Path) -> None:
     torn = OLD + "1.0,5,1,ok,1.1000"
-    (table,) = import_helion(log(tmp_path, torn), DEVICE)
+    refused: list[RecordError] = []
+    (table,) = read_file(log(tmp_path, torn), DEVICE, refused.append)
     assert len(table.measurements) == 4
+    assert "softmax.csv:8" in str(refused[0])
     with pytest.raises(RecordError, match=r"softmax\.csv:8"):
-        import_helion(log(tmp_path, torn + "\n" + OLD.splitlines()[2] + "\n"), DEVICE)
+        read_file(log(tmp_path, torn + "\n" + OLD.splitlines()[2] + "\n"), DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -86,23 +88,23 @@ def test_a_killed_run_loses_its_last_row_only(tmp_path: Path) -> None:
 def test_a_config_is_read_and_never_run(tmp_path: Path, config: str) -> None:
     rows = f'0,1,0,ok,1.0,0.4,"{config}"\n0,1,0,ok,1.0,0.4,"Config(a=1)"\n'
     with pytest.raises(RecordError, match=r"softmax\.csv:2"):
-        import_helion(log(tmp_path, OLD.splitlines()[0] + "\n" + rows), DEVICE)
+        read_file(log(tmp_path, OLD.splitlines()[0] + "\n" + rows), DEVICE)
 
 
 @pytest.mark.parametrize("ms", ["nan", "inf", "-1", "0", "", "fast"])
 def test_a_time_is_a_positive_number(tmp_path: Path, ms: str) -> None:
     rows = f'0,1,0,ok,{ms},0.4,"Config(a=1)"\n0,1,0,ok,1.0,0.4,"Config(a=1)"\n'
     with pytest.raises(RecordError):
-        import_helion(log(tmp_path, OLD.splitlines()[0] + "\n" + rows), DEVICE)
+        read_file(log(tmp_path, OLD.splitlines()[0] + "\n" + rows), DEVICE)
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00\x01", '{"type":"problem"}\n'])
 def test_other_files_are_not_taken_for_logs(tmp_path: Path, text: str) -> None:
     path = log(tmp_path, text)
-    assert not is_helion_log(path)
+    assert format_of(path) is not helion.LOG
     with pytest.raises(RecordError):
-        import_helion(path, DEVICE)
-    assert not is_helion_log(tmp_path / "missing.csv")
+        read_file(path, DEVICE, form=helion.LOG)
+    assert format_of(tmp_path / "missing.csv") is not helion.LOG
 
 
 def test_import_takes_them(tmp_path: Path) -> None:

@@ -17,13 +17,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Measurement
 from forecast_autotune.records import named_lines as limits
 from forecast_autotune.records.table import read_tables, table_lines
-from forecast_autotune.store import Store, StoreWarning
-from forecast_autotune.store.importers import (
-    import_flaggems,
-    import_helion,
-    import_kernel_tuner,
-    import_triton_cache,
-)
+from forecast_autotune.store import Store
+from forecast_autotune.store.formats import read_file
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture
 from tests.core.store.test_flaggems import NAME, database
@@ -191,7 +186,7 @@ def test_a_bad_row_of_helions_costs_no_other(tmp_path: Path, row: str) -> None:
     path = tmp_path / "log.csv"
     path.write_text(HEAD + SOUND + row + "\n" + SOUND.replace("a=1", "a=3"))
     refused: list[RecordError] = []
-    tables = import_helion(path, DEVICE, refuse=refused.append)
+    tables = read_file(path, DEVICE, refuse=refused.append)
     results = [m.candidate.config.parameters()["a"] for t in tables for m in t.measurements]
     if row.endswith("Config(a=2)"):  # a quote that nobody closes ends with its line
         assert results == [1, 2, 3]
@@ -201,7 +196,7 @@ def test_a_bad_row_of_helions_costs_no_other(tmp_path: Path, row: str) -> None:
     assert str(error).startswith(f"{path}:3: ")
     assert len(str(error)) < 500
     with pytest.raises(RecordError, match=r"log\.csv:3"):
-        import_helion(path, DEVICE)
+        read_file(path, DEVICE)
 
 
 def tuner_cache(**rows: Any) -> str:
@@ -216,7 +211,7 @@ def test_a_bad_config_of_kernel_tuners_costs_no_other(tmp_path: Path, field: str
     path = tmp_path / "cache.json"
     path.write_text(tuner_cache(bad={"x": 32, "time": 1.0, field: "?"}).replace('"?"', number))
     refused: list[RecordError] = []
-    (table,) = import_kernel_tuner(path, refuse=refused.append)
+    (table,) = read_file(path, refuse=refused.append)
     odd = (field == "x" and number in ('"\\ud800"', "-1.0")) or (field == "compile_time" and number == "null")
     assert len(table.measurements) == 2 + odd
     assert len(refused) == 1 - odd
@@ -226,12 +221,12 @@ def test_a_bad_config_of_kernel_tuners_costs_no_other(tmp_path: Path, field: str
 def kernel_tuners(folder: Path) -> Any:
     path = folder / "cache.json"
     path.write_text(tuner_cache(**{f"{i}": {"x": i, "time": "no time"} for i in range(5)}))
-    return partial(import_kernel_tuner, path)
+    return partial(read_file, path)
 
 
 def flaggems(folder: Path) -> Any:
     rows = [(i, "x", 64, 4, 1, 3, "no time", 0.4, 0.6) for i in range(5)]
-    return partial(import_flaggems, database(folder / NAME, *rows))
+    return partial(read_file, database(folder / NAME, *rows))
 
 
 @pytest.mark.parametrize("bad", [kernel_tuners, flaggems])
@@ -265,6 +260,7 @@ def test_a_bad_config_of_tritons_costs_no_other(tmp_path: Path) -> None:
     path.write_text(
         text.replace('"B": 2', '"B": ' + "9" * 400).replace('"num_warps": 4', '"num_warps": 1e999', 1)
     )
-    with pytest.warns(StoreWarning, match="skipped 1 of 3 configs"):
-        (table,) = import_triton_cache(tmp_path, DEVICE)
-    assert len(table.measurements) == 2
+    refused: list[RecordError] = []
+    (table,) = read_file(path, DEVICE, refused.append)
+    assert [str(error).split(": ")[1] for error in refused] == ["config 0", "config 1"]
+    assert len(table.measurements) == 1

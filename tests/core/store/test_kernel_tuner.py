@@ -14,11 +14,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Device
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
-from forecast_autotune.store.importers import (
-    device_from_name,
-    import_kernel_tuner,
-    is_kernel_tuner_cache,
-)
+from forecast_autotune.store.formats import format_of, kernel_tuner, read_file
+from forecast_autotune.store.formats.protocol import device_from_name
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture, shown
 
@@ -53,7 +50,7 @@ def written(path: Path, data: object) -> Path:
 
 
 def test_a_cache_becomes_one_problem_with_its_outcomes(tmp_path: Path) -> None:
-    (table,) = import_kernel_tuner(written(tmp_path / "A4000.json", cache()))
+    (table,) = read_file(written(tmp_path / "A4000.json", cache()))
     problem = table.problem
     assert (problem.kernel.name, problem.kernel.language) == ("convolution", "cuda")
     assert (problem.device.name, problem.device.backend) == ("NVIDIA RTX A4000", "cuda")
@@ -76,7 +73,7 @@ def test_a_cache_becomes_one_problem_with_its_outcomes(tmp_path: Path) -> None:
 
 def test_device_size_kernel_and_parameters_make_different_problems(tmp_path: Path) -> None:
     def identity(**changes: object) -> str:
-        return import_kernel_tuner(written(tmp_path / "c.json", cache(**changes)))[0].problem.id
+        return read_file(written(tmp_path / "c.json", cache(**changes)))[0].problem.id
 
     other_space = {"tune_params_keys": ["block_size_x"]}
     ids = [
@@ -100,20 +97,22 @@ def test_the_name_tells_the_language() -> None:
 def test_a_device_that_the_file_does_not_name_must_be_given(tmp_path: Path) -> None:
     path = written(tmp_path / "MI250X.json", cache(device_name=""))
     with pytest.raises(RecordError, match="--device-name"):
-        import_kernel_tuner(path)
+        read_file(path)
     given = Device("AMD Instinct MI250X", "hip")
-    (table,) = import_kernel_tuner(path, given)
+    (table,) = read_file(path, given)
     assert (table.problem.device, table.problem.kernel.language) == (given, "hip")
 
 
-@pytest.mark.parametrize("ending", ["}\n}", "", ",\n", ',\n  "1,ti'])
-def test_a_cache_left_open_by_a_killed_run_is_read(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize(("ending", "refused"), [("}\n}", 0), ("", 0), (",\n", 0), (',\n  "1,ti', 1)])
+def test_a_cache_left_open_by_a_killed_run_is_read(tmp_path: Path, ending: str, refused: int) -> None:
     data = cache()
     rows = data.pop("cache")
     lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items())
     text = json.dumps(data, indent=1)[:-2] + ',\n"cache": {\n' + lines + ending
     (tmp_path / "open.json").write_text(text, encoding="utf-8")
-    assert len(import_kernel_tuner(tmp_path / "open.json")[0].measurements) == 5
+    told: list[RecordError] = []
+    assert len(read_file(tmp_path / "open.json", None, told.append)[0].measurements) == 5
+    assert ["open.json" in str(error) for error in told] == [True] * refused
 
 
 BROKEN = [
@@ -134,28 +133,28 @@ BROKEN = [
 def test_malformed_input_is_named(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
     path = written(tmp_path / "bad.json", cache(**changes))
     with pytest.raises(RecordError, match=match) as caught:
-        import_kernel_tuner(path)
+        read_file(path)
     assert "bad.json" in str(caught.value)
 
 
 def test_other_files_are_not_taken_for_a_cache(tmp_path: Path) -> None:
     write_tables(tmp_path / "table.jsonl.gz", [example_table()])
-    assert not is_kernel_tuner_cache(tmp_path / "table.jsonl.gz")
-    assert not is_kernel_tuner_cache(tmp_path / "missing.json")
+    assert format_of(tmp_path / "table.jsonl.gz") is not kernel_tuner.FORMAT
+    assert format_of(tmp_path / "missing.json") is not kernel_tuner.FORMAT
     for content in (b"", b"\x1f\x8bno gzip"):
         (tmp_path / "odd.json").write_bytes(content)
-        assert not is_kernel_tuner_cache(tmp_path / "odd.json")
+        assert format_of(tmp_path / "odd.json") is not kernel_tuner.FORMAT
     (tmp_path / "cut.json").write_text('{"tune_params_keys": [', encoding="utf-8")
-    assert is_kernel_tuner_cache(tmp_path / "cut.json")
-    with pytest.raises(RecordError, match="not a JSON object"):
-        import_kernel_tuner(tmp_path / "cut.json")
+    assert format_of(tmp_path / "cut.json") is kernel_tuner.FORMAT
+    with pytest.raises(RecordError, match=r"cut\.json: no Kernel Tuner cache"):
+        read_file(tmp_path / "cut.json")
 
 
 def test_t4_results_are_refused_with_the_remedy(tmp_path: Path) -> None:
     path = written(tmp_path / "t4.json", {"metadata": {}, "results": [], "schema_version": "1.0.0"})
-    assert is_kernel_tuner_cache(path)
+    assert format_of(path) is kernel_tuner.FORMAT
     with pytest.raises(RecordError, match="import the cache file"):
-        import_kernel_tuner(path)
+        read_file(path)
 
 
 def test_the_command_recognises_a_cache(tmp_path: Path, capsys: Capture) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from forecast_autotune.errors import StoreError
+from forecast_autotune.commands import main
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table, read_tables, write_tables
-from forecast_autotune.store import Store, StoreWarning
+from forecast_autotune.store import Store
 from forecast_autotune.store.exports import write_parquet
-from forecast_autotune.store.importers import import_triton_cache
+from forecast_autotune.store.formats import read_file
 from tests.core.store.stored import A100, H200, decided, measured, problem
 
 # --- everything: tables, clear, import ---
@@ -112,7 +112,7 @@ def test_tritons_cache_becomes_prior_knowledge(tmp_path: Path) -> None:
         assert "Infinity" in text
         (tmp_path / folder / "matmul.autotune.json").write_text(text)
     (tmp_path / "ABC" / "matmul.json").write_text("not ours")
-    tables = import_triton_cache(tmp_path, H200)
+    tables = [t for path in sorted(tmp_path.rglob("*.autotune.json")) for t in read_file(path, H200)]
     assert [t.problem.kernel.name for t in tables] == ["matmul", "matmul"]
     table = tables[0]
     assert table.problem.key == ("4096", "torch.float16")
@@ -127,7 +127,7 @@ def test_tritons_cache_becomes_prior_knowledge(tmp_path: Path) -> None:
 
     store = Store(tmp_path / "cache")
     assert store.import_tables(tables) == 6
-    assert store.import_tables(import_triton_cache(tmp_path, H200)) == 0
+    assert store.import_tables(tables) == 0
     request = problem(4096)
     assert store.measurements(request) == []
     assert store.decision(request) is None
@@ -149,17 +149,19 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_a_malformed_cache_file_is_reported_and_skipped(tmp_path: Path, text: str) -> None:
+def test_a_malformed_cache_file_is_named_and_the_rest_taken(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.autotune.json").write_text(text)
+    words = ["--device-name", "NVIDIA H200", "--store", str(tmp_path / "store")]
+    assert main(["import", str(tmp_path / "bad.autotune.json"), *words]) == 2
+    assert "bad.autotune.json" in capsys.readouterr().err
     good = json.dumps({"key": [], "configs_timings": [triton_entry({}, [1.0, 1.0, 1.0])]})
     (tmp_path / "good.autotune.json").write_text(good)
-    with pytest.warns(StoreWarning, match=r"bad\.autotune\.json: skipped"):
-        assert [t.problem.kernel.name for t in import_triton_cache(tmp_path, H200)] == ["good"]
-
-
-def test_a_missing_triton_cache_says_what_to_pass(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="TRITON_CACHE_DIR"):
-        import_triton_cache(tmp_path / "nowhere", H200)
+    files = [str(path) for path in sorted(tmp_path.glob("*.json"))]
+    assert main(["import", *files, *words]) == 2
+    assert "bad.autotune.json" in capsys.readouterr().err
+    assert [t.problem.kernel.name for t in Store(tmp_path / "store").tables()] == ["good"]
 
 
 def test_parquet_has_one_flat_row_per_measurement(tmp_path: Path) -> None:
@@ -188,6 +190,7 @@ sys.modules["pyarrow"] = None  # as good as not installed
 from pathlib import Path
 from forecast_autotune.errors import StoreError
 from forecast_autotune.store.exports import write_parquet
+from forecast_autotune.store.formats import read_file
 try:
     write_parquet(Path(sys.argv[1]), [])
 except StoreError as error:

@@ -21,7 +21,7 @@ pytest.importorskip("flag_gems", reason="needs the package flag_gems")
 
 from forecast_autotune.records import Evidence
 from forecast_autotune.store import Store
-from forecast_autotune.store.importers import import_flaggems
+from forecast_autotune.store.formats import read_file
 from forecast_integrations.flaggems.policy import POLICY, disable_flaggems, enable_flaggems
 from forecast_integrations.triton.engine import DecoratorOptions
 from tests.integrations.null import double, fresh, launch
@@ -136,7 +136,7 @@ def test_what_flaggems_measured_comes_in_as_prior_knowledge(enabled: Path, datab
     disable_flaggems()
     tuner = lib_tuner()
     launch(tuner)
-    (table,) = import_flaggems(database)
+    (table,) = read_file(database)
     assert (table.problem.kernel.name, table.problem.device.name) == ("double", "NVIDIA H200")
     assert table.problem.key[0] == "4096"
     assert dict(table.problem.toolchain) == {"triton": "3.6"}

@@ -216,11 +216,11 @@ def _model_path(options: argparse.Namespace) -> Path:
 
 def _tables_given(options: argparse.Namespace) -> list[Table]:
     """The tables of the files given, ours or another tuner's; by default the shipped ones."""
-    from forecast_autotune.commands.exchange import read_any_table
+    from forecast_autotune.store.formats import read_file
 
     if not options.tables:
         return load_tables(options)
-    return [t for name in options.tables for t in read_any_table(Path(name), options.device_name)]
+    return [t for name in options.tables for t in read_file(Path(name), options.device_name)]
 
 
 def _stored(options: argparse.Namespace) -> list[Table]:

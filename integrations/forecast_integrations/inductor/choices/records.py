@@ -24,6 +24,7 @@ from forecast_autotune.records import (
     digest,
     to_scalar,
 )
+from forecast_autotune.store.formats.inductor import LIBRARY
 from forecast_integrations.device import cuda_device, toolchain
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ Size: TypeAlias = "int | torch.SymInt"
 ChoiceReader: TypeAlias = "Callable[[ChoiceCaller], tuple[str, Mapping[str, object]]]"
 """The variant and the parameters of a choice of one class."""
 
-LIBRARY = "aten::"
-"""Prefix of the names of a vendor library's kernels."""
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _WITH_USER_CODE = ("flex", "b2b")
 """Templates with a user's graph inside, by how their names begin."""

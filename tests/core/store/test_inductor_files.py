@@ -13,14 +13,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
+from forecast_autotune.store.formats import format_of, inductor, read_file
 from forecast_autotune.testing import example_table
-from forecast_integrations.inductor.importers import (
-    import_cache,
-    import_inductor,
-    import_kernel_autotune,
-    is_inductor_cache,
-    is_kernel_autotune,
-)
 
 SYSTEM = {
     "device": {"name": "NVIDIA H200"},
@@ -51,7 +45,7 @@ def one(timings: Any = TIMINGS, inputs: str = INPUTS, op: str = "addmm", precisi
 def test_each_op_with_its_operands_and_precision_is_a_problem(tmp_path: Path) -> None:
     both = {**one(), **one({"mm-cabc": 1.0}, op="mm")}
     both["mm"][INPUTS]["high"] = {"mm-cabc": 2.0}
-    tables = import_cache(written(tmp_path, both))
+    tables = read_file(written(tmp_path, both))
     assert [(t.problem.kernel.name, t.problem.key) for t in tables] == [
         ("addmm", ("precision=highest",)),
         ("mm", ("precision=highest",)),
@@ -66,7 +60,7 @@ def test_each_op_with_its_operands_and_precision_is_a_problem(tmp_path: Path) ->
 
 
 def test_choices_become_candidates_and_infinity_a_failure(tmp_path: Path) -> None:
-    (table,) = import_cache(written(tmp_path, one()))
+    (table,) = read_file(written(tmp_path, one()))
     rows = {m.candidate: m for m in table.measurements}
     extern = Candidate(Config.of({"alpha": 1, "beta": -0.5}, num_warps=1, num_stages=1), "aten::bias_addmm")
     assert rows[extern].ms == 0.05
@@ -78,7 +72,7 @@ def test_choices_become_candidates_and_infinity_a_failure(tmp_path: Path) -> Non
 
 def test_overridden_sizes_and_other_compilers_are_other_problems(tmp_path: Path) -> None:
     ids = {
-        import_cache(path)[0].problem.id
+        read_file(path)[0].problem.id
         for path in (
             written(tmp_path, one(), name="a"),
             written(tmp_path, one(inputs=f"{INPUTS}_128"), name="b"),
@@ -93,8 +87,8 @@ def test_what_torch_itself_writes_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "cache"
     monkeypatch.setattr(codecache.CacheBase, "get_local_cache_path", staticmethod(lambda: path))
     codecache.PersistentCache().update_local_cache(one({"_mkl_linear-B=None-batch_size=64-cabc": 5.25}))
-    assert is_inductor_cache(path)
-    (table,) = import_cache(path, "some device")
+    assert format_of(path) is inductor.CACHE
+    (table,) = read_file(path, "some device")
     (row,) = table.measurements
     assert row.candidate.variant == "aten::_mkl_linear"
     assert dict(row.candidate.config.kwargs) == {"batch_size": 64}
@@ -123,7 +117,7 @@ def test_what_torch_itself_writes_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_damaged_cache_says_where(tmp_path: Path, cache: Any, said: str) -> None:
     path = written(tmp_path, cache)
     with pytest.raises(RecordError, match=said) as raised:
-        import_cache(path)
+        read_file(path)
     assert str(path) in str(raised.value)
 
 
@@ -131,16 +125,16 @@ def test_a_damaged_cache_says_where(tmp_path: Path, cache: Any, said: str) -> No
 def test_a_cut_off_cache_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cache"
     path.write_text(text)
-    with pytest.raises(RecordError, match="no timing cache"):
-        import_cache(path)
+    with pytest.raises(RecordError, match=r"cache: (no timing cache|damaged or cut off)"):
+        read_file(path, form=inductor.CACHE)
 
 
 def test_a_cache_of_a_cpu_needs_the_name_of_its_device(tmp_path: Path) -> None:
     inputs = "[('cpu', 'torch.float32', 64, 512, 512, 1, 0)]"
     path = written(tmp_path, one(inputs=inputs), {"hash": "44136fa3"})
     with pytest.raises(RecordError, match="--device-name"):
-        import_cache(path)
-    (table,) = import_cache(path, "some processor")
+        read_file(path)
+    (table,) = read_file(path, "some processor")
     assert (table.problem.device.name, table.problem.device.backend) == ("some processor", "cpu")
 
 
@@ -160,8 +154,8 @@ def test_metrics_are_filed_by_the_source_of_the_kernel(tmp_path: Path) -> None:
     failed = ROW.replace("0.012000", "inf").replace("1024", "512")
     other = ROW.replace("cabc", "cxyz")
     path = metrics(tmp_path, ROW, slower, other, failed)
-    assert is_kernel_autotune(path)
-    first, second = import_kernel_autotune(path, "NVIDIA H200")
+    assert format_of(path) is inductor.METRICS
+    first, second = read_file(path, "NVIDIA H200")
     assert [m.candidate.config.parameters() for m in first.measurements][:2] == [
         {"XBLOCK": 1024, "num_warps": 4, "num_stages": 1, "num_ctas": 1},
         {"XBLOCK": 256, "num_warps": 4, "num_stages": 1, "num_ctas": 1},
@@ -179,7 +173,7 @@ def test_what_torchs_metrics_write_is_read(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(inductor, "enabled_metric_tables", lambda: {"kernel_autotune"})
     config = triton.Config({"XBLOCK": 8, "R0_BLOCK": 256}, num_warps=2, num_stages=1)
     inductor.log_kernel_autotune_result("/x/cabc.py", "triton_red_0", config, 0.25)
-    (table,) = import_inductor(tmp_path / "metric_table_kernel_autotune.csv", "NVIDIA H200") or []
+    (table,) = read_file(tmp_path / "metric_table_kernel_autotune.csv", "NVIDIA H200")
     (row,) = table.measurements
     assert row.candidate.config == Config.of({"XBLOCK": 8, "R0_BLOCK": 256}, num_warps=2, num_stages=1)
     assert row.ms == 0.25
@@ -197,15 +191,13 @@ def test_what_torchs_metrics_write_is_read(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_a_damaged_row_says_where(tmp_path: Path, row: str, said: str) -> None:
     with pytest.raises(RecordError, match=said) as raised:
-        import_kernel_autotune(metrics(tmp_path, ROW, row), "NVIDIA H200")
+        read_file(metrics(tmp_path, ROW, row), "NVIDIA H200")
     assert ".csv:3:" in str(raised.value)
 
 
 def test_metrics_need_a_device_and_their_columns(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="--device-name"):
-        import_kernel_autotune(metrics(tmp_path, ROW))
-    with pytest.raises(RecordError, match="no column"):
-        import_kernel_autotune(metrics(tmp_path, ROW, header="a,b\n"), "NVIDIA H200")
+        read_file(metrics(tmp_path, ROW))
 
 
 def test_import_recognises_both_and_knows_them_again(
@@ -236,9 +228,8 @@ def test_import_of_a_damaged_cache_is_a_clear_error(
 def test_other_files_are_left_to_others(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text("{}")
-    assert import_inductor(path) is None
-    assert import_inductor(tmp_path / "missing") is None
-    assert import_inductor(tmp_path) is None
+    for other in (path, tmp_path / "missing", tmp_path):
+        assert format_of(other) is None
 
 
 @pytest.mark.parametrize("ms", ["9" * 400, "1e999", "NaN", "-1", '"fast"', "[]", "null"])
@@ -246,12 +237,12 @@ def test_an_entry_that_is_refused_costs_no_other(tmp_path: Path, ms: str) -> Non
     path = written(tmp_path, one({"mm-cabc": 1.0, "mm-cbad": "?", "mm-cdef": 2.0}))
     path.write_text(path.read_text().replace('"?"', ms))
     refused: list[RecordError] = []
-    (table,) = import_inductor(path, None, refused.append) or []
+    (table,) = read_file(path, None, refused.append)
     assert [m.median_ms for m in table.measurements] == [1.0, 2.0]
     (error,) = refused
     assert "addmm" in str(error)
     with pytest.raises(RecordError):
-        import_inductor(path)
+        read_file(path)
 
 
 def test_a_line_of_metrics_that_is_refused_costs_no_other(tmp_path: Path) -> None:
@@ -266,6 +257,6 @@ def test_a_line_of_metrics_that_is_refused_costs_no_other(tmp_path: Path) -> Non
     ]
     path.write_text("\n".join(["kernel_path,kernel_name,triton_config,latency_ms", *rows]) + "\n")
     refused: list[RecordError] = []
-    (table,) = import_inductor(path, "NVIDIA H200", refused.append) or []
+    (table,) = read_file(path, "NVIDIA H200", refused.append)
     assert [m.candidate.config.parameters()["XBLOCK"] for m in table.measurements if m.ok] == [128, 256]
     assert [str(error).split(": ")[0] for error in refused] == [f"{path}:{n}" for n in (3, 4, 5, 6)]

@@ -1,0 +1,341 @@
+"""Rows of other hands on their way into a store: streamed, each of them once, whatever the file was called.
+
+A file whose every row a store took is known by its contents from then on, as long as the logs that hold the rows are
+what they were: to import it again costs reading it once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import open_regular, read_regular
+from forecast_autotune.records import Measurement, Problem
+from forecast_autotune.records.json_fields import MALFORMED, digest
+from forecast_autotune.records.named_lines import MAX_STREAM_BYTES
+from forecast_autotune.store.files import KernelName, append, decode, encode, kernel_of, write_atomically
+from forecast_autotune.version import __version__
+
+_ROWS, _BYTES = 8192, 4 << 20
+"""A batch of rows, which is written at once, has at most as many, or is larger by one row."""
+_LEDGER = "imports.jsonl"
+_LEDGER_FILE_BYTES = 1 << 20
+"""A smaller file is read again as fast as it is looked up."""
+_LEDGER_ENTRIES, _LEDGER_LOGS = 256, 64
+_EDGE = 256
+"""Bytes at either end of the part of a log that a file's rows are in, by which it is known again."""
+
+UNDATED = ("triton-cache", "inductor-cache", "inductor-metrics")
+"""Protocols whose rows had the time of their file up to release 0.9, which a copy has not."""
+
+
+def imported_name(m: Measurement) -> tuple[object, ...]:
+    """The values by which an import takes two measurements for one."""
+    return m.problem, m.candidate.id, m.outcome, "" if m.protocol in UNDATED else m.at, m.median_ms
+
+
+def line_name(line: bytes) -> int:
+    """64 bits that stand for the `imported_name` of a measurement's line; 0 for a line that is no measurement.
+
+    The values are neighbours in a line that this release wrote, and taken as they are; any other is read first.
+    """
+    begin, end = line.find(b'"problem":"'), line.find(b',"p20_ms":')
+    median = line[line.rfind(b'"median_ms":', begin, end) + 12 : end]
+    stamp = line.rfind(b',"protocol":"', end)
+    if (
+        0 <= begin < end < stamp
+        and (median == b"null" or b"." in median)
+        and line.count(b'"p20_ms":') == line.count(b'"problem":') == line.count(b'"protocol":') == 1
+    ):
+        protocol, _, at = line[stamp + 13 :].partition(b'","at":"')
+        dated = b"" if protocol.decode("ascii", "replace") in UNDATED else at.partition(b'"')[0]
+        name = line[begin:end] + dated
+    else:
+        try:
+            data = decode(line)
+            if data.get("type") != "measurement":
+                return 0
+            measurement = Measurement.from_json(data)
+        except MALFORMED:
+            return 0
+        again = encode(measurement.to_json())
+        name = digest(*imported_name(measurement)).encode() if again == line else b""
+        if not name:
+            return line_name(again)
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1
+
+
+class NameSet:
+    """A set of names of 64 bits that takes twelve bytes each; a set of Python's takes eighty."""
+
+    def __init__(self) -> None:
+        self._slots, self._count = array("Q", bytes(8 << 10)), 0
+
+    def _slot(self, name: int) -> int:
+        slots, mask = self._slots, len(self._slots) - 1
+        at = name & mask
+        while slots[at] not in (0, name):
+            at = (at + 1) & mask
+        return at
+
+    def __contains__(self, name: int) -> bool:
+        return self._slots[self._slot(name)] != 0
+
+    def add(self, name: int) -> bool:
+        """Put a name in; whether it was not there."""
+        at = self._slot(name)
+        if self._slots[at]:
+            return False
+        self._slots[at] = name
+        self._count += 1
+        if 3 * self._count > 2 * len(self._slots):
+            held, self._slots = self._slots, array("Q", bytes(16 * len(self._slots)))
+            for each in held:
+                if each:
+                    self._slots[self._slot(each)] = each
+        return True
+
+
+@dataclass
+class NewRow:
+    """A row that the import has not met before; `line` and `name` are empty where only its problem is given."""
+
+    problem: Problem
+    measurement: Measurement | None
+    line: bytes = b""
+    name: int = 0
+
+
+class HeldNames:
+    """The names of the rows in a kernel's logs, kept current by reading the bytes that were appended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._forget()
+
+    def _forget(self) -> None:
+        self.names = NameSet()
+        self.problems: dict[Path, dict[str, Problem | None]] = {}
+        """By log: the problems that are described there, as far as this import wrote them."""
+        self._ends: dict[Path, tuple[int, bytes]] = {}
+
+    def refresh(self) -> None:
+        """Read what any process appended; all of it again where a log was cleared. Raises `OSError`."""
+        paths = sorted(self._folder.glob("log-*.jsonl"))
+        for path in paths:
+            if path in self._ends and not self._is_longer(path):
+                self._forget()
+                break
+        for path in paths:
+            self._read(path)
+
+    def _is_longer(self, path: Path) -> bool:
+        end, edges = self._ends[path]
+        return edges_of(path, end) == edges
+
+    def _read(self, path: Path) -> None:
+        end, problems = self._ends.get(path, (0, b""))[0], self.problems.setdefault(path, {})
+        if path.stat().st_size <= end:
+            return
+        with open_regular(path, "rb") as stream:
+            stream.seek(end)
+            rest = b""
+            while chunk := stream.read(_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if b'"type":"problem"' in line and (found := _problem_id(line)):
+                        problems.setdefault(found, None)
+                    elif name := line_name(line):
+                        self.names.add(name)
+                end += sum(map(len, lines)) + len(lines)
+        self._ends[path] = end, edges_of(path, end)
+
+    def write(self, log: Path, rows: list[NewRow], *, exclusive: bool) -> int:
+        """Append those rows that are not held, after `refresh`; returns how many. Raises `OSError`."""
+        known, lines, count = self.problems.setdefault(log, {}), [], 0
+        for row in rows:
+            if row.name and row.name in self.names:
+                continue
+            held = known.get(row.problem.id)
+            if (
+                row.problem.id not in known
+                if row.name
+                else held is not None and _is_fuller(row.problem, held)
+            ):
+                lines.append(encode(row.problem.to_json()))
+                known[row.problem.id] = row.problem
+            if row.name:
+                self.names.add(row.name)
+                lines.append(row.line)
+                count += 1
+        if lines:
+            append(log, b"".join(lines), exclusive=exclusive)
+            if exclusive:  # nobody else wrote since `refresh`
+                end = log.stat().st_size
+                self._ends[log] = end, edges_of(log, end)
+        return count
+
+    def ends(self) -> list[list[Any]]:
+        """Each log by its name, with the end of what was read, and its edges."""
+        return [[path.name, end, edges.hex()] for path, (end, edges) in self._ends.items()]
+
+
+def edges_of(path: Path, end: int) -> bytes:
+    """A hash of both ends of a log up to a place in it; empty where it is shorter."""
+    with open_regular(path, "rb") as stream:
+        if os.fstat(stream.fileno()).st_size < end:
+            return b""
+        head = stream.read(min(_EDGE, end))
+        stream.seek(max(0, end - _EDGE))
+        return hashlib.blake2b(head + stream.read(min(_EDGE, end)), digest_size=16).digest()
+
+
+def _problem_id(line: bytes) -> str:
+    try:
+        data = decode(line)
+        return str(data["id"]) if data.get("type") == "problem" else ""
+    except MALFORMED:
+        return ""
+
+
+def _is_fuller(problem: Problem, held: Problem) -> bool:
+    return problem is not held and (problem.ttir, problem.extra) != (held.ttir, held.extra)
+
+
+class KernelFolder(Protocol):
+    """One kernel on one device class, as a store files it; `path` is None in memory."""
+
+    path: Path | None
+
+    def add_new(self, rows: list[NewRow], held: HeldNames | None) -> int:
+        """Add the rows that are not held; returns how many."""
+        ...
+
+
+@dataclass
+class Imported:
+    """How much one import brought."""
+
+    added: int = 0
+    rows: int = 0
+    distinct: int = 0
+    problems: set[str] = field(default_factory=set)
+
+
+class Importer:
+    """Adds rows to a store in batches, a kernel at a time; each batch is safe from a kill once it is written."""
+
+    def __init__(
+        self,
+        directory_of: Callable[[str, str], KernelFolder],
+        take_advice: Callable[[Problem], None],
+        root: Path | None,
+    ) -> None:
+        self._directory_of, self._take_advice, self._root = directory_of, take_advice, root
+        self.count = Imported()
+        self._seen = NameSet()
+        self._held: dict[KernelName, HeldNames] = {}
+
+    def add(self, rows: Iterable[tuple[Problem, Measurement | None]]) -> int:
+        """Add the rows that are not held yet; those before an error of `rows` are taken. Returns how many there were.
+
+        Raises `RecordError` for a measurement of another problem, or with values that JSON cannot hold.
+        """
+        batch: dict[KernelName, list[NewRow]] = {}
+        held, size, last, place, count = 0, 0, None, ("", ""), 0
+        try:
+            for count, (problem, measurement) in enumerate(rows, 1):  # noqa: B007 - returned
+                if problem is not last:
+                    last, place = problem, kernel_of(problem)
+                    if problem.id not in self.count.problems:
+                        self.count.problems.add(problem.id)
+                        self._take_advice(problem)
+                row = NewRow(problem, measurement)
+                if measurement is not None:
+                    if measurement.problem != problem.id:
+                        raise RecordError(
+                            f"a measurement is filed under its own problem: it is about {measurement.problem!r}, not "
+                            f"{problem.id!r}; pass the problem it was measured for"
+                        )
+                    row.line = encode(measurement.to_json())
+                    row.name = line_name(row.line)
+                    self.count.rows += 1
+                    if not self._seen.add(row.name):
+                        continue
+                    self.count.distinct += 1
+                batch.setdefault(place, []).append(row)
+                held, size = held + 1, size + len(row.line)
+                if held >= _ROWS or size >= _BYTES:
+                    self._write(batch)
+                    batch, held, size = {}, 0, 0
+        finally:
+            self._write(batch)
+        return count
+
+    def _write(self, batch: Mapping[KernelName, list[NewRow]]) -> None:
+        for place, rows in batch.items():
+            directory = self._directory_of(*place)
+            if place not in self._held and directory.path is not None:
+                self._held[place] = HeldNames(directory.path)
+            self.count.added += directory.add_new(rows, self._held.get(place))
+
+    # --- files that are known by their contents ---
+
+    def name_of_contents(self, path: Path, how: str) -> str:
+        """A name for a file's contents and how they are read; empty where the file is not worth one."""
+        size = path.stat().st_size if self._root is not None and path.is_file() else 0
+        if not _LEDGER_FILE_BYTES <= size <= MAX_STREAM_BYTES:
+            return ""
+        name = hashlib.sha256(f"{how}|{__version__}|".encode())
+        try:
+            with open_regular(path, "rb") as stream:
+                while chunk := stream.read(1 << 20):
+                    name.update(chunk)
+        except OSError:
+            return ""
+        return name.hexdigest()
+
+    def is_known(self, name: str) -> bool:
+        """Whether the store took a file of these contents whole, and holds its rows still; counts them if so."""
+        entry = next((e for e in reversed(self._entries()) if e.get("file") == name), None) if name else None
+        try:
+            if entry is None or not all(self._holds(*log) for log in entry["logs"]):
+                return False
+            self.count.problems |= set(entry["problems"])
+            self.count.distinct += entry["measurements"]
+            self.count.rows += entry["measurements"]
+        except (OSError, *MALFORMED):
+            return False
+        return True
+
+    def _holds(self, device: str, kernel: str, log: str, end: int, edges: str) -> bool:
+        folder = self._directory_of(device, kernel).path
+        return folder is not None and edges_of(folder / log, end).hex() == edges
+
+    def note(self, name: str, measurements: int) -> None:
+        """Remember the contents of a file of so many distinct measurements, which was taken whole."""
+        logs = [[*place, *log] for place, names in self._held.items() for log in names.ends()]
+        problems = sorted(self.count.problems)
+        if not name or self._root is None or max(len(logs), len(problems)) > _LEDGER_LOGS:
+            return
+        entry = {"file": name, "logs": logs, "problems": problems, "measurements": measurements}
+        entries = [*self._entries(), entry]
+        lines = [json.dumps(entry) + "\n" for entry in entries[-_LEDGER_ENTRIES:]]
+        try:
+            write_atomically(self._root / _LEDGER, "".join(lines).encode())
+        except OSError:
+            return  # it is read again then
+
+    def _entries(self) -> list[dict[str, Any]]:
+        assert self._root is not None
+        try:
+            return [decode(line) for line in read_regular(self._root / _LEDGER).splitlines()]
+        except (OSError, *MALFORMED):
+            return []
