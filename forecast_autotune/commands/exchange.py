@@ -24,7 +24,7 @@ from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.store.directory import StoredCounts
 from forecast_autotune.store.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.files import VERSION, StoreWarning, is_bundle
-from forecast_autotune.store.formats import FORMATS, TABLE, choices, format_of
+from forecast_autotune.store.formats import FORMATS, SUFFIXES, TABLE, choices, format_of
 from forecast_autotune.store.formats.protocol import Format, Reading, device_from_name
 from forecast_autotune.store.formats.triton_cache import SUFFIX
 from forecast_autotune.store.importing import Importer
@@ -72,7 +72,7 @@ class Refusals:
 
 
 def _known_formats() -> str:
-    tools = dict.fromkeys(f.tool for f in FORMATS if f.dates and f is not TABLE)
+    tools = dict.fromkeys(f.tool for f in FORMATS if f.holds and f is not TABLE)
     return "tables of `export`, files of " + ", ".join(tools)
 
 
@@ -87,7 +87,7 @@ def export(options: argparse.Namespace, output: Output) -> int:
     if name == "-" and output.as_json:
         raise UsageError("the table itself goes to stdout, which --json needs: give FILE")
     # A format that is asked for may go to a file of any name.
-    suffixes = ("",) if options.format or name == "-" else (*_TABLES, ".parquet")
+    suffixes = ("",) if options.format or name == "-" else (*SUFFIXES, ".parquet")
     path = output_path("FILE", name, *suffixes)
     store = open_named_store(options)
     tables = list(store.tables(options.kernel, options.device))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.records.bounded_json import without_halves
 from forecast_autotune.records.table import Table
+from forecast_autotune.store.formats.kernel_tuner import OWN
 
 if TYPE_CHECKING:
     from forecast_autotune.records import Problem
@@ -103,7 +105,10 @@ def write_kernel_tuner(folder: Path, problems: Sequence[TunedProblem]) -> Export
     """Write a cache file for each problem into a folder. Raises `OSError`."""
     report = ExportReport()
     for tuned, rows, parameters in _usable(problems, report):
+        outcomes = {_key(v, parameters): str(row.outcome) for v, row in rows if _word(row) == _OTHER_FAILURE}
+        bare = replace(tuned.problem, kernel=replace(tuned.problem.kernel, source=""), ttir={}, extra={})
         header = {
+            OWN: {"problem": bare.to_json(), "outcomes": outcomes},
             "device_name": tuned.problem.device.name,
             "kernel_name": tuned.problem.kernel.name,
             "problem_size": _problem_size(tuned.problem),
@@ -121,7 +126,9 @@ def write_kernel_tuner_t4(folder: Path, problems: Sequence[TunedProblem]) -> Exp
     report = ExportReport()
     for tuned, rows, _ in _usable(problems, report):
         results = [_t4_row(values, row) for values, row in rows]
-        data = {"schema_version": _T4_SCHEMA, "results": results}
+        device = {"device_query": {"name": tuned.problem.device.name, "kernel": tuned.problem.kernel.name}}
+        about = {"timeunit": "milliseconds", "environment": device}
+        data = {"schema_version": _T4_SCHEMA, "metadata": about, "results": results}
         report.write(folder / f"{file_stem(tuned.problem)}_T4.json", data)
     return report
 
@@ -138,13 +145,13 @@ def _usable(
         rows = [
             (m.candidate.config.parameters(), m) for m in tuned.rows.values() if m.candidate.is_base_variant
         ]
-        names = dict.fromkeys(name for values, _ in rows for name in values)
-        rows = [(values, row) for values, row in rows if len(values) == len(names)]
+        if other := len(tuned.rows) - len(rows):
+            report.left_out.append(f"{tuned.problem.kernel.name}: {other} of its rows are of other sources")
         if not rows:
-            report.left_out.append(
-                f"{tuned.problem.kernel.name}: no two of its configs have the same parameters"
-            )
             continue
+        names = dict.fromkeys(name for values, _ in rows for name in values)
+        # A config without an option has null there: the readers want one list of parameters for all.
+        rows = [({name: values.get(name) for name in names}, row) for values, row in rows]
         values_of = {n: sorted({values[n] for values, _ in rows}, key=_order) for n in names}
         results.append((tuned, rows, values_of))
         report.problems += 1
@@ -173,11 +180,17 @@ def _compile_ms(row: Measurement) -> float:
     return 1000.0 * row.compile_s if row.compile_s is not None else 0.0
 
 
+def _word(row: Measurement) -> str:
+    """Kernel Tuner's word for a failure; empty for a config that ran."""
+    return "" if row.ok else _FAILURES.get(row.outcome, _OTHER_FAILURE)
+
+
 def _cache_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
     timed = {"times": [row.ms]} if row.ok else {}
     return {
         **values,
-        "time": row.ms if row.ok else _FAILURES.get(row.outcome, _OTHER_FAILURE),
+        # Releases of Kernel Tuner before 1.4 know the word here, and later ones as well.
+        "time": row.ms if row.ok else _word(row),
         **timed,
         "compile_time": _compile_ms(row),
         "verification_time": 0,
@@ -193,7 +206,8 @@ def _t4_row(values: dict[str, Scalar], row: Measurement) -> dict[str, Any]:
         "timestamp": _stamp(row),
         "configuration": values,
         "times": {
-            "compilation_time": _compile_ms(row),
+            "compilation": _compile_ms(row),
+            "benchmark": row.ms * max(row.repeats, 1) if row.ok else 0.0,
             "framework": 0.0,
             "search_algorithm": 0.0,
             "validation": 0.0,
@@ -218,7 +232,7 @@ _H200 = "NVIDIA_H200"
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """The properties that name a file; `device` is the device's name without spaces, `triton` the release."""
+    """The properties that name a file; `triton` is the release."""
 
     experts: int
     inner: int
@@ -231,17 +245,18 @@ class ExpertLayer:
 
 def vllm_file_name(layer: ExpertLayer) -> str:
     """The name that vLLM's `get_config_file_name` gives: all variants of the H200 share a file."""
-    device = _H200 if "H200" in layer.device.split("_") else layer.device
+    device = re.sub(r"[\s/]+", "_", layer.device)
+    device = _H200 if "H200" in device.split("_") else device
     block = f",block_shape=[{layer.block[0]},{layer.block[1]}]" if layer.block else ""
     return f"E={layer.experts},N={layer.inner},device_name={device}{_selector(layer)}{block}.json"
 
 
 def sglang_file_name(layer: ExpertLayer) -> str:
     """The name that SGLang's gives: a space within the block's shape, and packed int4 weights counted in bytes."""
-    inner = layer.inner // 2 if layer.dtype == _INT4 else layer.inner
+    inner, device = layer.inner // 2 if layer.dtype == _INT4 else layer.inner, layer.device.replace(" ", "_")
     block = f",block_shape=[{layer.block[0]}, {layer.block[1]}]" if layer.block else ""
     channel = ",per_channel_quant=True" if layer.per_channel else ""
-    return f"E={layer.experts},N={inner},device_name={layer.device}{_selector(layer)}{block}{channel}.json"
+    return f"E={layer.experts},N={inner},device_name={device}{_selector(layer)}{block}{channel}.json"
 
 
 def _selector(layer: ExpertLayer) -> str:
@@ -366,9 +381,10 @@ def _layer(problem: Problem, named: dict[str, Argument], experts: int, inner: in
         dtype = "float32"
     sizes = [n for n in (_number(named, "group_n"), _number(named, "group_k")) if n]
     block = (sizes[0], sizes[1]) if len(sizes) == 2 else None
-    device = problem.device.name.replace(" ", "_")
     triton = dict(problem.toolchain).get("triton", "")
-    return ExpertLayer(experts, inner, device, dtype, block, triton, _is_set(named, "per_channel_quant"))
+    return ExpertLayer(
+        experts, inner, problem.device.name, dtype, block, triton, _is_set(named, "per_channel_quant")
+    )
 
 
 def _precision(named: dict[str, Argument]) -> str:

@@ -41,20 +41,12 @@ def _read_table(reading: Reading) -> Iterator[Row]:
         raise RecordError(f"{reading.path}: unreadable: {error}") from error
 
 
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 TABLE = Format(
-    name="table",
-    tool="this project",
-    files="tables of `export`: `.jsonl`, `.jsonl.gz`, `.jsonl.xz`",
-    is_theirs=lambda path, head: path.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.xz")),
-    read=_read_table,
-    times="median, p20, p80",
-    failures="seven kinds",
-    device="yes",
-    shapes="yes",
-    dates="yes",
-    version="every release's",
-    lost="nothing",
-)
+    "table", "this project", "tables of `export`: `.jsonl`, `.jsonl.gz`, `.jsonl.xz`",
+    lambda path, head: path.name.endswith(SUFFIXES), _read_table,
+    "every release's", ("median, p20, p80", "seven kinds", "yes", "yes", "yes"), "nothing",
+)  # fmt: skip
 """Whatever no other format knows is tried as one of ours, too: its errors name the lines."""
 
 FORMATS: tuple[Format, ...] = (

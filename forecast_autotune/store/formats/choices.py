@@ -48,11 +48,8 @@ def _read(reading: Reading) -> Iterator[Row]:
 
 
 FORMAT = Format(
-    name="choices",
-    tool="TileLang, FlashInfer, GemLite, vLLM, SGLang, fla, Helion's and Inductor's `.best_config`",
-    files="winners",
-    is_theirs=lambda path, head: bool(_text(path, head)),
-    read=_read,
-    times="no: named, and left out",
-    lost="everything: a choice without times teaches nothing",
-)
+    "choices", "TileLang, FlashInfer, GemLite, vLLM, SGLang, fla, Helion's and Inductor's `.best_config`",
+    "winners, named and left out",
+    lambda path, head: bool(_text(path, head)), _read,
+    "", None, "everything: a choice without times teaches nothing",
+)  # fmt: skip

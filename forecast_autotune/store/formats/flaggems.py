@@ -110,16 +110,7 @@ def _is_theirs(path: Path, head: str) -> bool:
 
 
 FORMAT = Format(
-    name=FLAGGEMS_PROTOCOL,
-    tool="FlagGems",
-    files="`TunedConfig_<device>_triton_<release>.db`",
-    is_theirs=_is_theirs,
-    read=_read,
-    times="median, p20, p80",
-    failures="one kind",
-    device="in the name, NVIDIA's alone",
-    shapes="key",
-    dates="no",
-    version="5.0.2",
-    lost="the choice",
-)
+    FLAGGEMS_PROTOCOL, "FlagGems", "`TunedConfig_<device>_triton_<release>.db`",
+    _is_theirs, _read,
+    "5.0.2", ("median, p20, p80", "one kind", "in the name, NVIDIA's alone", "key", "no"), "the choice",
+)  # fmt: skip

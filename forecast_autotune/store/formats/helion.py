@@ -212,26 +212,15 @@ def _config(given: Mapping[str, Any]) -> Config:
 
 
 LOG = Format(
-    name=HELION_PROTOCOL,
-    tool="Helion",
-    files="CSV of `HELION_AUTOTUNE_LOG`",
-    is_theirs=_is_log,
-    read=_read_log,
-    times="each trial",
-    failures="error, wrong result, time-out",
-    device="in `.meta.jsonl`",
-    shapes="in `.meta.jsonl`",
-    dates="no",
-    version="1.4, 1.5.1",
-    lost="final timings, the choice",
-)
-TRACE = replace(
-    LOG,
-    files="`.trace.jsonl` beside it, read in its place",
-    is_theirs=lambda path, head: bool(_TRACE.match(head)),
-    read=_read_trace,
-    times="each trial; final ones in turns",
-    dates="each row",
-    version="1.5.1",
-    lost="questions to language models",
-)
+    HELION_PROTOCOL, "Helion", "CSV of `HELION_AUTOTUNE_LOG`",
+    _is_log, _read_log,
+    "1.4, 1.5.1", ("each trial", "error, wrong result, time-out", "in `.meta.jsonl`", "in `.meta.jsonl`", "no"),
+    "final timings, the choice",
+)  # fmt: skip
+TRACE = Format(
+    HELION_PROTOCOL, "Helion", "`.trace.jsonl` beside it, read in its place",
+    lambda path, head: bool(_TRACE.match(head)), _read_trace,
+    "1.5.1",
+    ("trials; final ones in turns", "wrong result, error, time-out", "in `.meta.jsonl`", "so", "each row"),
+    "questions to language models",
+)  # fmt: skip

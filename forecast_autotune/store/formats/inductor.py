@@ -249,26 +249,12 @@ def _metric_measurement(problem: str, config: str, ms: float) -> Measurement:
 
 
 CACHE = Format(
-    name=CACHE_PROTOCOL,
-    tool="Inductor",
-    files="GEMM timing cache, `$TORCHINDUCTOR_CACHE_DIR/cache/<hash>`",
-    is_theirs=lambda path, head: bool(_CACHE_START.match(head)),
-    read=_read_cache,
-    times="one",
-    failures="one kind",
-    device="named, but for a CPU",
-    shapes="yes",
-    dates="no",
-    version="torch 2.11, 2.13",
-    lost="parameters of templates",
-)
-METRICS = replace(
-    CACHE,
-    name=METRICS_PROTOCOL,
-    files="`metric_table_kernel_autotune.csv`",
-    is_theirs=_is_table,
-    read=_read_table,
-    device="no",
-    shapes="no",
-    lost="operands",
-)
+    CACHE_PROTOCOL, "Inductor", "GEMM timing cache, `$TORCHINDUCTOR_CACHE_DIR/cache/<hash>`",
+    lambda path, head: bool(_CACHE_START.match(head)), _read_cache,
+    "torch 2.11, 2.13", ("one", "one kind", "named, but for a CPU", "yes", "no"), "parameters of templates",
+)  # fmt: skip
+METRICS = Format(
+    METRICS_PROTOCOL, "Inductor", "`metric_table_kernel_autotune.csv`",
+    _is_table, _read_table,
+    "torch 2.11, 2.13", ("one", "one kind", "no", "no", "no"), "operands",
+)  # fmt: skip

@@ -302,16 +302,8 @@ def _value(key: str, value: object) -> int | float | str | bool:
 
 
 FORMAT = Format(
-    name=KERNEL_TUNER_PROTOCOL,
-    tool="Kernel Tuner",
-    files="caches of `tune_kernel(cache=...)`, also of a run that was killed",
-    is_theirs=_is_theirs,
-    read=read_kernel_tuner,
-    times="median of the runs",
-    failures="compile or run",
-    device="named, but for C",
-    shapes="problem size",
-    dates="each config",
-    version="1.5.0, layouts since 0.4",
-    lost="source, metrics and observers' values",
-)
+    KERNEL_TUNER_PROTOCOL, "Kernel Tuner", "caches of `tune_kernel(cache=...)`, also of a run that was killed",
+    _is_theirs, read_kernel_tuner,
+    "1.5.0, layouts since 0.4", ("median of the runs", "compile, run", "named, but for C", "problem size", "each row"),
+    "source, metrics and observers' values",
+)  # fmt: skip

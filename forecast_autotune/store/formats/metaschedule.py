@@ -131,16 +131,7 @@ def _measurement(problem: str, trace: Any, seconds: Sequence[Any]) -> Measuremen
 
 
 FORMAT = Format(
-    name=_PROTOCOL,
-    tool="TVM MetaSchedule",
-    files="`database_tuning_record.json`",
-    is_theirs=lambda path, head: bool(_HEAD.match(head)),
-    read=_read,
-    times="median of the runs, from seconds",
-    failures="one kind",
-    device="target",
-    shapes="yes",
-    dates="no",
-    version="0.27.0",
-    lost="the workload's program",
-)
+    _PROTOCOL, "TVM MetaSchedule", "`database_tuning_record.json`",
+    lambda path, head: bool(_HEAD.match(head)), _read,
+    "0.27.0", ("median of the runs, from seconds", "one kind", "target", "yes", "no"), "the workload's program",
+)  # fmt: skip

@@ -97,14 +97,11 @@ class Format:
     is_theirs: Callable[[Path, str], bool]
     """Path and first characters -> whether a file is of the format."""
     read: Callable[[Reading], Iterable[Row]]
-    times: str = ""
-    failures: str = ""
-    device: str = ""
-    shapes: str = ""
-    dates: str = ""
-    version: str = ""
+    version: str
     """Releases whose own files were read."""
-    lost: str = ""
+    holds: tuple[str, str, str, str, str] | None
+    """How times, failures, device, shapes and dates are held, in words; None for a file without measurements."""
+    lost: str
     """Parts that are not in the file, or not taken."""
 
 

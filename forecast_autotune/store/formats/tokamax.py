@@ -94,16 +94,7 @@ def _measurement(problem: str, text: str, result: Mapping[str, Any]) -> Measurem
 
 
 FORMAT = Format(
-    name=_PROTOCOL,
-    tool="Tokamax",
-    files="`AutotuningResult.dumps()`",
-    is_theirs=lambda path, head: bool(_HEAD.search(head)) and '"data"' in head,
-    read=_read,
-    times="median of the runs",
-    failures="no",
-    device="named",
-    shapes="yes",
-    dates="no",
-    version="0.0.17",
-    lost="failures, source",
-)
+    _PROTOCOL, "Tokamax", "`AutotuningResult.dumps()`",
+    lambda path, head: bool(_HEAD.search(head)) and '"data"' in head, _read,
+    "0.0.17", ("median of the runs", "no", "named", "yes", "no"), "failures, source",
+)  # fmt: skip

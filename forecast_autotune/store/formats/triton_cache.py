@@ -121,19 +121,10 @@ def _literal(node: ast.expr) -> object:
 
 
 FORMAT = Format(
-    name=TRITON_CACHE_PROTOCOL,
-    tool="Triton",
-    files="`*.autotune.json` of `triton.autotune(cache_results=True)`",
-    is_theirs=lambda path, head: _is_theirs(path, head) and not re.search(r'\A\s*\{\s*"key"\s*:\s*"', head),
-    read=_read,
-    times="median, p20, p80",
-    failures="one kind",
-    device="no",
-    shapes="key",
-    dates="no",
-    version="3.4 to 3.9",
-    lost="source",
-)
+    TRITON_CACHE_PROTOCOL, "Triton", "`*.autotune.json` of `triton.autotune(cache_results=True)`",
+    lambda path, head: _is_theirs(path, head) and not re.search(r'\A\s*\{\s*"key"\s*:\s*"', head), _read,
+    "3.4 to 3.9", ("median, p20, p80", "one kind", "no", "key", "no"), "source",
+)  # fmt: skip
 QUACK = replace(
     FORMAT,
     name=_QUACK,
