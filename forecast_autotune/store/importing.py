@@ -33,7 +33,7 @@ _EDGE = 256
 """Bytes at either end of the part of a log that a file's rows are in, by which it is known again."""
 
 UNDATED = ("triton-cache", "inductor-cache", "inductor-metrics")
-"""Protocols whose rows had the time of their file up to release 0.9, which a copy has not."""
+"""Protocols whose rows had the time of their file once, which a copy has not."""
 
 
 def imported_name(m: Measurement) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ _PROTOCOL = "cuda-tile"
 
 
 def cuda_tile_table(result: Any, kernel: str, device: Device, key: Sequence[str] = ()) -> Table:
-    """The measurements of a `cuda.tile.tune.TuningResult`, for `Store.import_tables`.
+    """The measurements in a result of cuda-tile's exhaustive search, for `Store.import_tables`.
 
     `key` tells problems of one kernel apart: shapes and dtypes as texts. Times are means; a config that was given up
     early has five samples.

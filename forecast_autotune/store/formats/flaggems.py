@@ -23,7 +23,7 @@ _MAGIC = "SQLite format 3\x00"
 _TABLE = re.compile(r"(?P<kernel>.+)_(?P<source>[0-9a-f]{32,64})_benchmark-[0-9a-f]{32}")
 _FILE = re.compile(r"TunedConfig_(?P<device>.+)_triton_(?P<major>\d+)_(?P<minor>\d+)")
 _VENDOR = re.compile(r"[a-z]+")
-"""On all devices but NVIDIA's a file is named by the vendor: `TunedConfig_amd_triton_3_6.db`."""
+"""On all devices but NVIDIA's a file is named by the vendor, in small letters."""
 _TIMES = ("p50", "p20", "p80")
 _LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 

@@ -1,4 +1,4 @@
-"""Timings that Inductor left on disk: its GEMM timing cache, and the `kernel_autotune` metrics table.
+"""Timings that Inductor left on disk: its GEMM timing cache, and the metrics table of kernels.
 
 Both hold times without what is needed to use them alone: the cache names choices by a hash of their source
 and has no parameters, the metrics table has no operands. The imported rows are prior knowledge of an op (how
