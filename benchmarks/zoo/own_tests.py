@@ -1,0 +1,300 @@
+"""Claim: the own tests of packages with autotuned Triton kernels pass with this project as they pass without.
+
+    python -m benchmarks.zoo.own_tests fetch --to FOLDER [--only NAMES]
+    python -m benchmarks.zoo.own_tests run --from FOLDER --out FILE [--null] [--seconds 15] [--seed 0] [--only NAMES]
+    python -m benchmarks.zoo.own_tests table FILE ...
+
+`fetch` needs a network, git and pip: it packs the packages of `packages.toml` at their commits into one archive.
+`run` needs none. A seeded sample of each package's tests is run by plain Triton until it has taken `--seconds`, and
+the same tests then under `FORECAST_AUTOTUNE=1`, each arm in a process of its own with fresh caches and a fresh store,
+and on the same cores. Several packages run at once, each on a share of the cores, so that both arms have equal
+neighbours. A test that only plain Triton passes is run by both once more: it is lost if that happens again.
+
+`--null` runs on a null device with torch on the CPU: kernels are compiled and not run, and what is compared are the
+calls of kernels, by their arguments, and the exceptions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.libraries.installation import PACKAGE_FOLDERS
+from benchmarks.lib.result_files import ResultFile, say
+from benchmarks.lib.zoo.packages import Package, fetch, packages, unpack
+from benchmarks.lib.zoo.suite import DIED
+
+ARMS = ("plain", "ours")
+_CORES = 4
+"""Cores of a package while it runs."""
+_START_S = 90.0
+"""Seconds that a process may take beside its tests: imports, collection, one slow test."""
+_RESTARTS = 3
+
+
+def suite_command(package: Package, top: Path, home: Path, **given: Any) -> tuple[list[str], dict[str, str]]:
+    """Arguments behind `python`, and variables, of a process that runs tests of a package.
+
+    `top` is the folder that the archive is unpacked in, `home` an empty one for caches, and `given` the rest of what
+    `benchmarks.lib.zoo.suite` takes: for one test `tests=[ID]`, `null` and `out`. To have it served, add the variable
+    `FORECAST_AUTOTUNE=1`, or put `-m forecast_autotune run` before the arguments.
+    """
+    ours = [str(ROOT / folder) for folder in PACKAGE_FOLDERS]
+    path = (*package.search_path(top), *ours, os.environ.get("PYTHONPATH", ""))
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONUNBUFFERED": "1",
+        "TRITON_CACHE_DIR": str(home / "binaries"),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
+        "FORECAST_AUTOTUNE_CACHE_DIR": str(home / "measurements"),
+        "FLAGGEMS_CACHE_DIR": str(home / "flag_gems"),
+        "XDG_CACHE_HOME": str(home),
+        **package.environment,
+    }
+    text = json.dumps({"package": package.name, "top": str(top), **given})
+    return ["-m", "benchmarks.lib.zoo.suite", text], variables
+
+
+class Zoo:
+    """One run: packages in lanes, lines of tests by package and arm."""
+
+    def __init__(self, arguments: argparse.Namespace, top: Path, result: ResultFile) -> None:
+        self.arguments, self.top, self.result = arguments, top, result
+        self.lines: dict[str, dict[str, dict[str, Any]]] = {}
+        self.errors: dict[str, str] = {}
+        self.stop_at = time.monotonic() + arguments.limit
+        self._mutex = threading.Lock()
+
+    def run(self, wanted: Sequence[Package]) -> None:
+        """Run all parts of all packages, the first part of each before the second of any."""
+        parts = max(package.weight for package in wanted)
+        jobs = [(package, i) for i in range(parts) for package in wanted if i < package.weight]
+        cores = sorted(os.sched_getaffinity(0))
+        shares = [cores[i : i + _CORES] for i in range(0, len(cores), _CORES)]
+
+        def lane(share: list[int]) -> None:
+            while True:
+                with self._mutex:
+                    if not jobs or time.monotonic() > self.stop_at - 20:
+                        return
+                    package, part = jobs.pop(0)
+                self._part(package, part, share)
+
+        lanes = [threading.Thread(target=lane, args=(share,)) for share in shares]
+        for thread in lanes:
+            thread.start()
+        for thread in lanes:
+            thread.join()
+
+    def _part(self, package: Package, part: int, cores: list[int]) -> None:
+        """One part of a package's sample, by both arms in turn."""
+        sample = {"seed": self.arguments.seed, "part": part, "parts": package.weight}
+        plain = self._arm(package, "plain", cores, {**sample, "seconds": self.arguments.seconds})
+        ours = self._arm(package, "ours", cores, {**sample, "tests": list(plain)}) if plain else {}
+        again = [n for n, line in ours.items() if _passed(plain.get(n)) and not _passed(line)]
+        if again and time.monotonic() < self.stop_at - 20:
+            for name, line in self._arm(package, "plain", cores, {**sample, "tests": again}).items():
+                plain[name]["again"] = line["outcome"]
+            for name, line in self._arm(package, "ours", cores, {**sample, "tests": again}).items():
+                ours[name]["again"] = line["outcome"]
+        with self._mutex:
+            rows = self.lines.setdefault(package.name, {})
+            # A restart repeats nothing, so a test that both arms began is in both.
+            rows |= {name: {"plain": line, "ours": ours.get(name)} for name, line in plain.items()}
+            summary = summarize(rows, self.errors.get(package.name))
+            self.result.put(package.name, [{"test": name, **arms} for name, arms in rows.items()])
+        say(f"{package.name} {part + 1}/{package.weight}: {json.dumps(summary)}")
+
+    def _arm(
+        self, package: Package, arm: str, cores: list[int], given: dict[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """Lines by test; a process that dies is followed by another, for the tests behind the one it died of."""
+        with tempfile.TemporaryDirectory(prefix="zoo-") as name:
+            out = Path(name) / "lines.jsonl"
+            given = {"out": str(out), "null": self.arguments.null, "cores": cores, **given}
+            lines: dict[str, dict[str, Any]] = {}
+            for _ in range(_RESTARTS):
+                spent = sum(line["seconds"] for line in lines.values())
+                left = given.get("seconds", self.arguments.seconds * 4) - spent
+                if left <= 0:
+                    break
+                rest = {**given, "done": list(lines)} | ({"seconds": left} if "seconds" in given else {})
+                code, tail = self._process(package, arm, Path(name), left + _START_S, rest)
+                before = len(lines)
+                for text in out.read_text(encoding="utf-8").splitlines() if out.exists() else ():
+                    line = json.loads(text)
+                    lines[line.pop("id")] = line
+                if time.monotonic() > self.stop_at:
+                    return {n: line for n, line in lines.items() if line["outcome"] != DIED}
+                if code in (0, 1, 2) or len(lines) == before:  # pytest's own; nothing else to come
+                    break
+            if not lines and code:
+                self.errors[package.name] = tail
+                say(f"{package.name}, {arm}: no test ran, status {code}: {tail}")
+            return lines
+
+    def _process(
+        self, package: Package, arm: str, home: Path, seconds: float, given: dict[str, Any]
+    ) -> tuple[int, str]:
+        """The exit status, and the end of the output, of one process; it and all it started end with the time."""
+        words, variables = suite_command(package, self.top, home, **given)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
+        kept |= variables | ({"FORECAST_AUTOTUNE": "1"} if arm == "ours" else {})
+        seconds = min(seconds, self.stop_at - time.monotonic())
+        log = home / "log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                cwd=self.top / package.name,
+                env=kept,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(max(seconds, 1.0))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                code = process.wait() or -1
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if self.arguments.logs is not None:
+            self.arguments.logs.mkdir(parents=True, exist_ok=True)
+            with (self.arguments.logs / f"{package.name}.{arm}.log").open("a", encoding="utf-8") as kept_log:
+                kept_log.write(text)
+        return code, " | ".join(text.strip().splitlines()[-3:])[-400:]
+
+
+def _passed(line: dict[str, Any] | None) -> bool:
+    return line is not None and line["outcome"] == "passed"
+
+
+def summarize(rows: dict[str, dict[str, Any]], error: str | None = None) -> dict[str, Any]:
+    """Figures of one package. Seconds and calls are of tests that both arms ran."""
+    both = [arms for arms in rows.values() if arms["ours"] is not None]
+    lost = [
+        name
+        for name, arms in rows.items()
+        if arms["ours"] is not None
+        and _passed(arms["plain"])
+        and not _passed(arms["ours"])
+        and arms["plain"].get("again", "passed") == "passed"
+        and arms["ours"].get("again", "failed") != "passed"
+    ]
+    gained = [n for n, arms in rows.items() if not _passed(arms["plain"]) and _passed(arms["ours"])]
+    result: dict[str, Any] = {
+        "tests": len(rows),
+        "unfinished": len(rows) - len(both),
+        "skipped": sum(arms["plain"]["outcome"] == "skipped" for arms in rows.values()),
+        "passed_plain": sum(_passed(arms["plain"]) for arms in rows.values()),
+        "passed_ours": sum(_passed(arms["ours"]) for arms in rows.values()),
+        "lost": lost,
+        "gained": gained,
+        "keys": sum(arms["plain"]["keys"] for arms in rows.values()),
+        "tests_of_5_keys": sum(arms["plain"]["keys"] >= 5 for arms in rows.values()),
+        "seconds_plain": round(sum(arms["plain"]["seconds"] for arms in both), 1),
+        "seconds_ours": round(sum(arms["ours"]["seconds"] for arms in both), 1),
+        "calls": sum(arms["plain"]["calls"] for arms in both),
+        "unlike": [name for name, arms in rows.items() if arms["ours"] is not None and _unlike(arms)],
+    }
+    return result | ({"error": error} if error else {})
+
+
+def _unlike(arms: dict[str, Any]) -> bool:
+    """Whether calls or exceptions differ."""
+    plain, ours = arms["plain"], arms["ours"]
+    kinds = [str(line.get("exception")).partition(":")[0] for line in (plain, ours)]
+    return kinds[0] != kinds[1] or plain.get("calls_sha256") != ours.get("calls_sha256")
+
+
+def table(files: Sequence[Path]) -> str:
+    """A table in Markdown, of result files."""
+    columns = (
+        "package",
+        "commit",
+        "tests",
+        "passed, plain / ours",
+        "lost",
+        "gained",
+        "keys",
+        "tests of 5 keys or more",
+    )
+    head = f"| {' | '.join((*columns, 'seconds, plain / ours', 'how'))} |"
+    lines = []
+    for file in files:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        lines += [
+            "",
+            "null device" if data["null"] else data["environment"]["device"],
+            "",
+            head,
+            "|---" * 10 + "|",
+        ]
+        known = packages()
+        for name, s in data["summary"]["packages"].items():
+            package = known[name]
+            note = s.get("error") or package.note
+            lines.append(
+                f"| {name} | `{package.commit[:8]}` | {s['tests']} | {s['passed_plain']} / {s['passed_ours']} | "
+                f"{len(s['lost'])} | {len(s['gained'])} | {s['keys']} | {s['tests_of_5_keys']} | "
+                f"{s['seconds_plain']} / {s['seconds_ours']} | {note} |"
+            )
+    return "\n".join(lines)
+
+
+def _parse() -> argparse.Namespace:
+    command_line = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    steps = command_line.add_subparsers(dest="step", required=True)
+    fetching = steps.add_parser("fetch")
+    fetching.add_argument("--to", type=Path, required=True, help="the folder that gets the archive")
+    running = steps.add_parser("run")
+    running.add_argument("--from", dest="source", type=Path, required=True, help="the folder of `fetch`")
+    running.add_argument("--out", type=Path, required=True, help="the result file (JSON)")
+    running.add_argument("--null", action="store_true", help="no GPU: compile for a null device")
+    running.add_argument(
+        "--seconds", type=float, default=15.0, help="of tests in plain Triton, for each part"
+    )
+    running.add_argument("--limit", type=float, default=480.0, help="seconds of the whole run")
+    running.add_argument("--seed", type=int, default=0)
+    running.add_argument("--logs", type=Path, help="a folder for the output of the tests")
+    for step in (fetching, running):
+        step.add_argument("--only", nargs="*", default=[], help="names of packages")
+    steps.add_parser("table").add_argument("files", nargs="+", type=Path)
+    return command_line.parse_args()
+
+
+def main() -> int:
+    """Fetch, run or print; a run ends with 1 if a test is lost."""
+    arguments = _parse()
+    if arguments.step == "table":
+        print(table(arguments.files))
+        return 0
+    wanted = list(packages(arguments.only).values())
+    if arguments.step == "fetch":
+        archive = fetch(arguments.to, wanted)
+        say(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="zoo-") as name:
+        unpack(arguments.source, Path(name))
+        zoo = Zoo(arguments, Path(name), ResultFile(arguments, "zoo", arguments.seed))
+        zoo.run(wanted)
+    summary = {p.name: summarize(zoo.lines.get(p.name, {}), zoo.errors.get(p.name)) for p in wanted}
+    zoo.result.finish({"lost": sum(len(s["lost"]) for s in summary.values()), "packages": summary})
+    return 1 if any(s["lost"] for s in summary.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
