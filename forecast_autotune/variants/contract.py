@@ -114,9 +114,10 @@ def read_contract(source: str, kernel: str) -> Contract:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             _check_import(node)
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            raise _violation(
-                node, "a variant's module holds imports, functions and constants, and runs nothing else"
-            )
+            rule = "a variant's module holds imports, functions and constants, and runs nothing else"
+            if "set_allocator" in ast.unparse(node):
+                rule += ": launches have an allocator for the scratch memory that descriptors need"
+            raise _violation(node, rule)
     if kernel not in functions or not functions[kernel].decorator_list:
         raise RecordError(
             f"the variant must define {kernel!r} with @triton.jit; it defines "
@@ -197,7 +198,10 @@ def _check_import(node: ast.Import | ast.ImportFrom) -> None:
     for name in names:
         language = name == "triton.language" or name.startswith("triton.language.")
         if not language and name not in ("triton", "__future__"):
-            raise _violation(node, f"a variant imports triton and triton.language alone, not {name}")
+            rule = f"a variant imports triton and triton.language alone, not {name}"
+            if "descriptor" in ast.unparse(node):
+                rule += ": its kernel makes descriptors, by tl.make_tensor_descriptor"
+            raise _violation(node, rule)
         if name == "triton" and isinstance(node, ast.ImportFrom):
             allowed = {"language", "jit", "cdiv", "next_power_of_2", "constexpr_function"}
             if others := sorted({a.name for a in node.names} - allowed):

@@ -129,9 +129,12 @@ def search(options: argparse.Namespace, output: Output) -> int:
 def _check_end(state: SearchState) -> None:
     """Raises `CommandError` for a search that measured nothing, or was given nothing to measure."""
     from forecast_harness.search.plan import proposers_problem
+    from forecast_harness.search.run import CANNOT_CONFIRM
 
+    reason = state.stopped.reason if state.stopped is not None else "it did not end"
+    if reason.startswith(CANNOT_CONFIRM):
+        raise CommandError(reason)
     if not state.scores:
-        reason = state.stopped.reason if state.stopped is not None else "it did not end"
         raise CommandError(f"nothing could be measured, not even the seed: {reason}")
     if problem := proposers_problem(state):
         raise CommandError(f"a search needs a proposer that gives sources, and none gave any: {problem}")

@@ -67,6 +67,8 @@ JOBS_PER_LANE = 2
 """Jobs given to the lanes per lane: one at work, one waiting, so that none idles."""
 INTERRUPT_GRACE_S = 10.0
 """How long work under way may still come in after an interruption."""
+CANNOT_CONFIRM = "nothing that is found could be confirmed"
+"""Begins the reason of a search that ends for that, as soon as it is known."""
 POLL_INTERVAL_S = 0.2
 """How soon an interruption is noticed while nothing comes in."""
 LOG_FILE = "log.jsonl"
@@ -194,6 +196,9 @@ class _SearchRunner:
             self._record_answers()
             self.record(Expired(self._elapsed(), at=utc_now()))
             self._give_up()
+        if problem := self._lanes.problem:
+            self._give_up()
+            return self.record(Stopped(f"{CANNOT_CONFIRM}: {problem}", at=utc_now()))
         for action in pending_actions(self._state):
             if isinstance(action, RecordChoice):
                 return self.record(action.event)
@@ -210,7 +215,9 @@ class _SearchRunner:
                 self._in_progress[name] = self._start(name, action)
         if not self._in_progress:
             raise RuntimeError("nothing is due and nothing is under way, and yet the search has not stopped")
-        while not self._record_answers() and not interrupted.is_set() and not self._time_is_up():
+        while not (
+            self._record_answers() or interrupted.is_set() or self._time_is_up() or self._lanes.problem
+        ):
             wait([a.future for a in self._in_progress.values()], POLL_INTERVAL_S, FIRST_COMPLETED)
         return None
 

@@ -107,6 +107,12 @@ class EarlyOpener(Generic[T]):
             is_first, self._is_taken = not self._is_taken, True
         return self._first.result() if is_first else self._make()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the first could not be opened, as soon as that is known."""
+        is_known = self._first.done() and not self._first.cancelled()
+        return self._first.exception() if is_known else None
+
     def close(self) -> None:
         """End what is being opened, whoever waits for it, and close what nobody has asked for."""
         if not self._first.cancel():

@@ -102,6 +102,11 @@ class LocalJudgePool:
         with self._condition:
             return sum(lane.is_available for lane in self.lanes)
 
+    @property
+    def problem(self) -> str:
+        """Why nothing that is found can be confirmed, as far as that is known before anything is."""
+        return ""
+
     def _join(self) -> None:
         """Add a lane."""
         with self._condition:

@@ -62,7 +62,9 @@ class TimedCall:
         arguments = subject.calls[0]
         tensors = [a for a in arguments if a.kind == "tensor"]
         if any(a.extra for a in tensors):
-            raise RecordError("tensor descriptors made by the caller cannot be drawn: give inputs(random)")
+            raise RecordError(
+                "tensor descriptors made by the caller cannot be drawn: have the kernel make them"
+            )
         memory = {
             a.name: torch.empty(memory_span(a), dtype=getattr(torch, a.dtype), device="meta") for a in tensors
         }

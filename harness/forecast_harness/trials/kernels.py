@@ -25,12 +25,13 @@ from forecast_harness.trials.configs.variant_tracing import Timing, VariantTrace
 from forecast_harness.trials.confirmation import CONTESTS, ConfirmationLanes, ConfirmationLimit
 from forecast_harness.trials.judge import SandboxJudge, SandboxTrial
 from forecast_harness.trials.kernel_calls import CallKinds
-from forecast_harness.trials.protocol import LaneFailure
+from forecast_harness.trials.protocol import CannotConfirm, LaneFailure
 from forecast_harness.trials.race import QUICK_RULES, THOROUGH_RULES, PreparedRace, RaceRules, log2_ratio
 from forecast_harness.trials.variants.files import BaseBinaries
 from forecast_harness.trials.variants.verify import (
     VARIANT_LIMITS,
     VARIANT_PLAN,
+    BaseRefusedError,
     VariantVerification,
     survey,
     verify_variant,
@@ -225,7 +226,8 @@ class KernelJudge(SandboxJudge):
             try:
                 self._kinds = CallKinds.surveyed(self._subjects, surveyed)
             except (SandboxError, VariantError) as error:
-                raise LaneFailure(f"the base kernel: {error}", self.name) from error
+                failure = CannotConfirm if isinstance(error, BaseRefusedError) else LaneFailure
+                raise failure(f"the base kernel: {error}", self.name) from error
             surveying = {f"survey_{name}": s for name, s in self._binaries.steps.items()}
             self._opening_s |= {"survey": round(time.perf_counter() - began, 3), **surveying}
         return self._kinds

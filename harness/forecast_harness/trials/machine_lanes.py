@@ -26,6 +26,7 @@ from forecast_harness.trials.machine_code.kernel_trials import KernelTrials
 from forecast_harness.trials.machine_code.pack_contest import PackContests, RequestOf
 from forecast_harness.trials.machine_code.targets import CudaTrials, PackTrials, SourceBuilder
 from forecast_harness.trials.packs import PackJudge
+from forecast_harness.trials.protocol import CannotConfirm
 from forecast_harness.verify.plan import VerificationPlan
 
 AnyTrials = KernelTrials | PackTrials | CudaTrials
@@ -54,6 +55,13 @@ class MachineCodeLanes(LocalJudgePool):
     def capacity(self) -> int:
         """Nodes that are judged at once."""
         return max(1, super().capacity - 1)
+
+    @property
+    def problem(self) -> str:
+        """Why no judge of host code, which verifies and confirms, could be made for the target."""
+        failures = [host.failure for host in self._hosts]
+        refused = all(isinstance(failure, CannotConfirm) for failure in failures)
+        return str(failures[0]) if failures and refused else ""
 
     def close(self) -> None:
         """End all."""

@@ -52,5 +52,9 @@ class LaneFailure(Exception):
         self.lane = lane
 
 
+class CannotConfirm(LaneFailure):
+    """No source of this target can be verified, on any lane: the base kernel accepts nothing that can be drawn."""
+
+
 class ConfirmationEnded(LaneFailure):
     """A confirmation took far longer than there was time for, and is not tried again."""

@@ -93,6 +93,12 @@ def test_a_contract_is_read_without_importing() -> None:
         ("import triton\n", "import triton\nfrom triton import runtime\n", "of triton, not"),
         ("import triton\n", "import triton\nfrom .triton import x\n", r"not \.triton"),
         ("import triton\n", "import triton\nprint(1)\n", "runs nothing else"),
+        ("import triton\n", "import triton\ntriton.set_allocator(print)\n", "launches have an allocator"),
+        (
+            "import triton\n",
+            "import triton\nfrom triton.tools.tensor_descriptor import TensorDescriptor\n",
+            "its kernel makes descriptors, by tl.make_tensor_descriptor",
+        ),
         (
             "import triton\n",
             "import triton\nCONFIGS = [open('x', 'w')]\n",

@@ -29,10 +29,12 @@ from benchmarks.lib.search.synthetic_landscape import (
     settings,
 )
 from benchmarks.search.killed_search import KilledSearch, comparable_state, work
+from forecast_autotune.commands.output import CommandError
 from forecast_autotune.errors import RecordError, SettingsError, StoreError
 from forecast_autotune.records import Outcome
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Check, Origin, Provenance
+from forecast_harness.commands.search import _check_end
 from forecast_harness.records import (
     Node,
     NodeJob,
@@ -48,7 +50,7 @@ from forecast_harness.records import (
 from forecast_harness.search.events import Chosen, Confirmed, Finished, Started, Stopped
 from forecast_harness.search.log import AnswerStore, read_log
 from forecast_harness.search.output import store_variants, summary, write_output
-from forecast_harness.search.run import LOG_FILE, search
+from forecast_harness.search.run import CANNOT_CONFIRM, LOG_FILE, search
 from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure
@@ -348,6 +350,37 @@ def test_lanes_are_not_given_more_than_a_little_ahead(tmp_path: Path) -> None:
             folder=tmp_path,
         )
     assert most == 2
+
+
+def test_a_search_whose_confirmation_cannot_work_ends_as_soon_as_that_is_known(tmp_path: Path) -> None:
+    class Refused(LocalJudgePool):
+        @property
+        def problem(self) -> str:
+            return "the base kernel" if judged else ""
+
+    judged: set[str] = set()
+
+    class Noting(LandscapeJudge):
+        def judge(self, job: NodeJob) -> NodeResult:
+            judged.add(job.node.id)
+            return super().judge(job)
+
+    with contextlib.closing(Refused(lambda _: Noting(), 1)) as lanes:
+        state = search(
+            TARGET,
+            SEEDS,
+            settings=settings(40),
+            context=CONTEXT,
+            proposers={"table": LandscapeAuthor()},
+            forecaster=None,
+            lanes=lanes,
+            folder=tmp_path,
+        )
+    assert state.stopped is not None
+    assert state.stopped.reason == f"{CANNOT_CONFIRM}: the base kernel"
+    assert state.spent.measurements <= 1
+    with pytest.raises(CommandError, match="could be confirmed: the base kernel"):
+        _check_end(state)
 
 
 def test_a_limit_on_the_clock_ends_a_search_that_waits(tmp_path: Path) -> None:

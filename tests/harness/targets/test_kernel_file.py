@@ -10,8 +10,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from forecast_autotune.commands.output import UsageError
+from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.errors import SettingsError
+from forecast_autotune.records import Argument, Candidate, Device, Measurement, Outcome, Problem
+from forecast_autotune.store import Store
 from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE, UserKernel, import_file, import_place
 
 OPS = """import triton
@@ -127,3 +129,18 @@ def test_a_package_of_the_users_may_be_called_as_an_installed_one_that_is_loaded
     finally:
         for name in [n for n in sys.modules if n.startswith("kernels_of_one_name")]:
             del sys.modules[name]
+
+
+def test_a_kernel_whose_caller_makes_descriptors_is_refused_by_name_when_it_is_opened(
+    package: str, tmp_path: Path
+) -> None:
+    base = UserKernel.of(f"{package}.ops:double")
+    described = {"descriptor": {"block": [64]}}
+    call = [Argument("x", "tensor", "float32", (64,), (1,), True, extra=described)]
+    store = Store(tmp_path / "store")
+    problem = Problem.of(base.kernel, call, Device("NVIDIA H200"))
+    store.add(problem, Measurement(problem.id, Candidate(base.configs[0]), Outcome.COMPILE_ERROR))
+    with pytest.raises(
+        CommandError, match=r"double takes x, a tensor descriptor .*tl\.make_tensor_descriptor"
+    ):
+        base.subjects(store)

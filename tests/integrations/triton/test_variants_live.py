@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import _allocation
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forecast_autotune import autotune, patch_triton, unpatch_triton
@@ -536,3 +538,23 @@ def test_a_tensor_that_was_changed_in_place_is_looked_at_again(device: Any) -> N
     given["out"].resize_(2048)
     tuner[grid](**given)
     assert not isinstance(tuner.best_config, VariantConfig)
+
+
+DESCRIBED = HEAD + BODY.replace(
+    "    value = tl.load(x + i, mask=i < n)\n",
+    "    value = tl.make_tensor_descriptor(x, [n], [1], [BLOCK]).load([tl.program_id(0) * BLOCK])\n",
+)
+
+
+def test_descriptors_of_a_variant_have_an_allocator_unless_the_program_has_set_one(device: Any) -> None:
+    loaded = load_variant(record(DESCRIBED), double, lambda args, kwargs: True)
+    seen = []
+    for own in (None, lambda size, alignment, stream: None):
+        context = contextvars.copy_context()
+        if own is not None:
+            context.run(triton.set_allocator, own)
+        launch = {"grid": (16, 1, 1), "BLOCK": 256, "num_warps": 4, "num_stages": 3}
+        context.run(loaded.launch, arguments(), launch)
+        seen.append(context[_allocation._allocator])
+    assert seen[1] is own
+    assert not isinstance(seen[0], _allocation.NullAllocator)

@@ -134,6 +134,8 @@ def find_kernel(module: ModuleType, name: str) -> Any:
 
 _MOST_CAPTURED = 4
 """Captured calls of a kernel that are verified at most."""
+_DESCRIPTOR = "descriptor"
+"""In `Argument.extra`, as records of calls have it."""
 _MAX_CONFIGS = 48
 """Configs of a case that its grid function is asked about."""
 
@@ -237,6 +239,12 @@ class UserKernel:
                 "uses it once under `forecast-autotune run --capture`, or define a function inputs(random) that "
                 'returns the arguments of one call by name, and under "grid" its launch grid'
             )
+        for a in (a for s in known_calls for call in s.calls[:1] for a in call):
+            if a.kind == "tensor" and a.extra.get(_DESCRIPTOR):
+                raise CommandError(
+                    f"{self.name} takes {a.name}, a tensor descriptor that its caller makes: no variant of such a "
+                    "kernel can be checked. Have the kernel make it, by tl.make_tensor_descriptor, and take the tensor"
+                )
         return known_calls
 
     def _captured(

@@ -191,7 +191,9 @@ class RecordedCalls:
     ) -> DrawnCall:
         tensors = [a for a in arguments if a.kind == "tensor"]
         if any(a.extra for a in tensors):
-            raise RecordError("tensor descriptors made by the caller cannot be drawn: give inputs(random)")
+            raise RecordError(
+                "tensor descriptors made by the caller cannot be drawn: have the kernel make them"
+            )
         check_call_bytes(arguments, self._device)
         least = min((n for a in tensors for n in a.shape if n > 1), default=2)
         memory = {}

@@ -38,6 +38,10 @@ class VariantVerification:
     """One; none where the harness itself failed, which says nothing about the variant."""
 
 
+class BaseRefusedError(VariantError):
+    """The base kernel accepts nothing that can be drawn, and never will."""
+
+
 def survey(
     subject: BaseKernel,
     lane: SandboxLane,
@@ -59,7 +63,7 @@ def survey(
             f"base kernel {subject.kernel} could not be run in the sandbox: {result.fault} {result.detail}"
         )
     if "refused" in result.value:
-        raise VariantError(result.value["refused"])
+        raise BaseRefusedError(result.value["refused"])
     if binaries is not None:
         binaries.take(result.arrays)
         binaries.steps |= result.value["steps"]

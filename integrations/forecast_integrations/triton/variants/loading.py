@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,7 @@ class LoadedVariant(AlternativeKernel):
         self.name, self.kernel = variant.name, entry.kernel
         self.depends_on_call = bool(entry.base or heuristic_layers(entry.kernel))
         self.run, self.warmup = self._run, self._warmup
+        self._needs_scratch = "make_tensor_descriptor" in variant.source
 
     @property
     def source(self) -> str:
@@ -190,6 +191,8 @@ class LoadedVariant(AlternativeKernel):
 
     def launch(self, args: Arguments, given: dict[str, object]) -> object:
         """Launch as the variant asks for; `given` is used up. Raises `VariantError` for what it refuses."""
+        if self._needs_scratch:
+            _allow_scratch()
         binding = self._binding(args, given)
         try:
             if binding.is_direct:
@@ -262,6 +265,17 @@ class LoadedVariant(AlternativeKernel):
 
     def _meta(self, given: NamedArguments) -> dict[str, object]:
         return {n: given[n] for n in self.entry.meta if n in given}
+
+
+def _allow_scratch() -> None:
+    """Have scratch memory allocated by torch in this context, where the program has set no allocator of its own.
+
+    Its own kernels need none: only what a launch would have failed for is allocated so.
+    """
+    allocator = getattr(sys.modules.get("triton.runtime._allocation"), "_allocator", None)
+    if type(getattr(allocator, "get", lambda: allocator)()).__name__ == "NullAllocator":
+        empty = partial(sys.modules["torch"].empty, dtype=sys.modules["torch"].int8, device="cuda")
+        sys.modules["triton"].set_allocator(lambda size, alignment, stream: empty(size))
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,13 @@ from forecast_harness.trials.machine_code.judge import MachineCodeJudge
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.trials.machine_code.variant_gate import VariantGate
 from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
-from forecast_harness.trials.protocol import LaneFailure
+from forecast_harness.trials.protocol import CannotConfirm, LaneFailure
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.trials.machine_code.judged_sums import NotingHost, ReadyHost
 from tests.harness.trials.machine_code.translated_builds import StartedBuilder, TranslatedBuilder
 from tests.harness.variant_kernels import DOUBLE, subject, variant, vector_call
+from tests.waiting import wait_until
 
 PLAN = VerificationPlan(cases=1)
 
@@ -271,6 +272,21 @@ def test_lanes_that_close_do_not_wait_for_a_judge_that_is_still_opening() -> Non
         held.callback(host.close)
         MachineCodeLanes([_NoJudge()], 1, held.pop_all(), [host]).close()  # type: ignore[list-item]
     assert given_up.is_set()
+
+
+def test_what_no_judge_can_confirm_is_known_while_others_time(tmp_path: Path) -> None:
+    def refused() -> HostJudge:
+        raise CannotConfirm("the base kernel: kernel does not accept drawn arguments")
+
+    def lost() -> HostJudge:
+        raise LaneFailure("the canary")
+
+    for made, said in ([refused], "does not accept"), ([refused, lost], ""), ([lost], ""), ([], ""):
+        hosts = [EarlyOpener(make) for make in made]
+        with contextlib.closing(MachineCodeLanes([_NoJudge()], 1, ExitStack(), hosts)) as lanes:  # type: ignore[list-item]
+            wait_until(lambda hosts=hosts: all(host.failure is not None for host in hosts))  # type: ignore[misc]
+            assert said in lanes.problem
+            assert bool(lanes.problem) == bool(said)
 
 
 class _NoJudge:
