@@ -8,10 +8,10 @@ from forecast_autotune.errors import SettingsError
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.targets.search_target import NO_KERNELS_ON_CPU, is_cuda_kernel
 from forecast_harness.trials.devices import verification_plan
-from forecast_harness.trials.judge import HostJudge
+from forecast_harness.trials.judge import SandboxJudge
 
 
-def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Path) -> HostJudge:
+def open_judge(target: SearchTarget, *, device: str, index: int = 0, folder: Path) -> SandboxJudge:
     """A judge for one device. Opens no device in this process: workers of the sandbox do.
 
     `device`: `cpu` or `cuda`; `index`: the driver's number of the device; `folder`: for scratch files.

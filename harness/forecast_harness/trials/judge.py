@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants import Variant
@@ -42,7 +42,7 @@ from forecast_harness.sandbox.api import (
 from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.trials.confirmation import ConfirmationLanes, ConfirmationLimit, ConfirmationOpener
 from forecast_harness.trials.devices import LANE_MODULES, device_slug
-from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure, NodeJudge
+from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
 from forecast_harness.trials.race import PreparedRace, RaceRules
 from forecast_harness.trials.verdict import (
     COMPILE_ERRORS,
@@ -57,13 +57,6 @@ from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import harness_hash, reason_of_result
 from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
-
-
-class HostJudge(NodeJudge, Protocol):
-    """Judges nodes as host code, in a sandbox, as `SandboxJudge` does."""
-
-    def prepare_confirmation(self) -> None:
-        """Open what a confirmation needs in the background."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.paired_comparison import StoppingRules
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers
@@ -18,13 +19,13 @@ from forecast_harness.trials.confirmation import EarlyOpener
 from forecast_harness.trials.cuda import CudaJudge
 from forecast_harness.trials.devices import EarlyProcesses, device_slug
 from forecast_harness.trials.host_judges import open_judge
-from forecast_harness.trials.judge import HostJudge
+from forecast_harness.trials.judge import SandboxJudge
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.kernels import KernelJudge
 from forecast_harness.trials.machine_code.judge import MachineCodeJudge
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials
 from forecast_harness.trials.machine_code.pack_contest import PackContests, RequestOf
-from forecast_harness.trials.machine_code.targets import CudaTrials, PackTrials, SourceBuilder
+from forecast_harness.trials.machine_code.targets import CudaTrials, PackTrials
 from forecast_harness.trials.packs import PackJudge
 from forecast_harness.trials.protocol import CannotConfirm
 from forecast_harness.verify.plan import VerificationPlan
@@ -45,7 +46,7 @@ class MachineCodeLanes(LocalJudgePool):
         judges: list[MachineCodeJudge],
         count: int,
         held: ExitStack,
-        hosts: Sequence[EarlyOpener[HostJudge]] = (),
+        hosts: Sequence[EarlyOpener[SandboxJudge]] = (),
     ) -> None:
         """`hosts`: the openers of the judges of host code, one of which a lane may be waiting for at the end."""
         self._held, self._judges, self._hosts = held, judges, list(hosts)
@@ -106,7 +107,7 @@ def open_machine_code_lanes(
         try:
             contests = [_ContestMaker() for _ in plans]
             # Needed in the middle of a search, when others wait for it.
-            hosts: list[EarlyOpener[HostJudge]] = []
+            hosts: list[EarlyOpener[SandboxJudge]] = []
             for plan, maker in zip(plans, contests, strict=True):
                 result = _HostOpening(target, plan, folder, maker)
                 hosts.append(EarlyOpener(result, result.give_up))
@@ -179,7 +180,7 @@ class _ContestMaker:
     """Makes the contests of a search's confirmations: through its runner and compile workers, once it has them."""
 
     def __init__(self) -> None:
-        self.opened: tuple[RunnerClient, SourceBuilder] | None = None
+        self.opened: tuple[RunnerClient, CompileWorkers] | None = None
         self.request_of: RequestOf | None = None
         """How solutions are compiled, where it is not as Triton."""
 
@@ -197,7 +198,7 @@ class _HostOpening:
         self._at_work: KernelJudge | None = None
         """Finding out what the base kernel accepts."""
 
-    def __call__(self) -> HostJudge:
+    def __call__(self) -> SandboxJudge:
         """A judge. Raises `LaneFailure`."""
         plan = self._plan
         judge = open_judge(

@@ -12,16 +12,15 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from forecast_harness.clocks.times import clocks_disagree, impossible_time, slow_at_first
-from forecast_harness.sandbox.cell import CandidateFault
+from forecast_harness.sandbox.cell import CandidateFault, Cell
 from forecast_harness.targets.packs.schema import Language, Pack, Workload
 from forecast_harness.verify.cost_control import ComputeDevice, PhaseTimer, SamplingBudget
 from forecast_harness.verify.launcher import (
-    CellClient,
     LaunchResult,
     LaunchTimes,
     is_large,
@@ -67,7 +66,7 @@ class SolutionExaminer:
         self,
         pack: Pack,
         problem: VerificationProblem,
-        cell: CellClient,
+        cell: Cell,
         plan: VerificationPlan,
         seed: bytes,
         *,
@@ -408,37 +407,7 @@ _CONTESTS = 2
 """In which a solution has to be faster, before it is called so."""
 
 
-class LaunchJudge(Protocol):
-    """The interface of a `SolutionExaminer`; see there."""
-
-    plan: VerificationPlan
-    rng: random.Random
-    ends: float
-    """When the last check has to begin, by `time.perf_counter`: the cell's time is limited."""
-
-    @property
-    def checked_launches(self) -> CheckedLaunches:
-        """Launches that were compared with the reference so far."""
-
-    def new_case(self, axes: Mapping[str, Any] | None) -> LaunchCase:
-        """Fresh arguments."""
-
-    def timed_case(self, work: Workload) -> LaunchCase:
-        """Fresh arguments of a workload, as they are timed."""
-
-    def launch(self, case: LaunchCase) -> LaunchResult:
-        """One launch."""
-
-    def timed(self, case: LaunchCase) -> LaunchResult:
-        """One launch as it is timed."""
-
-    def checked(
-        self, reply: LaunchResult, work: Workload | None = None, *, quick: bool = False
-    ) -> list[Reason]:
-        """The reasons of a launch, its values compared to the reference, too."""
-
-
-def check_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reason]:
+def check_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -> list[Reason]:
     """Check fresh launches at the sizes that are quick, until as many as planned are, or the time is up.
 
     The reasons of the first that shows a fault; none if all is well. Raises `CandidateFault`.
@@ -457,7 +426,7 @@ def check_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reas
     return []
 
 
-def check_timed_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> list[Reason]:
+def check_timed_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -> list[Reason]:
     """Check more launches that are asked for as timed ones are, for a contest's share of what is planned.
 
     For half of the time with fresh contents, as timed launches have them, then with some of these again, which is
@@ -488,7 +457,7 @@ def check_timed_longer(judge: LaunchJudge, workloads: Sequence[Workload]) -> lis
     return []
 
 
-def _pause_sometimes(judge: LaunchJudge, ends: float) -> None:
+def _pause_sometimes(judge: SolutionExaminer, ends: float) -> None:
     if judge.rng.random() < 1 / _LAUNCHES_PER_PAUSE:
         time.sleep(min(judge.rng.uniform(*_PAUSE_S), max(0.0, ends - time.perf_counter())))
 

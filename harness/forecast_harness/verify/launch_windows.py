@@ -21,20 +21,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT, sign_interval
 from forecast_harness.sandbox.cell import CandidateFault, Cell
-from forecast_harness.sandbox.jobs import CellAnswer
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.targets.packs.schema import Language, Pack, PackFormat, Workload
 from forecast_harness.verify.answers import check_answer, malformed_answers_as_forgery
 from forecast_harness.verify.blocks import Arena, Slot, aligned_size, build_arena
 from forecast_harness.verify.examiner import SolutionExaminer
 from forecast_harness.verify.exported_memory import SLACK_BYTES, ExportedMemory, ExportError
-from forecast_harness.verify.launcher import DescriptorCell, Launcher
+from forecast_harness.verify.launcher import Launcher
 from forecast_harness.verify.problem import LaunchCase
 from forecast_harness.verify.verdict import ContestantRejected, Reason, ReasonCode
 from forecast_harness.verify.verification_job import reason_of_fault
@@ -45,13 +44,6 @@ _OUTPUT_SLACK = 1 << 12
 _GLIMPSE_BYTES = 1 << 12
 _UNLIKE, _MOST = 0.05, 0.5
 """By how much two right results differ at the very most, and what share of elements is no accident."""
-
-
-class BatchCell(DescriptorCell, Protocol):
-    """A cell that can be asked within a window that begins and ends as told; see `sandbox.cell.Cell`."""
-
-    def ask_in_window(self, entry: str, payload: Mapping[str, Any], reveal: Any, collect: Any) -> CellAnswer:
-        """Resume it between `reveal` and `collect`; the answer's `seconds` are all in between."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +140,7 @@ class LaunchBatches:
     """Batches of launches of one case in one cell. Raises `ExportError` where memory cannot be shared."""
 
     def __init__(
-        self, cell: BatchCell, name: str, given: BatchInputs, count: int, device: str, rng: random.Random
+        self, cell: Cell, name: str, given: BatchInputs, count: int, device: str, rng: random.Random
     ) -> None:
         """`count` launches in a window, on torch's `device`; no other batches of this cell have the `name`."""
         self._cell, self._name, self._given, self._device, self._rng = cell, name, given, device, rng
@@ -226,7 +218,7 @@ class LaunchBatches:
                 self._described = answer.value["outputs"], answer.value["places"]
         return answer.seconds
 
-    def bare_window(self, cell: BatchCell) -> float:
+    def bare_window(self, cell: Cell) -> float:
         """Seconds of a window around the question to another cell, which launches nothing."""
         return cell.ask_in_window(
             f"{_ENTRIES}:launches", {"batch": self._name}, self._reveal, self._collect
@@ -388,20 +380,6 @@ class AuditUnavailable(Exception):
     """Windows could not be clocked; the text says why. It is nobody's fault."""
 
 
-class ClockedCells(Protocol):
-    """Windows of all four cells, of each workload."""
-
-    @property
-    def workloads(self) -> Sequence[str]:
-        """Their names."""
-
-    def window(self, which: int, workload: str) -> float:
-        """Seconds of one window. Raises `ContestantRejected`, `AuditUnavailable`."""
-
-    def check_outputs(self) -> None:
-        """Compare what some of the candidate's windows put out with what is right. Raises `ContestantRejected`."""
-
-
 @dataclass
 class WindowAudit:
     """Rounds of windows, and what they amount to.
@@ -419,7 +397,7 @@ class WindowAudit:
     windows: dict[tuple[int, str], list[float]] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def run(self, cells: ClockedCells, rng: random.Random, most_rounds: int, most_s: float) -> AuditVerdict:
+    def run(self, cells: AuditedCells, rng: random.Random, most_rounds: int, most_s: float) -> AuditVerdict:
         """Window after window, until the verdict is clear or so many rounds or seconds are spent."""
         began = time.perf_counter()
         for n in range(_WARM_UP_ROUNDS + most_rounds):
@@ -438,7 +416,7 @@ class WindowAudit:
             cells.check_outputs()
         return result
 
-    def _add_round(self, cells: ClockedCells, rng: random.Random) -> None:
+    def _add_round(self, cells: AuditedCells, rng: random.Random) -> None:
         for name in cells.workloads:
             order = [INCUMBENT, CANDIDATE, NULL, BARE]
             rng.shuffle(order)
@@ -524,7 +502,7 @@ for that. Processes take turns of milliseconds on a device; whose the other work
 
 
 class AuditedCells:
-    """`ClockedCells` over the cells of two judges."""
+    """Windows of all four cells, of each workload: those of two judges, and two trusted ones."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.signature import span_of
 from forecast_harness.clocks.devices import EVENTS_PROTOCOL
-from forecast_harness.sandbox.cell import CandidateFault
+from forecast_harness.sandbox.cell import CandidateFault, Cell
 from forecast_harness.sandbox.jobs import BytesLike, CellAnswer, Fault, TensorBytes, tensor_to_bytes
 from forecast_harness.sandbox.wire import SharedMemory
 from forecast_harness.targets.packs.schema import Language, PackFormat
@@ -53,34 +53,7 @@ _BLOCK_CHECK_SHARE = 0.5
 """The share of the large launches whose outputs are read of which inputs and canaries are read, too."""
 
 
-class CellClient(Protocol):
-    """The judge's interface to a `sandbox.cell.Cell`: a process to ask."""
-
-    def ask(self, entry: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]) -> CellAnswer:
-        """Call `module:function` there. Raises `CandidateFault` when the candidate fails."""
-
-
-class DescriptorCell(Protocol):
-    """A cell that can be stopped, and handed a descriptor with a question, of memory to map."""
-
-    def freeze(self) -> None:
-        """Stop all of its processes."""
-
-    def thaw(self) -> None:
-        """Resume them."""
-
-    def ask(
-        self,
-        entry: str,
-        payload: Mapping[str, Any],
-        arrays: Mapping[str, TensorBytes],
-        *,
-        descriptor: int | None = None,
-    ) -> CellAnswer:
-        """Ask while all of its processes run."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class LaunchTimes:
     """How long one launch took."""
 
@@ -93,19 +66,19 @@ class LaunchTimes:
     protocol: str
     """How the cell timed it: `host`, or as `DeviceTimer` does."""
 
+    @property
+    def times(self) -> LaunchTimes:
+        """The times alone, which are kept of hundreds of launches."""
+        return LaunchTimes(self.seconds, self.total_seconds, self.wall_seconds, self.protocol)
+
 
 @dataclass
-class LaunchResult:
+class LaunchResult(LaunchTimes):
     """One launch as the judge sees it."""
 
     case: LaunchCase
     number: int
     """The launch's number, from 1."""
-    seconds: float
-    total_seconds: float
-    wall_seconds: float
-    protocol: str
-    """All as in `LaunchTimes`."""
     reasons: list[Reason]
     compiled: int = 0
     """Kernels compiled during the launch."""
@@ -132,18 +105,13 @@ class LaunchResult:
             raise ValueError(f"launch {self.trial} has not been read")
         return self.outputs.tensors
 
-    @property
-    def times(self) -> LaunchTimes:
-        """The times that are kept of hundreds of launches."""
-        return LaunchTimes(self.seconds, self.total_seconds, self.wall_seconds, self.protocol)
-
 
 class Launcher:
     """Puts launches to one cell."""
 
     def __init__(
         self,
-        cell: CellClient,
+        cell: Cell,
         kind: PackFormat,
         rng: random.Random,
         device: str,
@@ -310,12 +278,12 @@ class Launcher:
         with malformed_answers_as_forgery():
             value = answer.value
             reply = LaunchResult(
-                case,
-                self.trials,
                 float(value["seconds"]),
                 float(value["whole"]),
                 outside,
                 str(value["protocol"]),
+                case,
+                self.trials,
                 [],
                 int(value["compiled"]),
                 {str(n): int(size) for n, size in value["operations"].items()},
@@ -542,20 +510,6 @@ _REPORT_SHARE = 0.05
 """Share of timed launches after which the cell is asked what it notices about its process."""
 
 
-@runtime_checkable
-class WindowedCell(DescriptorCell, Protocol):
-    """A cell that can be stopped, and asked within a window; see `sandbox.cell.Cell`."""
-
-    def ask_in_window(self, entry: str, payload: Mapping[str, Any]) -> CellAnswer:
-        """Resume it, ask, and stop it; the answer's `seconds` are all in between."""
-
-    def share(self, descriptor: int, size: int) -> None:
-        """Let its first process map memory for `copy_out`."""
-
-    def copy_out(self, places: Sequence[tuple[int, int, int]]) -> int:
-        """Copy what it holds at (address, bytes) to (offset) in that memory; how many it does not hold."""
-
-
 class WindowedLauncher(Launcher):
     """Puts launches to one cell on a host, within windows.
 
@@ -569,7 +523,7 @@ class WindowedLauncher(Launcher):
     windowed = True
 
     def __init__(
-        self, cell: WindowedCell, kind: PackFormat, rng: random.Random, spent: PhaseTimer | None = None
+        self, cell: Cell, kind: PackFormat, rng: random.Random, spent: PhaseTimer | None = None
     ) -> None:
         super().__init__(cell, kind, rng, "cpu", spent)
         self._stoppable = cell
@@ -762,10 +716,10 @@ class WindowedLauncher(Launcher):
 
 
 def open_launcher(
-    cell: CellClient, kind: PackFormat, rng: random.Random, device: str, spent: PhaseTimer
+    cell: Cell, kind: PackFormat, rng: random.Random, device: str, spent: PhaseTimer
 ) -> Launcher:
     """The launcher for a cell on this device."""
-    if device == "cpu" and isinstance(cell, WindowedCell):
+    if device == "cpu" and hasattr(cell, "ask_in_window"):
         return WindowedLauncher(cell, kind, rng, spent)
     return Launcher(cell, kind, rng, device, spent)
 
@@ -792,7 +746,7 @@ class NullCell:
     candidate can make them longer, since all are stopped meanwhile.
     """
 
-    def __init__(self, cell: WindowedCell, bare: WindowedCell, rng: random.Random) -> None:
+    def __init__(self, cell: Cell, bare: Cell, rng: random.Random) -> None:
         self._launcher = WindowedLauncher(cell, PackFormat.OWN, rng)
         self._launcher.prepare("", "", Language.TORCH)
         self._bare = bare

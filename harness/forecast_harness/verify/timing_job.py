@@ -38,7 +38,6 @@ from forecast_harness.verify.launch_windows import (
     AuditedCells,
     AuditUnavailable,
     AuditVerdict,
-    ClockedCells,
     WindowAudit,
 )
 from forecast_harness.verify.launcher import LaunchTimes, NullCell
@@ -352,7 +351,7 @@ def is_plausible(ended: ComparisonResult, trusted_gain: float | None) -> bool:
 
 
 def audited(
-    ended: ComparisonResult, open_cells: Callable[[], ClockedCells], rules: StoppingRules, rng: random.Random
+    ended: ComparisonResult, open_cells: Callable[[], AuditedCells], rules: StoppingRules, rng: random.Random
 ) -> tuple[ComparisonResult, Mapping[str, Any]]:
     """The end of a comparison that a candidate won by clocks in the cells, after the judge's own clock was asked.
 

@@ -234,7 +234,7 @@ def test_only_the_latest_launch_can_be_read() -> None:
     launcher = Launcher(Nobody(), PackFormat.OWN, random.Random(0), "cpu")
     launcher.trials = 2
     with pytest.raises(ValueError, match="launch 1 cannot be read after launch 2"):
-        launcher.read(LaunchResult(case, 1, 0.1, 0.1, 0.2, "host", []))
+        launcher.read(LaunchResult(0.1, 0.1, 0.2, "host", case, 1, []))
 
 
 class Nobody:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
@@ -22,14 +23,6 @@ from forecast_harness.targets.packs.schema import (
     Workload,
     parse_json,
 )
-
-
-class _TraversableFolder(Protocol):
-    """The common methods of a `Path` and a folder inside a wheel."""
-
-    def joinpath(self, *names: str) -> Any: ...
-
-    def iterdir(self) -> Any: ...
 
 
 def builtin_names() -> list[str]:
@@ -107,7 +100,7 @@ def _text_of(file: Any) -> str:
     return str(file.read_text(encoding="utf-8"))
 
 
-def _load_native(folder: _TraversableFolder) -> Pack:
+def _load_native(folder: Traversable) -> Pack:
     where = folder.joinpath("definition.json")
     definition = Definition.from_json(parse_json(_text_of(where), str(where)))
     where = folder.joinpath("workloads.json")

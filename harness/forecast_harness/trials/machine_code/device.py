@@ -12,7 +12,7 @@ from forecast_harness.clocks.devices import DeviceTurns, exclusive
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.messages import CheckAnswer, ProgramInputs, TimingAnswer, TimingRequest
-from forecast_harness.trials.judge import HostJudge
+from forecast_harness.trials.judge import SandboxJudge
 from forecast_harness.trials.protocol import LaneFailure
 
 _PAUSE_FOR_OTHERS_S = 0.06
@@ -146,17 +146,17 @@ class WorkUnderWay:
 class SharedHostJudge:
     """A judge of host code that is made when it is needed, and used by one thread at a time."""
 
-    def __init__(self, make: Callable[[], HostJudge], work: WorkUnderWay) -> None:
+    def __init__(self, make: Callable[[], SandboxJudge], work: WorkUnderWay) -> None:
         self._make, self._work = make, work
         self._mutex = threading.Lock()
-        self._judge: HostJudge | None = None
+        self._judge: SandboxJudge | None = None
         self._held_since = 0
         """The value of `given_up` when its present job began."""
         self.is_timing = False
         """Whether it may be using the device for a time that counts."""
 
     @contextmanager
-    def held(self, *, timing: bool) -> Iterator[HostJudge]:
+    def held(self, *, timing: bool) -> Iterator[SandboxJudge]:
         """The judge for one job, which may use the device's clock if `timing`. Raises `LaneFailure`."""
         while not self._mutex.acquire(timeout=_GIVE_UP_AGAIN_S):
             self._work.check()

@@ -22,6 +22,7 @@ from pathlib import Path
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.requests import BuildResult
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.devices import DeviceBusy
 from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT, TrialClock
 from forecast_harness.clocks.runner.client import RunnerClient
@@ -35,7 +36,7 @@ from forecast_harness.records import (
     VerificationJob,
 )
 from forecast_harness.sandbox.jobs import SandboxError
-from forecast_harness.trials.judge import HostJudge, Judge
+from forecast_harness.trials.judge import Judge, SandboxJudge
 from forecast_harness.trials.machine_code.clock import RunnerClock
 from forecast_harness.trials.machine_code.device import (
     SharedHostJudge,
@@ -45,7 +46,6 @@ from forecast_harness.trials.machine_code.device import (
 from forecast_harness.trials.machine_code.targets import (
     NoMachineCode,
     PathFailed,
-    SourceBuilder,
     TargetTrials,
     TrialConfig,
 )
@@ -73,10 +73,10 @@ class MachineCodeJudge(Judge[NodeTrial]):
     def __init__(
         self,
         runner: RunnerClient,
-        builder: SourceBuilder,
+        builder: CompileWorkers,
         trials: TargetTrials,
         *,
-        host: Callable[[], HostJudge],
+        host: Callable[[], SandboxJudge],
         device: str = "",
         insist: bool = False,
         on_failure: Callable[[str], None] = lambda reason: None,

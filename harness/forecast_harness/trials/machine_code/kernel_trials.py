@@ -21,6 +21,7 @@ from forecast_harness.clocks.compilation.requests import (
     CallCase,
     TensorArgument,
 )
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import MachineCodeError, Program
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.messages import (
@@ -42,7 +43,6 @@ from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR, TimedCall
 from forecast_harness.trials.kernel_cell import HOST_PERIOD, fill_tensor
 from forecast_harness.trials.machine_code.clock import violation_reason
 from forecast_harness.trials.machine_code.targets import (
-    SourceBuilder,
     TrialCalls,
     TrialConfig,
 )
@@ -112,7 +112,7 @@ class KernelTrials:
         self._to_learn: deque[tuple[str, Mapping[Config, Timing]]] = deque()
         """Timings since the last forecast: a verdict does not wait until others' configs are chosen."""
 
-    def learn_results(self, runner: RunnerClient, builder: SourceBuilder) -> None:
+    def learn_results(self, runner: RunnerClient, builder: CompileWorkers) -> None:
         """Launch the base kernel at every call: what it changes are its results.
 
         Raises `MachineCodeError` where it does not run, and what the runner raises.

@@ -24,7 +24,7 @@ from forecast_harness.clocks.times import impossible_time
 from forecast_harness.targets.packs.schema import Language, Pack, Solution
 from forecast_harness.trials.bench import ContestUnavailable
 from forecast_harness.trials.machine_code.clock import RunnerClock
-from forecast_harness.trials.machine_code.targets import PackCalls, PreparedCall, SourceBuilder
+from forecast_harness.trials.machine_code.targets import PackCalls, PreparedCall
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import CheckedLaunches, ContestantRejected
 
@@ -59,7 +59,7 @@ class PackContests:
         pack: Pack,
         plan: VerificationPlan,
         rules: StoppingRules,
-        opened: tuple[RunnerClient, SourceBuilder] | None = None,
+        opened: tuple[RunnerClient, CompileWorkers] | None = None,
         request_of: RequestOf | None = None,
     ) -> None:
         """`opened`: a runner and compile workers that nobody else uses then; by default each contest opens its own.
@@ -88,7 +88,7 @@ class PackContests:
     def compare(
         self,
         runner: RunnerClient,
-        builder: SourceBuilder,
+        builder: CompileWorkers,
         folder: Path,
         incumbent: Solution,
         candidate: Solution,
@@ -138,7 +138,7 @@ class PackContests:
 
 
 def _programs(
-    builder: SourceBuilder,
+    builder: CompileWorkers,
     request_of: RequestOf,
     calls: Mapping[str, PreparedCall],
     solutions: Sequence[Solution],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +14,7 @@ import torch
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.nvcc import CudaBuild
-from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult, CallCase, TensorArgument
-from forecast_harness.clocks.compilation.workers import LONG_S
+from forecast_harness.clocks.compilation.requests import BuildRequest, CallCase, TensorArgument
 from forecast_harness.clocks.records import BufferRole, MachineCodeError, Program
 from forecast_harness.clocks.runner.messages import (
     BufferContents,
@@ -26,9 +24,6 @@ from forecast_harness.clocks.runner.messages import (
 from forecast_harness.clocks.times import impossible_time
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.sandbox.jobs import (
-    JobResult,
-    ResourceLimits,
-    SandboxJob,
     TensorBytes,
     tensor_from_bytes,
     tensor_to_bytes,
@@ -55,31 +50,6 @@ class NoMachineCode(Exception):
 
 class PathFailed(Exception):
     """A failure of our own: nothing is known of the node; the text says what failed."""
-
-
-class SourceBuilder(Protocol):
-    """Compiles, as `CompileWorkers` does."""
-
-    count: int
-
-    @property
-    def idle(self) -> int:
-        """Workers that nobody has asked for."""
-
-    def submit(self, request: BuildRequest) -> Future[BuildResult]:
-        """Compile on the next free worker."""
-
-    def seconds_of(self, building: Future[BuildResult]) -> float:
-        """For how long a compilation has been under way, see `CompileWorkers`; 0 before, and once it has ended."""
-
-    def end(self, building: Future[BuildResult]) -> bool:
-        """End a compilation that nobody waits for any more; whether it ends."""
-
-    def give_up(self, after_s: float = LONG_S) -> None:
-        """End what has taken so many seconds already: nobody waits for it any more."""
-
-    def run_jobs(self, jobs: Sequence[SandboxJob], limits: ResourceLimits) -> list[JobResult]:
-        """Do other jobs in the workers' sandboxes, ahead of requests that wait."""
 
 
 class TrialCall(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.paired_comparison import INCUMBENT
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.messages import PAUSES, ProgramFault, RunnerFaultKind, TimingLimits
@@ -23,7 +24,6 @@ from forecast_harness.trials.machine_code.device import SharedRunner, WorkUnderW
 from forecast_harness.trials.machine_code.targets import (
     NoMachineCode,
     PathFailed,
-    SourceBuilder,
     TargetTrials,
     TrialConfig,
 )
@@ -222,7 +222,7 @@ _PATIENCE_S, _PATIENCE, _LOOK_S = 4.0, 3.0, 0.5
 class NodeBuilds:
     """Builds of nodes' configs. Any thread may ask."""
 
-    def __init__(self, builder: SourceBuilder, request: Callable[[Node, TrialConfig], BuildRequest]) -> None:
+    def __init__(self, builder: CompileWorkers, request: Callable[[Node, TrialConfig], BuildRequest]) -> None:
         """`request`: how a node is compiled for all calls."""
         self._builder, self._request = builder, request
         self._lock = threading.RLock()

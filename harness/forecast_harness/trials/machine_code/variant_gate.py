@@ -23,7 +23,6 @@ from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.trials.machine_code.clock import check_on_call
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials
-from forecast_harness.trials.machine_code.targets import SourceBuilder
 from forecast_harness.trials.verdict import COMPILE_ERRORS
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ContestantRejected, Reason, ReasonCode
@@ -32,7 +31,7 @@ from forecast_harness.verify.verdict import ContestantRejected, Reason, ReasonCo
 class VariantGate:
     """Refuses variants of one base kernel, seen at one kind of call. `refusal` may be called from many threads."""
 
-    def __init__(self, trials: KernelTrials, runner: RunnerClient, builder: SourceBuilder) -> None:
+    def __init__(self, trials: KernelTrials, runner: RunnerClient, builder: CompileWorkers) -> None:
         self._trials, self._runner, self._builder = trials, runner, builder
         self._built: dict[str, Future[BuildResult]] = {}
         self.compiled = self.checked = 0

@@ -121,7 +121,7 @@ SMALL = 64
 
 
 class QuickBuilds:
-    """The part of a `SourceBuilder` that ends what takes long."""
+    """The part of `CompileWorkers` that ends what takes long."""
 
     def give_up(self, after_s: float = 0.0) -> None:
         """Nothing takes long."""

@@ -26,7 +26,7 @@ from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.trials import devices
 from forecast_harness.trials import machine_lanes as opening
 from forecast_harness.trials.confirmation import EarlyOpener
-from forecast_harness.trials.judge import HostJudge
+from forecast_harness.trials.judge import SandboxJudge
 from forecast_harness.trials.machine_code.judge import MachineCodeJudge
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.trials.machine_code.variant_gate import VariantGate
@@ -261,7 +261,7 @@ def test_a_clock_may_be_disturbed_for_a_while(
 def test_lanes_that_close_do_not_wait_for_a_judge_that_is_still_opening() -> None:
     begun, given_up = threading.Event(), threading.Event()
 
-    def surveying() -> HostJudge:
+    def surveying() -> SandboxJudge:
         begun.set()
         assert given_up.wait(60)
         raise LaneFailure("given up")
