@@ -96,7 +96,8 @@ def _make_and_verify(
         from forecast_autotune.llm.providers import provider
 
         provider().check(options.llm)
-    target, store = UserKernel.of(options.what), open_store(options)
+    store = open_store(options)
+    target = UserKernel.of(options.what, store)
     if options.llm is not None:
         reading.close()  # writing takes minutes
     collected, refused = _collect_variants(options, target, store)

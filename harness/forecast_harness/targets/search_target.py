@@ -198,7 +198,8 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
     if device == "cpu":
         raise SettingsError(f"{text}: {NO_KERNELS_ON_CPU}")
     # Imports the user's file, which needs triton and runs the user's own code.
-    called, store = UserKernel.of(text), Store.default()
+    store = Store.default()
+    called = UserKernel.of(text, store)
     subjects = called.subjects(store)
     calls = [s.calls[0] for s in subjects if s.calls]
     words = statement.kernel_statement(called.kernel.name, called.text, calls, called.configs)

@@ -156,8 +156,11 @@ class UserKernel:
     zeroed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, what: str) -> UserKernel:
+    def of(cls, what: str, store: Store | None = None) -> UserKernel:
         """Import `KERNEL.py:FN` or `package.module:FN`.
+
+        A kernel that cannot be imported by that name, as one made inside a function, is taken from the latest record of
+        a call that the `store` (default: the user's) holds of it.
 
         Raises `UsageError` for anything else and for a file that is no Python, `CommandError` for a file that fails,
         and `RecordError` for a kernel of torch.compile's whose call cannot be told. A package that the file needs and
@@ -178,14 +181,38 @@ class UserKernel:
         own = _own_file(where, name)
         try:
             module, path = import_place(own)
+            fn = find_kernel(module, name)
         except (Exception, SystemExit) as error:
+            if (recorded := cls._of_record(where, name, store or Store.default())) is not None:
+                return recorded
             if isinstance(error, SettingsError) or (
                 isinstance(error, ImportError) and missing_package_text(error)
             ):
                 raise
             what = f"{type(error).__name__}: {error}".rstrip(": ")
             raise CommandError(f"{where} cannot be imported: {what}") from error
-        return cls.of_function(path, module, name, find_kernel(module, name))
+        return cls.of_function(path, module, name, fn)
+
+    @classmethod
+    def _of_record(cls, where: str, name: str, store: Store) -> UserKernel | None:
+        """The kernel as captured calls of it tell; None where there are none."""
+        module = Path(where).stem if where.endswith(".py") else where
+        listed = [] if store.captures is None else store.captures.every(lambda one: one == name)
+        ours = [c for c, _ in listed if c.source and c.kernel.extra.get("module") in (module, "__main__")]
+        if not ours:
+            return None
+        call = max(ours, key=lambda c: c.at)
+        bare = ModuleType(module)
+        return cls(
+            Path(where),
+            name,
+            bare,
+            bare,
+            call.kernel,
+            call.source,
+            call.configs or (call.config,),
+            call.zeroed,
+        )
 
     @classmethod
     def of_function(
