@@ -275,6 +275,10 @@ class CapturedCalls(RecordedCalls):
             return super().redraw(drawn, regime, generator)
         return self._filled(CAPTURED_VALUES[0], regime, generator)
 
+    def holds(self, drawn: DrawnCall) -> bool:
+        """Whether this very call is given again."""
+        return any(drawn is one for one in self._large.values())
+
     def _filled(self, values: str, regime: str, generator: torch.Generator) -> DrawnCall:
         """The call at its recorded sizes. Large ones are made once for each kind of values, as that takes long."""
         if values in self._large:

@@ -31,6 +31,7 @@ from forecast_harness.trials.variants.base_runner import (
 )
 from forecast_harness.trials.variants.call_sampling import (
     CAPTURED_VALUES,
+    LARGE_CALL_BYTES,
     MAX_ELEMENTS,
     OTHER_SIZES,
     CallSource,
@@ -38,6 +39,7 @@ from forecast_harness.trials.variants.call_sampling import (
     DrawnCall,
     RecordedCalls,
     UserCalls,
+    check_call_bytes,
     grid_programs,
     heuristics_of,
     is_index_dtype,
@@ -136,9 +138,9 @@ class KernelSurveyor:
 
     def _captured(self, source: CapturedCalls) -> KernelSurvey:
         """The survey of a captured call: which other values it accepts, and whether other sizes, too."""
-        values = []
+        values, large = [], check_call_bytes(self.subject.calls[0], self.device) > LARGE_CALL_BYTES
         for one in CAPTURED_VALUES:
-            if self._accepts(source.with_values((one,)), _CAPTURED_DRAWS):
+            if self._accepts(source.with_values((one,)), 1 if large else _CAPTURED_DRAWS):
                 values.append(one)
             elif not values:
                 raise self._refused("its captured call")

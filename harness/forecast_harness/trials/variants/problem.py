@@ -109,6 +109,9 @@ class VariantProblem:
         self._unfit: set[tuple[Config, Hashable]] = set()
         """Those that did not run."""
         self._latest: tuple[Config, Hashable] | None = None
+        self._held: dict[int, tuple[DrawnCall, TensorMemory, BaseKernelRun]] = {}
+        """Results of the base for large calls, which the source gives again."""
+        self._wide: dict[int, TensorMemory | None] = {}
         self._slow = False
         """Whether the variant took long for something: what was drawn before may be too large."""
         self._differing: Config | None = None
@@ -150,7 +153,7 @@ class VariantProblem:
         scalars = with_heuristics(drawn, self._layers, meta, self._takes)
         unchanged = _contents(tensors)
         # On a device it is worked out while the variant compiles; an interpreter would only wait for it sooner.
-        ahead = None if self._device == "cpu" else self._run_widened(drawn, {**tensors, **outputs})
+        ahead = None if self._device == "cpu" else self._widened(drawn, {**tensors, **outputs})
 
         def judge(
             given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor], *, asks_domain: bool = True
@@ -160,7 +163,8 @@ class VariantProblem:
                 plain = known if same else self._launch_base(drawn, memory)
             except BaseKernelError as error:
                 raise SandboxError(f"the base kernel failed on {drawn.label}: {error}") from error
-            wide = ahead if same and self._device != "cpu" else self._run_widened(drawn, memory)
+            given_again = self._widened if same else self._run_widened
+            wide = ahead if same and self._device != "cpu" else given_again(drawn, memory)
             named = dict(zip(outputs, written, strict=True))
             return self._compare_outputs(drawn, memory, plain, wide, named, config if asks_domain else None)
 
@@ -271,6 +275,8 @@ class VariantProblem:
         for _ in range(_MOST_REFUSED_DRAWS):
             drawn = proposed or self._source.draw(how.regime, how.generator, config)
             proposed = None
+            if id(drawn) in self._held:
+                return self._held[id(drawn)]
             fresh = set(self._survey.writes) - set(self._survey.updates)
             outputs = {n: _initial_memory(drawn, n, n in fresh) for n in self._survey.writes}
             memory = {**drawn.memory, **outputs}
@@ -286,6 +292,8 @@ class VariantProblem:
                 proposed = self._source.redraw(drawn, how.regime, how.generator)
             elif not problem:
                 if not (unseen := sorted(set(one.changed) - set(outputs))):
+                    if isinstance(self._source, CapturedCalls) and self._source.holds(drawn):
+                        self._held[id(drawn)] = drawn, outputs, one
                     return drawn, outputs, one
                 problem = f"it writes to {', '.join(unseen)}, which it never did when it was surveyed"
         raise SandboxError(f"the base kernel does not accept what is drawn: {problem} ({drawn.label})")
@@ -349,6 +357,13 @@ class VariantProblem:
         return compare_with_base(
             tensor_view(got, argument), base, None if wide is None else tensor_view(wide[name], argument)
         )
+
+    def _widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
+        if id(drawn) not in self._held:
+            return self._run_widened(drawn, memory)
+        if id(drawn) not in self._wide:
+            self._wide[id(drawn)] = self._run_widened(drawn, memory)
+        return self._wide[id(drawn)]
 
     def _run_widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
         wide = {n: widened(t, self._device) for n, t in memory.items()}

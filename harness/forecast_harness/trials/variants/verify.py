@@ -15,7 +15,9 @@ from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config
 from forecast_autotune.variants import Check, Variant
 from forecast_autotune.variants.contract import Contract, read_contract
+from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
+from forecast_harness.sandbox.jobs import byte_size
 from forecast_harness.sandbox.lane_pools import LanePool, end_pools, lane_count
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.trials.configs.source_configs import configs_to_launch
@@ -26,6 +28,10 @@ from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, Solut
 
 VARIANT_PLAN = VerificationPlan(cases=12, timed=0)
 VARIANT_LIMITS = ResourceLimits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memory_bytes=8 << 30)
+_WIDENING = 4
+"""Times the bytes of an 8-bit number that the dtype has in which results are compared on a device."""
+_COPIES = 6
+"""How often a cell holds a block."""
 _JOB_MODULE = "forecast_harness.trials.variants.jobs"
 
 
@@ -57,7 +63,7 @@ def survey(
     job = SandboxJob(
         f"{_JOB_MODULE}:survey", payload, launcher_files(subject.kernel, subject.source, subject.source)
     )
-    result = lane.run(job, VARIANT_LIMITS)
+    result = lane.run(job, _limits_for(subject))
     if result.status is not JobStatus.OK:
         raise VariantError(
             f"base kernel {subject.kernel} could not be run in the sandbox: {result.fault} {result.detail}"
@@ -132,10 +138,21 @@ def verify_variant(
     files = launcher_files(subject.kernel, subject.source, variant.source)
     job, facts = SandboxJob(f"{_JOB_MODULE}:examine", payload, files), {"configs": len(payload["configs"])}
     named = subject.kernel, variant.name, variant.source
-    verdict, result = run_verification(job, lane, VARIANT_LIMITS, named, plan, facts)
+    verdict, result = run_verification(job, lane, _limits_for(subject), named, plan, facts)
     if result.status is JobStatus.OK and binaries is not None:
         binaries.take(result.arrays)
     return VariantVerification(verdict, _checks_of(verdict, known, device))
+
+
+def _limits_for(subject: BaseKernel) -> ResourceLimits:
+    """Limits under which a captured call can be launched in the wider dtype, too, and read."""
+    limits = VARIANT_LIMITS
+    if not subject.captured:
+        return limits
+    tensors = [a for a in subject.calls[0] if a.kind == "tensor"]
+    size = _WIDENING * sum(byte_size(a.dtype, (memory_span(a),)) for a in tensors)
+    answer, memory = max(limits.answer_bytes, 2 * size), max(limits.memory_bytes, _COPIES * size)
+    return replace(limits, answer_bytes=answer, memory_bytes=memory)
 
 
 def refused_variant(

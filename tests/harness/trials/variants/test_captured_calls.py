@@ -31,11 +31,17 @@ from forecast_harness.trials.variants.verify import survey, verify_variant
 from forecast_harness.verify.plan import VerificationPlan
 
 QUICK = VerificationPlan(cases=4, timed=0)
-KERNELS = """
+INCREMENT = """
+@triton.jit
+def increment(x, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + o, tl.load(x + o, mask=o < n) + 1, mask=o < n)
+"""
+KERNELS = f"""
 import torch, triton, triton.language as tl
 
-@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, num_warps=2)], key=["n"])
-@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.autotune(configs=[triton.Config(dict(BLOCK=64)), triton.Config(dict(BLOCK=128), num_warps=2)], key=["n"])
+@triton.heuristics(dict(EVEN=lambda args: args["n"] % args["BLOCK"] == 0))
 @triton.jit
 def scale(x, out, n, factor, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -52,11 +58,7 @@ def gather(table, index, out, bias, D: tl.constexpr):
         row += tl.load(bias + c)
     tl.store(out + tl.program_id(0) * D + c, row)
 
-@triton.jit
-def increment(x, n, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + o, tl.load(x + o, mask=o < n) + 1, mask=o < n)
-
+{INCREMENT}
 @triton.jit
 def scale_pair(xs, n, BLOCK: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -120,27 +122,18 @@ class Captured:
         return UserKernel.of(f"{self.folder / 'kernels.py'}:{kernel}").subjects(self.store)
 
 
-def capture(folder: Path, how: str) -> Captured:
+def run_captured(folder: Path, program: str = PROGRAM, how: str = "") -> Captured:
     (folder / "kernels.py").write_text(KERNELS)
-    (folder / "program.py").write_text(PROGRAM)
+    (folder / "program.py").write_text(program)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "FORECAST_AUTOTUNE_CAPTURE": how}
-    command = [
-        sys.executable,
-        "-m",
-        "forecast_autotune",
-        "run",
-        "--store",
-        "store",
-        "--capture",
-        "program.py",
-    ]
+    command = f"{sys.executable} -m forecast_autotune run --store store --capture program.py".split()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return Captured(folder, done.stderr)
 
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
-    yield capture(tmp_path_factory.mktemp("captured"), "")
+    yield run_captured(tmp_path_factory.mktemp("captured"))
     for name in [n for n in sys.modules if n == "kernels"]:
         del sys.modules[name]
 
@@ -161,7 +154,7 @@ def verdicts(
 
 
 def test_a_run_says_what_it_kept_and_clear_removes_it(tmp_path: Path) -> None:
-    one = capture(tmp_path, "")
+    one = run_captured(tmp_path)
     assert "captured 10 calls of 6 kernels" in one.printed
     assert "clear --captures" in one.printed
     assert one.store.clear_captures("GATHER") == 2
@@ -181,25 +174,11 @@ def test_contents_are_those_before_the_launch(captured: Captured) -> None:
 
 
 def test_values_that_the_user_forbids_are_not_kept(tmp_path: Path) -> None:
-    (tmp_path / "kernels.py").write_text(KERNELS)
     program = (
         "import torch, kernels\nx = torch.randn(9000) + 5\nkernels.increment[(71,)](x, 9000, BLOCK=128)\n"
     )
     program += "kernels.gather[(7,)](x, torch.arange(7), torch.empty(7, 16), None, D=16)\n"
-    (tmp_path / "program.py").write_text(program)
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORECAST_AUTOTUNE_CAPTURE": "moments"}
-    command = [
-        sys.executable,
-        "-m",
-        "forecast_autotune",
-        "run",
-        "--store",
-        "store",
-        "--capture",
-        "program.py",
-    ]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-    one = Captured(tmp_path, "")
+    one = run_captured(tmp_path, program, "moments")
     about = one.calls("increment")[0].contents["x"]
     assert not about.digest
     assert abs(about.mean - 5) < 0.1
@@ -263,6 +242,16 @@ def test_a_call_beyond_the_share_of_memory_is_refused_by_its_bytes(captured: Cap
         check_call_bytes((replace(x, shape=(1 << 40,)), *rest), "cpu")
 
 
+@pytest.mark.slow
+def test_a_call_of_96_mib_is_verified(judging: SandboxLane, tmp_path: Path) -> None:
+    program = "import torch, kernels\nx = torch.arange(24 << 20, dtype=torch.float32)\n"
+    program += "kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)\n"
+    (subject,) = run_captured(tmp_path, program).subjects("scale_pair")
+    right, refused, _ = verdicts(judging, subject, ("* xs[2]", "* (xs[2] + 0.01)"))
+    assert right
+    assert not refused
+
+
 def test_contents_that_are_gone_are_a_refusal(
     captured: Captured, judging: SandboxLane, tmp_path: Path
 ) -> None:
@@ -271,6 +260,22 @@ def test_contents_that_are_gone_are_a_refusal(
     moved.write_text(json.dumps(captured.calls("increment")[0].to_json()))
     with pytest.raises(VariantError, match="capture the call again"):
         survey(replace(subject, captured=str(moved)), judging, plan=QUICK)
+
+
+def test_a_kernel_made_inside_a_function_is_a_target_by_its_record(
+    judging: SandboxLane, tmp_path: Path
+) -> None:
+    source = "import triton, triton.language as tl\n\ndef make():\n"
+    source += "".join(f"    {line}\n" for line in INCREMENT.splitlines()) + "    return increment\n"
+    program = "import torch, made\nmade.make()[(3,)](torch.zeros(300), 300, BLOCK=128)\n"
+    (tmp_path / "made.py").write_text(source)
+    one = run_captured(tmp_path, program)
+    for place in ("made:increment", f"{tmp_path / 'made.py'}:increment"):
+        (subject,) = UserKernel.of(place, one.store).subjects(one.store)
+        assert subject.kernel == "increment"
+    right, refused, _ = verdicts(judging, subject, ("+ 1, mask", "+ 2, mask"))
+    assert right
+    assert not refused
 
 
 def test_a_kernel_that_nobody_captured_names_the_command(captured: Captured, tmp_path: Path) -> None:
