@@ -35,9 +35,14 @@ from forecast_harness.commands.judge import build_plan, open_lane
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.sandbox.lane_pools import LanePool
 from forecast_harness.targets.kernels.user_kernel import UserKernel
-from forecast_harness.trials.variants import verify
 from forecast_harness.trials.variants.files import BaseBinaries
-from forecast_harness.trials.variants.verify import VARIANT_PLAN, LaneJobs, survey, verify_variant
+from forecast_harness.trials.variants.verify import (
+    VARIANT_LIMITS,
+    VARIANT_PLAN,
+    LaneJobs,
+    survey,
+    verify_variant,
+)
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode, SolutionVerdict
 
@@ -122,6 +127,7 @@ class Trials:
     plan: VerificationPlan
     device: str
     seed: int
+    limit_s: float
     _reading: threading.Lock
 
     def judged(self, target: Target, lane: SandboxLane) -> TargetResult:
@@ -164,6 +170,7 @@ class Trials:
                 device=self.device,
                 plan=self.plan,
                 binaries=binaries,
+                limits=replace(VARIANT_LIMITS, wall_s=self.limit_s, trusted_s=self.limit_s),
             ).verdict
 
         right = verdict(f"# The same.\n{subject.source}")
@@ -202,7 +209,6 @@ def main() -> int:
     known = [t for t in autotuned(options.folders) if options.match in t.place]
     chosen = random.Random(options.seed).sample(known, min(options.kernels, len(known)))
     options.level = None
-    verify.VARIANT_LIMITS = replace(verify.VARIANT_LIMITS, wall_s=options.limit, trusted_s=options.limit)
     plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
     say(f"{len(known)} autotuned kernels were captured, {len(chosen)} are judged on {plan.device}")
     report = result_files.ResultFile(options, "zoo-targets", options.seed)
@@ -224,7 +230,7 @@ def _judge_all(
     chosen: Sequence[Target], plan: VerificationPlan, options: argparse.Namespace, report: ResultFile
 ) -> list[TargetResult]:
     device = INTERPRETER if plan.device == "cpu" else "device"
-    trials = Trials(plan, device, options.seed, threading.Lock())
+    trials = Trials(plan, device, options.seed, options.limit, threading.Lock())
     results = []
     with LanePool(lambda: open_lane(options, plan, ONE_QUEUE), options.lanes) as lanes:
         jobs: LaneJobs[Target, TargetResult] = LaneJobs(lanes, trials.judged)

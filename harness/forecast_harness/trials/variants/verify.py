@@ -114,6 +114,7 @@ def verify_variant(
     plan: VerificationPlan = VARIANT_PLAN,
     binaries: BaseBinaries | None = None,
     early: EarlyCompilation | None = None,
+    limits: ResourceLimits = VARIANT_LIMITS,
 ) -> VariantVerification:
     """Judge a variant against its base with fresh hidden seeds.
 
@@ -138,15 +139,14 @@ def verify_variant(
     files = launcher_files(subject.kernel, subject.source, variant.source)
     job, facts = SandboxJob(f"{_JOB_MODULE}:examine", payload, files), {"configs": len(payload["configs"])}
     named = subject.kernel, variant.name, variant.source
-    verdict, result = run_verification(job, lane, _limits_for(subject), named, plan, facts)
+    verdict, result = run_verification(job, lane, _limits_for(subject, limits), named, plan, facts)
     if result.status is JobStatus.OK and binaries is not None:
         binaries.take(result.arrays)
     return VariantVerification(verdict, _checks_of(verdict, known, device))
 
 
-def _limits_for(subject: BaseKernel) -> ResourceLimits:
+def _limits_for(subject: BaseKernel, limits: ResourceLimits = VARIANT_LIMITS) -> ResourceLimits:
     """Limits under which a captured call can be launched in the wider dtype, too, and read."""
-    limits = VARIANT_LIMITS
     if not subject.captured:
         return limits
     tensors = [a for a in subject.calls[0] if a.kind == "tensor"]

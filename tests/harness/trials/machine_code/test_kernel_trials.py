@@ -275,10 +275,10 @@ def test_lanes_that_close_do_not_wait_for_a_judge_that_is_still_opening() -> Non
 
 
 def test_what_no_judge_can_confirm_is_known_while_others_time(tmp_path: Path) -> None:
-    def refused() -> HostJudge:
+    def refused() -> SandboxJudge:
         raise CannotConfirm("the base kernel: kernel does not accept drawn arguments")
 
-    def lost() -> HostJudge:
+    def lost() -> SandboxJudge:
         raise LaneFailure("the canary")
 
     for made, said in ([refused], "does not accept"), ([refused, lost], ""), ([lost], ""), ([], ""):
