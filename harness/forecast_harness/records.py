@@ -173,17 +173,13 @@ class NodeResult:
     def evidence(self) -> str:
         """The verdict of a confirmation on "faster than `against`": `confirmed`, `undecided` or `refuted`.
 
-        A contest of two solutions has standing so itself (`standing`); elsewhere two standard errors decide.
+        Two standard errors decide: an interval that holds 1 confirms nothing. A contest of two solutions has to have
+        found so, too (`standing`).
         """
         if self.log2_ratio is None:
             return "refuted"
-        standing = self.facts.get("standing")
-        shown = (
-            self.log2_ratio + _CONFIDENT_ERRORS * self.sd < 0.0
-            if standing is None
-            else standing == _FASTER_OUTCOME
-        )
-        return "confirmed" if shown else "undecided"
+        found = self.facts.get("standing", _FASTER_OUTCOME) == _FASTER_OUTCOME
+        return "confirmed" if found and self.log2_ratio + _CONFIDENT_ERRORS * self.sd < 0.0 else "undecided"
 
 
 EVIDENCE_TEXTS = {

@@ -218,7 +218,8 @@ def run_comparison(
             return ended(ComparisonOutcome.SLOWER, f"all of the first {n} blocks are beyond 1.3 times slower")
         if n >= rules.second and slower.reached(rules.alpha):
             return ended(ComparisonOutcome.SLOWER, f"slower in {slower.wins} of {n} blocks")
-        if n >= rules.least and faster.reached(rules.alpha):
+        # What is called faster is so within its interval, too.
+        if n >= rules.least and faster.reached(rules.alpha) and sign_interval(result, 0.95)[0] > 0.0:
             return ended(
                 ComparisonOutcome.FASTER,
                 f"faster by more than {rules.margin:.1%} in {faster.wins} of {n} blocks",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forecast_autotune.errors import RecordError
@@ -29,6 +29,17 @@ _DISPATCH_ALLOWANCE_S = 50e-6
 _MOST_UNEXPLAINED = 0.2
 _FEWEST_LAUNCHES = 8
 _SLOW_START = 5.0
+
+
+def matched_times(own: Mapping[str, float], theirs: Mapping[str, float], ratio: float) -> dict[str, float]:
+    """`own` times beside `theirs`, of which they are `ratio` times, the geometric mean over what both were timed at.
+
+    A ratio is of pairs of launches, and medians of each side are taken apart: on a busy machine they tell another one.
+    Other names keep their times.
+    """
+    shared = own.keys() & theirs.keys()
+    off = statistics.fmean(math.log(own[n] / theirs[n]) for n in shared) - math.log(ratio) if shared else 0.0
+    return {name: time * math.exp(-off) for name, time in own.items()}
 
 
 def roofline_seconds(moved_bytes: float, flops: float, peaks: DevicePeaks) -> float:
@@ -156,6 +167,11 @@ class TimingSummary(
     def spread(self) -> float:
         """Distance of the outer quintiles over the median."""
         return (self.p80_ms - self.p20_ms) / self.median_ms
+
+    def scaled(self, by: float) -> TimingSummary:
+        """All its times multiplied."""
+        low, middle, high = (by * ms for ms in (self.p20_ms, self.median_ms, self.p80_ms))
+        return replace(self, p20_ms=low, median_ms=middle, p80_ms=high)
 
     @classmethod
     def of(cls, seconds: Sequence[float], **about: Any) -> TimingSummary:

@@ -15,7 +15,7 @@ from forecast_harness.clocks.paired_comparison import (
     ComparisonOutcome,
     StoppingRules,
 )
-from forecast_harness.clocks.times import TimingSummary
+from forecast_harness.clocks.times import TimingSummary, matched_times
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.targets.packs.schema import Pack, Solution
 from forecast_harness.trials.confirmation import CONTESTS
@@ -93,6 +93,12 @@ class SolutionBench:
         )
         if labels and not self.incumbent.labels:
             self.incumbent = replace(self.incumbent, labels=labels)
+        if entry.gain is not None:  # every contest of the incumbent's takes other times
+            beside = {name: one.median_ms for name, one in self.incumbent.labels.items()}
+            own = {name: one.median_ms for name, one in entry.labels.items()}
+            shown = matched_times(own, beside, 1 / (1 + entry.gain))
+            labels = {n: one.scaled(shown[n] / one.median_ms) for n, one in entry.labels.items()}
+            entry = replace(entry, labels=labels)
         return entry
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.paired_comparison import CANDIDATE, INCUMBENT
+from forecast_harness.clocks.times import matched_times
 from forecast_harness.records import NodeResult
 from forecast_harness.trials.race import log2_ratio
 from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
@@ -96,9 +97,8 @@ class Contest:
     def times_beside(self, beginning: str = "Right") -> str:
         """Its times beside the rival's, in words."""
         ratio = self.log2_ratio
-        each = [
-            f"{n} {1e6 * s:.1f} us against {1e6 * self.theirs[n]:.1f} us" for n, s in self.seconds.items()
-        ]
+        own = matched_times(self.seconds, self.theirs, 2**ratio)
+        each = [f"{n} {1e6 * s:.1f} us against {1e6 * self.theirs[n]:.1f} us" for n, s in own.items()]
         word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
         return f"{beginning}, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
 

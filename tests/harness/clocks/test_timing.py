@@ -35,12 +35,14 @@ from forecast_harness.clocks.times import (
     TimingSummary,
     clocks_disagree,
     impossible_time,
+    matched_times,
     roofline_seconds,
     slow_at_first,
     underreported_share,
 )
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.packs import load_pack, make_solution
+from forecast_harness.trials.verdict import Contest
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from tests.harness.clocks.simulated_clock import SimulatedPairedClock
@@ -538,3 +540,15 @@ def test_of_those_that_wait_the_job_that_began_first_comes_next() -> None:
     for one in threads:
         one.join()
     assert order == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_ratio_is_that_of_the_times_beside_it() -> None:
+    seconds, theirs = {"host": 3027.9e-6, "more": 1e-3, "only here": 5.0}, {"host": 2997.9e-6, "more": 1e-3}
+    shown = matched_times(seconds, theirs, 1 / 1.262)
+    each = [theirs[name] / shown[name] for name in theirs]
+    assert math.prod(each) ** (1 / len(each)) == pytest.approx(1.262)
+    contest = Contest(-math.log2(1.262), 0.1, {"host": 3027.9e-6}, {"host": 2997.9e-6}, {}, ())
+    text = contest.times_beside()
+    assert "1.262 times faster: host 2375.5 us against 2997.9 us" in text
+    summary = TimingSummary.of([1e-3, 2e-3, 3e-3], protocol="p", harness="h").scaled(0.5)
+    assert (summary.p20_ms, summary.median_ms, summary.p80_ms) == (0.5, 1.0, 1.5)

@@ -589,7 +589,8 @@ def test_a_kernels_finished_search_fills_the_default_store(
     [
         (-0.12, 0.24, {"standing": "undecided"}, "undecided"),
         (-0.12, 0.01, {"standing": "undecided"}, "undecided"),
-        (-0.12, 0.24, {"standing": "faster"}, "confirmed"),
+        (-0.12, 0.24, {"standing": "faster"}, "undecided"),  # its interval holds 1
+        (-0.12, 0.05, {"standing": "faster"}, "confirmed"),
         (-0.12, 0.07, {}, "undecided"),
         (-0.12, 0.05, {}, "confirmed"),
         (0.12, 0.01, {}, "undecided"),

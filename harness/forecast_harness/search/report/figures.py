@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from forecast_autotune.report.chart import milliseconds, percent, seconds
+from forecast_harness.clocks.times import matched_times
 from forecast_harness.records import (
     EVIDENCE_TEXTS,
     MODEL_NOTE,
@@ -506,16 +507,22 @@ def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[Finalis
         able = [e for e in story.entries.values() if e.score is not None and not e.is_unverified]
         ran = [e for e in able if e.node.id != story.root]
         names = [e.node.id for e in sorted(ran, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
-    return [_finalist_row(story.entries[n], judged.get(n), workloads) for n in names]
+    seed = story.state.judged.get(story.root) if not judged else judged.get(story.root)
+    return [_finalist_row(story.entries[n], judged.get(n), seed, workloads) for n in names]
 
 
-def _finalist_row(entry: ReportNode, confirmed: NodeResult | None, workloads: Sequence[str]) -> FinalistRow:
+def _finalist_row(
+    entry: ReportNode, confirmed: NodeResult | None, seed: NodeResult | None, workloads: Sequence[str]
+) -> FinalistRow:
+    """`seed`: the seed's result, beside whose times those of this one are told."""
     judged = confirmed or entry.judged
     score, sd = entry.score, entry.sd
     if confirmed is not None:
         score, sd = confirmed.log2_ratio, confirmed.sd
     low, _ = speedup_interval(score or 0.0, sd)
     took = {} if judged is None else judged.seconds
+    if seed is not None and score is not None and took:
+        took = matched_times(took, seed.seconds, 2.0**score)
     config = (judged.config if judged and judged.config else None) or (
         entry.judged.config if entry.judged else {}
     )
