@@ -151,6 +151,38 @@ _ALONE_RATIO = 0.6
 with it, what is claimed for the descents of ViT, BERT and Llama is 1.0, 0.6 and 1.0 of what Inductor takes for them
 (the same runs)."""
 _MAX_WAVES = 12
+LAUNCH_SHARE = 0.1
+"""The most of any second of a program's launches that timing takes."""
+
+
+class LaunchShare:
+    """Seconds that timing has taken of later launches. More than a second's share at once is waited out tenfold."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` gives seconds."""
+        self.clock = clock
+        self.each_s = 0.01
+        """Seconds for one config, as far as is known: quick to rise."""
+        self._taken: deque[tuple[float, float]] = deque()
+        """When each share counts no more, and its seconds."""
+        self._sum_s = 0.0
+
+    def configs(self) -> int:
+        """How many configs may be timed now, beside the best so far."""
+        now = self.clock()
+        while self._taken and self._taken[0][0] <= now:
+            self._sum_s -= self._taken.popleft()[1]
+        if not self._taken:
+            self._sum_s = 0.0
+            return max(1, int(LAUNCH_SHARE / self.each_s) - 1)  # one at least is timed at some time
+        return max(0, int((LAUNCH_SHARE - self._sum_s) / self.each_s) - 1)
+
+    def take(self, seconds: float, timed: int) -> None:
+        """Note the seconds that a launch has lost by now, and the configs that were timed in them."""
+        if timed:
+            self.each_s = max(0.5 * self.each_s, seconds / timed)
+        self._taken.append((self.clock() + max(1.0, seconds / LAUNCH_SHARE), seconds))
+        self._sum_s += seconds
 
 
 class Descent:

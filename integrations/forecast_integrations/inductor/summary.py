@@ -26,6 +26,8 @@ class TorchCompileSummary:
     known: int = 0
     """Operations answered without the clock."""
     saved_s: float = 0.0
+    later_s: float = 0.0
+    """Seconds of later launches in which configs of generated kernels were timed."""
     timings: int = 0
     """Measurements stored, of runs in which we only listened, too."""
     llm: ModelTally = field(default_factory=ModelTally)
@@ -52,6 +54,11 @@ class TorchCompileSummary:
         with self._mutex:
             self.saved_s += seconds
 
+    def add_later(self, seconds: float) -> None:
+        """Count seconds of a launch that went to timing configs of generated kernels."""
+        with self._mutex:
+            self.later_s += seconds
+
     def stored(self, count: int) -> None:
         """Count measurements that went into the store."""
         with self._mutex:
@@ -62,15 +69,29 @@ class TorchCompileSummary:
         """The sum of several."""
         total = cls()
         for tally in tallies:
-            for name in ("operations", "considered", "compiled", "trusted", "known", "saved_s", "timings"):
+            for name in (
+                *(
+                    "operations",
+                    "considered",
+                    "compiled",
+                    "trusted",
+                    "known",
+                    "saved_s",
+                    "later_s",
+                    "timings",
+                ),
+            ):
                 setattr(total, name, getattr(total, name) + getattr(tally, name))
             total.llm.merge(tally.llm)
         return total
 
     def line(self) -> str:
         """The summary at exit."""
+        later = ""
+        if self.later_s >= 0.05:
+            later = f"; {self.later_s:.1f} s of later launches, at most 10 % of any second, timed generated kernels"
         if not self.operations:
-            return f"forecast_autotune torch.compile: {self.timings} timings stored"
+            return f"forecast_autotune torch.compile: {self.timings} timings stored{later}"
         parts = [
             f"{self.operations} operations, {self.known} of them known",
             f"{self.considered} choices considered",
@@ -80,4 +101,4 @@ class TorchCompileSummary:
         if self.saved_s >= 1:
             parts.append(f"about {self.saved_s:.0f} s saved")
         model = f"; {self.llm.line()}" if self.llm.decisions else ""
-        return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored{model}"
+        return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored{later}{model}"

@@ -23,7 +23,7 @@ from forecast_autotune.store import Store
 from forecast_integrations.inductor import descent as coordinate_descent
 from forecast_integrations.inductor.choice_timing import FusedKernelTiming
 from forecast_integrations.inductor.config_worker import ConfigJob
-from forecast_integrations.inductor.descent import ConfigsAhead, first_jobs
+from forecast_integrations.inductor.descent import ConfigsAhead, LaunchShare, first_jobs
 from forecast_integrations.inductor.hooks import descent
 from forecast_integrations.inductor.hooks.context import HookContext
 from tests.integrations.inductor.generated_kernels import (
@@ -361,3 +361,42 @@ def test_who_hears_of_an_end_begins_nothing() -> None:
     with lock:
         workers.futures[job(1)].set_result(1.0)
     until(lambda: workers.taken == [job(1), job(2)])
+
+
+@pytest.mark.parametrize("each_s", [0.0004, 0.003, 0.02])
+def test_of_any_second_of_launches_a_tenth_is_timing_at_most(each_s: float) -> None:
+    now = 0.0
+    share, spent = LaunchShare(lambda: now), []
+    while now < 10.0:
+        now += 0.0016  # the program's own step
+        if most := share.configs():
+            seconds = each_s * (most + 1) if len(spent) % 3 else 0.00005  # or nothing was compiled
+            now += seconds
+            spent.append((now, seconds))
+            share.take(seconds, most + 1 if len(spent) % 3 != 1 else 0)
+    for end, _ in spent:
+        window = [seconds for at, seconds in spent if end - 1.0 < at <= end]
+        assert sum(window) <= 0.1 + max(0.0, 10 * each_s - 0.1), "but for the first guess"
+    assert sum(seconds for _, seconds in spent) > 0.4, "and what may be used is used"
+
+
+def test_one_timing_that_takes_longer_is_waited_out() -> None:
+    now = 0.0
+    share = LaunchShare(lambda: now)
+    share.take(0.5, 2)
+    now = 4.9
+    assert share.configs() == 0
+    now = 5.1
+    assert share.configs() == 1, "it is timed at some time none the less"
+
+
+def test_launches_without_a_share_left_time_nothing_and_the_summary_tells_of_it() -> None:
+    program, kernel = Program(), generated_kernel()
+    program.launch(kernel)
+    program.context.launch_share.take(0.1, 0)
+    assert values(program.launch(kernel, 5)) == (1024, 4)
+    assert kernel.timed == []
+    session = program.context.session
+    assert session is not None
+    session.tally.add_later(0.3)
+    assert "0.3 s of later launches, at most 10 % of any second" in session.tally.line()

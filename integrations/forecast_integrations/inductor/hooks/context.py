@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from forecast_integrations.inductor.choice_timing import CallTiming, CollectedCalls
-from forecast_integrations.inductor.descent import ConfigsAhead
+from forecast_integrations.inductor.descent import ConfigsAhead, LaunchShare
 from forecast_integrations.inductor.harvest import PendingTimings
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
@@ -60,6 +60,7 @@ class HookContext:
         self._patches: dict[str, PatchSet] = {}
         self.descending: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """Generated kernels whose coordinate descent goes on at their next launch, by identity."""
+        self.launch_share = LaunchShare()
         self._busy_at = -math.inf
         """When a device was last seen at work."""
         self._ahead: tuple[int, ConfigsAhead] | None = None

@@ -151,10 +151,12 @@ def _next_launcher(
         if not descent.patient:
             return launcher
     # Not the given one: another thread, which launches meanwhile, may have put an older one back.
-    if capturing_graph() or not descent.lock.acquire(blocking=False):
+    share, begin, before = context.launch_share, time.perf_counter(), descent.timed
+    most = None if descent.patient else share.configs()
+    if most == 0 or capturing_graph() or not descent.lock.acquire(blocking=False):
         return descent.launcher
     try:
-        while (configs := descent.ready()) or descent.done:
+        while (configs := descent.ready()[:most]) or descent.done:
             if configs:
                 _time_wave(context, kernel, descent, configs, args, kwargs)
             if descent.done:
@@ -164,6 +166,10 @@ def _next_launcher(
             if not descent.patient:
                 break
     finally:
+        if not descent.patient:
+            seconds, timed = time.perf_counter() - begin, descent.timed - before
+            share.take(seconds, timed + bool(timed))
+            session.tally.add_later(seconds)
         descent.lock.release()
     return descent.launcher
 
