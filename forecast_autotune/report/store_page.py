@@ -5,15 +5,11 @@ become markup, a browser would still run nothing of it."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from forecast_autotune.printable import LONGEST_NAME, count_text, printable
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.report.chart import milliseconds, percent, seconds
-from forecast_autotune.report.plot import STYLE
+from forecast_autotune.report.page_parts import STYLE, page_file, policy_source
 
 MOST_PROBLEMS = 5000
 """Problems on one page, the latest first; those left out are counted."""
@@ -175,9 +171,9 @@ _COLUMNS = (
 def render_store_page(overview: StoreOverview, now: datetime | None = None) -> str:
     """The whole page; ages are those of `now`, by default this moment."""
     now = now or datetime.now(UTC)
-    style, script = STYLE + _asset("page.css"), _asset("page.js")
+    style, script = STYLE + page_file(__package__, "page.css"), page_file(__package__, "page.js")
     policy = (
-        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:; "
+        f"default-src 'none'; style-src {policy_source(style)}; script-src {policy_source(script)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return (
@@ -331,12 +327,3 @@ def _remarks(remarks: Sequence[str]) -> str:
 
 def _text(text: object, limit: int) -> str:
     return escape(printable(text, limit))
-
-
-@cache
-def _asset(name: str) -> str:
-    return (files("forecast_autotune.report") / name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

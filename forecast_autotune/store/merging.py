@@ -31,7 +31,7 @@ from forecast_autotune.store.files import (
     write_atomically,
 )
 from forecast_autotune.store.log import MAX_LOG_BYTES, is_mark, mark_line, own_log, own_logs
-from forecast_autotune.store.rows import DECISION, MEASUREMENT, PROBLEM, KernelRows, Row
+from forecast_autotune.store.rows import DECISION, PROBLEM, KernelRows, Row
 
 LOCK_TIMEOUT_S = 10.0
 """Longest wait for a process that writes."""
@@ -304,16 +304,6 @@ def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifferenc
             one.decisions.keys() | two.decisions.keys()
         ):
             yield difference
-
-
-def row_digests(source: RowSource) -> frozenset[str]:
-    """Names of all measurements and decisions: equal for stores that hold the same."""
-    return frozenset(
-        row.digest
-        for kernel in source.kernels()
-        for row in source.rows(kernel)
-        if row.kind == MEASUREMENT or row.kind == "decision"
-    )
 
 
 PART_AGE_S = 86400.0

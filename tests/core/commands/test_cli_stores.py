@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune.commands import main
 from forecast_autotune.store import Store
 from forecast_autotune.store.bundles import Bundle
-from forecast_autotune.store.merging import StoreFolder, row_digests
+from forecast_autotune.store.merging import StoreFolder
 from tests.core.captured_output import command
 from tests.core.store.bundled import PROBLEMS, bundle, filled
-from tests.core.store.stored import decided, measured
+from tests.core.store.stored import decided, measured, row_digests
 
 if TYPE_CHECKING:
     import pytest

@@ -16,6 +16,8 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
+from forecast_autotune.store.merging import RowSource
+from forecast_autotune.store.rows import DECISION, MEASUREMENT
 
 H200 = Device("NVIDIA H200", "cuda", "90")
 A100 = Device("NVIDIA A100-SXM4-80GB", "cuda", "80")
@@ -52,3 +54,13 @@ def log_of(root: Path) -> Path:
     """The only log of a store on disk."""
     (log,) = root.glob("v1/*/*/log-*.jsonl")
     return log
+
+
+def row_digests(source: RowSource) -> frozenset[str]:
+    """Names of all measurements and decisions: equal for stores that hold the same."""
+    return frozenset(
+        row.digest
+        for kernel in source.kernels()
+        for row in source.rows(kernel)
+        if row.kind in (MEASUREMENT, DECISION)
+    )

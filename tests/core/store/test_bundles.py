@@ -27,14 +27,14 @@ from forecast_autotune.store.bundles import (
     write_bundle,
 )
 from forecast_autotune.store.files import MANIFEST
-from forecast_autotune.store.merging import StoreFolder, merge, row_digests
+from forecast_autotune.store.merging import StoreFolder, merge
 from forecast_autotune.store.misses import Miss
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.variants import Origin, Provenance, Variant
 from tests.core.store.bundled import PROBLEMS, bundle, filled
-from tests.core.store.stored import A100, H200, decided, measured, problem
+from tests.core.store.stored import A100, H200, decided, measured, problem, row_digests
 
 
 def reseal(folder: Path, change: Callable[[Manifest], Manifest] = lambda m: m) -> None:

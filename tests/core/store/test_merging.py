@@ -21,10 +21,9 @@ from forecast_autotune.store.merging import (
     compact,
     differences,
     merge,
-    row_digests,
 )
 from forecast_autotune.store.rows import KernelRows, Row
-from tests.core.store.stored import A100, decided, log_of, measured, problem
+from tests.core.store.stored import A100, decided, log_of, measured, problem, row_digests
 
 PROBLEMS = [problem(), problem(2048), problem(kernel="softmax"), problem(device=A100)]
 SECONDS = st.integers(0, 3).map(lambda n: f"2026-01-01T00:00:0{n}+00:00")

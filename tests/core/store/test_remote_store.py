@@ -21,7 +21,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.errors import StoreError
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import StoreNotes, kernel_of
-from forecast_autotune.store.merging import StoreFolder, merge, row_digests
+from forecast_autotune.store.merging import StoreFolder, merge
 from forecast_autotune.store.remote import client as client_module
 from forecast_autotune.store.remote.backends import entry_of, open_backend, remote_rows
 from forecast_autotune.store.remote.client import RemoteClient
@@ -34,7 +34,7 @@ from tests.core.store.servers import (
     redis_server,
     wait_for_port,
 )
-from tests.core.store.stored import decided, measured, problem
+from tests.core.store.stored import decided, measured, problem, row_digests
 from tests.waiting import wait_until
 
 P = problem()

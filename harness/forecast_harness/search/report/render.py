@@ -6,20 +6,17 @@ Sources and whatever models wrote are hostile text: the templates escape everyth
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import codec
 from forecast_autotune.report.chart import milliseconds, percent, seconds
-from forecast_autotune.report.plot import STYLE
+from forecast_autotune.report.page_parts import STYLE, page_file, policy_source
 from forecast_harness.search.report import charts, figures
 from forecast_harness.search.report.figures import ReportNode, SearchReport, escape_invisible, factor_text
 
@@ -171,10 +168,9 @@ def render_page(story: SearchReport, *, live: bool = False, revision: str = "") 
     Raises `MissingTemplateEngine` when jinja2 is not installed.
     """
     parts = render_parts(story, revision=revision)
-    script = _asset("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    script = page_file(__package__, "templates/page.js")
     policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {policy_source(script)}; img-src data:; "
         f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
     )
     from markupsafe import Markup
@@ -183,7 +179,7 @@ def render_page(story: SearchReport, *, live: bool = False, revision: str = "") 
         title=f"search of {escape_invisible(story.state.target.name)}",
         policy=policy,
         live=live,
-        style=Markup(STYLE + _asset("page.css")),
+        style=Markup(STYLE + page_file(__package__, "templates/page.css")),
         script=Markup(script),
         content=Markup(parts["content"]),
         data=Markup(json_for_script(parts["data"])),
@@ -427,11 +423,6 @@ def _footnotes(story: SearchReport, data: Mapping[str, Any]) -> list[str]:
         "first seed. Written by forecast-autotune."
     )
     return notes
-
-
-@cache
-def _asset(name: str) -> str:
-    return (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
 
 
 @cache
