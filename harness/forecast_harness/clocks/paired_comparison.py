@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -124,6 +125,8 @@ class StoppingRules(Record, label="rules"):
     hopeless: float = math.log(1.3)
     seconds: float = 60.0
     """Most seconds of launches, both contestants together."""
+    wall: float | None = None
+    """Most seconds of all that a comparison does: what lies between short launches takes longer than they do."""
 
 
 DEFAULT_RULES = StoppingRules()
@@ -200,7 +203,7 @@ def run_comparison(
     rng = random.Random(seed)
     faster, slower = SignTest(rules.margin), SignTest(0.0)
     result: list[float] = []
-    spent = 0.0
+    spent, began = 0.0, time.perf_counter()
 
     def ended(outcome: ComparisonOutcome, reason: str) -> ComparisonResult:
         return ComparisonResult(
@@ -233,7 +236,8 @@ def run_comparison(
             return ended(
                 ComparisonOutcome.UNDECIDED, f"a gain of {rules.margin:.1%} is out of reach after {n} blocks"
             )
-        if n >= rules.most or spent >= rules.seconds or too_long():
+        is_late = rules.wall is not None and time.perf_counter() - began >= rules.wall
+        if n >= rules.most or spent >= rules.seconds or is_late or too_long():
             return ended(
                 ComparisonOutcome.UNDECIDED, f"no difference was shown in {n} blocks and {spent:.3g} s"
             )

@@ -48,7 +48,7 @@ def bench(commands: Commands) -> None:
         "--against", metavar="REF", help="what has to be beaten (default: the first SOLUTION)"
     )
     parser.add_argument(
-        "--seconds", type=SECONDS, default=60.0, metavar="S", help="most launch seconds of one contest"
+        "--seconds", type=SECONDS, default=60.0, metavar="S", help="most seconds of one contest"
     )
     path_option(parser)
     _judged(parser)

@@ -151,7 +151,7 @@ def bench(options: argparse.Namespace, output: Output) -> int:
             raise CommandError(
                 f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}"
             )
-        rules = replace(DEFAULT_RULES, seconds=options.seconds)
+        rules = replace(DEFAULT_RULES, seconds=options.seconds, wall=options.seconds)
         first = _first_contest(options, remarks, problem, plan, rules)
         entries = contest(pack, solutions, lane, against=against, plan=plan, rules=rules, first_contest=first)
         level = lane.level.name

@@ -133,6 +133,11 @@ def test_a_comparison_that_goes_on_for_too_long_ends_undecided() -> None:
     assert "12 blocks" in result.reason
 
 
+def test_a_comparison_keeps_to_its_seconds_however_short_launches_are() -> None:
+    result = run_comparison(SimulatedPairedClock(1e-6, 0.5), StoppingRules(wall=1e-9))
+    assert (result.outcome, len(result.differences)) == (ComparisonOutcome.UNDECIDED, 1)
+
+
 def test_a_hopeless_candidate_costs_three_blocks() -> None:
     result = run_comparison(SimulatedPairedClock(1e-3, -0.5))
     assert (result.outcome, len(result.differences)) == (ComparisonOutcome.SLOWER, DEFAULT_RULES.first)

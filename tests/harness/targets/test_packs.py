@@ -195,6 +195,17 @@ def test_solutions_by_name_and_file(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_bytes(b"def run(x):\r\n    return x\r\n")
     mine, theirs = (load_solution(tmp_path / f"{name}.py", pack) for name in ("mine", "theirs"))
     assert theirs.source == mine.source, "how lines end on another system changes no solution"
+    for text in (
+        "from torch import softmax as run",
+        "if True:\n    run = len",
+        "globals()['r' + 'un'] = len",
+        "def (",
+    ):
+        (tmp_path / "mine.py").write_text(text)
+        assert load_solution(tmp_path / "mine.py", pack).source == text
+    (tmp_path / "mine.py").write_text("def softmax(x):\n    run(x)\n")
+    with pytest.raises(RecordError, match=r"mine\.py defines no run, which is what softmax calls"):
+        load_solution(tmp_path / "mine.py", pack)
     with pytest.raises(RecordError, match="neither a file nor a solution"):
         load_solution("nobody", pack)
     with pytest.raises(RecordError, match="no solution 'nobody'"):

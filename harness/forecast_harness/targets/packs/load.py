@@ -56,7 +56,7 @@ def load_solution(path: str | Path, pack: Pack, language: Language | None = None
     """A solution of `pack`: one it ships, by name, or a file.
 
     The language is told by a `# language: triton` line, else by what the file imports. Raises
-    `RecordError` for a name that is neither, and for a file that holds no text.
+    `RecordError` for a name that is neither, and for a file that holds no text or does not define what is called.
     """
     if str(path) in {s.name for s in pack.solutions}:
         return pack.solution(str(path))
@@ -70,7 +70,26 @@ def load_solution(path: str | Path, pack: Pack, language: Language | None = None
             text = stream.read(4 * MAX_SOURCE_CHARACTERS + 1).decode().replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path} is no source: {error}") from error
-    return make_solution(file.stem, text, pack.definition.format, language)
+    solution = make_solution(file.stem, text, pack.definition.format, language)
+    if not _may_bind(text, solution.entry):
+        raise RecordError(
+            f"{path} defines no {solution.entry}, which is what {pack.definition.name} calls: name its function (or "
+            "class) so"
+        )
+    return solution
+
+
+def _may_bind(source: str, name: str) -> bool:
+    """Whether Python of this text can bind the name in its module; what is no Python fails where it is imported."""
+    try:
+        nodes = list(ast.walk(python_parser.parse_module(source)))
+    except (SyntaxError, ValueError, RecursionError):
+        return True
+    bound: set[str | None] = {getattr(n, "name", None) for n in nodes}
+    bound |= {n.asname or n.name for n in nodes if isinstance(n, ast.alias)}
+    bound |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    reached = {n.id for n in nodes if isinstance(n, ast.Name)} & {"globals", "setattr", "exec", "vars"}
+    return name in bound or "*" in bound or bool(reached) or "__dict__" in source
 
 
 def make_solution(
