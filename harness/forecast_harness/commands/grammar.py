@@ -24,10 +24,15 @@ def verify(commands: Commands) -> None:
         ),
     )
     parser.add_argument(
-        "pack", metavar="PACK", help="a shipped pack, a pack's folder, a KernelBench file or KERNEL.cu:FN"
+        "pack",
+        metavar="PACK",
+        help=f"a shipped pack, a pack's folder, a KernelBench file, KERNEL.cu:FN or {KERNEL_HELP}",
     )
     parser.add_argument(
-        "solution", nargs="?", metavar="SOLUTION", help="a file or a solution of the pack; none: the pack"
+        "solution",
+        nargs="?",
+        metavar="SOLUTION",
+        help="a file or a solution of the pack; none: the pack, or the kernel",
     )
     _judged(parser)
 

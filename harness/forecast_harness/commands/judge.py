@@ -17,6 +17,7 @@ from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.store.files import append
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, CudaDeclaration, read_cuda_declaration
+from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE
 
 if TYPE_CHECKING:
     from forecast_harness.clocks.paired_comparison import StoppingRules
@@ -105,7 +106,9 @@ _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "inf
 
 
 def verify(options: argparse.Namespace, output: Output) -> int:
-    """Judge one solution, or without one the pack itself; 0 if accepted."""
+    """Judge one solution, or without one the pack itself, or a source of a Triton kernel; 0 if accepted."""
+    if KERNEL_PLACE.match(options.pack) and not CUDA_PLACE.match(options.pack):
+        return _verify_kernel(options, output)
     from forecast_harness.verify.run import check_pack
     from forecast_harness.verify.run import verify as judge
 
@@ -126,6 +129,43 @@ def verify(options: argparse.Namespace, output: Output) -> int:
     output.emit(data, *_verdict_lines(verdict, level))
     _trace(options, [data])
     return 0 if verdict.accepted else 1
+
+
+def _verify_kernel(options: argparse.Namespace, output: Output) -> int:
+    """Judge a source in place of a Triton kernel, or without one the kernel itself, at the calls that are known."""
+    from dataclasses import replace
+
+    from forecast_autotune.store import Store
+    from forecast_autotune.variants import Origin, Provenance, Variant
+    from forecast_harness.clocks.devices import ONE_QUEUE
+    from forecast_harness.targets.kernels.user_kernel import UserKernel, is_covered
+    from forecast_harness.trials.variants.verify import VARIANT_PLAN, survey, verify_variant
+
+    require_packages("verify", "torch", "triton")
+    _check_trace(options)
+    store = Store.default()
+    kernel, plan = UserKernel.of(options.pack, store), replace(build_plan(options), timed=VARIANT_PLAN.timed)
+    text = kernel.text if options.solution is None else read_document(Path(options.solution))
+    sha, title = kernel.kernel.source_sha256, Path(options.solution or _BASE).stem
+    variant = Variant.of(kernel.kernel.name, sha, text, Provenance(Origin.HAND), title=title)
+    verdicts: list[SolutionVerdict] = []
+    signatures: list[str] = []
+    work = f"judging {variant.name} in a sandbox"
+    with CountLine(output.errors, lambda: work), open_lane(options, plan, ONE_QUEUE) as lane:
+        level = lane.level.name
+        for subject in kernel.subjects(store):
+            if is_covered(subject, signatures) or not all(v.accepted for v in verdicts):
+                continue
+            known = survey(subject, lane, plan=plan)
+            signatures.append(known.signature)
+            verdicts.append(
+                verify_variant(variant, subject, known, lane, device=plan.device, plan=plan).verdict
+            )
+    data = [{**v.to_json(), "level": level} for v in verdicts]
+    lines = [line for v in verdicts for line in _verdict_lines(v, level)]
+    output.emit({"kernel": kernel.kernel.name, "verdicts": data}, *lines)
+    _trace(options, data)
+    return 0 if all(v.accepted for v in verdicts) else 1
 
 
 def bench(options: argparse.Namespace, output: Output) -> int:
@@ -313,6 +353,7 @@ def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
     ]
     if verdict.accepted:
         lines.append(shown_text(f"  {verdict.checked}"))
+    lines += [shown_text(f"  not varied: {text}") for text in verdict.facts.get("not_varied", ())]
     return [line, *lines, *(shown_text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
 
 

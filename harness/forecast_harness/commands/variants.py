@@ -284,6 +284,9 @@ def _render_results(
         line.append(word, style=_COLOURS[word])
         line.append(f" ({result.verdict.trials} launches, {result.verdict.seconds:.1f} s)")
         lines.append(line)
+        lines += [
+            shown_text(f"    not varied: {text}") for text in result.verdict.facts.get("not_varied", ())
+        ]
         lines += [shown_text(f"    {r.code}: {r.detail}") for r in result.verdict.reasons[:1]]
     return [*lines, shown_text(str(store.root), style="dim")]
 

@@ -276,4 +276,6 @@ def cuda_device() -> Device:
 
 def _subject_identities(subjects: Sequence[BaseKernel]) -> list[object]:
     """The parts of the subjects that tell targets apart: not where their file happens to lie."""
-    return [{**s.to_json(), "file": bool(s.file)} for s in subjects]
+    return [
+        {**s.to_json(), "file": bool(s.file), "captured": s.captured.rpartition("/")[2]} for s in subjects
+    ]

@@ -23,6 +23,7 @@ from forecast_harness.clocks.devices import DeviceTimer, ReplayBuffers
 from forecast_harness.sandbox.cell_process import load
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes, tensor_from_bytes
 from forecast_harness.trials.variants.compilation import compile_side_by_side
+from forecast_harness.trials.variants.files import described
 
 _TRACED_ELEMENTS = 16
 """Elements of a tensor that is only traced: it needs an address, as alignment is compiled in."""
@@ -155,7 +156,7 @@ class _CallTensors:
         empty: bool,
     ) -> None:
         self.memory: dict[str, torch.Tensor] = {}
-        self.views: dict[str, torch.Tensor] = {}
+        self.views: dict[str, Any] = {}
         self._zeroed = [t["name"] for t in answer["tensors"] if t["zeroed"]]
         for about in answer["tensors"]:
             name, count = about["name"], _TRACED_ELEMENTS if empty else int(about["span"])
@@ -166,7 +167,8 @@ class _CallTensors:
             else:
                 fill_tensor(flat, answer["least"], generator)
             self.memory[name] = flat
-            self.views[name] = flat if empty else flat.as_strided(about["shape"], about["stride"])
+            view = flat if empty else flat.as_strided(about["shape"], about["stride"])
+            self.views[name] = described(view, about["descriptor"])
         self._initial_values = {
             t["name"]: self.memory[t["name"]].clone() for t in answer["tensors"] if t["kept"]
         }

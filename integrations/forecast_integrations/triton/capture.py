@@ -11,7 +11,6 @@ import atexit
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
 _CALLS_OF_A_FORM = 3
 """Calls of a kernel that differ by sizes alone: so many tell which sizes hang together."""
 _CALLS_OF_A_KERNEL = 8
+_KERNEL_BYTES = 512 << 20
+"""Bytes of contents after which no more calls of a kernel are kept."""
+_MOST_MET = 4096
 _MOST_CALL_BYTES = 2 << 30
 """Bytes of a call's tensors; one with more is kept without their contents."""
 _FEW_ELEMENTS = 4096
@@ -62,10 +64,20 @@ class _KernelCalls:
     source: str
     sizes: dict[str, set[str]] = field(default_factory=dict)
     """Digests of exact arguments, by that of their form."""
+    calls: int = 0
+    bytes: int = 0
+    met: set[Any] = field(default_factory=set)
+    """Arguments of launches that were looked at, as quickly as they can be told apart."""
 
-    @property
-    def is_full(self) -> bool:
-        return sum(map(len, self.sizes.values())) >= _CALLS_OF_A_KERNEL
+    def is_new(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a launch may tell something that is not kept yet."""
+        if self.calls >= _CALLS_OF_A_KERNEL or self.bytes >= _KERNEL_BYTES:
+            return False
+        if (shown := tuple(map(_told_apart, (*args, *kwargs.values())))) in self.met:
+            return False
+        if len(self.met) < _MOST_MET:
+            self.met.add(shown)
+        return True
 
 
 class CallCapture:
@@ -79,22 +91,21 @@ class CallCapture:
         self._mutex = threading.RLock()
         self._busy = threading.local()
         self.calls = self.bytes = 0
-        self._failed: set[str] = set()
+        self._failed: dict[str, str] = {}
 
     def note(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> None:
         """Keep this launch, if it tells something new. Never raises: the launch goes on."""
         known = self._kernels.get(id(jit))
-        if (known is not None and known.is_full) or getattr(self._busy, "on", False) or capturing_graph():
+        if (known is not None and not known.is_new(args, kwargs)) or getattr(self._busy, "on", False):
+            return
+        if capturing_graph():
             return
         self._busy.on = True  # a grid function or a copy may launch kernels
         try:
             with self._mutex:
                 self._note(jit, args, grid, kwargs)
         except Exception as error:
-            name = getattr(jit, "__name__", "a kernel")
-            if name not in self._failed:
-                self._failed.add(name)
-                warnings.warn(f"a call of {name} was not captured ({error!r:.300})", stacklevel=3)
+            self._failed.setdefault(getattr(jit, "__name__", "a kernel"), f"{error!r:.200}")
         finally:
             self._busy.on = False
 
@@ -143,8 +154,10 @@ class CallCapture:
             source=known.source,
             at=utc_now(),
         )
+        before = self.bytes
         self.files.put(replace(call, contents=self._contents(call, tensors)))
         self.calls += 1
+        known.calls, known.bytes = known.calls + 1, known.bytes + self.bytes - before
 
     def _contents(self, call: CapturedCall, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorContents]:
         whole = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -168,7 +181,17 @@ class CallCapture:
             f"captured {self.calls} call{'s' if self.calls != 1 else ''} of {kernels} "
             f"kernel{'s' if kernels != 1 else ''}, {self.bytes / 2**20:.1f} MiB of their tensors, in {self.files.path} "
             "(`forecast-autotune clear --captures` removes them)"
+            + "".join(f"; none of {name}: {why}" for name, why in list(self._failed.items())[:3])
         )
+
+
+def _told_apart(value: Any) -> Any:
+    """What is quickly seen of an argument, without keeping it alive."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, tuple):
+        return tuple(map(_told_apart, value))
+    return value if isinstance(value, bool | int | float | str) else type(value)
 
 
 def _tuner_above(jit: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from forecast_autotune.variants.constants import decode_constants
-from forecast_autotune.variants.entry import KernelEntry
+from forecast_autotune.variants.entry import KernelEntry, nested_arguments
 from forecast_harness.clocks.recording.device import (
     RecordedLaunch,
     RecordingDevice,
@@ -65,7 +65,7 @@ def record(
             if launch is None:
                 returned = state["solution"](**given, **payload["case"]["scalars"])
             else:
-                named = {**given, **decode_constants(launch["scalars"])}
+                named = nested_arguments({**given, **decode_constants(launch["scalars"])})
                 state["solution"].run(launch["grid"], named, launch["meta"], launch["options"])
                 returned = None
             plan.take_launches()

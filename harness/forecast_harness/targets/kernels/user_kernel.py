@@ -266,11 +266,12 @@ class UserKernel:
                 "uses it once under `forecast-autotune run --capture`, or define a function inputs(random) that "
                 'returns the arguments of one call by name, and under "grid" its launch grid'
             )
-        for a in (a for s in known_calls for call in s.calls[:1] for a in call):
+        for a in (a for s in known_calls for call in s.calls[:1] for a in call if not s.captured):
             if a.kind == "tensor" and a.extra.get(_DESCRIPTOR):
                 raise CommandError(
-                    f"{self.name} takes {a.name}, a tensor descriptor that its caller makes: no variant of such a "
-                    "kernel can be checked. Have the kernel make it, by tl.make_tensor_descriptor, and take the tensor"
+                    f"{self.name} takes {a.name}, a tensor descriptor that its caller makes: a variant of such a "
+                    "kernel is checked at captured calls alone. Run the program under `forecast-autotune run "
+                    "--capture`, or have the kernel make it, by tl.make_tensor_descriptor, and take the tensor"
                 )
         return known_calls
 
@@ -295,6 +296,8 @@ class UserKernel:
             call, path = ours[n]
             calls = (call.arguments, *(c.arguments for c, _ in ours if c is not call), *recorded)
             configs = base.configs or call.configs or (call.config,)
+            if any(a.extra.get(_DESCRIPTOR) for a in call.arguments if a.kind == "tensor"):
+                configs = (call.config,)  # a hook of each config sets the blocks of descriptors
             results.append(
                 replace(
                     base,

@@ -218,7 +218,8 @@ def call_arguments(
     arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
 ) -> dict[str, Any]:
     """The arguments of `run` in a cell as `decode_arguments` reads them."""
-    views = {a.name: [list(a.shape), list(a.stride)] for a in arguments if a.kind == "tensor"}
+    tensors = [a for a in arguments if a.kind == "tensor"]
+    views = {a.name: [list(a.shape), list(a.stride), a.extra.get("descriptor")] for a in tensors}
     options = {n: v for n, v in config.parameters().items() if n not in dict(config.kwargs)}
     named: dict[str, Any] = {
         "_views": {"v": views},

@@ -57,6 +57,8 @@ _TARGET_LAUNCH_S = 1.0
 _FEWEST_ELEMENTS = 2048
 _MEMORY_SHARE = {"cpu": 1 / 32, "cuda": 1 / 8}
 """The share of the memory of where kernels run that one call's tensors may take: a host holds them several times."""
+_SURELY_FITS = 256 << 20
+"""Bytes of a call's tensors that any device has room for."""
 _DRAW_ATTEMPTS = 60
 _MOST_EVEN_IN_A_ROW = 2
 """Multiples of 16 in a row, after which a free size is no multiple."""
@@ -371,7 +373,7 @@ def check_call_bytes(arguments: Sequence[Argument], device: str) -> int:
     tensors = [a for a in arguments if a.kind == "tensor"]
     size: int = sum(memory_span(a) * getattr(torch, a.dtype).itemsize for a in tensors)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if device != "cpu":
+    if device != "cpu" and size > _SURELY_FITS:  # asking the driver takes a second
         whole = min(cuda_device().memory_bytes or whole, 4 * whole)
     if size > (most := min(MAX_LAUNCH_BYTES, int(whole * _MEMORY_SHARE[device]))):
         raise RecordError(

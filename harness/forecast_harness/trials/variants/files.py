@@ -135,6 +135,7 @@ import triton
 
 import {module} as source
 from forecast_autotune.variants.entry import KernelEntry, nested_arguments
+from forecast_harness.trials.variants.files import described
 
 ENTRY = KernelEntry.of(vars(source), {kernel!r})
 triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
@@ -149,10 +150,20 @@ def compile_only(_views, _grid, _meta, _options, **named):
 
 
 def viewed(views, named):
-    for name, (shape, stride) in views.items():
-        named[name] = named[name].as_strided(shape, stride)
+    for name, (shape, stride, descriptor) in views.items():
+        named[name] = described(named[name].as_strided(shape, stride), descriptor)
     return nested_arguments(named)
 """
+
+
+def described(tensor: Any, descriptor: Any) -> Any:
+    """A tensor, or a host-side descriptor of it where the record of the argument has one. Runs in a cell."""
+    if not descriptor:
+        return tensor
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    shape, strides = descriptor.get("shape", tensor.shape), descriptor.get("strides", tensor.stride())
+    return TensorDescriptor(tensor, list(shape), list(strides), list(descriptor["block"]))
 
 
 def launcher_files(kernel: str, base: str, variant: str) -> dict[str, str]:

@@ -137,7 +137,13 @@ def verify_variant(
         "early": None if early is None else early.to_json(),
     }
     files = launcher_files(subject.kernel, subject.source, variant.source)
-    job, facts = SandboxJob(f"{_JOB_MODULE}:examine", payload, files), {"configs": len(payload["configs"])}
+    job, facts = (
+        SandboxJob(f"{_JOB_MODULE}:examine", payload, files),
+        {
+            "configs": len(payload["configs"]),
+            **({"not_varied": list(known.unvaried)} if known.unvaried else {}),
+        },
+    )
     named = subject.kernel, variant.name, variant.source
     verdict, result = run_verification(job, lane, _limits_for(subject, limits), named, plan, facts)
     if result.status is JobStatus.OK and binaries is not None:

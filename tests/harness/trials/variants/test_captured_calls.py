@@ -70,6 +70,12 @@ def scale_named(p, n, BLOCK: tl.constexpr):
     tl.store(p.out + o, tl.load(p.x + o, mask=o < n) * p.factor, mask=o < n)
 
 @triton.jit
+def double_tile(tile, out, M: tl.constexpr, N: tl.constexpr):
+    value = tile.load([tl.program_id(0) * M, 0])
+    o = (tl.program_id(0) * M + tl.arange(0, M))[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(out + o, value * 2)
+
+@triton.jit
 def sum_windows(x, out, s0, s1, W: tl.constexpr):
     w = tl.arange(0, W)
     tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * s0 + w * s1)))
@@ -78,6 +84,7 @@ PROGRAM = """
 from typing import NamedTuple
 
 import torch, triton, kernels
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 class Pair(NamedTuple):
     x: object
@@ -95,6 +102,8 @@ x = torch.arange(300, dtype=torch.float32)
 kernels.increment[(3,)](x, 300, BLOCK=128)
 kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)
 kernels.scale_named[(3,)](Pair(x, 3.0, torch.empty(300)), 300, BLOCK=128)
+tile = TensorDescriptor.from_tensor(torch.randn(32, 16), [16, 16])
+kernels.double_tile[(2,)](tile, torch.empty(32, 16), M=16, N=16)
 windows = torch.randn(40).as_strided((9, 16), (3, 1))
 kernels.sum_windows[(9,)](windows, torch.empty(9), 3, 1, W=16)
 columns = torch.randn(16, 40)[:, 3:12].t()
@@ -155,11 +164,11 @@ def verdicts(
 
 def test_a_run_says_what_it_kept_and_clear_removes_it(tmp_path: Path) -> None:
     one = run_captured(tmp_path)
-    assert "captured 10 calls of 6 kernels" in one.printed
+    assert "captured 11 calls of 7 kernels" in one.printed
     assert "clear --captures" in one.printed
     assert one.store.clear_captures("GATHER") == 2
     assert not one.calls("gather")
-    assert one.store.clear_captures() == 8
+    assert one.store.clear_captures() == 9
     assert not list((tmp_path / "store" / "captures").iterdir())
 
 
@@ -202,6 +211,7 @@ def test_the_record_tells_how_other_configs_are_launched(captured: Captured) -> 
         ("scale", ("* factor", "* (factor + 0.01)")),
         ("gather", ("tl.program_id(0)) * D", "0) * D")),
         ("increment", ("+ 1, mask", "+ 2, mask")),
+        ("double_tile", ("* 2)", "* 2.1)")),
         ("scale_named", ("* p.factor", "* (p.factor + 0.01)")),
         ("scale_pair", ("* xs[2]", "* (xs[2] + 0.01)")),
         ("sum_windows", ("* s0 +", "* s0 + 1 +")),
@@ -276,6 +286,20 @@ def test_a_kernel_made_inside_a_function_is_a_target_by_its_record(
     right, refused, _ = verdicts(judging, subject, ("+ 1, mask", "+ 2, mask"))
     assert right
     assert not refused
+
+
+def test_verify_takes_a_kernel_and_says_what_it_did_not_vary(captured: Captured, tmp_path: Path) -> None:
+    place = f"{captured.folder / 'kernels.py'}:gather"
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(UserKernel.of(place).text.replace("tl.program_id(0)) * D", "0) * D"))
+    environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(captured.folder / "store")}
+    for given, status, word in (([], 0, "accepted"), ([str(wrong)], 1, "rejected")):
+        command = f"{sys.executable} -m forecast_autotune verify --device cpu --cases 4 {place}".split()
+        done = subprocess.run(
+            [*command, *given], env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, word in done.stdout) == (status, True), done
+        assert "not varied: integers in index" in done.stdout
 
 
 def test_a_kernel_that_nobody_captured_names_the_command(captured: Captured, tmp_path: Path) -> None:
