@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -59,14 +60,8 @@ def autoload() -> None:
         _warn(f"FORECAST_AUTOTUNE=1 has no effect: {error!r}")
 
 
-_said: set[str] = set()
-
-
+@cache  # torch and the program itself may both have us installed
 def _warn(text: str) -> None:
-    """Warn once: torch and the program itself may both have us installed."""
-    if text in _said:
-        return
-    _said.add(text)
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except RuntimeWarning:

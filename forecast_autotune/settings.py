@@ -148,10 +148,7 @@ def _remote_address(text: str) -> str:
 
 NOWHERE = Path(os.devnull, "forecast-autotune")
 """Stands for the cache directory of a user without a home: nothing can be there, nor be put there."""
-NO_HOME = (
-    "HOME is not set and the user id has no passwd entry, so that nothing can be kept: "
-    "set FORECAST_AUTOTUNE_CACHE_DIR"
-)
+NO_HOME = "no home directory is known, so that nothing is kept: set HOME, or FORECAST_AUTOTUNE_CACHE_DIR"
 
 
 def cache_directory(chosen: Path | None) -> Path:

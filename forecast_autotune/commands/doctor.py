@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune import frameworks, plugins
 from forecast_autotune.commands.output import Output, missing_package_text
 from forecast_autotune.errors import SettingsError, StoreError
-from forecast_autotune.settings import (
-    NO_HOME,
-    NOWHERE,
-    Settings,
-    default_directory,
-    parse_directories,
-    parse_user_directory,
-)
+from forecast_autotune.settings import Settings, default_directory, parse_directories, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import is_bundle
 from forecast_autotune.version import __version__
@@ -226,6 +219,7 @@ def _cores(settings: Settings) -> DoctorCheck:
 
 
 def _store(root: Path) -> Iterator[DoctorCheck]:
+    from forecast_autotune.settings import NO_HOME, NOWHERE
     from forecast_autotune.store.files import acquire_lock, bundle_text, is_bundle, release_lock
 
     remedy = "point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory; without one nothing is kept"

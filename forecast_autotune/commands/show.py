@@ -38,7 +38,10 @@ def show(options: argparse.Namespace, output: Output) -> int:
     wanted = options.kernel, options.device
 
     def shown_layer(one: Store) -> dict[str, Any]:
-        return {"store": one.place, "kernels": summarize(one.tables(*wanted), one.decisions(*wanted))}
+        return {
+            "store": one.place,
+            "kernels": summarize(one.tables(*wanted), one.decisions(*wanted)),
+        }
 
     below = [shown_layer(one) for one in bundled_stores(store)]
     advised = len(store.advice_of(options.kernel))

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.policy.state import REFUSED, Policy, TuningState
+from forecast_autotune.policy.state import Policy, TuningState
 from forecast_autotune.records import Plan
 
 
@@ -72,10 +71,8 @@ class IncludingRefused:
         plan = self.base.plan(state)
         if plan.measure:
             return plan
-        candidates = state.forecasts.candidates
-        untried = ~CandidateList.of(candidates).mask_of(state.measured)
-        rows = (untried & (state.forecasts.p_fail >= REFUSED)).nonzero()[0]
-        refused = tuple(candidates[int(i)] for i in rows[: state.remaining_measurements()])
+        rows = state.refused()[: state.remaining_measurements()]
+        refused = tuple(state.forecasts.candidates[int(i)] for i in rows)
         if not refused:
             return plan
         return replace(plan, measure=refused, reason="the tuner's hooks hear of candidates that fail, too")

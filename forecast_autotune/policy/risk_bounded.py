@@ -107,12 +107,12 @@ class RiskBounded:
         rows, samples, risk, seen, room = self._outlook(state)
         total = len(state.forecasts)
         if not len(rows):
-            return self.end_of_list(state, risk)
+            return self.end(state, risk, 0)
         enough = min(self.least, total)
         if seen >= enough and risk <= state.risk:
             return self._audit(state, risk, rows)
         if room <= 0:
-            return self.end_of_budget(state, risk)
+            return self.end(state, risk, len(rows))
         if state.new == 0 and not seen:
             reason = "first look: the best forecasts, without near-copies"
         else:
@@ -129,16 +129,12 @@ class RiskBounded:
             prefetch=tuple(names[rows[i]] for i in later),
         )
 
-    @staticmethod
-    def end_of_list(state: TuningState, risk: float) -> Plan:
-        """The end where nothing is left to try."""
-        refused = len(state.refused())
-        but = f" but {refused}, expected to fail as others did" if refused else ""
-        return Plan((), f"every candidate is measured{but}", risk)
-
-    def end_of_budget(self, state: TuningState, risk: float) -> Plan:
-        """The end where no more may be measured, by the user's budget or by the default."""
-        limit = "budget"
+    def end(self, state: TuningState, risk: float, left: int) -> Plan:
+        """The end where nothing is left to try, or no more may be tried: by the budget or by the default."""
+        refused, limit = len(state.refused()), "budget"
+        if not left:
+            but = f" but {refused}, expected to fail as others did" if refused else ""
+            return Plan((), f"every candidate is measured{but}", risk)
         if state.remaining_measurements() > 0:
             limit = f"default limit of {self.cap(state)} measurements (budget=Budget(measurements=N) sets another)"
         return Plan((), f"{limit} reached with {risk:.0%} risk left, {state.risk:.0%} accepted", risk)

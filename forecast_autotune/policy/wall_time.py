@@ -56,7 +56,7 @@ class WallTime(RiskBounded):
             return super().plan(state)
         rows, samples, risk, seen, room = self._outlook(state)
         if not len(rows):
-            return self.end_of_list(state, risk)
+            return self.end(state, risk, 0)
         assert state.compile_s is not None
         slow = state.slowdown is not None and bool((state.slowdown[rows] > 0).all())
         enough = seen >= (1 if slow else min(self.fewest, len(state.forecasts)))
@@ -66,7 +66,7 @@ class WallTime(RiskBounded):
         if enough and risk <= state.risk and not pays:
             return self._audit(state, risk, rows)
         if room <= 0:
-            return self.end_of_budget(state, risk)
+            return self.end(state, risk, len(rows))
         names = state.forecasts.candidates
         known = np.array([names[int(i)] in state.ready for i in rows])
         if known.any() and not state.compiling and not state.spent.compiled:

@@ -156,7 +156,10 @@ class Candidate(Record, label="candidate", lenient=True, order=("variant", "conf
         return digest(self.variant, self.config.to_json())
 
 
-_EXHAUSTED = re.compile(r"out of resource: (.+?),? Required: \d+,? Hardware limit: ?(\d+)")
+_SHARED_MEMORY = re.compile(
+    r"out of resource: (shared memory|triton_\S+ Required: \d+ Hardware limit: ?\d{5})"
+)
+"""In messages of Triton, and of Inductor, which names the kernel in place of the resource: no other has such limits."""
 IN_TURNS = "-turns"
 """Ends the protocol of times that were taken side by side."""
 
@@ -198,16 +201,10 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
         return self.outcome is Outcome.OK
 
     @property
-    def exhausted(self) -> str:
-        """The resource that was asked too much of: `shared memory`, `threads` and so on; "" where no message says."""
-        named = _EXHAUSTED.search(str(self.extra.get("message", "")))
-        if self.outcome is not Outcome.OUT_OF_RESOURCES or named is None:
-            return ""
-        name, limit = named.groups()
-        # Inductor names the kernel instead; nothing else has so high a limit.
-        return (
-            name if " " in name or not name.startswith("triton_") else "shared memory" * (int(limit) > 4096)
-        )
+    def exceeds_shared_memory(self) -> bool:
+        """Whether a message says that it needs more shared memory than there is, and not more of something else."""
+        message = str(self.extra.get("message", ""))
+        return self.outcome is Outcome.OUT_OF_RESOURCES and _SHARED_MEMORY.search(message) is not None
 
     @property
     def in_turns(self) -> bool:

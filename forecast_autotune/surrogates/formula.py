@@ -359,7 +359,7 @@ def _failures(
             if before.informed:
                 p_fail[before.shared <= before.shared[i]] *= 0.5
             continue
-        if m.exhausted == "shared memory" and before.informed and before.shared[i] > 0:
+        if m.exceeds_shared_memory and before.informed and before.shared[i] > 0:
             worse = before.shared >= before.shared[i]
             p_fail[worse] = np.maximum(p_fail[worse], 0.95)
         near = np.exp(-((points - points[i]) ** 2).sum(axis=1))

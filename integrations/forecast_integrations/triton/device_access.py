@@ -134,12 +134,6 @@ def why_untimed(tuner: Tuner) -> str:
     return "not timed: there is no GPU here"
 
 
-NO_DRIVER = (
-    "there is no GPU here: TRITON_INTERPRET=1, set before Triton is imported, runs kernels in Python; "
-    "forecast_integrations.triton.null_device.null_device() compiles them for a GPU that is not there"
-)
-
-
 def warn_early() -> None:
     """Have Triton say here, once, what otherwise each forked child says: that its default for FP fusion will change."""
     from triton import knobs

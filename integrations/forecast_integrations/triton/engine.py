@@ -21,6 +21,7 @@ from forecast_autotune.errors import (
     is_of_caller,
     is_told_to_caller,
 )
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.policy import Policy
 from forecast_autotune.printable import utc_now
@@ -38,7 +39,6 @@ from forecast_integrations.triton.background.key_decision import KeyDecision
 from forecast_integrations.triton.background.tuner import BACKGROUND, PendingKey
 from forecast_integrations.triton.device_access import (
     LOCK,
-    NO_DRIVER,
     can_time,
     capturing_graph,
     decision_depth,
@@ -61,7 +61,6 @@ from forecast_integrations.triton.problem.call import (
     outcome_of,
 )
 from forecast_integrations.triton.problem.describe import (
-    LazyCandidates,
     LazyGrids,
     LazySources,
     candidate_grids,
@@ -319,7 +318,9 @@ class TuningEngine:
         function of the user's has raised, or a device that is broken, is nobody's fault but theirs.
         """
         if "active drivers" in str(error):
-            error.add_note(NO_DRIVER)
+            error.add_note(
+                "no GPU is here: set TRITON_INTERPRET=1 before triton is imported, or launch within null_device()"
+            )
         choice, outcome = None if key is None else self._untimed.get(key), outcome_of(error)
         if choice is None or key is None or outcome is None or outcome is Outcome.INFRASTRUCTURE:
             return False
@@ -330,27 +331,30 @@ class TuningEngine:
             return False
         with LOCK:
             problem, chosen = choice.filed, choice.decision.chosen
-            if choice.pruned is not None:
-                call = KernelCall(tuner, args, kwargs)
-                problem = self._problem(call, key, choice.pruned, has_own_benchmark(tuner))
             if (
-                problem.id == choice.filed.id
-            ):  # else it was chosen for arguments that this key does not tell apart
-                struck = self._struck.setdefault(problem.id, [])
-                if chosen in (m.candidate for m in struck):
-                    return False
-                struck.append(_failed_launch(problem, chosen, outcome, error))
-                settings = self.options.settings()
-                if settings.mode is not Mode.DETERMINISTIC:
-                    _keep_strike(GuardedStore(self.options.open_store(settings)), problem, struck[-1])
+                choice.pruned is not None
+            ):  # a key may not tell these arguments apart from those it was chosen for
+                own = describe.OWN_BENCHMARK in describe.options_of(problem)
+                problem = self._problem(KernelCall(tuner, args, kwargs), key, choice.pruned, own)
+            struck = self._struck.setdefault(problem.id, [])
+            if any(m.candidate == chosen for m in struck):
+                return False
+            kind, at = type(error).__name__, utc_now()
+            extra = {"message": f"{kind}: {error!s:.500}", RAISED: kind}
+            struck.append(Measurement(problem.id, chosen, outcome, protocol="launch", at=at, extra=extra))
+            if (settings := self.options.settings()).mode is not Mode.DETERMINISTIC:
+                store = GuardedStore(self.options.open_store(settings))
+                store.add(problem, struck[-1])
+                if (stored := store.decision(problem)) is not None and stored.chosen == chosen:
+                    why = f"struck: it could not be launched ({error!s:.300}); before: {stored.reason}"
+                    store.put_decision(problem, replace(stored, settings=STRUCK, reason=why))
             warnings.warn(
                 f"kernel {problem.kernel.name}: {chosen}, which was chosen without timing it here, cannot be launched "
                 f"({error!s:.200}): it is struck for this problem, which is decided anew",
                 stacklevel=3,
             )
-            del self._untimed[key]
-            tuner.cache.pop(key, None)
-            self.pending.pop(key, None)
+            for served in (self._untimed, tuner.cache, self.pending):
+                served.pop(key, None)
         return True
 
     def _miss(self, call: KernelCall, key: Key, pruned: list[LaunchConfig], own: bool) -> _KeyMiss:
@@ -530,7 +534,7 @@ class TuningEngine:
         if not is_interpreted():
             warn_early()
         trace = None if is_interpreted() else ChildTracer(call, known, workers, problem, grids)
-        task = TuningTask(problem, LazyCandidates(call.configs), grids, trace, mark)
+        task = TuningTask(problem, CandidateList(call.configs), grids, trace, mark)
         task.hears_failures = call.hears_failures()
         task.struck = self._struck.get(problem.id, ())
         task.why_untimed = why_untimed(tuner)
@@ -544,21 +548,6 @@ class TuningEngine:
 def _is_final(served: Decision, kept: Decision | None) -> bool:
     """Whether what is served was decided before, for the same candidates under the same settings."""
     return kept is not None and kept.settings == served.settings and kept.chosen == served.chosen
-
-
-def _failed_launch(problem: Problem, candidate: Candidate, outcome: Outcome, error: Exception) -> Measurement:
-    kind = type(error).__name__
-    extra = {"message": f"{kind}: {error!s:.500}", RAISED: kind}
-    return Measurement(problem.id, candidate, outcome, protocol="launch", at=utc_now(), extra=extra)
-
-
-def _keep_strike(store: GuardedStore, problem: Problem, failure: Measurement) -> None:
-    """Let later processes know that a candidate failed, and that a decision for it counts no more."""
-    store.add(problem, failure)
-    stored = store.decision(problem)
-    if stored is not None and stored.chosen == failure.candidate:
-        reason = f"struck, as it could not be launched ({failure.extra['message']}); before: {stored.reason}"
-        store.put_decision(problem, replace(stored, settings=STRUCK, reason=reason))
 
 
 def _failing_config(miss: _KeyMiss) -> LaunchConfig | None:

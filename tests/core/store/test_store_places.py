@@ -196,7 +196,7 @@ def test_without_a_home_everything_stays_in_memory_and_one_warning_says_so(
     without_home: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forecast_autotune.store.store._DEFAULTS", {})
-    with pytest.warns(StoreWarning, match="HOME is not set .* set FORECAST_AUTOTUNE_CACHE_DIR") as said:
+    with pytest.warns(StoreWarning, match="no home directory .* FORECAST_AUTOTUNE_CACHE_DIR") as said:
         Store.default().add(ONE, measured(ONE, 2))
     Store.default().add(ONE, measured(ONE, 4))
     assert len(said) == 1
@@ -213,7 +213,7 @@ def test_without_a_home_everything_stays_in_memory_and_one_warning_says_so(
         (["explain", "matmul"], 1, "the store at memory holds no kernel yet"),
         (["export", "-"], 1, "nothing to export"),
         (["show", "--calibration"], 0, "no stated risk was checked"),
-        (["store", "merge", "here"], 2, "HOME is not set"),
+        (["store", "merge", "here"], 2, "no home directory"),
         (["clear", "--yes"], 2, "or name a folder by --store"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",

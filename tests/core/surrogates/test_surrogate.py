@@ -141,8 +141,9 @@ def test_a_failure_says_nothing_of_another_resource(resource: str) -> None:
     assert after.p_fail[victim] == 1.0
     others = np.delete(np.arange(len(sizes)), victim)
     assert (after.p_fail[others] < REFUSED).sum() == (before.p_fail[others] < REFUSED).sum() > 1
-    inductors = out_of("triton_mm", query.problem.id, query.candidates[victim]).exhausted
-    assert inductors == "shared memory", "its limit is of nothing else"
+    said = "out of resource: triton_mm Required: 278528 Hardware limit:232448 Reducing block sizes"
+    inductors = replace(failure, extra={"message": f"RuntimeError: No valid triton configs. {said}"})
+    assert inductors.exceeds_shared_memory, "its limit is of nothing else"
 
 
 def test_running_vouches_for_whoever_needs_less() -> None:

@@ -48,7 +48,7 @@ def test_doctor_works_without_a_home(capsys: Capture, monkeypatch: pytest.Monkey
     assert main(["doctor", "--json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["store"]["status"] == "warn"
-    assert checks["store"]["detail"].startswith("HOME is not set")
+    assert checks["store"]["detail"].startswith("no home directory")
 
 
 def test_a_narrow_terminal_still_names_problems_and_checks(

@@ -23,7 +23,7 @@ from forecast_autotune.records import Argument, Config, Device, Kernel, Problem,
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.describe import call_arguments, call_kind, problem_identity
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_arguments, rebuilt_value
-from forecast_integrations.triton.problem.source import innermost, source_hash, source_of
+from forecast_integrations.triton.problem.source import innermost, source_hash, source_of, standalone_source
 from tests.integrations.null import fresh
 
 # Triton kernels carry no annotations: their arguments have no Python type.
@@ -404,6 +404,11 @@ def kernel(x, n, BLOCK: tl.constexpr):
     value = tl.load(x + column, mask=column < n).to(TYPES[0]) * OPTIONS.scale * alias.ALIAS
     value += package_of_test.module.NAME + module.inner.DEEP + rounded(1)
     tl.store(x + column, package_of_test.module.function(scaled(value)), mask=column < n)
+
+@triton.jit
+def short(x):
+    value = tl.load(x)
+    tl.store(x, package_of_test.module.function(value * package_of_test.module.NAME + Sizes.BLOCK))
 """
 INNER = """
 import types, triton
@@ -441,6 +446,18 @@ def nested(build_module: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPa
 def test_a_constant_or_helper_of_any_depth_counts(nested: Callable[..., str], place: str) -> None:
     changed = nested(**{place: "bfloat16" if place == "type" else 5})
     assert nested() == nested(unused=5) != changed
+
+
+def test_a_standalone_source_holds_what_lies_deep(nested: Callable[..., str]) -> None:
+    """A variant is one module: constants and helpers of others become its own."""
+    nested(name=7)
+    kernel = sys.modules["nested_kernel"].short
+    text = standalone_source(kernel)
+    assert "package_of_test" not in text
+    assert "NAME = triton.language.constexpr(7)" in text
+    assert "value * NAME + BLOCK" in text
+    assert "function(value" in text
+    assert "def function(x)" in text
 
 
 def test_layers_above_do_not_count(build: Build) -> None:

@@ -473,20 +473,17 @@ def heuristic_values(fn: object) -> Callable[[dict[str, object]], dict[str, obje
     """A function that adds what the `@heuristics` under a tuner compute to a dict of arguments."""
     layers = heuristic_layers(fn)
 
-    def apply(named: dict[str, object]) -> dict[str, object]:
-        for layer in layers:
-            for name, compute in layer.items():
-                named[name] = compute(named)
-        return named
-
-    def safely(named: dict[str, object]) -> dict[str, object]:
+    def computed(named: dict[str, object]) -> dict[str, object]:
+        full = dict(named)
         try:
-            return apply(dict(named))
+            for name, compute in (pair for layer in layers for pair in layer.items()):
+                full[name] = compute(full)
         except Exception:
             # Heuristics are the user's code; what fails here fails again, visibly, at the launch.
             return named
+        return full
 
-    return safely if layers else lambda named: named
+    return computed if layers else lambda named: named
 
 
 def _heuristic_values_of(
@@ -505,28 +502,6 @@ def _heuristic_values_of(
                 given[name] = compute(given)
                 shown.setdefault(name, set()).add(value_text(given[name]))
     return sorted((name, sorted(values)) for name, values in shown.items())
-
-
-class LazyCandidates(Sequence[Candidate]):
-    """The candidates as a sequence that costs nothing until it is read."""
-
-    def __init__(self, configs: Mapping[Candidate, LaunchConfig]) -> None:
-        self._configs = configs
-        self._list: list[Candidate] | None = None
-
-    def _all(self) -> list[Candidate]:
-        if self._list is None:
-            self._list = list(self._configs)
-        return self._list
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._all()[index]
-
-    def __len__(self) -> int:
-        return len(self._configs)
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._configs
 
 
 class LazyGrids(Mapping[Candidate, tuple[int, ...]]):

@@ -105,7 +105,11 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
     if argument.kind in ("none", "tuple"):
         return None if argument.kind == "none" else ()
     if argument.dtype == "dtype":
-        return _dtype(str(argument.value))
+        import torch
+        import triton.language as tl
+
+        name = str(argument.value)
+        return getattr(torch, name[len("torch.") :]) if name.startswith("torch.") else tl.dtype(name)
     if argument.kind == "constexpr" and argument.dtype == "tuple":
         return ast.literal_eval(str(argument.value))
     if argument.kind == "object" or (argument.kind == "constexpr" and argument.dtype not in ("", FUNCTION)):
@@ -119,13 +123,6 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
             return float(argument.value)
         return argument.value
     raise RebuildError(f"argument {argument.name} is of the kind {argument.kind!r:.40}, which nobody knows")
-
-
-def _dtype(text: str) -> object:
-    import torch
-    import triton.language as tl
-
-    return getattr(torch, text.removeprefix("torch.")) if text.startswith("torch.") else tl.dtype(text)
 
 
 def _descriptor(argument: Argument, least: int, device: object) -> object:

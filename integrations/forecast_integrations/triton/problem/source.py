@@ -11,6 +11,7 @@ reaches and the constants they read, with imports of triton alone. Heuristics an
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import inspect
@@ -152,10 +153,10 @@ def _references(tree: ast.AST, scope: Mapping[str, Any]) -> dict[str, Any]:
         for attribute in path[1:]:
             if not _has_own_names(value):
                 break
-            value, shown = _attribute(value, attribute), f"{shown}.{attribute}"
+            with contextlib.suppress(Exception):  # a property of the user's: the compiler says what is wrong
+                value, shown = getattr(value, attribute, None), f"{shown}.{attribute}"
         owners.update(inner for inner in ast.walk(node) if isinstance(inner, ast.Name | ast.Attribute))
-        if not inspect.ismodule(value):
-            references[shown] = value
+        references[shown] = value
     return references
 
 
@@ -168,22 +169,11 @@ def _dotted(node: ast.AST) -> list[str]:
 
 
 def _has_own_names(value: object) -> bool:
-    """Whether an attribute of it counts by itself: of a module, a class, an object of the user's."""
-    if inspect.ismodule(value):
-        return True
+    """Whether an attribute of it counts by itself: of a module but Triton's, a class, an object of the user's."""
+    if isinstance(value, ModuleType):
+        return not _is_triton(value)
     whole = is_jit(value) or _is_dtype(value) or type(value).__name__ == "constexpr"
     return not whole and not isinstance(value, (*_CONSTANT_TYPES, Mapping, tuple, list, set, frozenset))
-
-
-def _attribute(owner: object, name: str) -> object:
-    if inspect.ismodule(owner) and _is_triton(owner):
-        return owner  # all of it is of the toolchain's version
-    try:
-        return getattr(owner, name, None)
-    except (
-        Exception
-    ):  # a property or a lazy module of the user's: the compiler asks it again, and says what is wrong
-        return None
 
 
 def _is_dtype(value: object) -> bool:
@@ -242,25 +232,12 @@ class _ModuleBuilder:
 
     def _resolved(self, text: str, jit: JitFunction) -> str:
         """The text with all that it refers to put into the module."""
-        scope = scope_of(getattr(jit, "fn", jit))
-        tree = python_parser.parse_module(text)
-        nodes = list(ast.walk(tree))
-        local = {node.arg for node in nodes if isinstance(node, ast.arg)}
-        local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        dotted: dict[str, tuple[str, str]] = {}
-        for node in nodes:
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                owner = scope.get(node.value.id)
-                if isinstance(owner, ModuleType) and not _is_triton(owner) and node.value.id not in local:
-                    dotted[f"{node.value.id}.{node.attr}"] = (node.value.id, node.attr)
-        owners = {owner for owner, _ in dotted.values()}
-        for node in nodes:
-            if isinstance(node, ast.Name) and node.id in scope and node.id not in {*local, *owners}:
-                self._put(node.id, scope[node.id], jit)
-        for whole, (owner, attribute) in dotted.items():
+        references = _references(python_parser.parse_module(text), scope_of(getattr(jit, "fn", jit)))
+        for whole in sorted(references, key=lambda whole: whole.count(".")):
             # Another module's helper or constant becomes one of this module.
-            self._put(attribute, getattr(scope[owner], attribute, None), jit)
-            text = re.sub(rf"\b{re.escape(whole)}\b", attribute, text)
+            name = whole.rpartition(".")[2]
+            self._put(name, references[whole], jit)
+            text = text if name == whole else re.sub(rf"\b{re.escape(whole)}\b", name, text)
         return text
 
     def _put(self, name: str, value: object, user: JitFunction) -> None:

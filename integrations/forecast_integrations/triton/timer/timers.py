@@ -38,6 +38,7 @@ from forecast_autotune.timing import (
     pause_lengths,
     pause_seconds,
 )
+from forecast_integrations.triton.device_access import is_alive
 from forecast_integrations.triton.problem.call import KernelCall
 
 WARM_UP_S = 0.03
@@ -639,11 +640,7 @@ class LaunchTimer:
 
     def is_alive(self) -> bool:
         """False when an earlier launch has broken the context for good."""
-        try:
-            self._interface.synchronize()
-        except RuntimeError:
-            return False
-        return True
+        return is_alive()
 
     def close(self) -> None:
         """Free the flush buffer and what was recorded."""
