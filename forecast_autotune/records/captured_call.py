@@ -57,7 +57,7 @@ class CapturedCall(Record, tag="captured_call", schema=SCHEMA, lenient=True):
     """What it was launched with."""
     device: Device
     configs: tuple[Config, ...] = ()
-    """The tuner's; none for a kernel without one."""
+    """The tuner's, as its own pruning left them; none for a kernel without one."""
     launches: tuple[CapturedLaunch, ...] = ()
     contents: Mapping[str, TensorContents] = field(default_factory=dict)
     zeroed: tuple[str, ...] = ()

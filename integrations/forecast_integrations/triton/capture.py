@@ -35,6 +35,7 @@ from forecast_integrations.triton.problem.describe import (
     heuristic_values,
     kernel_record,
     launch_grid,
+    pruned_configs,
     to_config,
 )
 from forecast_integrations.triton.problem.source import innermost, standalone_source
@@ -110,7 +111,7 @@ class CallCapture:
             self._busy.on = False
 
     def _note(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> None:
-        tuner = _tuner_above(jit)
+        tuner, configs = _tuner_above(jit)
         if id(jit) not in self._kernels:
             try:
                 source = standalone_source(jit)
@@ -121,8 +122,7 @@ class CallCapture:
         known = self._kernels[id(jit)]
         names = list(jit.arg_names)
         named = {**dict(zip(names, args, strict=False)), **kwargs}
-        configs = list(getattr(tuner, "configs", ()))
-        meta = {n for c in configs for n in c.kwargs}
+        meta = {n for c in getattr(tuner, "configs", ()) for n in c.kwargs}
         computed = {n for layer in heuristic_layers(getattr(tuner, "fn", None)) for n in layer}
         given = {n: named[n] for n in names if n in named and n not in meta and n not in computed}
         arguments = tuple(call_arguments(jit, given))
@@ -194,15 +194,27 @@ def _told_apart(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else type(value)
 
 
-def _tuner_above(jit: Any) -> Any:
-    """The tuner that launches this kernel now, of whatever class: it is `self` of one of the callers."""
-    frame = sys._getframe(1)
+def _tuner_above(jit: Any) -> tuple[Any, list[Any]]:
+    """The tuner that launches this kernel now, of whatever class, and those of its configs that its pruning leaves.
+
+    It is `self` of one of the callers.
+    """
+    found, frame = None, sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, Autotuner) and innermost(owner) is jit:
-            return owner
+            found = frame
         frame = frame.f_back  # type: ignore[assignment]
-    return None
+    if found is None:
+        return None, []
+    tuner, args = found.f_locals["self"], found.f_locals.get("args", ())
+    before, tuner.nargs = tuner.nargs, dict(zip(tuner.arg_names, args, strict=False))
+    try:
+        return tuner, list(pruned_configs(tuner, dict(found.f_locals.get("kwargs", {}))))
+    except Exception:  # the user's pruning, asked in a way that it does not expect
+        return tuner, list(tuner.configs)
+    finally:
+        tuner.nargs = before
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -288,16 +288,20 @@ class UserKernel:
         ours.sort(key=lambda pair: -sum(memory_span(a) for a in pair[0].arguments if a.kind == "tensor"))
         forms = [canonical_text(call_form(call.arguments)) for call, _ in ours]
         order = sorted(range(len(ours)), key=lambda n: (forms[:n].count(forms[n]), n))[:_MOST_CAPTURED]
-        known = tuple(x for call, _ in ours for x in _captured_launches(call))
+        known_calls = [call for call, _ in ours]
+        known = tuple(x for call in known_calls for x in _captured_launches(call))
         known += tuple(x for s in stored[:1] for x in s.launches)
         recorded = [s.calls[0] for s in stored]
         results = []
         for n in order:
             call, path = ours[n]
-            calls = (call.arguments, *(c.arguments for c, _ in ours if c is not call), *recorded)
-            configs = base.configs or call.configs or (call.config,)
+            calls = (call.arguments, *(c.arguments for c in known_calls if c is not call), *recorded)
+            configs = call.configs or base.configs or (call.config,)
             if any(a.extra.get(_DESCRIPTOR) for a in call.arguments if a.kind == "tensor"):
                 configs = (call.config,)  # a hook of each config sets the blocks of descriptors
+            constant = _has_constant_heuristics(
+                c for c, f in zip(known_calls, forms, strict=True) if f == forms[n]
+            )
             results.append(
                 replace(
                     base,
@@ -306,6 +310,7 @@ class UserKernel:
                     launches=known,
                     zeroed=base.zeroed or call.zeroed,
                     captured=str(path.absolute()),
+                    file="" if constant else base.file,  # importing it takes seconds in each judge
                 )
             )
         return results
@@ -399,6 +404,12 @@ def is_covered(subject: BaseKernel, signatures: Sequence[str]) -> bool:
         return bool(signatures)
     problem = Problem("", Kernel(subject.kernel), subject.calls[0], Device(""))
     return any(covers(signature, problem) for signature in signatures)
+
+
+def _has_constant_heuristics(calls: Iterable[CapturedCall]) -> bool:
+    """Whether what heuristics compute was the same in all these calls, whatever their sizes and configs."""
+    listed = [{n: repr(v) for n, v in one.computed.items()} for call in calls for one in call.launches]
+    return bool(listed) and all(one == listed[0] for one in listed)
 
 
 def _captured_launches(call: CapturedCall) -> Iterable[GridSample]:

@@ -507,6 +507,8 @@ def _recorded_heuristics(record: CapturedCall) -> list[Mapping[str, Callable[[di
         for one in record.launches:
             if all(known.get(n) == v for n, v in one.meta.items()):
                 return one.computed[name]
+        if len(values := {one.computed[name] for one in record.launches}) == 1:
+            return values.pop()
         raise RecordError(f"what heuristics make of {name} is not known for this config")
 
     names = dict.fromkeys(n for one in record.launches for n in one.computed)

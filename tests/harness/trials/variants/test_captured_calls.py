@@ -40,7 +40,14 @@ def increment(x, n, BLOCK: tl.constexpr):
 KERNELS = f"""
 import torch, triton, triton.language as tl
 
-@triton.autotune(configs=[triton.Config(dict(BLOCK=64)), triton.Config(dict(BLOCK=128), num_warps=2)], key=["n"])
+def prune(configs, named, **kwargs):
+    return [c for c in configs if c.kwargs["BLOCK"] < named["n"]]
+
+@triton.autotune(
+    configs=[triton.Config(dict(BLOCK=n)) for n in (64, 128, 1 << 20)],
+    key=["n"],
+    prune_configs_by=dict(early_config_prune=prune),
+)
 @triton.heuristics(dict(EVEN=lambda args: args["n"] % args["BLOCK"] == 0))
 @triton.jit
 def scale(x, out, n, factor, BLOCK: tl.constexpr, EVEN: tl.constexpr):
