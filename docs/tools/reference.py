@@ -194,6 +194,36 @@ def table_format_page() -> str:
     return "\n".join(lines)
 
 
+def file_formats_page() -> str:
+    """The files that `import` reads, by the tool that writes them."""
+    from forecast_autotune.store.formats import FORMATS
+
+    rows = [(_cell(f.tool), f.files, *f.holds, f.version, _cell(f.lost)) for f in FORMATS if f.holds]
+    head = ("tool", "files", "times", "failures", "device", "shapes", "dates", "read of release", "lost")
+    others = [f"- {_cell(f.tool)}: {f.files}; {_cell(f.lost)}." for f in FORMATS if not f.holds]
+    return "\n".join(
+        [
+            "# File formats",
+            "",
+            _NOTE.format(source="forecast_autotune/store/formats/"),
+            "`forecast-autotune import FILE...` knows each of these by its first bytes, whatever its name; a folder is "
+            "searched, and its other files are named and passed over. Rows that break a rule are named and left out, "
+            "and the command then ends with status 2. A file that is one JSON value or a database is taken whole or "
+            "not at all; of one that grows by rows, those before the damage are taken.",
+            "",
+            *_table(head, rows),
+            "",
+            "Files without measurements are named, and nothing is taken of them:",
+            "",
+            *others,
+            "",
+            "A format is one module below `forecast_autotune/store/formats/` that offers a `Format`, and a line in the "
+            "list there.",
+            "",
+        ]
+    )
+
+
 def api_page() -> str:
     """The public names, by what they are for."""
     import forecast_autotune
@@ -238,6 +268,7 @@ PAGES = {
     "command_line.md": command_line_page,
     "exit_codes.md": exit_codes_page,
     "table_format.md": table_format_page,
+    "file_formats.md": file_formats_page,
     "api.md": api_page,
 }
 

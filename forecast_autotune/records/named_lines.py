@@ -169,7 +169,7 @@ def read_document(path: Path, head: int | None = None, limit: int = MAX_DOCUMENT
     as `unpacked` does, and `OSError` for what cannot be opened.
     """
     parts, total = [], 0
-    with unpacked(path) as read:
+    with unpacked(path, streamed=head is not None) as read:
         while (head is None or total < head) and (data := read(_CHUNK if head is None else head - total)):
             parts.append(data)
             total += len(data)
@@ -193,10 +193,11 @@ def csv_fields(line: str) -> list[str]:
 
 
 def numbered_lines(
-    path: Path, refuse: Refuse | None = None, *, streamed: bool = False
+    path: Path, refuse: Refuse | None = None, *, streamed: bool = False, end: bytes = b""
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line without its end) of a file as `unpacked` reads it, a byte-order mark left out.
 
+    Whole lines have `end` in the place of theirs; a last one that may be cut off has not.
     A line of more than `MAX_LINE_BYTES` is refused. Raises `RecordError` for more than `MAX_LINES`, for Parquet and
     as `unpacked` does; where compressed bytes are cut off, `refuse` is told and the lines before that count.
     """
@@ -214,7 +215,7 @@ def numbered_lines(
                 if number > most:
                     raise RecordError(f"{path}: more than {most} lines: split it into files of fewer kernels")
                 if not skipping:
-                    yield number, line if number > 1 else line.removeprefix(_BYTE_ORDER_MARK)
+                    yield number, (line if number > 1 else line.removeprefix(_BYTE_ORDER_MARK)) + end
                 skipping = False
             if len(rest) > MAX_LINE_BYTES:
                 if not skipping:

@@ -62,7 +62,7 @@ def _read(reading: Reading) -> Iterator[Row]:
                         yield _row(match, row, where, release)
                     except MALFORMED as error:
                         reading.refuse_row(f"{match['kernel']}: {error}")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: no readable database ({error})") from error
 
 

@@ -221,6 +221,6 @@ TRACE = Format(
     HELION_PROTOCOL, "Helion", "`.trace.jsonl` beside it, read in its place",
     lambda path, head: bool(_TRACE.match(head)), _read_trace,
     "1.5.1",
-    ("trials; final ones in turns", "wrong result, error, time-out", "in `.meta.jsonl`", "so", "each row"),
+    ("trials; final ones in turns", "wrong result, error, time-out", "in `.meta.jsonl`", "the same", "each row"),
     "questions to language models",
 )  # fmt: skip

@@ -200,7 +200,7 @@ def _read_table(reading: Reading) -> Iterator[Row]:
     device = _device(reading, reading.device_named(None), "cuda")
     names: list[str] = []
     try:
-        for number, raw in numbered_lines(path, reading.refuse, streamed=True):
+        for number, raw in numbered_lines(path, reading.refuse, streamed=True, end=b"\n"):
             try:
                 fields = csv_fields(raw.decode("utf-8"))
                 if number == 1:
@@ -209,7 +209,7 @@ def _read_table(reading: Reading) -> Iterator[Row]:
                 if not fields:
                     continue
                 row = dict(zip(names, fields, strict=False))
-                if any(row.get(column) in (None, "") for column in _COLUMNS):
+                if not raw.endswith(b"\n") or any(row.get(column) in (None, "") for column in _COLUMNS):
                     raise RecordError("the line is cut off")
                 kernel = Kernel(row["kernel_name"], "triton")
                 problem = Problem.of(

@@ -247,6 +247,8 @@ class _Cache:
             at = "" if at.startswith("1970-01-01T00:00:00") else at
         else:
             candidate = Candidate(Config(tuple(sorted(values.items()))))
+        spent = read_number(row.get("compile_time"), "compile_time")
+        seconds = None if spent is None else spent / 1000.0
         if (word := _failure(row, given)) is not None:
             if word == _INVALID:
                 self._reading.left_out["configs that restrictions exclude"] += 1
@@ -257,17 +259,22 @@ class _Cache:
             if self._own and isinstance(better := self._own.get("outcomes"), Mapping) and key in better:
                 outcome, about = Outcome(better[key]), {}
             return Measurement(
-                problem, candidate, outcome, protocol=KERNEL_TUNER_PROTOCOL, at=at, extra=about
+                problem,
+                candidate,
+                outcome,
+                compile_s=seconds,
+                protocol=KERNEL_TUNER_PROTOCOL,
+                at=at,
+                extra=about,
             )
         runs = [t for t in (read_number(t, "times") for t in row.get("times") or ()) if t is not None]
-        spent = read_number(row.get("compile_time"), "compile_time")
         return Measurement(
             problem,
             candidate,
             Outcome.OK,
             statistics.median(runs) if runs else read_number(given, "time"),
             repeats=len(runs),
-            compile_s=None if spent is None else spent / 1000.0,
+            compile_s=seconds,
             protocol=KERNEL_TUNER_PROTOCOL,
             at=at,
         )
