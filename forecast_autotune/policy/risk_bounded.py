@@ -133,7 +133,7 @@ class RiskBounded:
         """The end where nothing is left to try, or no more may be tried: by the budget or by the default."""
         refused, limit = len(state.refused()), "budget"
         if not left:
-            but = f" but {refused}, expected to fail as others did" if refused else ""
+            but = f" but {refused} that are expected to fail" if refused else ""
             return Plan((), f"every candidate is measured{but}", risk)
         if state.remaining_measurements() > 0:
             limit = f"default limit of {self.cap(state)} measurements (budget=Budget(measurements=N) sets another)"

@@ -163,7 +163,7 @@ def test_a_refusal_that_nothing_proves_leaves_a_risk() -> None:
     state = TuningState(made, ran({0: 1.0}), new=1)
     plan = RiskBounded().plan(state)
     assert (plan.measure, plan.risk) == ((), pytest.approx(0.05, rel=0.01))
-    assert plan.reason == "every candidate is measured but 2, expected to fail as others did"
+    assert plan.reason == "every candidate is measured but 2 that are expected to fail"
     assert RiskBounded().plan(replace(state, risk=0.01)).measure[0] == NAMES[1], (
         "who accepts less has it tried"
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,11 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
+from forecast_autotune.records import Candidate
+from forecast_autotune.store import Store
+from forecast_integrations.triton.problem.describe import to_config
 from tests.integrations.gpu.kernels import accumulate, add, matmul
+from tests.integrations.warmed_kernels import LISTED, Pair, add_all
 
 pytestmark = pytest.mark.gpu
 
@@ -263,3 +269,32 @@ def test_one_decision_for_a_range_leaves_the_callers_tensors_alone() -> None:
         torch.testing.assert_close(out, x)
     assert len(tuner.cache) == 1
     assert tuner.decision.reason.startswith("one config for ")
+
+
+@pytest.mark.parametrize("mode", ["frozen", "exhaustive"])
+def test_a_stored_choice_that_does_not_fit_is_struck(tmp_path: Path, mode: str) -> None:
+    """As if the device had less shared memory than where it was tuned: the product is right, from another config."""
+    configs = [TOO_LARGE, *(triton.Config({"BM": 64, "BN": 64, "BK": 32}, num_warps=w) for w in (4, 8))]
+    multiply(tuned_matmul(ours(store=Store(tmp_path), mode="exhaustive"), configs), 256, 256, 256)
+    ((problem, decision),) = Store(tmp_path).decisions()
+    Store(tmp_path).put_decision(problem, replace(decision, chosen=Candidate(to_config(TOO_LARGE))))
+    tuner = tuned_matmul(ours(store=Store(tmp_path), mode=mode), configs)
+    with pytest.warns(UserWarning, match=r"out of resource: shared memory.*struck"):
+        multiply(tuner, 256, 256, 256)
+    assert tuner.best_config in configs[1:]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*cannot be launched")
+        multiply(tuned_matmul(ours(store=Store(tmp_path), mode=mode), configs), 256, 256, 256)
+
+
+def test_a_kernel_of_tuples_is_tuned_once_for_each_dtype(tmp_path: Path) -> None:
+    for dtype, evidence in (
+        (torch.float16, "measured"),
+        (torch.float16, "stored"),
+        (torch.bfloat16, "measured"),
+    ):
+        tuner = ours(store=Store(tmp_path), mode="exhaustive")(LISTED, key=["n"])(add_all.fn)
+        x, y, out = pair(1000)
+        tuner[grid](Pair(x, (y.to(dtype), x)), out, 1000)
+        torch.testing.assert_close(out, 2 * x + y.to(dtype).float())
+        assert tuner.decision.evidence == evidence
