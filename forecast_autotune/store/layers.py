@@ -223,6 +223,10 @@ class StoreLayers:
         for decision in decided:
             directory.put_decision(problem, decision)
 
+    def is_unanswered(self, problem: Problem) -> bool:
+        """Whether the remote store, if there is one, has not said what it holds of a problem."""
+        return self.remote is not None and problem.id not in self._fetched
+
     def offer(self, problem: Problem, record: Measurement | Decision) -> None:
         """Hand a new record to the remote store, if there is one, without waiting for it."""
         if self.remote is None:

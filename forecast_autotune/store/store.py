@@ -99,9 +99,9 @@ class Store:
         """Whether something is there that may hold rows of a problem, and could not be read when it was asked."""
         with self._mutex:
             place, unread = self._directory(problem).path, self._notes.unread
-        return place is not None and any(
-            p == Path() or p in place.parents or place in (p, *p.parents) for p in unread
-        )
+        near = () if place is None else (place, *place.parents)
+        lost = any(path == Path() or path in near or place in path.parents for path in unread)
+        return lost or self.layers.is_unanswered(problem)
 
     def measurements(self, problem: Problem) -> list[Measurement]:
         """Everything measured of this problem by any process so far, oldest first."""

@@ -253,6 +253,19 @@ def test_a_process_that_cannot_be_started_is_one_warning() -> None:
     with connected("redis://x:1/0", command=("/nonexistent",)) as remote:
         assert remote.ask(ENTRY, P.id) is None
         assert "no process can be started" in remote._notes.texts[0]
+        store = Store(None)
+        assert not store.is_doubtful(P), "nothing is where nothing was to be asked"
+        store.layers.remote = remote
+        assert store.decision(P) is None
+        assert store.is_doubtful(P), "a miss that frozen mode does not raise for"
+
+
+def test_an_answer_that_there_is_nothing_is_believed() -> None:
+    with connected("redis://x:1/0", command=worker("answer = {'lines': []}")) as remote:
+        store = Store(None)
+        store.layers.remote = remote
+        assert store.decision(P) is None
+        assert not store.is_doubtful(P)
 
 
 def test_a_late_answer_is_kept_and_others_do_not_wait_meanwhile() -> None:
