@@ -50,9 +50,8 @@ from forecast_harness.verify.examiner import SolutionExaminer
 from forecast_harness.verify.launcher import NullCell
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import LaunchCase, problem_of
-from forecast_harness.verify.timing_job import CellClock, open_null_cell
+from forecast_harness.verify.timing_job import CellClock, open_null_cell, prepared_examiner
 from forecast_harness.verify.verdict import ContestantRejected, Judgement, Reason, ReasonCode
-from forecast_harness.verify.verification_job import reason_of_fault
 
 CELL_MODULE = "forecast_harness.trials.kernel_cell"
 SOURCE_FILES = ("against.py", "variant.py")
@@ -401,14 +400,8 @@ class _PackRace(Race):
         """A judge over a fresh cell that has imported the contestant. Raises `ContestantRejected`."""
         cell = self._open_cells[n] = self._cells.enter_context(self._work.cell(processors=self._processors))
         seed = hashlib.sha256(self._seed + str(n).encode()).digest()
-        judge = SolutionExaminer(self._pack, self._problem, cell, self._plan, seed)
-        try:
-            reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
-        except CandidateFault as fault:
-            reasons = [reason_of_fault(fault, judge)]
-        if reasons:
-            raise ContestantRejected(INCUMBENT if n < 0 else CANDIDATE, reasons)
-        return judge
+        examiner = SolutionExaminer(self._pack, self._problem, cell, self._plan, seed)
+        return prepared_examiner(INCUMBENT if n < 0 else CANDIDATE, one, examiner)
 
 
 def trace(work: JobContext) -> CellAnswer:

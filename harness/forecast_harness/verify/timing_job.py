@@ -292,24 +292,13 @@ def main(work: JobContext) -> CellAnswer:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as cells:
         first, second = (cells.enter_context(work.cell(processors=processors)) for _ in range(2))
         problem = problem_of(pack, Path(folder))
-        judges = [
-            SolutionExaminer(
-                pack,
-                problem,
-                cell,
-                plan,
-                hashlib.sha256(f"{seed}{n}".encode()).digest(),
-            )
-            for n, cell in enumerate((first, second))
-        ]
         try:
-            for n, (judge, one) in enumerate(zip(judges, request["contestants"], strict=True)):
-                try:
-                    reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
-                except CandidateFault as fault:
-                    reasons = [reason_of_fault(fault, judge)]
-                if reasons:
-                    raise ContestantRejected(n, reasons)
+            judges: list[SolutionExaminer] = []
+            for n, (cell, one) in enumerate(zip((first, second), request["contestants"], strict=True)):
+                own_seed = hashlib.sha256(f"{seed}{n}".encode()).digest()
+                judges.append(
+                    prepared_examiner(n, one, SolutionExaminer(pack, problem, cell, plan, own_seed))
+                )
             languages = (Language(one["language"]) for one in request["contestants"])
             null = open_null_cell(work, cells, processors) if plan.device == "cpu" else None
             clock = CellClock(judges, pack.timed_workloads(plan.device, *languages), null=null)
@@ -341,6 +330,20 @@ def main(work: JobContext) -> CellAnswer:
     value = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
     checked = judges[CANDIDATE].checked_launches.to_json()
     return CellAnswer({**value, "checks": clock.checks, "checked": checked, "seed": seed, "audit": audit})
+
+
+def prepared_examiner(which: int, one: Mapping[str, Any], judge: SolutionExaminer) -> SolutionExaminer:
+    """The examiner, once its cell has imported a contestant (`file`, `entry`, `language`).
+
+    Raises `ContestantRejected` of `which`.
+    """
+    try:
+        reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
+    except CandidateFault as fault:
+        reasons = [reason_of_fault(fault, judge)]
+    if reasons:
+        raise ContestantRejected(which, reasons)
+    return judge
 
 
 def is_plausible(ended: ComparisonResult, trusted_gain: float | None) -> bool:
