@@ -19,7 +19,7 @@ from forecast_autotune.llm.advice.language import parse_cost_function
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
-from forecast_harness.authors import llm_answers, llm_writing
+from forecast_harness.authors import llm_answers
 from forecast_harness.authors.author import Draft, defines_entry, new_nodes
 from forecast_harness.authors.external import ExternalAuthor, RecordedSources
 from forecast_harness.authors.mechanical import RewriteAuthor
@@ -93,8 +93,7 @@ def answered(text: str) -> Any:
 
 
 def varied(text: str) -> Any:
-    made = Variant.of("kernel", "b" * 64, text, Provenance(Origin.LLM))
-    return llm_writing._normal_form(text), llm_writing._note(f"```\n{text}\n```", text), made
+    return Variant.of("kernel", "b" * 64, text, Provenance(Origin.LLM))
 
 
 READERS: dict[str, Callable[[str], Any]] = {

@@ -59,6 +59,16 @@ class GeneratedTexts:
     spent: SearchCost = SearchCost()
 
 
+@dataclass(frozen=True)
+class WrittenDrafts:
+    """What a model wrote for a request."""
+
+    drafts: Sequence[Draft]
+    reasons: Sequence[str]
+    """Why there are no more: one sentence for each answer that is no source, and for what kept the model from one."""
+    spent: SearchCost
+
+
 class TextCache:
     """Texts below a directory, which is made when first written to. Trouble with it costs no text."""
 
@@ -157,11 +167,23 @@ class LLMAuthor:
     def propose(self, request: ProposalRequest) -> Proposed:
         """See `Author`."""
         begin = time.monotonic()
-        style = llm_prompts.feasible_style(request, request.arm.rpartition("/")[2])
         try:
-            question = llm_prompts.prompt(request, style)
+            written = self.write(request)
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{self.name}: {error}")
+        nodes = new_nodes(request, written.drafts)
+        spent = replace(written.spent, wall_seconds=time.monotonic() - begin)
+        problem = ""
+        if not nodes:
+            known = ["nothing new among its sources"] if written.drafts else []
+            most = [text for text, _ in Counter(written.reasons).most_common(_MAX_SHOWN_REASONS)]
+            problem = f"{self.name}: {'; '.join([*most, *known])}"
+        return Proposed(request.id, nodes, spent, problem)
+
+    def write(self, request: ProposalRequest) -> WrittenDrafts:
+        """What the model answers a request, refused answers asked for once more. Raises `RecordError` for no jinja2."""
+        style = llm_prompts.feasible_style(request, request.arm.rpartition("/")[2])
+        question = llm_prompts.prompt(request, style)
         generated, trouble = self._generate(question, request.n, draw_seed(request))
         drafts: list[Draft] = []
         refused: list[tuple[str, str]] = []
@@ -171,14 +193,7 @@ class LLMAuthor:
             except RecordError as error:
                 refused.append((answer, str(error)))
         second, reasons, more = self._retry_refused(request, style, question, refused)
-        nodes = new_nodes(request, [*drafts, *second])
-        spent = replace(generated.spent + more, wall_seconds=time.monotonic() - begin)
-        problem = ""
-        if not nodes:
-            known = ["nothing new among its sources"] if drafts or second else []
-            most = [text for text, _ in Counter([*trouble, *reasons]).most_common(_MAX_SHOWN_REASONS)]
-            problem = f"{self.name}: {'; '.join([*most, *known])}"
-        return Proposed(request.id, nodes, spent, problem)
+        return WrittenDrafts([*drafts, *second], [*trouble, *reasons], generated.spent + more)
 
     def close(self) -> None:
         """Servers keep no connection; a model in this process keeps its memory until the process ends."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.authors.llm_writing import IDEAS as KERNEL_IDEAS
 from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
 from forecast_harness.targets.search_target import is_cuda_kernel
 from forecast_harness.targets.statement import timed_work
@@ -24,6 +23,16 @@ LAUNCH_IDEA = (
     'CONFIGS = [{"WARPS": 2}, {"WARPS": 4}, {"WARPS": 8}, {"WARPS": 16}]'
 )
 """Where the launch belongs to the source: the safest change, also for a model that gets little else right."""
+KERNEL_IDEAS = (
+    "fewer passes over memory, or values kept in registers between passes",
+    "another order of programs or tiles, so that neighbours share what lies in the cache",
+    "persistent programs that take tile after tile",
+    "full tiles without masks, and a remainder of their own",
+    "another order or shape of the reductions, with as many significant digits",
+    "software pipelining that the compiler does not do by itself, or loads issued earlier",
+    "splitting a long sum over programs, whose parts the last one adds, or which add atomically into zeroed memory",
+    "wider or better aligned accesses, tensor descriptors, cache modifiers, eviction policies",
+)
 TORCH_IDEAS = (
     "fewer passes over memory: fused operations of torch, in-place operations, results written with out=",
     "rows or blocks at a time, so that what lies between steps stays in the cache",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError, 
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import printable, utc_now
+from forecast_autotune.records import Kernel
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.records.table import read_tables
 from forecast_autotune.shared_setting import rare_collections
@@ -26,6 +29,7 @@ from forecast_autotune.variants.records import SourceJudgement, read_judgements,
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judge import build_plan, open_lane
+from forecast_harness.records import Node, ProposalRequest
 from forecast_harness.targets.kernels.user_kernel import UserKernel, check_syntax, is_covered
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from forecast_harness.verify.plan import VerificationPlan
 
 _COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
+_TITLE_WORDS = 4
+"""Words of a model's note in the name of what it wrote."""
 
 
 def variants(options: argparse.Namespace, output: Output) -> int:
@@ -156,31 +162,44 @@ def _collect_variants(
         for variant in variants_of(target.text, name, sha, limit=options.n, configs=target.configs):
             by_name[variant.name] = variant
     if options.llm is not None:
-        from forecast_autotune.llm.providers import provider
-        from forecast_harness.authors.llm_writing import write_variants
-
-        written = write_variants(
-            provider().text_generator(options.llm),
-            _writing_brief(target, store),
-            options.n,
-            author=provider().model_name(options.llm),
-        )
-        by_name |= {v.name: v for v in written.variants}
-        refused += written.refused
+        written, reasons = _written_variants(options.llm, options.n, target, store)
+        by_name |= {v.name: v for v in written}
+        refused += reasons
     return list(by_name.values()), refused
 
 
-def _writing_brief(target: UserKernel, store: Store) -> Any:
-    from forecast_harness.authors.llm_writing import WritingBrief
+def _written_variants(
+    model: str, n: int, target: UserKernel, store: Store
+) -> tuple[Iterator[Variant], Sequence[str]]:
+    """Variants that a language model writes, and why others are none."""
+    from forecast_harness.authors.author import new_nodes
+    from forecast_harness.authors.llm import open_llm_author
+    from forecast_harness.targets.kernels.base_kernel import BaseKernel
+    from forecast_harness.targets.search_target import kernel_target
 
+    kernel = target.kernel
     try:
         subjects = target.subjects(store)
-    except CommandError:
-        subjects = []  # a model may write without knowing the sizes; verification will ask for them
-    devices = [t.problem.device for t in store.tables(target.kernel.name)]
-    calls = [s.calls[0] for s in subjects if s.calls]
-    kernel, device = target.kernel, devices[-1] if devices else None
-    return WritingBrief(kernel.name, kernel.source_sha256, target.text, device, calls, target.configs)
+    except CommandError:  # a model may write without knowing the sizes; verification will ask for them
+        subjects = [BaseKernel(kernel.name, target.text, target.configs)]
+    devices = [t.problem.device for t in store.tables(kernel.name)]
+    asked, base = kernel_target(target, subjects, devices[-1] if devices else None)
+    # Whoever asks again wants other texts than those that are kept.
+    request = ProposalRequest(uuid.uuid4().hex, 0, "llm/rewrite", asked, (base,), {}, 0.0, n, 0)
+    written = open_llm_author(model, asked).write(request)
+    return (_variant_of(node, kernel) for node in new_nodes(request, written.drafts)), written.reasons
+
+
+def _variant_of(node: Node, kernel: Kernel) -> Variant:
+    words = re.findall(r"[a-z0-9]+", node.provenance.note.lower())
+    return Variant.of(
+        kernel.name,
+        kernel.source_sha256,
+        node.source,
+        replace(node.provenance, at=utc_now()),
+        title="-".join(["llm", *words[:_TITLE_WORDS]]),
+        configs=read_contract(node.source, kernel.name).configs,
+    )
 
 
 def _expand_paths(given: Sequence[str]) -> Iterator[Path]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.llm.advice.record import Advice
@@ -201,29 +202,32 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
     store = Store.default()
     called = UserKernel.of(text, store)
     subjects = called.subjects(store)
-    calls = [s.calls[0] for s in subjects if s.calls]
-    words = statement.kernel_statement(called.kernel.name, called.text, calls, called.configs)
-    payload = {
-        "subjects": [s.to_json() for s in subjects],
-        "file": str(called.path.absolute()),
-        "name": called.name,
-        "source_sha256": called.kernel.source_sha256,
-        "device": cuda_device().to_json(),
-    }
+    payload: dict[str, Any] = {}
     if (advice := store.advice(called.kernel.source_sha256)) is not None:
         payload["advice"] = advice.to_json()
     if (decided := _stored_config(store, called.kernel, subjects)) is not None:
         payload["decided"] = decided.to_json()
-    target = SearchTarget(
-        TargetKind.KERNEL,
-        called.kernel.name,
-        digest(called.kernel.source_sha256, _subject_identities(subjects)),
-        "triton",
-        called.kernel.name,
-        words,
-        payload,
-    )
-    return target, (_seed(target, called.text, "triton", "base"),)
+    target, base = kernel_target(called, subjects, cuda_device())
+    return replace(target, payload={**target.payload, **payload}), (base,)
+
+
+def kernel_target(
+    called: UserKernel, subjects: Sequence[BaseKernel], device: Device | None
+) -> tuple[SearchTarget, Node]:
+    """The target of a user's kernel, called as `subjects` are, and the node of its own source."""
+    name, sha = called.kernel.name, called.kernel.source_sha256
+    calls = [s.calls[0] for s in subjects if s.calls]
+    words = statement.kernel_statement(name, called.text, calls, called.configs, device)
+    payload = {
+        "subjects": [s.to_json() for s in subjects],
+        "file": str(called.path.absolute()),
+        "name": called.name,
+        "source_sha256": sha,
+        **({} if device is None else {"device": device.to_json()}),
+    }
+    identity = digest(sha, _subject_identities(subjects))
+    target = SearchTarget(TargetKind.KERNEL, name, identity, "triton", name, words, payload)
+    return target, _seed(target, called.text, "triton", "base")
 
 
 def _stored_config(store: Store, kernel: Kernel, subjects: Sequence[BaseKernel]) -> Config | None:

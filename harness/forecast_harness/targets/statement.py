@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from forecast_autotune.records import Argument, Config
+from forecast_autotune.records import Argument, Config, Device
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.targets.cuda.signature import KernelSignature
 from forecast_harness.targets.packs.expressions import evaluate
@@ -83,10 +83,15 @@ def cuda_statement(pack: Pack, signature: KernelSignature, device: str) -> str:
 
 
 def kernel_statement(
-    name: str, source: str, calls: Sequence[Sequence[Argument]], configs: Sequence[Config]
+    name: str,
+    source: str,
+    calls: Sequence[Sequence[Argument]],
+    configs: Sequence[Config],
+    device: Device | None = None,
 ) -> str:
     """The statement of a Triton kernel whose source is to be rewritten."""
     lines = [f"Triton kernel {name}, to be rewritten so that it runs faster and computes the same.", ""]
+    lines += [f"Device: {_device_text(device)}"] if device is not None else []
     lines += ["Calls:", *(f"- {_call_text(c)}" for c in calls[:_MAX_LISTED])] if calls else []
     lines += ["Some of its configs:", *(f"- {c}" for c in configs[:_MAX_LISTED])] if configs else []
     lines += [
@@ -97,6 +102,7 @@ def kernel_statement(
         *CONFIGS_RULES,
         "- Optional: RESET_TO_ZERO = [names of arguments]; a function workspace(meta, arguments, base, grid) that "
         "returns how many float32 and int32 elements (zeros) a launch needs at its parameters WORKSPACE and COUNTERS.",
+        "- Parameters named BASE_GRID_0, BASE_GRID_1 and BASE_GRID_2 are filled with the call's own launch grid.",
         "- It is compared with the original on hidden shapes and values; precision must not get worse.",
         "",
         "```python",
@@ -178,6 +184,16 @@ def _call_text(arguments: Sequence[Argument]) -> str:
         else:
             shown.append(f"{a.name}={a.value!r}")
     return ", ".join(shown)
+
+
+def _device_text(device: Device) -> str:
+    facts = {
+        "multiprocessors": device.multiprocessors,
+        "bytes of shared memory per program": device.shared_memory_bytes,
+        "bytes of L2": device.l2_bytes,
+    }
+    known = [f"{n} {name}" for name, n in facts.items() if n]
+    return ", ".join([f"{device.name} ({device.backend} {device.arch})", *known])
 
 
 # --- the work of one launch ---

@@ -153,14 +153,17 @@ def test_mechanical_variants(kernel: str, tmp_path: Path, capsys: Capture) -> No
 
 @pytest.mark.slow
 def test_a_language_model_writes_and_is_not_believed(kernel: str, tmp_path: Path, capsys: Capture) -> None:
-    model = StubModel("No.", f"Adds.\n```python\n{GOOD}```", f"Faster!\n```python\n{WRONG}```")
+    model = StubModel("No.", f"Adds.\n```python\n{GOOD}```", f"Faster!\n```python\n{WRONG}```", "Never.")
     with FaultyServer(model) as server:
         spec = f"{server.url}?model=parrot&kind=chat"
         assert variants(kernel, "--llm", spec, "--n", "3", "--json") == 0
     said = shown(capsys)
     assert len(said["new"]) == 2
-    assert len(said["refused"]) == 1
+    assert said["refused"] == ["it holds no code block that defines double"]
+    assert len(model.prompts) == 4
+    assert "It was refused before anything was run" in model.prompts[3], "once more"
     assert sorted(v["judgement"] for v in said["verified"]) == ["accepted", "rejected"]
+    assert {v.name.rpartition("-")[0] for v in stored(tmp_path)} == {"llm-adds", "llm-faster"}
     by_note = {v.provenance.note: v for v in stored(tmp_path)}
     assert set(by_note) == {"Adds.", "Faster!"}
     good = by_note["Adds."]
@@ -168,6 +171,23 @@ def test_a_language_model_writes_and_is_not_believed(kernel: str, tmp_path: Path
     assert len(good.provenance.prompt_sha256) == 64
     assert [c.passed for c in good.checks] == [True]
     assert [c.passed for c in by_note["Faster!"].checks] == [False]
+
+
+def test_a_model_may_write_where_no_call_is_known(tmp_path: Path, capsys: Capture) -> None:
+    path = Path(write(tmp_path, "recorded_kernel.py", KERNEL))
+    model = StubModel(f"Adds.\n```python\n{GOOD}```")
+    with FaultyServer(model) as server:
+        spec = f"{server.url}?model=parrot&kind=chat"
+        for _ in range(2):
+            assert variants(f"{path}:double", "--llm", spec, "--n", "1", "--no-verify", "--json") == 0
+            assert len(shown(capsys)["new"]) == 1
+    assert len(model.prompts) == 2, "whoever asks again wants another text"
+    assert "Calls:" not in model.prompts[0]
+    record_calls(tmp_path, path, "float32")
+    with FaultyServer(model) as server:
+        assert variants(f"{path}:double", "--llm", f"{server.url}?model=p&kind=chat", "--no-verify") == 0
+    for part in ("Device: some GPU (cuda 90)", "x: float32[1000] strides [1]", "BLOCK=", "BASE_GRID_0"):
+        assert part in model.prompts[2]
 
 
 def test_without_verification_nothing_is_run(kernel: str, tmp_path: Path, capsys: Capture) -> None:
