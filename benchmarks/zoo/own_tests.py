@@ -2,7 +2,7 @@
 
     python -m benchmarks.zoo.own_tests fetch --to FOLDER [--only NAMES]
     python -m benchmarks.zoo.own_tests run --from FOLDER --out FILE [--null] [--seconds 15] [--seed 0] [--only NAMES]
-    python -m benchmarks.zoo.own_tests table FILE ...
+    python -m benchmarks.zoo.own_tests page FILE ... > docs/tested_packages.md
 
 `fetch` needs a network, git and pip: it packs the packages of `packages.toml` at their commits into one archive.
 `run` needs none. A seeded sample of each package's tests is run by plain Triton until it has taken `--seconds`, and
@@ -41,6 +41,21 @@ _CORES = 4
 _START_S = 90.0
 """Seconds that a process may take beside its tests: imports, collection, one slow test."""
 _RESTARTS = 3
+_PAGE = """<!-- Written by `python -m benchmarks.zoo.own_tests page`. Do not edit. -->
+
+# Packages that were tried
+
+A program that works without this project works with it. These packages have Triton kernels, most of them autotuned,
+and tests of their own: plain Triton ran a seeded sample of each, and then the same tests ran under
+`FORECAST_AUTOTUNE=1`, with fresh caches, a fresh store and the same cores.
+
+*Lost* counts tests that plain Triton alone passes, twice; *gained*, those that it alone fails. A test that fails in
+both lacks a device, a package or another release of Triton. *Keys* are problems that plain Triton tuned, and rich
+tests those that tune five or more. Seconds are the tests' own. On a null device kernels are compiled and not run: the
+calls of kernels, by types, shapes and strides of their arguments, and the exceptions are compared, results are not,
+and two configs of each list are kept. `python -m benchmarks.zoo.own_tests` fetches the packages and runs them.
+"""
+_COLUMNS = ("package", "tests", "passed, plain / ours", "lost", "gained", "keys", "rich tests")
 
 
 def suite_command(package: Package, top: Path, home: Path, **given: Any) -> tuple[list[str], dict[str, str]]:
@@ -81,7 +96,8 @@ class Zoo:
         parts = max(package.weight for package in wanted)
         jobs = [(package, i) for i in range(parts) for package in wanted if i < package.weight]
         cores = sorted(os.sched_getaffinity(0))
-        shares = [cores[i : i + _CORES] for i in range(0, len(cores), _CORES)]
+        size = 1 if self.arguments.null else _CORES
+        shares = [cores[i : i + size] for i in range(0, len(cores), size)]
 
         def lane(share: list[int]) -> None:
             while True:
@@ -151,6 +167,9 @@ class Zoo:
         words, variables = suite_command(package, self.top, home, **given)
         kept = {k: v for k, v in os.environ.items() if not k.startswith("FORECAST_AUTOTUNE")}
         kept |= variables | ({"FORECAST_AUTOTUNE": "1"} if arm == "ours" else {})
+        if self.arguments.null:  # seconds are not compared there, and compiling takes most of them
+            kept["TRITON_CACHE_DIR"] = str(self.top / "binaries")
+            seconds *= 10
         seconds = min(seconds, self.stop_at - time.monotonic())
         log = home / "log"
         with log.open("ab") as output:
@@ -218,39 +237,36 @@ def _unlike(arms: dict[str, Any]) -> bool:
     return kinds[0] != kinds[1] or plain.get("calls_sha256") != ours.get("calls_sha256")
 
 
-def table(files: Sequence[Path]) -> str:
-    """A table in Markdown, of result files."""
-    columns = (
-        "package",
-        "commit",
-        "tests",
-        "passed, plain / ours",
-        "lost",
-        "gained",
-        "keys",
-        "tests of 5 keys or more",
-    )
-    head = f"| {' | '.join((*columns, 'seconds, plain / ours', 'how'))} |"
-    lines = []
+def page(files: Sequence[Path]) -> str:
+    """The page of the documentation, of result files."""
+    known, parts = packages(), [_PAGE]
     for file in files:
         data = json.loads(file.read_text(encoding="utf-8"))
-        lines += [
-            "",
-            "null device" if data["null"] else data["environment"]["device"],
-            "",
-            head,
-            "|---" * 10 + "|",
-        ]
-        known = packages()
+        about = data["environment"]
+        place = "a null device" if data["null"] else about["device"]
+        parts.append(
+            f"\n## On {place}\n\nTriton {about['triton']}, torch {about['torch']}, {about['date'][:10]}.\n\n"
+        )
+        last = "calls, unlike tests" if data["null"] else "seconds, plain / ours"
+        columns = (*_COLUMNS, last, "how")
+        parts.append(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n")
         for name, s in data["summary"]["packages"].items():
             package = known[name]
-            note = s.get("error") or package.note
-            lines.append(
-                f"| {name} | `{package.commit[:8]}` | {s['tests']} | {s['passed_plain']} / {s['passed_ours']} | "
-                f"{len(s['lost'])} | {len(s['gained'])} | {s['keys']} | {s['tests_of_5_keys']} | "
-                f"{s['seconds_plain']} / {s['seconds_ours']} | {note} |"
+            cells = (
+                f"[{name}](https://github.com/{package.repository}/tree/{package.commit})",
+                f"{s['tests'] - s['unfinished']}",
+                f"{s['passed_plain']} / {s['passed_ours']}",
+                f"{len(s['lost'])}",
+                f"{len(s['gained'])}",
+                f"{s['keys']}",
+                f"{s['tests_of_5_keys']}",
+                f"{s['calls']}, {len(s['unlike'])}"
+                if data["null"]
+                else f"{s['seconds_plain']} / {s['seconds_ours']}",
+                package.note,
             )
-    return "\n".join(lines)
+            parts.append(f"| {' | '.join(cells)} |\n")
+    return "".join(parts)
 
 
 def _parse() -> argparse.Namespace:
@@ -272,15 +288,15 @@ def _parse() -> argparse.Namespace:
     running.add_argument("--logs", type=Path, help="a folder for the output of the tests")
     for step in (fetching, running):
         step.add_argument("--only", nargs="*", default=[], help="names of packages")
-    steps.add_parser("table").add_argument("files", nargs="+", type=Path)
+    steps.add_parser("page").add_argument("files", nargs="+", type=Path)
     return command_line.parse_args()
 
 
 def main() -> int:
     """Fetch, run or print; a run ends with 1 if a test is lost."""
     arguments = _parse()
-    if arguments.step == "table":
-        print(table(arguments.files))
+    if arguments.step == "page":
+        print(page(arguments.files), end="")
         return 0
     wanted = list(packages(arguments.only).values())
     if arguments.step == "fetch":

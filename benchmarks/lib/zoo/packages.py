@@ -39,6 +39,7 @@ class Package:
     environment: dict[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
     stand_ins: tuple[str, ...] = ()
+    null: dict[str, str] = field(default_factory=dict)
     weight: int = 1
     note: str = ""
 
