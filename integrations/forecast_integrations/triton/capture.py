@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,18 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.printable import utc_now
-from forecast_autotune.records import Config, Kernel, digest
+from forecast_autotune.printable import count_text, utc_now
+from forecast_autotune.records import Argument, Config, Kernel, digest
 from forecast_autotune.records.captured_call import CapturedCall, CapturedLaunch, TensorContents
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.captures import CaptureFiles
+from forecast_autotune.variants.constants import encode_constant
 from forecast_autotune.variants.signature import call_form, memory_span
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.device_access import capturing_graph
 from forecast_integrations.triton.problem.describe import (
+    FUNCTION,
     call_arguments,
     heuristic_layers,
     heuristic_values,
@@ -61,6 +64,7 @@ _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 class _KernelCalls:
     """What was kept of one kernel."""
 
+    jit: Any = field(repr=False)
     kernel: Kernel
     source: str
     sizes: dict[str, set[str]] = field(default_factory=dict)
@@ -87,11 +91,10 @@ class CallCapture:
     def __init__(self, files: CaptureFiles, values: bool) -> None:
         self.files, self._values = files, values
         self._kernels: dict[int, _KernelCalls] = {}
-        self._seen: dict[int, object] = {}
-        """Kernels by their number, so that it stays theirs."""
+        """By the number of the kernel, which is held so that it stays its."""
         self._mutex = threading.RLock()
         self._busy = threading.local()
-        self.calls = self.bytes = 0
+        self.bytes = 0
         self._failed: dict[str, str] = {}
 
     def note(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> None:
@@ -113,19 +116,17 @@ class CallCapture:
     def _note(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> None:
         tuner, configs = _tuner_above(jit)
         if id(jit) not in self._kernels:
-            try:
+            source = ""
+            with suppress(RecordError):
                 source = standalone_source(jit)
-            except RecordError:
-                source = ""
-            self._seen[id(jit)] = jit
-            self._kernels[id(jit)] = _KernelCalls(kernel_record(jit), source)
+            self._kernels[id(jit)] = _KernelCalls(jit, kernel_record(jit), source)
         known = self._kernels[id(jit)]
         names = list(jit.arg_names)
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         meta = {n for c in getattr(tuner, "configs", ()) for n in c.kwargs}
         computed = {n for layer in heuristic_layers(getattr(tuner, "fn", None)) for n in layer}
         given = {n: named[n] for n in names if n in named and n not in meta and n not in computed}
-        arguments = tuple(call_arguments(jit, given))
+        arguments = tuple(_with_function(a, given.get(a.name)) for a in call_arguments(jit, given))
         tensors = dict(
             zip((a.name for a in arguments if a.kind == "tensor"), _tensors(given.values()), strict=True)
         )
@@ -156,7 +157,6 @@ class CallCapture:
         )
         before = self.bytes
         self.files.put(replace(call, contents=self._contents(call, tensors)))
-        self.calls += 1
         known.calls, known.bytes = known.calls + 1, known.bytes + self.bytes - before
 
     def _contents(self, call: CapturedCall, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorContents]:
@@ -176,13 +176,11 @@ class CallCapture:
 
     def line(self) -> str:
         """One line for a person."""
-        kernels = sum(1 for one in self._kernels.values() if one.sizes)
-        return (
-            f"captured {self.calls} call{'s' if self.calls != 1 else ''} of {kernels} "
-            f"kernel{'s' if kernels != 1 else ''}, {self.bytes / 2**20:.1f} MiB of their tensors, in {self.files.path} "
-            "(`forecast-autotune clear --captures` removes them)"
-            + "".join(f"; none of {name}: {why}" for name, why in list(self._failed.items())[:3])
-        )
+        calls = [one.calls for one in self._kernels.values() if one.calls]
+        kept = f"captured {count_text(sum(calls), 'call')} of {count_text(len(calls), 'kernel')}"
+        failed = "".join(f"; none of {name}: {why}" for name, why in list(self._failed.items())[:3])
+        where = f"in {self.files.path} (`forecast-autotune clear --captures` removes them)"
+        return f"{kept}, {self.bytes / 2**20:.1f} MiB of their tensors, {where}{failed}"
 
 
 def _told_apart(value: Any) -> Any:
@@ -215,6 +213,18 @@ def _tuner_above(jit: Any) -> tuple[Any, list[Any]]:
         return tuner, list(tuner.configs)
     finally:
         tuner.nargs = before
+
+
+def _with_function(argument: Argument, value: Any) -> Argument:
+    """With the module of a JIT function that a constexpr is, which only a sandbox runs."""
+    if argument.dtype != FUNCTION:
+        return argument
+    inner = getattr(value, "value", value)
+    return replace(argument, extra=encode_constant(inner, _module_of))
+
+
+def _module_of(function: Any) -> str:
+    return f"import triton.language as _language\n{standalone_source(function)}"
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -1,8 +1,8 @@
 """The kernel that a command names: its text, and the calls that variants must survive.
 
 How a kernel is called is learnt from the first of these that there is: a function `inputs(random)` in its
-file; `CASE` or `CASES` there, objects with `kernel`, `make(device, small)` (a dict of `args`, `kwargs`, `grid`), a
-`space` of configs, and `reset_to_zero`; calls that a program captured; problems in the store, recorded when the kernel
+file; calls that a program captured; `CASE` or `CASES` in the file, objects with `kernel`, `make(device, small)` (a dict
+of `args`, `kwargs`, `grid`), a `space` of configs, and `reset_to_zero`; problems in the store, recorded when the kernel
 was tuned.
 """
 
@@ -258,7 +258,7 @@ class UserKernel:
         if callable(getattr(self.module, "inputs", None)):
             return [replace(kernel, file=str(self.path.absolute()), inputs=True)]
         stored = list(self._stored(kernel, store, device))
-        known_calls = list(self._cases(kernel)) or self._captured(kernel, store, device, stored) or stored
+        known_calls = self._captured(kernel, store, device, stored) or list(self._cases(kernel)) or stored
         if not known_calls:
             raise CommandError(
                 f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "

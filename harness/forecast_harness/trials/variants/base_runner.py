@@ -236,7 +236,7 @@ def call_arguments(
 
 def encode_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that are no tensors as JSON; see `encode_constant`, as which it raises."""
-    return {n: encode_constant(value, _module_of) for n, value in scalars.items()}
+    return {n: v if isinstance(v, dict) else encode_constant(v, _module_of) for n, v in scalars.items()}
 
 
 def _module_of(function: Any) -> str:

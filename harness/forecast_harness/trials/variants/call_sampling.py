@@ -576,6 +576,8 @@ def is_index_dtype(dtype: torch.dtype) -> bool:
 def scalar_value(argument: Argument) -> Any:
     """The value of an argument that is no tensor. Raises `RecordError` for one that its record does not hold."""
     if CONSTANT in argument.extra:
+        if argument.extra[CONSTANT][0] == "function":
+            return dict(argument.extra)  # nothing but a cell imports it
         return decode_constant(argument.extra)
     if argument.kind in ("none", "tuple"):
         return None if argument.kind == "none" else ()

@@ -83,6 +83,15 @@ def double_tile(tile, out, M: tl.constexpr, N: tl.constexpr):
     tl.store(out + o, value * 2)
 
 @triton.jit
+def square(x):
+    return x * x
+
+@triton.jit
+def apply_function(x, out, n, fn: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, fn(tl.load(x + o, mask=o < n)), mask=o < n)
+
+@triton.jit
 def sum_windows(x, out, s0, s1, W: tl.constexpr):
     w = tl.arange(0, W)
     tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * s0 + w * s1)))
@@ -109,6 +118,7 @@ x = torch.arange(300, dtype=torch.float32)
 kernels.increment[(3,)](x, 300, BLOCK=128)
 kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)
 kernels.scale_named[(3,)](Pair(x, 3.0, torch.empty(300)), 300, BLOCK=128)
+kernels.apply_function[(3,)](x, torch.empty(300), 300, kernels.square, BLOCK=128)
 tile = TensorDescriptor.from_tensor(torch.randn(32, 16), [16, 16])
 kernels.double_tile[(2,)](tile, torch.empty(32, 16), M=16, N=16)
 windows = torch.randn(40).as_strided((9, 16), (3, 1))
@@ -171,11 +181,11 @@ def verdicts(
 
 def test_a_run_says_what_it_kept_and_clear_removes_it(tmp_path: Path) -> None:
     one = run_captured(tmp_path)
-    assert "captured 11 calls of 7 kernels" in one.printed
+    assert "captured 12 calls of 8 kernels" in one.printed
     assert "clear --captures" in one.printed
     assert one.store.clear_captures("GATHER") == 2
     assert not one.calls("gather")
-    assert one.store.clear_captures() == 9
+    assert one.store.clear_captures() == 10
     assert not list((tmp_path / "store" / "captures").iterdir())
 
 
@@ -218,6 +228,7 @@ def test_the_record_tells_how_other_configs_are_launched(captured: Captured) -> 
         ("scale", ("* factor", "* (factor + 0.01)")),
         ("gather", ("tl.program_id(0)) * D", "0) * D")),
         ("increment", ("+ 1, mask", "+ 2, mask")),
+        ("apply_function", ("mask=o < n)), mask", "mask=o < n)) * 1.5, mask")),
         ("double_tile", ("* 2)", "* 2.1)")),
         ("scale_named", ("* p.factor", "* (p.factor + 0.01)")),
         ("scale_pair", ("* xs[2]", "* (xs[2] + 0.01)")),
