@@ -1039,7 +1039,8 @@ def _decide_plainly(
     warnings.warn(f"the tuner failed ({error!r:.300}): {how}", stacklevel=3)
     candidates = list(task.candidates)
     listed = frozenset(candidates)
-    known = latest_labels(m for m in store.measurements(task.problem) if m.candidate in listed)
+    rows = (*store.measurements(task.problem), *task.struck)
+    known = latest_labels(m for m in rows if m.candidate in listed)
     tried: dict[Candidate, Measurement] = {}
     spent = MeasuringCost()
     if timed and (missing := [c for c in candidates if c not in known]):

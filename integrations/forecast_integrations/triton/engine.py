@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -147,15 +147,8 @@ class _KeyMiss:
     """Measurers that have timed candidates, each with the kind of its arguments."""
 
 
-@dataclass(frozen=True)
-class _UntimedChoice:
-    """A config that a key was served without a clock, and where it comes from."""
-
-    config: LaunchConfig
-    decision: Decision
-    filed: Problem
-    pruned: Sequence[LaunchConfig] | None
-    """The configs of its call; None where it was decided for a range of calls."""
+_UntimedChoice = tuple[LaunchConfig, Candidate, Callable[[KernelCall], Problem]]
+"""A config that a key was served without a clock, its candidate, and the problem of a call with that key."""
 
 
 @dataclass
@@ -290,7 +283,8 @@ class TuningEngine:
             if not _is_of_guard(tuner, error):
                 raise
             # Somebody forbids timing: what is stored of the call, as Triton would time it, is served none the less.
-            miss = self._miss(call, key, pruned, False)
+            own = False
+            miss = self._miss(call, key, pruned, own)
             miss.settings, ranged = miss.settings.with_(mode=Mode.FROZEN, on_miss="error"), None
             try:
                 decision = self._decide_key(miss, None)
@@ -299,8 +293,12 @@ class TuningEngine:
         config = self._serve(miss, decision, ranged)
         self._untimed.pop(key, None)
         if decision.evidence is not Evidence.MEASURED:
-            filed = miss.problem if ranged is None else ranged.problem
-            self._untimed[key] = _UntimedChoice(config, decision, filed, pruned if ranged is None else None)
+            filed = None if ranged is None else ranged.problem  # a key may not tell all calls apart otherwise
+            self._untimed[key] = (
+                config,
+                decision.chosen,
+                lambda c: filed or self._problem(c, key, pruned, own),
+            )
         return config
 
     def strikes(
@@ -324,21 +322,20 @@ class TuningEngine:
         choice, outcome = None if key is None else self._untimed.get(key), outcome_of(error)
         if choice is None or key is None or outcome is None or outcome is Outcome.INFRASTRUCTURE:
             return False
+        untimed, chosen, problem_of = choice
         functions = [kwargs.get("grid"), config.pre_hook]
         functions += [f for layer in describe.heuristic_layers(tuner.fn) for f in layer.values()]
         of_user = is_of_caller(error) or not codes_in_traceback(error).isdisjoint(map(code_of, functions))
-        if choice.config is not config or of_user or is_interpreted() or not is_alive() or capturing_graph():
+        if untimed is not config or of_user or is_interpreted() or not is_alive() or capturing_graph():
             return False
         with LOCK:
-            problem, chosen = choice.filed, choice.decision.chosen
-            if (
-                choice.pruned is not None
-            ):  # a key may not tell these arguments apart from those it was chosen for
-                own = describe.OWN_BENCHMARK in describe.options_of(problem)
-                problem = self._problem(KernelCall(tuner, args, kwargs), key, choice.pruned, own)
+            problem = problem_of(KernelCall(tuner, args, kwargs))
             struck = self._struck.setdefault(problem.id, [])
-            if any(m.candidate == chosen for m in struck):
-                return False
+            if any(m.candidate == chosen for m in struck):  # by another thread, or there is nothing else
+                pending = self.pending.get(key)
+                return (tuner.cache.get(key) if pending is None else pending.served_config) is not config
+            tuner.cache.pop(key, None)
+            self.pending.pop(key, None)
             kind, at = type(error).__name__, utc_now()
             extra = {"message": f"{kind}: {error!s:.500}", RAISED: kind}
             struck.append(Measurement(problem.id, chosen, outcome, protocol="launch", at=at, extra=extra))
@@ -353,8 +350,6 @@ class TuningEngine:
                 f"({error!s:.200}): it is struck for this problem, which is decided anew",
                 stacklevel=3,
             )
-            for served in (self._untimed, tuner.cache, self.pending):
-                served.pop(key, None)
         return True
 
     def _miss(self, call: KernelCall, key: Key, pruned: list[LaunchConfig], own: bool) -> _KeyMiss:

@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import signal
+import threading
 import time
 import warnings
 import weakref
@@ -344,6 +345,42 @@ def test_a_forecast_that_cannot_be_launched_gives_way_to_another(
         launch(tuner)
     assert tuner.best_config.num_warps != first.best_config.num_warps
     assert tables(tmp_path / "store") == [] or mode != "deterministic"
+
+
+def test_a_first_config_that_cannot_be_launched_gives_way_too(
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is served, untimed, where frozen mode cannot ask the store."""
+
+    def fail(*_: Any) -> None:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(Store, "decision", fail)
+    refuse(device, OutOfResources(1024, 512, "threads"), {1})
+    tuner = tuned(double, configs((1, 4, 2), (3,)), tmp_path / "store", mode="frozen")
+    with pytest.warns(UserWarning, match="the store failed"):
+        launch(tuner)
+    assert tuner.best_config.num_warps == 4
+    assert device.launches == 2
+
+
+def test_threads_that_meet_a_failing_choice_together_all_launch(device: Any, tmp_path: Path) -> None:
+    root, listed = tmp_path / "store", configs((1, 2, 4), (3,))
+    launch(tuned(double, listed, root, mode="exhaustive"))
+    failing = threading.Barrier(4)
+
+    def clock(metadata: Any) -> float:
+        if metadata.num_warps == 4:
+            failing.wait(60.0)
+            raise OutOfResources(1024, 512, "threads")
+        return by_launch_options(metadata)
+
+    device.clock = clock
+    tuner = tuned(double, listed, root, mode="frozen")
+    with ThreadPoolExecutor(4) as pool, pytest.warns(UserWarning, match="struck") as said:
+        list(pool.map(lambda _: launch(tuner), range(4)))
+    assert len(said) == 1
+    assert tuner.best_config.num_warps != 4
 
 
 def test_what_the_callers_own_function_raises_strikes_nothing(device: Any, tmp_path: Path) -> None:

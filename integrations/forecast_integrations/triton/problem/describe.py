@@ -184,8 +184,6 @@ def _override(path: str | None) -> str | None:
 
 def _constant(value: object) -> Scalar:
     """A compile-time constant as a record holds it; JIT functions by name and source."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return to_scalar(value)
     inner = getattr(value, "value", value)
     plain = inner is None or isinstance(inner, bool | int | float | str)
     return to_scalar(inner) if plain else value_text(inner)
