@@ -75,13 +75,13 @@ class CudaJudge(PackJudge):
         chosen = super()._choose_configs(job, listed, n)
         return [c for c in chosen if isinstance(self._compile(job.node, c), CompiledSource)] or [{}]
 
-    def _verify_node(self, node: Node, config: SourceConfig) -> SolutionVerdict:
+    def _verify_node(self, node: Node, config: SourceConfig, plan: VerificationPlan) -> SolutionVerdict:
         began = time.perf_counter()
         if isinstance(result := self._compile(node, config), CudaCompileError):
             reason = Reason(ReasonCode.FAILS, f"CompilationError: {result}")
             seconds = time.perf_counter() - began
             return SolutionVerdict(self._target.name, node.id, (reason,), seconds=seconds)
-        return super()._verify_node(node, config)
+        return super()._verify_node(node, config, plan)
 
     def _solution(self, node: Node, config: SourceConfig) -> Solution:
         if isinstance(match := self._compile(node, config), CudaCompileError):

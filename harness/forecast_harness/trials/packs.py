@@ -25,11 +25,17 @@ from forecast_harness.trials.configs.source_configs import (
 from forecast_harness.trials.confirmation import ConfirmationLanes, ConfirmationLimit
 from forecast_harness.trials.judge import SandboxJudge, SandboxTrial
 from forecast_harness.trials.protocol import LaneFailure
-from forecast_harness.trials.race import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
+from forecast_harness.trials.race import HOST_RULES, QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
 from forecast_harness.trials.verdict import Contest, overall_judgement, reasons_from_json, reasons_text
 from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import check_pack, verify
 from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
+
+_FIRST_CASES = 6
+"""Launches with other shapes, values and layouts before a source is timed."""
+_CLEAR_ERRORS = 2.0
+"""Standard errors by which a source has to be ahead to count so: else busy machines had one lucky rival after another
+verified in full."""
 
 
 class PackJudge(SandboxJudge):
@@ -50,13 +56,14 @@ class PackJudge(SandboxJudge):
         folder: Path,
         *,
         number: int = 0,
-        rules: RaceRules = QUICK_RULES,
+        rules: RaceRules | None = None,
     ) -> None:
         self.contests: Callable[[Pack, VerificationPlan, StoppingRules], SolutionContest] | None = None
         """Contests whose clock no candidate can touch: where there are any, the first of a confirmation's two."""
         self._target, self._pack = target, pack_of(target)
         self._limits = cell_limits_for(self._pack, BENCH_LIMITS, plan.device)
-        super().__init__(plan, folder, number, rules, THOROUGH_RULES)
+        usual = HOST_RULES if plan.device == "cpu" else QUICK_RULES
+        super().__init__(plan, folder, number, rules or usual, THOROUGH_RULES)
 
     def pack_problems(self) -> list[str]:
         """Why this pack cannot tell right from wrong; empty if it can. To be asked once, before a search."""
@@ -74,8 +81,14 @@ class PackJudge(SandboxJudge):
             raise refusal from error
 
     def _verify(self, trial: SandboxTrial) -> None:
-        """The source as it stands; its winning config is verified once it has won."""
-        trial.verification = self._verified(trial, {})
+        """The source as it stands, with few cases: what turns out to be ahead is verified in full when it would lead.
+
+        A source that others are timed beside is verified in full at once.
+        """
+        in_full = trial.job.node.id == trial.job.against.id
+        plan = self._plan if in_full else replace(self._plan, cases=_FIRST_CASES, timed=0, launches=0)
+        trial.verification = self._verified(trial, {}, plan)
+        trial.facts["verified_in_full"] = in_full
         if not trial.verification.accepted:
             raise self._refusal(trial, trial.verification.reasons)
 
@@ -83,7 +96,7 @@ class PackJudge(SandboxJudge):
         return self._choose_configs(trial.job, trial.configs, max(1, trial.job.trials))
 
     def _race(self, trial: SandboxTrial, configs: Sequence[SourceConfig]) -> Contest:
-        """If a winner turns out to be wrong, the source as it stands has been verified already, and runs alone."""
+        """If a winner turns out to be wrong, the source as it stands runs alone. One not shown to be ahead is not."""
         for running in (configs, ({},)):
             timed = trial.measurements
             if timed and (len(configs) == 1 or timed + len(running) > trial.job.trials):
@@ -99,22 +112,16 @@ class PackJudge(SandboxJudge):
             if "winner" not in value:
                 reasons = caught[0]
                 continue
-            if config := running[value["winner"]]:
-                checked = self._verified(trial, config)
-                if checked.judgement is Judgement.SUSPICIOUS:
-                    trial.verification = checked
-                    raise self._refusal(trial, checked.reasons)
-                if not checked.accepted:
-                    reasons = checked.reasons
-                    continue
-            return Contest.of_race(value, running)
+            contest = Contest.of_race(value, running)
+            is_ahead = contest.log2_ratio + _CLEAR_ERRORS * contest.error < 0.0
+            return contest if is_ahead else replace(contest, log2_ratio=max(0.0, contest.log2_ratio))
         raise self._refusal(trial, reasons)
 
     def _verify_in_full(
         self, node: Node, config: Mapping[str, Any]
     ) -> tuple[SolutionVerdict, dict[str, Any]]:
         trial = self._trial(NodeJob("", node, node, {}, self._target, 0, 1), self._rules, [self._lane])
-        trial.verification = self._verified(trial, config)
+        trial.verification = self._verified(trial, config, self._plan)
         if not trial.verification.accepted:
             raise self._refusal(trial, trial.verification.reasons)
         return trial.verification, {}
@@ -186,14 +193,14 @@ class PackJudge(SandboxJudge):
         solution = solution_of(self._target, node)
         return replace(solution, source=apply_config(solution.source, config))
 
-    def _verify_node(self, node: Node, config: SourceConfig) -> SolutionVerdict:
-        return verify(self._pack, self._solution(node, config), self._lane, plan=self._plan)
+    def _verify_node(self, node: Node, config: SourceConfig, plan: VerificationPlan) -> SolutionVerdict:
+        return verify(self._pack, self._solution(node, config), self._lane, plan=plan)
 
     # ---
 
-    def _verified(self, trial: SandboxTrial, config: SourceConfig) -> SolutionVerdict:
+    def _verified(self, trial: SandboxTrial, config: SourceConfig, plan: VerificationPlan) -> SolutionVerdict:
         try:
-            verdict = self._verify_node(trial.job.node, config)
+            verdict = self._verify_node(trial.job.node, config, plan)
         except SandboxError as error:
             raise LaneFailure(str(error), self.name) from error
         if verdict.judgement is Judgement.INFRASTRUCTURE:

@@ -14,7 +14,15 @@ pytest.importorskip("torch")
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome, codec
-from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget, TargetKind
+from forecast_harness.records import (
+    ConfirmationJob,
+    Node,
+    NodeJob,
+    NodeResult,
+    SearchTarget,
+    TargetKind,
+    VerificationJob,
+)
 from forecast_harness.sandbox.api import ResourceLimits
 from forecast_harness.targets.search_target import open_target
 from forecast_harness.trials import packs as pack_judge
@@ -83,6 +91,20 @@ def test_a_faster_source_is_measured_beside_the_incumbent(judge: NodeJudge) -> N
     assert result.facts["blocks"] >= 8
     assert "faster" in result.feedback
     assert codec.from_json(NodeResult, codec.to_json(result)) == result
+
+
+def test_a_source_is_verified_in_full_where_it_would_lead(judge: NodeJudge) -> None:
+    """What only shows in many launches of equal sizes is left to that; the yardstick is verified at once."""
+    seed = judged(judge, replace(job("seed", SEED.source), node=SEED))
+    assert seed.facts["verified_in_full"]
+    assert seed.may_lead
+    late = FAST.replace("return", "COUNT.append(0)\n    return (len(COUNT) > 100) * 0.01 +").replace(
+        "import torch\n", "import torch\n\nCOUNT = []\n"
+    )
+    asked = job("late", late)
+    first = judge.verify(VerificationJob("verify", asked.node, {}, TARGET))
+    assert not first.is_right
+    assert not judged(judge, replace(job("fast", FAST), against=node("often", OFTEN))).may_lead
 
 
 def test_a_pack_with_a_size_for_the_host_is_timed_at_it(tmp_path: Path) -> None:
