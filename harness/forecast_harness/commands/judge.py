@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _BASE = "base"
+_STATED_SETTINGS = ("float32 matmul precision", "cuda tf32", "cudnn tf32", "autocast")
 
 
 @dataclass
@@ -353,6 +354,8 @@ def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
     ]
     if verdict.accepted:
         lines.append(shown_text(f"  {verdict.checked}"))
+        stated = [f"{n} {verdict.facts.get('arithmetic', {}).get(n)}" for n in _STATED_SETTINGS]
+        lines.append(shown_text(f"  arithmetic, of whatever it is held against as well: {', '.join(stated)}"))
     lines += [shown_text(f"  not varied: {text}") for text in verdict.facts.get("not_varied", ())]
     return [line, *lines, *(shown_text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
 

@@ -3,10 +3,11 @@
     read -> compiled -> right on one call -> timed -> raced -> verified -> confirmed
 
 `Judge` orders the stages; each kind of judge says how one is done. Host code is judged in a sandbox (`SandboxJudge`, by
-kind of target in `kernels`, `packs` and `cuda`): it is verified before it is timed, a pack's with few cases, and one job
-compiles it, compares results at one call of every size, drops the slower configs and races the best. Machine code is judged by a
-runner (`machine_code.judge`): configs are chosen by compiling, checking on one call and timing as few as tell, and full
-verification waits until the source may lead. Sides of a race are timed by a `TrialClock`, of a cell or of the runner.
+kind of target in `kernels`, `packs` and `cuda`): it is verified before it is timed, a pack's with few cases, and one
+job compiles it, compares results at one call of every size, drops the slower configs and races the best. Machine code
+is judged by a runner (`machine_code.judge`): configs are chosen by compiling, checking on one call and timing as few as
+tell. Full verification waits there, and for packs, until the source may lead. Sides of a race are timed by a
+`TrialClock`, of a cell or of the runner.
 All end in the verdict of `verdict`, and are confirmed as `confirmation` says.
 """
 

@@ -663,8 +663,8 @@ def _identities() -> list[int]:
     return [id(getattr(place, name, None)) for place, name in WATCHED]
 
 
-def _flags() -> dict[str, str]:
-    """Settings that change what other code computes."""
+def arithmetic_settings() -> dict[str, str]:
+    """Settings that change what other code computes: the same for all that is judged, as none may change them."""
     return {name: _setting(read) for name, read in _SETTINGS.items()}
 
 
@@ -677,6 +677,7 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     "fp16 reduced reduction": lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
     "deterministic": torch.are_deterministic_algorithms_enabled,
     "grad mode": torch.is_grad_enabled,
+    "autocast": lambda: torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
     "denormals": lambda: bool((torch.tensor([1e-40]) * 1.0 != 0).item()),
     "threads": torch.get_num_threads,
     # They see every operation of this process, those of the harness included.
@@ -695,7 +696,7 @@ def _setting(read: Callable[[], Any]) -> str:
 
 def remember_process(state: dict[str, Any]) -> None:
     """Note how things are before the candidate's code is imported."""
-    state["identities"], state["flags"] = _identities(), _flags()
+    state["identities"], state["flags"] = _identities(), arithmetic_settings()
 
 
 def note_question(state: dict[str, Any]) -> None:
@@ -718,7 +719,7 @@ def process_report(state: dict[str, Any]) -> dict[str, Any]:
     Threads may live on, as those of libraries do; to compute while nothing is asked is what none may do. This runs next
     to the candidate, so it finds honest mistakes, and cheats that do not look for it.
     """
-    now, flags = _identities(), _flags()
+    now, flags = _identities(), arithmetic_settings()
     patched = [
         f"{place.__name__}.{name}"
         for (place, name), was, result in zip(WATCHED, state["identities"], now, strict=True)

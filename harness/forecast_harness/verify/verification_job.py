@@ -19,6 +19,7 @@ from forecast_harness.sandbox.jobs import CellAnswer, Fault
 from forecast_harness.sandbox.judge_process import JobContext
 from forecast_harness.targets.packs.schema import Language, Pack
 from forecast_harness.verify.examiner import SolutionExaminer
+from forecast_harness.verify.launch_cell import arithmetic_settings
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import DrawSpec, LaunchCase, VerificationProblem, problem_of
 from forecast_harness.verify.tolerance import raw_bytes, same_bits
@@ -61,7 +62,13 @@ def verification_answer(
     """A verification's value: `reasons`, `trials` and `facts`; a judge's seed is of the `nonce`."""
     worst = judge.worst_error_ratio
     error = float(f"{worst:.4g}") if worst < 1e30 else None
-    facts = {**judge.facts, **facts, "seed": nonce, "error_over_limit": error}
+    facts = {
+        **judge.facts,
+        **facts,
+        "seed": nonce,
+        "error_over_limit": error,
+        "arithmetic": arithmetic_settings(),
+    }
     return {"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "facts": facts}
 
 
