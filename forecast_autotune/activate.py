@@ -7,6 +7,8 @@ compiles something with Inductor.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import os
 import sys
@@ -17,6 +19,7 @@ from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 _TRITON_MODULES = ("triton", "triton.runtime.autotuner")
 """The module to wait for, and the attribute that it has then: the patch needs modules that the package imports."""
@@ -52,12 +55,35 @@ def autoload() -> None:
 
     Does what `install` does and never raises: an exception in here would break `import torch`.
     """
+    with contextlib.suppress(Exception):
+        _check_options(sys.modules["torch"])
     if os.environ.get("FORECAST_AUTOTUNE", "") in ("", "0"):
         return  # reading the settings costs some milliseconds, of every `import torch`
     try:
         install()
     except Exception as error:
         _warn(f"FORECAST_AUTOTUNE=1 has no effect: {error!r}")
+
+
+def _check_options(torch: Any) -> None:
+    """Have `torch.compile(backend="forecast_autotune", options=...)` check options as it does for its own backend.
+
+    torch hands the options of other backends to their function, which is called at the first call of what is compiled.
+    """
+    wrapper = torch._TorchCompileWrapper
+    original = wrapper.__init__
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def init(
+        self: Any, backend: object, mode: object, options: object, dynamic: object, *more: object
+    ) -> None:
+        original(self, backend, mode, options, dynamic, *more)
+        if "forecast_autotune" in (backend, getattr(backend, "__name__", "")):
+            torch._TorchCompileInductorWrapper(mode, options, dynamic)
+
+    wrapper.__init__ = init
 
 
 @cache  # torch and the program itself may both have us installed

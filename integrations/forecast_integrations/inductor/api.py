@@ -225,7 +225,8 @@ def forecast_autotune(
     mode: str | None = None,
     **_: object,
 ) -> Callable[..., Any]:
-    """Compile a graph with Inductor's max-autotune; `options` and `mode` are those of `torch.compile`.
+    """Compile a graph with Inductor's max-autotune; `options` and `mode` are those of `torch.compile`, which checks
+    them: a RuntimeError for an unknown one, or one of a wrong type.
 
     The service stays on in this process, as after `enable_torch_compile()`: a backward graph is compiled
     long after this function has returned.
@@ -235,8 +236,5 @@ def forecast_autotune(
 
     if current() is None:
         enable_torch_compile()
-    patches: dict[str, object] = {"max_autotune": True}
-    if mode:
-        patches |= torch._inductor.list_mode_options(mode)
-    patches |= options or {}
-    return compile_fx(gm, example_inputs, config_patches=patches)
+    checked = torch._TorchCompileInductorWrapper(mode, options, None).config
+    return compile_fx(gm, example_inputs, config_patches={"max_autotune": True, **checked})

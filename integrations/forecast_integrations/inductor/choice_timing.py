@@ -9,9 +9,11 @@ early where a choice cannot win. One clock decides between all choices of an ope
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forecast_autotune.records import Measurement, Problem
 from forecast_autotune.settings import Mode
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from forecast_integrations.inductor.session import TuningSession
     from forecast_integrations.triton.timer.timers import CallTime, CallTimer
 
+ChoiceTimings: TypeAlias = "dict[ChoiceCaller, float]"
+"""Milliseconds by choice; inf for a failure."""
 MAY_BE_SHORT_MS = 0.15
 """Up to here Inductor's own time may be the host's: it needs 0.02 to 0.1 ms to launch, on a busy machine more."""
 INDUCTOR_CLOCK = "inductor"
@@ -32,6 +36,11 @@ _CLOCK_ATTRIBUTE = "forecast_autotune_clock"
 """Attribute of a choice: its latest `CallTime`, where Inductor was told that."""
 CUDAGRAPH_OPTION = "_benchmark_with_cudagraphs"
 """Attribute of choices that Inductor itself times as CUDA graphs."""
+
+
+def times_on_host(session: TuningSession, choices: Sequence[ChoiceCaller]) -> bool:
+    """Whether choices are timed on the processor, in turns."""
+    return bool(choices) and choices[0].layout.device.type == "cpu" and replaces_times(session)
 
 
 def times_calls(session: TuningSession, problem: Problem) -> bool:
@@ -73,7 +82,7 @@ def clock_of(choice: ChoiceCaller, ms: float) -> CallTime | None:
 class CallTiming:
     """Times calls in the place of Inductor's benchmarker."""
 
-    def __init__(self, session: TuningSession, clock: CallClock) -> None:
+    def __init__(self, session: TuningSession, clock: CallClock | HostClock) -> None:
         self._session, self._clock = session, clock
         self._inside = False
         self.failed = False
@@ -101,7 +110,7 @@ class CallTiming:
     def _times_calls(self) -> bool:
         return True
 
-    def _find(self, call: Callable[[], object]) -> CallTime:
+    def _find(self, call: Callable[[], object]) -> CallTime | HostTime:
         return self._clock.time(call, math.inf)
 
 
@@ -129,13 +138,13 @@ class CollectedCalls:
 class ChoiceTiming(CallTiming):
     """The choices of one operation while one thread benchmarks them."""
 
-    def __init__(self, session: TuningSession, operation: str, clock: CallClock) -> None:
+    def __init__(self, session: TuningSession, operation: str, clock: CallClock | HostClock) -> None:
         super().__init__(session, clock)
         self._operation = operation
         self._choice: ChoiceCaller | None = None
-        self._heard: CallTime | None = None
+        self._heard: Any = None
         """The time of the choice at hand."""
-        self._told: dict[ChoiceCaller, CallTime] = {}
+        self._told: dict[ChoiceCaller, Any] = {}
         self._best_ms = math.inf
 
     def benchmark_choice(self, choice: ChoiceCaller, benchmark: Callable[[], float]) -> float:
@@ -154,7 +163,7 @@ class ChoiceTiming(CallTiming):
     def _times_calls(self) -> bool:
         return self._choice is not None  # not a graph whose own kernels are tuned at its first run
 
-    def _find(self, call: Callable[[], object]) -> CallTime:
+    def _find(self, call: Callable[[], object]) -> CallTime | HostTime:
         assert self._choice is not None
         name = f"{self._operation} {candidate_of(self._choice)}"
         result = self._clock.time(call, self._best_ms, may_record=name not in self._session.not_recordable)
@@ -178,6 +187,90 @@ class ChoiceTiming(CallTiming):
             elif 0 < ms <= MAY_BE_SHORT_MS:
                 note = "times of short choices hold the host's part of a launch"
         return note
+
+
+_SAMPLES, _TURNS = 20, 3
+"""Undisturbed samples of a choice in one turn that are enough, and turns at least."""
+_TURN_S, _TURNS_S = 0.025, 1.0
+"""Seconds of one choice in one turn, and seconds after which no further turn begins."""
+_LONG_MS = 50.0
+"""A call that is longer is hardly ever left alone: what it waits for is a part of it."""
+DISTURBED = "other work disturbed all samples of a choice: nothing of it is kept"
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """How long a call takes on the processor; as a `CallTime`."""
+
+    ms: float
+    disturbed: bool
+    """The scheduler took a thread away during each sample: the call may be far faster."""
+    protocol: str = f"{INDUCTOR_CLOCK}: minimum, in turns"
+    host_bound: bool = False
+    recordable: bool = True
+
+    def __lt__(self, other: HostTime) -> bool:
+        return (self.disturbed, self.ms) < (other.disturbed, other.ms)
+
+
+class HostClock:
+    """Times calls on the processor: the minimum of the samples during which the scheduler took no thread away.
+
+    With a thread for each core and another busy process, a call of 0.01 ms takes a time slice of 4 to 20 ms, whatever
+    it does.
+    """
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        """Nothing: calls on the processor have no stream."""
+        return nullcontext()
+
+    def time(self, call: Callable[[], object], best_ms: float, *, may_record: bool = True) -> HostTime:
+        """How long a call takes that has run before."""
+        from resource import RUSAGE_SELF, getrusage
+
+        until, undisturbed, best = time.perf_counter() + _TURN_S, 0, HostTime(math.inf, True)
+        while time.perf_counter() < until and undisturbed < _SAMPLES:
+            switches, begin = getrusage(RUSAGE_SELF).ru_nivcsw, time.perf_counter()
+            call()
+            ms = (time.perf_counter() - begin) * 1e3
+            sample = HostTime(ms, ms < _LONG_MS and getrusage(RUSAGE_SELF).ru_nivcsw > switches)
+            undisturbed += not sample.disturbed
+            best = min(best, sample)
+        return best
+
+
+class ChoiceTurns(ChoiceTiming):
+    """The choices of one operation on the processor, timed in turns."""
+
+    disturbed = False
+    """Whether a choice was disturbed in all of its turns."""
+
+    def in_turns(
+        self, timings: ChoiceTimings, again: Callable[[list[ChoiceCaller]], ChoiceTimings]
+    ) -> ChoiceTimings:
+        """Times in milliseconds after further turns of those that ran; `again` benchmarks choices once.
+
+        A time that somebody has altered on its way is left as it is.
+        """
+        best: dict[ChoiceCaller, HostTime] = {c: t for c, t in self._told.items() if timings.get(c) == t.ms}
+        until, turn = time.perf_counter() + _TURNS_S, 1
+        while time.perf_counter() < until:
+            disturbed = any(t.disturbed for t in best.values())
+            if not disturbed and (turn >= _TURNS or len(best) < 2):
+                break
+            told = again(list(best))
+            # One that fails now, or that somebody alters, is what it is said to be.
+            timings |= {c: ms for c, ms in told.items() if (t := self._told.get(c)) is None or t.ms != ms}
+            best = {c: min(t, self._told[c]) for c, t in best.items() if self._told[c].ms == told.get(c)}
+            turn += 1
+        self._told.update(best)
+        self.disturbed = any(t.disturbed for t in best.values())
+        return {**timings, **{c: t.ms for c, t in best.items()}}
+
+    def note_clocks(self, timings: Mapping[ChoiceCaller, float]) -> str:
+        """Keep with each choice how its time was taken; what a user should know of it, or ''."""
+        super().note_clocks(timings)
+        return DISTURBED if self.disturbed else ""
 
 
 def has_own_graphs(choices: Iterable[ChoiceCaller]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 PROTOCOL = INDUCTOR_CLOCK
 """Timing protocol of Inductor's own benchmarker."""
+_ERROR_ATTRIBUTE = "forecast_autotune_error"
+"""Attribute of a choice that failed: why."""
 _MAX_MESSAGE_CHARS = 2000
 """Characters kept of a failure's message."""
 
@@ -29,24 +32,29 @@ class PendingTimings:
 
     times: dict[ChoiceCaller, float] = field(default_factory=dict)
     """Milliseconds; inf for a failure."""
-    errors: dict[ChoiceCaller, str] = field(default_factory=dict)
-    """Why it failed: type and text of the exception, which itself would keep tensors alive."""
 
-    def take_error(self, choice: ChoiceCaller) -> str:
-        """Why a choice failed, once; empty for one that did not, or of which nothing was said."""
-        return self.errors.pop(choice, "")
 
-    def add_error(self, choice: ChoiceCaller, error: BaseException) -> None:
-        """Note why a choice failed."""
-        self.errors[choice] = f"{type(error).__name__}: {error}"
+def note_error(choice: ChoiceCaller, error: BaseException) -> None:
+    """Keep with a choice why it failed: type and text of the exception, which itself would keep tensors alive."""
+    setattr(choice, _ERROR_ATTRIBUTE, f"{type(error).__name__}: {error}")
+
+
+_NOT_ITS_FAULT = re.compile(
+    r"timeout|timed.out|time.limit|\bkilled\b|signal terminated|sig(kill|term|int|xcpu|xfsz)|signal (2|9|15|24|25)\b"
+    r"|(code|status)\W+-(2|9|15|24|25)\b"
+    r"|memoryerror|bad_alloc|out.?of.?memory|allocate memory|memory exhausted|no space|quota|enospc|enomem|\[errno"
+    r"|too many open files|temporarily unavailable|process ?pool|broken ?pipe|connection|eoferror|interrupt",
+    re.IGNORECASE,
+)
+"""A compiler or a clock that was stopped, or lacked memory, space or time, says nothing of a candidate."""
 
 
 def failure_outcome(message: str) -> Outcome:
-    """The outcome of a choice that failed, by its exception's type and text."""
-    if message.startswith("TimeoutError"):
-        return Outcome.TIMEOUT
-    if any(word in message for word in ("OutOfResources", "out of resource", "OutOfMemoryError")):
+    """The outcome of a choice that failed, by its exception's type and text; a failure without one is no label."""
+    if any(word in message for word in ("OutOfResources", "out of resource")):
         return Outcome.OUT_OF_RESOURCES
+    if not message or _NOT_ITS_FAULT.search(message):
+        return Outcome.INFRASTRUCTURE
     if any(word in message for word in ("CompilationError", "CompileError", "PTXASError", "InductorError")):
         return Outcome.COMPILE_ERROR
     return Outcome.RUNTIME_ERROR
@@ -57,14 +65,13 @@ def make_measurement(
     choice: ChoiceCaller,
     ms: float,
     compile_s: float | None = None,
-    message: str = "",
     outcome: Outcome | None = None,
     timed: ChoiceCaller | None = None,
 ) -> Measurement:
     """One timing in milliseconds, or one failure (an infinite time), as a record.
 
-    A failure's `outcome` follows from its `message` unless it is given. `timed` is the choice whose time it is, where
-    that is a copy for another size.
+    A failure's `outcome` follows from what `note_error` kept with the choice unless it is given. `timed` is the choice
+    whose time it is, where that is a copy for another size.
     """
     extra: dict[str, Any] = {"choice": str(getattr(choice, "name", ""))}
     clock = clock_of(timed or choice, ms)
@@ -77,7 +84,7 @@ def make_measurement(
     if math.isfinite(ms) and ms > 0:
         seconds = compile_s if compile_s is not None and 0 <= compile_s < math.inf else None
         return Measurement(problem.id, candidate, Outcome.OK, ms, compile_s=seconds, **common)
-    if message:
+    if message := str(getattr(timed or choice, _ERROR_ATTRIBUTE, "")):
         extra["message"] = message[:_MAX_MESSAGE_CHARS]
     if math.isfinite(ms):
         outcome = Outcome.INFRASTRUCTURE
@@ -109,7 +116,8 @@ def save_timings(
         measured = all_measured or _as_taken(pending.times.get(choice), ms)
         if search is not None and choice in pending.times and not measured:
             search.altered = True
-        m = make_measurement(problem, choice, ms, compile_s.get(choice), pending.take_error(choice))
+        measured = measured and not (search is not None and search.disturbed)
+        m = make_measurement(problem, choice, ms, compile_s.get(choice))
         (fresh if measured else replayed).append(m)
         pending.times.pop(choice, None)
     if search is not None:
@@ -135,13 +143,12 @@ def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequ
         return
     rows = []
     for choice in choices:
-        message = pending.take_error(choice)
         if getattr(choice, "failed", False):
-            guess = failure_outcome(message) if message else Outcome.COMPILE_ERROR
+            guess = failure_outcome(str(getattr(choice, _ERROR_ATTRIBUTE, "")))
             outcome = Outcome.COMPILE_ERROR if guess is Outcome.RUNTIME_ERROR else guess
-            rows.append(make_measurement(search.timed_problem, choice, math.inf, None, message, outcome))
+            rows.append(make_measurement(search.timed_problem, choice, math.inf, None, outcome))
         elif math.isinf(pending.times.pop(choice, 0.0)):
-            rows.append(make_measurement(search.timed_problem, choice, math.inf, None, message))
+            rows.append(make_measurement(search.timed_problem, choice, math.inf))
     rows = [m for m in rows if m.candidate not in search.tried]
     search.add_measurements(rows)
     session.add_rows(search.timed_problem, rows)

@@ -61,7 +61,7 @@ class OperationSearch(Rounds):
         self.library = LibraryBaseline(library, problem.device, session.policy, session.settings)
         self.tried: dict[Candidate, Measurement] = {}
         self.replayed: set[Candidate] = set()
-        """Candidates whose time Inductor had in its own cache."""
+        """Candidates whose time is not kept: Inductor had it in its own cache, or other work disturbed its clock."""
         self._expected: set[Candidate] = set()
         """Candidates that Inductor was given to time; where it tells nothing of that, no round would teach anything."""
         self._aside: set[Candidate] = set()
@@ -74,6 +74,15 @@ class OperationSearch(Rounds):
         """There are no forecasts: Inductor goes on by itself."""
         self.altered = False
         """Somebody altered times on their way from the clock: a decision by them is not measured."""
+        self.others_decide = False
+        """A rule beside the clock takes one of the timed choices: no list is cut to one, and times are told as they
+        are."""
+        self.awaits_choice = self.is_due = False
+        """Whether Inductor is about to take a choice, and whether the decision is recorded as soon as it has."""
+        self.taken: Candidate | None = None
+        """The choice that Inductor took, where it says so."""
+        self.disturbed = False
+        """Other work disturbed the clock: what it said decides now, and is not kept."""
         self.tuned_ahead = False
         """It had a turn before Inductor asked for its times; where that failed, there is no second one."""
         self.pool: ChoicePool | None = None
@@ -174,6 +183,8 @@ class OperationSearch(Rounds):
 
     def _predecide(self, chosen: Candidate, reason: str, draft: bool) -> list[Candidate]:
         self.reasons.append(reason)
+        if self.others_decide:
+            return self.with_baselines([chosen, *self.measured], self._forecasts)
         if not draft:
             self.predecided = chosen
         obeyed = self.times_calls and self.settings.mode is Mode.TUNE  # without a clock, see `rounds`
@@ -209,7 +220,8 @@ class OperationSearch(Rounds):
 
     def decided(self) -> Candidate | None:
         """The decision by now, if there is one: the same problem may have had its turn in the meantime."""
-        if self.predecided is None and self.settings.mode is Mode.TUNE and not self.tried:
+        tunes = self.settings.mode is Mode.TUNE and not self.others_decide
+        if self.predecided is None and tunes and not self.tried:
             self.predecided = self._stored(draft=False)
             self.decided_before = self.predecided is not None
         return self.predecided
@@ -305,10 +317,18 @@ class OperationSearch(Rounds):
         return plan
 
     def _next(self, forecasts: Forecasts, workers: int = 1) -> Plan:
+        known = {**self.library.ahead, **self.tried, **self.measured}
+        self._plan = self.plan(self._state(forecasts, known, workers))
+        self.reasons.append(self._plan.reason)
+        return self._plan
+
+    def _state(
+        self, forecasts: Forecasts, known: Mapping[Candidate, Measurement], workers: int = 1
+    ) -> TuningState:
         settings = self.settings
-        state = TuningState(
+        return TuningState(
             forecasts,
-            {**self.library.ahead, **self.tried, **self.measured},
+            known,
             new=len(self.tried),
             round=len(self.reasons),
             workers=workers,
@@ -319,9 +339,6 @@ class OperationSearch(Rounds):
             compile_s=compile_seconds(self.timed_problem, self.candidates),
             problem=self.problem.id,
         )
-        self._plan = self.plan(state)
-        self.reasons.append(self._plan.reason)
-        return self._plan
 
     # --- the end ---
 
@@ -334,8 +351,11 @@ class OperationSearch(Rounds):
             chosen = incumbent
         else:
             return None
+        if (overruled := self.taken is not None and self.taken != chosen) and self.taken is not None:
+            chosen = self.taken
+            self.add_note("Inductor took it by a rule of its own")
         timed = self.measured.get(chosen)
-        fresh = [c for c in self.tried if c not in self.replayed]
+        fresh = [c for c in self.tried if self.disturbed or c not in self.replayed]
         refused = 0
         if self._forecasts is not None and len(self._forecasts) == len(self.candidates):
             refused = int(
@@ -343,7 +363,8 @@ class OperationSearch(Rounds):
             )
         untimed = len(self.candidates) - len(self.measured) - refused
         stored = timed is not None or self.decided_before
-        evidence = Evidence.MEASURED if chosen in fresh else Evidence.STORED if stored else Evidence.FORECAST
+        now = timed is not None and chosen in fresh
+        evidence = Evidence.MEASURED if now else Evidence.STORED if stored else Evidence.FORECAST
         consultation = self.llm.record(None if self._forecasts is None else self._forecasts.consultation)
         why = "; ".join(filter(None, (self._reason(chosen), self.note)))
         decision = Decision(
@@ -355,7 +376,7 @@ class OperationSearch(Rounds):
             tolerance=settings.tolerance,
             candidates=len(self.candidates),
             measured=len(fresh),
-            known=len(self.measured) - len(fresh),
+            known=len(self.measured.keys() - fresh),
             trusted=max(0, untimed),
             refused=refused,
             median_ms=timed.ms if timed is not None and timed.ok else None,
@@ -375,7 +396,7 @@ class OperationSearch(Rounds):
         if (
             settings.mode in (Mode.TUNE, Mode.EXHAUSTIVE)
             and (self.tried or self.library.taken)
-            and not self.altered
+            and not (self.altered or overruled or self.replayed or self._lost() - self._aside)
         ):
             self.session.snapshot.decide(self.problem, decision)
         return decision
@@ -407,7 +428,15 @@ class OperationSearch(Rounds):
             compiles_twice=inductor_compiles_twice(),
         )
 
+    def _lost(self) -> set[Candidate]:
+        """Candidates that were tried, and of which nothing can be relied upon: no label came of it, or no own time."""
+        unlabelled = (c for c, m in self.tried.items() if not m.outcome.is_label and c not in self.measured)
+        return {*unlabelled, *self.replayed}
+
     def _risk(self, untimed: int) -> float:
+        if (lost := self._lost()) and self.predecided is None and self._forecasts is not None:
+            known = {c: m for c, m in self.measured.items() if c not in lost}
+            return self.policy.plan(self._state(self._forecasts, known)).risk
         stored = self.session.snapshot.decision(self.problem) if self.decided_before else None
         if stored is not None and stored.chosen == self.predecided:
             return stored.stated_risk

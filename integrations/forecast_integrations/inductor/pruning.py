@@ -39,6 +39,14 @@ class SelectionCall:
     """Inductor's functions that make inputs for benchmarks, by number."""
     tuned_by_all_ranks: bool = False
     """Ranks measure this one together: they must not be given different lists."""
+    others_decide: bool = False
+    """A rule or hook beside the clock takes one of the timed choices: a threshold, a user's own hook."""
+    hooked: bool = False
+    """It is a hook, which sees every time: the list is left whole."""
+    returns: bool = False
+    """What Inductor takes is known when the selection is over."""
+    search: OperationSearch | None = None
+    """The search that this selection has led to."""
 
 
 TimeExterns: TypeAlias = (
@@ -76,7 +84,7 @@ def prune_before_codegen(
     Inductor's own list for the met sizes. Raises `UnplannedSpaceError` when there is no plan for a list from a
     `widened` space.
     """
-    if not session.prunes or len(choices) <= MIN_CHOICES or has_multiple_size_hints():
+    if not session.prunes or len(choices) <= MIN_CHOICES or has_multiple_size_hints() or is_hooked():
         return choices
     named: dict[Candidate, list[KernelTemplateChoice]] = {}
     for choice in choices:
@@ -161,9 +169,11 @@ def prune_before_compilation(
         kinds=pool.kinds,
         generated_inputs=operation.generated_inputs,
     )
+    operation.search, search.awaits_choice = search, operation.returns
+    search.others_decide = operation.others_decide
     externs = [choice for choice in choices if is_extern(choice)]
     _time_ahead(search, time_externs, lambda: externs, operation)
-    kept = search.first()
+    kept = list(pool) if operation.hooked else search.first()
     if search.failed and (session.exhaustive_space or isinstance(search, RangeSearch)):
         # What is in reserve is not what Inductor would have compiled.
         kept = [c for c in kept if id(pool[c][0]) in pool.order]
@@ -187,8 +197,22 @@ def prune_before_compilation(
     return remaining
 
 
+def record_choice(session: TuningSession, search: OperationSearch, choice: ChoiceCaller | None) -> None:
+    """Record the decision of a selection that is over, and took this choice; None where it takes one later."""
+    search.awaits_choice, awaited = False, search.is_due
+    if awaited:
+        search.taken = None if choice is None else candidate_of(choice)
+        record_decision(session, search)
+
+
 def record_decision(session: TuningSession, search: OperationSearch) -> None:
-    """Decide, count and say what was decided; nothing is, while we only listen. Never raises."""
+    """Decide, count and say what was decided; nothing is, while we only listen. Never raises.
+
+    In the middle of a selection the decision is due at its end, when it is known what Inductor takes.
+    """
+    if search.awaits_choice:
+        search.is_due = True
+        return
     try:
         if session.settings.mode is Mode.LISTEN:
             return
@@ -207,6 +231,15 @@ def is_deterministic() -> bool:
     from torch._inductor import config
 
     return bool(getattr(config, "deterministic", False))
+
+
+def is_hooked() -> bool:
+    """Whether a user's hook sees all times and takes one of the choices; torch 2.11 has no such hook."""
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.virtualized import V
+
+    own = getattr(InductorChoices, "override_best_choice", None)
+    return own is not None and getattr(type(V.choices), "override_best_choice", own) is not own
 
 
 def has_multiple_size_hints() -> bool:

@@ -12,7 +12,7 @@ from forecast_autotune.records import Candidate, Measurement, MeasuringCost
 from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.spans import span
 from forecast_autotune.tuning.measurer import Measurer
-from forecast_integrations.inductor.choice_timing import CUDAGRAPH_OPTION, has_own_graphs
+from forecast_integrations.inductor.choice_timing import CUDAGRAPH_OPTION, ChoiceTimings, has_own_graphs
 from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
 from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.operation_search import OperationSearch
@@ -31,8 +31,6 @@ from forecast_integrations.inductor.size_range import replaced_hints, resized_ch
 if TYPE_CHECKING:
     from torch._inductor.ir import ChoiceCaller, MultiTemplateBuffer
 
-ChoiceTimings: TypeAlias = "dict[ChoiceCaller, float]"
-"""Milliseconds by choice; inf for a failure."""
 WaitForCompilation: TypeAlias = Callable[[], object]
 """Returns when all choices of a round are compiled."""
 Measure: TypeAlias = "Callable[[list[ChoiceCaller], WaitForCompilation], ChoiceTimings]"
@@ -197,6 +195,8 @@ def _decided_timings(search: OperationSearch, choices: Sequence[ChoiceCaller]) -
     times = [*timings.values(), _time(search, winners[0])]
     # Where nothing was ever timed, any time that is not infinite makes it win.
     best = min((t for t in times if math.isfinite(t)), default=1.0)
+    if any(ms == best and c not in winners for c, ms in timings.items()):
+        best = math.nextafter(best, 0.0)  # else the order of the list would choose
     return {**timings, **dict.fromkeys(winners, best)}
 
 
@@ -339,10 +339,8 @@ def time_other_sizes(search: RangeSearch, choices: Sequence[ChoiceCaller], bench
                     make_measurement(problem, choice, times.get(sized, math.inf), timed=sized)
                     for choice, sized in zip(wanted, resized, strict=True)
                 ]
-            for m in rows:
-                search.session.snapshot.add(problem, m)
-            search.session.snapshot.store.sync()
-            search.session.tally.stored(len(rows))
+            if not search.disturbed:
+                search.session.add_rows(problem, rows)
             search.add_at(size, rows)
     except Exception as error:
         search.session.warn_once("time an operation at another size", error)

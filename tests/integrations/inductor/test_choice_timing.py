@@ -336,6 +336,7 @@ def test_what_was_stored_with_the_hosts_part_is_decided_anew(
 ) -> None:
     with monkeypatch.context() as before:
         before.setattr(operation_search, "times_calls", lambda *_: False)
+        before.setattr(choice_timing, "times_on_host", lambda *_: False)
         old = chosen_by(serving(log2_ms_of, tmp_path))
     assert (old.median_ms, dict(old.chosen.config.kwargs)) == (0.03, {"i": 0})
     assert protocols(tmp_path) == {-1: ["inductor"], 0: ["inductor"], 2: ["inductor"]}

@@ -135,9 +135,27 @@ def test_parameters_never_hold_an_address() -> None:
     [
         ("OutOfResources: out of resource: shared memory", Outcome.OUT_OF_RESOURCES),
         ("CompilationError: at 3:5", Outcome.COMPILE_ERROR),
-        ("TimeoutError: 300 s", Outcome.TIMEOUT),
+        ("PTXASError: PTXAS error: Internal Triton PTX codegen error", Outcome.COMPILE_ERROR),
+        (
+            "CppCompileError: C++ compile error: 'x' was not declared; compilation terminated.",
+            Outcome.COMPILE_ERROR,
+        ),
         ("RuntimeError: illegal memory access", Outcome.RUNTIME_ERROR),
-        ("", Outcome.RUNTIME_ERROR),
+        ("RuntimeError: invalid signal 11", Outcome.RUNTIME_ERROR),
+        ("TimeoutError: 300 s", Outcome.INFRASTRUCTURE),
+        (
+            "CppCompileError: g++: fatal error: Killed signal terminated program cc1plus",
+            Outcome.INFRASTRUCTURE,
+        ),
+        ("CppCompileError: /tmp/x.s: No space left on device", Outcome.INFRASTRUCTURE),
+        ("CppCompileError: cc1plus: out of memory allocating 65536 bytes", Outcome.INFRASTRUCTURE),
+        ("CppCompileError: virtual memory exhausted: Cannot allocate memory", Outcome.INFRASTRUCTURE),
+        ("CalledProcessError: ptxas died with <Signals.SIGKILL: 9>", Outcome.INFRASTRUCTURE),
+        ("PTXASError: `ptxas` failed with error code -9", Outcome.INFRASTRUCTURE),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", Outcome.INFRASTRUCTURE),
+        ("MemoryError: ", Outcome.INFRASTRUCTURE),
+        ("BrokenProcessPool: a process in the process pool was terminated abruptly", Outcome.INFRASTRUCTURE),
+        ("", Outcome.INFRASTRUCTURE),
     ],
 )
 def test_failures_are_named(message: str, outcome: Outcome) -> None:
@@ -386,24 +404,24 @@ def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.
         patches.restore()
 
 
-def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_failures() -> None:
+def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_times() -> None:
     """A choice may be a graph whose operations are tuned while the outer operation's are timed."""
     context, found = HookContext(serving()), []
 
     def inner(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        context.thread.pending.errors["theirs"] = "RuntimeError: inside"
+        context.thread.pending.times["theirs"] = 1.0
         return {}
 
     def outer(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        context.thread.pending.errors["mine"] = "OutOfResources: outside"
+        context.thread.pending.times["mine"] = 2.0
         selection._autotuning(inner, context)(self, "mm", [], None, None, "key", [], None)
-        found.append(dict(context.thread.pending.errors))
+        found.append(dict(context.thread.pending.times))
         return {}
 
     cache = SimpleNamespace(feedback_saver_fns=[])
     selection._autotuning(outer, context)(cache, "mm", [], None, None, "key", [], None)
-    assert found == [{"mine": "OutOfResources: outside"}]
-    assert context.thread.pending.errors == {}
+    assert found == [{"mine": 2.0}]
+    assert context.thread.pending.times == {}
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from forecast_integrations.inductor import rounds
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.pool import DeferredChoice
 from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
-from forecast_integrations.inductor.harvest import make_measurement
+from forecast_integrations.inductor.harvest import make_measurement, note_error
 from forecast_integrations.inductor.policy import FewRoundsPolicy
 from forecast_integrations.inductor.pruning import (
     SelectionCall,
@@ -155,6 +155,8 @@ class Bench:
         timings = {c: self.times.get(number(c), 1.0) for c in choices}
         if all(map(math.isinf, timings.values())):
             raise NoValidChoicesError
+        for choice in (c for c, ms in timings.items() if math.isinf(ms)):
+            note_error(choice, RuntimeError("on purpose"))
         rows = [make_measurement(search.problem, c, ms) for c, ms in timings.items()]
         for m in rows:
             self.ours.snapshot.add(search.problem, m)

@@ -21,11 +21,16 @@ from forecast_autotune.records import (
     Kernel,
     Problem,
     Scalar,
-    digest,
     to_scalar,
 )
 from forecast_autotune.store.formats.inductor import LIBRARY
 from forecast_integrations.device import cuda_device, toolchain
+from forecast_integrations.inductor.choices.identity import (
+    callable_digest,
+    code_digest,
+    compiler_options,
+    graph_digest,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +38,11 @@ if TYPE_CHECKING:
     from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
     from torch._inductor.ir import ChoiceCaller, IRNode, Layout
     from torch._inductor.kernel_template_choice import KernelTemplateChoice
-    from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
+    from torch._inductor.select_algorithm import (
+        ExternKernelCaller,
+        ExternKernelChoice,
+        TritonTemplateCaller,
+    )
 
     Choice: TypeAlias = ChoiceCaller | KernelTemplateChoice
     """One of Inductor's choices, with its code or before that is generated."""
@@ -142,11 +151,12 @@ def _cpu() -> Device:
 
 
 def tools(device: torch.device) -> dict[str, str]:
-    """Versions that change what a choice compiles to; for a CPU, the number of threads, too."""
+    """Versions, and for a CPU threads, instruction set and compiler settings: they change a choice's code."""
     import torch
 
     if device.type == "cpu":
-        return {"torch": torch.__version__.split("+")[0], "threads": str(torch.get_num_threads())}
+        threads = str(torch.get_num_threads())
+        return {"torch": torch.__version__.split("+")[0], "threads": threads, **compiler_options()}
     return toolchain()
 
 
@@ -184,13 +194,27 @@ def candidate_of(choice: Choice) -> Candidate:
     """
     ktc, inner = template_choice(choice), unwrap_choice(choice)
     if ktc is not None:
-        return _candidate(str(ktc.template.uid), ktc.params.to_kwargs())
+        return _candidate(str(ktc.template.uid), {**ktc.params.to_kwargs(), **_unlisted(ktc)})
     kind = type(inner).__name__
     variant, parameters = _CHOICE_READERS.get(kind, _other)(inner)
     override = getattr(inner, "hint_override", None)
     if override is not None:
         parameters = {**parameters, "hint_override": override}
     return _candidate(variant, parameters)
+
+
+def _unlisted(ktc: KernelTemplateChoice) -> dict[str, object]:
+    """What a template's code depends on besides its parameters: a fused epilogue, or a program's own function."""
+    own = _own_code(ktc.template) if is_extern(ktc) else {}
+    # The rest are functions, which `epilogue_fn_hash` names, and workspaces, which follow from the parameters.
+    listed = {n: v for n, v in ktc.extra_kwargs.items() if isinstance(v, str | bool | int | float)}
+    return {**listed, **own}
+
+
+def _own_code(extern: ExternKernelChoice) -> dict[str, object]:
+    """The source of a program's own operator or function among the library's."""
+    text = callable_digest(extern.op_overload or extern.to_callable())
+    return {"source": text} if text else {}
 
 
 def _candidate(variant: str, parameters: Mapping[str, object]) -> Candidate:
@@ -223,7 +247,7 @@ def _name_without_counter(name: str) -> str:
 
 
 def _extern(choice: ExternKernelCaller) -> tuple[str, Mapping[str, object]]:
-    return f"{LIBRARY}{choice.choice.name}", choice.kwargs
+    return f"{LIBRARY}{choice.choice.name}", {**choice.kwargs, **_own_code(choice.choice)}
 
 
 def _triton(choice: TritonTemplateCaller) -> tuple[str, Mapping[str, object]]:
@@ -233,7 +257,7 @@ def _triton(choice: TritonTemplateCaller) -> tuple[str, Mapping[str, object]]:
     )
     if is_user_code(name):
         # Shapes do not say what a score_mod does; the hash of the generated source does.
-        parameters["source"] = digest(str(getattr(choice.bmreq, "module_cache_key", "")))[:12]
+        parameters["source"] = code_digest(getattr(choice.bmreq, "module_cache_key", ""))
     return f"triton::{name}", parameters
 
 
@@ -243,15 +267,19 @@ def _cpp(choice: CppTemplateCaller) -> tuple[str, Mapping[str, object]]:
     blocking = getattr(template, "register_blocking", None)
     for name in ("block_m", "block_n", "block_k"):
         parameters[name.upper()] = getattr(blocking, name, None)
+    # The template's names say nothing of what is fused into it: an activation, its scalars, another operand.
+    parameters["source"] = code_digest(choice.bmreq.source_code)
     return f"cpp::{choice.category}", parameters
 
 
 def _subgraph(choice: SubgraphChoiceCaller) -> tuple[str, Mapping[str, object]]:
     rule = choice.decomposition
     # A decomposition is user code: when its graph changes, old timings are of something else.
-    graph = digest(str(getattr(choice.gm, "code", "")))[:12]
+    parameters = {**(choice.decomposition_kwargs or {}), "graph": graph_digest(choice.gm)}
+    if patches := getattr(choice, "config_patches", None):
+        parameters["patches"] = code_digest(sorted(patches.items()))
     name = _name_without_counter(choice.name) if rule is None else rule.__name__
-    return f"subgraph::{name}", {**(choice.decomposition_kwargs or {}), "graph": graph}
+    return f"subgraph::{name}", parameters
 
 
 def _other(choice: ChoiceCaller) -> tuple[str, Mapping[str, object]]:

@@ -9,10 +9,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from forecast_integrations.inductor import choice_timing, pruning
-from forecast_integrations.inductor.choice_timing import CallClock, ChoiceTiming, FusedKernelTiming
+from forecast_integrations.inductor.choice_timing import (
+    CallClock,
+    ChoiceTiming,
+    ChoiceTimings,
+    ChoiceTurns,
+    FusedKernelTiming,
+    HostClock,
+)
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
-from forecast_integrations.inductor.rounds import ChoiceTimings
 from forecast_integrations.inductor.session import TuningSession
 
 if TYPE_CHECKING:
@@ -33,8 +39,9 @@ def install(context: HookContext) -> PatchSet:
     patches.replace(AlgorithmSelectorCache, "benchmark_choice", lambda f: _benchmark_choice(f, context))
     patches.replace(TritonScheduling, "benchmark_codegened_module", lambda f: _benchmark_module(f, context))
     kind = type(benchmarking.benchmarker)
-    owner = next((c for c in kind.__mro__ if "benchmark_gpu" in vars(c)), kind)
-    patches.replace(owner, "benchmark_gpu", lambda f: _benchmark_gpu(f, context, benchmarking))
+    for name in ("benchmark_gpu", "benchmark_cpu"):
+        owner = next((c for c in kind.__mro__ if name in vars(c)), kind)
+        patches.replace(owner, name, lambda f: _benchmark_calls(f, context, benchmarking))
     return patches
 
 
@@ -56,6 +63,10 @@ def _benchmark_choices(original: AnyFunction, context: HookContext) -> AnyFuncti
             if calls is not None and calls.failed:  # two clocks would decide
                 thread.call_timing = None
                 timings = original(cls, choices, *args, **kwargs)
+            if isinstance(calls, ChoiceTurns) and not calls.failed:
+                timings = calls.in_turns(timings, lambda some: original(cls, some, *args, **kwargs))
+                if search is not None and calls.disturbed:
+                    search.disturbed = True
             if search is not None and calls is not None:
                 search.add_note(calls.note_clocks(timings))
             return timings
@@ -68,6 +79,8 @@ def _benchmark_choices(original: AnyFunction, context: HookContext) -> AnyFuncti
 def _open(
     session: TuningSession, search: OperationSearch, choices: list[ChoiceCaller]
 ) -> ChoiceTiming | None:
+    if not search.times_calls and choice_timing.times_on_host(session, choices):
+        return ChoiceTurns(session, search.problem.kernel.name, HostClock())
     if not choices or not search.times_calls or choice_timing.has_own_graphs(choices):
         return None
     clock = _open_clock(session, choices[0].layout.device)
@@ -117,7 +130,7 @@ def _benchmark_module(original: AnyFunction, context: HookContext) -> AnyFunctio
     return benchmark_codegened_module
 
 
-def _benchmark_gpu(original: AnyFunction, context: HookContext, module: ModuleType) -> AnyFunction:
+def _benchmark_calls(original: AnyFunction, context: HookContext, module: ModuleType) -> AnyFunction:
     """`benchmark_gpu`: the benchmarker that has the call in its hands.
 
     Where somebody has put another one in its place, its times are the ones that are wanted.
@@ -129,7 +142,7 @@ def _benchmark_gpu(original: AnyFunction, context: HookContext, module: ModuleTy
     lock: Callable[[], AbstractContextManager[object]]
     lock = getattr(module, "maybe_gpu_benchmark_lock", nullcontext)  # torch 2.11 has none
 
-    def benchmark_gpu(self: object, _callable: AnyFunction, *args: object, **kwargs: object) -> Any:
+    def benchmark_calls(self: object, _callable: AnyFunction, *args: object, **kwargs: object) -> Any:
         taken = partial(original, self, _callable, *args, **kwargs)
         calls = context.thread.call_timing
         distorted = getattr(config.test_configs, "distort_benchmarking_result", "")
@@ -138,4 +151,4 @@ def _benchmark_gpu(original: AnyFunction, context: HookContext, module: ModuleTy
         with lock():
             return calls.benchmark_call(_callable, taken)
 
-    return benchmark_gpu
+    return benchmark_calls

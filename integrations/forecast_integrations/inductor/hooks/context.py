@@ -66,6 +66,23 @@ class HookContext:
         self._ahead: tuple[int, ConfigsAhead] | None = None
         """With the process in which it was made: workers do not answer to a forked child."""
 
+    def key_parts(self) -> tuple[TuningSession | None, str]:
+        """The session that chooses in graphs compiled by this process, and what their keys name it; '' for nothing.
+
+        Raises what the session's `identity` raises.
+        """
+        from torch._inductor import compile_fx
+
+        session = self.session
+        identity = "" if session is None else session.identity()
+        if getattr(getattr(compile_fx, "fx_compile_mode", None), "name", "") != "SUBPROCESS" or not identity:
+            return session, identity
+        assert session is not None
+        session.warn_once("serve what another process compiles", "TORCHINDUCTOR_FX_COMPILE_MODE")
+        # By the environment that one has a service of its own, with the environment's settings.
+        served = os.environ.get("FORECAST_AUTOTUNE", "") not in ("", "0")
+        return None, f"{identity}:elsewhere" if served else ""
+
     def configs_ahead(self, make: Callable[[], ConfigsAhead | None]) -> ConfigsAhead | None:
         """Return the queue of configs to compile ahead, made once; None where `make` has nothing."""
         if self._ahead is None or self._ahead[0] != os.getpid():

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.records import Candidate, Measurement
+from forecast_autotune.records import Candidate, Measurement, digest
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import choice_timing, harvest, pruning, rounds
+from forecast_integrations.inductor.choice_timing import ChoiceTimings
 from forecast_integrations.inductor.choices.pool import with_code
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.harvest import PendingTimings, make_measurement
@@ -18,7 +19,6 @@ from forecast_integrations.inductor.hooks.context import AnyFunction, HookContex
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall, TimeExterns, UnplannedSpaceError
 from forecast_integrations.inductor.range_search import RangeSearch, further_choices
-from forecast_integrations.inductor.rounds import ChoiceTimings
 from forecast_integrations.inductor.session import TuningSession
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 def install(context: HookContext) -> PatchSet:
     """Hook everything that this release of torch has; `restore` of the result takes all of it back."""
+    from torch._dynamo import package
     from torch._inductor import autotune_process, codecache, select_algorithm
     from torch._inductor.choices import InductorChoices
 
@@ -47,6 +48,7 @@ def install(context: HookContext) -> PatchSet:
     patches.replace(InductorChoices, "get_template_configs", lambda f: _template_configs(f, context))
     patches.replace(InductorChoices, "_finalize_template_configs", lambda f: _finalize(f, context))
     patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
+    patches.replace(package.CompilePackage, "source_id_from_fn", lambda f: _source_id(f, context))
     if (pipelined := getattr(autotune_process, "AsyncAutotuner", None)) is not None:
         patches.replace(pipelined, "get_results", lambda f: _results(f, context))
     context.preprocessing = _preprocessing(context)
@@ -57,6 +59,7 @@ def install(context: HookContext) -> PatchSet:
 
 def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
     """`AlgorithmSelectorCache.__call__`: preprocessing functions are not told which operation it is."""
+    from torch._inductor import config
 
     def call(
         self: AlgorithmSelectorCache,
@@ -70,7 +73,7 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         listed = context.preprocessing in self.preprocessing_fns
         if context.session is None or not listed or context.others_choose():
             choices = with_code(choices)
-        if context.session is None:
+        if (session := context.session) is None:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         context.choose_last(self.preprocessing_fns)
         alone = bool(kwargs.get("is_collective"))
@@ -78,11 +81,22 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         # Positional in some releases: what makes inputs for benchmarks is a dictionary by number.
         input_gen_fns: Any = kwargs.get("input_gen_fns", args[0] if args else None)
         generated = input_gen_fns if isinstance(input_gen_fns, Mapping) else None
-        selections.append(SelectionCall(name, input_nodes, layout, generated, alone))
+        operation = SelectionCall(name, input_nodes, layout, generated, alone, returns=True)
+        if session.settings.mode is Mode.TUNE:
+            operation.hooked = pruning.is_hooked()
+            threshold: Any = kwargs.get("min_speedup_threshold", 1.0)
+            forced = getattr(config.test_configs, "force_custom_op_decomposition", None) is not None
+            operation.others_decide = operation.hooked or threshold > 1.0 or forced
+        selections.append(operation)
+        taken = None
         try:
-            return original(self, name, choices, input_nodes, layout, *args, **kwargs)
+            answer = original(self, name, choices, input_nodes, layout, *args, **kwargs)
+            taken = answer[1] if isinstance(answer, tuple) else None  # torch 2.11 says nothing of it
+            return answer
         finally:
             selections.pop()
+            if operation.search is not None:
+                pruning.record_choice(session, operation.search, taken)
 
     return call
 
@@ -266,7 +280,7 @@ def _benchmark_choice(original: AnyFunction, context: HookContext) -> AnyFunctio
             return original(cls, choice, *args, **kwargs)
         except Exception as error:
             if context.session is not None:
-                context.thread.pending.add_error(choice, error)
+                harvest.note_error(choice, error)
             raise
 
     return benchmark_choice
@@ -278,7 +292,7 @@ def _exceptions(original: AnyFunction, context: HookContext) -> AnyFunction:
     def log(exceptions: list[tuple[ChoiceCaller, BaseException]]) -> object:
         if context.session is not None:
             for choice, error in exceptions:
-                context.thread.pending.add_error(choice, error)
+                harvest.note_error(choice, error)
         return original(exceptions)
 
     return log
@@ -330,7 +344,7 @@ def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
         if session is None:
             return
         try:
-            identity = session.identity()
+            identity = context.key_parts()[1]
         except Exception as error:
             session.warn_once("name the rules in a cache key", error)
             # Under no name, what is compiled now would be taken for what Inductor compiles without us.
@@ -339,6 +353,16 @@ def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
             self.forecast_autotune = identity
 
     return init
+
+
+def _source_id(original: AnyFunction, context: HookContext) -> AnyFunction:
+    """`CompilePackage.source_id_from_fn`: the key of a precompiled function, which names neither mode nor backend."""
+
+    def source_id_from_fn(fn: object) -> str:
+        identity = "" if context.session is None else context.session.identity()
+        return original(fn) + (f"-{digest(identity)}" if identity else "")
+
+    return source_id_from_fn
 
 
 def _pipelined() -> bool:

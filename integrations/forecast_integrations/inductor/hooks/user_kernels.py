@@ -135,7 +135,7 @@ def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
     def __init__(self: FxGraphHashDetails, gm: GraphModule, *args: object, **kwargs: object) -> None:
         original(self, gm, *args, **kwargs)
         session = context.session
-        if session is None or not session.prunes:
+        if session is None or not session.prunes or context.key_parts()[0] is None:
             return
         try:
             digests = rule_digests(gm)

@@ -92,7 +92,7 @@ def _collect(function: object, parts: list[str], seen: set[int]) -> None:
 def _note(name: str, value: object, parts: list[str], seen: set[int], within: tuple[int, ...] = ()) -> None:
     """Add a value that code may follow from: constants and functions, also those that containers and classes hold."""
     value = getattr(value, "value", None) if type(value).__name__ == "constexpr" else value
-    if is_jit(value) or (inspect.isfunction(value) and not _is_foreign(value)):
+    if is_jit(value) or (inspect.isfunction(value) and not is_foreign(value)):
         _collect(innermost(value), parts, seen)
     elif isinstance(value, _CONSTANT_TYPES) or _is_dtype(value):
         parts.append(f"{name}={value!r}")
@@ -113,12 +113,12 @@ def _members(value: Any) -> Iterable[tuple[str, object]]:
         return [("", value.value)]
     if dataclasses.is_dataclass(value) and not inspect.isclass(value):
         return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
-    if inspect.isclass(value) and not _is_foreign(value):
+    if inspect.isclass(value) and not is_foreign(value):
         return [(f".{name}", getattr(value, name, None)) for name in dir(value) if not name.startswith("__")]
     return ()
 
 
-def _is_foreign(value: object) -> bool:
+def is_foreign(value: object) -> bool:
     """Whether it is of a module whose version the toolchain's record names, or Python's own."""
     return str(getattr(value, "__module__", "")).partition(".")[0] in _FOREIGN
 

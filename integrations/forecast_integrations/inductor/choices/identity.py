@@ -1,0 +1,141 @@
+"""Digests of code that a choice runs and does not name: sources of operators, graphs, and compiler settings."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.records import digest
+from forecast_integrations.triton.problem.source import is_foreign, source_hash
+
+_REGISTRATION = re.compile(r"registered at (.+?):\d+")
+
+
+def code_digest(*parts: object) -> str:
+    """A short digest of texts that hold no address."""
+    return digest(*map(str, parts))[:12]
+
+
+def callable_digest(function: object) -> str:
+    """A digest of the user's code behind an operator or a function of a program; empty for a library's own."""
+    if hasattr(function, "_schema") or hasattr(function, "overloads"):
+        return _operator_digest(function)
+    return "" if is_foreign(function) else code_digest(source_hash(function))
+
+
+def _operator_digest(operator: Any) -> str:
+    """A digest of the implementations of an operator; empty for those of torch itself, which its version names."""
+    name = str(operator.name() if callable(getattr(operator, "name", None)) else operator)
+    namespace, _, rest = name.partition("::")
+    if namespace in (
+        "aten",
+        "prims",
+        "prim",
+        "mkldnn",
+        "mkl",
+        "onednn",
+        "quantized",
+        "_quantized",
+        "inductor",
+    ):
+        return ""
+    import torch
+    from torch._library import custom_ops, triton
+
+    qualified = f"{namespace}::{rest.partition('.')[0]}"
+    defined = custom_ops.OPDEFS.get(qualified)
+    functions = [] if defined is None else [defined._init_fn, *defined._backend_fns.values()]
+    texts = [source_hash(f) for wrapper in functions for f in _unwrapped(wrapper)]
+    texts += [source_hash(k) for k in getattr(triton, "triton_ops_to_kernels", {}).get(qualified, ())]
+    try:
+        registered = set(_REGISTRATION.findall(torch._C._dispatch_dump(name)))
+    except RuntimeError:
+        registered = set()
+    ours = {f for f in registered if not Path(f).is_relative_to(Path(torch.__file__).parent)}
+    if ours:
+        texts += [_file_digest(f) for f in sorted(ours)]
+    elif defined is None and registered:  # by a function of torch, which keeps no trace of the implementation
+        texts += [_file_digest(f) for f in _program_files()]
+    texts += [_file_digest(f) for f in sorted(torch.ops.loaded_libraries)]
+    return code_digest(*texts)
+
+
+def _unwrapped(function: Any) -> list[Any]:
+    """A function of the program, or those in the closures that torch puts around them."""
+    if not is_foreign(function):
+        return [function]
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    return [f for inner in held if inspect.isfunction(inner) for f in _unwrapped(inner)]
+
+
+def _program_files() -> list[str]:
+    """Sources of modules that are neither Python's nor of an installed package."""
+    installed = (sys.prefix, sys.base_prefix)
+    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    return sorted(f for f in files if f.endswith(".py") and not f.startswith(installed))
+
+
+def _file_digest(path: str) -> str:
+    try:
+        status = Path(path).stat()
+        return _content_digest(path, status.st_mtime_ns, status.st_size)
+    except OSError:
+        return Path(path).name
+
+
+@functools.lru_cache(maxsize=4096)
+def _content_digest(path: str, _modified: int, _size: int) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def graph_digest(graph: Any) -> str:
+    """A digest of a graph module: its operations, those of its parts, and the user's code that these call."""
+    parts = [module for module in graph.modules() if hasattr(module, "graph")] if graph is not None else []
+    texts = [str(getattr(part, "code", "")) for part in parts]
+    called = {node.target for part in parts for node in part.graph.nodes if node.op == "call_function"}
+    texts += sorted(filter(None, map(callable_digest, called)))
+    return code_digest(*texts, *_kernel_digests(parts))
+
+
+def _kernel_digests(parts: list[Any]) -> Iterator[str]:
+    """Sources of Triton kernels that graphs launch: a graph names them by numbers of this process."""
+    for node in (n for part in parts for n in part.graph.nodes if "kernel_idx" in n.kwargs):
+        from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+        kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+        constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
+        configs = [str(config) for config in getattr(kernel, "configs", ())]
+        yield code_digest(source_hash(kernel), constants, *configs)
+
+
+def compiler_options() -> dict[str, str]:
+    """How C++ of a choice is compiled here, as far as it is not as torch comes: instruction set and settings."""
+    import torch
+    from torch._inductor import config, cpu_vec_isa
+
+    names = [name for name in config._config if name.startswith("cpp.")]
+    given = {name: repr(_setting(name)) for name in names}
+    isa = f"{cpu_vec_isa.pick_vec_isa()} {torch.backends.cpu.get_cpu_capability()}"
+    changed = {n: v for n, v in given.items() if v != _defaults().get(n)}
+    return {"isa": isa, **({"cpp": code_digest(sorted(changed.items()))} if changed else {})}
+
+
+def _setting(name: str) -> object:
+    from torch._inductor import config
+
+    value: Any = functools.reduce(getattr, name.split("."), config)
+    return value
+
+
+@functools.cache
+def _defaults() -> dict[str, str]:
+    from torch._inductor import config
+
+    entries: dict[str, Any] = config._config
+    return {name: repr(entry.default) for name, entry in entries.items() if name.startswith("cpp.")}
