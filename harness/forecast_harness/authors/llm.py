@@ -19,12 +19,9 @@ are, and only the others are asked for the next time.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -36,9 +33,9 @@ from forecast_autotune.llm.backend import LLMError, Usage, run_parallel
 from forecast_autotune.llm.providers import answers_directory, provider
 from forecast_autotune.llm.spec import parsed
 from forecast_autotune.records import digest
-from forecast_autotune.records.json_fields import decode_json, read_integer, read_number
+from forecast_autotune.records.json_fields import read_integer, read_number
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.files import write_atomically
+from forecast_autotune.store.answer_files import AnswerFiles
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.authors import llm_answers, llm_prompts
 from forecast_harness.authors.author import Draft, draw_seed, new_nodes
@@ -48,7 +45,6 @@ SCHEMA = 1
 MAX_CACHE_BYTES = 256 * 2**20
 """Most bytes of kept texts; those written longest ago go first."""
 MAX_FILE_BYTES = 32 * 2**20
-_EVICT_EVERY = 64
 
 
 @dataclass(frozen=True)
@@ -70,65 +66,33 @@ class WrittenDrafts:
 
 
 class TextCache:
-    """Texts below a directory, which is made when first written to. Trouble with it costs no text."""
+    """Texts below a directory, by what was asked of a model."""
 
-    def __init__(self, directory: Path, model: str, *, limit_bytes: int = MAX_CACHE_BYTES) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, model: str) -> None:
         self._model = model
-        self._limit = limit_bytes
-        self._written = 0
-        self._warned = False
+        self._files = AnswerFiles(
+            directory, f"texts of {model}", limit_bytes=MAX_CACHE_BYTES, most_file_bytes=MAX_FILE_BYTES
+        )
 
     def read(self, *question: str) -> GeneratedTexts:
         """The texts kept for a question; none where a file is missing, damaged or of another kind."""
-        path = self._path(question)
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                return GeneratedTexts()
-            data = decode_json(path.read_text(encoding="utf-8"))
+            data = self._files.read(self._path(question))
             if data["schema"] != SCHEMA or not all(isinstance(t, str) for t in data["texts"]):
                 return GeneratedTexts()
             tokens, money = read_integer(data["tokens"], "tokens"), read_number(data["money"], "money") or 0.0
             return GeneratedTexts(tuple(data["texts"]), SearchCost(tokens=tokens, money=money))
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError):
             return GeneratedTexts()
 
     def write(self, texts: GeneratedTexts, *question: str) -> None:
         """Keep texts for a question, in place of what was kept for it."""
         spent = {"tokens": texts.spent.tokens, "money": texts.spent.money}
         data = {"schema": SCHEMA, "model": self._model, "texts": list(texts.texts), **spent}
-        try:
-            # Models write lone surrogates now and then; escaped they are plain ASCII.
-            write_atomically(self._path(question), json.dumps(data, allow_nan=False).encode("ascii"))
-            self._written += 1
-            if self._written % _EVICT_EVERY == 1:
-                self._evict()
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"texts of {self._model} cannot be kept below {self._directory} ({error}): free space "
-                    "there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
-                    UserWarning,
-                    stacklevel=3,
-                )
+        self._files.write(self._path(question), data)
 
     def _path(self, question: Sequence[str]) -> Path:
-        return self._directory / f"{digest(SCHEMA, self._model, list(question))}.json"
-
-    def _evict(self) -> None:
-        entries = []
-        for path in self._directory.glob("*.json"):
-            with contextlib.suppress(OSError):  # another process sweeps, too
-                state = path.stat()
-                entries.append((state.st_mtime, state.st_size, path))
-        size = sum(entry[1] for entry in entries)
-        for _, freed, path in sorted(entries):
-            if size <= self._limit:
-                return
-            with contextlib.suppress(OSError):
-                path.unlink()
-                size -= freed
+        return self._files.directory / f"{digest(SCHEMA, self._model, list(question))}.json"
 
 
 CACHE_FOLDER = "written"

@@ -7,12 +7,8 @@ again next time.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import threading
-import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +20,7 @@ import numpy.typing as npt
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import AnswerLabel
 from forecast_autotune.records import digest
+from forecast_autotune.store.answer_files import AnswerFiles
 
 Array = npt.NDArray[np.float64]
 CachedRows = dict[str, tuple[list[float], float, str]]
@@ -34,8 +31,6 @@ MAX_CACHE_BYTES = 64 * 2**20
 """Most bytes of kept answers; those not written to for longest go first."""
 MAX_FILE_BYTES = 8 * 2**20
 """A file beyond this is not ours."""
-_SWEEP = 64
-"""Files written between two looks at how much is kept."""
 
 
 class CachingBackend(Backend):
@@ -53,19 +48,18 @@ class CachingBackend(Backend):
     ) -> None:
         self.inner = inner
         self.name = inner.name
-        self._directory = directory
         self._salt = salt
-        self._limit = limit_bytes
+        self._files = AnswerFiles(
+            directory, f"answers of {self.name}", limit_bytes=limit_bytes, most_file_bytes=MAX_FILE_BYTES
+        )
         self._mutex = threading.Lock()
-        self._written = 0
-        self._warned = False
 
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
     ) -> BackendResponse:
         """See `Backend`. Where a part is known and asking for the rest fails, the part is the answer."""
         path = self._path(prefix, labels)
-        known = _read_file(path, len(labels))
+        known = self._read(path, len(labels))
         keys = [digest(suffix) for suffix in suffixes]
         unknown = [index for index, key in enumerate(keys) if key not in known]
         usage = Usage()
@@ -91,7 +85,7 @@ class CachingBackend(Backend):
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], until: str
     ) -> BackendResponse:
         """Answers given at `until` (UTC, ISO 8601, to the second) or before; asks nobody."""
-        rows = _read_file(self._path(prefix, labels), len(labels))
+        rows = self._read(self._path(prefix, labels), len(labels))
         known = {key: row for key, row in rows.items() if row[2] and row[2] <= until}
         return _response(known, [digest(suffix) for suffix in suffixes], len(labels))
 
@@ -109,32 +103,25 @@ class CachingBackend(Backend):
 
     def _path(self, prefix: str, labels: Sequence[AnswerLabel]) -> Path:
         meanings = [[label.token, label.meaning] for label in labels]
-        return self._directory / f"{digest(SCHEMA, self.name, self._salt, meanings, prefix)}.json"
+        return self._files.directory / f"{digest(SCHEMA, self.name, self._salt, meanings, prefix)}.json"
+
+    def _read(self, path: Path, labels: int) -> CachedRows:
+        """Rows of a file; none if it is absent, damaged, or not of this kind."""
+        try:
+            data = self._files.read(path)
+            if data["schema"] != SCHEMA:
+                return {}
+            return {
+                str(key): one for key, value in data["rows"].items() if (one := _parse_row(value, labels))
+            }
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+            return {}
 
     def _write(self, path: Path, fresh: CachedRows, labels: int) -> None:
         with self._mutex:
             # Another thread or process may have added rows; a row lost in between is only asked again.
-            everything = _read_file(path, labels) | fresh
-            data = {"schema": SCHEMA, "model": self.name, "rows": everything}
-            part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                part.write_text(json.dumps(data, allow_nan=False), encoding="utf-8")
-                part.replace(path)
-                self._written += 1
-                if self._written % _SWEEP == 1:
-                    _evict(self._directory, self._limit)
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    part.unlink(missing_ok=True)
-                if not self._warned:
-                    self._warned = True
-                    warnings.warn(
-                        f"answers of {self.name} cannot be kept below {self._directory} ({error}): free "
-                        "space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
-                        UserWarning,
-                        stacklevel=4,
-                    )
+            everything = self._read(path, labels) | fresh
+            self._files.write(path, {"schema": SCHEMA, "model": self.name, "rows": everything})
 
 
 class CacheOnlyBackend(Backend):
@@ -190,39 +177,8 @@ def _cacheable_rows(answer: BackendResponse, keys: Sequence[str]) -> CachedRows:
     }
 
 
-def _read_file(path: Path, labels: int) -> CachedRows:
-    """Rows of a file; none if it is absent, damaged, or not of this kind."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            return {}
-        data = json.loads(path.read_bytes())
-        if data["schema"] != SCHEMA:
-            return {}
-        return {str(key): one for key, value in data["rows"].items() if (one := _parse_row(value, labels))}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        return {}
-
-
 def _parse_row(value: Any, labels: int) -> tuple[list[float], float, str] | None:
     probabilities, mass = [float(p) for p in value[0]], float(value[1])
     at = str(value[2]) if len(value) > 2 else ""
     fine = len(probabilities) == labels and all(p >= 0.0 for p in probabilities) and math.isfinite(mass)
     return (probabilities, mass, at) if fine and abs(math.fsum(probabilities) - 1.0) < 1e-6 else None
-
-
-def _evict(directory: Path, limit_bytes: int) -> None:
-    """Remove what was not written to for longest, down to three quarters of the limit."""
-    files = []
-    for path in directory.glob("*.json"):
-        with contextlib.suppress(OSError):  # another process sweeps, too
-            state = path.stat()
-            files.append((state.st_mtime, state.st_size, path))
-    size = sum(entry[1] for entry in files)
-    if size <= limit_bytes:
-        return
-    for _, freed, path in sorted(files):
-        with contextlib.suppress(OSError):
-            path.unlink()
-            size -= freed
-        if size <= 0.75 * limit_bytes:
-            return

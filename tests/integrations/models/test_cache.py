@@ -15,6 +15,7 @@ import pytest
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.store import answer_files
 from forecast_integrations.models import cache
 from forecast_integrations.models.cache import CacheOnlyBackend, CachingBackend
 from tests.integrations.models.faulty_server import PREFIX, suffixes, truth
@@ -175,7 +176,7 @@ def test_a_good_row_of_a_file_made_by_hand_is_read(tmp_path: Path) -> None:
 def test_the_directory_is_bounded_and_the_oldest_go_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_SWEEP", 2)
+    monkeypatch.setattr(answer_files, "WRITES_PER_SWEEP", 2)
     it = CachingBackend(Model(), tmp_path, limit_bytes=20_000)
     for i in range(60):
         before = set(files(tmp_path))
