@@ -206,7 +206,7 @@ def test_the_questions_of_a_calibration_can_be_answered_offline(
     ("arguments", "complaint"),
     [
         (["--export", "q.txt"], ".jsonl"),
-        (["--export", "/no/such/q.jsonl"], "directory that exists"),
+        (["--export", "/no/such/q.jsonl"], "there is no directory"),
         (["--export", "q.jsonl", "--kind", "riddle"], "choose from advice, calibration, forecast"),
         (["--import", "a.jsonl", "--model", "m"], "--author and --to"),
         (["--import", "a.jsonl", "--export", "q.jsonl"], "not allowed with"),
