@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -424,59 +424,29 @@ class UserCalls:
         rng = random.Random(int(torch.randint(0, 2**62, (), generator=generator)))
         given = dict(self._module.inputs(rng))
         grid = given.pop("grid", None)
-        arguments, memory, scalars = [], {}, {}
-        for name, value in self._members(given):
-            if isinstance(value, torch.Tensor):
-                argument = _tensor_argument(name, value)
-                if stride_structure(argument) is None:
-                    raise RecordError(f"inputs() gave {name} with overlapping strides {list(value.stride())}")
-                flat = (
-                    value.as_strided((memory_span(argument),), (1,)) if value.numel() else value.reshape(-1)
-                )
-                memory[name] = flat.clone()
-                if name in self.subject.zeroed:
-                    memory[name].zero_()
-                arguments.append(argument)
-            else:
-                arguments += self._scalar_arguments(name, value)
+        arguments = frameworks.triton().arguments_of(find_kernel(self._module, self.subject.name), given)
+        constants = {a.name for a in arguments if a.kind == "constexpr"}
+        values = dict(_members(given, constants))
+        memory, scalars = {}, {}
+        for argument in arguments:
+            name, value = argument.name, values[argument.name]
+            if argument.kind != "tensor":
+                try:
+                    encode_scalars({name: value})
+                except RecordError as error:
+                    raise RecordError(f"inputs() gave {name}: {error}") from error
                 scalars[name] = value
-        return DrawnCall(tuple(arguments), memory, scalars, partial(self._grid, grid, given))
+                continue
+            if stride_structure(argument) is None:
+                raise RecordError(f"inputs() gave {name} with overlapping strides {list(argument.stride)}")
+            tensor = value if isinstance(value, torch.Tensor) else value.base  # of a host-made descriptor
+            flat = tensor.as_strided((memory_span(argument),), (1,)) if tensor.numel() else tensor.reshape(-1)
+            memory[name] = torch.zeros_like(flat) if name in self.subject.zeroed else flat.clone()
+        return DrawnCall(arguments, memory, scalars, partial(self._grid, grid, given))
 
     def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
         """Another call of the user's function, which draws sizes and values together."""
         return self.draw(regime, generator)
-
-    def _members(self, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """All arguments, those in tuples by names that `nested_arguments` reads."""
-        for name, value in given.items():
-            if isinstance(value, tuple) and value and name not in self._constexprs:
-                places = getattr(value, "_fields", range(len(value)))
-                yield from self._members({f"{name}.{p}": v for p, v in zip(places, value, strict=True)})
-            else:
-                yield name, value
-
-    def _scalar_arguments(self, name: str, value: Any) -> Sequence[Argument]:
-        """As `forecast_integrations.triton.problem.describe` has it. Raises `RecordError` for what cannot travel."""
-        try:
-            encoded = encode_scalars({name: value})[name]
-        except RecordError as error:
-            raise RecordError(f"inputs() gave {name}: {error}") from error
-        if encoded is not value:  # no plain number, text or None
-            kernel = find_kernel(self._module, self.subject.name)
-            return frameworks.triton().arguments_of(kernel, {name: value})
-        if name in self._constexprs:
-            return [Argument(name, "constexpr", value=value)]
-        if value is None:
-            return [Argument(name, "none")]
-        kinds = {bool: "i1", float: "fp32", str: "str"}
-        small = isinstance(value, int) and -(2**31) <= value < 2**31
-        return [Argument(name, "scalar", kinds.get(type(value), "i32" if small else "i64"), value=value)]
-
-    @cached_property
-    def _constexprs(self) -> tuple[str, ...]:
-        from forecast_autotune.variants.contract import read_contract
-
-        return read_contract(self.subject.source, self.subject.kernel).meta
 
     @staticmethod
     def _grid(grid: Any, given: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -484,6 +454,16 @@ class UserCalls:
             return grid_extent(grid, given, meta)
         except (KeyError, TypeError, ForecastAutotuneError):
             return None
+
+
+def _members(given: Mapping[str, Any], constants: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """All arguments, those in tuples by names that `nested_arguments` reads."""
+    for name, value in given.items():
+        if isinstance(value, tuple) and value and name not in constants:
+            places = getattr(value, "_fields", range(len(value)))
+            yield from _members({f"{name}.{p}": v for p, v in zip(places, value, strict=True)}, constants)
+        else:
+            yield name, value
 
 
 def heuristics_of(subject: BaseKernel) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:
@@ -586,17 +566,6 @@ def scalar_value(argument: Argument) -> Any:
     if argument.dtype == "fp32" and isinstance(argument.value, str):
         return float(argument.value)  # JSON has no infinity
     return argument.value
-
-
-def _tensor_argument(name: str, value: torch.Tensor) -> Argument:
-    return Argument(
-        name,
-        "tensor",
-        str(value.dtype).removeprefix("torch."),
-        tuple(value.shape),
-        tuple(value.stride()),
-        value.data_ptr() % 16 == 0,
-    )
 
 
 def grid_programs(grid: Sequence[int]) -> int:

@@ -215,11 +215,41 @@ def test_every_constant_that_triton_takes_reaches_the_kernel(judging: SandboxLan
     request = BaseKernel("kernel", CONSTANTS, CONFIGS, file=str(mine), name="kernel", inputs=True)
     assert judged(judging, request, CONSTANTS.replace("PAIR[1][0] +", "(2 + 1) +")).verdict.accepted
     assert not judged(judging, request, CONSTANTS.replace(".to(DTYPE)", "")).verdict.accepted
-    mine.write_text(CONSTANTS + CONSTANT_INPUTS.replace("(n, 5, torch.ones(3))", "{1: 2}"))
+    mine.write_text(CONSTANTS + CONSTANT_INPUTS.replace("(n, 5, torch.ones(3))", "object()"))
     with pytest.raises(
-        VariantError, match=r"inputs\(\) gave SHAPE: a dict cannot be handed .*: constants are numbers"
+        VariantError, match=r"inputs\(\) gave SHAPE: a object cannot be handed .*: constants are numbers"
     ):
         survey(request, judging, plan=QUICK)
+
+
+DESCRIBED = HEAD + (
+    "def kernel(x, out, BLOCK: tl.constexpr):\n"
+    "    at = [tl.program_id(0) * 4, tl.program_id(1) * 64]\n"
+    "    out.store(at, x.load(at) * 2)\n"
+)
+DESCRIBED_INPUTS = """
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+def inputs(random):
+    shape = random.randrange(2, 40), 16 * random.randrange(1, 9)
+    x, out = (TensorDescriptor.from_tensor(t, [4, 64]) for t in (torch.randn(shape), torch.empty(shape)))
+    return {"x": x, "out": out, "grid": (triton.cdiv(shape[0], 4), triton.cdiv(shape[1], 64))}
+"""
+
+
+def test_descriptors_that_inputs_makes_are_made_again_in_the_cell(
+    judging: SandboxLane, tmp_path: Path
+) -> None:
+    (tmp_path / "described.py").write_text(DESCRIBED + DESCRIBED_INPUTS)
+    request = BaseKernel(
+        "kernel", DESCRIBED, CONFIGS, file=str(tmp_path / "described.py"), name="kernel", inputs=True
+    )
+    assert known(judging, request).writes == ("out",)
+    assert judged(judging, request, DESCRIBED.replace("* 2", "+ x.load(at)")).verdict.accepted
+    assert codes(judged(judging, request, DESCRIBED.replace("* 2", "* 3"))) == {ReasonCode.WRONG_VALUES}
 
 
 UNFIT = HEAD + (
