@@ -1,9 +1,11 @@
 """Autotuned kernels of third-party programs as targets of `search` and `variants`, with no line written for them.
 
-    FORECAST_AUTOTUNE=1 FORECAST_AUTOTUNE_CAPTURE=values FORECAST_AUTOTUNE_CACHE_DIR=/tmp/captures pytest their_tests
-    python -m benchmarks.zoo.targets /tmp/captures --kernels 60 --seed 1 --out FILE
+    python -m benchmarks.zoo.targets capture --from FOLDER --to CAPTURES [--null] [--seconds 20] [--only NAMES]
+    python -m benchmarks.zoo.targets judge CAPTURES --kernels 60 --seed 1 --out FILE
 
-The folders are stores of programs that ran so. Of the kernels with two configs or more whose calls they hold, some are
+FOLDER is that of `benchmarks.zoo.own_tests fetch`. A seeded sample of each package's own tests runs with
+FORECAST_AUTOTUNE=1 and FORECAST_AUTOTUNE_CAPTURE=values, in a store of its own below CAPTURES; any other store of a
+program that ran so does as well. Of the kernels with two configs or more whose calls they hold, some are
 drawn by seed. A kernel is accepted where its own source is judged right, and a wrong one is refused: one of its stores,
 drawn by seed, writes another value. A store that the captured call does not reach makes no wrong source; then the next
 one is changed. What is not accepted is listed with its reason. Without a CUDA device kernels are interpreted, which
@@ -14,20 +16,28 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import random
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.lib import result_files
 from benchmarks.lib.result_files import ResultFile, say
+from benchmarks.lib.zoo.packages import Package, packages, unpack
+from benchmarks.zoo.own_tests import suite_command
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.store import Store
+from forecast_autotune.store.files import CAPTURES
 from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.clocks.devices import ONE_QUEUE
@@ -46,6 +56,8 @@ from forecast_harness.trials.variants.verify import (
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode, SolutionVerdict
 
+_CORES, _START_S = 4, 60.0
+"""Cores of a package while its tests run, and seconds that these may take beside."""
 WRONG_SOURCES = 3
 """Stores of a kernel that are changed, one after another, until a changed source is refused."""
 _STORES = {"store": 1, "atomic_add": 1, "atomic_max": 1, "atomic_min": 1, "atomic_xchg": 1}
@@ -193,26 +205,96 @@ def _first_reason(verdict: SolutionVerdict) -> str:
 
 
 def main() -> int:
-    """Judge, print a line for each kernel as soon as it is judged, and write the result."""
-    parser = result_files.parser(__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="STORE", help="stores with captured calls")
-    parser.add_argument("--kernels", type=int, default=60, metavar="N", help="kernels that are drawn")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", help="a device's number, or cpu (default: 0, if any)")
-    parser.add_argument("--lanes", type=int, default=8, help="kernels that are judged at once")
-    parser.add_argument("--cases", type=int, default=VARIANT_PLAN.cases)
-    parser.add_argument(
-        "--limit", type=float, default=90.0, metavar="S", help="seconds of a survey or a verdict"
+    """Capture, or judge: print a line for each kernel as soon as it is judged, and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--match", default="", help="only kernels whose place contains this")
-    options = result_files.parse_arguments(parser, on_host=True)
+    steps = parser.add_subparsers(dest="step", required=True)
+    capturing = steps.add_parser("capture")
+    capturing.add_argument("--from", dest="source", type=Path, required=True, help="the folder of `fetch`")
+    capturing.add_argument(
+        "--to", type=Path, required=True, help="the folder that gets a store for each package"
+    )
+    capturing.add_argument("--null", action="store_true", help="no GPU: compile for a null device")
+    capturing.add_argument("--seconds", type=float, default=20.0, help="seconds of tests of a package")
+    capturing.add_argument("--limit", type=float, default=200.0, help="seconds of all packages")
+    capturing.add_argument("--seed", type=int, default=0)
+    capturing.add_argument("--only", nargs="*", default=[], help="names of packages")
+    judging = steps.add_parser("judge")
+    judging.add_argument(
+        "folders", nargs="+", type=Path, metavar="STORE", help="stores, or folders of stores"
+    )
+    judging.add_argument("--out", type=Path, required=True, help="the result file (JSON)")
+    judging.add_argument("--kernels", type=int, default=60, metavar="N", help="kernels that are drawn")
+    judging.add_argument("--seed", type=int, default=1)
+    judging.add_argument("--device", help="a device's number, or cpu (default: 0, if any)")
+    judging.add_argument("--lanes", type=int, default=8, help="kernels that are judged at once")
+    judging.add_argument("--cases", type=int, default=VARIANT_PLAN.cases)
+    judging.add_argument("--limit", type=float, default=90.0, metavar="S", help="seconds of a verdict")
+    judging.add_argument("--match", default="", help="only kernels whose place contains this")
+    options = parser.parse_args()
+    return _capture(options) if options.step == "capture" else _judge(options)
+
+
+def _capture(options: argparse.Namespace) -> int:
+    wanted = list(packages(options.only).values())
+    cores = sorted(os.sched_getaffinity(0))
+    size = 1 if options.null else _CORES
+    shares = [cores[i : i + size] for i in range(0, len(cores), size)]
+    until = time.monotonic() + options.limit
+    with tempfile.TemporaryDirectory(prefix="zoo-") as name, ThreadPoolExecutor(len(shares)) as pool:
+        top = Path(name)
+        unpack(options.source, top)
+        each = [
+            pool.submit(_capture_package, package, top, shares[n % len(shares)], until, options)
+            for n, package in enumerate(wanted)
+        ]
+        for one in each:
+            say(one.result())
+    return 0
+
+
+def _capture_package(
+    package: Package, top: Path, cores: list[int], until: float, options: argparse.Namespace
+) -> str:
+    home = options.to.absolute() / package.name
+    home.mkdir(parents=True, exist_ok=True)
+    given = {"out": str(home / "lines.jsonl"), "null": options.null, "cores": cores, "part": 0, "parts": 1}
+    words, variables = suite_command(package, top, home, **given, seconds=options.seconds, seed=options.seed)
+    variables |= {
+        "FORECAST_AUTOTUNE": "1",
+        "FORECAST_AUTOTUNE_CAPTURE": "values",
+        "FORECAST_AUTOTUNE_CACHE_DIR": str(home),
+    }
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=top / package.name,
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            process.wait(max(1.0, min(options.seconds * 3 + _START_S, until - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return f"{package.name}: {len(autotuned([home]))} autotuned kernels were captured, status {process.returncode}"
+
+
+def _judge(options: argparse.Namespace) -> int:
+    options.folders = [
+        s for f in options.folders for s in (sorted(f.iterdir()) if not (f / CAPTURES).is_dir() else [f])
+    ]
     known = [t for t in autotuned(options.folders) if options.match in t.place]
     chosen = random.Random(options.seed).sample(known, min(options.kernels, len(known)))
     options.level = None
     plan = replace(build_plan(options), timed=VARIANT_PLAN.timed)
     say(f"{len(known)} autotuned kernels were captured, {len(chosen)} are judged on {plan.device}")
     report = result_files.ResultFile(options, "zoo-targets", options.seed)
-    results = _judge_all(chosen, plan, options, report)
+    results = _judged(chosen, plan, options, report)
     times = [r.first_verdict_s for r in results if r.first_verdict_s]
     report.finish(
         {
@@ -226,7 +308,7 @@ def main() -> int:
     return 0
 
 
-def _judge_all(
+def _judged(
     chosen: Sequence[Target], plan: VerificationPlan, options: argparse.Namespace, report: ResultFile
 ) -> list[TargetResult]:
     device = INTERPRETER if plan.device == "cpu" else "device"

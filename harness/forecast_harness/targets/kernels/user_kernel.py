@@ -302,6 +302,8 @@ class UserKernel:
             constant = _has_constant_heuristics(
                 c for c, f in zip(known_calls, forms, strict=True) if f == forms[n]
             )
+            if not (constant or base.file):
+                calls = calls[:1]  # nobody can tell what heuristics make of other sizes
             results.append(
                 replace(
                     base,
