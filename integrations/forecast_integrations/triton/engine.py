@@ -326,7 +326,7 @@ class TuningEngine:
         functions = [kwargs.get("grid"), config.pre_hook]
         functions += [f for layer in describe.heuristic_layers(tuner.fn) for f in layer.values()]
         of_user = is_of_caller(error) or not codes_in_traceback(error).isdisjoint(map(code_of, functions))
-        if untimed is not config or of_user or is_interpreted() or not is_alive() or capturing_graph():
+        if untimed is not config or of_user or is_interpreted() or capturing_graph() or not is_alive():
             return False
         with LOCK:
             problem = problem_of(KernelCall(tuner, args, kwargs))

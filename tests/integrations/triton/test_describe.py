@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -240,12 +243,34 @@ def test_dtypes_tell_problems_apart_and_are_made_again(device: Any) -> None:
     assert [(x, block) for x, _, block in made] == [((dtype,), dtype) for dtype in types]
 
 
-def test_a_key_holds_no_values_of_tensors(device: Any) -> None:
-    x = torch.full((3,), 123.0)
+@dataclass
+class Holder:
+    """Its text holds the values of its tensors."""
+
+    held: Any
+
+
+def test_neither_keys_nor_options_hold_values_of_tensors_or_addresses(device: Any) -> None:
+    x = torch.full((3, 16), 123.0)
+    described = TensorDescriptor.from_tensor(x, [1, 16])
     fn, record = plain, describe.kernel_record(plain)
-    problems = [describe.describe(fn, record, {"x": key}, (key, 8), (1,)) for key in (x, (x, x), Opaque())]
-    assert [p.key[1] for p in problems] == ["8"] * 3
-    assert all("123" not in p.key[0] and " at 0x" not in p.key[0] for p in problems)
+    for value in (x, (x, x), [x], {"a": x}, Holder((x,)), described, Opaque(), np.full(3, 123.0), {Opaque()}):
+        problem = describe.describe(fn, record, {"x": None, "option": (value,)}, (value, 8), (1,))
+        text = json.dumps(problem.to_json())
+        assert problem.key[1] == "8"
+        assert "123" not in text
+        assert " at 0x" not in text
+
+
+def test_a_set_has_one_text_in_every_process() -> None:
+    imported = "from forecast_integrations.triton.problem.describe import value_text"
+    code = f"{imported}; print(value_text(frozenset('abcdef')))"
+    command = [sys.executable, "-c", code]
+    seeds = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
+    one, other = (
+        subprocess.run(command, env=e, capture_output=True, text=True, check=True).stdout for e in seeds
+    )
+    assert one == other == "['a', 'b', 'c', 'd', 'e', 'f']\n"
 
 
 def times(factor: int) -> Any:

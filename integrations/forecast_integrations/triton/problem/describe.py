@@ -6,7 +6,7 @@ import hashlib
 import numbers
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -85,14 +85,17 @@ def value_text(value: object) -> str:
     if is_jit(value):
         return function_name(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        strides = tuple(value.stride()) if is_tensor(value) else ""
+        strides = is_tensor(value) and tuple(value.stride())
         return f"{type(value).__name__}[{value.dtype}, {tuple(value.shape)}, {strides}]"
+    if is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}{[value_text(getattr(value, f.name, None)) for f in fields(value)]}"
     if isinstance(value, Mapping):
         return str({value_text(key): value_text(held) for key, held in value.items()})
-    if isinstance(value, tuple | list | set | frozenset):
-        if all(held is None or isinstance(held, bool | int | float | str) for held in value):
-            return str(value)
-        return str(tuple(map(value_text, value)))
+    if isinstance(value, set | frozenset):
+        return str(sorted(map(value_text, value)))  # which is in another order in every process
+    if isinstance(value, tuple | list):
+        plain = all(held is None or isinstance(held, bool | int | float | str) for held in value)
+        return str(value) if plain else str(tuple(map(value_text, value)))
     text = str(value)
     return type(value).__qualname__ if " at 0x" in text else text
 
