@@ -63,6 +63,12 @@ class _Service:
 
 
 _SERVICE = _Service()
+_ARGUMENTS = {
+    "inductor_space": "search_space",
+    "inductor_dynamic": "dynamic_sizes",
+    "inductor_kernels": "generated_kernels",
+}
+"""Arguments of `enable_torch_compile` by the settings that they replace."""
 
 
 def current() -> TuningSession | None:
@@ -147,15 +153,19 @@ def enable_torch_compile(
     Returns a context manager; leaving it ends the service, as `disable_torch_compile` does. Raises
     `SettingsError` for values that break a setting's rule and ImportError without torch.
     """
-    settings = Settings.from_environment().with_(
-        mode=mode,
-        tolerance=tolerance,
-        risk=risk,
-        max_measurements=budget.measurements if budget is not None else None,
-        inductor_space=search_space,
-        inductor_dynamic=dynamic_sizes_text(dynamic_sizes),
-        inductor_kernels=generated_kernels,
-    )
+    try:
+        settings = Settings.from_environment().with_(
+            mode=mode,
+            tolerance=tolerance,
+            risk=risk,
+            max_measurements=budget.measurements if budget is not None else None,
+            inductor_space=search_space,
+            inductor_dynamic=dynamic_sizes_text(dynamic_sizes),
+            inductor_kernels=generated_kernels,
+        )
+    except SettingsError as error:
+        setting, sign, rule = str(error).partition("=")
+        raise SettingsError(f"{_ARGUMENTS.get(setting, setting)}{sign}{rule}") from None
     if not forecast_timeout_s > 0:
         raise SettingsError(
             f"forecast_timeout_s must be a positive number of seconds, got {forecast_timeout_s}"
@@ -211,7 +221,7 @@ def _report(owner: int) -> None:
         return  # a forked child took our exit handlers along
     try:
         total, last = TorchCompileSummary.total(_SERVICE.summaries), _SERVICE.last
-        if (total.operations or total.timings) and last is not None and last.prints_lines():
+        if (total.operations or total.timings or total.graphs) and last is not None and last.prints_lines():
             print(total.line(), file=sys.stderr, flush=True)
     except (BrokenPipeError, ValueError):
         return  # the program closed the stream

@@ -18,6 +18,8 @@ LISTENERS: list[Callable[[str, Decision], None]] = []
 class TorchCompileSummary:
     """Sums over the operations of this process."""
 
+    graphs: int = 0
+    """Graphs that were to be compiled, those found in a cache included."""
     operations: int = 0
     considered: int = 0
     compiled: int = 0
@@ -49,6 +51,11 @@ class TorchCompileSummary:
         if say:
             print(summary_line(label, decision), file=sys.stderr)
 
+    def add_graph(self) -> None:
+        """Count a graph."""
+        with self._mutex:
+            self.graphs += 1
+
     def add_saved(self, seconds: float) -> None:
         """Count seconds that were saved besides those of decisions."""
         with self._mutex:
@@ -71,6 +78,7 @@ class TorchCompileSummary:
         for tally in tallies:
             for name in (
                 *(
+                    "graphs",
                     "operations",
                     "considered",
                     "compiled",
@@ -90,6 +98,12 @@ class TorchCompileSummary:
         later = ""
         if self.later_s >= 0.05:
             later = f"; {self.later_s:.1f} s of later launches, at most 10 % of any second, timed generated kernels"
+        if not self.operations and not self.timings:
+            return (
+                f"forecast_autotune torch.compile: nothing to choose in {self.graphs} graphs: no operation had several "
+                "choices, or the graphs were in a cache. Inductor lists choices with mode='max-autotune', on a CPU "
+                "those of layers with torch._inductor.config.freezing alone"
+            )
         if not self.operations:
             return f"forecast_autotune torch.compile: {self.timings} timings stored{later}"
         parts = [

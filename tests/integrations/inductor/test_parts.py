@@ -54,6 +54,7 @@ from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_compilation
 from forecast_integrations.inductor.session import SafeSurrogate, StoreSnapshot, TuningSession, WarnOnce
+from forecast_integrations.inductor.summary import TorchCompileSummary
 from tests.integrations.inductor.graphs import (
     H200,
     FunctionSurrogate,
@@ -160,6 +161,12 @@ def test_parameters_never_hold_an_address() -> None:
 )
 def test_failures_are_named(message: str, outcome: Outcome) -> None:
     assert failure_outcome(message) is outcome
+
+
+def test_a_service_without_a_choice_says_so() -> None:
+    tally = TorchCompileSummary()
+    tally.add_graph()
+    assert "nothing to choose in 1 graphs" in TorchCompileSummary.total([tally]).line()
 
 
 # --- the view ---
@@ -283,7 +290,7 @@ def test_patches_keep_the_kind_and_are_taken_back_exactly() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"search_space": "huge"}, "inductor_space='huge': must be one of default, exhaustive"),
+        ({"search_space": "huge"}, "search_space='huge': must be one of default, exhaustive"),
         ({"forecast_timeout_s": 0}, "forecast_timeout_s must be a positive number"),
         ({"mode": "fast"}, "mode='fast': must be one of"),
     ],

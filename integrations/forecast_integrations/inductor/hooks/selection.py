@@ -343,6 +343,7 @@ def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
         session = context.session
         if session is None:
             return
+        session.tally.add_graph()
         try:
             identity = context.key_parts()[1]
         except Exception as error:
