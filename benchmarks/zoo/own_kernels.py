@@ -1,14 +1,15 @@
 """A program to capture: the first case of each family of `benchmarks.kernels`, small, with a tuner over its kernel.
 
-    export FORECAST_AUTOTUNE_CACHE_DIR=/tmp/own FORECAST_AUTOTUNE_MAX_MEASUREMENTS=1
-    python -m forecast_autotune run --capture -m benchmarks.zoo.own_kernels
-    python -m benchmarks.zoo.targets /tmp/own --out FILE
+    export FORECAST_AUTOTUNE=1 FORECAST_AUTOTUNE_CAPTURE=values FORECAST_AUTOTUNE_CACHE_DIR=/tmp/own
+    FORECAST_AUTOTUNE_MAX_MEASUREMENTS=1 python -m benchmarks.zoo.own_kernels
+    python -m benchmarks.zoo.targets judge /tmp/own --out FILE
 
 With TRITON_INTERPRET=1 it runs without a GPU. What fails is printed, and is none of the targets then.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
@@ -23,6 +24,9 @@ _CONFIGS = 4
 
 def main() -> int:
     """Launch one case of every family."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     families = {case.name.partition("/")[0]: case for case in reversed(cases())}
     for name, case in sorted(families.items()):
