@@ -54,11 +54,13 @@ def tensors(rows: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
     return x, w
 
 
-def compiled(function: Callable[..., torch.Tensor], folder: Path, rows: int = 16) -> list[Measurement]:
+def compiled(
+    function: Callable[..., torch.Tensor], folder: Path, rows: int = 16, **options: Any
+) -> list[Measurement]:
     """What is stored of the choices of a function that is compiled; its result is right."""
     x, w = tensors(rows)
     torch._dynamo.reset()
-    with fresh_cache(), enable_torch_compile(store=folder) as handle:
+    with fresh_cache(), enable_torch_compile(store=folder, **options) as handle:
         assert missing_hooks() == []
         found = torch.compile(function, options=OPTIONS)(x, w)
     assert handle.session.warn_once.messages == []
@@ -96,7 +98,9 @@ def test_the_library_is_told_what_a_recorded_launch_takes(tmp_path: Path) -> Non
 
 def test_a_template_is_told_about_what_events_tell(tmp_path: Path) -> None:
     """A replay that is far shorter would be one without the kernel."""
-    templates = [m for m in compiled(product, tmp_path) if str(m.candidate).startswith("triton::")]
+    # A forecast may leave the library's kernel alone on the list.
+    rows = compiled(product, tmp_path, mode="exhaustive")
+    templates = [m for m in rows if str(m.candidate).startswith("triton::")]
     assert templates
     # 32 MiB are read: no kernel on any device does that in 4 us.
     assert all(0.004 < m.ms < 0.15 for m in templates)
