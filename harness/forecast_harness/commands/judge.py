@@ -103,7 +103,8 @@ def open_problem(text: str) -> JudgedProblem:
     return JudgedProblem(load_pack(text))
 
 
-_COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
+COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
+"""Of verdicts."""
 
 
 def verify(options: argparse.Namespace, output: Output) -> int:
@@ -345,7 +346,7 @@ def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
 
     word = str(verdict.judgement)
     line = shown_text(f"{verdict.solution} on {verdict.pack}: ")
-    line.append(word, style=_COLOURS[word])
+    line.append(word, style=COLOURS[word])
     at = f", sandbox level {level.lower()}" if level else ""
     line.append(f" ({verdict.trials} launches, {verdict.seconds:.1f} s{at})")
     lines = [

@@ -28,7 +28,7 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import SourceJudgement, read_judgements, source_digest
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.count_line import CountLine
-from forecast_harness.commands.judge import build_plan, open_lane
+from forecast_harness.commands.judge import COLOURS, build_plan, open_lane
 from forecast_harness.records import Node, ProposalRequest
 from forecast_harness.targets.kernels.user_kernel import UserKernel, check_syntax, is_covered
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from forecast_harness.trials.variants.verify import VariantVerification
     from forecast_harness.verify.plan import VerificationPlan
 
-_COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
 _TITLE_WORDS = 4
 """Words of a model's note in the name of what it wrote."""
 
@@ -300,7 +299,7 @@ def _render_results(
     for variant, result in results:
         word = str(result.verdict.judgement)
         line = shown_text(f"  {variant.name}: ")
-        line.append(word, style=_COLOURS[word])
+        line.append(word, style=COLOURS[word])
         line.append(f" ({result.verdict.trials} launches, {result.verdict.seconds:.1f} s)")
         lines.append(line)
         lines += [
