@@ -416,7 +416,7 @@ def made(factor):
 scaled, by = made({closure})
 made_by = {{"f": scaled}}
 
-@triton.constexpr_function
+@getattr(triton, "constexpr_function", triton.jit)
 def rounded(x):
     return plain(x)
 
