@@ -355,6 +355,9 @@ def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
     ]
     if verdict.accepted:
         lines.append(shown_text(f"  {verdict.checked}"))
+        if peaks := verdict.facts.get("peak_bytes"):
+            most = ", ".join(f"{name} {size:,} bytes" for name, size in peaks.items())
+            lines.append(shown_text(f"  memory at a time, beside inputs: {most}"))
         stated = [f"{n} {verdict.facts.get('arithmetic', {}).get(n)}" for n in _STATED_SETTINGS]
         lines.append(shown_text(f"  arithmetic, of whatever it is held against as well: {', '.join(stated)}"))
     lines += [shown_text(f"  not varied: {text}") for text in verdict.facts.get("not_varied", ())]
@@ -371,17 +374,27 @@ def _table(entries: list[BenchResult]) -> Any:
     for entry in entries:
         blocks = "+".join(str(d["blocks"]) for d in entry.duels)
         gain = "" if entry.gain is None else f"{entry.gain:+.1%}"
+        peaks = _peaks(entry)
         times = [f"{1e3 * entry.labels[w].median_ms:.1f}" if w in entry.labels else "" for w in works]
+        times = [f"{t}\n{peaks[w]:,} B" if w in peaks else t for t, w in zip(times, works, strict=True)]
         table.add_row(entry.solution, entry.outcome or str(entry.verdict.judgement), gain, blocks, *times)
     return table
 
 
 def _notes(entries: list[BenchResult]) -> list[Any]:
-    """How thoroughly each was checked that may be used, and why others may not."""
+    """How thoroughly each was checked that may be used, whose memory rises, and why others may not be used."""
     from forecast_autotune.report.table import shown_text
+    from forecast_harness.verify.verdict import memory_rise
 
     checked = [shown_text(f"{e.solution}: {e.checked}") for e in entries if e.verdict.accepted]
+    base: dict[str, int] = next((_peaks(e) for e in entries if e.outcome == "incumbent"), {})
+    rises = [(e.solution, memory_rise(_peaks(e), base)) for e in entries if e.verdict.accepted]
     return [
         *checked,
+        *(shown_text(f"{name} {rise}", style="yellow") for name, rise in rises if rise),
         *(line for e in entries if not e.verdict.accepted for line in _verdict_lines(e.verdict)),
     ]
+
+
+def _peaks(entry: BenchResult) -> dict[str, int]:
+    return dict(entry.verdict.facts.get("peak_bytes", {}))

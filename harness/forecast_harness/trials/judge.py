@@ -356,6 +356,7 @@ class SandboxJudge(Judge[SandboxTrial]):
             "launches": verdict.trials,
             "checked": verdict.checked.to_json(),
             "error_over_limit": verdict.facts.get("error_over_limit"),
+            "peak_bytes": verdict.facts.get("peak_bytes", {}),
             "hints": list(verdict.hints),
             "level": self._lane.level.name.lower(),
         }

@@ -20,6 +20,7 @@ from forecast_harness.clocks.times import clocks_disagree, impossible_time, slow
 from forecast_harness.sandbox.cell import CandidateFault, Cell
 from forecast_harness.targets.packs.schema import Language, Pack, Workload
 from forecast_harness.verify.cost_control import ComputeDevice, PhaseTimer, SamplingBudget
+from forecast_harness.verify.launch_cell import PEAK
 from forecast_harness.verify.launcher import (
     LaunchResult,
     LaunchTimes,
@@ -80,6 +81,7 @@ class SolutionExaminer:
         self.generator = torch.Generator().manual_seed(self.rng.getrandbits(63))
         self.worst_error_ratio = 0.0
         self._history: list[LaunchTimes] = []
+        self._peaks: dict[str, int] = {}
         self.ends = math.inf
         """When the last launch beyond the trials has to begin, by `time.perf_counter`."""
         self._checked = self._timed_checked = 0
@@ -117,6 +119,7 @@ class SolutionExaminer:
         what they were for.
         """
         results: dict[str, Any] = {
+            "peak_bytes": self._peaks,
             "seconds": self._phase_timer.to_json(),
             "steps": self._step_timer.to_json(),
         }
@@ -142,6 +145,7 @@ class SolutionExaminer:
             steps["timed"] = self._timed_trials
         steps["kernels"] = self._kernel_trials
         if timed:
+            steps["memory"] = self._memory_trials
             steps["longer"] = lambda: check_longer(self, self._workloads)
         for name, step in steps.items():
             with self._step_timer.phase(name):
@@ -339,6 +343,16 @@ class SolutionExaminer:
             if ratio != OUTSIDE_DOMAIN:
                 return silent.trial if finding is None else ""
         return ""
+
+    def _memory_trials(self) -> list[Reason]:
+        """One launch of each workload that is timed, whose memory is watched."""
+        works = self._pack.timed_workloads(self.plan.device, self._language) if self.plan.timed else ()
+        for work in works:
+            reply = self.launch(self.new_case(work.axes), watch="memory")
+            if reasons := reply.reasons if work.large else self.checked(reply):
+                return reasons
+            self._peaks[work.name] = reply.operations.get(PEAK, 0)
+        return []
 
     def _timed_trials(self) -> list[Reason]:
         """Launches as they are timed, in a number the solution cannot know, and some of them checked."""

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -596,15 +598,49 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
+class _MemoryRecorder(_OperationRecorder):
+    """Notes the most bytes at a time of tensors that operations gave, under `PEAK`."""
+
+    def __init__(self, seen: dict[str, int]) -> None:
+        super().__init__(seen)
+        self._tensors: Counter[int] = Counter()
+        self._bytes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        handed = (*args, *(kwargs or {}).values())
+        given = {_pointer(a) for a in handed if isinstance(a, torch.Tensor)}
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor) and (
+                _pointer(tensor) not in given or self._tensors[_pointer(tensor)]
+            ):
+                at = _pointer(tensor)
+                self._tensors[at] += 1
+                self._bytes[at] = max(self._bytes.get(at, 0), tensor.untyped_storage().nbytes())
+                weakref.finalize(tensor, self._release, at)
+        self._seen[PEAK] = max(self._seen.get(PEAK, 0), sum(self._bytes.values()))
+        return result
+
+    def _release(self, at: int) -> None:
+        self._tensors[at] -= 1
+        if not self._tensors[at]:
+            del self._tensors[at], self._bytes[at]
+
+
+PEAK = "peak bytes"
+"""What is seen of a launch whose memory is watched: the most that it held at a time, beside what it was given."""
+
+
 @contextmanager
 def watch_launch(mode: str, kernels: KernelCounter | None) -> Iterator[dict[str, int]]:
     """Yield what is seen of framework operations: name -> most elements that one call of it touched.
 
-    mode "": nothing is watched; "operations": framework operations are; "off": Triton kernels do nothing.
+    mode "": nothing is watched; "operations": framework operations are; "memory": `PEAK` is; "off": Triton kernels do
+    nothing.
     """
     seen: dict[str, int] = {}
-    if mode == "operations":
-        with _OperationRecorder(seen):
+    if mode in ("operations", "memory"):
+        with (_OperationRecorder if mode == "operations" else _MemoryRecorder)(seen):
             yield seen
         return
     if kernels is not None:

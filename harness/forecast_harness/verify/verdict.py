@@ -218,3 +218,15 @@ class SolutionVerdict(
         if ReasonCode.TIMEOUT in codes:
             return Outcome.TIMEOUT
         return Outcome.RUNTIME_ERROR if ReasonCode.FAILS in codes else Outcome.INCORRECT
+
+
+_MEMORY_RISE = 0.05
+
+
+def memory_rise(own: Mapping[str, int], base: Mapping[str, int]) -> str:
+    """How much more memory a source holds at a time than another, by workload; '' up to 5 %."""
+    rises = [(own[n] / base[n] - 1, n) for n in own.keys() & base.keys() if base[n]]
+    rise, name = max(rises, default=(0.0, ""))
+    if rise <= _MEMORY_RISE:
+        return ""
+    return f"holds {rise:.0%} more memory at a time ({name}: {own[name]:,} against {base[name]:,} bytes)"

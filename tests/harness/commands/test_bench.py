@@ -18,7 +18,7 @@ from forecast_harness.trials.bench import BenchResult, compare_solutions
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import verify
 from forecast_harness.verify.timing_job import chance_difference
-from forecast_harness.verify.verdict import Judgement, ReasonCode
+from forecast_harness.verify.verdict import Judgement, ReasonCode, memory_rise
 from tests.harness.small import checked_only, small_folder
 
 HERE = Path(__file__).parents[1]
@@ -235,3 +235,20 @@ def test_a_solution_of_a_foreign_task(judging: SandboxLane) -> None:
     assert {r.code for r in verdict.reasons} == {ReasonCode.WRONG_VALUES}
     kept = load_solution(HERE / "honest" / "gpumode_row_sums.py", pack)
     assert verify(pack, kept, judging, plan=QUICK).accepted
+
+
+def test_memory_is_known_beside_times_and_its_rise_said(judging: SandboxLane) -> None:
+    plan = VerificationPlan(cases=2, timed=2, launches=0)
+    plain, copying = (
+        verify(SOFTMAX, named("mine", ONCE.replace("torch.softmax(x, -1)", text)), judging, plan=plan)
+        for text in ("torch.softmax(x, -1)", "torch.softmax(x.double(), -1).float()")
+    )
+    assert plain.accepted
+    assert copying.accepted
+    own, base = copying.facts["peak_bytes"], plain.facts["peak_bytes"]
+    for work in SOFTMAX.timed_workloads("cpu"):
+        size = 4 * work.axes["M"] * work.axes["N"]
+        assert base[work.name] == size
+        assert own[work.name] >= 4 * size
+    assert memory_rise(own, base).startswith("holds 300% more memory at a time (")
+    assert memory_rise({"a": 104, "b": 1}, {"a": 100, "c": 1}) == memory_rise({}, base) == ""

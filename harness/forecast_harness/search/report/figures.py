@@ -24,6 +24,7 @@ from forecast_harness.records import (
 )
 from forecast_harness.search.events import Lost
 from forecast_harness.search.state import SearchState
+from forecast_harness.verify.verdict import memory_rise
 
 # --- sources, bounded and made safe to look at ---
 
@@ -596,8 +597,10 @@ def _best_text(story: SearchReport) -> str:
     if final is None or final.score >= 0.0:
         return best_card(final).name
     note = escape_invisible(story.entries[final.node].node.provenance.note)
-    sure = EVIDENCE_TEXTS[final.evidence]
+    sure, results = EVIDENCE_TEXTS[final.evidence], {**story.state.judged, **story.state.confirmed}
+    own, base = (dict(results[n].facts.get("peak_bytes") or {}) for n in (final.node, story.root))
+    rise = memory_rise(own, base)
     return (
         f"{factor_text(-final.score)} over the seed, 95 % interval {interval_text(final.score, final.sd)}, "
-        f"{sure}{f': {note}' if note else ''}"
+        f"{sure}{f'; {rise}' if rise else ''}{f': {note}' if note else ''}"
     )
