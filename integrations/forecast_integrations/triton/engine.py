@@ -70,7 +70,7 @@ from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig,
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import RangeTuning, range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
-from forecast_integrations.triton.timer.measurer import RAISED, TritonMeasurer
+from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import ChildTracer
 from forecast_integrations.triton.upstream import is_of_triton
 from forecast_integrations.triton.variants.loading import (
@@ -198,18 +198,6 @@ class TuningEngine:
     def is_deciding(self) -> bool:
         """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
         return bool(getattr(self._running, "on", False))
-
-    def resolve_or_fail(
-        self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> LaunchConfig:
-        """As `resolve`, for a launch: where every config fails, one that raises what it would under Triton."""
-        try:
-            return self.resolve(tuner, key, args, kwargs)
-        except NoWorkingConfigError as error:
-            if error.config is None:
-                raise
-            warnings.warn(f"{error}. Launching {error.config}, as triton.autotune would", stacklevel=4)
-            return cast("LaunchConfig", error.config)
 
     def resolve(
         self, tuner: Tuner, key: Key, args: tuple[object, ...], kwargs: dict[str, object]
@@ -553,9 +541,17 @@ def _failing_config(miss: _KeyMiss) -> LaunchConfig | None:
     rows = {m.candidate: m for m in miss.guarded.measurements(miss.problem)}
     forgiven = {kind.__name__ for kind in forgiven_errors()}
     own = [c for c in miss.call.configs if c.variant not in miss.call.functions]
-    raised = {c: rows[c].extra.get(RAISED) if c in rows else "untried" for c in own}
+    raised = {c: _raised(rows[c]) if c in rows else "untried" for c in own}
     candidate = next((c for c in own if raised[c] not in forgiven), own[0])
     return miss.call.configs[candidate] if raised[candidate] else None
+
+
+def _raised(failure: Measurement) -> str:
+    """The type of the exception that a candidate failed with; empty where it ended otherwise, or had no memory."""
+    if failure.outcome is Outcome.OUT_OF_RESOURCES:
+        return "OutOfResources"
+    kind, colon, _ = str(failure.extra.get("message", "")).partition(": ")
+    return kind if colon and failure.outcome not in (Outcome.TIMEOUT, Outcome.INFRASTRUCTURE) else ""
 
 
 def _config_of_triton(tuner: Any, key: Key, pruned: list[LaunchConfig], error: Exception) -> LaunchConfig:
@@ -608,22 +604,35 @@ def launch(
             key = triton_key(tuner, args, kwargs, error)
         config = tuner.cache.get(key)
         if config is None:
-            # Busy: a hook of this very decision launches the kernel again.
-            busy = engine.is_deciding()
-            config = configs[0] if busy else engine.resolve_or_fail(tuner, key, args, kwargs)
+            try:
+                # Busy: a hook of this very decision launches the kernel again.
+                config = configs[0] if engine.is_deciding() else engine.resolve(tuner, key, args, kwargs)
+            except NoWorkingConfigError as error:
+                if (config := error.config) is None:
+                    raise
+                warnings.warn(f"{error}. Launching {config}, as triton.autotune would", stacklevel=3)
+                result = _launch(tuner, config, args, kwargs)
+                tuner.cache[key] = config
+                return result
     else:
         config = configs[0]
     try:
-        if config.__class__ is VariantConfig:
-            return launch_variant(tuner, config, args, kwargs)
-        tuner.best_config = config
-        if config.pre_hook is not None:
-            config.pre_hook({**_named(tuner, args, kwargs), **config.all_kwargs()})
-        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+        return _launch(tuner, config, args, kwargs)
     except Exception as error:
         if not engine.strikes(tuner, key, config, error, args, kwargs):
             raise
     return launch(tuner, engine, make_key, args, kwargs)
+
+
+def _launch(
+    tuner: Tuner, config: LaunchConfig, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    if config.__class__ is VariantConfig:
+        return launch_variant(tuner, config, args, kwargs)
+    tuner.best_config = config
+    if config.pre_hook is not None:
+        config.pre_hook({**_named(tuner, args, kwargs), **config.all_kwargs()})
+    return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
 # --- what a call gets where something of ours has failed: the key and the config that Triton would have chosen ---

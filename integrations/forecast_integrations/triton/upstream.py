@@ -20,11 +20,11 @@ _SERVE = "forecast_autotune_serve"
 
 
 def is_of_triton(function: Any) -> bool:
-    """Whether a member of `Autotuner` is Triton's own. `functools.wraps` has others look so, but for their globals."""
+    """Whether a member of a class of Triton's is its own: what `functools.wraps` makes has other globals."""
     if isinstance(function, cached_property | property):
         function = function.func if isinstance(function, cached_property) else function.fget
     function = getattr(function, "__func__", function)
-    return getattr(function, "__globals__", None) is vars(autotuner)
+    return str(getattr(function, "__globals__", {}).get("__name__")).partition(".")[0] == "triton"
 
 
 @cache

@@ -7,6 +7,7 @@ import contextvars
 import os
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from forecast_autotune import Store, autotune, patch_triton, unpatch_triton
 from forecast_autotune.errors import NoWorkingConfigError
+from forecast_autotune.records import Outcome
 from forecast_integrations.triton.compile.pool import CompileResult
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.call import KernelCall
@@ -98,6 +100,13 @@ def hooked() -> Any:
     return kernel
 
 
+class OwnHeuristics(triton.runtime.autotuner.Heuristics):  # type: ignore[misc]
+    """Heuristics that a library runs in its own way, and asks the device."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn.run(*args, FACTOR=ask_device(), **kwargs)
+
+
 KERNELS = {
     **{
         kind: lambda kind=kind: of_state(kind)
@@ -107,6 +116,7 @@ KERNELS = {
     "run that launches": lambda: LaunchingRun(scaled.fn),
     "constexpr function": lambda: fresh(asking),
     "hook of launches": hooked,
+    "own heuristics": lambda: OwnHeuristics(fresh(scaled), scaled.arg_names, {}),
 }
 
 
@@ -132,6 +142,28 @@ def test_what_only_the_call_itself_has_fails_no_config(
     (table,) = tables(tmp_path)
     assert {m.outcome for m in table.measurements} == {"ok"}
     assert tuner.best_config in tuner.configs
+
+
+def test_failures_that_a_fork_was_believed_are_doubted_once_they_are_stored(
+    device: Any, tmp_path: Path
+) -> None:
+    """An earlier release has filed every config as one that does not compile."""
+    launch(
+        autotune(configs=blocks(32, 128), key=["n"], store=Store(tmp_path / "new"), mode="exhaustive")(
+            fresh(asking)
+        )
+    )
+    (table,) = tables(tmp_path / "new")
+    store = Store(tmp_path / "old")
+    for m in table.measurements:
+        said = {"message": "RuntimeError: Cannot re-initialize CUDA in forked subprocess"}
+        store.add(
+            table.problem,
+            replace(m, outcome=Outcome.COMPILE_ERROR, median_ms=None, p20_ms=None, p80_ms=None, extra=said),
+        )
+    tuner = autotune(configs=blocks(32, 128), key=["n"], store=store)(fresh(asking))
+    launch(tuner)
+    assert tuner.decision.measured == 2
 
 
 def test_heuristics_are_asked_before_the_fork_and_their_code_compiles_in_children(

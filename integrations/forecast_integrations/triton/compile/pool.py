@@ -484,12 +484,17 @@ def make_pool(
     With a `call`, children also prepare what its first launch needs besides binaries.
     """
     from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    from forecast_integrations.triton.upstream import is_of_triton
 
     if call is not None:
         _ = call.computed  # here, before any fork and any other thread
     if how == "auto":
-        # A child hands its binary over through Triton's cache.
-        how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"
+        # A child hands its binary over through Triton's cache. A lock that somebody has put around launches is held by
+        # the thread that waits for threads here.
+        forks = (can_fork() and not knobs.compilation.always_compile) or not is_of_triton(JITFunction.run)
+        how = "fork" if forks and sys.platform == "linux" else "threads"
     if how == "threads":
         return ThreadPool(compile_one, workers, timeout_s, _device_selector())
     return ForkPool(without_device(compile_one), workers, timeout_s, patient, call)

@@ -27,9 +27,6 @@ from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.protocols import Times
 from forecast_integrations.triton.timer.timers import EventTimer, LaunchTimeoutError
 
-RAISED = "raised"
-"""In a failure's `extra`: the type of the exception, which a launch in this process raises again. It is absent where a
-process died, hung or had no memory."""
 _LAUNCHING = ("kernel_call", KernelCall.launch_once.__name__)
 """Functions that a benchmark function is given to call: Triton's and ours."""
 _DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "HIP error")
@@ -266,10 +263,7 @@ class TritonMeasurer:
                 self._call.hears_failures() or isinstance(self._timer, UserBenchmarkTimer)
             ):
                 self._repeat_failure(candidate)
-            said: dict[str, object] = {"message": compiled.message}
-            if compiled.raised and compiled.outcome is not Outcome.INFRASTRUCTURE:
-                said[RAISED] = compiled.message.partition(":")[0]
-            return self._no_time(candidate, compiled.outcome, seconds, said)
+            return self._no_time(candidate, compiled.outcome, seconds, {"message": compiled.message})
         self._say(candidate)
         facts: dict[str, object] = {}
         begin = time.perf_counter()
@@ -287,8 +281,7 @@ class TritonMeasurer:
             self._timing_s += time.perf_counter() - begin
         if times is None:
             message = "the benchmark function returned inf"
-            said = {**facts, "message": message, RAISED: "OutOfResources"}  # or what Triton forgives besides
-            return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, said)
+            return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
         self._best_ms = min(self._best_ms, statistics.median(times))
         self._timed.add(candidate)
         return self._ok(candidate, times, seconds, facts)
@@ -322,14 +315,11 @@ class TritonMeasurer:
             self._lost = f"{candidate} did not finish in {self._timeout_s:g} s and still holds the device"
         elif outcome is Outcome.RUNTIME_ERROR and not self._timer.is_alive():
             self._lost = f"{candidate} broke the device context ({str(error)[:200]})"
-        kind = type(error).__name__
-        said = {**facts, "message": f"{kind}: {str(error)[:500]}"}
-        if outcome not in (Outcome.TIMEOUT, Outcome.INFRASTRUCTURE):
-            said[RAISED] = kind
-        return self._no_time(candidate, outcome, seconds, said)
+        message = f"{type(error).__name__}: {str(error)[:500]}"
+        return self._no_time(candidate, outcome, seconds, {**facts, "message": message})
 
     def _no_time(
-        self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: Mapping[str, object]
+        self, candidate: Candidate, outcome: Outcome, seconds: float | None, extra: dict[str, object]
     ) -> Measurement:
         return Measurement(
             self._problem,
@@ -338,7 +328,7 @@ class TritonMeasurer:
             compile_s=seconds,
             protocol=self._timer.protocol,
             at=utc_now(),
-            extra=dict(extra),
+            extra=extra,
         )
 
     def _ok(
