@@ -325,7 +325,7 @@ class TuningEngine:
             tuner.cache.pop(key, None)
             self.pending.pop(key, None)
             kind, at = type(error).__name__, utc_now()
-            extra = {"message": f"{kind}: {error!s:.500}", RAISED: kind}
+            extra = {"message": f"{kind}: {error!s:.500}"}
             struck.append(Measurement(problem.id, chosen, outcome, protocol="launch", at=at, extra=extra))
             if (settings := self.options.settings()).mode is not Mode.DETERMINISTIC:
                 store = GuardedStore(self.options.open_store(settings))
