@@ -494,6 +494,21 @@ def is_lenient(spec: dict[str, Any], raised: str) -> bool:
     return by_kernel or any(f"no {place} here" in raised for place in places)
 
 
+def load() -> None:
+    """Have every process that is forked from now on find loaded what all of them need; no device is asked."""
+    import triton.testing  # noqa: F401
+
+    import forecast_integrations.triton.patch  # noqa: F401
+    from forecast_autotune.features.trace import load_front_end
+    from forecast_autotune.surrogates.protocol import FileBackedSurrogate
+    from forecast_integrations.triton.engine import default_surrogate
+
+    load_front_end()
+    surrogate = default_surrogate()
+    if isinstance(surrogate, FileBackedSurrogate):
+        surrogate.load()
+
+
 def main() -> None:
     command_line = result_files.parser(__doc__)
     command_line.add_argument("--programs", type=int, help="how many; 240 on the null device, 60 on CUDA")
@@ -507,7 +522,8 @@ def main() -> None:
         known = in_process(result_files.environment)
         setattr(result_files, "environment", lambda seed=None: known)  # noqa: B010
     result = result_files.ResultFile(arguments, "boundary_fuzz")
-    at_once = 8 if on_cuda else 3
+    load()
+    at_once = 8 if on_cuda else 5
     with ThreadPoolExecutor(at_once) as pool:  # each waits for processes of its own
         for row in pool.map(lambda number: compared(draw(number), on_cuda), numbers):
             result.add("programs", row)
