@@ -523,7 +523,7 @@ def main() -> None:
         setattr(result_files, "environment", lambda seed=None: known)  # noqa: B010
     result = result_files.ResultFile(arguments, "boundary_fuzz")
     load()
-    at_once = 8 if on_cuda else 5
+    at_once = 8
     with ThreadPoolExecutor(at_once) as pool:  # each waits for processes of its own
         for row in pool.map(lambda number: compared(draw(number), on_cuda), numbers):
             result.add("programs", row)
