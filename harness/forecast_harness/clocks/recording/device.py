@@ -31,8 +31,29 @@ class UnsupportedLaunch(Exception):
     """A launch that the runner cannot repeat; the text says why."""
 
 
-class RecordingDevice:
-    """Stands in for `triton.runtime.driver.active`; `launches` grows with every launch."""
+class AbsentDevice:
+    """Stands in for `triton.runtime.driver.active`, as far as compiling asks for it."""
+
+    launcher_cls: Callable[..., Any]
+
+    def __init__(self, arch: int) -> None:
+        self.target = GPUTarget("cuda", arch, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        """The target that kernels are compiled for."""
+        return self.target
+
+    def get_current_device(self) -> int:
+        """Always the first."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """The default stream."""
+        return 0
+
+
+class RecordingDevice(AbsentDevice):
+    """One whose `launches` grow with every launch."""
 
     def __init__(self) -> None:
         self.launcher_cls = self._launcher
@@ -56,18 +77,6 @@ class RecordingDevice:
             shared_memory_per_block_optin=known["max_shared_mem"],
             warp_size=32,
         )
-
-    def get_current_target(self) -> GPUTarget:
-        """The target that kernels are compiled for."""
-        return self.target
-
-    def get_current_device(self) -> int:
-        """Always the first."""
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        """The default stream."""
-        return 0
 
     def get_active_torch_device(self) -> Any:
         """Where solutions are told to allocate."""

@@ -270,38 +270,20 @@ def compile_beside(
 ) -> CellAnswer:
     """Import `file` and compile what `calls` lists, for a device of this `architecture`; the files as `read_cache`
     gives them, and the numbers of those that are `late`. Runs next to the variant. Raises whatever its file raises."""
+    from triton.backends.nvidia.driver import CudaLauncher
     from triton.runtime.driver import driver
+
+    from forecast_harness.clocks.recording.device import AbsentDevice
 
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
-    driver.set_active(_AbsentDevice(int(payload["architecture"])))
+    device = AbsentDevice(int(payload["architecture"]))
+    device.launcher_cls = CudaLauncher
+    driver.set_active(device)
     compile_only = load(payload["file"]).compile_only
     each = [partial(compile_one, compile_only, request) for request in payload["calls"]]
     late = compile_most(each, builds_launchers=payload["launchers"])
     return CellAnswer({"late": late}, read_cache({}, {}, {}).arrays)
-
-
-class _AbsentDevice:
-    """As much of Triton's driver as compiling asks for."""
-
-    def __init__(self, architecture: int) -> None:
-        from triton.backends.compiler import GPUTarget
-        from triton.backends.nvidia.driver import CudaLauncher
-
-        self._target = GPUTarget("cuda", architecture, 32)
-        self.launcher_cls = CudaLauncher
-
-    def get_current_target(self) -> Any:
-        """The target of compilation."""
-        return self._target
-
-    def get_current_device(self) -> int:
-        """Always the first."""
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        """The default stream."""
-        return 0
 
 
 _INT32 = 1 << 31

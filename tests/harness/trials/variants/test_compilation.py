@@ -142,7 +142,11 @@ BROKEN = "raise RuntimeError('it needs its device')\n" + DOUBLE
 
 
 def call(n: int, block: int) -> dict[str, Any]:
-    given = {"_views": {"x": [[n], [1]], "out": [[n], [1]]}, "_grid": [1], "_meta": {"BLOCK": block}}
+    given = {
+        "_views": {"x": [[n], [1], None], "out": [[n], [1], None]},
+        "_grid": [1],
+        "_meta": {"BLOCK": block},
+    }
     kwargs: dict[str, Any] = {name: {"v": value} for name, value in {**given, "_options": {}, "n": n}.items()}
     kwargs |= {name: {"t": name} for name in ("x", "out")}
     return {
