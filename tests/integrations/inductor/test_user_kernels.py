@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
+
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch._inductor.runtime.triton_heuristics import config_to_dict
 
 from forecast_autotune import autotune
 from forecast_autotune.printable import utc_now
@@ -17,6 +22,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.hooks import user_kernels
+from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.null_device import null_device
 from tests.integrations.null import by_launch_options, double, fresh, worker_result
@@ -140,3 +146,47 @@ def test_inductors_times_are_filed_under_the_eager_problem(tmp_path: Path, mode:
 def test_times_of_other_sizes_and_unknown_configs_are_not_filed(tmp_path: Path) -> None:
     assert timed(tmp_path / "size", {32: 0.5}, size=8192) == []
     assert timed(tmp_path / "config", {64: 0.5}) == []
+
+
+class Kernel:
+    """As much of Inductor's kernel as a launch of it takes."""
+
+    heuristic_type = "USER_AUTOTUNE"
+
+    def __init__(self, tuner: Any, configs: list[Any]) -> None:
+        self.fn, self.launchers, self.lock = tuner.fn, [Launcher(configs[0])], threading.Lock()
+        self.triton_meta = {"signature": {"x": "*fp32", "out": "*fp32", "n": "i32"}, "constants": {}}
+        grids = [
+            {"config": config_to_dict(c), "python": [f"-(-n0 // {c.kwargs['BLOCK']})", "1", "1"]}
+            for c in configs
+        ]
+        kind = {"grid_type": "PrecomputedGrid", "precomputed_grids": grids, "extra_launcher_args": ["n0"]}
+        self.inductor_meta: dict[str, Any] = kind
+        self.launched: list[int] = []
+        self._cached_launcher = None
+
+    def run(self, *args: Any, stream: int) -> None:
+        self.launched.append(self.launchers[0].config.kwargs["BLOCK"])
+
+    def _precompile_config(self, config: Any) -> Any:
+        return SimpleNamespace(make_launcher=lambda: Launcher(config))
+
+
+def test_each_value_of_a_dynamic_key_has_the_config_of_an_eager_call() -> None:
+    """Three sizes in one compiled graph; the grid of each candidate is that of its own size."""
+    configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block in BLOCKS for warps in (1, 4)]
+    sizes = (512, 4096, 1 << 16)
+    with null_device(by_launch_options):
+        tuner = autotune(configs=configs, key=["n"], store=Store(None))(fresh(double))
+        kernel_side_table.add_kernel(tuner)
+        kernel = Kernel(tuner, configs)
+        assert user_kernels.tuner_by_key(kernel) is tuner
+        serving = TuningSession.of(Settings(), default(), Store(None), utc_now())
+        launches = user_kernels.LaunchesByKey(HookContext(serving), kernel, tuner)
+        for n in (*sizes, *sizes):
+            x = torch.zeros(n)
+            launches(x, x.clone(), n, n, stream=0)
+        assert serving.warn_once.messages == []
+        outside = [tuner.cache[key].kwargs["BLOCK"] for key in tuner.cache]
+        assert len(outside) == 3
+        assert kernel.launched == [*outside, *outside]

@@ -4,6 +4,9 @@ Inductor takes the `configs` of a user's tuner and drops the tuner: it calls nei
 forgets `key`. When it takes a kernel into its graph, the operands' shapes are known, so the problem is the
 one of an eager call: a stored decision leaves one config, else the plan's are compiled and timed
 by Inductor on the real arguments, and those times go into the store.
+
+Where an argument of the key is a dynamic size, Inductor would keep the first size's config for all: there the tuner
+decides each value of the key at its first launch, as outside of a graph, and each keeps a launcher of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +29,10 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices.records import size_hints
+from forecast_integrations.inductor.config_worker import kind_of
 from forecast_integrations.inductor.harvest import PROTOCOL
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
+from forecast_integrations.inductor.hooks.descent import launcher_of
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.session import (
     FORECAST_LIMIT_S,
@@ -36,10 +41,14 @@ from forecast_integrations.inductor.session import (
     TuningSession,
 )
 from forecast_integrations.triton.decorator import ForecastAutotuner
+from forecast_integrations.triton.device_access import capturing_graph
+from forecast_integrations.triton.prepare import prepare
 from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.problem.source import source_of
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig, Tuner, is_tensor
 
 if TYPE_CHECKING:
+    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import FxGraphHashDetails
     from torch._inductor.ir import UserDefinedTritonKernel
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -119,6 +128,7 @@ class _InformedSurrogate:
 def install(context: HookContext) -> PatchSet:
     """Hook the node that Inductor makes of a user's kernel, and the run-time benchmark of its configs."""
     from torch._inductor import codecache, ir
+    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     memory = ExpectedProblems()
@@ -126,7 +136,114 @@ def install(context: HookContext) -> PatchSet:
     patches.replace(ir.UserDefinedTritonKernel, "__init__", lambda f: _hook_lowering(f, context, memory))
     patches.replace(CachingAutotuner, "benchmark_all_configs", lambda f: _hook_benchmark(f, context, memory))
     patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
+    patches.replace(AsyncCompile, "wait", lambda f: _hook_kernels(f, context))
     return patches
+
+
+def _hook_kernels(original: AnyFunction, context: HookContext) -> AnyFunction:
+    """`AsyncCompile.wait`: all kernels of a module are there, and their first launches are still to come."""
+
+    def wait(self: AsyncCompile, scope: dict[str, Any]) -> object:
+        result = original(self, scope)
+        session = context.session
+        if session is not None and session.prunes:
+            try:
+                for kernel in list(scope.values()):
+                    if (tuner := tuner_by_key(kernel)) is not None:
+                        kernel.run = LaunchesByKey(context, kernel, tuner)
+            except Exception as error:
+                session.warn_once("decide a user's kernel for each key", error)
+        return result
+
+    return wait
+
+
+def tuner_by_key(kernel: Any) -> ForecastAutotuner | None:
+    """The tuner of a user's kernel that was compiled with all of its configs, of which several are; else None."""
+    if not hasattr(kernel, "heuristic_type") or kind_of(kernel) != "USER_AUTOTUNE":
+        return None
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    grids = kernel.inductor_meta.get("precomputed_grids", ())
+    text = source_of(kernel.fn).strip()
+    known = kernel_side_table.id_to_kernel.values()
+    owners = [k for k in known if isinstance(k, ForecastAutotuner) and source_of(k).strip() == text]
+    alone = (
+        len({id(owner) for owner in owners}) == 1 and len(grids) > 1 and len(grids) == len(owners[0].configs)
+    )
+    return owners[0] if alone else None
+
+
+class LaunchesByKey:
+    """The launches of a user's kernel in a compiled graph: each value of the key has a launcher of its own."""
+
+    def __init__(self, context: HookContext, kernel: Any, tuner: ForecastAutotuner) -> None:
+        self._context, self._kernel, self._tuner = context, kernel, tuner
+        constants = {kernel.fn.arg_names[i] for i in kernel.fn.constexprs}
+        self._names = [
+            n
+            for n, kind in kernel.triton_meta["signature"].items()
+            if kind != "constexpr" and n not in constants
+        ]
+        self._places = [i for i, name in enumerate(self._names) if name in tuner.keys]
+        self._launchers: dict[tuple[object, ...], Any] = {}
+
+    def __call__(self, *args: Any, **options: Any) -> object:
+        """Launch with the config of this call's key; `options` are Inductor's."""
+        kernel = self._kernel
+        key = tuple([args[i] for i in self._places if not is_tensor(args[i])])
+        launcher = self._launchers.get(key)
+        if launcher is None and not capturing_graph():
+            launcher = self._launchers[key] = self._decided(args)
+        if launcher and kernel.launchers[:1] != [launcher]:
+            kernel.launchers, kernel._cached_launcher = [launcher], None
+        return type(kernel).run(kernel, *args, **options)
+
+    def _decided(self, args: Sequence[Any]) -> Any:
+        """A launcher for the config that the tuner decides on; False where Inductor's own has to do."""
+        session = self._context.session
+        if session is None:
+            return False
+        try:
+            named = self._named(args)
+            prepared = prepare(self._tuner, [{**named, "grid": self._grid(args)}]).keys[0]
+            key = self._tuner._make_key(self._tuner.keys, (), named)
+            chosen = self._tuner.cache.get(key)
+            listed = [c for c in self._tuner.configs if chosen and _config_key(c) == _config_key(chosen)]
+            if not listed:
+                raise LookupError(prepared.trouble or f"a config of the kernel's own list, got {chosen}")
+            return launcher_of(self._kernel, copy.copy(listed[0]))
+        except Exception as error:
+            session.warn_once("decide a user's kernel for a key", error)
+            return False
+
+    def _named(self, args: Sequence[Any]) -> dict[str, object]:
+        extra = self._kernel.inductor_meta.get("extra_launcher_args", ())
+        if len(args) != len(self._names) + len(extra):
+            raise LookupError(f"{len(self._names)} arguments and {len(extra)} of the grid, got {len(args)}")
+        given = {
+            **self._kernel.triton_meta.get("constants", {}),
+            **dict(zip(self._names, args, strict=False)),
+        }
+        return {name: given[name] for name in self._tuner.arg_names if name in given}
+
+    def _grid(self, args: Sequence[Any]) -> Callable[[Mapping[str, object]], tuple[int, ...]]:
+        """The launch grid of this call, as a function of a config's parameters."""
+        from torch._inductor.runtime.triton_heuristics import GridExpr
+
+        meta = self._kernel.inductor_meta
+        scope = dict(zip([*self._names, *meta.get("extra_launcher_args", ())], args, strict=True))
+        own = self._tuner.configs[0].kwargs
+
+        def grid(given: Mapping[str, object]) -> tuple[int, ...]:
+            config = next(
+                one["config"]
+                for one in meta["precomputed_grids"]
+                if all(given.get(name) == one["config"].get(name) for name in own)
+            )
+            return tuple(map(int, GridExpr.from_meta(meta, config).eval_slow(dict(scope))))
+
+        return grid
 
 
 def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
@@ -251,8 +368,8 @@ def plan(
     settings = options.settings()
     store = options.open_store(settings)
     memory.add(_ExpectedProblem(problem, configs, store))
-    if not session.prunes:
-        return list(range(len(listed)))
+    if not session.prunes or any(getattr(kernel_args.get(n), "free_symbols", None) for n in tuner.keys):
+        return list(range(len(listed)))  # `LaunchesByKey` decides at the launches
     launched = {
         candidate: size_hints(grids[i])
         for i, config in enumerate(listed)
