@@ -17,10 +17,13 @@ from forecast_train.splits import (
     LeaveOut,
     SplitError,
     check_leakage,
+    hand_of,
     kernel_of,
     make_folds,
+    rows_by_tool,
     source_hash,
     spread_over_kernels,
+    tools_text,
 )
 
 KINDS: tuple[LeaveOut, ...] = ("family", "hand", "kernel", "shape", "device")
@@ -141,3 +144,12 @@ def test_few_problems_are_many_kernels() -> None:
     assert len(spread_over_kernels(tables, 13)) == 13
     with pytest.raises(SplitError, match="at least 1"):
         spread_over_kernels(tables, 0)
+
+
+def test_rows_are_counted_by_the_tool_that_measured_them() -> None:
+    problem = Problem.of(Kernel("k"), (), Device("NVIDIA H200"))
+    foreign = replace(problem, extra={"imported_from": "kernel-tuner"})
+    hands = [hand_of(p) for p in (problem, foreign, foreign, replace(problem, extra={"hand": "liger"}))]
+    counts = rows_by_tool(hands)
+    assert counts == {"this project": 2, "kernel-tuner": 2}
+    assert tools_text(counts) == "rows by tool: 2 of this project, 2 of kernel-tuner"

@@ -9,6 +9,7 @@ import ast
 import hashlib
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,8 @@ from forecast_autotune import python_parser
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Problem, digest
 from forecast_autotune.records.table import Table
+from forecast_autotune.store.formats import FORMATS, TABLE
+from forecast_autotune.store.formats.protocol import IMPORTED_FROM
 from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.tuning.replays.replay import tables_of_other_shapes
 
@@ -76,8 +79,19 @@ def family_of(problem: Problem) -> str:
 
 
 def hand_of(problem: Problem) -> str:
-    """The author or code base (`extra["hand"]`), else `unknown`."""
-    return str(problem.extra.get("hand") or "unknown")
+    """The author or code base (`extra["hand"]`), the tool that it was imported from, or `unknown`."""
+    return str(problem.extra.get("hand") or problem.extra.get(IMPORTED_FROM) or "unknown")
+
+
+def rows_by_tool(rows: Iterable[str]) -> dict[str, int]:
+    """Rows by the tool that measured them, of the hands of all rows: those of no known tool are this project's."""
+    tools = {each.name for each in FORMATS}
+    return dict(Counter(hand if hand in tools else TABLE.tool for hand in rows))
+
+
+def tools_text(counts: Mapping[str, int]) -> str:
+    """The counts in words."""
+    return "rows by tool: " + ", ".join(f"{n} of {tool}" for tool, n in counts.items())
 
 
 _GROUP_KEYS: dict[LeaveOut, Callable[[Problem], str]] = {

@@ -160,6 +160,7 @@ def test_a_model_is_fitted_and_told_about(few: str, tmp_path: Path, capsys: Capt
     assert data["path"] == str(out)
     assert data["bytes"] == out.stat().st_size
     assert (data["problems"], data["kernels"]) == (4, 2)
+    assert list(data["tools"]) == ["this project"]
     assert len(LearnedModel.load(out).kin.roots) == 8
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def surrogate(options: argparse.Namespace, output: Output) -> int:
     """Fit the learned surrogate to tables, and write it as one npz file."""
     from forecast_autotune.report.table import shown_text
+    from forecast_train.splits import hand_of, rows_by_tool, tools_text
     from forecast_train.surrogate import fit_model
     from forecast_train.surrogate.fit import FitSettings
 
@@ -39,12 +40,14 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     model.save(out)
     seconds = time.perf_counter() - begin
     about = dict(model.about or {})
+    about["tools"] = rows_by_tool(hand_of(t.problem) for t in tables for _ in t.measurements)
     results = {**about, "path": str(out), "bytes": out.stat().st_size, "seconds": round(seconds, 2)}
     output.emit(
         results,
         shown_text(
             f"fitted to {about['rows']} rows of {about['problems']} problems of {about['kernels']} kernels "
             f"in {seconds:.1f} s: {out} ({out.stat().st_size / 1e6:.2f} MB)\n"
+            f"{tools_text(about['tools'])}; those without IR, or facts of it, teach a surrogate nothing\n"
             f"use it with FORECAST_AUTOTUNE_MODEL={out}",
             lines=True,
         ),
@@ -64,7 +67,7 @@ def data(options: argparse.Namespace, output: Output) -> int:
         formula_surrogate,
     )
     from forecast_train.llm.data.examples import dataset_card, dataset_summary, write_examples
-    from forecast_train.splits import SplitError, split_sides
+    from forecast_train.splits import SplitError, split_sides, tools_text
 
     require_packages("a data set", "pyarrow")
     out = Path(options.out)
@@ -108,7 +111,8 @@ def data(options: argparse.Namespace, output: Output) -> int:
         stream.write(dataset_card(examples, about).encode("utf-8", "replace"))
     counted = dataset_summary(examples)
     shown = ", ".join(
-        f"{side}: {n} rows of {len(counted[side]['kernels'])} kernels" for side, n in rows.items()
+        f"{side}: {n} rows of {len(counted[side]['kernels'])} kernels ({tools_text(counted[side]['tools'])})"
+        for side, n in rows.items()
     )
     output.emit({"path": str(out), "sides": counted}, shown_text(f"{shown}\nwritten: {out}", lines=True))
     return 0
@@ -239,11 +243,11 @@ def _settings(kind: Any, options: argparse.Namespace) -> Any:
 def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:
     from forecast_autotune.report.table import shown_text
     from forecast_train.llm.runs import draw_curves
+    from forecast_train.splits import tools_text
 
     draw_curves(out / "curves.png", done["log"])
     results = {"path": str(out), **{k: v for k, v in done.items() if k != "log"}}
-    shown = (
-        f"{done['steps']} steps: {out}\nexport it with `forecast-autotune train export {out} --out FOLDER`"
-    )
+    tools = f"\n{tools_text(done['tools'])}" if "tools" in done else ""
+    shown = f"{done['steps']} steps: {out}{tools}\nexport it with `forecast-autotune train export {out} --out FOLDER`"
     output.emit(json.loads(json.dumps(results, default=str)), shown_text(shown, lines=True))
     return 0

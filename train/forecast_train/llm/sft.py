@@ -34,6 +34,7 @@ from forecast_train.llm.runs import (
     write_json,
 )
 from forecast_train.llm.settings import SftRun
+from forecast_train.splits import rows_by_tool
 
 _FAILURE_LOG2_RATIO = float(BINS.bounds[-1, 1] + 1.0)
 """log2 slowdown that a failure counts as in the ranking term: slower than the slowest bin."""
@@ -269,6 +270,7 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
     tokenizer.save_pretrained(str(out / WEIGHTS_FOLDER))
     done = {
         "run": name,
+        "tools": rows_by_tool(e.origin.hand for e in sides["train"] for _ in e.candidates),
         "settings": asdict(run),
         "steps": trainer.state.global_step,
         "resumed_from": newest,

@@ -22,6 +22,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.records import digest
+from forecast_train.splits import rows_by_tool
 
 Array = npt.NDArray[np.float64]
 
@@ -168,6 +169,7 @@ def _counts(examples: Sequence[Example]) -> dict[str, Any]:
         "devices": sorted({e.origin.device for e in examples}),
         "labels": {BINS.labels[k].token: labels[k] for k in range(len(BINS) + 1)},
         "outcomes": dict(sorted(Counter(a.outcome for a in rows).items())),
+        "tools": rows_by_tool(e.origin.hand for e in examples for _ in e.candidates),
         "measured references": sum(e.measured for e in examples),
         "versions": sorted({e.version for e in examples}),
     }
