@@ -53,8 +53,7 @@ class StoreNotes:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.unread: set[Path] = set()
-        """Files and folders whose contents are not known, though they are there."""
+        self.unread: set[Path] = set()  # files and folders that are there, and whose contents are not known
         self._seen: set[str] = set()
 
     def add(self, text: str, topic: str | None = None) -> None:

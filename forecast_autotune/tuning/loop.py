@@ -353,9 +353,8 @@ def reusable_decision(
     decision: Decision | None, task: TuningTask, settings: Settings, mark: str
 ) -> Decision | None:
     """The stored decision if it answers this task under these settings, marked as stored."""
-    if decision is None or decision.settings == STRUCK:
-        return None
-    if decision.chosen not in task.candidates:  # a file may have been edited, or damaged
+    # A file may have been edited, or damaged.
+    if decision is None or decision.settings == STRUCK or decision.chosen not in task.candidates:
         return None
     if decision.settings != mark and settings.mode not in (Mode.SKIP, Mode.FROZEN):
         return None

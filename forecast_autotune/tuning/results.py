@@ -24,6 +24,10 @@ NEGLIGIBLE_GAIN = 0.005
 
 _MAY_BE_MENDED = frozenset((Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES))
 """Outcomes that say something of the machine rather than of a candidate, where every candidate has them."""
+_OF_CALL = (
+    "invalid argument",
+    "invalid configuration",
+)  # said by a driver of a launch, whichever config it has
 
 
 class TuningStore(Protocol):
@@ -159,13 +163,14 @@ def prefer_base(fast: Sequence[Measurement], tolerance: float) -> Measurement:
 def _without_doubtful_failures(rows: list[Measurement], candidates: CandidateList) -> list[Measurement]:
     """The same, but where all have failed before: then what a compiler has refused is tried again.
 
-    A full disk or a broken compiler looks alike for all of them, and may be mended by now. Candidates that hung or
-    broke the device are not tried again.
+    A full disk, a broken compiler or a wrong call looks alike for all of them, and may be mended by now. Candidates
+    that hung or broke the device are not tried again.
     """
     labels = latest_labels(rows)
     if len(labels) < len(candidates) or any(m.ok for m in labels.values()):
         return rows
-    return [m for m in rows if m.outcome not in _MAY_BE_MENDED]
+    sure = [m for m in rows if m.outcome not in _MAY_BE_MENDED]
+    return [m for m in sure if not any(text in str(m.extra.get("message", "")) for text in _OF_CALL)]
 
 
 def _fastest_of_base(fast: Sequence[Measurement]) -> Measurement | None:

@@ -127,11 +127,11 @@ def can_time(tuner: Tuner) -> bool:
 
 def why_untimed(tuner: Tuner) -> str:
     """Why nothing can be timed here, and where it can; empty where it can."""
-    if can_time(tuner):
-        return ""
-    if is_interpreted():
-        return "not timed: kernels run in Triton's interpreter (TRITON_INTERPRET=1), whose times say nothing of a GPU"
-    return "not timed: there is no GPU here"
+    of_interpreter = (
+        "kernels run in Triton's interpreter (TRITON_INTERPRET=1), whose times say nothing of a GPU"
+    )
+    why = of_interpreter if is_interpreted() else "there is no GPU here"
+    return "" if can_time(tuner) else f"not timed: {why}"
 
 
 def warn_early() -> None:

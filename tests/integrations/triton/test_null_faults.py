@@ -347,6 +347,20 @@ def test_a_forecast_that_cannot_be_launched_gives_way_to_another(
     assert tables(tmp_path / "store") == [] or mode != "deterministic"
 
 
+def test_a_wrong_call_spoils_no_stored_choice_for_good(device: Any, tmp_path: Path) -> None:
+    """A grid that no device takes fails with every config: the next call is right, and served as before."""
+    root, listed = tmp_path / "store", configs((1, 2, 4), (3,))
+    launch(tuned(double, listed, root, mode="exhaustive"))
+    refuse(device, RuntimeError("Triton Error [CUDA]: invalid argument"), {1, 2, 4})
+    wrong = tuned(double, listed, root, mode="exhaustive")
+    with warnings.catch_warnings(action="ignore"), pytest.raises(RuntimeError, match="invalid argument"):
+        launch(wrong)
+    device.clock = by_launch_options
+    tuner = tuned(double, listed, root, mode="exhaustive")
+    launch(tuner)
+    assert tuner.best_config.num_warps == 4
+
+
 def test_a_first_config_that_cannot_be_launched_gives_way_too(
     device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
