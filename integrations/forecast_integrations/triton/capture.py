@@ -165,13 +165,13 @@ class CallCapture:
         for number, (name, tensor) in enumerate(tensors.items()):
             argument = next(a for a in call.arguments if a.name == name)
             span = memory_span(argument)
-            flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset()).cpu().contiguous()
+            flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
             results[name] = _moments(flat, number)
             is_value = self._values or not flat.is_floating_point() or span <= _FEW_ELEMENTS
             if is_value and whole <= _MOST_CALL_BYTES and span:
-                data = memoryview(_bytes_of(flat))
+                data = memoryview(_bytes_of(flat.cpu()))
                 results[name] = replace(results[name], digest=self.files.put_contents(call, data))
-                self.bytes += data.nbytes
+                self.bytes += data.nbytes if results[name].digest else 0
         return results
 
     def line(self) -> str:
@@ -288,9 +288,9 @@ def _bytes_of(flat: torch.Tensor) -> Any:
 
 
 def _moments(flat: torch.Tensor, number: int) -> TensorContents:
-    """How the finite numbers of a tensor are distributed, from a sample of the large ones."""
+    """How the finite numbers of a tensor are distributed, from a sample of those of a large one."""
     step = max(1, flat.numel() // (1 << 22))
-    sample = flat[::step].float()
+    sample = flat[::step].cpu().float()
     sample = sample[sample.isfinite()].double()
     if not sample.numel():
         return TensorContents(seed=number)

@@ -128,6 +128,19 @@ kernels.sum_windows[(9,)](columns, torch.empty(9), 1, 40, W=16)
 """
 
 
+WRONG = [
+    ("scale", ("* factor", "* (factor + 0.01)")),
+    ("gather", ("tl.program_id(0)) * D", "0) * D")),
+    ("increment", ("+ 1, mask", "+ 2, mask")),
+    ("apply_function", ("mask=o < n)), mask", "mask=o < n)) * 1.5, mask")),
+    ("double_tile", ("* 2)", "* 2.1)")),
+    ("scale_named", ("* p.factor", "* (p.factor + 0.01)")),
+    ("scale_pair", ("* xs[2]", "* (xs[2] + 0.01)")),
+    ("sum_windows", ("* s0 +", "* s0 + 1 +")),
+]
+"""Kernels, and what makes each of them wrong."""
+
+
 @dataclass(frozen=True)
 class Captured:
     """A program's captured calls."""
@@ -148,10 +161,12 @@ class Captured:
         return UserKernel.of(f"{self.folder / 'kernels.py'}:{kernel}").subjects(self.store)
 
 
-def run_captured(folder: Path, program: str = PROGRAM, how: str = "") -> Captured:
+def run_captured(
+    folder: Path, program: str = PROGRAM, how: str = "", *, interpreted: bool = True
+) -> Captured:
     (folder / "kernels.py").write_text(KERNELS)
     (folder / "program.py").write_text(program)
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORECAST_AUTOTUNE_CAPTURE": how}
+    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted)), "FORECAST_AUTOTUNE_CAPTURE": how}
     command = f"{sys.executable} -m forecast_autotune run --store store --capture program.py".split()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return Captured(folder, done.stderr)
@@ -222,19 +237,7 @@ def test_the_record_tells_how_other_configs_are_launched(captured: Captured) -> 
     assert "EVEN" not in [a.name for a in call.arguments]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "wrong"),
-    [
-        ("scale", ("* factor", "* (factor + 0.01)")),
-        ("gather", ("tl.program_id(0)) * D", "0) * D")),
-        ("increment", ("+ 1, mask", "+ 2, mask")),
-        ("apply_function", ("mask=o < n)), mask", "mask=o < n)) * 1.5, mask")),
-        ("double_tile", ("* 2)", "* 2.1)")),
-        ("scale_named", ("* p.factor", "* (p.factor + 0.01)")),
-        ("scale_pair", ("* xs[2]", "* (xs[2] + 0.01)")),
-        ("sum_windows", ("* s0 +", "* s0 + 1 +")),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "wrong"), WRONG)
 def test_a_kernel_is_a_target_as_it_was_called(
     captured: Captured, judging: SandboxLane, kernel: str, wrong: tuple[str, str]
 ) -> None:
@@ -318,6 +321,22 @@ def test_verify_takes_a_kernel_and_says_what_it_did_not_vary(captured: Captured,
         )
         assert (done.returncode, word in done.stdout) == (status, True), done
         assert "not varied: integers in index" in done.stdout
+
+
+@pytest.mark.gpu
+def test_kernels_are_judged_on_a_device(tmp_path: Path) -> None:
+    program = f"import torch\ntorch.set_default_device('cuda')\n{PROGRAM}"
+    one = run_captured(tmp_path, program, interpreted=False)
+    environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(tmp_path / "store")}
+    for kernel, wrong in WRONG:
+        place = f"{tmp_path / 'kernels.py'}:{kernel}"
+        (tmp_path / "wrong.py").write_text(one.subjects(kernel)[0].source.replace(*wrong))
+        for given, status in ((), 0), ((str(tmp_path / "wrong.py"),), 1):
+            command = f"{sys.executable} -m forecast_autotune verify --device 0 {place}".split()
+            done = subprocess.run(
+                [*command, *given], env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == status, done
 
 
 def test_a_kernel_that_nobody_captured_names_the_command(captured: Captured, tmp_path: Path) -> None:
