@@ -24,10 +24,8 @@ NEGLIGIBLE_GAIN = 0.005
 
 _MAY_BE_MENDED = frozenset((Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES))
 """Outcomes that say something of the machine rather than of a candidate, where every candidate has them."""
-_OF_CALL = (
-    "invalid argument",
-    "invalid configuration",
-)  # said by a driver of a launch, whichever config it has
+# In what a driver says of a launch that it refuses, whichever config it has.
+_OF_CALL = ("invalid argument", "invalid configuration")
 
 
 class TuningStore(Protocol):

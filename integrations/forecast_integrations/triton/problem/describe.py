@@ -96,8 +96,7 @@ def value_text(value: object) -> str:
     if isinstance(value, tuple | list):
         plain = all(held is None or isinstance(held, bool | int | float | str) for held in value)
         return str(value) if plain else str(tuple(map(value_text, value)))
-    text = str(value)
-    return type(value).__qualname__ if " at 0x" in text else text
+    return type(value).__qualname__ if " at 0x" in (text := str(value)) else text
 
 
 def key_texts(key: Sequence[object]) -> list[str]:
