@@ -15,7 +15,7 @@ an empty store. The arms:
     wide         with us, GEMMs from Inductor's EXHAUSTIVE space
     exhaustive   that space by Inductor alone: hours
     ..._again    a second process with the caches (and the store) that the arm before the dash has left
-    ours_stored  a second process with the store of `ours` and empty caches
+    ours_stored  a second process with the store of `ours` and empty caches; ours_third: another one after it
 
 A model's processes get ready side by side, which includes a call without torch.compile, as the device's libraries load
 their kernels at first use. Then they compile one after the other, half of the models' in the opposite order. Those of
@@ -78,10 +78,13 @@ from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
 IN_TURN = "ours_in_turn"
 FIRST_ARMS = ("untuned", "plain", "shared", "ours", IN_TURN, "wide", "exhaustive")
-FOLLOWING = {f"{arm}_again": arm for arm in ("untuned", "plain", "ours")} | {"ours_stored": "ours"}
+FOLLOWING = {f"{arm}_again": arm for arm in ("untuned", "plain", "ours")} | {
+    "ours_stored": "ours",
+    "ours_third": "ours",
+}
 """Arms of a second process, and whose caches or store they find."""
 DEFAULT_ARMS = ("untuned", "plain", "shared", "ours")
-TIMED = ("plain", "ours", "untuned", "wide", "exhaustive")
+TIMED = ("plain", "ours", "untuned", "wide", "exhaustive", "ours_stored", "ours_third")
 """Arms whose passes are timed, the first of them twice: to share an assembler chooses no other kernels."""
 _RATIOS = (
     "beyond_plain_over_ours",
@@ -256,6 +259,9 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
     for arm in ("plain", "untuned"):
         if (ratio := latency_ratio(latencies, "ours", arm)) is not None:
             figures[f"latency_over_{arm}"] = ratio
+    for arm in ("ours_stored", "ours_third"):
+        if (ratio := latency_ratio(latencies, arm, "ours")) is not None:
+            figures[f"latency_{arm}_over_ours"] = ratio
     if "plain" in whole:
         figures["tuning_plain_over_ours"] = tuning["plain"] / tuning["ours"] if tuning["ours"] else None
         figures["tuning_share_of_plain"] = tuning["plain"] / whole["plain"]

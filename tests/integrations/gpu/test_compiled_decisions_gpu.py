@@ -1,0 +1,138 @@
+"""What decides for what in compiled graphs on a device: epilogues, thresholds, hooks, a user's kernel for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+from torch._dynamo.utils import counters
+from torch._inductor.choices import InductorChoices
+from torch._inductor.utils import fresh_cache
+from torch._inductor.virtualized import V
+
+from forecast_autotune import autotune, enable_torch_compile
+from forecast_autotune.records import Decision
+from forecast_integrations.inductor import summary
+
+pytestmark = pytest.mark.gpu
+TUNED: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
+N = 1024
+
+
+@pytest.fixture
+def decided() -> Iterator[list[Decision]]:
+    decisions: list[Decision] = []
+
+    def listen(label: str, decision: Decision) -> None:
+        decisions.append(decision)
+
+    summary.LISTENERS.append(listen)
+    yield decisions
+    summary.LISTENERS.remove(listen)
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.float16) / 32
+
+
+def compiled(function: Callable[..., Any], inputs: tuple[Any, ...], store: Path, **options: Any) -> list[str]:
+    """Compile and run with empty caches; failures of ours."""
+    torch._dynamo.reset()
+    counters.clear()
+    with torch.no_grad(), fresh_cache(), enable_torch_compile(store=store) as handle:
+        result = torch.compile(function, options={**TUNED, **options})(*inputs)
+        torch.testing.assert_close(result, function(*inputs), atol=3e-2, rtol=3e-2)
+    return handle.session.warn_once.messages
+
+
+def test_scalars_that_a_template_fuses_make_another_candidate(
+    tmp_path: Path, decided: list[Decision]
+) -> None:
+    inputs = half(N), half(N, N), half(N, N)
+    variants = [{"alpha": 1.0, "beta": 1.0}, {"alpha": 0.5, "beta": 1.0}, {"alpha": 1.0, "beta": 1.0}]
+    for scalars in variants:
+        assert compiled(lambda c, a, b, s=scalars: torch.addmm(c, a, b, **s), inputs, tmp_path) == []
+    assert [decision.measured > 0 for decision in decided] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{}, {"benchmark_epilogue_fusion": True}, {"coordinate_descent_tuning": True}, {"combo_kernels": True}],
+    ids=str,
+)
+def test_a_product_with_and_without_what_follows_is_right_in_both_processes(
+    tmp_path: Path, decided: list[Decision], option: dict[str, Any]
+) -> None:
+    a, b = half(N, N), half(N, N)
+    for follows in (torch.relu, torch.tanh, lambda y: y):
+        for _ in range(2):
+            assert compiled(lambda a, b, f=follows: f(a @ b), (a, b), tmp_path, **option) == []
+    assert [decision.measured for decision in decided][1::2] == [0, 0, 0]
+
+
+class Overriding(InductorChoices):
+    """Takes the slowest choice."""
+
+    def uuid(self) -> str:
+        return "slowest"
+
+    def override_best_choice(self, best_choice: Any, timings: dict[Any, float]) -> Any:
+        return max(timings, key=timings.__getitem__)
+
+
+@pytest.mark.skipif(
+    not hasattr(InductorChoices, "override_best_choice"), reason="this release has no such hook"
+)
+def test_a_hook_that_takes_a_choice_does_so_in_both_processes(
+    tmp_path: Path, decided: list[Decision]
+) -> None:
+    a, b = half(4, 256, 256), half(4, 256, 256)
+    options = {"benchmark_epilogue_fusion": False}
+    for _ in range(2):
+        with V.set_choices_handler(Overriding()):
+            assert compiled(torch.bmm, (a, b), tmp_path, **options) == []
+    assert decided[0].chosen == decided[1].chosen
+
+
+@triton.jit
+def _scaled(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2.0 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+CONFIGS = [triton.Config({"BLOCK": b}, num_warps=w) for b in (128, 512, 1024, 4096) for w in (1, 4, 8)]
+SIZES = (1 << 12, 1 << 18, 1 << 24)
+
+
+def launched(kernel: Any, x: torch.Tensor) -> torch.Tensor:
+    out, n = torch.empty_like(x), x.numel()
+    kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, out, n)
+    return out
+
+
+def test_each_key_of_a_users_kernel_is_decided_in_one_dynamic_graph(tmp_path: Path) -> None:
+    tuner = autotune(configs=CONFIGS, key=["n"], store=tmp_path)(_scaled)
+    torch._dynamo.reset()
+    counters.clear()
+    with fresh_cache(), enable_torch_compile(store=tmp_path) as handle:
+        graph = torch.compile(lambda x: launched(tuner, x), dynamic=True, fullgraph=True)
+        for n in (*SIZES, *SIZES):
+            x = torch.randn(n, device="cuda")
+            torch._dynamo.mark_dynamic(x, 0)
+            torch.testing.assert_close(graph(x), 2.0 * x)
+    assert handle.session.warn_once.messages == []
+    assert counters["stats"]["unique_graphs"] == 1
+    assert len(tuner.cache) == len(SIZES), "a decision for each value of the key"
+    # Outside, the same store has them: nothing is decided anew.
+    outside = autotune(configs=CONFIGS, key=["n"], store=tmp_path)(_scaled)
+    for n in SIZES:
+        launched(outside, torch.randn(n, device="cuda"))
+    named = [{key: str(config) for key, config in one.cache.items()} for one in (tuner, outside)]
+    assert named[0] == named[1]
