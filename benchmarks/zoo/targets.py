@@ -58,7 +58,7 @@ from forecast_harness.verify.verdict import ReasonCode, SolutionVerdict
 
 _CORES, _START_S = 4, 60.0
 """Cores of a package while its tests run, and seconds that these may take beside."""
-WRONG_SOURCES = 3
+WRONG_SOURCES = 8
 """Stores of a kernel that are changed, one after another, until a changed source is refused."""
 _STORES = {"store": 1, "atomic_add": 1, "atomic_max": 1, "atomic_min": 1, "atomic_xchg": 1}
 """Functions that write, and the number of the argument that they write; a descriptor's method has it there, too."""

@@ -7,6 +7,7 @@ import enum
 import hashlib
 import importlib.util
 import json
+import math
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ _ENUMS: tuple[type[enum.Enum], ...] = (enum.IntEnum, enum.StrEnum, enum.Enum)
 def encode_constant(value: Any, module_of: Callable[[Any], str] | None = None) -> Any:
     """A constant as JSON: a number, a text or None as it is, else an object that `decode_constant` reads.
 
-    Those are dtypes, enums, tuples of constants and, where `module_of` gives the text of a module that defines one, JIT
+    Those are infinite numbers, dtypes, enums, tuples of constants and, where `module_of` gives the text of a module that defines one, JIT
     functions. Raises `RecordError` for anything else.
     """
     if type(value).__name__ == "constexpr":
@@ -35,6 +36,8 @@ def encode_constant(value: Any, module_of: Callable[[Any], str] | None = None) -
         base = next(b for b in _ENUMS if isinstance(value, b))
         members = [[m.name, encode_constant(m.value)] for m in kind]
         return {CONSTANT: ["enum", base.__name__, kind.__name__, members, value.name]}
+    if isinstance(value, float) and not math.isfinite(value):  # a bound that is none: JSON has neither
+        return {CONSTANT: ["float", repr(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple):
@@ -80,6 +83,8 @@ def decode_constants(scalars: Mapping[str, Any]) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def _decoded(text: str, functions: bool) -> Any:
     kind, *given = json.loads(text)
+    if kind == "float":
+        return float(given[0])
     if kind == "enum":
         base, name, members, chosen = given
         return _enum(base, name, json.dumps(members))[chosen]

@@ -206,7 +206,8 @@ def _tuner_above(jit: Any) -> tuple[Any, list[Any]]:
     if found is None:
         return None, []
     tuner, args = found.f_locals["self"], found.f_locals.get("args", ())
-    before, tuner.nargs = tuner.nargs, dict(zip(tuner.arg_names, args, strict=False))
+    # Before its first own run a tuner of Triton 3.6 has no such attribute.
+    before, tuner.nargs = getattr(tuner, "nargs", None), dict(zip(tuner.arg_names, args, strict=False))
     try:
         return tuner, list(pruned_configs(tuner, dict(found.f_locals.get("kwargs", {}))))
     except Exception:  # the user's pruning, asked in a way that it does not expect

@@ -175,12 +175,12 @@ import triton.language as tl
 
 @triton.jit
 def kernel(x, out, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr, NOTHING: tl.constexpr, PAIR: tl.constexpr,
-           MODE: tl.constexpr, SHAPE, ACTIVATION: tl.constexpr):
+           MODE: tl.constexpr, SHAPE, ACTIVATION: tl.constexpr, LIMIT):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n, other=0).to(DTYPE)
     if NOTHING is None and MODE.name == "ROUGH":
         value = ACTIVATION(value) * PAIR[1][0] + SHAPE[1] * tl.load(SHAPE[2])
-    tl.store(out + at, value.to(PAIR[0]), mask=at < n)
+    tl.store(out + at, tl.minimum(value.to(PAIR[0]), LIMIT), mask=at < n)
 """
 CONSTANT_INPUTS = """
 
@@ -204,7 +204,7 @@ def inputs(random):
     return {
         "x": torch.randn(n), "out": torch.empty(n), "n": n, "DTYPE": tl.float16, "NOTHING": None,
         "PAIR": (tl.float32, (3, None)), "MODE": Mode.ROUGH, "SHAPE": (n, 5, torch.ones(3)), "ACTIVATION": square,
-        "grid": lambda meta: (triton.cdiv(n, meta["BLOCK"]),),
+        "LIMIT": float("inf"), "grid": lambda meta: (triton.cdiv(n, meta["BLOCK"]),),
     }
 """
 
