@@ -31,7 +31,9 @@ def travelled(value: object) -> Any:
     return decode_constant(json.loads(json.dumps(encode_constant(value), allow_nan=False)))
 
 
-@pytest.mark.parametrize("value", [None, True, 1, 2.5, -math.inf, "x", (), (1, (None, "x")), Pair(1, (2,)), Level.LOW])
+@pytest.mark.parametrize(
+    "value", [None, True, 1, 2.5, -math.inf, "x", (), (1, (None, "x")), Pair(1, (2,)), Level.LOW]
+)
 def test_a_constant_arrives_as_it_was(value: object) -> None:
     assert travelled(value) == value
     assert type(travelled(value)).__name__ == type(value).__name__
