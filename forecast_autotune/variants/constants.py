@@ -26,7 +26,7 @@ _ENUMS: tuple[type[enum.Enum], ...] = (enum.IntEnum, enum.StrEnum, enum.Enum)
 def encode_constant(value: Any, module_of: Callable[[Any], str] | None = None) -> Any:
     """A constant as JSON: a number, a text or None as it is, else an object that `decode_constant` reads.
 
-    Those are infinite numbers, dtypes, enums, tuples of constants and, where `module_of` gives the text of a module that
+    Those are infinite numbers, dtypes, enums, tuples and, where `module_of` gives the text of a module that
     defines one, JIT functions. Raises `RecordError` for anything else.
     """
     if type(value).__name__ == "constexpr":
