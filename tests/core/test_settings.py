@@ -47,6 +47,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "llm_max_seconds": ("60", 60.0),
     "advice": ("background", "background"),
     "variants": ("store", "store"),
+    "capture": ("moments", "moments"),
     "summary": ("yes", True),
     "telemetry": ("otel", "otel"),
     "seed": ("5", 5),
