@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -571,6 +571,7 @@ class Idler:
     def __init__(self, idle: int) -> None:
         self.idle = idle
         self.calls: dict[bytes, int] = {}
+        self.unable: dict[Hashable, Exception] = {}
         self.runs: list[tuple[bytes, bool]] = []
         """Of every launch what `x` was, and whether `out` held nothing but NaN."""
 
