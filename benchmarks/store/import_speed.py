@@ -89,6 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--beside", type=Path, required=True, help="worktree of the earlier build")
     parser.add_argument("--configs", type=int, default=200_000)
+    parser.add_argument("--before", type=int, default=2, help="imports by the earlier build")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     builds = {"now": ROOT, "before": options.beside.absolute()}
@@ -102,8 +103,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache.json"
         write_cache(cache, options.configs)
+        times = {"now": 2, "before": options.before}
         results = {
-            name: [measure(tree, cache, Path(folder) / name) for _ in range(2)]
+            name: [measure(tree, cache, Path(folder) / name) for _ in range(times[name])]
             for name, tree in builds.items()
         }
         about = {"configs": options.configs, "file_mb": cache.stat().st_size / 1e6}

@@ -138,8 +138,9 @@ def _limits() -> list[str]:
     return [
         f"- A line has at most {line} MiB and {bounded_json.MAX_DEPTH} levels, its integers 128 bits. A file has at "
         f"most {named_lines.MAX_LINES:,} lines and {whole} MiB, and unpacks to at most {named_lines.MAX_RATIO} times "
-        f"its size once that is more than {named_lines.JUDGED_BYTES >> 20} MiB. A cache of another tool that is one "
-        f"JSON value has at most {document} MiB. Split what is larger.",
+        f"its size once that is more than {named_lines.JUDGED_BYTES >> 20} MiB. `import` takes rows one by one, "
+        f"those of Kernel Tuner's caches too, and reads files of up to {named_lines.MAX_STREAM_BYTES >> 30} GiB; any "
+        f"other file that is one JSON value has at most {document} MiB. Split what is larger.",
         "- `import` reads files and pipes, no devices. `export` replaces a file in one step, follows a link, and "
         "writes to a device or a pipe.",
     ]

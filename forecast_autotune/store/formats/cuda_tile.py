@@ -36,13 +36,8 @@ def cuda_tile_table(result: Any, kernel: str, device: Device, key: Sequence[str]
     ]
     for config, kind, message in result.failures:
         name = kind.__name__.lower()
-        outcome = (
-            Outcome.TIMEOUT
-            if "timeout" in name
-            else Outcome.COMPILE_ERROR
-            if "compil" in name
-            else Outcome.RUNTIME_ERROR
-        )
+        outcomes = [Outcome.TIMEOUT] * ("timeout" in name) + [Outcome.COMPILE_ERROR] * ("compil" in name)
+        outcome = [*outcomes, Outcome.RUNTIME_ERROR][0]
         about = {"message": f"{kind.__name__}: {message}"[:400]}
         rows.append(Measurement(problem.id, _candidate(config), outcome, protocol=_PROTOCOL, extra=about))
     return Table(problem, rows)
