@@ -21,6 +21,7 @@ from forecast_autotune.printable import count_text, printable
 from forecast_autotune.records import Device
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.shared_setting import rare_collections
 from forecast_autotune.store.directory import StoredCounts
 from forecast_autotune.store.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.files import VERSION, StoreWarning, is_bundle
@@ -228,7 +229,8 @@ class _Taken:
         rows: list[RecordError] = []
         before, variants = count.distinct, len(self._variants)
         reading = Reading(path, self._device, rows.append, self._take_variant, _device_here)
-        taken = importer.add(form.read(reading))
+        with rare_collections():
+            taken = importer.add(form.read(reading))
         whole = form is choices.FORMAT
         left = [f"{path} {why}" if whole else f"{path}: {n} {why}" for why, n in reading.left_out.items()]
         if not taken and len(self._variants) == variants and not left:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_regular, read_regular
-from forecast_autotune.records import Measurement, Problem
+from forecast_autotune.records import SCHEMA, Measurement, Outcome, Problem
 from forecast_autotune.records.json_fields import MALFORMED, digest
 from forecast_autotune.records.named_lines import MAX_STREAM_BYTES
 from forecast_autotune.store.files import KernelName, append, decode, encode, kernel_of, write_atomically
@@ -36,6 +36,9 @@ UNDATED = ("triton-cache", "inductor-cache", "inductor-metrics")
 """Protocols whose rows had the time of their file once, which a copy has not."""
 
 
+_UNDATED = frozenset(map(str.encode, UNDATED))
+
+
 def imported_name(m: Measurement) -> tuple[object, ...]:
     """The values by which an import takes two measurements for one."""
     return m.problem, m.candidate.id, m.outcome, "" if m.protocol in UNDATED else m.at, m.median_ms
@@ -46,16 +49,16 @@ def line_name(line: bytes) -> int:
 
     The values are neighbours in a line that this release wrote, and taken as they are; any other is read first.
     """
-    begin, end = line.find(b'"problem":"'), line.find(b',"p20_ms":')
+    begin, end = line.find(b'"schema":1,"problem":"'), line.find(b',"p20_ms":')
     median = line[line.rfind(b'"median_ms":', begin, end) + 12 : end]
     stamp = line.rfind(b',"protocol":"', end)
     if (
         0 <= begin < end < stamp
         and (median == b"null" or b"." in median)
-        and line.count(b'"p20_ms":') == line.count(b'"problem":') == line.count(b'"protocol":') == 1
+        and line.find(b'"p20_ms":', end + 2) < 0  # a parameter of this name would stand before it
     ):
         protocol, _, at = line[stamp + 13 :].partition(b'","at":"')
-        dated = b"" if protocol.decode("ascii", "replace") in UNDATED else at.partition(b'"')[0]
+        dated = b"" if protocol in _UNDATED else at.partition(b'"')[0]
         name = line[begin:end] + dated
     else:
         try:
@@ -70,6 +73,31 @@ def line_name(line: bytes) -> int:
         if not name:
             return line_name(again)
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1
+
+
+def line_of(m: Measurement) -> bytes:
+    """The line of `m.to_json()`, in half the time where the measurement has no fields that few have."""
+    config = m.candidate.config
+    if m.extra or m.grid is not None or config.ir_override is not None or m.outcome is not Outcome.OK:
+        return encode(m.to_json())
+    launch = {"num_warps": config.num_warps, "num_stages": config.num_stages, "num_ctas": config.num_ctas}
+    return encode(
+        {
+            "type": "measurement",
+            "schema": SCHEMA,
+            "problem": m.problem,
+            "variant": m.candidate.variant,
+            "config": {"kwargs": dict(config.kwargs), **launch, "maxnreg": config.maxnreg},
+            "outcome": "ok",
+            "median_ms": m.median_ms,
+            "p20_ms": m.p20_ms,
+            "p80_ms": m.p80_ms,
+            "repeats": m.repeats,
+            "compile_s": m.compile_s,
+            "protocol": m.protocol,
+            "at": m.at,
+        }
+    )
 
 
 class NameSet:
@@ -103,7 +131,7 @@ class NameSet:
         return True
 
 
-@dataclass
+@dataclass(slots=True)
 class NewRow:
     """A row that the import has not met before; `line` and `name` are empty where only its problem is given."""
 
@@ -161,7 +189,7 @@ class HeldNames:
         """Append those rows that are not held, after `refresh`; returns how many. Raises `OSError`."""
         known, lines, count = self.problems.setdefault(log, {}), [], 0
         for row in rows:
-            if row.name and row.name in self.names:
+            if row.name and not self.names.add(row.name):
                 continue
             held = known.get(row.problem.id)
             if (
@@ -172,7 +200,6 @@ class HeldNames:
                 lines.append(encode(row.problem.to_json()))
                 known[row.problem.id] = row.problem
             if row.name:
-                self.names.add(row.name)
                 lines.append(row.line)
                 count += 1
         if lines:
@@ -264,7 +291,7 @@ class Importer:
                             f"a measurement is filed under its own problem: it is about {measurement.problem!r}, not "
                             f"{problem.id!r}; pass the problem it was measured for"
                         )
-                    row.line = encode(measurement.to_json())
+                    row.line = line_of(measurement)
                     row.name = line_name(row.line)
                     self.count.rows += 1
                     if not self._seen.add(row.name):

@@ -10,8 +10,7 @@ import codecs
 import json
 import math
 import re
-import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ _T4 = re.compile(
     r'\A\s*\{.*"results"\s*:\s*\[\s*(\{.*"configuration".*"times"|\].*"schema_version"\s*:\s*")', re.DOTALL
 )
 _SPACE = re.compile(r"[\s,]*")
+_NAME = re.compile(r'[\s,]*"([^"\\\x00-\x1f]*)"\s*:\s*(?=[^\s])')
 _CHUNK = 1 << 18
 
 
@@ -83,6 +83,13 @@ class _Text:
             raise ValueError(f"expected {sign!r}, got {seen or 'the end'!r}")
         self._at += 1
 
+    def plain_name(self) -> str | None:
+        """The name that stands next, with its colon, if all of it is held and it has no escapes; else None."""
+        if (match := _NAME.match(self._text, self._at)) is None:
+            return None
+        self._at = match.end()
+        return match[1]
+
     def value(self) -> Any:
         """The JSON value that stands next. Raises `ValueError` for none, or one that the file's end cuts off."""
         self.mark()
@@ -117,7 +124,12 @@ def _scan(text: str, at: int) -> tuple[Any, int]:
 def _names(text: _Text) -> Iterator[str]:
     """The names in the object that stands next; the caller takes the value of each before the next."""
     text.skip("{")
-    while (mark := text.mark()) != "}":
+    while True:
+        if (name := text.plain_name()) is not None:
+            yield name
+            continue
+        if (mark := text.mark()) == "}":
+            break
         if mark == "" and text.ended:
             return  # of a run that is under way or was killed between two configs
         name = text.value()
@@ -190,6 +202,7 @@ class _Cache:
         if not isinstance(keys, list) or not all(isinstance(k, str) for k in keys):
             raise RecordError("it needs tune_params_keys, a list of names")
         self._reading, self._keys, self._header = reading, keys, header
+        self._names = frozenset(keys)
         own = header.get(OWN)
         self._own = own if isinstance(own, Mapping) else None
         self._problem: Problem | None = self._made_problem("")
@@ -237,8 +250,8 @@ class _Cache:
         return replace(problem, extra={IMPORTED_FROM: KERNEL_TUNER_PROTOCOL})
 
     def _measurement(self, problem: str, key: str, row: dict[str, Any]) -> Measurement | None:
-        if missing := [k for k in self._keys if k not in row]:
-            raise RecordError(f"it has no value for {missing[0]}")
+        if not self._names <= row.keys():
+            raise RecordError(f"it has no value for {next(k for k in self._keys if k not in row)}")
         values = {k: _value(k, row[k]) for k in self._keys if not self._own or row[k] is not None}
         at, given = str(row.get("timestamp") or ""), row.get("time")
         if self._own:
@@ -267,17 +280,25 @@ class _Cache:
                 at=at,
                 extra=about,
             )
-        runs = [t for t in (read_number(t, "times") for t in row.get("times") or ()) if t is not None]
+        runs = row.get("times") or ()
+        if set(map(type, runs)) != {float} or not math.isfinite(sum(runs)):
+            runs = [t for t in (read_number(t, "times") for t in runs) if t is not None]
         return Measurement(
             problem,
             candidate,
             Outcome.OK,
-            statistics.median(runs) if runs else read_number(given, "time"),
+            _median(runs) if runs else read_number(given, "time"),
             repeats=len(runs),
             compile_s=seconds,
             protocol=KERNEL_TUNER_PROTOCOL,
             at=at,
         )
+
+
+def _median(runs: Sequence[float]) -> float:
+    """`statistics.median` in half its time, of which millions are asked."""
+    ordered, half = sorted(runs), len(runs) // 2
+    return ordered[half] if len(runs) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _failure(row: Mapping[str, Any], given: object) -> str | None:

@@ -22,9 +22,11 @@ from forecast_autotune.records import Candidate, Config, Device, Kernel, Measure
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.store.exports import ExpertLayer, sglang_file_name, vllm_file_name, write_export
+from forecast_autotune.store.files import encode
 from forecast_autotune.store.formats import FORMATS, TABLE, choices, format_of, read_file
 from forecast_autotune.store.formats.cuda_tile import cuda_tile_table
 from forecast_autotune.store.formats.protocol import device_from_name
+from forecast_autotune.store.importing import line_of
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture, shown
 from tests.core.store.test_flaggems import TABLE as FLAGGEMS_TABLE
@@ -581,6 +583,16 @@ def test_a_file_of_known_contents_is_read_no_more(tmp_path: Path, capsys: Captur
     capsys.readouterr()
     assert imported(copy, store=tmp_path / "s") == 0
     assert shown(capsys)["added"] == 20_000
+
+
+def test_a_line_of_an_import_is_the_records_own() -> None:
+    tables = [
+        example_table(),
+        *read_file(QUACK, "H200"),
+        *read_file(FILES / "kernel_tuner" / "failures.json", "H200"),
+    ]
+    for m in (m for t in tables for m in t.measurements):
+        assert line_of(m) == encode(m.to_json())
 
 
 def test_every_format_says_what_it_holds() -> None:
