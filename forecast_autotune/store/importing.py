@@ -320,7 +320,7 @@ class Importer:
         size = path.stat().st_size if self._root is not None and path.is_file() else 0
         if not _LEDGER_FILE_BYTES <= size <= MAX_STREAM_BYTES:
             return ""
-        name = hashlib.sha256(f"{how}|{__version__}|".encode())
+        name = hashlib.blake2b(f"{how}|{__version__}|".encode(), digest_size=24)
         try:
             with open_regular(path, "rb") as stream:
                 while chunk := stream.read(1 << 20):

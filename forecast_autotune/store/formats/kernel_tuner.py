@@ -252,7 +252,11 @@ class _Cache:
     def _measurement(self, problem: str, key: str, row: dict[str, Any]) -> Measurement | None:
         if not self._names <= row.keys():
             raise RecordError(f"it has no value for {next(k for k in self._keys if k not in row)}")
-        values = {k: _value(k, row[k]) for k in self._keys if not self._own or row[k] is not None}
+        values: dict[str, Any] = {
+            k: v if type(v := row[k]) is int and -(2**63) < v < 2**63 else _value(k, v)
+            for k in self._keys
+            if not self._own or row[k] is not None
+        }
         at, given = str(row.get("timestamp") or ""), row.get("time")
         if self._own:
             launch = {k: values.pop(k) for k in _LAUNCH if k in values}
@@ -316,8 +320,6 @@ def _failure(row: Mapping[str, Any], given: object) -> str | None:
 
 
 def _value(key: str, value: object) -> int | float | str | bool:
-    if type(value) is int and -(2**63) < value < 2**63:
-        return value
     if isinstance(value, str):
         return without_halves(value)
     if not isinstance(value, int | float):
