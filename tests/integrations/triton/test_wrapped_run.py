@@ -16,6 +16,7 @@ import pytest
 import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
+from triton.runtime.jit import JITFunction
 
 from forecast_autotune import Store, autotune, patch_triton, unpatch_triton
 from forecast_integrations.triton.upstream import triton_run
@@ -240,3 +241,23 @@ def test_triton_s_own_timing_of_a_tuner_makes_its_clock_nobody_else_s(device: An
     launch(tuner, 8192)
     assert tuner.__dict__["_forecast"][0].last.evidence == "measured"
     assert "do_bench" not in {m.protocol for t in Store.default().tables() for m in t.measurements}
+
+
+def test_threads_do_not_wait_for_a_lock_that_the_launch_holds(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lock around `Autotuner.run` and `JITFunction.run`, as servers of several threads have it."""
+    lock, run = threading.RLock(), JITFunction.run
+
+    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(JITFunction, "run", locked)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", "threads")
+    tuner = autotune(configs=configs((2, 4, 8), (3,)), key=["n"], store=False, mode="exhaustive")(
+        fresh(double)
+    )
+    with lock:
+        launch(tuner)
+    assert tuner.best_config.num_warps == 4

@@ -478,10 +478,11 @@ def make_pool(
     how: str,
     patient: bool = True,
     call: KernelCall | None = None,
-) -> CompilePool:
+) -> CompilePool | None:
     """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over.
 
-    With a `call`, children also prepare what its first launch needs besides binaries.
+    With a `call`, children also prepare what its first launch needs besides binaries. None where threads would run
+    somebody else's code, which may wait for a lock that the caller's thread holds: launches compile.
     """
     from triton import knobs
     from triton.runtime.jit import JITFunction
@@ -491,11 +492,12 @@ def make_pool(
     if call is not None:
         _ = call.computed  # here, before any fork and any other thread
     if how == "auto":
-        # A child hands its binary over through Triton's cache. A lock that somebody has put around launches is held by
-        # the thread that waits for threads here.
-        forks = (can_fork() and not knobs.compilation.always_compile) or not is_of_triton(JITFunction.run)
-        how = "fork" if forks and sys.platform == "linux" else "threads"
+        # A child hands its binary over through Triton's cache.
+        how = "fork" if can_fork() and not knobs.compilation.always_compile else "threads"
     if how == "threads":
+        own = call is None or all(map(call.compiles_alone, call.configs))
+        if not own or not is_of_triton(JITFunction.run):
+            return None
         return ThreadPool(compile_one, workers, timeout_s, _device_selector())
     return ForkPool(without_device(compile_one), workers, timeout_s, patient, call)
 

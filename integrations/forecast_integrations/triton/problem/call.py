@@ -105,11 +105,12 @@ class KernelCall:
             return compiler(*self.args, **current)
 
     def compiles_alone(self, candidate: Candidate) -> bool:
-        """Whether Triton's own code compiles it: a `run` of the user's may well launch where it is to compile."""
+        """Whether Triton's own code alone compiles it: a `run` of the user's may well launch where it is to compile."""
         from triton.runtime.jit import JITFunction
 
         kernel = own_heuristics(self.tuner.fn)[1]
         own = getattr(type(kernel), "run", None) is JITFunction.run and "run" not in vars(kernel)
+        own = own and not getattr(kernel, "pre_run_hooks", ())
         return own or candidate.variant in self.functions
 
     def has_set_descriptors(self, candidate: Candidate) -> bool:

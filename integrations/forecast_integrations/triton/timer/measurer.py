@@ -146,6 +146,7 @@ class TritonMeasurer:
         self._pool: CompilePool | None = None
         if compiler != "none":
             self._pool = make_pool(call.compile, workers, timeout_s, compiler, patient, call)
+        if self._pool is not None:
             self._pool.while_waiting = self._timer.stay_awake
         self._earlier = frozenset(compiled)
         self._ready = {c: CompileResult(c) for c in compiled}
