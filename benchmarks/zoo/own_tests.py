@@ -201,8 +201,12 @@ def _passed(line: dict[str, Any] | None) -> bool:
 
 
 def summarize(rows: dict[str, dict[str, Any]], error: str | None = None) -> dict[str, Any]:
-    """Figures of one package. Seconds and calls are of tests that both arms ran."""
-    both = [arms for arms in rows.values() if arms["ours"] is not None]
+    """Figures of one package. Passed tests, seconds and calls are those of tests that both arms ran to the end."""
+    both = [
+        arms
+        for arms in rows.values()
+        if arms["ours"] is not None and DIED not in (arms["plain"]["outcome"], arms["ours"]["outcome"])
+    ]
     lost = [name for name, arms in rows.items() if _lost(arms)]
     gained = [n for n, arms in rows.items() if not _passed(arms["plain"]) and _passed(arms["ours"])]
     result: dict[str, Any] = {
