@@ -207,7 +207,8 @@ def _unlisted(ktc: KernelTemplateChoice) -> dict[str, object]:
     """What a template's code depends on besides its parameters: a fused epilogue, or a program's own function."""
     own = _own_code(ktc.template) if is_extern(ktc) else {}
     # The rest are functions, which `epilogue_fn_hash` names, and workspaces, which follow from the parameters.
-    listed = {n: v for n, v in ktc.extra_kwargs.items() if isinstance(v, str | bool | int | float)}
+    extra = getattr(ktc, "extra_kwargs", {})
+    listed = {n: v for n, v in extra.items() if isinstance(v, str | bool | int | float)}
     return {**listed, **own}
 
 
