@@ -132,6 +132,7 @@ def kept(store: Path) -> list[list[Any]]:
 
 def touched() -> dict[str, Any]:
     """Everything of torch's that is hooked, as it is now."""
+    from torch._dynamo import package
     from torch._inductor import async_compile, autotune_process, codecache, ir, select_algorithm
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codegen.cpp_template import CppTemplate
@@ -148,6 +149,8 @@ def touched() -> dict[str, Any]:
         CppTemplate: ("generate",),
         TritonScheduling: ("benchmark_codegened_module",),
         benchmarking.InductorBenchmarker: ("benchmark_gpu",),
+        benchmarking.Benchmarker: ("benchmark_cpu",),
+        package.CompilePackage: ("source_id_from_fn",),
         codecache.FxGraphHashDetails: ("__init__",),
         autotune_process.AsyncAutotuner: ("get_results",),
         triton_heuristics.CachingAutotuner: ("benchmark_all_configs", "coordinate_descent_tuning"),
