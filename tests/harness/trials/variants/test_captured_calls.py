@@ -67,6 +67,11 @@ def gather(table, index, out, bias, D: tl.constexpr):
 
 {INCREMENT}
 @triton.jit
+def halve(x, out, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o, mask=o < n) / 2, mask=o < n)
+
+@triton.jit
 def scale_pair(xs, n, BLOCK: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(xs[1] + o, tl.load(xs[0] + o, mask=o < n) * xs[2], mask=o < n)
@@ -116,6 +121,7 @@ kernels.gather[(7,)](table, index, out, None, D=16)
 kernels.gather[(7,)](table, index, out, torch.randn(16), D=16)
 x = torch.arange(300, dtype=torch.float32)
 kernels.increment[(3,)](x, 300, BLOCK=128)
+kernels.halve[(3,)](x, x / 2, 300, BLOCK=128)  # its output holds the result already
 kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)
 kernels.scale_named[(3,)](Pair(x, 3.0, torch.empty(300)), 300, BLOCK=128)
 kernels.apply_function[(3,)](x, torch.empty(300), 300, kernels.square, BLOCK=128)
@@ -132,6 +138,7 @@ WRONG = [
     ("scale", ("* factor", "* (factor + 0.01)")),
     ("gather", ("tl.program_id(0)) * D", "0) * D")),
     ("increment", ("+ 1, mask", "+ 2, mask")),
+    ("halve", ("/ 2, mask", "/ 3, mask")),
     ("apply_function", ("mask=o < n)), mask", "mask=o < n)) * 1.5, mask")),
     ("double_tile", ("* 2)", "* 2.1)")),
     ("scale_named", ("* p.factor", "* (p.factor + 0.01)")),
@@ -196,11 +203,11 @@ def verdicts(
 
 def test_a_run_says_what_it_kept_and_clear_removes_it(tmp_path: Path) -> None:
     one = run_captured(tmp_path)
-    assert "captured 12 calls of 8 kernels" in one.printed
+    assert "captured 13 calls of 9 kernels" in one.printed
     assert "clear --captures" in one.printed
     assert one.store.clear_captures("GATHER") == 2
     assert not one.calls("gather")
-    assert one.store.clear_captures() == 10
+    assert one.store.clear_captures() == 11
     assert not list((tmp_path / "store" / "captures").iterdir())
 
 
