@@ -1,7 +1,7 @@
 """Claim: a decorated call whose key is known costs no more host time than with `triton.autotune`.
 
     python -m benchmarks.launches.dispatch_overhead --out benchmarks/results/dispatch.json
-    python -m benchmarks.launches.dispatch_overhead --stub-only --out benchmarks/results/dispatch_cpu.json  # no GPU
+    python -m benchmarks.launches.dispatch_overhead --stub-only --out FILE  # no GPU
 
 One process; a kernel with 4 and one with 31 arguments besides the tuned one, called by position and by
 keyword through `triton.autotune`, through `forecast_autotune`, and plainly. Blocks of calls of the three

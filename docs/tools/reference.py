@@ -96,7 +96,8 @@ def command_line_page() -> str:
         if command.epilog:
             lines += ["", _escaped(command.epilog)]
         if command.examples:
-            lines += ["", "```bash", *command.examples, "```"]
+            lines += ["", "<!-- not run: examples, with files and kernels of yours -->"]
+            lines += ["```bash", *command.examples, "```"]
         rows = [row for action in command._actions if (row := _argument_row(action))]
         lines += ["", *_table(("argument", "default", "meaning"), rows)]
     return "\n".join([*lines, ""])

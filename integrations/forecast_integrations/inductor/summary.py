@@ -98,7 +98,7 @@ class TorchCompileSummary:
         later = ""
         if self.later_s >= 0.05:
             later = f"; {self.later_s:.1f} s of later launches, at most 10 % of any second, timed generated kernels"
-        if not self.operations and not self.timings:
+        if not self.operations and not self.timings and not later:
             return (
                 f"forecast_autotune torch.compile: nothing to choose in {self.graphs} graphs: no operation had several "
                 "choices, or the graphs were in a cache. Inductor lists choices with mode='max-autotune', on a CPU "

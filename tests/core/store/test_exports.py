@@ -217,7 +217,7 @@ def test_a_kernel_tuner_cache_comes_back_as_it_was(tmp_path: Path) -> None:
     assert data["tune_params"]["BLOCK_SIZE_M"] == [16, 64, 128, 256]
     (back,) = read_file(report.files[0])
     assert back.problem.device.name == "NVIDIA H200"
-    by_parameters = {str(sorted(dict(m.candidate.config.kwargs).items())): m for m in back.measurements}
+    by_parameters = {str(sorted(m.candidate.config.parameters().items())): m for m in back.measurements}
     assert len(by_parameters) == 4
     for candidate, row in given.by_candidate().items():
         result = by_parameters[str(sorted(candidate.config.parameters().items()))]
