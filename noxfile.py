@@ -44,7 +44,7 @@ def versions(session: nox.Session) -> None:
     torch, triton = session.posargs
     # torch's own index has builds without CUDA, which do not pin a Triton.
     session.install(f"torch=={torch}.*", "--index-url", CPU_WHEELS)
-    session.install("-e", ".[test]", f"torch=={torch}.*", f"triton=={triton}.*")
+    session.install("-e", ".[suite]", f"torch=={torch}.*", f"triton=={triton}.*")
     session.run("pytest", "-n", "3", "--dist", "loadfile")
 
 
