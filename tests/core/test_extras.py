@@ -24,7 +24,10 @@ def texts() -> Iterator[Path]:
 
 
 def packages(extra: str) -> set[str]:
-    return {re.split(r"[<>=\[]", requirement)[0] for requirement in EXTRAS[extra]}
+    """The packages of an extra, and of those that it refers to."""
+    referred = {name for requirement in EXTRAS[extra] for name in NAMED.findall(requirement)}
+    own = {re.split(r"[<>=\[]", requirement)[0] for requirement in EXTRAS[extra]}
+    return own.union(*map(packages, referred))
 
 
 def test_every_extra_that_is_named_exists() -> None:
