@@ -363,9 +363,11 @@ def _triton_cache(given: str) -> Path:
 
 
 def _check_saved(store: Store) -> None:
-    unsaved = [note for note in store.issued_warnings if "cannot write" in note]
-    if unsaved:
-        raise CommandError(unsaved[0])
+    if any("cannot write" in note for note in store.issued_warnings):
+        raise CommandError(
+            f"not all was saved in {store.root}, as the warning says: free space there, or give --store a "
+            "directory that you may write to"
+        )
 
 
 def _variants_note(variants: int) -> str:

@@ -196,6 +196,15 @@ def test_import_into_a_place_that_cannot_be_written_fails(
     assert "a file where a folder of the store belongs" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc on this system")
+def test_an_import_that_cannot_be_saved_names_the_option(file: Path, capsys: Capture) -> None:
+    assert main(["import", str(file), "--store", "/proc/no-such-store"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "not all was saved in /proc/no-such-store" in error
+    assert "--store" in error
+    assert "FORECAST_AUTOTUNE_CACHE_DIR" not in error
+
+
 def test_clear_wants_a_yes_and_tells_the_number(tuned: Table, root: Path, capsys: Capture) -> None:
     count = len(Store(root).measurements(tuned.problem))
     done = command("clear", stdin=subprocess.DEVNULL)
