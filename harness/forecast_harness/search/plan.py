@@ -371,7 +371,9 @@ def pending_actions(state: SearchState) -> tuple[Action, ...]:
     if state.stopped is not None:
         return ()
     if state.expired is not None:
-        return _final_actions(state, f"the time is up: {state.expired.seconds:.0f} s")
+        return _final_actions(
+            state, f"the time is up: {state.expired.seconds:.0f} s of search, and the rest to confirm"
+        )
     if state.seeds[0] not in state.batch(0).open and (reason := _seed_failure(state)):
         return (StopSearch(reason),)
     if not state.batch(0).ended:

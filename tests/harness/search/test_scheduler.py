@@ -130,9 +130,9 @@ def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -
         ]
         assert confirmation_reserve(whole, 60.0) == kept, "by what one takes without waiting, half at most"
     apply_event(whole, Confirmed({n.id: NodeResult(Outcome.INCORRECT) for n in due.nodes}))
-    assert pending_actions(whole) == (StopSearch("the time is up: 46 s"),), (
-        "refuted ones are not replaced any more"
-    )
+    assert pending_actions(whole) == (
+        StopSearch("the time is up: 46 s of search, and the rest to confirm"),
+    ), "refuted ones are not replaced any more"
 
 
 def test_less_time_is_kept_while_there_is_nothing_to_confirm() -> None:
@@ -150,7 +150,11 @@ def test_a_confirmation_that_there_was_no_time_for_is_not_tried_again() -> None:
     apply_event(whole, failed)
     assert isinstance(pending_actions(whole)[0], ConfirmationJob), "a lane that failed may do better again"
     apply_event(whole, ended)
-    assert pending_actions(whole) == (StopSearch("the time is up: 46 s, unconfirmed: 20 s were not enough"),)
+    assert pending_actions(whole) == (
+        StopSearch(
+            "the time is up: 46 s of search, and the rest to confirm, unconfirmed: 20 s were not enough"
+        ),
+    )
 
 
 def test_proposals_are_not_paid_for_where_the_batch_before_may_use_up_the_budget() -> None:

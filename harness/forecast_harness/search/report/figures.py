@@ -382,7 +382,7 @@ def per_percent(final: BestResult | None, spent: SearchCost) -> tuple[str, str]:
     """The cost of each per cent of the first seed's time that is saved: (in device time, in all else)."""
     saved = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
     if saved <= 0.0:
-        return "-", "cost per percent gained: nothing was gained"
+        return "-", "nothing was gained that this could be divided by"
     paid = [f"{spent.measurements / saved:.3g} measurements"]
     if spent.tokens:
         paid.append(f"{spent.tokens / saved:,.0f} tokens")
