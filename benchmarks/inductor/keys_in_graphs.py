@@ -1,14 +1,12 @@
 """A user's kernel with several key values in one compiled dynamic graph: each decision against the one outside.
 
-    python -m benchmarks.inductor.keys_in_graphs [--rounds N]
+    python -m benchmarks.inductor.keys_in_graphs --out FILE [--rounds N]
 
 Both tuners begin with empty stores. What each chose for a key is timed in turns by Triton's do_bench.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -19,6 +17,7 @@ import triton
 import triton.language as tl
 from torch._inductor.utils import fresh_cache
 
+from benchmarks.lib import result_files
 from forecast_autotune import autotune, enable_torch_compile
 
 CONFIGS = [triton.Config({"BLOCK": b}, num_warps=w) for b in (128, 512, 1024, 4096) for w in (1, 4, 8)]
@@ -45,9 +44,10 @@ def chosen(tuner: Any, n: int) -> Any:
 
 def main() -> None:
     """Decide inside and outside, time both, print one line a key."""
-    command_line = argparse.ArgumentParser(description=__doc__)
+    command_line = result_files.parser(__doc__)
     command_line.add_argument("--rounds", type=int, default=20)
-    rounds = command_line.parse_args().rounds
+    options = result_files.parse_arguments(command_line)
+    report, rounds = result_files.ResultFile(options, "keys in graphs"), options.rounds
     folder = Path(tempfile.mkdtemp())
     inside = autotune(configs=CONFIGS, key=["n"], store=folder / "inside")(_scaled)
     outside = autotune(configs=CONFIGS, key=["n"], store=folder / "outside")(_scaled)
@@ -58,7 +58,7 @@ def main() -> None:
             torch._dynamo.mark_dynamic(x, 0)
             graph(x)
             launched(outside, x)
-    print(json.dumps({"said": handle.session.warn_once.messages, "keys": len(inside.cache)}))
+    warned, ratios = handle.session.warn_once.messages, {}
     for n in SIZES:
         x, out = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
         times: list[list[float]] = [[], []]
@@ -74,8 +74,10 @@ def main() -> None:
 
                 samples.append(triton.testing.do_bench(call))
         medians = [statistics.median(samples) for samples in times]
-        row = {"n": n, "inside": str(configs[0]), "outside": str(configs[1]), "ms": medians}
-        print(json.dumps({**row, "inside_over_outside": medians[0] / medians[1]}), flush=True)
+        ratios[n] = medians[0] / medians[1]
+        report.add("keys", {"n": n, "inside": str(configs[0]), "outside": str(configs[1]), "ms": times})
+        result_files.say(f"{n}: {configs[0]} inside, {configs[1]} outside, {ratios[n]:.3f}")
+    report.finish({"inside_over_outside": ratios, "keys": len(inside.cache), "warnings": warned})
 
 
 if __name__ == "__main__":
