@@ -104,7 +104,7 @@ def sum_windows(x, out, s0, s1, W: tl.constexpr):
 PROGRAM = """
 from typing import NamedTuple
 
-import torch, triton, kernels
+import torch, triton, called_kernels
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 class Pair(NamedTuple):
@@ -115,22 +115,22 @@ class Pair(NamedTuple):
 torch.manual_seed(1)
 for n in (1000, 333, 512):
     x, out = torch.randn(n), torch.empty(n)
-    kernels.scale[lambda m: (triton.cdiv(n, m["BLOCK"]),)](x, out, n, 2.5)
+    called_kernels.scale[lambda m: (triton.cdiv(n, m["BLOCK"]),)](x, out, n, 2.5)
 table, index, out = torch.randn(50, 16), torch.randint(0, 50, (7,)), torch.empty(7, 16)
-kernels.gather[(7,)](table, index, out, None, D=16)
-kernels.gather[(7,)](table, index, out, torch.randn(16), D=16)
+called_kernels.gather[(7,)](table, index, out, None, D=16)
+called_kernels.gather[(7,)](table, index, out, torch.randn(16), D=16)
 x = torch.arange(300, dtype=torch.float32)
-kernels.increment[(3,)](x, 300, BLOCK=128)
-kernels.halve[(3,)](x, x / 2, 300, BLOCK=128)  # its output holds the result already
-kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)
-kernels.scale_named[(3,)](Pair(x, 3.0, torch.empty(300)), 300, BLOCK=128)
-kernels.apply_function[(3,)](x, torch.empty(300), 300, kernels.square, BLOCK=128)
+called_kernels.increment[(3,)](x, 300, BLOCK=128)
+called_kernels.halve[(3,)](x, x / 2, 300, BLOCK=128)  # its output holds the result already
+called_kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)
+called_kernels.scale_named[(3,)](Pair(x, 3.0, torch.empty(300)), 300, BLOCK=128)
+called_kernels.apply_function[(3,)](x, torch.empty(300), 300, called_kernels.square, BLOCK=128)
 tile = TensorDescriptor.from_tensor(torch.randn(32, 16), [16, 16])
-kernels.double_tile[(2,)](tile, torch.empty(32, 16), M=16, N=16)
+called_kernels.double_tile[(2,)](tile, torch.empty(32, 16), M=16, N=16)
 windows = torch.randn(40).as_strided((9, 16), (3, 1))
-kernels.sum_windows[(9,)](windows, torch.empty(9), 3, 1, W=16)
+called_kernels.sum_windows[(9,)](windows, torch.empty(9), 3, 1, W=16)
 columns = torch.randn(16, 40)[:, 3:12].t()
-kernels.sum_windows[(9,)](columns, torch.empty(9), 1, 40, W=16)
+called_kernels.sum_windows[(9,)](columns, torch.empty(9), 1, 40, W=16)
 """
 
 
@@ -165,13 +165,13 @@ class Captured:
         return [call for call, _ in files.every(lambda name: name == kernel)]
 
     def subjects(self, kernel: str) -> list[BaseKernel]:
-        return UserKernel.of(f"{self.folder / 'kernels.py'}:{kernel}").subjects(self.store)
+        return UserKernel.of(f"{self.folder / 'called_kernels.py'}:{kernel}").subjects(self.store)
 
 
 def run_captured(
     folder: Path, program: str = PROGRAM, how: str = "", *, interpreted: bool = True
 ) -> Captured:
-    (folder / "kernels.py").write_text(KERNELS)
+    (folder / "called_kernels.py").write_text(KERNELS)
     (folder / "program.py").write_text(program)
     environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted)), "FORECAST_AUTOTUNE_CAPTURE": how}
     command = f"{sys.executable} -m forecast_autotune run --store store --capture program.py".split()
@@ -182,7 +182,7 @@ def run_captured(
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
     yield run_captured(tmp_path_factory.mktemp("captured"))
-    for name in [n for n in sys.modules if n == "kernels"]:
+    for name in [n for n in sys.modules if n == "called_kernels"]:
         del sys.modules[name]
 
 
@@ -222,10 +222,8 @@ def test_contents_are_those_before_the_launch(captured: Captured) -> None:
 
 
 def test_values_that_the_user_forbids_are_not_kept(tmp_path: Path) -> None:
-    program = (
-        "import torch, kernels\nx = torch.randn(9000) + 5\nkernels.increment[(71,)](x, 9000, BLOCK=128)\n"
-    )
-    program += "kernels.gather[(7,)](x, torch.arange(7), torch.empty(7, 16), None, D=16)\n"
+    program = "import torch, called_kernels\nx = torch.randn(9000) + 5\ncalled_kernels.increment[(71,)](x, 9000, BLOCK=128)\n"
+    program += "called_kernels.gather[(7,)](x, torch.arange(7), torch.empty(7, 16), None, D=16)\n"
     one = run_captured(tmp_path, program, "moments")
     about = one.calls("increment")[0].contents["x"]
     assert not about.digest
@@ -282,8 +280,8 @@ def test_a_call_beyond_the_share_of_memory_is_refused_by_its_bytes(captured: Cap
 
 @pytest.mark.slow
 def test_a_call_of_96_mib_is_verified(judging: SandboxLane, tmp_path: Path) -> None:
-    program = "import torch, kernels\nx = torch.arange(24 << 20, dtype=torch.float32)\n"
-    program += "kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)\n"
+    program = "import torch, called_kernels\nx = torch.arange(24 << 20, dtype=torch.float32)\n"
+    program += "called_kernels.scale_pair[(3,)]((x, torch.empty(300), 3.0), 300, BLOCK=128)\n"
     (subject,) = run_captured(tmp_path, program).subjects("scale_pair")
     right, refused, _ = verdicts(judging, subject, ("* xs[2]", "* (xs[2] + 0.01)"))
     assert right
@@ -317,7 +315,7 @@ def test_a_kernel_made_inside_a_function_is_a_target_by_its_record(
 
 
 def test_verify_takes_a_kernel_and_says_what_it_did_not_vary(captured: Captured, tmp_path: Path) -> None:
-    place = f"{captured.folder / 'kernels.py'}:gather"
+    place = f"{captured.folder / 'called_kernels.py'}:gather"
     wrong = tmp_path / "wrong.py"
     wrong.write_text(UserKernel.of(place).text.replace("tl.program_id(0)) * D", "0) * D"))
     environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(captured.folder / "store")}
@@ -336,7 +334,7 @@ def test_kernels_are_judged_on_a_device(tmp_path: Path) -> None:
     one = run_captured(tmp_path, program, interpreted=False)
     environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(tmp_path / "store")}
     for kernel, wrong in WRONG:
-        place = f"{tmp_path / 'kernels.py'}:{kernel}"
+        place = f"{tmp_path / 'called_kernels.py'}:{kernel}"
         (tmp_path / "wrong.py").write_text(one.subjects(kernel)[0].source.replace(*wrong))
         for given, status in ((), 0), ((str(tmp_path / "wrong.py"),), 1):
             command = f"{sys.executable} -m forecast_autotune verify --device 0 {place}".split()
@@ -348,4 +346,4 @@ def test_kernels_are_judged_on_a_device(tmp_path: Path) -> None:
 
 def test_a_kernel_that_nobody_captured_names_the_command(captured: Captured, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="run --capture"):
-        UserKernel.of(f"{captured.folder / 'kernels.py'}:scale").subjects(Store(tmp_path))
+        UserKernel.of(f"{captured.folder / 'called_kernels.py'}:scale").subjects(Store(tmp_path))
