@@ -222,7 +222,8 @@ def test_contents_are_those_before_the_launch(captured: Captured) -> None:
 
 
 def test_values_that_the_user_forbids_are_not_kept(tmp_path: Path) -> None:
-    program = "import torch, called_kernels\nx = torch.randn(9000) + 5\ncalled_kernels.increment[(71,)](x, 9000, BLOCK=128)\n"
+    program = "import torch, called_kernels\nx = torch.randn(9000) + 5\n"
+    program += "called_kernels.increment[(71,)](x, 9000, BLOCK=128)\n"
     program += "called_kernels.gather[(7,)](x, torch.arange(7), torch.empty(7, 16), None, D=16)\n"
     one = run_captured(tmp_path, program, "moments")
     about = one.calls("increment")[0].contents["x"]
