@@ -393,7 +393,7 @@ def one_call(spec: dict[str, Any], tuner: Any, n: int) -> dict[str, Any]:
     if HOME.on_cuda:
         result["output"] = hashlib.sha256(out.cpu().numpy().tobytes()).hexdigest()[:16]
     # A grid is asked for every config, also for those that do not compile.
-    result["events"] = sorted(e for e in HOME.events if e != "alarm" and not e.startswith("grid"))
+    result["events"] = sorted(e for e in tuple(HOME.events) if e != "alarm" and not e.startswith("grid"))
     return result
 
 
@@ -425,7 +425,8 @@ def in_process(work: Callable[[], Any]) -> Any:
 @contextlib.contextmanager
 def surroundings(spec: dict[str, Any], arm: str, on_cuda: bool) -> Iterator[None]:
     """Settings, empty caches, and the device."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    # A background thread may still write there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ |= {
             "FORECAST_AUTOTUNE_CACHE_DIR": f"{folder}/store",
