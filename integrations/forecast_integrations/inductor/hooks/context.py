@@ -8,9 +8,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from forecast_integrations.inductor.choice_timing import CallTiming, CollectedCalls
@@ -20,6 +20,9 @@ from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.timer.timers import IDLE_S, warm_up_cuda
+
+if TYPE_CHECKING:
+    from torch._inductor.async_compile import AsyncCompile
 
 
 class ThreadState(threading.local):
@@ -215,3 +218,27 @@ class PatchSet:
             entries[:] = [other for other in entries if other is not entry]
         self._replaced.clear()
         self._listed.clear()
+
+
+def behind_wait(
+    original: AnyFunction,
+    context: HookContext,
+    act: Callable[[TuningSession, Sequence[Any]], None],
+    task: str,
+) -> AnyFunction:
+    """`AsyncCompile.wait`, followed by `act` on all that a module holds: its kernels, before their first launches.
+
+    A failure of `act` costs the `task` and one warning, never the compilation.
+    """
+
+    def wait(self: AsyncCompile, scope: dict[str, Any]) -> object:
+        result = original(self, scope)
+        session = context.session
+        if session is not None and session.prunes:
+            try:
+                act(session, list(scope.values()))
+            except Exception as error:
+                session.warn_once(task, error)
+        return result
+
+    return wait

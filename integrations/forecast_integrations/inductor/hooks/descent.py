@@ -21,13 +21,12 @@ from forecast_autotune.settings import Mode
 from forecast_integrations.inductor.choice_timing import CollectedCalls, FusedKernelTiming
 from forecast_integrations.inductor.config_worker import CompileTask, is_descended, kind_of
 from forecast_integrations.inductor.descent import Descent, first_jobs, inductor_workers
-from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
+from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet, behind_wait
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.device_access import LOCK, capturing_graph, harmless_to_captures
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig
 
 if TYPE_CHECKING:
-    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.runtime.hints import DeviceProperties
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -81,26 +80,15 @@ def _descent(original: AnyFunction, context: HookContext) -> AnyFunction:
 
 
 def _wait(original: AnyFunction, context: HookContext) -> AnyFunction:
-    """`AsyncCompile.wait`: all kernels of a module are there, and their first launches are still to come."""
+    def begin(session: TuningSession, values: Sequence[Any]) -> None:
+        kernels = [k for k in values if _begins_descent(session, k)]
+        if kernels and (ahead := context.configs_ahead(inductor_workers)) is not None:
+            later = _has_later_launches()
+            for kernel in kernels:
+                setattr(kernel, _LATER_LAUNCHES, later and not kernel.inductor_meta.get("store_cubin"))
+                ahead.add(first_jobs(kernel))
 
-    def wait(self: AsyncCompile, scope: dict[str, Any]) -> object:
-        result = original(self, scope)
-        session = context.session
-        if session is not None and session.prunes:
-            try:
-                kernels = [k for k in scope.values() if _begins_descent(session, k)]
-                if kernels and (ahead := context.configs_ahead(inductor_workers)) is not None:
-                    later = _has_later_launches()
-                    for kernel in kernels:
-                        setattr(
-                            kernel, _LATER_LAUNCHES, later and not kernel.inductor_meta.get("store_cubin")
-                        )
-                        ahead.add(first_jobs(kernel))
-            except Exception as error:
-                session.warn_once("compile configs of a graph's kernels ahead", error)
-        return result
-
-    return wait
+    return behind_wait(original, context, begin, "compile configs of a graph's kernels ahead")
 
 
 def _has_later_launches() -> bool:

@@ -31,7 +31,7 @@ from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices.records import size_hints
 from forecast_integrations.inductor.config_worker import kind_of
 from forecast_integrations.inductor.harvest import PROTOCOL
-from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
+from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet, behind_wait
 from forecast_integrations.inductor.hooks.descent import launcher_of
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.session import (
@@ -48,7 +48,6 @@ from forecast_integrations.triton.problem.source import source_of
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig, Tuner, is_tensor
 
 if TYPE_CHECKING:
-    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import FxGraphHashDetails
     from torch._inductor.ir import UserDefinedTritonKernel
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -141,21 +140,12 @@ def install(context: HookContext) -> PatchSet:
 
 
 def _hook_kernels(original: AnyFunction, context: HookContext) -> AnyFunction:
-    """`AsyncCompile.wait`: all kernels of a module are there, and their first launches are still to come."""
+    def serve(session: TuningSession, values: Sequence[Any]) -> None:
+        for kernel in values:
+            if (tuner := tuner_by_key(kernel)) is not None:
+                kernel.run = LaunchesByKey(context, kernel, tuner)
 
-    def wait(self: AsyncCompile, scope: dict[str, Any]) -> object:
-        result = original(self, scope)
-        session = context.session
-        if session is not None and session.prunes:
-            try:
-                for kernel in list(scope.values()):
-                    if (tuner := tuner_by_key(kernel)) is not None:
-                        kernel.run = LaunchesByKey(context, kernel, tuner)
-            except Exception as error:
-                session.warn_once("decide a user's kernel for each key", error)
-        return result
-
-    return wait
+    return behind_wait(original, context, serve, "decide a user's kernel for each key")
 
 
 def tuner_by_key(kernel: Any) -> ForecastAutotuner | None:
