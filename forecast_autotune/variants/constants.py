@@ -46,7 +46,9 @@ def encode_constant(value: Any, module_of: Callable[[Any], str] | None = None) -
     if kind.__name__ == "dtype" and (framework := kind.__module__.partition(".")[0]) in ("torch", "triton"):
         return {CONSTANT: ["dtype", framework, getattr(value, "name", str(value).removeprefix("torch."))]}
     if hasattr(value, "arg_names") and module_of is not None:
-        return {CONSTANT: ["function", value.__name__, module_of(value)]}
+        # An interpreted function must see the language, whether it uses it or not.
+        text = f"import triton.language as _language\n{module_of(value)}"
+        return {CONSTANT: ["function", value.__name__, text]}
     raise RecordError(
         f"a {kind.__name__} cannot be handed to another process: constants are numbers, texts, None, dtypes, enums, "
         "JIT functions, and tuples of these"

@@ -28,7 +28,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.captures import CaptureFiles
 from forecast_autotune.variants.constants import encode_constant
-from forecast_autotune.variants.signature import call_form, memory_span
+from forecast_autotune.variants.signature import call_form, span_of
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.device_access import capturing_graph
 from forecast_integrations.triton.problem.describe import (
@@ -163,15 +163,16 @@ class CallCapture:
         whole = sum(t.numel() * t.element_size() for t in tensors.values())
         results = {}
         for number, (name, tensor) in enumerate(tensors.items()):
-            argument = next(a for a in call.arguments if a.name == name)
-            span = memory_span(argument)
+            span = span_of(tensor.shape, tensor.stride())
             flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
-            results[name] = _moments(flat, number)
             is_value = self._values or not flat.is_floating_point() or span <= _FEW_ELEMENTS
             if is_value and whole <= _MOST_CALL_BYTES and span:
                 data = memoryview(_bytes_of(flat.cpu()))
-                results[name] = replace(results[name], digest=self.files.put_contents(call, data))
-                self.bytes += data.nbytes if results[name].digest else 0
+                if kept := self.files.put_contents(call, data):
+                    results[name] = TensorContents(kept)
+                    self.bytes += data.nbytes
+                    continue
+            results[name] = _moments(flat, number)
         return results
 
     def line(self) -> str:
@@ -221,11 +222,7 @@ def _with_function(argument: Argument, value: Any) -> Argument:
     if argument.dtype != FUNCTION:
         return argument
     inner = getattr(value, "value", value)
-    return replace(argument, extra=encode_constant(inner, _module_of))
-
-
-def _module_of(function: Any) -> str:
-    return f"import triton.language as _language\n{standalone_source(function)}"
+    return replace(argument, extra=encode_constant(inner, standalone_source))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -265,7 +262,9 @@ def _plain(value: Any) -> Any:
 def _overlapping(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
     """Groups of tensors that share memory."""
     spans = sorted(
-        (t.data_ptr(), t.data_ptr() + _span(t) * t.element_size(), n) for n, t in tensors.items() if t.numel()
+        (t.data_ptr(), t.data_ptr() + span_of(t.shape, t.stride()) * t.element_size(), n)
+        for n, t in tensors.items()
+        if t.numel()
     )
     groups: list[list[str]] = []
     end = 0
@@ -276,10 +275,6 @@ def _overlapping(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], 
             groups.append([name])
         end = max(end, high)
     return tuple(tuple(g) for g in groups if len(g) > 1)
-
-
-def _span(tensor: torch.Tensor) -> int:
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _bytes_of(flat: torch.Tensor) -> Any:

@@ -236,12 +236,11 @@ def call_arguments(
 
 def encode_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that are no tensors as JSON; see `encode_constant`, as which it raises."""
-    return {n: v if isinstance(v, dict) else encode_constant(v, _module_of) for n, v in scalars.items()}
 
+    def module_of(function: Any) -> str:
+        return frameworks.triton().standalone_source(function)
 
-def _module_of(function: Any) -> str:
-    # An interpreted function must see the language, whether it uses it or not.
-    return f"import triton.language as _language\n{frameworks.triton().standalone_source(function)}"
+    return {n: v if isinstance(v, dict) else encode_constant(v, module_of) for n, v in scalars.items()}
 
 
 def tensor_view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:
