@@ -81,7 +81,7 @@ class Target:
 
 @dataclass
 class TargetResult:
-    """What became of a kernel."""
+    """The outcome of a kernel."""
 
     place: str
     source_sha256: str

@@ -75,7 +75,7 @@ class TuningState:
     def risk_of_refusals(self) -> float:
         """P(some refused candidate runs, and beats the incumbent by more than the tolerance).
 
-        Of the likeliest of them: they are refused for one reason, which is wrong for all or for none.
+        The likeliest of them counts: they are refused for one reason, which is wrong for all or for none.
         """
         rows, forecasts = self.refused(), self.forecasts
         bar = self.best() - math.log2(1 + self.tolerance)

@@ -26,7 +26,7 @@ class TensorContents(Record, label="contents"):
     mean: float = 0.0
     deviation: float = 0.0
     least: float = 0.0
-    """Of its finite numbers, as the three others; all 0 where there are none."""
+    """As the three others, this describes its finite numbers; all are 0 where there are none."""
     most: float = 0.0
 
 
@@ -36,12 +36,12 @@ def _read_meta(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CapturedLaunch(Record, label="launch"):
-    """What one config of the tuner's would have been launched with."""
+    """The launch that one config of the tuner's would have had."""
 
     meta: Mapping[str, Any] = field(metadata=json_option(read=_read_meta))
     grid: tuple[int, ...]
     computed: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(read=_read_meta))
-    """What `@heuristics` under the tuner made of it, by argument."""
+    """The values that `@heuristics` under the tuner gave, by argument."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class CapturedCall(Record, tag="captured_call", schema=SCHEMA, lenient=True):
     arguments: tuple[Argument, ...]
     grid: tuple[int, ...]
     config: Config
-    """What it was launched with."""
+    """The config of this launch."""
     device: Device
     configs: tuple[Config, ...] = ()
     """The tuner's, as its own pruning left them; none for a kernel without one."""

@@ -15,7 +15,7 @@ from forecast_autotune.store.files import write_atomically
 WRITES_PER_SWEEP = 64
 """Files written between two looks at how much is kept."""
 _KEPT_SHARE = 0.75
-"""Of the limit, after files were removed."""
+"""The share of the limit that is left once files were removed."""
 
 
 class AnswerFiles:

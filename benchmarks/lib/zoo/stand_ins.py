@@ -181,7 +181,7 @@ def cuda_on_cpu() -> Iterator[None]:
     triton.testing.get_max_tensorcore_tflops = lambda *_, **__: 990.0
     triton.testing.get_max_simd_tflops = lambda *_, **__: 67.0
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills memory that is made below torch.empty
-    # What is compiled for a GPU needs one.
+    # Code that is compiled for a GPU needs one.
     torch.compile = lambda function=None, **_: function or (lambda named: named)
     with null_device() as device, _CudaOnCpu():
         device.get_active_torch_device = lambda: _DEVICE  # type: ignore[attr-defined]

@@ -221,7 +221,7 @@ def run_comparison(
             return ended(ComparisonOutcome.SLOWER, f"all of the first {n} blocks are beyond 1.3 times slower")
         if n >= rules.second and slower.reached(rules.alpha):
             return ended(ComparisonOutcome.SLOWER, f"slower in {slower.wins} of {n} blocks")
-        # What is called faster is so within its interval, too.
+        # A contestant that is called faster is so within its interval, too.
         if n >= rules.least and faster.reached(rules.alpha) and sign_interval(result, 0.95)[0] > 0.0:
             return ended(
                 ComparisonOutcome.FASTER,

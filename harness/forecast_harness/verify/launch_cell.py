@@ -628,7 +628,7 @@ class _MemoryRecorder(_OperationRecorder):
 
 
 PEAK = "peak bytes"
-"""What is seen of a launch whose memory is watched: the most that it held at a time, beside what it was given."""
+"""The result of a launch whose memory is watched: the most that it held at a time, beside its arguments."""
 
 
 @contextmanager

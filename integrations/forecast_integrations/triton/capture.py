@@ -62,7 +62,7 @@ _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 @dataclass
 class _KernelCalls:
-    """What was kept of one kernel."""
+    """The calls that were kept of one kernel."""
 
     jit: Any = field(repr=False)
     kernel: Kernel
@@ -185,7 +185,7 @@ class CallCapture:
 
 
 def _told_apart(value: Any) -> Any:
-    """What is quickly seen of an argument, without keeping it alive."""
+    """An argument as far as it is quickly seen, without keeping it alive."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return tuple(value.shape), value.dtype
     if isinstance(value, tuple):
@@ -239,7 +239,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 def _launches(
     tuner: Any, configs: Sequence[Any], given: Mapping[str, Any], grid: Any
 ) -> Iterator[CapturedLaunch]:
-    """What each config would be launched with, as far as the grid function says."""
+    """The launch that each config would have, as far as the grid function says."""
     if tuner is None:
         return
     heuristics = heuristic_values(tuner.fn)

@@ -37,7 +37,7 @@ from forecast_harness.authors.triton.programs import exchangeable_program_ids
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
 
 MULTIPROCESSORS = 132
-"""Of the device that the number of programs suits: they are a multiple of it."""
+"""Multiprocessors of the device that the number of programs suits: they are a multiple of it."""
 
 
 def moved_offsets(facts: FunctionFacts, loop: RangeLoop) -> frozenset[str]:

@@ -93,7 +93,7 @@ class KernelSurvey(Record, label="survey"):
     grid: str = ""
     """How launch grids of other sizes are calculated, for a person."""
     values: tuple[str, ...] = ()
-    """Of a captured call: what its tensors are filled with at its recorded sizes, see `CapturedCalls`."""
+    """The contents that a captured call's tensors get at its recorded sizes, see `CapturedCalls`."""
     unvaried: tuple[str, ...] = ()
     """What of a captured call no verification varies, for a person."""
 

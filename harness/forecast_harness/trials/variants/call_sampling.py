@@ -469,7 +469,7 @@ def _members(given: Mapping[str, Any], constants: Collection[str]) -> Iterator[t
 def heuristics_of(subject: BaseKernel) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:
     """The `values` of every `@heuristics` above the kernel in the user's file, outermost first.
 
-    Of a captured call without such a file: what they gave for each config.
+    A captured call without such a file has the values that they gave for each config.
     """
     if not subject.file:
         return [] if not subject.captured else _recorded_heuristics(read_captured_call(subject)[0])
