@@ -19,6 +19,7 @@ from benchmarks.lib.devices import synchronize
 from forecast_autotune.records import Config
 from forecast_integrations.triton.problem.call import outcome_of
 from forecast_integrations.triton.problem.describe import to_config
+from forecast_integrations.triton.timer.timers import l2_flush
 
 
 def config_to_json(config: Any) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def time_in_turns(calls: Sequence[Callable[[], object]], rounds: int, seed: int 
     """
     driver = triton.runtime.driver.active
     interface = driver.get_device_interface()
-    flush = partial(driver.clear_cache, driver.get_empty_cache_for_benchmark())
+    flush = l2_flush(driver)
     chance, order = random.Random(seed), list(range(len(calls)))
     events: list[list[tuple[Any, Any]]] = [[] for _ in calls]
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.codec import Record, json_option
@@ -164,6 +165,12 @@ IN_TURNS = "-turns"
 """Ends the protocol of times that were taken side by side."""
 
 
+@lru_cache(64)
+def _cache_state(protocol: str) -> str:
+    state = re.match(r"(?:events|graph)-(l2[a-z]+|noflush)", protocol)
+    return state[1] if state else ""
+
+
 @dataclass(frozen=True)
 class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
     """One candidate tried for real: an outcome, and times in milliseconds if it ran."""
@@ -210,6 +217,11 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
     def in_turns(self) -> bool:
         """Whether it was timed side by side with others."""
         return self.protocol.endswith(IN_TURNS)
+
+    @property
+    def cache_state(self) -> str:
+        """The L2's state when our own clock took the times, `l2read` for instance; "" for other clocks and failures."""
+        return _cache_state(self.protocol) if self.ok else ""
 
     @property
     def ms(self) -> float:

@@ -51,10 +51,20 @@ class Table:
         return [math.log2(m.ms) if m.ok else math.nan for m in self.by_candidate().values()]
 
 
+def comparable(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Those without times that were taken in another state of the cache than the latest one, by a clock of ours."""
+    rows = list(measurements)
+    state = next((m.cache_state for m in reversed(rows) if m.cache_state), "")
+    return [m for m in rows if m.cache_state in ("", state)]
+
+
 def latest_labels(measurements: Iterable[Measurement]) -> dict[Candidate, Measurement]:
-    """The last label per candidate, in order of first appearance; infrastructure faults never count."""
+    """The last label per candidate of those that are `comparable`, in order of first appearance.
+
+    Infrastructure faults never count.
+    """
     kept: dict[Candidate, Measurement] = {}
-    for m in measurements:
+    for m in comparable(measurements):
         if m.outcome.is_label:
             kept[m.candidate] = m
     return kept

@@ -588,7 +588,7 @@ class _TuningRun(Rounds):
     def _forecast(self) -> Forecasts:
         """Forecasts from all that is measured; those of the last plan where nothing has come since."""
         count = len(self._results.rows)
-        if self._forecasts is None or count > self._forecast_from:
+        if self._forecasts is None or count != self._forecast_from:
             self._forecasts, self._forecast_from = self._forecast_anew(), count
         return self._forecasts
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Candidate, Decision, Measurement, Outcome, Problem, RiskVerdict
-from forecast_autotune.records.table import latest_labels
+from forecast_autotune.records.table import comparable, latest_labels
 from forecast_autotune.surrogates.protocol import Relative
 
 MAX_FINALISTS = 4
@@ -79,7 +79,7 @@ class TaskResults:
         self.problem = problem
         """The record that measurements are filed under."""
         stored = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
-        self.rows = _without_doubtful_failures(stored, candidates)
+        self.rows = comparable(_without_doubtful_failures(stored, candidates))
         """All measurements that count, in order."""
         self._earlier = tuple(self.rows)
         """Those that were there before this decision."""
@@ -90,6 +90,8 @@ class TaskResults:
         self.tried: dict[Candidate, Measurement] = {}
         """Events of this decision, infrastructure faults included."""
         self._store, self._row_of = store, candidates.row_of
+        self._cache_state = ""
+        """That of this decision's latest time."""
         self._finalists: set[Candidate] = set()
 
     def add(self, m: Measurement) -> None:
@@ -97,7 +99,10 @@ class TaskResults:
         self._store.add(self.problem, m)
         self.rows.append(m)
         self.tried[m.candidate] = m
-        if m.outcome.is_label:
+        if m.cache_state != self._cache_state and m.cache_state:
+            self.rows, self._cache_state = comparable(self.rows), m.cache_state
+            self.labels = latest_labels(self.rows)
+        elif m.outcome.is_label:
             self.labels[m.candidate] = m
 
     def add_comparison(self, timed: Sequence[Measurement]) -> None:

@@ -63,7 +63,7 @@ def test_a_part_is_compiled_and_timed_and_the_choice_is_launched(
     assert decision.measured <= binaries() <= decision.cost.compiled + 2 < 24
     (table,) = tables(tmp_path / "store")
     first = [m for m in table.measurements if not m.protocol.endswith("-turns")]
-    assert {m.protocol for m in first} == {"events-l2flush-2"}
+    assert {m.protocol for m in first} == {"events-l2read-3"}
     assert len(first) == decision.measured
     for m in first:
         assert m.ms == pytest.approx(time_of(m.candidate.config), rel=1e-6), "times are of the launch alone"
@@ -208,7 +208,7 @@ def test_many_threads_decide_each_key_once(device: Any, tmp_path: Path) -> None:
     assert len(found) == 3
     for table in found:
         assert set(counts(table).values()) == {1}
-        assert sum(m.protocol == "events-l2flush-2" for m in table.measurements) == 6
+        assert sum(m.protocol == "events-l2read-3" for m in table.measurements) == 6
     assert tuner.nargs is None
 
 

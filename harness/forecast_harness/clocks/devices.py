@@ -31,6 +31,7 @@ from forecast_autotune.timing import (
     mean_without_strays,
     pause_lengths,
     pause_seconds,
+    reading_flush,
 )
 from forecast_harness.clocks.times import DevicePeaks
 
@@ -191,7 +192,7 @@ class LaunchTiming(NamedTuple):
 class DeviceTimer:
     """Seconds of one launch with cold caches. Runs in the cell, so its word is checked against the judge's.
 
-    The L2 is flushed by writing three times its size, after any part of it that was set aside for
+    The L2 is flushed by reading three times its size, after any part of it that was set aside for
     persisting lines has been given back. Device events count the launch's own stream; the host's clock, to
     the end of all work on the device, counts everything: the larger of the two is reported, so that work on
     another stream gains nothing.
@@ -205,7 +206,7 @@ class DeviceTimer:
         self._event, self._synchronize = cuda.Event, cuda.synchronize
         self._out_of_memory = cuda.OutOfMemoryError
         size = max(_LEAST_FLUSH_BYTES, _FLUSH_L2_FACTOR * int(cuda.get_device_properties(0).L2_cache_size))
-        self._flush_buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
+        self._read = reading_flush(torch, torch.empty(size, dtype=torch.uint8, device="cuda"))
         self._driver: Any = None
         with suppress(OSError):
             self._driver = ctypes.CDLL("libcuda.so.1")
@@ -222,7 +223,7 @@ class DeviceTimer:
         if self._driver is not None:
             self._driver.cuCtxSetLimit(_PERSISTING_L2_LIMIT, ctypes.c_size_t(0))
             self._driver.cuCtxResetPersistingL2Cache()
-        self._flush_buffer.zero_()
+        self._read()
 
     def time(
         self,

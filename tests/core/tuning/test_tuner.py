@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import FrozenMissError
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.policy import Exhaustive, Fixed, Policy, RiskBounded, WallTime
 from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome
 from forecast_autotune.records.candidate import IN_TURNS
-from forecast_autotune.records.table import Table
+from forecast_autotune.records.table import Table, latest_labels
+from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.loop import fingerprint
-from forecast_autotune.tuning.results import FINALIST_MARGIN
+from forecast_autotune.tuning.results import FINALIST_MARGIN, TaskResults
 from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes, timed
 
 # --- the store ---
@@ -316,6 +318,28 @@ def test_finalists_are_timed_side_by_side_and_that_time_counts() -> None:
     assert decision.chosen == names[9]
     assert decision.median_ms == 1.1
     assert sum(m.protocol == "turns" for m in store.measurements(TABLE.problem)) == 2
+
+
+def test_times_behind_another_flush_are_taken_again_and_not_compared() -> None:
+    """Behind the old flush the best seems the slowest: only what is timed as it is now counts."""
+    names = list(TABLE.by_candidate())
+    times = {c: 1.0 + 0.1 * n for n, c in enumerate(names)}
+    store = Store(None)
+    for m in timed(times).measurements:
+        ms = 9.0 if m.candidate == names[0] else m.ms
+        store.add(TABLE.problem, replace(m, median_ms=ms, protocol="events-l2flush-2", at="1970-01-01"))
+    old = list(latest_labels(store.measurements(TABLE.problem)))
+    new = Table(TABLE.problem, [replace(m, protocol="events-l2read-3") for m in timed(times).measurements])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decide(store, Bench(new), mode=Mode.SKIP).chosen == names[1]
+    results = TaskResults(store, TABLE.problem, CandidateList.of(names))
+    assert list(results.labels) == old
+    results.add(new.measurements[5])
+    assert list(results.labels) == [new.measurements[5].candidate]
+    results.add(new.measurements[0])
+    assert results.fastest()[0].candidate == names[0]
+    assert len(results.rows) == 2
 
 
 class Turns(Bench):

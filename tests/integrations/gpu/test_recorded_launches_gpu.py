@@ -28,7 +28,7 @@ from tests.integrations.null import blocks, kernel_call
 
 pytestmark = pytest.mark.gpu
 
-RECORDED, BY_EVENTS = "graph-l2flush-1", "events-l2flush-2"
+RECORDED, BY_EVENTS = "graph-l2read-2", "events-l2read-3"
 OPTIONS = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
 
 

@@ -51,7 +51,7 @@ from tests.integrations.inductor.graphs import (
 )
 from tests.integrations.inductor.test_selection import COUNT, log2_ms_of, lowered
 
-RECORDED, BY_EVENTS = "graph-l2flush-1", "events-l2flush-2"
+RECORDED, BY_EVENTS = "graph-l2read-2", "events-l2read-3"
 LIBRARY = -1
 """Its number among the choices of `test_selection`."""
 

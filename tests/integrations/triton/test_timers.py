@@ -34,6 +34,29 @@ from tests.core.stepped_cuda import SteppedCuda, SteppedGraph
 from tests.integrations.null import double, fresh, kernel_call, launch, tables
 
 
+class _OneBuffer:
+    """Triton's driver, as far as a flush asks it."""
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        self.cache = torch.arange(1 << 20, dtype=torch.int32)
+        return self.cache
+
+    def clear_cache(self, cache: Any) -> None:
+        raise AssertionError("a flush that writes leaves dirty lines")
+
+
+def test_the_flush_reads_every_word_and_writes_none() -> None:
+    active = _OneBuffer()
+    flush = timers.l2_flush(active)
+    active.cache.view(torch.float32).fill_(1.0)
+    before = active.cache.clone()
+    sums = flush()
+    assert torch.equal(active.cache, before)
+    assert isinstance(sums, torch.Tensor)
+    assert float(sums.sum()) == active.cache.numel()
+    assert sums.numel() < active.cache.numel() / 100
+
+
 def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
     log: list[str] = []
     begin = time.perf_counter()
@@ -170,7 +193,7 @@ def test_a_look_tells_5_from_5_3_microseconds_and_events_alone_do_not(device: St
     assert slow - fast == pytest.approx(0.3, abs=0.08)
     # Half an interval is in every time, as it is, on average, in those that events give.
     assert fast == pytest.approx(5.6, abs=0.2)
-    assert {timer.protocol_of(by[n]) for n in (1, 2)} == {"graph-l2flush-1"}
+    assert {timer.protocol_of(by[n]) for n in (1, 2)} == {"graph-l2read-2"}
     plain = timer._launches([by[1], by[2]], 40)
     assert statistics.median(plain[0]) == statistics.median(plain[1])
 
@@ -179,7 +202,7 @@ def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDe
     timer, by = timer_of()
     fast, slow = (1e3 * statistics.median(t) for t in timer.in_turns([by[1], by[2]]))
     assert slow - fast == pytest.approx(0.3, abs=0.04)
-    assert timer.protocol_of(by[1]) == "graph-l2flush-1"
+    assert timer.protocol_of(by[1]) == "graph-l2read-2"
     captures = device.cuda.captures
     timer.in_turns([by[1], by[2]])
     assert device.cuda.captures == captures + 2 * 16, "every finalist behind sixteen pauses"
@@ -222,13 +245,13 @@ def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:
 def test_longer_launches_are_not_recorded(device: SteppedDevice) -> None:
     timer, by = timer_of()
     assert looked_at(timer, by[8]) == pytest.approx(50.0, abs=1.2)
-    assert timer.protocol_of(by[8]) == "events-l2flush-2"
+    assert timer.protocol_of(by[8]) == "events-l2read-3"
     assert device.cuda.captures == 0
     # Beside a short one, what is not hopeless is timed as that one is: 50 us against 29.
     looked_at(timer, by[8], 0.029)
-    assert timer.protocol_of(by[8]) == "graph-l2flush-1"
+    assert timer.protocol_of(by[8]) == "graph-l2read-2"
     timer.in_turns([by[16], by[8]])
-    assert {timer.protocol_of(by[n]) for n in (8, 16)} == {"events-l2flush-2"}
+    assert {timer.protocol_of(by[n]) for n in (8, 16)} == {"events-l2read-3"}
 
 
 @pytest.mark.parametrize("reason", ["hook", "profiler", "scratch"])
@@ -243,7 +266,7 @@ def test_what_cannot_be_recorded_is_timed_by_events(
         kernel.metadata = kernel.metadata._replace(global_scratch_size=512)
     timer = EventTimer(call)
     assert looked_at(timer, by[1]) == pytest.approx(6.0, abs=0.01)
-    assert timer.protocol_of(by[1]) == "events-l2flush-2"
+    assert timer.protocol_of(by[1]) == "events-l2read-3"
     assert device.cuda.captures in (0, 17), "nothing but what pauses cost was recorded"
 
 
@@ -265,7 +288,7 @@ def test_what_the_tuner_restores_is_restored_around_replays_too(device: SteppedD
     device.cuda.run = add_in_place  # type: ignore[method-assign]
     timer = EventTimer(call)
     looked_at(timer, by[1])
-    assert timer.protocol_of(by[1]) == "graph-l2flush-1"
+    assert timer.protocol_of(by[1]) == "graph-l2read-2"
     assert float(x[0]) == 1.0, "the caller's values are back"
     replays = seen[-8 * 3 :]
     assert set(replays) == {1.0}, "every timed launch meets the values of the call"
@@ -293,7 +316,7 @@ def test_after_a_recording_that_failed_none_is_tried(
     assert looked_at(timer, also[1]) == pytest.approx(6.0, abs=0.01)
     captures = device.cuda.captures
     assert looked_at(timer, also[2]) == pytest.approx(6.0, abs=0.01)
-    assert {timer.protocol_of(also[n]) for n in (1, 2)} == {"events-l2flush-2"}
+    assert {timer.protocol_of(also[n]) for n in (1, 2)} == {"events-l2read-3"}
     assert device.cuda.captures == captures
 
 
@@ -340,7 +363,7 @@ def test_a_wait_for_the_host_makes_no_short_launch_hopeless(device: SteppedDevic
     best = looked_at(timer, by[1])
     device.cuda.host_is_slow, device.host_wait_s = lambda: True, 30e-6
     assert looked_at(timer, by[2], 1e-3 * best) == pytest.approx(best + 0.3, abs=0.1)
-    assert timer.protocol_of(by[2]) == "graph-l2flush-1"
+    assert timer.protocol_of(by[2]) == "graph-l2read-2"
     # What takes long takes long however it is looked at.
     assert looked_at(timer, by[16], 1e-3 * best) > 400.0
 
@@ -394,12 +417,12 @@ def test_a_decision_over_short_kernels_picks_the_fastest(
     assert tuner.best_config.num_warps == 1
     (table,) = tables(tmp_path / "store")
     protocols = {(m.candidate.config.num_warps, m.protocol) for m in table.measurements}
-    assert (1, "graph-l2flush-1-turns") in protocols
-    assert (8, "events-l2flush-2") in protocols, "hopeless after a few launches, which nobody records"
+    assert (1, "graph-l2read-2-turns") in protocols
+    assert (8, "events-l2read-3") in protocols, "hopeless after a few launches, which nobody records"
     assert all(m.repeats >= 3 for m in table.measurements if m.candidate.config.num_warps != 8)
 
 
-RECORDED, BY_EVENTS = "graph-l2flush-1", "events-l2flush-2"
+RECORDED, BY_EVENTS = "graph-l2read-2", "events-l2read-3"
 
 
 @pytest.fixture

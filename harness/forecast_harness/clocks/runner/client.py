@@ -126,7 +126,7 @@ class RunnerClient:
     """A runner of one device; use as a context manager. Requests wait for each other.
 
     `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
-    hang. `flush_bytes`: what is written to empty the caches; 0: three times the L2. `visible`: the only device that the
+    hang. `flush_bytes`: what is read to empty the caches; 0: three times the L2. `visible`: the only device that the
     runner is to see, by its UUID; '': those that this process sees.
     """
 

@@ -87,6 +87,11 @@ class RunnerKernels:
             self._overwrite, (2 * self._blocks, 1, 1), _OVERWRITE_THREADS, self._shared, arguments
         )
 
+    def read(self, address: int, size: int) -> None:
+        """Queue a read of a buffer of whole words: the caches hold it then, and nothing that is yet to be written."""
+        given = [ctypes.c_uint64(v) for v in (address, size // WORD, 0, self._out + 8 * (_MOST_SUMS - 1))]
+        self._driver.launch(self._digest[WORD], (self._grid(size // WORD), 1, 1), _UNIT_THREADS, 0, given)
+
     def differ(self, address: int, other: int, size: int, turn: int) -> bool:
         """Whether a buffer is not another one, rotated by `turn` bytes. Waits for the device."""
         unit = WORD if not any(n % WORD for n in (address, other, size, turn)) else 1

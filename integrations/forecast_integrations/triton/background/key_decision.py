@@ -73,7 +73,7 @@ class LaunchSeries:
         return None if cost is None else cost + _FLUSH_MS * self.flushes
 
     def advance(
-        self, call: KernelCall, flush: Callable[[], None], event: Callable[[], Any], most_ms: float
+        self, call: KernelCall, flush: Callable[[], object], event: Callable[[], Any], most_ms: float
     ) -> float:
         """Launch as many as take `most_ms` milliseconds, at least one; returns what they probably take.
 
@@ -99,7 +99,7 @@ class LaunchSeries:
         self,
         call: KernelCall,
         launches: Sequence[Callable[[], object]],
-        flush: Callable[[], None],
+        flush: Callable[[], object],
         event: Callable[[], Any],
     ) -> None:
         turn = self._made % len(self.candidates)
@@ -155,9 +155,9 @@ class SlicedTimer(EventTimer):
         super().__init__(call)
         self._run_series, self._watch, self._check, self._timeout_s = run_series, watch, check, timeout_s
 
-    def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
+    def _flusher(self, driver: Any) -> tuple[Callable[[], object], str]:
         # Whoever launches flushes: memory taken on one stream is not to be written to on another.
-        return lambda: None, "l2flush"
+        return lambda: None, "l2read"
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Have it launched once. Raises `LaunchTimeoutError` when it does not come back, and what the launch raises."""

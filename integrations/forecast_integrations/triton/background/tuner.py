@@ -39,7 +39,7 @@ from forecast_integrations.triton.device_access import (
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import Key, LaunchConfig
-from forecast_integrations.triton.timer.timers import LaunchTimeoutError
+from forecast_integrations.triton.timer.timers import LaunchTimeoutError, l2_flush
 
 
 class StallBudget:
@@ -372,12 +372,12 @@ class BackgroundTuner:
             try:
                 copied_args, copied_kwargs = copied_arguments(args, kwargs)
                 call = KernelCall(tuner, copied_args, copied_kwargs, decision.call.configs, functions)
-                cache = _flush_memory(active)
+                flush = _flush(active)
                 tuner.nargs = dict(zip(tuner.arg_names, copied_args, strict=False))
                 copied_ms = 1e3 * (clock() - begin)
                 expected = series.advance(
                     call,
-                    lambda: active.clear_cache(cache),
+                    flush,
                     lambda: interface.Event(enable_timing=True),
                     most_ms - copied_ms,
                 )
@@ -492,11 +492,11 @@ class BackgroundTuner:
             select(index)
 
 
-def _flush_memory(active: object) -> object:
+def _flush(active: object) -> Callable[[], object]:
     import torch
 
     try:
-        return active.get_empty_cache_for_benchmark()  # type: ignore[attr-defined]
+        return l2_flush(active)
     except torch.cuda.OutOfMemoryError as error:
         raise UncopyableArgumentsError(f"no memory to flush the cache with ({error})"[:200]) from None
 

@@ -1,8 +1,9 @@
 """The clocks: device events around launches of a tuned kernel or any other call, or around recorded replays.
 
 The protocol of `LaunchTimer` is `do_bench`'s (L2 flushed before each launch, device events around it) with these
-differences: hooks run outside the timed region, launches that the host queued too late do not count, a candidate that
-cannot win stops after a few launches, and finalists are timed in turns.
+differences: the flush reads, and leaves no lines to be written back; hooks run outside the timed region, launches that
+the host queued too late do not count, a candidate that cannot win stops after a few launches, and finalists are timed
+in turns.
 
 Launches below 30 us are recorded as device graphs behind pauses (protocol `graph-`, see `forecast_autotune.timing`):
 the L2 is flushed before each replay, and the time is that of the replay less its pause. A recording that fails may
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -37,9 +39,11 @@ from forecast_autotune.timing import (
     mean_without_strays,
     pause_lengths,
     pause_seconds,
+    reading_flush,
 )
 from forecast_integrations.triton.device_access import is_alive
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.protocols import is_tensor
 
 WARM_UP_S = 0.03
 """Seconds of load after which clocks are up."""
@@ -131,7 +135,7 @@ class TimedLaunch:
 class ShortLaunchRecorder:
     """Records launches on one device; made once a process, as it has to find what pauses cost there."""
 
-    def __init__(self, interface: Any, flush: Callable[[], None]) -> None:
+    def __init__(self, interface: Any, flush: Callable[[], object]) -> None:
         self._recorder, self._interface = GraphRecorder(interface), interface
 
         def timed_replay(graph: RecordedGraph) -> tuple[DeviceEvent, DeviceEvent]:
@@ -202,7 +206,7 @@ _RECORDERS: WeakKeyDictionary[Any, dict[int, ShortLaunchRecorder | None]] = Weak
 _NEEDED = ("CUDAGraph", "Stream", "stream", "current_stream", "graph_pool_handle", "_sleep")
 
 
-def _recorder_of(driver: Any, flush: Callable[[], None]) -> ShortLaunchRecorder | None:
+def _recorder_of(driver: Any, flush: Callable[[], object]) -> ShortLaunchRecorder | None:
     """The active device's recorder; made where it is asked for first."""
     recorders, device = _RECORDERS.setdefault(driver, {}), int(driver.get_current_device())
     if device not in recorders:
@@ -215,14 +219,14 @@ def _recorder_of(driver: Any, flush: Callable[[], None]) -> ShortLaunchRecorder 
     return recorders[device]
 
 
-def prepare_recording(flush: Callable[[], None]) -> None:
+def prepare_recording(flush: Callable[[], object]) -> None:
     """Make ready to record on the active device, which takes some 50 ms, once a process."""
     from triton.runtime.driver import driver
 
     _recorder_of(driver.active, flush)
 
 
-def recording_stream(flush: Callable[[], None]) -> Any:
+def recording_stream(flush: Callable[[], object]) -> Any:
     """The stream that calls are recorded on, on the active device; None where nothing can be recorded."""
     from triton.runtime.driver import driver
 
@@ -231,7 +235,7 @@ def recording_stream(flush: Callable[[], None]) -> Any:
 
 
 def record_call(
-    call: Callable[[], object], flush: Callable[[], None], *, between: bool = False
+    call: Callable[[], object], flush: Callable[[], object], *, between: bool = False
 ) -> list[TimedLaunch] | None:
     """Launches of any call that has run before, recorded behind pauses; None where they cannot be.
 
@@ -251,7 +255,7 @@ def record_call(
 
 
 def record_launches(
-    call: KernelCall, candidate: Candidate, flush: Callable[[], None], *, between: bool = False
+    call: KernelCall, candidate: Candidate, flush: Callable[[], object], *, between: bool = False
 ) -> list[TimedLaunch] | None:
     """Launches of a candidate that has run before, recorded behind pauses; None where they cannot be.
 
@@ -361,6 +365,15 @@ class LaunchTimeoutError(TimeoutError):
     """The device gave no answer in time: it is still held."""
 
 
+def l2_flush(active: Any) -> Callable[[], object]:
+    """A function that queues a flush of the L2 on Triton's `active` driver. Raises torch's `OutOfMemoryError`."""
+    import torch
+
+    cache = active.get_empty_cache_for_benchmark()
+    # What is no tensor belongs to a device that is not there, which is asked to clear it.
+    return reading_flush(torch, cache) if is_tensor(cache) else partial(active.clear_cache, cache)
+
+
 class LaunchableCall(Protocol):
     """Launches by candidate, and the hooks around them: none, unless a subclass has some."""
 
@@ -395,9 +408,9 @@ class LaunchTimer:
         self._call = call
         self._interface = driver.active.get_device_interface()
         self._flush, cache_state = self._flusher(driver)
-        self.protocol = f"events-{cache_state}-2"
+        self.protocol = f"events-{cache_state}-3"
         """How launches are timed that are not recorded."""
-        self._recorded_protocol = f"graph-{cache_state}-1"
+        self._recorded_protocol = f"graph-{cache_state}-2"
         self._estimates: dict[Candidate, float] = {}
         """Milliseconds of one launch, roughly."""
         self._first_ms: dict[Candidate, float] = {}
@@ -413,12 +426,11 @@ class LaunchTimer:
         self._warm_up_flushes = 0
         """Flushes that take as long as a warm-up; 0 while that is not known."""
 
-    def _flusher(self, driver: Any) -> tuple[Callable[[], None], str]:
+    def _flusher(self, driver: Any) -> tuple[Callable[[], object], str]:
         import torch
 
         try:
-            cache = driver.active.get_empty_cache_for_benchmark()
-            return lambda: driver.active.clear_cache(cache), "l2flush"
+            return l2_flush(driver.active), "l2read"
         except torch.cuda.OutOfMemoryError:
             # The application took the memory first (a KV cache, say): a warm cache is better than none.
             return lambda: None, "noflush"

@@ -134,7 +134,7 @@ def test_a_program_sees_its_own_launches_alone_and_one_switch(
     assert decision.evidence is Evidence.MEASURED
     (table,) = tables(tmp_path / "store")
     assert decision.measured == len({m.candidate for m in table.measurements}) >= 2
-    assert {m.protocol for m in table.measurements} <= {"events-l2flush-2", "events-l2flush-2-turns"}
+    assert {m.protocol for m in table.measurements} <= {"events-l2read-3", "events-l2read-3-turns"}
     launches = background.launches
     again = tuned(store=Store(tmp_path / "store"), mode="frozen")
     launch(again, x)
