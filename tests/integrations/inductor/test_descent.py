@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import HeuristicType
 
 from forecast_autotune.settings import Mode
@@ -27,6 +28,7 @@ from forecast_integrations.inductor.descent import ConfigsAhead, LaunchShare, fi
 from forecast_integrations.inductor.hooks import descent
 from forecast_integrations.inductor.hooks.context import HookContext
 from tests.integrations.inductor.generated_kernels import (
+    Kernel,
     Workers,
     generated_kernel,
     job,
@@ -249,6 +251,19 @@ def test_a_second_process_begins_no_descent(tmp_path: Path) -> None:
     assert (kernel.timed, second.workers.taken) == ([], [])
     assert values(second.launch(generated_kernel(name="c2"), 20)) == ended
     assert second.workers.taken
+
+
+def test_stored_configs_of_a_graph_compile_in_the_workers_before_its_first_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_heuristics, "CachingAutotuner", Kernel)
+    ended = values(Program(Store(tmp_path)).launch(generated_kernel(), 20))
+    second, kernel = Program(Store(tmp_path)), generated_kernel()
+    wait = descent._wait(lambda self, scope: None, second.context)
+    wait(None, {"kernel": kernel, "other": 1})
+    assert job(*ended) in second.workers.taken
+    assert values(second.launch(kernel)) == ended
+    assert set(second.workers.taken) == {job(*ended)}, "no descent begins"
 
 
 def test_a_kernel_that_begins_where_a_descent_ended_is_not_compiled_again() -> None:

@@ -20,7 +20,13 @@ from forecast_autotune.records import Argument, Candidate, Config, Decision, Dev
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor.choice_timing import CollectedCalls, FusedKernelTiming
 from forecast_integrations.inductor.config_worker import CompileTask, is_descended, kind_of
-from forecast_integrations.inductor.descent import Descent, first_jobs, inductor_workers
+from forecast_integrations.inductor.descent import (
+    PATIENCE_S,
+    Descent,
+    first_jobs,
+    inductor_workers,
+    job_of,
+)
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet, behind_wait
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.device_access import LOCK, capturing_graph, harmless_to_captures
@@ -81,12 +87,17 @@ def _descent(original: AnyFunction, context: HookContext) -> AnyFunction:
 
 def _wait(original: AnyFunction, context: HookContext) -> AnyFunction:
     def begin(session: TuningSession, values: Sequence[Any]) -> None:
-        kernels = [k for k in values if _begins_descent(session, k)]
+        kernels = [k for k in values if _is_open(k)]
         if kernels and (ahead := context.configs_ahead(inductor_workers)) is not None:
             later = _has_later_launches()
             for kernel in kernels:
-                setattr(kernel, _LATER_LAUNCHES, later and not kernel.inductor_meta.get("store_cubin"))
-                ahead.add(first_jobs(kernel))
+                config = kernel.launchers[0].config
+                known = stored_config(session, descent_problem(kernel), config)
+                if known is None:
+                    setattr(kernel, _LATER_LAUNCHES, later and not kernel.inductor_meta.get("store_cubin"))
+                    ahead.add(first_jobs(kernel))
+                elif known != config:  # the first launch needs it: all of a graph's compile side by side
+                    ahead.add([job_of(kernel.coordesc_tuner, str(kernel.filename), known)], urgent=True)
 
     return behind_wait(original, context, begin, "compile configs of a graph's kernels ahead")
 
@@ -101,14 +112,13 @@ def _has_later_launches() -> bool:
 # --- a kernel ---
 
 
-def _begins_descent(session: TuningSession, value: object) -> bool:
+def _is_open(value: object) -> bool:
+    """Whether a value is a generated kernel whose config is not settled."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     if not isinstance(value, CachingAutotuner) or not value.launchers or not is_descended(value):
         return False
-    if len(value.launchers) == 1 and getattr(value.launchers[0].config, "found_by_coordesc", False):
-        return False
-    return stored_config(session, descent_problem(value), value.launchers[0].config) is None
+    return len(value.launchers) > 1 or not getattr(value.launchers[0].config, "found_by_coordesc", False)
 
 
 def _next_launcher(
@@ -125,12 +135,16 @@ def _next_launcher(
     """
     descent: Descent | None = getattr(kernel, _DESCENT, None)
     if descent is None:
+        ahead = context.configs_ahead(inductor_workers)
         if (known := stored_config(session, descent_problem(kernel), launcher.config)) is not None:
             if known == launcher.config:
                 vars(launcher.config)["found_by_coordesc"] = True
                 return launcher
+            if ahead is not None:
+                job = job_of(kernel.coordesc_tuner, str(kernel.filename), known)
+                ahead.has_ended(job, time.perf_counter() + PATIENCE_S)
             return launcher_of(kernel, known)
-        if (ahead := context.configs_ahead(inductor_workers)) is None:
+        if ahead is None:
             return None
         later = getattr(kernel, _LATER_LAUNCHES, False) and session.settings.inductor_kernels == "later"
         descent = Descent(ahead, kernel, patient=not later or session.settings.mode is Mode.DETERMINISTIC)
