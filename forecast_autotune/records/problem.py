@@ -65,6 +65,11 @@ class Kernel(Record, label="kernel", lenient=True):
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
 
+ADDRESS = "address"
+"""In `Argument.extra`: the bytes, a power of two and 16 at least, that the address of a dot's operand is a multiple of,
+where they are fewer than a line's: other configs are the fastest then."""
+
+
 def _is_tensor(argument: Argument) -> bool:
     return argument.kind == "tensor"
 
@@ -92,6 +97,11 @@ class Argument(Record, label="argument", lenient=True):
     """Tensors: the data pointer is a multiple of 16 bytes."""
     value: Scalar = field(default=None, metadata=json_option(read=to_scalar, when=_has_value))
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def layout(self) -> tuple[str, bool, object]:
+        """The dtype, and as much of the address as matters for speed."""
+        return self.dtype, self.aligned, self.extra.get(ADDRESS)
 
 
 def _read_toolchain(value: object) -> tuple[tuple[str, str], ...]:

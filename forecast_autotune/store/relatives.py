@@ -44,7 +44,7 @@ def similarity_features(problem: Problem) -> dict[str, float | str]:
     """
     features: dict[str, float | str] = {}
     for argument in problem.arguments:
-        features[argument.name] = argument.dtype
+        features[argument.name] = str(argument.layout)
         if argument.kind == "tensor":
             for axis, n in enumerate(argument.shape):
                 features[f"{argument.name}.{axis}"] = _log2_of_size(n)

@@ -140,8 +140,8 @@ def problem_distance(a: Problem, b: Problem) -> float:
     # Strides and sizes repeat each other, so the few largest steps describe the change best.
     top = steps[: max(1, len(steps) // 3)]
     other = 0.0 if a.kernel.source_sha256 == b.kernel.source_sha256 else 1.0
-    dtypes = {x.name: x.dtype for x in a.arguments} != {x.name: x.dtype for x in b.arguments}
-    return sum(top) / len(top) + other + float(dtypes) + away
+    layouts = {x.name: x.layout for x in a.arguments} != {x.name: x.layout for x in b.arguments}
+    return sum(top) / len(top) + other + float(layouts) + away
 
 
 def _log2_sizes(problem: Problem) -> dict[str, float]:

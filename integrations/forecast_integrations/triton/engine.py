@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,24 @@ from forecast_autotune.errors import (
     is_told_to_caller,
 )
 from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.trace import trace
 from forecast_autotune.features.traced_texts import TracedTexts
+from forecast_autotune.features.ttir.flows import tensor_flows
+from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.policy import Policy
 from forecast_autotune.printable import utc_now
 from forecast_autotune.ranks.job import Job
 from forecast_autotune.ranks.tuning import tune_together
-from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records import (
+    Argument,
+    Candidate,
+    Decision,
+    Evidence,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 from forecast_autotune.settings import Budget, Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
@@ -65,7 +77,8 @@ from forecast_integrations.triton.problem.describe import (
     LazySources,
     candidate_grids,
 )
-from forecast_integrations.triton.problem.key import Bucket, KeyMaker
+from forecast_integrations.triton.problem.key import Bucket, InLine, KeyMaker
+from forecast_integrations.triton.problem.source import has_dot
 from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, NamedArguments, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import RangeTuning, range_of
@@ -174,6 +187,8 @@ class TuningEngine:
     """TTIR texts by the kind of arguments, then by assignment."""
     _untimed: dict[Key, _UntimedChoice] = field(default_factory=dict)
     """What keys are launched with that nothing was timed for here: stored choices and forecasts."""
+    _dots: dict[Hashable, Collection[str]] = field(default_factory=dict)
+    """Names of the tensors that feed a dot, by dtypes and constants of a call."""
     _struck: dict[str, list[Measurement]] = field(default_factory=dict)
     """Failed launches of such choices, by problem."""
 
@@ -497,7 +512,27 @@ class TuningEngine:
 
     def _problem(self, call: KernelCall, key: Key, pruned: Sequence[LaunchConfig], own: bool) -> Problem:
         self._kernel = self._kernel or describe.kernel_record(call.tuner.fn)
-        return describe.describe(call.tuner.fn, self._kernel, call.arguments(), key, call.grid, own, pruned)
+        fed = partial(self._dot_operands, call, pruned[0])
+        # Addresses are in the arguments, as far as they count.
+        key = tuple(part for part in key if not isinstance(part, InLine))
+        return describe.describe(
+            call.tuner.fn, self._kernel, call.arguments(), key, call.grid, own, pruned, fed
+        )
+
+    def _dot_operands(
+        self, call: KernelCall, config: LaunchConfig, given: Sequence[Argument]
+    ) -> Collection[str]:
+        """Names of the tensors that feed a dot, by the TTIR of one config; all of them where that cannot be told."""
+        kind = tuple((a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None) for a in given)
+        if kind not in self._dots:
+            fed: Collection[str] = () if not has_dot(call.tuner.fn) else {a.name for a in given}
+            with contextlib.suppress(FeatureError):
+                if fed and not is_interpreted():
+                    kwargs = {n: v for n, v in call.kwargs.items() if n not in ("grid", "warmup")}
+                    text = trace(call.tuner.fn, call.args, kwargs, config.all_kwargs())
+                    fed = tensor_flows(text, given).dots
+            self._dots[kind] = fed
+        return self._dots[kind]
 
     def _task(
         self,
@@ -603,6 +638,9 @@ def launch(
                 raise
             key = triton_key(tuner, args, kwargs, error)
         config = tuner.cache.get(key)
+        if config is None and make_key.learn_addresses(partial(has_dot, tuner.fn), args, kwargs):
+            key = make_key(tuner.keys, args, kwargs)
+            config = tuner.cache.get(key)
         if config is None:
             try:
                 # Busy: a hook of this very decision launches the kernel again.

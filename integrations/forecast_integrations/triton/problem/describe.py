@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import numbers
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from forecast_autotune.records import (
     digest,
     to_scalar,
 )
-from forecast_autotune.records.problem import OPTIONS
+from forecast_autotune.records.problem import ADDRESS, OPTIONS
 from forecast_autotune.variants.constants import exact_constant
 from forecast_autotune.variants.entry import CallGrid, signature
 from forecast_integrations.device import current_device, device_index, toolchain
@@ -253,7 +253,8 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
             dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(int(n) for n in value.shape),
             stride=tuple(int(n) for n in value.stride()),
-            aligned=value.data_ptr() % 16 == 0,
+            aligned=(address := value.data_ptr()) % 16 == 0,
+            extra={} if address % 16 or not (at := address % line_bytes(value)) else {ADDRESS: at & -at},
         )
     if is_descriptor(value):
         inner = _argument(name, value.base, False)
@@ -275,6 +276,11 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
     )
 
 
+def line_bytes(tensor: object) -> int:
+    """Bytes of a cache's line where a tensor lies."""
+    return 64 if getattr(tensor, "is_cpu", False) else 128
+
+
 def _described(value: TensorDescriptor) -> dict[str, object] | bool:
     """Return a descriptor's block, shape and strides, as far as they are numbers."""
     description: dict[str, object] = {}
@@ -294,13 +300,15 @@ def problem_identity(
     """Return a problem's identity: the key and launch options exactly, and of the rest what code and speed depend on.
 
     A scalar that is not in the key counts by its specialisation (1, multiple of 16, other): a seed
-    must not make every process tune anew. A tensor's shape counts in powers of two.
+    must not make every process tune anew. A tensor's shape counts in powers of two, and so does the address of a dot's
+    operand that begins within a line.
     """
     shown: list[object] = [digest(key_texts(key))]
     for a in given:
         if a.kind == "tensor":
             shape = [int(n - 1).bit_length() if n > 0 else -1 for n in a.shape]
-            shown.append([a.name, a.dtype, shape, [s == 1 for s in a.stride], a.aligned])
+            at = [a.extra[ADDRESS]] if ADDRESS in a.extra else []
+            shown.append([a.name, a.dtype, shape, [s == 1 for s in a.stride], a.aligned, *at])
         elif a.kind == "constexpr":
             shown.append([a.name, a.value])
         elif isinstance(a.value, int) and not isinstance(a.value, bool):
@@ -391,8 +399,11 @@ def describe(
     grid: CallGrid,
     own_benchmark: bool = False,
     configs: Sequence[LaunchConfig] = (),
+    dots: Callable[[Sequence[Argument]], Collection[str]] = lambda _: (),
 ) -> Problem:
     """The problem of one call. `named` holds positional and keyword arguments by name.
+
+    `dots` names the arguments whose contents feed a dot: of those alone the address counts beyond 16 bytes.
 
     One that a user's `own_benchmark` times is another problem: it may well invent its times; so is one for which
     heuristics compute other values under these `configs`.
@@ -402,6 +413,9 @@ def describe(
         options[OWN_BENCHMARK] = True
     if computed := _heuristic_values_of(fn, named, configs):
         options[HEURISTICS] = digest(computed)
+    if any(ADDRESS in a.extra for a in given):
+        fed = dots(given)
+        given = [replace(a, extra={}) if ADDRESS in a.extra and a.name not in fed else a for a in given]
     key = key_texts(key)
     fixed = None if callable(grid) else launch_grid(grid, named, {})
     problem = Problem.of(

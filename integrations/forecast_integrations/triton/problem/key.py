@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from forecast_integrations.device import current_device, mixed_devices
-from forecast_integrations.triton.protocols import Key, NamedArguments
+from forecast_integrations.triton.problem.describe import line_bytes
+from forecast_integrations.triton.protocols import Key, NamedArguments, is_tensor
 
 Bucket = str | Callable[[str, Any], Hashable]
 """`exact`, `pow2`, or a function (name, value) -> value."""
@@ -16,17 +17,42 @@ _PLAIN = frozenset({int, float, bool, str, type(None)})
 _DTYPE_NAMES: dict[Hashable, str] = {}
 
 
+class InLine(NamedTuple):
+    """The part of a key for a tensor that begins within a line of the cache."""
+
+    name: str
+    address: int
+    """A power of two of bytes, 8 for all that is less than 16."""
+
+
 class KeyMaker:
     """Builds keys of one tuner.
 
     The values of the names in `key` that the call supplies, then the dtype of every argument that has
-    one, positional arguments first; and the device, but only where this process sees different models.
+    one, positional arguments first; and the device, but only where this process sees different models. Of tensors
+    that may feed a dot, the place and the address within a line where it begins within one.
     """
 
     def __init__(self, arg_names: Sequence[str], bucket: Bucket) -> None:
         self._places = {name: i for i, name in enumerate(arg_names)}
         self._bucket = bucket if callable(bucket) else pow2 if bucket == "pow2" else None
         self._devices: bool | None = None
+        self._addressed: tuple[tuple[int, str], ...] | None = None
+        """Places and names of the tensors of a kernel with a dot; None until a first call is met."""
+        self._line = 128
+
+    def learn_addresses(
+        self, has_dot: Callable[[], bool], args: tuple[object, ...], kwargs: NamedArguments
+    ) -> bool:
+        """Learn from a first call which addresses count; returns whether its key may be another one by now."""
+        if self._addressed is not None:
+            return False
+        named = {**dict(zip(self._places, args, strict=False)), **kwargs}
+        tensors = {name: value for name, value in named.items() if name in self._places and is_tensor(value)}
+        self._line = max((line_bytes(value) for value in tensors.values()), default=self._line)
+        dots = has_dot()
+        self._addressed = tuple((self._places[name], name) for name in tensors) if dots else ()
+        return dots
 
     def __call__(self, names: Sequence[str], args: tuple[object, ...], kwargs: NamedArguments) -> Key:
         """The key of one call; `names` is the tuner's `keys`."""
@@ -54,6 +80,12 @@ class KeyMaker:
             # An argument given twice counts once; the launch will complain of it.
             if type(value) not in _PLAIN and places.get(name, -1) >= given and hasattr(value, "dtype"):
                 key.append(_dtype_name(value.dtype))
+        if self._addressed:
+            inside = self._line - 1
+            for at, name in self._addressed:
+                address = getattr(args[at] if at < given else kwargs.get(name), "data_ptr", None)
+                if address is not None and (low := address() & inside):
+                    key.append(InLine(name, max(low & -low, 8)))
         if self._devices is not False:
             self._add_device(key)
         return tuple(key)

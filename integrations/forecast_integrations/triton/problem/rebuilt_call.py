@@ -23,6 +23,7 @@ from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Kernel, Problem
+from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.store.misses import Grids, Miss
 from forecast_autotune.variants.entry import CallGrid, nested_arguments
 from forecast_integrations.device import has_accelerator
@@ -157,7 +158,8 @@ def _tensor(argument: Argument, least: int, device: object) -> object:
     elements = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     elements = max(elements, least)
     size = torch.empty((), dtype=dtype).element_size()
-    offset = 0 if argument.aligned else 1
+    # An address within a line is the base's, which lies on one, and as much more.
+    offset = int(argument.extra.get(ADDRESS, 0)) // size if argument.aligned else 1
     if (elements + offset) * size > MAX_TENSOR_BYTES:
         raise RebuildError(f"argument {argument.name} takes {elements * size} bytes")
     where: Any = device or ("cuda" if has_accelerator() else "cpu")

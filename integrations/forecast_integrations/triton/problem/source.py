@@ -57,6 +57,13 @@ def source_hash(fn: object) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def has_dot(fn: object) -> bool:
+    """Whether a kernel, or a function that it calls, may multiply matrices by a dot."""
+    parts: list[str] = []
+    _collect(innermost(fn), parts, set())
+    return any("dot" in part for part in parts)
+
+
 def is_jit(value: object) -> bool:
     """Whether it is a JIT function, compiled or interpreted, or a layer over one."""
     inner = innermost(value)
