@@ -4,12 +4,13 @@
     python -m benchmarks.zoo.targets judge CAPTURES --kernels 60 --seed 1 --out FILE
 
 FOLDER is that of `benchmarks.zoo.own_tests fetch`. A seeded sample of each package's own tests runs with
-FORECAST_AUTOTUNE=1 and FORECAST_AUTOTUNE_CAPTURE=values, in a store of its own below CAPTURES; any other store of a
-program that ran so does as well. Of the kernels with two configs or more whose calls they hold, some are
-drawn by seed. A kernel is accepted where its own source is judged right, and a wrong one is refused: one of its stores,
-drawn by seed, writes another value. A store that the captured call does not reach makes no wrong source; then the next
-one is changed. What is not accepted is listed with its reason. Without a CUDA device kernels are interpreted, which
-shows whether targets are accepted and says nothing of seconds.
+FORECAST_AUTOTUNE=1, FORECAST_AUTOTUNE_CAPTURE=values and no clock, in stores of its own below CAPTURES; any other
+store of a program that ran so does as well. Packages with more weight in `packages.toml`, which have more kernels, run
+in more parts. Of the kernels with two configs or more whose calls they hold, some are drawn by seed. A kernel is
+accepted where its own source is judged right under the first config that works, and a wrong one is refused: one of its
+stores, drawn by seed, writes another value. A store that the captured call does not reach makes no wrong source; then
+the next one is changed, and after some of them all. What is not accepted is listed with its reason. Without a CUDA
+device kernels are interpreted, which shows whether targets are accepted and says nothing of seconds.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ from forecast_harness.trials.variants.verify import (
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import ReasonCode, SolutionVerdict
 
-_CORES, _START_S = 4, 60.0
+_CORES, _START_S = 2, 60.0
 """Cores of a package while its tests run, and seconds that these may take beside."""
-WRONG_SOURCES = 8
-"""Stores of a kernel that are changed, one after another, until a changed source is refused."""
+WRONG_SOURCES = 4
+"""Stores of a kernel that are changed, one after another, until a changed source is refused; then all are."""
 _STORES = {"store": 1, "atomic_add": 1, "atomic_max": 1, "atomic_min": 1, "atomic_xchg": 1}
 """Functions that write, and the number of the argument that they write; a descriptor's method has it there, too."""
 _UNLAUNCHED = (ReasonCode.FAILS, ReasonCode.TIMEOUT)
@@ -75,8 +76,9 @@ class Target:
 
     @property
     def place(self) -> str:
-        """As a user names it."""
-        return f"{self.call.kernel.extra.get('module', '')}:{self.call.kernel.name}"
+        """As a user names it where other kernels have its name."""
+        kernel = self.call.kernel
+        return f"{kernel.extra.get('module', '')}:{kernel.name}@{kernel.source_sha256[:12]}"
 
 
 @dataclass
@@ -108,7 +110,7 @@ def autotuned(folders: Sequence[Path]) -> list[Target]:
 
 
 def wrong_sources(source: str, rng: random.Random) -> Iterator[str]:
-    """The source with one of its stores writing something else, each of them once in an order that is drawn."""
+    """The source with one of its stores writing something else, for some in an order that is drawn; then with all."""
     tree = ast.parse(source)
     calls = [
         node
@@ -117,12 +119,26 @@ def wrong_sources(source: str, rng: random.Random) -> Iterator[str]:
         and isinstance(node.func, ast.Attribute)
         and _STORES.get(node.func.attr, len(node.args)) < len(node.args)
     ]
-    for call in rng.sample(calls, len(calls)):
-        assert isinstance(call.func, ast.Attribute)
-        kept = call.args[_STORES[call.func.attr]]
-        call.args[_STORES[call.func.attr]] = _another_value(kept)
+    for call in rng.sample(calls, min(WRONG_SOURCES, len(calls))):
+        kept = _change(call)
         yield ast.unparse(tree)
-        call.args[_STORES[call.func.attr]] = kept
+        call.args[_place(call)] = kept
+    if len(calls) > 1:
+        for call in calls:
+            _change(call)
+        yield ast.unparse(tree)
+
+
+def _place(call: ast.Call) -> int:
+    assert isinstance(call.func, ast.Attribute)
+    return _STORES[call.func.attr]
+
+
+def _change(call: ast.Call) -> ast.expr:
+    """Have a call write something else; returns what it wrote."""
+    kept = call.args[_place(call)]
+    call.args[_place(call)] = _another_value(kept)
+    return kept
 
 
 def _another_value(value: ast.expr) -> ast.expr:
@@ -156,9 +172,6 @@ class Trials:
         began = time.monotonic()
         with self._reading:  # imports of one process
             kernel = UserKernel.of(target.place, target.store)
-            if kernel.kernel.source_sha256 != target.call.kernel.source_sha256:
-                result.reason = "another source by now has that name"
-                return
             subject = kernel.subjects(target.store)[0]
         result.reading_s = time.monotonic() - began
         binaries = BaseBinaries()
@@ -172,7 +185,7 @@ class Trials:
                 kernel.kernel.source_sha256,
                 source,
                 Provenance(Origin.HAND),
-                configs=subject.configs,
+                configs=(known.config,),  # one shows whether it is right; a list may take minutes to compile
             )
             return verify_variant(
                 variant,
@@ -191,7 +204,7 @@ class Trials:
             result.reason = f"its own source is {right.judgement}: {_first_reason(right)}"
             return
         rng, said = random.Random(f"{self.seed} {result.source_sha256}"), "it has no store to change"
-        for _, source in zip(range(WRONG_SOURCES), wrong_sources(subject.source, rng), strict=False):
+        for source in wrong_sources(subject.source, rng):
             one = verdict(source)
             said = _first_reason(one) or "a wrong source is accepted"
             if not one.accepted and one.reasons and one.reasons[0].code not in _UNLAUNCHED:
@@ -246,8 +259,10 @@ def _capture(options: argparse.Namespace) -> int:
         top = Path(name)
         unpack(options.source, top)
         each = [
-            pool.submit(_capture_package, package, top, shares[n % len(shares)], until, options)
-            for n, package in enumerate(wanted)
+            pool.submit(_capture_package, package, part, top, shares, until, options)
+            for part in range(max(package.weight for package in wanted))
+            for package in wanted
+            if part < package.weight
         ]
         for one in each:
             say(one.result())
@@ -255,14 +270,26 @@ def _capture(options: argparse.Namespace) -> int:
 
 
 def _capture_package(
-    package: Package, top: Path, cores: list[int], until: float, options: argparse.Namespace
+    package: Package,
+    part: int,
+    top: Path,
+    shares: list[list[int]],
+    until: float,
+    options: argparse.Namespace,
 ) -> str:
-    home = options.to.absolute() / package.name
+    """Capture one part of a package on a share of the cores, which it takes meanwhile."""
+    title = f"{package.name} {part + 1}/{package.weight}"
+    if time.monotonic() > until:
+        return f"{title}: no time was left"
+    cores = shares.pop()
+    home = options.to.absolute() / f"{package.name}-{part}"
     home.mkdir(parents=True, exist_ok=True)
-    given = {"out": str(home / "lines.jsonl"), "null": options.null, "cores": cores, "part": 0, "parts": 1}
+    given = {"out": str(home / "lines.jsonl"), "null": options.null, "cores": cores}
+    given |= {"part": part, "parts": package.weight}
     words, variables = suite_command(package, top, home, **given, seconds=options.seconds, seed=options.seed)
     variables |= {
         "FORECAST_AUTOTUNE": "1",
+        "FORECAST_AUTOTUNE_MODE": "skip",
         "FORECAST_AUTOTUNE_CAPTURE": "values",
         "FORECAST_AUTOTUNE_CACHE_DIR": str(home),
     }
@@ -281,7 +308,8 @@ def _capture_package(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return f"{package.name}: {len(autotuned([home]))} autotuned kernels were captured, status {process.returncode}"
+    shares.append(cores)
+    return f"{title}: {len(autotuned([home]))} autotuned kernels were captured, status {process.returncode}"
 
 
 def _judge(options: argparse.Namespace) -> int:

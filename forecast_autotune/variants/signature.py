@@ -109,20 +109,39 @@ def _rejected_by_interpreter(checks: Sequence[Check]) -> bool:
     return bool(results) and not _latest(results).passed
 
 
+ADDRESSES = "addresses"
+"""In `Argument.extra` of a captured tensor that holds addresses: of each of its elements None, or the number of the
+tensor that it points into, an argument of its own named `x.0` and so on, with the offset in bytes."""
+
+
+def pointees(arguments: Iterable[Argument]) -> dict[str, str]:
+    """The tensors that addresses in others point to, and that no call lists: their names -> those of the others."""
+    arguments = list(arguments)
+    pointers = {a.name for a in arguments if ADDRESSES in a.extra}
+    outer = {a.name: a.name.rpartition(".")[0] for a in arguments}
+    return {name: of for name, of in outer.items() if of in pointers}
+
+
 def call_form(arguments: Sequence[Argument]) -> list[list[Any]]:
     """Names, kinds, dtypes, ranks, alignment and constexpr values: what every check holds for only."""
     shown: list[list[Any]] = []
-    for a in by_name(arguments):
+    for a in _listed(arguments):
         rank = len(a.shape) if a.kind == "tensor" else None
         aligned = a.aligned if a.kind == "tensor" else None
         constant = a.kind == "constexpr" or isinstance(a.value, bool | str)
-        extra = sorted(a.extra) if a.kind == "tensor" else []
+        extra = sorted(a.extra.keys() - {ADDRESSES}) if a.kind == "tensor" else []
         shown.append([a.name, a.kind, a.dtype, rank, aligned, a.value if constant else None, extra])
     return shown
 
 
 def _exact(arguments: Sequence[Argument]) -> list[Any]:
-    return [[list(a.shape), list(a.stride)] if a.kind == "tensor" else a.value for a in by_name(arguments)]
+    return [[list(a.shape), list(a.stride)] if a.kind == "tensor" else a.value for a in _listed(arguments)]
+
+
+def _listed(arguments: Sequence[Argument]) -> list[Argument]:
+    """Those that a call lists, by name."""
+    hidden = pointees(arguments)
+    return [a for a in by_name(arguments) if a.name not in hidden]
 
 
 def by_name(arguments: Sequence[Argument]) -> list[Argument]:

@@ -92,7 +92,7 @@ class TimedCall:
                     "shape": list(a.shape),
                     "stride": list(a.stride),
                     "aligned": a.aligned,
-                    "descriptor": a.extra.get("descriptor"),
+                    "extra": dict(a.extra),
                     "zeroed": a.name in self.subject.zeroed,
                     "kept": a.name in updates and a.name not in self.subject.zeroed,
                 }

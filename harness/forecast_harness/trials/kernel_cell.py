@@ -19,11 +19,12 @@ import triton
 
 from forecast_autotune.variants.constants import decode_constants
 from forecast_autotune.variants.entry import KernelEntry, nested_arguments
+from forecast_autotune.variants.signature import ADDRESSES
 from forecast_harness.clocks.devices import DeviceTimer, ReplayBuffers
 from forecast_harness.sandbox.cell_process import load
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes, tensor_from_bytes
 from forecast_harness.trials.variants.compilation import compile_side_by_side
-from forecast_harness.trials.variants.files import described
+from forecast_harness.trials.variants.files import viewed
 
 _TRACED_ELEMENTS = 16
 """Elements of a tensor that is only traced: it needs an address, as alignment is compiled in."""
@@ -156,7 +157,6 @@ class _CallTensors:
         empty: bool,
     ) -> None:
         self.memory: dict[str, torch.Tensor] = {}
-        self.views: dict[str, Any] = {}
         self._zeroed = [t["name"] for t in answer["tensors"] if t["zeroed"]]
         for about in answer["tensors"]:
             name, count = about["name"], _TRACED_ELEMENTS if empty else int(about["span"])
@@ -167,8 +167,13 @@ class _CallTensors:
             else:
                 fill_tensor(flat, answer["least"], generator)
             self.memory[name] = flat
-            view = flat if empty else flat.as_strided(about["shape"], about["stride"])
-            self.views[name] = described(view, about["descriptor"])
+        views = {t["name"]: [t["shape"], t["stride"], t["extra"]] for t in answer["tensors"]}
+        if empty:  # nothing is read of them but types
+            kept = {
+                n: {k: v for k, v in extra.items() if k != ADDRESSES} for n, (_, _, extra) in views.items()
+            }
+            views = {n: [list(f.shape), [1], kept[n]] for n, f in self.memory.items()}
+        self.views = viewed(views, self.memory)
         self._initial_values = {
             t["name"]: self.memory[t["name"]].clone() for t in answer["tensors"] if t["kept"]
         }

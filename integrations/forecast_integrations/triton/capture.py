@@ -8,12 +8,15 @@ FORECAST_AUTOTUNE_CAPTURE asks for it.
 from __future__ import annotations
 
 import atexit
+import ctypes
+import gc
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -28,12 +31,13 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.captures import CaptureFiles
 from forecast_autotune.variants.constants import encode_constant
-from forecast_autotune.variants.signature import call_form, span_of
+from forecast_autotune.variants.signature import ADDRESSES, call_form, pointees, span_of
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.device_access import capturing_graph
 from forecast_integrations.triton.problem.describe import (
     FUNCTION,
     call_arguments,
+    describe_argument,
     heuristic_layers,
     heuristic_values,
     kernel_record,
@@ -57,6 +61,15 @@ _MOST_CALL_BYTES = 2 << 30
 """Bytes of a call's tensors; one with more is kept without their contents."""
 _FEW_ELEMENTS = 4096
 """Tensors up to this are kept by value though the user forbids values: tables, offsets and flags are small."""
+_MOST_ADDRESSES = 1024
+_LEAST_ADDRESS, _END_OF_ADDRESSES = 1 << 32, 1 << 48
+"""Addresses of a process on the systems that Triton runs on, rarely another number of 64 bits."""
+_TORCH_NAMES = {
+    **{"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "int1": "bool"},
+    **{"fp8e5": "float8_e5m2", "fp8e4nv": "float8_e4m3fn"},
+    **{"fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz"},
+}
+"""torch's names of Triton's types, where they differ."""
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
@@ -126,10 +139,12 @@ class CallCapture:
         meta = {n for c in getattr(tuner, "configs", ()) for n in c.kwargs}
         computed = {n for layer in heuristic_layers(getattr(tuner, "fn", None)) for n in layer}
         given = {n: named[n] for n in names if n in named and n not in meta and n not in computed}
-        arguments = tuple(_with_function(a, given.get(a.name)) for a in call_arguments(jit, given))
+        held = {n: _as_tensor(v, n) for n, v in given.items()}
+        listed = [_with_function(a, given.get(a.name)) for a in call_arguments(jit, held)]
         tensors = dict(
-            zip((a.name for a in arguments if a.kind == "tensor"), _tensors(given.values()), strict=True)
+            zip((a.name for a in listed if a.kind == "tensor"), _tensors(held.values()), strict=True)
         )
+        arguments = _with_pointees(listed, tensors)
         form = digest(call_form(arguments))
         exact = digest([a.to_json() for a in arguments])
         kept = known.sizes.setdefault(form, set())
@@ -161,8 +176,10 @@ class CallCapture:
 
     def _contents(self, call: CapturedCall, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorContents]:
         whole = sum(t.numel() * t.element_size() for t in tensors.values())
-        results = {}
+        results, pointers = {}, set(pointees(call.arguments).values())
         for number, (name, tensor) in enumerate(tensors.items()):
+            if name in pointers:  # addresses of this process mean nothing elsewhere
+                continue
             span = span_of(tensor.shape, tensor.stride())
             flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
             is_value = self._values or not flat.is_floating_point() or span <= _FEW_ELEMENTS
@@ -223,6 +240,101 @@ def _with_function(argument: Argument, value: Any) -> Argument:
         return argument
     inner = getattr(value, "value", value)
     return replace(argument, extra=encode_constant(inner, standalone_source))
+
+
+def _as_tensor(value: Any, name: str) -> Any:
+    """An argument with tensors in place of whatever else has an address, as Triton takes it.
+
+    Raises `ValueError` for one whose memory cannot be told.
+    """
+    if isinstance(value, tuple | list):
+        members = [_as_tensor(v, f"{name}.{n}") for n, v in enumerate(value)]
+        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
+    import torch
+
+    if isinstance(value, torch.Tensor) or not hasattr(value, "data_ptr"):
+        return value
+    where = getattr(value, "device", None) or getattr(getattr(value, "base", None), "device", None)
+    device = torch.device(where or ("cuda" if torch.cuda.is_available() else "cpu"))
+    text, address = str(value.dtype).removeprefix("torch."), value.data_ptr()
+    dtype = getattr(torch, _TORCH_NAMES.get(text, text), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is of {text}, a type that torch has not")
+    if is_tensor(value):
+        shape, stride = tuple(value.shape), tuple(value.stride())
+    else:  # it reaches to the end of the tensor's memory that it points into
+        ends = [end for start, end, _ in _live_tensors(device) if start <= address < end]
+        shape, stride = ((max(ends, default=address) - address) // dtype.itemsize,), (1,)
+    if min(stride, default=0) < 0 or not address:
+        raise ValueError(f"{name}, of strides {stride}, lies in no memory that can be told")
+    if not (size := span_of(shape, stride) * dtype.itemsize):
+        return torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        flat = torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
+    else:
+        about = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+        flat = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=about), device=device)
+    return flat.view(dtype).as_strided(shape, stride)
+
+
+def _live_tensors(device: torch.device) -> list[tuple[int, int, torch.Tensor]]:
+    """(address, the one behind its last element, tensor) of all tensors of this process on a device."""
+    import torch
+
+    results = []
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor):
+            with suppress(RuntimeError, NotImplementedError):  # one without memory of its own
+                if one.device.type == device.type and one.layout == torch.strided and one.numel():
+                    size = span_of(one.shape, one.stride()) * one.element_size()
+                    results.append((one.data_ptr(), one.data_ptr() + size, one.detach()))
+    return results
+
+
+def _with_pointees(arguments: Sequence[Argument], tensors: dict[str, torch.Tensor]) -> tuple[Argument, ...]:
+    """Arguments with the tensors that addresses among their numbers point into, which `tensors` get, too.
+
+    Raises `ValueError` for addresses of memory that no tensor of the program keeps.
+    """
+    results, live = [], None
+    for argument in arguments:
+        addresses = _addresses(tensors[argument.name]) if argument.name in tensors else []
+        if not any(addresses):
+            results.append(argument)
+            continue
+        device = tensors[argument.name].device
+        live = live if live is not None else _live_tensors(device)
+        places: list[list[int] | None] = []
+        owners: dict[tuple[int, int], torch.Tensor] = {}
+        for address in addresses:
+            # One that begins there before one that only holds it, and the largest of these.
+            around = [one for one in live if one[0] <= address < one[1]]
+            if not around:
+                places.append(None)
+                continue
+            start, end, tensor = max(around, key=lambda one: (one[0] == address, one[1] - one[0]))
+            owners.setdefault((start, end), tensor)
+            places.append([list(owners).index((start, end)), address - start])
+        if any(address and place is None for address, place in zip(addresses, places, strict=True)):
+            raise ValueError(
+                f"{argument.name} holds addresses, and no tensor of the program keeps the memory at "
+                f"{next(hex(a) for a, p in zip(addresses, places, strict=True) if a and p is None)}"
+            )
+        results.append(replace(argument, extra={**argument.extra, ADDRESSES: places}))
+        for number, tensor in enumerate(owners.values()):
+            name = f"{argument.name}.{number}"
+            tensors[name] = tensor
+            results.append(describe_argument(name, tensor))
+    return tuple(results)
+
+
+def _addresses(tensor: torch.Tensor) -> list[int]:
+    """The numbers of a tensor whose numbers all look like addresses, or are 0; else none."""
+    if str(tensor.dtype) not in ("torch.int64", "torch.uint64") or not 0 < tensor.numel() <= _MOST_ADDRESSES:
+        return []
+    span = span_of(tensor.shape, tensor.stride())
+    numbers = tensor.detach().as_strided((span,), (1,), tensor.storage_offset()).cpu().tolist()
+    return numbers if all(n == 0 or _LEAST_ADDRESS <= n < _END_OF_ADDRESSES for n in numbers) else []
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

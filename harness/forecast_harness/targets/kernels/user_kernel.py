@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 
 
 KERNEL_PLACE = re.compile(
-    r"^(?P<where>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)$", re.DOTALL
+    r"^(?P<where>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)(?:@(?P<source>[0-9a-f]{6,64}))?$",
+    re.DOTALL,
 )
-"""A file or an importable module, and the name of a kernel in it."""
+"""A file or an importable module, the name of a kernel in it, and where captured ones share that name, the beginning
+of the digest of its source."""
 
 
 def import_place(where: str) -> tuple[ModuleType, Path]:
@@ -160,11 +162,13 @@ class UserKernel:
         """Import `KERNEL.py:FN` or `package.module:FN`.
 
         A kernel that cannot be imported by that name, as one made inside a function, is taken from the latest record of
-        a call that the `store` (default: the user's) holds of it.
+        a call that the `store` (default: the user's) holds of it. `@` and the beginning of its source's digest tell
+        those of one name apart.
 
-        Raises `UsageError` for anything else and for a file that is no Python, `CommandError` for a file that fails,
-        and `RecordError` for a kernel of torch.compile's whose call cannot be told. A package that the file needs and
-        that is not installed is an `ImportError`.
+        Raises `UsageError` for anything else, for a file that is no Python and for a name that several captured kernels
+        share, `CommandError` for a file that fails or that has another source of this name, and `RecordError` for a
+        kernel of torch.compile's whose call cannot be told. A package that the file needs and that is not installed is
+        an `ImportError`.
         """
         match = KERNEL_PLACE.match(what)
         if CUDA_PLACE.match(what):
@@ -177,13 +181,18 @@ class UserKernel:
                 f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
             )
         check_syntax(what)
-        where, name = match["where"], match["name"]
+        where, name, source = match["where"], match["name"], match["source"] or ""
         own = _own_file(where, name)
         try:
             module, path = import_place(own)
             fn = find_kernel(module, name)
+            sha = frameworks.triton().kernel_record(fn).source_sha256 if source else ""
+            if not sha.startswith(source):
+                raise SettingsError(
+                    f"{where} has another {name} by now, of the source {sha[:12]}: capture it again"
+                )
         except (Exception, SystemExit) as error:
-            if (recorded := cls._of_record(where, name, store or Store.default())) is not None:
+            if (recorded := cls._of_record(where, name, source, store or Store.default())) is not None:
                 return recorded
             if isinstance(error, SettingsError) or (
                 isinstance(error, ImportError) and missing_package_text(error)
@@ -194,13 +203,23 @@ class UserKernel:
         return cls.of_function(path, module, name, fn)
 
     @classmethod
-    def _of_record(cls, where: str, name: str, store: Store) -> UserKernel | None:
+    def _of_record(cls, where: str, name: str, source: str, store: Store) -> UserKernel | None:
         """The kernel as captured calls of it tell; None where there are none."""
         module = Path(where).stem if where.endswith(".py") else where
         listed = [] if store.captures is None else store.captures.every(lambda one: one == name)
-        ours = [c for c, _ in listed if c.source and c.kernel.extra.get("module") in (module, "__main__")]
+        ours = [
+            c
+            for c, _ in listed
+            if c.source
+            and c.kernel.extra.get("module") in (module, "__main__")
+            and c.kernel.source_sha256.startswith(source)
+        ]
         if not ours:
             return None
+        sources = {c.kernel.source_sha256: c.kernel.extra.get("qualname", name) for c in ours}
+        if len(sources) > 1:
+            named = ", ".join(f"{where}:{name}@{sha[:12]} ({of})" for sha, of in sorted(sources.items()))
+            raise UsageError(f"{len(sources)} captured kernels are called {where}:{name}; name one: {named}")
         call = max(ours, key=lambda c: c.at)
         bare = ModuleType(module)
         return cls(

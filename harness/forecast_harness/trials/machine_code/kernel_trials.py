@@ -241,8 +241,10 @@ def kernel_call(subject: BaseKernel) -> BaseResultCall:
     tensors: dict[str, TensorArgument] = {}
     inputs: dict[str, BufferContents] = {}
     kinds: dict[str, ElementKind] = {}
-    if any(one["descriptor"] for one in answer["tensors"]):
-        raise MachineCodeError("tensor descriptors that a caller makes take the way of host code")
+    if any(one["extra"] for one in answer["tensors"]):
+        raise MachineCodeError(
+            "tensor descriptors and addresses that a caller makes take the way of host code"
+        )
     total = sum(int(one["span"]) * getattr(torch, one["dtype"]).itemsize for one in answer["tensors"])
     if total > _MOST_INPUT_BYTES:
         raise MachineCodeError(f"a call takes {total} bytes of tensors; at most {_MOST_INPUT_BYTES} are sent")

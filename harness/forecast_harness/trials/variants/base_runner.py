@@ -219,7 +219,7 @@ def call_arguments(
 ) -> dict[str, Any]:
     """The arguments of `run` in a cell as `decode_arguments` reads them."""
     tensors = [a for a in arguments if a.kind == "tensor"]
-    views = {a.name: [list(a.shape), list(a.stride), a.extra.get("descriptor")] for a in tensors}
+    views = {a.name: [list(a.shape), list(a.stride), dict(a.extra)] for a in tensors}
     options = {n: v for n, v in config.parameters().items() if n not in dict(config.kwargs)}
     named: dict[str, Any] = {
         "_views": {"v": views},

@@ -28,6 +28,7 @@ from forecast_autotune.variants.signature import (
     canonical_text,
     memory_span,
     places,
+    pointees,
     stride_structure,
 )
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
@@ -78,6 +79,8 @@ class DrawnCall:
     scalars: Mapping[str, Any]
     """Everything that is no tensor, by name."""
     grid: GridFunction
+    is_own: bool = False
+    """Whether it is the program's or its user's own, values included: the base is made for it."""
 
     @property
     def label(self) -> str:
@@ -233,7 +236,7 @@ class CapturedCalls(RecordedCalls):
             self._even, self._turns = Counter(), []
         form = call_form(subject.calls[0])
         like = {canonical_text([a.to_json() for a in c]) for c in subject.calls if call_form(c) == form}
-        if len(like) < _FEWEST_LIKE_CALLS:
+        if len(like) < _FEWEST_LIKE_CALLS or pointees(subject.calls[0]):
             self.sizes = self.sizes.frozen()
         self.values: tuple[str, ...] = (*CAPTURED_VALUES, OTHER_SIZES)
         self._number = 0
@@ -298,7 +301,8 @@ class CapturedCalls(RecordedCalls):
                 flat = self._changed(a, flat, values, factor, regime, generator)
             memory[a.name] = flat
         scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
-        drawn = DrawnCall(arguments, memory, scalars, partial(self.grid_of, arguments))
+        is_own = values == CAPTURED_VALUES[0]
+        drawn = DrawnCall(arguments, memory, scalars, partial(self.grid_of, arguments), is_own)
         if size > LARGE_CALL_BYTES:
             self._large[values] = drawn
         return drawn
@@ -442,7 +446,7 @@ class UserCalls:
             tensor = value if isinstance(value, torch.Tensor) else value.base  # of a host-made descriptor
             flat = tensor.as_strided((memory_span(argument),), (1,)) if tensor.numel() else tensor.reshape(-1)
             memory[name] = torch.zeros_like(flat) if name in self.subject.zeroed else flat.clone()
-        return DrawnCall(arguments, memory, scalars, partial(self._grid, grid, given))
+        return DrawnCall(arguments, memory, scalars, partial(self._grid, grid, given), is_own=True)
 
     def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
         """Another call of the user's function, which draws sizes and values together."""

@@ -14,10 +14,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
 from forecast_autotune.records.codec import Record
+from forecast_autotune.variants.signature import ADDRESSES
 from forecast_harness.sandbox.jobs import CellAnswer, TensorArrays, TensorBytes
 
 READ_ENTRY, WRITE_ENTRY = f"{__name__}:read_cache", f"{__name__}:write_cache"
@@ -135,35 +137,52 @@ import triton
 
 import {module} as source
 from forecast_autotune.variants.entry import KernelEntry, nested_arguments
-from forecast_harness.trials.variants.files import described
+from forecast_harness.trials.variants.files import viewed
 
 ENTRY = KernelEntry.of(vars(source), {kernel!r})
 triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
 
 def run(_views, _grid, _meta, _options, **named):
-    ENTRY.run(_grid, viewed(_views, named), _meta, _options)
+    ENTRY.run(_grid, nested_arguments(viewed(_views, named)), _meta, _options)
 
 
 def compile_only(_views, _grid, _meta, _options, **named):
-    return ENTRY.warmup(_grid, viewed(_views, named), _meta, _options)
-
-
-def viewed(views, named):
-    for name, (shape, stride, descriptor) in views.items():
-        named[name] = described(named[name].as_strided(shape, stride), descriptor)
-    return nested_arguments(named)
+    return ENTRY.warmup(_grid, nested_arguments(viewed(_views, named)), _meta, _options)
 """
 
 
-def described(tensor: Any, descriptor: Any) -> Any:
-    """A tensor, or a host-side descriptor of it where the record of the argument has one. Runs in a cell."""
-    if not descriptor:
-        return tensor
-    from triton.tools.tensor_descriptor import TensorDescriptor
+def viewed(views: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a launch, of flat tensors and others.
 
-    shape, strides = descriptor.get("shape", tensor.shape), descriptor.get("strides", tensor.stride())
-    return TensorDescriptor(tensor, list(shape), list(strides), list(descriptor["block"]))
+    `views` are [shape, stride, `Argument.extra`] of tensors, host-side descriptors, and tensors of addresses, which
+    become those of where their tensors lie in this process. Runs in a cell.
+    """
+    results = dict(named)
+    for name, (shape, stride, _) in views.items():
+        results[name] = named[name].as_strided(shape, stride)
+    tensors = dict(results)
+    for name, (shape, stride, extra) in views.items():
+        if descriptor := extra.get("descriptor"):
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            shape, strides = descriptor.get("shape", shape), descriptor.get("strides", stride)
+            results[name] = TensorDescriptor(
+                tensors[name], list(shape), list(strides), list(descriptor["block"])
+            )
+        elif places := extra.get(ADDRESSES):
+            held = (0 if p is None else tensors[f"{name}.{p[0]}"].data_ptr() + p[1] for p in places)
+            flat = _address_tensor(tuple(held), tensors[name].dtype, tensors[name].device)
+            results[name] = flat.as_strided(shape, stride)
+    return results
+
+
+@lru_cache(maxsize=64)
+def _address_tensor(addresses: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    import torch
+
+    # Kept: while a graph records a launch, nothing may be copied to the device.
+    return torch.tensor(addresses, dtype=torch.int64).view(dtype).to(device)
 
 
 def launcher_files(kernel: str, base: str, variant: str) -> dict[str, str]:

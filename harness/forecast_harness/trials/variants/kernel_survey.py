@@ -12,7 +12,7 @@ import torch
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
-from forecast_autotune.variants.signature import in_size_class, memory_span, signature_of
+from forecast_autotune.variants.signature import in_size_class, memory_span, pointees, signature_of
 from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import CallSizes, SizeClass
@@ -212,8 +212,10 @@ class KernelSurveyor:
     def _signature(self, sizes: CallSizes) -> str:
         if sizes.varied:
             return sizes.signature(self.writes)
+        hidden = pointees(sizes.arguments)
         return signature_of(
-            Problem("", Kernel(self.subject.kernel), sizes.arguments, Device("")), self.writes
+            Problem("", Kernel(self.subject.kernel), sizes.arguments, Device("")),
+            {hidden.get(name, name) for name in self.writes},
         )
 
     def _observed(self, source: UserCalls) -> KernelSurvey:
@@ -602,6 +604,8 @@ def calls_to_compile(
 def widened_arguments(arguments: Sequence[Argument], device: str) -> tuple[Argument, ...]:
     """The same with every floating tensor of the dtype that results are compared in there."""
     wide = WIDER_DTYPE[device]
+    if pointees(arguments):  # the kernel says what its addresses are of
+        return tuple(arguments)
 
     def widened(a: Argument) -> Argument:
         dtype = getattr(torch, a.dtype)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forecast_autotune.records import Argument, Config
-from forecast_autotune.variants.signature import memory_span
+from forecast_autotune.variants.signature import memory_span, pointees
 from forecast_harness.sandbox.api import SandboxError
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import largest_tensor
@@ -304,18 +304,20 @@ class VariantProblem:
         self._source.pace.note(drawn.arguments, ran.seconds)
         return ran
 
-    def _base_differs(
+    def _finding_by_configs(
         self,
         drawn: DrawnCall,
         memory: TensorMemory,
         plain: BaseKernelRun,
         wide: TensorMemory | None,
+        written: Mapping[str, torch.Tensor],
         config: Config,
-    ) -> bool:
-        """Whether the base itself gives another result under this config, or under another of its own.
+    ) -> float | None:
+        """None where outputs that differ from the base's are wrong; else the error, or `OUTSIDE_DOMAIN`.
 
-        Asked only where a variant is found wrong: what is drawn may be no call that the base is made for, a
-        top 16 of 5 columns, and its result then says nothing.
+        The base itself may give another result under this config, or under another of its own. What is drawn may then
+        be no call that it is made for, a top 16 of 5 columns, and its result says nothing. A call of the program's is
+        one: there outputs must be the base's under the same config or, where that is none of its own, under one.
         """
         for group in self._other_configs(config):
             able = [c for c in group if drawn.grid(c.parameters()) is not None]
@@ -323,13 +325,31 @@ class VariantProblem:
                 self._reference.compile_ahead([self._compiled_call(drawn, c) for c in able])
             for one in able:
                 try:
-                    other = launch_base(self._reference, drawn, memory, one, self._layers).memory
+                    other = launch_base(self._reference, drawn, memory, one, self._layers)
                 except BaseKernelError:
                     continue
-                if any(self._output_error(drawn, n, other[n], plain, wide)[0] for n in self._survey.writes):
-                    self._differing = one
-                    return True
-        return False
+                if not self._errors(drawn, other.memory, plain, wide)[0]:
+                    continue
+                self._differing = one
+                if not drawn.is_own:
+                    return OUTSIDE_DOMAIN
+                problem, error = self._errors(drawn, written, other, None)
+                if not problem:
+                    return error
+                if one == config:
+                    return None
+        return None
+
+    def _errors(
+        self,
+        drawn: DrawnCall,
+        got: TensorMemory,
+        plain: BaseKernelRun,
+        wide: TensorMemory | None,
+    ) -> tuple[bool, float]:
+        """Whether any output is wrong, and the largest error over its limit."""
+        found = [self._output_error(drawn, n, got[n], plain, wide) for n in self._survey.writes]
+        return any(problem for problem, _ in found), max((error for _, error in found), default=0.0)
 
     def _other_configs(self, own: Config) -> list[list[Config]]:
         """Configs that the base is asked under to see whether it differs from itself, those of a group side by side.
@@ -367,8 +387,8 @@ class VariantProblem:
 
     def _run_widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
         wide = {n: widened(t, self._device) for n, t in memory.items()}
-        if all(a.dtype == b.dtype for a, b in zip(wide.values(), memory.values(), strict=True)):
-            return None
+        if pointees(drawn.arguments) or all(wide[n].dtype == t.dtype for n, t in memory.items()):
+            return None  # the kernel says what its addresses are of
         arguments = tuple(
             replace(a, dtype=str(wide[a.name].dtype).removeprefix("torch.")) if a.kind == "tensor" else a
             for a in drawn.arguments
@@ -405,8 +425,10 @@ class VariantProblem:
             worst = max(worst, ratio)
             if not problem:
                 continue
-            if config is not None and self._base_differs(drawn, memory, plain, wide, config):
-                return None, OUTSIDE_DOMAIN
+            if config is not None:
+                error = self._finding_by_configs(drawn, memory, plain, wide, written, config)
+                if error is not None:
+                    return None, error
             return (ReasonCode.WRONG_VALUES, f"{name}: {problem} ({drawn.label})"), worst
         return None, worst
 

@@ -229,7 +229,7 @@ def call_arguments(fn: KernelFunction, named: NamedArguments) -> list[Argument]:
 def _arguments(name: str, value: object, constexpr: bool) -> list[Argument]:
     """An argument; of a tuple its members, `name.0` and so on, or `name.field` of a named one, as deep as they go."""
     if constexpr or not isinstance(value, tuple | list) or not value:
-        return [_argument(name, value, constexpr)]
+        return [describe_argument(name, value, constexpr)]
     places = getattr(value, "_fields", range(len(value)))
     return [
         a
@@ -238,7 +238,8 @@ def _arguments(name: str, value: object, constexpr: bool) -> list[Argument]:
     ]
 
 
-def _argument(name: str, value: object, constexpr: bool) -> Argument:
+def describe_argument(name: str, value: object, constexpr: bool = False) -> Argument:
+    """One argument, which is no tuple with members."""
     if constexpr or type(value).__name__ == "constexpr":
         given = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
         plain = given is None or isinstance(given, bool | int | float | str)
@@ -257,7 +258,7 @@ def _argument(name: str, value: object, constexpr: bool) -> Argument:
             extra={} if address % 16 or not (at := address % line_bytes(value)) else {ADDRESS: at & -at},
         )
     if is_descriptor(value):
-        inner = _argument(name, value.base, False)
+        inner = describe_argument(name, value.base)
         return replace(inner, extra={DESCRIPTOR: _described(value)})
     if isinstance(value, bool):
         return Argument(name, "scalar", dtype="i1", value=value)

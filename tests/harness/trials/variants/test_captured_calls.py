@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ pytest.importorskip("triton")
 import torch
 
 from forecast_autotune.commands.output import CommandError
-from forecast_autotune.errors import VariantError
+from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
@@ -101,10 +102,26 @@ def sum_windows(x, out, s0, s1, W: tl.constexpr):
     w = tl.arange(0, W)
     tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * s0 + w * s1)))
 """
+KERNELS += """
+@triton.jit
+def scale_group(sources, targets, sizes, factor, BLOCK: tl.constexpr):
+    g = tl.program_id(0)
+    x = tl.load(sources + g).to(tl.pointer_type(tl.float16))
+    y = tl.load(targets + g).to(tl.pointer_type(tl.float16))
+    o = tl.arange(0, BLOCK)
+    mask = o < tl.load(sizes + g)
+    tl.store(y + o, (tl.load(x + o, mask=mask) * factor).to(tl.float16), mask=mask)
+
+@triton.autotune(configs=[triton.Config(dict(BLOCK=n)) for n in (32, 64)], key=[])
+@triton.jit
+def copy_head(x, out, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o))
+"""
 PROGRAM = """
 from typing import NamedTuple
 
-import torch, triton, called_kernels
+import torch, triton, triton.language as tl, called_kernels
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 class Pair(NamedTuple):
@@ -127,6 +144,15 @@ called_kernels.scale_named[(3,)](Pair(x, 3.0, torch.empty(300)), 300, BLOCK=128)
 called_kernels.apply_function[(3,)](x, torch.empty(300), 300, called_kernels.square, BLOCK=128)
 tile = TensorDescriptor.from_tensor(torch.randn(32, 16), [16, 16])
 called_kernels.double_tile[(2,)](tile, torch.empty(32, 16), M=16, N=16)
+long = torch.randn(100)
+reinterpreted = triton.reinterpret(long.view(torch.int32), tl.float32)
+called_kernels.copy_head[(1,)](reinterpreted, torch.empty(100))  # each config writes another part
+sources = [torch.randn(20, 3).half(), torch.randn(7).half(), long.half()]
+targets = torch.zeros(3, 128, dtype=torch.float16)
+places = torch.tensor([t.data_ptr() for t in targets])
+called_kernels.scale_group[(3,)](
+    torch.tensor([t.data_ptr() for t in sources]), places, torch.tensor([60, 7, 100]), 3.0, BLOCK=128
+)
 windows = torch.randn(40).as_strided((9, 16), (3, 1))
 called_kernels.sum_windows[(9,)](windows, torch.empty(9), 3, 1, W=16)
 columns = torch.randn(16, 40)[:, 3:12].t()
@@ -144,6 +170,8 @@ WRONG = [
     ("scale_named", ("* p.factor", "* (p.factor + 0.01)")),
     ("scale_pair", ("* xs[2]", "* (xs[2] + 0.01)")),
     ("sum_windows", ("* s0 +", "* s0 + 1 +")),
+    ("scale_group", ("* factor", "* (factor + 0.1)")),
+    ("copy_head", ("tl.load(x + o))", "tl.load(x + o) + 1)")),
 ]
 """Kernels, and what makes each of them wrong."""
 
@@ -203,11 +231,11 @@ def verdicts(
 
 def test_a_run_says_what_it_kept_and_clear_removes_it(tmp_path: Path) -> None:
     one = run_captured(tmp_path)
-    assert "captured 13 calls of 9 kernels" in one.printed
+    assert "captured 15 calls of 11 kernels" in one.printed
     assert "clear --captures" in one.printed
     assert one.store.clear_captures("GATHER") == 2
     assert not one.calls("gather")
-    assert one.store.clear_captures() == 11
+    assert one.store.clear_captures() == 13
     assert not list((tmp_path / "store" / "captures").iterdir())
 
 
@@ -313,6 +341,32 @@ def test_a_kernel_made_inside_a_function_is_a_target_by_its_record(
     right, refused, _ = verdicts(judging, subject, ("+ 1, mask", "+ 2, mask"))
     assert right
     assert not refused
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_sources(judging: SandboxLane, tmp_path: Path) -> None:
+    source = "import triton, triton.language as tl\n\ndef make(one):\n"
+    for number, text in enumerate((INCREMENT, INCREMENT.replace("+ 1, mask", "+ 5, mask"))):
+        source += f"    if one == {number}:\n"
+        source += "".join(f"        {line}\n" for line in text.splitlines()) + "        return increment\n"
+    program = "import torch, made\nfor one in (0, 1):\n"
+    program += "    made.make(one)[(3,)](torch.zeros(300), 300, BLOCK=128)\n"
+    (tmp_path / "made.py").write_text(source)
+    one = run_captured(tmp_path, program)
+    with pytest.raises(UsageError, match="2 captured kernels are called made:increment; name one") as refusal:
+        UserKernel.of("made:increment", one.store)
+    named = re.findall(r"made:increment@[0-9a-f]+", str(refusal.value))
+    kernels = [UserKernel.of(name, one.store) for name in named]
+    assert sorted("+ 5" in k.text for k in kernels) == [False, True]
+    for kernel in kernels:
+        (subject,) = kernel.subjects(one.store)
+        right, refused, _ = verdicts(judging, subject, (", mask=o < n)\n", " * 2, mask=o < n)\n"))
+        assert right
+        assert not refused
+
+
+def test_another_source_by_now_is_said(captured: Captured) -> None:
+    with pytest.raises(SettingsError, match="has another gather by now"):
+        UserKernel.of(f"{captured.folder / 'called_kernels.py'}:gather@123456abcdef", captured.store)
 
 
 def test_verify_takes_a_kernel_and_says_what_it_did_not_vary(captured: Captured, tmp_path: Path) -> None:
