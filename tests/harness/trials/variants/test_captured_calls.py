@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 import torch
 
-from forecast_autotune.commands.output import CommandError
+from forecast_autotune.commands.output import CommandError, UsageError
 from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.store import Store

@@ -143,7 +143,7 @@ BROKEN = "raise RuntimeError('it needs its device')\n" + DOUBLE
 
 def call(n: int, block: int) -> dict[str, Any]:
     given = {
-        "_views": {"x": [[n], [1], None], "out": [[n], [1], None]},
+        "_views": {"x": [[n], [1], {}], "out": [[n], [1], {}]},
         "_grid": [1],
         "_meta": {"BLOCK": block},
     }
