@@ -19,7 +19,8 @@ an empty store. The arms:
 
 A model's processes get ready side by side, which includes a call without torch.compile, as the device's libraries load
 their kernels at first use. Then they compile one after the other, half of the models' in the opposite order. Those of
-an arm that is timed stay until all have, and time their passes in turns. `--null` compiles small models on a CPU. Rows
+an arm that is timed stay until all have, and time their passes in turns. `--null` compiles small models on a CPU, and
+the three of a CPU's size (`cpu_...`), whose times are the CPU's and real. Rows
 go to FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that has
 not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the first call
 went and between which of our decisions most time passed. `--samples` also looks at the stack of the compiling thread, a
@@ -96,19 +97,21 @@ _RATIOS = (
 """Ratios of a model's summary, of which the geometric mean over models is told."""
 PASSES = 10
 """Passes of a turn."""
-_FEW_CHOICES = "^(bias_addmm|triton_mm_0|cpp_.*)$"
+_FEW_CHOICES = "^((bias_)?addmm|triton_mm_0|cpp_.*)$"
 """Names of choices of a first product of a process."""
 
 
 # --- children ---
 
 
-def compile_options(arm: str, mode: str, device: str) -> dict[str, Any]:
+def compile_options(arm: str, mode: str, device: str, *, frozen: bool = False) -> dict[str, Any]:
     """Return what the mode stands for, as all arms but the untuned get it."""
     result = {} if FOLLOWING.get(arm, arm) == "untuned" else dict(torch._inductor.list_mode_options(mode))
     if arm == "exhaustive":
         result["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
-    return result | ({"max_autotune_gemm_backends": "ATEN,CPP"} if device == "cpu" else {})
+    if device == "cpu":  # frozen: only then has Inductor templates for layers
+        result |= {"max_autotune_gemm_backends": "ATEN,CPP", "freezing": frozen}
+    return result
 
 
 def warm_up(mode: str, device: str, *, compiles: bool) -> None:
@@ -147,7 +150,7 @@ def compile_child(arguments: argparse.Namespace) -> None:
         SharedAssembler().share()
     if arm == IN_TURN:
         rounds.MAX_DEPTH = 0
-    options = compile_options(arm, given["mode"], device)
+    options = compile_options(arm, given["mode"], device, frozen=name.startswith("cpu_"))
     call = FirstCall()
     with contextlib.ExitStack() as entered:
         entered.enter_context(counted_timings(call))

@@ -228,6 +228,20 @@ def _vision(kind: str, small: bool) -> CompiledModel:
     return CompiledModel(FirstOutput(_from_transformers(kind, **sizes), ("pixel_values",)), (_images(small),))
 
 
+class FourActivations(nn.Module):
+    """An MLP of four equal layers, each followed by another function."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        functions = (functional.relu, functional.gelu, functional.silu, torch.tanh)
+        for layer, function in zip(self.layers, functions, strict=True):
+            x = function(layer(x))
+        return x
+
+
 def _images(small: bool) -> torch.Tensor:
     return torch.randn(*((2, 3, 32, 32) if small else (32, 3, 224, 224)))
 
@@ -254,9 +268,17 @@ _MODELS: Mapping[str, Callable[[bool, str], CompiledModel]] = {
     "llama_dynamic": lambda small, device: _language_model("llama", small, 2, 1024, other=(3, 1536)),
     "llama_training": lambda small, device: _language_model("llama", small, 1, 2048, training=True),
     "bert_training": lambda small, device: _bert(small, training=True),
+    "cpu_mlp": lambda small, device: CompiledModel(FourActivations(512), (torch.randn(512, 512),)),
+    "cpu_convnet": lambda small, device: CompiledModel(
+        _convnet(True, device).module, (torch.randn(8, 3, 96, 96),)
+    ),
+    "cpu_transformer": lambda small, device: CompiledModel(
+        TransformerBlock(256, 4, 1024), (torch.randn(4, 128, 256),)
+    ),
 }
 MODELS = tuple(_MODELS)
-"""Names of the models; `_dynamic` is compiled for all sizes, `_training` has a backward pass."""
+"""Names of the models; `_dynamic` is compiled for all sizes, `_training` has a backward pass, `cpu_` has a
+CPU's size."""
 
 
 def model_of(name: str, device: str) -> CompiledModel:
@@ -266,7 +288,9 @@ def model_of(name: str, device: str) -> CompiledModel:
     """
     torch.manual_seed(0)
     small = device == "cpu"
-    dtype = torch.float32 if small else torch.float16 if name in _CONVOLUTIONS else torch.bfloat16
+    dtype = torch.float16 if name in _CONVOLUTIONS else torch.bfloat16
+    if small and name != "cpu_mlp":
+        dtype = torch.float32
     with torch.device(device):  # weights are drawn where they stay
         result = _MODELS[name](small, device)
     layout = torch.channels_last if name in _CONVOLUTIONS else torch.preserve_format
