@@ -2,7 +2,8 @@
 
     python -m benchmarks.inductor.keys_in_graphs --out FILE [--rounds N]
 
-Both tuners begin with empty stores. What each chose for a key is timed in turns by Triton's do_bench.
+Both tuners begin with empty stores. What each chose for a key is timed in turns by Triton's do_bench, for
+medians: single launches of 5 us take up to 15.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def chosen(tuner: Any, n: int) -> Any:
 def main() -> None:
     """Decide inside and outside, time both, print one line a key."""
     command_line = result_files.parser(__doc__)
-    command_line.add_argument("--rounds", type=int, default=20)
+    command_line.add_argument("--rounds", type=int, default=40)
     options = result_files.parse_arguments(command_line)
     report, rounds = result_files.ResultFile(options, "keys in graphs"), options.rounds
     folder = Path(tempfile.mkdtemp())
@@ -72,7 +73,7 @@ def main() -> None:
                 ) -> None:
                     _scaled[(triton.cdiv(n, block),)](x, out, n, BLOCK=block, num_warps=warps)
 
-                samples.append(triton.testing.do_bench(call))
+                samples.append(triton.testing.do_bench(call, rep=40, return_mode="median"))
         medians = [statistics.median(samples) for samples in times]
         ratios[n] = medians[0] / medians[1]
         report.add("keys", {"n": n, "inside": str(configs[0]), "outside": str(configs[1]), "ms": times})
