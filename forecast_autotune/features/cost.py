@@ -161,11 +161,12 @@ NUMERIC_FACTS = tuple(f.name for f in fields(TtirFacts) if f.name != "dot_shapes
 _NUMBERS = attrgetter(*NUMERIC_FACTS)
 
 
-def _uses_warp_groups(facts: FactColumns, warps: Array, warp_groups: bool) -> npt.NDArray[np.bool_]:
-    """Whether the dots are warp-group products, [n]: those take four warps and 64 rows."""
+def _uses_warp_groups(facts: FactColumns, warps: Array, device: DeviceSpec) -> npt.NDArray[np.bool_]:
+    """Whether the dots are warp-group products, [n]: those take four warps, 64 rows and no whole fp32."""
     there = facts.dots[:, :, 3] > 0
     rows = np.where(there, facts.dots[:, :, 0], np.inf).min(axis=1, initial=np.inf)
-    return np.asarray((warps % 4 == 0) & (rows >= 64) & warp_groups)
+    count = (warps % 4 == 0) & ((warps <= 8) | (device.tensor_memory_bytes == 0))
+    return np.asarray(count & (rows >= 64) & (facts["precise"] == 0) & device.warp_groups)
 
 
 def _prefetch_depth(facts: FactColumns, stages: Array) -> tuple[Array, Array]:
@@ -178,35 +179,174 @@ def shared_bytes(
     facts: FactColumns,
     warps: Array,
     stages: Array,
-    warp_groups: bool = True,
-    spare: int = 0,
-    holds: bool = True,
+    device: DeviceSpec,
+    groups: npt.NDArray[np.bool_] | None = None,
 ) -> Array:
-    """Shared memory of one program in bytes, [n], by the rules of Triton's pipeliner and allocator.
+    """Shared memory of one program in bytes, [n]: what Triton's pipeliners and its allocator take, 3.4 to 3.9.
 
-    A loop with dots keeps `stages - 1` buffers of what it loads ahead, one more of what warp-group
-    products (`warp_groups`: the device has them) read in place, and one of each operand that does not
-    come from a load of the loop (`holds`; other devices' stay in registers), and `spare` more of all where
-    copies write while products read. Loads that wait for other loads share the stages among them. Outside of
-    loops, operands, tiles whose fastest dimension changes and what warps exchange in reductions live one
-    after another.
+    A loop with dots keeps buffers of what it loads ahead (`_loop_buffers`) and what its dots read besides; a tile that
+    it stores in each iteration is held beside those. Outside of loops, operands, tiles that change their layout and
+    what warps exchange in reductions live one after another. `warps` are as many as the device's threads make of 32;
+    `groups` says which dots are warp-group products, where blocks share a program.
+    """
+    groups = _uses_warp_groups(facts, warps, device) if groups is None else groups
+    once = np.maximum.reduce(
+        [facts["straight_dot_bytes"], facts["turned_bytes"], facts["added_bytes"] * (device.backend == "hip")]
+    )
+    if device.backend == "cuda":
+        buffers = _loop_buffers(facts, warps, stages, device, groups)
+        epilogue = _epilogue_bytes(facts, warps, groups, device)
+        buffers, once = buffers + facts["epilogue_inside"] * epilogue, np.maximum(once, epilogue)
+    else:
+        buffers = _amd_loop_buffers(facts, warps, stages, device)
+        once = np.where(
+            facts["straight_dot_bytes"] > 0, np.maximum(facts["once_most_bytes"], facts["turned_bytes"]), once
+        )
+    exchanged = _exchanged_bytes(facts, warps)
+    during = facts["reduced_inside"] * exchanged
+    return np.asarray(np.maximum(buffers + during, np.maximum(once, exchanged)))
+
+
+def _buffered_bytes(facts: FactColumns, warps: Array) -> tuple[Array, Array]:
+    """(bytes of direct loads that are buffered, and of those that are not), [n].
+
+    A copy of less than 4 bytes per thread is not made ahead, because of alignment, masks, or many warps for one tile
+    (`AssignLatencies`, 3.4 on; AMD's `StreamPipeline` likewise).
+    """
+    least, narrow = facts["least_direct_bytes"], facts["narrow_bytes"]
+    small = np.where(least < 4.0 * 32.0 * warps, least, 0.0)
+    return facts["direct_bytes"] - narrow - small, narrow + small
+
+
+def _loop_buffers(
+    facts: FactColumns, warps: Array, stages: Array, device: DeviceSpec, groups: npt.NDArray[np.bool_]
+) -> Array:
+    """What a loop keeps on NVIDIA, [n].
+
+    `stages - 1` buffers of what it loads ahead, one more of what warp-group products read in place, and one of each
+    operand that does not come from a load of the loop. Loads that wait for other loads share the stages among them.
+    Warp-group products on compute capability 9 read 8-bit operands one way only: others are turned through one buffer.
+    A left operand that another dot computed stays in registers, but where warps lie across its columns.
     """
     depth, ahead = _prefetch_depth(facts, stages)
-    groups = _uses_warp_groups(facts, warps, warp_groups)
-    buffers = (ahead + groups + spare) * facts["direct_bytes"] + (ahead + spare) * facts["indirect_bytes"]
+    buffered, once = _buffered_bytes(facts, warps)
+    turned = groups & (facts["dot_input_bits"] == 8) & (device.tensor_memory_bytes == 0)
+    across = np.where(turned, np.minimum(facts["crosswise_bytes"], buffered), 0.0)
+    buffered, once = buffered - across, once + across
+    filled = np.where(groups & (device.tensor_memory_bytes == 0), 0.0, facts["filled_bytes"])
+    buffers = (ahead + groups) * buffered + once + filled + ahead * facts["indirect_bytes"]
     buffers = np.where(depth > 1, buffers, facts["direct_once_bytes"])
     # Copies of less than 4 bytes per thread stay in registers.
     wide = (facts["streamed_load_bytes"] >= 4.0 * 32.0 * warps) & (depth > 1)
     buffers = buffers + np.where(wide, (depth - 1.0) * facts["streamed_bytes"], 0.0)
-    held = holds * (facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], facts["chained_bytes"]))
+    columns = facts["chained_rows"] < _last_columns(facts)
+    chained = np.where(groups | ~columns, 0.0, facts["chained_bytes"])
+    held = facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], chained)
+    return np.asarray(buffers + device.operands_held * held)
+
+
+def _last_columns(facts: FactColumns) -> Array:
+    """Columns of the dots that read what other dots computed, [n]: of all dots the fewest."""
+    there = facts.dots[:, :, 3] > 0
+    columns = np.where(there, facts.dots[:, :, 1], np.inf).min(axis=1, initial=np.inf)
+    # A dot that sums over as many as another has columns reads that one's results.
+    reads = there & (facts.dots[:, :, 2] == facts["chained_columns"][:, None])
+    last = np.where(reads, facts.dots[:, :, 1], 0.0).max(axis=1, initial=0.0)
+    return np.asarray(np.where(last > 0, last, columns))
+
+
+def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: DeviceSpec) -> Array:
+    """What a loop keeps on AMD (and others), [n]: one buffer less than stages, or as many where copies are ahead.
+
+    Operands that are not buffered pass through shared memory one by one, beside the buffers. Of two dots, of which one
+    reads the other's results, four stages keep the buffers of two (`ScheduleLoops`, chained dots).
+    """
+    depth, ahead = _prefetch_depth(facts, stages)
+    waits = facts["load_levels"] > 1
+    ahead = np.where(waits, np.maximum(1.0, depth - facts["load_levels"]), depth - 1.0)
+    buffered, once = _buffered_bytes(facts, warps)
+    pair = (facts["chained_most_bytes"] > 0) & (facts["loop_dots"] == 2) & (depth == 4)
+    ahead = np.where(pair, 1.0, ahead)
+    small = np.where(once > facts["narrow_bytes"], facts["least_direct_bytes"], 0.0)
+    loose = np.maximum(facts["narrow_most_bytes"], small)
+    buffered = buffered + np.where(waits, 0.0, facts["indirect_bytes"])
+    crossing = np.where(
+        facts["chained_rows"] >= 32.0 * warps * 32.0 / device.warp_size, 0.0, facts["chained_most_bytes"]
+    )
+    if device.copies_ahead:
+        buffered = buffered - np.minimum(facts["reused_bytes"], buffered)
+        padded = 1.0 + np.where(facts["dot_input_bits"] == 8, 1.0 / 32.0, 1.0 / 16.0)
+        across = np.minimum(facts["across_bytes"], buffered)
+        buffers = (ahead + 1.0) * (across * padded + (buffered - across) * (1.0 + 1.0 / 64.0))
+        loose = np.maximum(loose, np.where(facts["reused_bytes"] > 0, facts["once_most_bytes"], 0.0))
+    else:
+        buffers = ahead * buffered
+    single = np.maximum(facts["once_most_bytes"], crossing)
+    staged = np.maximum(
+        buffers + np.maximum(loose, crossing), facts["once_most_bytes"] * (facts["resident_bytes"] > 0)
+    )
+    return np.asarray(np.where(depth > 1, staged, single))
+
+
+def _exchanged_bytes(facts: FactColumns, warps: Array) -> Array:
+    """What warps exchange in the largest reduction, [n]."""
     across = facts["reduced_across"]
     sharing = np.where(across > 0, facts["reduced_length"], facts["reduced_length"] / 32.0)
     spread = np.where(across > 0, VECTOR_ELEMENTS * 32.0 * warps / np.maximum(across, 1.0), warps)
     sharing = np.minimum.reduce([warps, sharing, spread])
-    exchanged = np.where(sharing > 1.0, np.maximum(sharing, 1.0) * facts["reduced_bytes"], 0.0)
-    during = facts["reduced_inside"] * exchanged
-    once = np.maximum.reduce([facts["straight_dot_bytes"], facts["turned_bytes"], exchanged])
-    return np.asarray(np.maximum(buffers + held + during, once))
+    return np.asarray(np.where(sharing > 1.0, np.maximum(sharing, 1.0) * facts["reduced_bytes"], 0.0))
+
+
+def _epilogue_bytes(
+    facts: FactColumns, warps: Array, groups: npt.NDArray[np.bool_], device: DeviceSpec
+) -> Array:
+    """What a tile takes on its way from a dot's layout to the one that memory is written in, [n].
+
+    Both layouts give the bits of an element's row and column to registers, lanes and warps (`GenericSwizzling`, 3.5
+    on). Those that both give to registers are done one after another, but for the ones that one access holds.
+    """
+    rows, columns, bits = (facts[f"epilogue_{name}"] for name in ("rows", "columns", "bits"))
+    log_warps = np.log2(np.maximum(warps, 1.0))
+    m, n = np.log2(np.maximum(rows, 1.0)), np.log2(np.maximum(columns, 1.0))
+    down, along = _dot_warps(rows, columns, log_warps, groups)
+    vector = np.minimum(facts["epilogue_vector"], 128.0 / np.maximum(bits, 1.0))
+    vector = np.log2(np.clip(vector, 1.0, np.maximum(1.0, rows * columns / 32.0 / warps)))
+    lanes = np.clip(n - vector, 0.0, 5.0)
+    beside = np.clip(n - vector - lanes, 0.0, log_warps)
+    above = 5.0 - lanes + log_warps - beside
+    common = (vector >= 1) + np.maximum(0.0, vector - 3.0 - along) + ((above <= 3) & (m > 3))
+    common = common + np.maximum(0.0, n - np.maximum(3.0 + along, vector + lanes + beside))
+    common = common + np.maximum(0.0, m - np.maximum(4.0 + down, above))
+    thin = (n > 4) & ((along == 0) | ((n >= 8) & (along <= 2)))
+    held = np.where(bits == 16, np.where(thin, 1.0, 3.0), 2.0)
+    tile = rows * columns * bits / 8.0
+    parted = tile / 2.0 ** np.maximum(0.0, common - held)
+    tensor = groups & (device.tensor_memory_bytes > 0)
+    whole = (facts["copied_out"] > 0) | tensor
+    return np.asarray(np.where(whole, tile, parted))
+
+
+def _dot_warps(
+    rows: Array, columns: Array, log_warps: Array, groups: npt.NDArray[np.bool_]
+) -> tuple[Array, Array]:
+    """log2 of a dot's warps (down its rows, along its columns), [n] each (`AccelerateMatmul`)."""
+    down, along = np.where(groups, 2.0, 0.0), np.zeros(len(rows))
+    for _ in range(5):
+        left = down + along < log_warps
+        tall = rows / 16.0 / 2.0**down >= columns / 16.0 / 2.0**along
+        more = left & np.where(groups, rows > 16.0 * 2.0**down, tall & (rows >= 32.0 * 2.0**down))
+        down, along = down + more, along + (left & ~more)
+    return down, along
+
+
+def tensor_columns(facts: FactColumns, warps: Array, device: DeviceSpec) -> Array:
+    """Columns of tensor memory that accumulators take, [n], a power of two; at most 512 can be had."""
+    columns = np.where(
+        _uses_warp_groups(facts, warps, device) & (device.tensor_memory_bytes > 0),
+        facts["accumulator_bytes"] / 512.0,
+        0.0,
+    )
+    return np.asarray(np.where(columns > 0, 2.0 ** np.ceil(np.log2(np.maximum(columns, 1.0))), 0.0))
 
 
 @dataclass(frozen=True)
@@ -313,13 +453,12 @@ def _launch(
         threads=device.warp_size * warps,
         programs=np.maximum(1.0, np.array([sizes[g] for g in grids])),
         limits=register_limits(configs, device),
-        groups=_uses_warp_groups(facts, warps, device.warp_groups),
+        groups=_uses_warp_groups(facts, warps, device),
     )
 
 
 def _shared_bytes_per_block(facts: FactColumns, launch: _Launch, device: DeviceSpec) -> Array:
-    rules = device.warp_groups, device.spare_buffers, device.operands_held
-    shared = shared_bytes(facts, launch.halves, launch.stages, *rules)
+    shared = shared_bytes(facts, launch.halves, launch.stages, device, launch.groups)
     # Blocks that share a program divide its tiles; each has whole rows, or columns, of a product's operands.
     return shared / np.where(facts["dot_flops"] > 0, np.sqrt(launch.ctas), launch.ctas)
 

@@ -70,16 +70,18 @@ class Architecture:
     """Memory beside the registers that holds the accumulators of such products."""
     matrix_rows: int = 64
     """Rows of a product below which units of the matrix cores stay idle."""
-    spare_buffers: int = 0
-    """Buffers that a pipelined loop keeps beyond one for each stage that it loads ahead."""
     operands_held: bool = True
     """Operands that a loop does not load also lie in shared memory while it runs."""
+    clusters: bool = False
+    """Several blocks may share one program: `num_ctas` above 1."""
+    copies_ahead: bool = False
+    """AMD's hardware copies into shared memory by itself: one buffer more, in a padded layout (Triton 3.8 on)."""
 
 
 _VOLTA = Architecture(shared_memory_bytes=96 * _KIB, fp32_lanes=64)
 _AMPERE = Architecture(threads=1536, programs=16)
 _ADA = replace(_AMPERE, programs=24)
-_HOPPER = Architecture(shared_memory_bytes=227 * _KIB, warp_groups=True)
+_HOPPER = Architecture(shared_memory_bytes=227 * _KIB, warp_groups=True, clusters=True)
 _BLACKWELL = replace(_HOPPER, tensor_memory_bytes=256 * _KIB)
 _CDNA2 = Architecture(
     warp_size=64,
@@ -120,15 +122,18 @@ _ARCHITECTURES = {
     ("cuda", "90"): _HOPPER,
     ("cuda", "100"): _BLACKWELL,
     ("cuda", "103"): _BLACKWELL,
-    ("cuda", "120"): _ADA,
-    ("cuda", "121"): _ADA,
+    ("cuda", "120"): replace(_ADA, clusters=True),
+    ("cuda", "121"): replace(_ADA, clusters=True),
     ("hip", "gfx90a"): _CDNA2,
     ("hip", "gfx942"): _CDNA2,
-    ("hip", "gfx950"): replace(_CDNA2, shared_memory_bytes=160 * _KIB, spare_buffers=1),
+    ("hip", "gfx950"): replace(_CDNA2, shared_memory_bytes=160 * _KIB, copies_ahead=True),
     ("hip", "gfx1100"): _RDNA3,
     ("hip", "gfx1101"): _RDNA3,
+    ("hip", "gfx1150"): _RDNA3,
+    ("hip", "gfx1151"): _RDNA3,
     ("hip", "gfx1200"): _RDNA3,
     ("hip", "gfx1201"): _RDNA3,
+    ("hip", "gfx1250"): replace(_RDNA3, shared_memory_bytes=320 * _KIB, clusters=True, copies_ahead=True),
     ("xpu", "pvc"): _XE,
     ("xpu", "bmg"): _XE,
 }

@@ -157,10 +157,10 @@ class Candidate(Record, label="candidate", lenient=True, order=("variant", "conf
         return digest(self.variant, self.config.to_json())
 
 
-_SHARED_MEMORY = re.compile(
-    r"out of resource: (shared memory|triton_\S+ Required: \d+ Hardware limit: ?\d{5})"
-)
-"""In messages of Triton, and of Inductor, which names the kernel in place of the resource: no other has such limits."""
+_SHORTAGE = re.compile(r"out of resource: (.{1,200}?),? Required: (\d+),? Hardware limit: ?(\d+)")
+"""In messages of Triton, and of Inductor, which names the kernel in place of the resource."""
+_LEAST_SHARED_LIMIT = 10_000
+"""No other resource has limits above it."""
 IN_TURNS = "-turns"
 """Ends the protocol of times that were taken side by side."""
 
@@ -208,10 +208,16 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
         return self.outcome is Outcome.OK
 
     @property
-    def exceeds_shared_memory(self) -> bool:
-        """Whether a message says that it needs more shared memory than there is, and not more of something else."""
-        message = str(self.extra.get("message", ""))
-        return self.outcome is Outcome.OUT_OF_RESOURCES and _SHARED_MEMORY.search(message) is not None
+    def shared_bytes(self) -> int | None:
+        """Bytes of shared memory that the compiled candidate takes, of its metadata or of the failure's message."""
+        held = self.extra.get("shared")
+        if isinstance(held, int) and not isinstance(held, bool):
+            return held
+        shortage = _SHORTAGE.search(str(self.extra.get("message", "")))
+        if self.outcome is not Outcome.OUT_OF_RESOURCES or shortage is None:
+            return None
+        memory = "shared memory" in shortage[1] or int(shortage[3]) > _LEAST_SHARED_LIMIT
+        return int(shortage[2]) if memory else None
 
     @property
     def in_turns(self) -> bool:

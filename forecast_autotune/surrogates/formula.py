@@ -34,7 +34,7 @@ from forecast_autotune.surrogates.covariance import (
     noise,
     unshared_leaves,
 )
-from forecast_autotune.surrogates.prior import VERSION, Prior, formula_prior
+from forecast_autotune.surrogates.prior import VERSION, Prior, formula_prior, memory_failure
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.relatives import Kinship, kinship, problem_distance
 
@@ -74,6 +74,12 @@ class _RelativeObservations:
     correlation: list[float]
     kinship: Kinship
     """See `relatives.kinship`."""
+
+
+_LEAST_SHARED = 64.0
+"""Bytes below which no error of a forecast matters."""
+_KERNELS_ERROR = 0.7
+"""Share of an error of forecast bytes that all configs of a kernel have in common."""
 
 
 class AnalyticSurrogate:
@@ -349,22 +355,41 @@ def _borrowed_texts(
 def _failures(
     before: Prior, row: Mapping[Candidate, int], points: Array, measured: Sequence[Measurement]
 ) -> Array:
-    """P(failure) after what was seen: too much shared memory is too little for more, else neighbours fail alike."""
-    p_fail = before.p_fail.copy()
-    for m in latest_labels(measured).values():
-        i = row.get(m.candidate)
-        if i is None:
-            continue
+    """P(failure) after what was seen: bytes that were taken correct those of the others, else neighbours fail alike."""
+    labels = {row[m.candidate]: m for m in latest_labels(measured).values() if m.candidate in row}
+    taken = {i: m.shared_bytes for i, m in labels.items()}
+    p_fail = _corrected_failure(before, points, {i: float(size) for i, size in taken.items() if size})
+    for i, m in labels.items():
         if m.ok:
             if before.informed:
                 p_fail[before.shared <= before.shared[i]] *= 0.5
-            continue
-        if m.exceeds_shared_memory and before.informed and before.shared[i] > 0:
-            worse = before.shared >= before.shared[i]
-            p_fail[worse] = np.maximum(p_fail[worse], 0.95)
-        near = np.exp(-((points - points[i]) ** 2).sum(axis=1))
-        p_fail = np.maximum(p_fail, 0.9 * near)
-    for m in latest_labels(measured).values():
-        if m.candidate in row:
-            p_fail[row[m.candidate]] = 0.0 if m.ok else 1.0
+        elif taken[i] is None or before.doubt is None:
+            near = np.exp(-((points - points[i]) ** 2).sum(axis=1))
+            p_fail = np.maximum(p_fail, 0.9 * near)
+    for i, m in labels.items():
+        p_fail[i] = 0.0 if m.ok else 1.0
     return p_fail
+
+
+def _corrected_failure(before: Prior, points: Array, taken: Mapping[int, float]) -> Array:
+    """P(failure) once the bytes of shared memory that some rows take are known, `taken`.
+
+    The forecasts' errors in log2 are a Gaussian process: most of an error is the kernel's, the rest its neighbours'.
+    What the rules were sure of, and was otherwise, makes all of them doubted.
+    """
+    if before.doubt is None or not taken:
+        return before.p_fail.copy()
+    rows = np.array(list(taken))
+    said = np.log2(np.maximum(before.shared, _LEAST_SHARED))
+    error = np.log2(np.maximum(list(taken.values()), _LEAST_SHARED)) - said[rows]
+    near = np.exp(-((points[:, None, :] - points[None, rows, :]) ** 2).sum(axis=2))
+    doubt = before.doubt
+    kernel = doubt[:, None] * doubt[rows] * (_KERNELS_ERROR + (1.0 - _KERNELS_ERROR) * near)
+    own = kernel[rows] + 1e-6 * np.eye(len(rows))
+    scale = max(1.0, float(error @ np.linalg.solve(own, error)) / len(rows))
+    gain = np.linalg.solve(own, kernel.T)
+    left = np.sqrt(scale * np.maximum(doubt**2 - (kernel.T * gain).sum(axis=0), 1e-6))
+    corrected = memory_failure(2.0 ** (said + error @ gain), left, before.limit)
+    # What speaks against a candidate besides its bytes stays.
+    besides = before.p_fail - memory_failure(before.shared, doubt, before.limit)
+    return np.asarray(np.clip(corrected + np.maximum(besides, 0.0), 0.0, 0.99))

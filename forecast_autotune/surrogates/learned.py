@@ -31,14 +31,14 @@ import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.devices import device_spec, is_measured_device
 from forecast_autotune.features.feature_vectors import VERSION as VECTOR
 from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
-from forecast_autotune.surrogates.prior import Prior, doubted_failure
+from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 
 LEARNED_HYPERPARAMETERS = Hyperparameters(
@@ -182,9 +182,11 @@ class LearnedSurrogate(AnalyticSurrogate):
         features, of = _distinct_rows(features)
         residual = self.model.residual(features).mean(axis=1)
         p_fail = formula.p_fail
-        if self.model.failure is not None:
-            p_fail = _combine_failure_odds(p_fail, self.model.failure(features).mean(axis=1)[of])
-            p_fail = doubted_failure(p_fail, device)
+        if self.model.failure is not None and is_measured_device(query.problem.device):
+            learned = _combine_failure_odds(p_fail, self.model.failure(features).mean(axis=1)[of])
+            p_fail = np.where(
+                p_fail > 0.5, p_fail, learned
+            )  # bytes that rules explain are no matter of experience
         mean = formula.mean + self.model.weight * residual[of]
         leaves = self.model.kin.leaves(features)[of]
         return replace(formula, mean=mean, p_fail=p_fail, leaves=leaves, training_distance=away)

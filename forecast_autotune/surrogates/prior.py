@@ -13,7 +13,15 @@ import numpy.typing as npt
 from forecast_autotune.features.argument_sizes import tensor_bytes
 from forecast_autotune.features.candidate_list import CandidateList, TraceUnits
 from forecast_autotune.features.config_encoder import ConfigEncoder
-from forecast_autotune.features.cost import NUMERIC_FACTS, PARTS, VERSION, CostBreakdown, FactColumns, costs
+from forecast_autotune.features.cost import (
+    NUMERIC_FACTS,
+    PARTS,
+    VERSION,
+    CostBreakdown,
+    FactColumns,
+    costs,
+    tensor_columns,
+)
 from forecast_autotune.features.devices import DeviceSpec, device_spec
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
 from forecast_autotune.features.traced_texts import facts_by_unit as kept
@@ -22,10 +30,15 @@ from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 
-_MOST_UNCHECKED_FAILURE = 0.6
-"""P(failure) at most on other vendors' devices, whose compilers share buffers by rules of their own: twice the
-truth was estimated for attention (`benchmarks/devices/compiled_targets.py`). Such a candidate is tried late, and
-none that works is refused."""
+_LEAST_FAILURE, _SURE_FAILURE = 0.01, 0.98
+_DOUBT = {"loop": 0.03, "chain": 0.3, "other": 1.0}
+"""Standard deviation of log2(bytes taken / bytes forecast): of loops with dots, of such whose dots feed each other, and
+of all else, over kernels that no rule was written for (`benchmarks/compile_facts`)."""
+_INTERPOLATED_DOUBT = 0.5
+"""The same beside it, where a candidate's own TTIR was not read."""
+_MOST_OPAQUE_FAILURE = 0.8
+"""P(failure) at most where no rule explains the bytes: such a candidate is tried late, never refused."""
+_TENSOR_COLUMNS = 512
 
 __all__ = ["VERSION", "Prior", "formula_prior", "prior_from_facts"]
 
@@ -41,6 +54,7 @@ class Prior:
     shared: Array
     """Estimated shared memory, bytes."""
     p_fail: Array
+    """Before anything was compiled."""
     informed: bool
     """False when no candidate had TTIR, a grid and loop bounds: the means say nothing."""
     exact: npt.NDArray[np.bool_]
@@ -54,6 +68,10 @@ class Prior:
     """Distance of the kernel from those that were learned from (`learned.TrainingCorpus`); None where nothing was."""
     same_as: npt.NDArray[np.intp] | None = None
     """Row that stands for each candidate's binary, [n]; None where each may be one of its own."""
+    doubt: Array | None = None
+    """Standard deviation of log2(`shared`), [n]; None where nothing is known of it."""
+    limit: int = 0
+    """Bytes of shared memory that a program may have."""
 
 
 def formula_prior(
@@ -109,9 +127,25 @@ def prior_from_facts(
 ) -> Prior:
     """The formula on facts of n candidates, wherever they come from; `unique` is the bytes of all tensors."""
     cost = costs(table, grids, configs, device, unique)
-    p_fail = _failure(cost.shared_bytes, cost.registers, device.shared_memory_bytes)
-    p_fail = doubted_failure(p_fail, device)
-    return Prior(np.log2(cost.total_ms), cost.parts(), cost.shared_bytes, p_fail, True, exact, table, cost)
+    doubt = np.hypot(_doubt(table), np.where(exact, 0.0, _INTERPOLATED_DOUBT))
+    p_fail = memory_failure(cost.shared_bytes, doubt, device.shared_memory_bytes)
+    p_fail = np.minimum(p_fail, np.where(table["opaque"] > 0, _MOST_OPAQUE_FAILURE, 1.0))
+    warps = np.array([float(c.num_warps) for c in configs])
+    hopeless = tensor_columns(table, warps, device) > _TENSOR_COLUMNS
+    hopeless |= np.array([c.num_ctas > 1 and not device.clusters for c in configs], dtype=bool)
+    p_fail = np.where(hopeless, _SURE_FAILURE, p_fail + 0.05 * (cost.registers > 512) * (p_fail < 0.5))
+    return Prior(
+        np.log2(cost.total_ms),
+        cost.parts(),
+        cost.shared_bytes,
+        p_fail,
+        True,
+        exact,
+        table,
+        cost,
+        doubt=doubt,
+        limit=device.shared_memory_bytes,
+    )
 
 
 def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Sequence[tuple[int, ...] | None]:
@@ -130,17 +164,21 @@ def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Seque
     return [grid or (max(1, round(total / one)),) for grid, one in zip(given, work, strict=True)]
 
 
-def doubted_failure(p_fail: Array, device: DeviceSpec) -> Array:
-    """P(failure) as far as it is believed before any failure was seen; see `_MOST_UNCHECKED_FAILURE`."""
-    return p_fail if device.backend == "cuda" else np.minimum(p_fail, _MOST_UNCHECKED_FAILURE)
+def _doubt(facts: FactColumns) -> Array:
+    """Standard deviation of log2(bytes taken / bytes forecast), [n], by what the kernel does."""
+    chain = (facts["chained_most_bytes"] > 0) | (facts["loop_dots"] > 2)
+    kinds = np.where(chain, _DOUBT["chain"], _DOUBT["loop"])
+    explained = (facts["loop_dots"] > 0) & (facts["opaque"] == 0)
+    return np.asarray(np.where(explained, kinds, _DOUBT["other"]))
 
 
-def _failure(shared: Array, registers: Array, limit: int) -> Array:
-    """P(failure): certain well past the shared-memory limit, unsure around it, rare below."""
-    ratio = shared / max(limit, 1)
-    steep = 1.0 / (1.0 + np.exp(-40.0 * (ratio - 1.03)))
-    heavy = 0.05 * (registers > 512)
-    return np.clip(0.01 + 0.98 * steep + heavy, 0.0, 0.99)
+def memory_failure(shared: Array, doubt: Array, limit: int) -> Array:
+    """P(failure) of candidates that take `shared` bytes, give or take `doubt`, where there are `limit`, [n] each."""
+    beyond = (np.log2(np.maximum(shared, 1.0)) - math.log2(max(limit, 1))) / doubt
+    return np.asarray(
+        _LEAST_FAILURE
+        + (_SURE_FAILURE - _LEAST_FAILURE) / (1.0 + np.exp(np.clip(-1.702 * beyond, -50.0, 50.0)))
+    )  # nearly the normal distribution's
 
 
 def _read_facts(

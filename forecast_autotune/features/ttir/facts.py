@@ -146,6 +146,40 @@ class SharedMemoryUse:
     """Its results, where it is not along the last dimension: threads are spread over those first."""
     reduced_inside: float = 0.0
     """1 when this reduction runs while the loop above keeps its buffers."""
+    narrow_bytes: float = 0.0
+    """The part of `direct_bytes` that a thread loads in less than 4 bytes at once: no hardware copies it ahead."""
+    narrow_most_bytes: float = 0.0
+    """The largest of these loads."""
+    least_direct_bytes: float = 0.0
+    """The smallest of the other direct loads, which many warps load in less than 4 bytes each."""
+    across_bytes: float = 0.0
+    """Direct loads that lie in memory along another dimension than the one that is summed over."""
+    reused_bytes: float = 0.0
+    """Direct loads that several dots read."""
+    filled_bytes: float = 0.0
+    """Direct loads whose masked elements are something else than 0."""
+    once_most_bytes: float = 0.0
+    """The largest operand of a dot, wherever it comes from."""
+    chained_most_bytes: float = 0.0
+    """The largest of what `chained_bytes` sums up."""
+    loop_dots: float = 0.0
+    """Dots in one iteration."""
+    precise: float = 0.0
+    """1 when a dot of the loop multiplies fp32 or fp64 as they are, which no tensor core of NVIDIA's does."""
+    epilogue_rows: float = 0.0
+    """The largest tile that is stored in the layout of memory and was computed in that of a dot; 0 without one."""
+    epilogue_columns: float = 0.0
+    epilogue_bits: float = 0.0
+    epilogue_vector: float = 1.0
+    """Neighbouring elements that a thread stores at once."""
+    epilogue_inside: float = 0.0
+    """1 when it is stored while the loop above keeps its buffers."""
+    copied_out: float = 0.0
+    """1 when it is stored through a descriptor, whole."""
+    added_bytes: float = 0.0
+    """The largest tile of fp32 at least that atomics add to memory."""
+    opaque: float = 0.0
+    """1 when the function has something that these rules do not explain: its bytes are a guess."""
 
 
 @dataclass(frozen=True)

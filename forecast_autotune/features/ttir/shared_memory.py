@@ -33,6 +33,12 @@ _CASTS = frozenset(
 )
 _STAGES = re.compile(r"tt\.num_stages = (\d+)")
 _ORDER = re.compile(r"array<i32: ([\d, ]+)>")
+_ZERO = re.compile(r"dense<-?0(?:\.0+e\+00)?>|: *0\b")
+_OPAQUE_LOOP = re.compile(r"tt\.(?:flatten|warp_specialize)")
+_OPAQUE = frozenset(
+    ("tt.dot_scaled", "tt.gather", "tt.histogram", "tt.cat", "tt.join", "tt.descriptor_gather")
+)
+"""Operations whose shared memory no rule here explains."""
 _MIN_ASYNC_COPY_BITS = 32
 """The narrowest access that hardware copies into shared memory by itself."""
 
@@ -45,6 +51,8 @@ class AccessPattern:
     """Elements that lie next to each other."""
     axis: int | None
     """The dimension along which they do; None when it cannot be seen, or for less than two dimensions."""
+    vector: int = 1
+    """Neighbouring elements that a thread moves at once, as alignment and mask allow."""
 
 
 def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPattern]) -> SharedMemoryUse:
@@ -54,6 +62,7 @@ def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPatt
     loops = [op for op in every if op.name in ("scf.for", "scf.while")]
     inside: set[int] = set()
     busy: set[int] = set()
+    fullest: set[int] = set()
     best: dict[str, float] = {}
     for loop in loops:
         body = list(walk_ops(list(nested_blocks(loop)), into_loops=False))
@@ -61,14 +70,48 @@ def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPatt
         value = _loop_parts(loop, body, makers, accesses)
         if _three_stage_bytes(value) > _three_stage_bytes(best):
             # A product's layout keeps each row within a warp: reductions next to it exchange nothing.
-            best, busy = value, {id(op) for op in body} if "streamed_bytes" in value else set()
+            best, fullest = value, {id(op) for op in body}
+            busy = fullest if "streamed_bytes" in value else set()
     straight = [op for op in every if op.name in DOTS and id(op) not in inside]
+    best.setdefault("once_most_bytes", max((t.nbytes for op in straight for t in op.inputs[:2]), default=0.0))
     return SharedMemoryUse(
         **best,
         **_reduction_parts(every, busy),
+        **_epilogue_parts(every, fullest, accesses),
         straight_dot_bytes=max((_operand_bytes(op) for op in straight), default=0.0),
         turned_bytes=_transposed_bytes(every, accesses),
+        opaque=float(any(op.name in _OPAQUE or _OPAQUE_LOOP.search(op.text) for op in every)),
     )
+
+
+def _epilogue_parts(
+    every: Sequence[Op], fullest: Set[int], accesses: Mapping[int, AccessPattern]
+) -> dict[str, float]:
+    """The parts about the largest tile that was computed in a dot's layout and leaves in that of memory."""
+    shapes = {op.outputs[0].shape for op in every if op.name in DOTS}
+    best: dict[str, float] = {}
+    most = added = 0.0
+    for op in every if shapes else ():
+        if op.name in ATOMICS and op.inputs and op.inputs[0].shape in shapes:
+            added = max(added, op.inputs[0].elements * max(32, op.inputs[0].loaded_type().bits) / 8)
+        if op.name not in STORES or not op.inputs:
+            continue
+        tile = op.inputs[-1] if len(op.inputs) > 1 else op.inputs[0].loaded_type()
+        described = op.name != "tt.store"
+        if described:
+            tile = op.inputs[0].loaded_type()
+        if tile.shape not in shapes or len(tile.shape) != 2 or tile.nbytes <= most:
+            continue
+        most, access = tile.nbytes, accesses.get(id(op))
+        best = {
+            "epilogue_rows": float(tile.shape[0]),
+            "epilogue_columns": float(tile.shape[1]),
+            "epilogue_bits": float(tile.bits),
+            "epilogue_vector": float(access.vector if access is not None else 1),
+            "epilogue_inside": float(id(op) in fullest),
+            "copied_out": float(described),
+        }
+    return {**best, "added_bytes": added}
 
 
 def chained(blocks: Sequence[Block]) -> list[Op]:
@@ -135,21 +178,25 @@ def _loop_parts(
     direct: dict[int, float] = {}
     resident: dict[str, float] = {}
     chained: dict[str, float] = {}
-    cast, crosswise = 0.0, 0.0
+    cast, crosswise, across = 0.0, 0.0, 0.0
     last: dict[int, int] = {}
+    uses: dict[int, int] = {}
     for order, dot in enumerate(dots):
         for place, (name, type_) in enumerate(zip(_dot_inputs(dot), dot.inputs, strict=False)):
             root, changed = _operand_source(name, local, makers)
             maker = local.get(root)
             if maker is not None and maker.name in LOADS:
                 last[id(maker)] = order
-                if place < 2 and type_.bits != 16 and _is_crosswise(name, place, local, accesses):
+                uses[id(maker)] = uses.get(id(maker), 0) + 1
+                lies_across = place < 2 and _is_crosswise(name, place, local, accesses)
+                across += type_.nbytes if lies_across and not changed else 0.0
+                if lies_across and type_.bits != 16:
                     crosswise += type_.nbytes
                 if changed and place:
                     cast = max(cast, type_.nbytes)
                 elif not changed:
                     direct[id(maker)] = maker.outputs[0].nbytes
-            elif _is_elementwise(root, local):
+            elif _is_elementwise(root, local, makers):
                 if place:
                     cast = max(cast, type_.nbytes)
             elif place == 0 and _stays_in_registers(root, changed, local, makers):
@@ -157,7 +204,20 @@ def _loop_parts(
             else:
                 resident[root] = type_.nbytes
     reached = [op for op in copied if id(op) in levels and id(op) not in direct]
+    sources = [op for op in loads if id(op) in direct]
+    narrow = [direct[id(op)] for op in sources if not _is_wide(op, accesses)]
+    wide = [op for op in sources if _is_wide(op, accesses)]
     return {
+        "narrow_bytes": math.fsum(narrow),
+        "narrow_most_bytes": max(narrow, default=0.0),
+        "least_direct_bytes": min((direct[id(op)] for op in wide), default=0.0),
+        "across_bytes": across,
+        "reused_bytes": math.fsum(direct[id(op)] for op in wide if uses[id(op)] > 1),
+        "filled_bytes": math.fsum(direct[id(op)] for op in wide if _is_filled(op, makers)),
+        "once_most_bytes": max(t.nbytes for dot in dots for t in dot.inputs[:2]),
+        "chained_most_bytes": max(chained.values(), default=0.0),
+        "loop_dots": float(len(dots)),
+        "precise": float(any(_is_precise(dot) for dot in dots)),
         "direct_bytes": math.fsum(direct.values()),
         "indirect_bytes": math.fsum(op.outputs[0].nbytes for op in reached),
         "direct_once_bytes": _peak_operand_bytes(body, last),
@@ -173,6 +233,27 @@ def _loop_parts(
 def _is_async_copy(load: Op, accesses: Mapping[int, AccessPattern]) -> bool:
     access = accesses.get(id(load))
     return access is None or access.run * load.outputs[0].bits >= _MIN_ASYNC_COPY_BITS
+
+
+def _is_wide(load: Op, accesses: Mapping[int, AccessPattern]) -> bool:
+    """Whether a thread loads 4 bytes at once, as far as alignment and mask decide it; descriptors always do."""
+    access = accesses.get(id(load))
+    if load.name != "tt.load" or access is None:
+        return True
+    return access.vector * load.outputs[0].bits >= _MIN_ASYNC_COPY_BITS
+
+
+def _is_filled(load: Op, makers: Mapping[str, Op]) -> bool:
+    """Whether masked elements become something else than 0, which no hardware copy does."""
+    other = makers.get(load.operands[2]) if load.name == "tt.load" and len(load.operands) > 2 else None
+    return other is not None and (other.name != "arith.constant" or _ZERO.search(other.text) is None)
+
+
+def _is_precise(dot: Op) -> bool:
+    left = dot.inputs[0]
+    return left.kind == "float" and (
+        left.bits == 64 or (left.bits == 32 and "inputPrecision" not in dot.text)
+    )
 
 
 def _operand_source(name: str, local: Mapping[str, Op], makers: Mapping[str, Op]) -> tuple[str, bool]:
@@ -217,11 +298,18 @@ def _stays_in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: 
     return False
 
 
-def _is_elementwise(root: str, local: Mapping[str, Op]) -> bool:
+def _is_elementwise(root: str, local: Mapping[str, Op], makers: Mapping[str, Op]) -> bool:
     """Whether an operand is computed element by element from loads, which then take its layout."""
     seen, left = {root}, [root]
     while left:
-        op = local.get(left.pop())
+        name = left.pop()
+        op = local.get(name)
+        if (
+            op is None
+            and (op := makers.get(name)) is not None
+            and op.name not in ("arith.constant", "tt.splat")
+        ):
+            op = None
         if op is None:
             return False
         if op.name in LOADS or op.name in ("arith.constant", "tt.splat"):

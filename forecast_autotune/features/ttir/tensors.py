@@ -81,6 +81,11 @@ def result_strides(op: Op, known: Mapping[str, Strides], values: Mapping[str, Va
         match = _AXIS.search(op.text)
         axis = int(match.group(1)) if match else 0
         return (*first[:axis], _CONSTANT_STRIDE, *first[axis:])
+    if name == "tt.reshape":
+        kept = [step for step, n in zip(first, op.inputs[0].shape, strict=True) if n > 1]
+        if [n for n in op.inputs[0].shape if n > 1] != [n for n in shape if n > 1]:
+            return _unknown_strides(shape)
+        return tuple(kept.pop(0) if n > 1 else _CONSTANT_STRIDE for n in shape)
     if name == "tt.broadcast":
         return tuple(
             _CONSTANT_STRIDE if n == 1 else s for s, n in zip(first, op.inputs[0].shape, strict=True)

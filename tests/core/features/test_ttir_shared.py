@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.features.cost import FactColumns, costs, shared_bytes
-from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.devices import datasheet_device, device_spec
 from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
 from forecast_autotune.records import Config, Device
 
@@ -30,10 +30,10 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
 
 
-def estimate(read: TtirFacts, warps: int, stages: int, *, warp_groups: bool = True) -> float:
+def estimate(read: TtirFacts, warps: int, stages: int, *, model: str = "h200") -> float:
     """Bytes for one config."""
     given = np.array([float(warps)]), np.array([float(stages)])
-    return float(shared_bytes(FactColumns.of([read]), *given, warp_groups)[0])
+    return float(shared_bytes(FactColumns.of([read]), *given, device_spec(datasheet_device(model)))[0])
 
 
 def read(fn: Any, pointers: dict[str, Any], meta: dict[str, int]) -> TtirFacts:
@@ -162,7 +162,7 @@ def test_loads_that_wait_for_loads_share_the_stages() -> None:
 def test_other_cards_have_no_warp_groups() -> None:
     got = read(product, PRODUCT, {"BM": 64, "BN": 64, "BK": 32})
     tiles = 2 * 32 * (64 + 64)
-    assert (estimate(got, 4, 3), estimate(got, 4, 3, warp_groups=False)) == (3 * tiles, 2 * tiles)
+    assert (estimate(got, 4, 3), estimate(got, 4, 3, model="a100")) == (3 * tiles, 2 * tiles)
     hopper = device_spec(Device("NVIDIA H100 80GB HBM3", "cuda", "90"))
     ada = device_spec(Device("NVIDIA GeForce RTX 4090", "cuda", "89"))
     assert (hopper.warp_groups, ada.warp_groups) == (True, False)

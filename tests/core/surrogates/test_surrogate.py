@@ -105,18 +105,50 @@ def shared(candidate: Candidate, *, warp_groups: bool = True) -> int:
     return 2 * (p["num_stages"] - 1 + grouped) * p["BK"] * (p["BM"] + p["BN"])
 
 
-def test_running_out_of_resources_rules_out_whoever_needs_more() -> None:
+def test_bytes_of_a_failure_correct_the_others_of_the_kernel() -> None:
+    """All take a fifth more than was forecast: what is then too large is refused, and nothing besides."""
     query = products()
     sizes = np.array([shared(c) for c in query.candidates])
     before = AnalyticSurrogate().forecast(query)
+    limit = 232448
+    victims = [next(int(i) for i in np.argsort(sizes) if 1.2 * sizes[i] > limit), int(np.argmin(sizes))]
+    seen = [
+        replace(
+            out_of("shared memory", query.problem.id, query.candidates[victims[0]]),
+            extra=taken(1.2 * sizes[victims[0]]),
+        ),
+        Measurement(
+            query.problem.id,
+            query.candidates[victims[1]],
+            Outcome.OK,
+            1.0,
+            extra={"shared": int(1.2 * sizes[victims[1]])},
+        ),
+    ]
+    after = AnalyticSurrogate().forecast(replace(query, measured=seen))
+    assert after.p_fail[victims[0]] == 1.0
+    assert (after.p_fail[sizes > limit] >= REFUSED).all()
+    assert (after.p_fail[1.3 * sizes < limit] < 0.5).all()
+    assert (before.p_fail[1.3 * sizes < limit] < REFUSED).all()
+
+
+def test_a_failure_refuses_none_that_may_fit() -> None:
+    """Bytes that the rules got wrong make all of them doubted: the same failure used to refuse whatever needs more."""
+    query = products()
+    sizes = np.array([shared(c) for c in query.candidates])
     victim = int(np.argsort(sizes)[len(sizes) // 2])
-    failure = out_of("shared memory", query.problem.id, query.candidates[victim])
-    after = AnalyticSurrogate().forecast(replace(query, measured=[failure]))
+    after = AnalyticSurrogate().forecast(
+        replace(query, measured=[out_of("shared memory", query.problem.id, query.candidates[victim])])
+    )
     assert after.p_fail[victim] == 1.0
-    assert (after.p_fail[sizes >= sizes[victim]] >= 0.8).all()
-    assert (after.p_fail >= before.p_fail).all()
-    smallest = int(np.argmin(sizes))
-    assert after.p_fail[smallest] < 0.5
+    others = np.delete(np.arange(len(sizes)), victim)
+    assert (after.p_fail[others][sizes[others] < 232448] < REFUSED).all()
+
+
+def taken(required: float, limit: int = 232448) -> dict[str, str]:
+    """What Triton says of a candidate that takes so many bytes."""
+    said = f"out of resource: shared memory, Required: {int(required)}, Hardware limit: {limit}. Reducing"
+    return {"message": f"OutOfResources: {said}"}
 
 
 def out_of(resource: str, problem: str, candidate: Candidate, limit: int = 232448) -> Measurement:
@@ -143,7 +175,7 @@ def test_a_failure_says_nothing_of_another_resource(resource: str) -> None:
     assert (after.p_fail[others] < REFUSED).sum() == (before.p_fail[others] < REFUSED).sum() > 1
     said = "out of resource: triton_mm Required: 278528 Hardware limit:232448 Reducing block sizes"
     inductors = replace(failure, extra={"message": f"RuntimeError: No valid triton configs. {said}"})
-    assert inductors.exceeds_shared_memory, "its limit is of nothing else"
+    assert inductors.shared_bytes == 278528, "its limit is of nothing else"
 
 
 def test_running_vouches_for_whoever_needs_less() -> None:
