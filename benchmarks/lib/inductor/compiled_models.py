@@ -1,4 +1,4 @@
-"""Models that users compile, with random weights: a few layers of each, in the sizes of published models.
+"""Models that users compile, with random weights: a few layers of most, in the sizes of published models.
 
 On a CPU all of them are small, to see that scripts work.
 """
@@ -242,13 +242,30 @@ class FourActivations(nn.Module):
         return x
 
 
+def _whole(kind: str, small: bool) -> CompiledModel:
+    """All layers of ViT-B/16, ResNet-18, or Qwen2 0.5B without its embedding."""
+    if kind == "qwen2":
+        sizes: dict[str, Any] = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+        sizes |= {"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 128, "use_cache": False}
+        name, inputs = "inputs_embeds", torch.randn(1, 1024, 896)
+    elif kind == "resnet":
+        sizes = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+        name, inputs = "pixel_values", _images(small=False)
+    else:
+        sizes, name, inputs = {}, "pixel_values", _images(small=False)
+    if small:
+        sizes |= {"num_hidden_layers": 2} if kind != "resnet" else {}
+        inputs = inputs[:1] if kind != "qwen2" else inputs[:, :16]
+    return CompiledModel(FirstOutput(_from_transformers(kind, **sizes), (name,)), (inputs,))
+
+
 def _images(small: bool) -> torch.Tensor:
     return torch.randn(*((2, 3, 32, 32) if small else (32, 3, 224, 224)))
 
 
 # --- all of them ---
 
-_CONVOLUTIONS = ("convnet", "convnext", "resnet")
+_CONVOLUTIONS = ("convnet", "convnext", "resnet", "resnet18")
 _MODELS: Mapping[str, Callable[[bool, str], CompiledModel]] = {
     "transformer": _block,
     "convnet": _convnet,
@@ -268,6 +285,9 @@ _MODELS: Mapping[str, Callable[[bool, str], CompiledModel]] = {
     "llama_dynamic": lambda small, device: _language_model("llama", small, 2, 1024, other=(3, 1536)),
     "llama_training": lambda small, device: _language_model("llama", small, 1, 2048, training=True),
     "bert_training": lambda small, device: _bert(small, training=True),
+    "vit_base": lambda small, device: _whole("vit", small),
+    "resnet18": lambda small, device: _whole("resnet", small),
+    "qwen2_whole": lambda small, device: _whole("qwen2", small),
     "cpu_mlp": lambda small, device: CompiledModel(FourActivations(512), (torch.randn(512, 512),)),
     "cpu_convnet": lambda small, device: CompiledModel(
         _convnet(True, device).module, (torch.randn(8, 3, 96, 96),)
