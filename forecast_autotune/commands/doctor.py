@@ -19,6 +19,7 @@ from forecast_autotune.errors import SettingsError, StoreError
 from forecast_autotune.settings import Settings, default_directory, parse_directories, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import is_bundle
+from forecast_autotune.store.installed_advice import every_installed
 from forecast_autotune.version import __version__
 
 if TYPE_CHECKING:
@@ -244,6 +245,7 @@ def _store(root: Path) -> Iterator[DoctorCheck]:
     yield DoctorCheck("store", "ok", f"{root}, {len(files)} files, {size:.1f} MB")
     yield _kept("variants", root, _variants)
     yield _kept("advice", root, _advice)
+    yield _installed_advice()
     lock = acquire_lock(lock_path, 1.0, 0.01)
     release_lock(lock)
     lock_path.unlink(missing_ok=True)
@@ -283,6 +285,19 @@ def _advice(store: Store) -> str:
     advice = store.advice_of()
     models = ", ".join(sorted({a.model or "unknown" for a in advice}))
     return f"on {len(advice)} kernel sources, by {models}" if advice else ""
+
+
+def _installed_advice() -> DoctorCheck:
+    """The advice that came with this package and with others, and what of it cannot be read."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", StoreWarning)
+        layers = every_installed()
+    counts = [f"on {len(layer)} kernel sources in {path.name}" for path, layer in layers]
+    off = Settings.from_environment().advice == "off"
+    detail = ("not followed, FORECAST_AUTOTUNE_ADVICE=off: " if off else "") + (", ".join(counts) or "none")
+    if not caught:
+        return DoctorCheck("installed advice", "ok", detail)
+    return DoctorCheck("installed advice", "warn", detail, "; ".join(str(w.message) for w in caught[:3]))
 
 
 def _remote(settings: Settings) -> Iterator[DoctorCheck]:

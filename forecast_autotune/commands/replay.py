@@ -20,6 +20,9 @@ from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records.table import Table
 from forecast_autotune.report.table import model_comparison, model_tally, replay_panel, replay_table
 from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.store import Store
+from forecast_autotune.store.files import ADVICE
+from forecast_autotune.store.installed_advice import advice_for
 from forecast_autotune.tuning.replays.replay import ReplayReport
 from forecast_autotune.tuning.replays.replay import replay as replay_tables
 
@@ -48,7 +51,7 @@ def replay(options: argparse.Namespace, output: Output) -> int:
         return int(plugins.load(REPLAYS, "leave-out")(tables, options, settings, policy, output))
     report = _replay(tables, options, settings, policy, output)
     data = report.to_json()
-    if report.without is not None:
+    if report.without is not None and options.llm is not None:
         data["language_model"] = model_tally(report).to_json()
     output.emit(data, *([] if output.as_json else _shown(report, output)))
     if picture is not None:
@@ -117,16 +120,18 @@ def _replay(
 
     # The shipped model has seen the shipped tables: of them only the untrained formula is an honest replay.
     plain: Surrogate = default_surrogate() if options.surrogate == "default" else AnalyticSurrogate()
-    surrogates = [plain]
+    base = plain if isinstance(plain, DefaultSurrogate) else DefaultSurrogate(plain)
+    arms = [(plain, settings)]
     if options.llm is not None:
-        base = plain if isinstance(plain, DefaultSurrogate) else DefaultSurrogate(plain)
-        surrogates = [base, _with_model(base, options, settings)]
-    with output.progress("replaying", len(surrogates) * len(tables)) as progress:
+        arms = [(base, settings), (_with_model(base, options, settings), settings)]
+    elif settings.advice != "off" and _take_stored_advice(tables):
+        arms = [(base, settings.with_(advice="off")), (base, settings)]
+    with output.progress("replaying", len(arms) * len(tables)) as progress:
         rows: list[ReplayRow] = []
 
         def done(row: ReplayRow) -> None:
             rows.append(row)
-            progress(len(rows), len(surrogates) * len(tables), row.label)
+            progress(len(rows), len(arms) * len(tables), row.label)
 
         try:
             reports = [
@@ -134,12 +139,12 @@ def _replay(
                     tables,
                     surrogate=surrogate,
                     policy=policy,
-                    settings=settings,
+                    settings=of_arm,
                     prior=options.prior,
                     workers=options.workers,
                     progress=done,
                 )
-                for surrogate in surrogates
+                for surrogate, of_arm in arms
             ]
         except KeyboardInterrupt:
             # The finished ones took their time: they are shown all the same.
@@ -148,12 +153,25 @@ def _replay(
                 part = ReplayReport(
                     options.policy, name, options.prior, settings.tolerance, settings.risk, rows
                 )
-                total = len(surrogates) * len(tables)
+                total = len(arms) * len(tables)
                 output.emit({}, *_shown(part, output), f"interrupted after {len(rows)} of {total} replays")
             raise
     if len(reports) > 1:
-        reports[1].without = reports[0]
+        reports[1].without, reports[1].left_out = reports[0], "advice" if options.llm is None else "llm"
     return reports[-1]
+
+
+def _take_stored_advice(tables: list[Table]) -> bool:
+    """Put the advice of the store on kernels without their own into their tables; whether any kernel has advice."""
+    store, advised = Store.default(), False
+    for number, table in enumerate(tables):
+        names = {name for c in table.by_candidate() for name, _ in c.config.kwargs}
+        if table.problem.extra.get(ADVICE) is None:
+            advice = advice_for(store, table.problem.kernel, names)
+            if advice is not None:
+                tables[number] = table.with_extra(ADVICE, advice.to_json())
+        advised = advised or tables[number].problem.extra.get(ADVICE) is not None
+    return advised
 
 
 def _with_model(plain: DefaultSurrogate, options: argparse.Namespace, settings: Settings) -> Surrogate:

@@ -15,6 +15,7 @@ from forecast_autotune.printable import count_text
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table, latest_labels
 from forecast_autotune.store import Store
+from forecast_autotune.store.installed_advice import advice_for
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -222,10 +223,13 @@ def advice_json(
 
     Terms are in the advice's own unit: only their ratios between configs mean something.
     """
-    advice = store.advice(problem.kernel.source_sha256)
+    parameters = {name for m in rows for name, _ in m.candidate.config.kwargs}
+    advice = advice_for(store, problem.kernel, parameters)
     if advice is None:
         return None
     shown: dict[str, Any] = {"model": advice.model, "at": advice.at, "provenance": advice.provenance}
+    if origin := advice.origin:
+        shown["origin"] = origin
     if decision is not None:
         shown["outcome"] = decision.advice or "not asked about in this decision"
     try:
@@ -308,7 +312,8 @@ def advice_lines(advice: Mapping[str, Any] | None) -> list[RenderableType]:
 
     from forecast_autotune.report.table import shown_text
 
-    by = f" ({advice['model']})" if advice["model"] else ""
+    by = ", ".join(filter(None, (advice["model"], advice.get("origin"))))
+    by = f" ({by})" if by else ""
     head = shown_text(f"advice{by}: {advice.get('summary') or 'without a summary'}")
     if trouble := advice.get("trouble"):
         head.append_text(shown_text(f"; it cannot be evaluated here: {trouble}", style="yellow"))

@@ -38,7 +38,7 @@ def model_tally(report: ReplayReport) -> ModelTally:
 
 
 def model_rows(report: ReplayReport) -> list[tuple[str, str]]:
-    """Lines of a replay's panel: what the model did, and the sums without it; empty where none was named."""
+    """Lines of a replay's panel: what the model, or advice, did, and the sums without; empty where there was none."""
     if report.without is None:
         return []
     alone = report.without.summary()
@@ -48,6 +48,9 @@ def model_rows(report: ReplayReport) -> list[tuple[str, str]]:
         f"{percent(alone['geomean_regret'])} regret, {percent(alone['max_regret'])} at worst",
         f"{seconds(alone['tune_s'])} of tuning",
     ]
+    if report.left_out == "advice":
+        advised = sum(bool(row.advice) for row in report.rows)
+        return [("advice", f"in {advised} of {len(report.rows)} decisions"), ("without it", ", ".join(texts))]
     line = model_tally(report).line().removeprefix("language model: ")
     return [("language model", line or "not asked: no decision was due"), ("without it", ", ".join(texts))]
 
@@ -198,22 +201,24 @@ def _cells(row: ReplayRow, tolerance: float, width: int, plain: bool) -> list[Te
 
 
 def model_comparison(report: ReplayReport) -> RenderableType:
-    """One line per problem: what was measured, its regret and its seconds, with the language model and without it."""
+    """One line per problem: what was measured, its regret and its seconds, with the model or advice and without it."""
+    model = "the language model (candidates moved into and out of the plan, its weight)"
+    named = "advice" if report.left_out == "advice" else model
     table = plain_table(
         "problem",
-        "model",
+        "advice" if report.left_out == "advice" else "model",
         ">measured",
         ">without",
         ">regret",
         ">without",
         ">tuned in",
         ">without",
-        title="with the language model (candidates moved into and out of the plan, its weight), and without it",
+        title=f"with {named}, and without it",
     )
     for row, alone in zip(report.rows, report.without.rows if report.without else (), strict=True):
         table.add_row(
             shown_text(row.label or row.kernel, limit=LONGEST_NAME),
-            shown_text(_consulted(row)),
+            shown_text(row.advice or "-" if report.left_out == "advice" else _consulted(row)),
             str(row.measured),
             shown_text(str(alone.measured), style="dim"),
             shown_text(percent(row.regret), style=_colour(row.regret, report.tolerance)),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.advice.language import CostFunction
-from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.llm.advice.record import MATCH, SAME_PLACE, Advice
 from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
 from forecast_autotune.surrogates.blend import (
     MovedSurrogate,
@@ -63,6 +63,8 @@ class AdviceWeights:
 
 _WITHOUT_IR = AdviceWeights(mean=0.9, sd=0.4)
 """Where the base has no IR to read, it believes in nothing else."""
+_OF_PLACE = 0.5
+"""Share of the weight that is left for advice on another release's kernel of the same name and meta-parameters."""
 
 
 class AdvisedSurrogate(MovedSurrogate):
@@ -72,7 +74,7 @@ class AdvisedSurrogate(MovedSurrogate):
         self, base: AnalyticSurrogate, advice: Advice, informed: bool, weights: AdviceWeights | None = None
     ) -> None:
         """`informed`: whether `base` has IR to read. Raises `AdviceError` for advice that cannot be read."""
-        self.weights = w = weights or (AdviceWeights() if informed else _WITHOUT_IR)
+        self.weights = w = weights or _default_weights(advice, informed)
         self.advice, self.functions = advice, advice.functions
         each = w.sd * math.sqrt(len(self.functions))
         slopes = [each] * len(self.functions) + [1.0] * sum(map(_adjustable, self.functions))
@@ -165,6 +167,8 @@ def advised_forecasts(
     if share < advised.weights.least:
         return _noted(base.answer(query, before), "advice dropped: measurements contradict it")
     note = f"advice at weight {share * advised.weights.mean:.2f}"
+    if origin := advice.origin:
+        note += f" ({origin})"
     if share > 1.0 - advised.weights.least:
         return _noted(followed, note)
     return _noted(mix_forecasts(followed, base.answer(query, before), share), note)
@@ -192,6 +196,13 @@ _LATEST: WeakKeyDictionary[AnalyticSurrogate, AdvisedSurrogate] = WeakKeyDiction
 
 def _noted(forecasts: Forecasts, note: str) -> Forecasts:
     return replace(forecasts, reason=f"{forecasts.reason}; {note}", advice=note)
+
+
+def _default_weights(advice: Advice, informed: bool) -> AdviceWeights:
+    weights = AdviceWeights() if informed else _WITHOUT_IR
+    if advice.extra.get(MATCH) == SAME_PLACE:
+        weights = replace(weights, mean=_OF_PLACE * weights.mean, log_odds=_OF_PLACE * weights.log_odds)
+    return weights
 
 
 def _adjustable(function: CostFunction) -> int:

@@ -248,7 +248,9 @@ class TuningTask:
     sources: Mapping[str, str] = field(default_factory=dict)
     """Source by variant, where it is known."""
     advice: Advice | None = None
-    """A language model's advice on the kernel's source; by default what the store has."""
+    """A language model's advice on the kernel's source; by default what the store has, or what is installed."""
+    normal_form: Callable[[], str] | None = None
+    """Gives the digest of the kernel's normal form, by which installed advice outlives a release of its package."""
     judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
     """A language model's expectation of other sources, by variant."""
     hears_failures: bool = False
@@ -328,8 +330,11 @@ def _tune(
         return _decide_unmeasured(forecaster, task.struck, [], settings, mark, reason)
     if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
         return stored
-    if settings.advice != "off" and task.advice is None and task.problem.kernel.source_sha256:
-        task = replace(task, advice=store.advice(task.problem.kernel.source_sha256))
+    if settings.advice != "off" and task.advice is None and len(task.candidates) > 1:
+        from forecast_autotune.store.installed_advice import advice_for
+
+        parameters = {name for c in task.candidates[:1] for name, _ in c.config.kwargs}
+        task = replace(task, advice=advice_for(store, task.problem.kernel, parameters, task.normal_form))
     if mode in (Mode.SKIP, Mode.FROZEN, Mode.BACKGROUND):
         forecaster = TaskForecaster(task, surrogate)
         return _decide_from_store(forecaster, store, settings, mark, task)

@@ -8,9 +8,17 @@ from functools import lru_cache
 from forecast_autotune.llm.advice.language import CostFunction, parse_cost_function
 from forecast_autotune.llm.advice.question import ADVICE_VERSION
 from forecast_autotune.llm.advice.subject import AdviceError
+from forecast_autotune.printable import printable
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import SCHEMA, Extra, read_text
 
+MATCH, SAME_SOURCE, SAME_FORM, SAME_PLACE = (
+    "match",
+    "same source",
+    "same normal form",
+    "same name and parameters",
+)
+"""Key of `Advice.extra` that says how installed advice was matched with a kernel, and its values."""
 MAX_FUNCTIONS = 8
 """Cost functions of one record: each is evaluated in every decision."""
 
@@ -34,6 +42,14 @@ class Advice(Record, tag="advice", schema=SCHEMA, lenient=True):
     others: tuple[str, ...] = field(default=(), repr=False)
     """Further cost functions, written independently: several are followed together, as none is sure."""
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def origin(self) -> str:
+        """Where installed advice comes from and how it was matched; empty for advice of the user's own store."""
+        if MATCH not in self.extra:
+            return ""
+        release = f"{self.extra.get('package', 'unknown package')} {self.extra.get('package_version', '')}"
+        return printable(f"installed, written for {release.strip()}, {self.extra[MATCH]}")[:200]
 
     @property
     def function(self) -> CostFunction:

@@ -21,6 +21,8 @@ from forecast_autotune.records import Candidate, LLMConsultation, Measurement, P
 from forecast_autotune.records.table import Table, read_tables, table_of_problem
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
+from forecast_autotune.store.advice import advice_in
+from forecast_autotune.store.files import ADVICE, StoreNotes
 from forecast_autotune.surrogates.protocol import Relative, Surrogate
 from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.replays.table_measurer import TableMeasurer, exhaustive_seconds
@@ -54,6 +56,8 @@ class ReplayRow:
     """Regret of the incumbent after each measurement."""
     llm: LLMConsultation | None = None
     """The language model's part, where one was named."""
+    advice: str = ""
+    """The effect of advice on the kernel; empty where there was none to follow."""
 
 
 @dataclass
@@ -67,7 +71,9 @@ class ReplayReport:
     risk: float
     rows: list[ReplayRow] = field(default_factory=list)
     without: ReplayReport | None = None
-    """The same problems without the language model, where one was named."""
+    """The same problems without `left_out`."""
+    left_out: str = "llm"
+    """`llm`, the language model that was named, or `advice`."""
 
     def summary(self) -> dict[str, Any]:
         """Figures over all problems; regrets are shares (0.02 is 2 %)."""
@@ -100,12 +106,14 @@ class ReplayReport:
 
     def to_json(self) -> dict[str, Any]:
         """`{"problems": [...], "summary": {...}}`; the keys are stable."""
-        report = {"problems": [_row_json(r) for r in self.rows], "summary": self.summary()}
-        return report if self.without is None else {**report, "without_llm": self.without.to_json()}
+        report: dict[str, Any] = {"problems": [_row_json(r) for r in self.rows], "summary": self.summary()}
+        if self.without is not None:
+            report[f"without_{self.left_out}"] = self.without.to_json()
+        return report
 
 
 def _row_json(row: ReplayRow) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if name != "llm" or value is not None}
+    return {name: v for name, v in asdict(row).items() if v or name not in ("llm", "advice")}
 
 
 def shipped_tables() -> list[Path]:
@@ -224,6 +232,8 @@ def replay_one(
     measurer = TableMeasurer(table, workers=workers)
     store = ReplayStore(relatives) if store is None else store
     task = task_of(table)
+    if settings.advice != "off" and table.problem.extra.get(ADVICE) is not None:
+        task.advice = advice_in(table.problem, StoreNotes())
     begin = time.perf_counter()
     decision = tune(
         task, lambda: measurer, store=store, surrogate=surrogate, settings=settings, policy=policy
@@ -255,6 +265,7 @@ def replay_one(
         rounds=len(decision.rounds),
         path=tuple(x if math.isfinite(x) else 9.0 for x in path),
         llm=decision.llm,
+        advice=decision.advice,
     )
     return row, seen
 

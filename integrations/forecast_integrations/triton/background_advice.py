@@ -20,6 +20,7 @@ from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Kernel
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
+from forecast_autotune.store.installed_advice import advice_for
 from forecast_autotune.tuning.advice_samples import stored_samples, tables_of_source
 from forecast_integrations.triton.problem.source import standalone_source
 from forecast_integrations.triton.protocols import KernelFunction
@@ -67,7 +68,7 @@ class AdviceWriter:
 
     def _write(self, settings: Settings, store: Store, kernel: Kernel, fn: KernelFunction) -> None:
         try:
-            if store.advice(kernel.source_sha256) is not None:
+            if advice_for(store, kernel) is not None:
                 return
             _require_writer(settings)
             samples = stored_samples(tables_of_source(store, kernel.name, kernel.source_sha256))

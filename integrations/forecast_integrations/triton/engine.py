@@ -78,7 +78,7 @@ from forecast_integrations.triton.problem.describe import (
     candidate_grids,
 )
 from forecast_integrations.triton.problem.key import Bucket, InLine, KeyMaker
-from forecast_integrations.triton.problem.source import has_dot
+from forecast_integrations.triton.problem.source import has_dot, normal_form_hash
 from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, NamedArguments, Tuner
 from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import RangeTuning, range_of
@@ -557,6 +557,7 @@ class TuningEngine:
         task.struck = self._struck.get(problem.id, ())
         task.why_untimed = why_untimed(tuner)
         task.sources = LazySources(problem.kernel.source, call.functions)
+        task.normal_form = partial(normal_form_hash, tuner.fn)
         if settings.advice != "off":
             judgements = {name: kernel.judgement for name, kernel in call.functions.items()}
             task.judgements = {name: one for name, one in judgements.items() if one is not None}

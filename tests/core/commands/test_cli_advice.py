@@ -7,12 +7,14 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forecast_autotune.commands import main
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Decision
+from forecast_autotune.records.table import write_tables
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.advised import AdviceWeights, advised_forecasts
@@ -154,3 +156,34 @@ def test_it_travels_and_can_be_cleared(tmp_path: Path, capsys: Capture) -> None:
     assert main(["clear", "--advice", "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["advice"] == 1
     assert not Store(tmp_path / "store").advice_of()
+
+
+def test_a_replay_shows_decisions_with_advice_and_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Advice of the table, or of the store; none is followed where it is off."""
+    bare, carrying = tmp_path / "bare.jsonl", tmp_path / "carrying.jsonl"
+    write_tables(bare, [TABLE])
+    advice = Advice(TABLE.problem.kernel.name, TABLE.problem.kernel.source_sha256, TEXT, "writer-1")
+    write_tables(carrying, [TABLE.with_extra("advice", advice.to_json())])
+
+    def replayed(*options: str) -> dict[str, Any]:
+        assert main(["replay", "--json", "--surrogate", "default", *options]) == 0
+        data: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return data
+
+    alone = replayed(str(bare))
+    assert "without_advice" not in alone
+    both = replayed(str(carrying))
+    assert both["problems"][0]["advice"].startswith("advice at weight")
+    assert [r["chosen"] for r in both["without_advice"]["problems"]] == [
+        r["chosen"] for r in alone["problems"]
+    ]
+    advised_store(tmp_path)
+    store = Store(tmp_path / "store")
+    store.put_advice(advice)
+    assert replayed(str(bare))["problems"][0]["advice"] == both["problems"][0]["advice"]
+    assert main(["replay", str(bare)]) == 0
+    assert "in 1 of 1 decisions" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ADVICE", "off")
+    assert "without_advice" not in replayed(str(carrying))

@@ -26,7 +26,13 @@ from forecast_autotune.records import Argument, Config, Device, Kernel, Problem,
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.describe import call_arguments, call_kind, problem_identity
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_arguments, rebuilt_value
-from forecast_integrations.triton.problem.source import innermost, source_hash, source_of, standalone_source
+from forecast_integrations.triton.problem.source import (
+    innermost,
+    normal_form_hash,
+    source_hash,
+    source_of,
+    standalone_source,
+)
 from tests.integrations.null import fresh
 
 # Triton kernels carry no annotations: their arguments have no Python type.
@@ -384,6 +390,43 @@ def test_what_the_kernel_uses_counts(build: Build, helper: str, change: dict[str
 def test_what_it_does_not_use_does_not(build: Build, change: dict[str, Any]) -> None:
     """Its place in the file, other globals, and globals that share a name with its arguments or locals."""
     assert source_hash(build()) == source_hash(build(**change))
+
+
+REWRITTEN = """
+import triton, triton.language as tl
+import helper_module as hm
+SCALE = 2
+
+@triton.jit
+def inner(x):
+    # five times
+    return x * 5
+
+@triton.jit(do_not_specialize=["n"])
+def kernel(x, n: int, unused, BLOCK: tl.constexpr = 64):
+    "Doubles."
+    place: tl.tensor = tl.arange(0, BLOCK)
+    doubled = (inner(tl.load(x + place,
+                             mask=place < n))
+               * SCALE)
+    tl.store(x + place, hm.outer(doubled), mask=place < n)
+"""
+
+
+def test_the_normal_form_outlives_names_comments_and_annotations(
+    build: Build, build_module: Callable[[str, str], Any]
+) -> None:
+    written = build()
+    again = build_module("kernel_module", REWRITTEN)
+    assert source_hash(again.kernel) != source_hash(written)
+    assert normal_form_hash(again.kernel) == normal_form_hash(written)
+    changed = build_module("kernel_module", REWRITTEN.replace("place < n", "place <= n"))
+    assert normal_form_hash(changed.kernel) != normal_form_hash(again.kernel)
+
+
+@pytest.mark.parametrize("change", [{"scale": 7}, {"factor": 7}, {"term": 7}])
+def test_the_normal_form_changes_with_what_the_kernel_uses(build: Build, change: dict[str, Any]) -> None:
+    assert normal_form_hash(build()) != normal_form_hash(build(**change))
 
 
 NESTED = """

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
@@ -51,17 +52,75 @@ def source_of(fn: object) -> str:
 
 def source_hash(fn: object) -> str:
     """sha256 over the kernel, what it calls and the globals it reads."""
-    jit = innermost(fn)
-    parts: list[str] = []
-    _collect(jit, parts, set())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return _digest([text for text, _ in _parts(fn)])
+
+
+def normal_form_hash(fn: object) -> str:
+    """sha256 over the same in a form that a release changes only where it changes the kernel.
+
+    Without comments, docstrings, formatting, annotations, decorators and unused parameters; local names count by the
+    order in which they are assigned. Parameters keep their names: advice and configs go by them.
+    """
+    return _digest([text if tree is None else _normal_form(tree) for text, tree in _parts(fn)])
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def _parts(fn: object) -> _Parts:
+    parts: _Parts = []
+    _collect(innermost(fn), parts, set())
+    return parts
+
+
+_Parts: TypeAlias = list[tuple[str, ast.Module | None]]
+"""Texts of functions with what was read of them, and of values."""
+
+
+def _normal_form(tree: ast.Module) -> str:
+    nodes = list(ast.walk(tree))
+    parameters = {n.arg for n in nodes if isinstance(n, ast.arg)}
+    names = [n for n in nodes if isinstance(n, ast.Name)]
+    stored = dict.fromkeys(n.id for n in names if isinstance(n.ctx, ast.Store) and n.id not in parameters)
+    renamed = {name: f"local_{number}" for number, name in enumerate(stored)}
+    return ast.unparse(_NormalForm(renamed, {n.id for n in names}).visit(copy.deepcopy(tree)))
+
+
+class _NormalForm(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, str], used: Collection[str]) -> None:
+        self._names, self._used = names, used
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        given, body = node.args, [n for n in node.body if not _is_text(n)]
+        given.args = [a for a in given.args if a.arg in self._used]
+        given.kwonlyargs = [a for a in given.kwonlyargs if a.arg in self._used]
+        # Defaults belong to the last parameters, some of which may be gone: a call's own values count.
+        given.defaults, given.kw_defaults = [], [None] * len(given.kwonlyargs)
+        node.decorator_list, node.returns, node.body = [], None, body or [ast.Pass()]
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        self.generic_visit(node)
+        return None if node.value is None else ast.Assign([node.target], node.value, lineno=node.lineno)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        node.id = self._names.get(node.id, node.id)
+        return node
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def has_dot(fn: object) -> bool:
     """Whether a kernel, or a function that it calls, may multiply matrices by a dot."""
-    parts: list[str] = []
-    _collect(innermost(fn), parts, set())
-    return any("dot" in part for part in parts)
+    return any("dot" in text for text, _ in _parts(fn))
 
 
 def is_jit(value: object) -> bool:
@@ -77,17 +136,18 @@ def function_name(fn: object) -> str:
     return f"{name}@{source_hash(jit)[:12]}"
 
 
-def _collect(function: object, parts: list[str], seen: set[int]) -> None:
+def _collect(function: object, parts: _Parts, seen: set[int]) -> None:
     if id(function) in seen:
         return
     seen.add(id(function))
     text = source_of(function)
-    parts.append(text)
     python = getattr(function, "fn", function)
     try:
         tree = python_parser.parse_module(text)
     except SyntaxError:
+        parts.append((text, None))
         return
+    parts.append((text, tree))
     for name, value in sorted(_references(tree, scope_of(python)).items()):
         _note(name, value, parts, seen)
     written = next((node.args.defaults for node in tree.body if isinstance(node, ast.FunctionDef)), [])
@@ -96,13 +156,13 @@ def _collect(function: object, parts: list[str], seen: set[int]) -> None:
             _note("default", value, parts, seen)
 
 
-def _note(name: str, value: object, parts: list[str], seen: set[int], within: tuple[int, ...] = ()) -> None:
+def _note(name: str, value: object, parts: _Parts, seen: set[int], within: tuple[int, ...] = ()) -> None:
     """Add a value that code may follow from: constants and functions, also those that containers and classes hold."""
     value = getattr(value, "value", None) if type(value).__name__ == "constexpr" else value
     if is_jit(value) or (inspect.isfunction(value) and not is_foreign(value)):
         _collect(innermost(value), parts, seen)
     elif isinstance(value, _CONSTANT_TYPES) or _is_dtype(value):
-        parts.append(f"{name}={value!r}")
+        parts.append((f"{name}={value!r}", None))
     elif id(value) not in within:
         for member, held in _members(value):
             _note(f"{name}{member}", held, parts, seen, (*within, id(value)))
