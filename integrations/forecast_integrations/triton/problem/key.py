@@ -37,8 +37,8 @@ class KeyMaker:
         self._places = {name: i for i, name in enumerate(arg_names)}
         self._bucket = bucket if callable(bucket) else pow2 if bucket == "pow2" else None
         self._devices: bool | None = None
-        self._addressed: tuple[tuple[int, str], ...] | None = None
-        """Places and names of the tensors of a kernel with a dot; None until a first call is met."""
+        self._addressed: tuple[int, ...] | None = None
+        """Places of the tensors of a kernel with a dot; None until a first call is met."""
         self._line = 128
 
     def learn_addresses(
@@ -51,7 +51,7 @@ class KeyMaker:
         tensors = {name: value for name, value in named.items() if name in self._places and is_tensor(value)}
         self._line = max((line_bytes(value) for value in tensors.values()), default=self._line)
         dots = has_dot()
-        self._addressed = tuple((self._places[name], name) for name in tensors) if dots else ()
+        self._addressed = tuple(self._places[name] for name in tensors) if dots else ()
         return dots
 
     def __call__(self, names: Sequence[str], args: tuple[object, ...], kwargs: NamedArguments) -> Key:
@@ -81,14 +81,24 @@ class KeyMaker:
             if type(value) not in _PLAIN and places.get(name, -1) >= given and hasattr(value, "dtype"):
                 key.append(_dtype_name(value.dtype))
         if self._addressed:
-            inside = self._line - 1
-            for at, name in self._addressed:
-                address = getattr(args[at] if at < given else kwargs.get(name), "data_ptr", None)
-                if address is not None and (low := address() & inside):
-                    key.append(InLine(name, max(low & -low, 8)))
+            bits = 0
+            try:
+                for at in self._addressed:
+                    bits |= args[at].data_ptr()  # type: ignore[attr-defined]
+            except (IndexError, AttributeError):  # given by name, or no tensor
+                bits = -1
+            if bits & (self._line - 1):
+                self._add_addresses(key, args, kwargs)
         if self._devices is not False:
             self._add_device(key)
         return tuple(key)
+
+    def _add_addresses(self, key: list[object], args: tuple[object, ...], kwargs: NamedArguments) -> None:
+        names = list(self._places)
+        for at in self._addressed or ():
+            value = args[at] if at < len(args) else kwargs.get(names[at])
+            if is_tensor(value) and (low := value.data_ptr() & (self._line - 1)):
+                key.append(InLine(names[at], max(low & -low, 8)))
 
     def _add_device(self, key: list[object]) -> None:
         self._devices = mixed_devices()
