@@ -25,6 +25,9 @@ class TensorFlows:
     """Loads of them feed a dot, converted, scaled or not."""
     steering: frozenset[str]
     """Loads of them may change an address, a mask, a branch or a loop's end."""
+    written: frozenset[str]
+    read: frozenset[str]
+    """Loaded, or updated by atomics."""
 
 
 def tensor_flows(text: str, arguments: Sequence[Argument]) -> TensorFlows:
@@ -48,7 +51,7 @@ def _flows(text: str, tensors: tuple[str, ...]) -> TensorFlows:
     while grown:  # what is stored where the program's course is read from steers it, too
         more = {name for target, name in walk.stored if target in steering} - steering
         steering, grown = steering | more, bool(more)
-    return TensorFlows(frozenset(walk.dots), frozenset(steering))
+    return TensorFlows(*map(frozenset, (walk.dots, steering, walk.written, walk.read)))
 
 
 @dataclass
@@ -61,6 +64,8 @@ class _Walk:
     """By value: the tensors whose contents it depends on."""
     dots: set[str] = field(default_factory=set)
     steering: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
     stored: set[tuple[str, str]] = field(default_factory=set)
     """Pairs: into the first, something of the second is stored."""
 
@@ -98,6 +103,7 @@ class _Walk:
             # Of a load by pointers: address, mask, and the values where that is false.
             plain = op.name == "tt.load"
             self.steering |= self._of(op.operands[:2] if plain else op.operands)
+            self.read |= into
             loaded = into | (self._of(op.operands[2:]) if plain else _NONE)
             self.data |= dict.fromkeys(op.results, loaded)
             return
@@ -106,7 +112,9 @@ class _Walk:
             steers = op.operands if "descriptor" in op.name else (op.operands[0], *op.operands[2:])
             self.steering |= self._of(steers)
             self.stored |= {(target, source) for target in into for source in self._of(op.operands[1:])}
+            self.written |= into
             loaded = into if op.name in ATOMICS else _NONE
+            self.read |= loaded
         elif op.name in _ASKED:
             self.steering |= self._of(op.operands)
         elif op.name in _INDEXED:

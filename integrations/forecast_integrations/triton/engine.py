@@ -46,7 +46,7 @@ from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.loop import STRUCK, TIMING_MODES, GuardedStore, TuningTask, fingerprint
 from forecast_integrations.device import has_device
-from forecast_integrations.triton.background.arguments import UncopyableArgumentsError, stand_in_call
+from forecast_integrations.triton.background.arguments import stand_in_call
 from forecast_integrations.triton.background.key_decision import KeyDecision
 from forecast_integrations.triton.background.tuner import BACKGROUND, PendingKey
 from forecast_integrations.triton.device_access import (
@@ -72,6 +72,7 @@ from forecast_integrations.triton.problem.call import (
     forgiven_errors,
     outcome_of,
 )
+from forecast_integrations.triton.problem.copied_tensors import UncopyableArgumentsError
 from forecast_integrations.triton.problem.describe import (
     LazyGrids,
     LazySources,

@@ -95,7 +95,10 @@ def test_what_feeds_a_dot_is_told_from_what_steers_the_program(device: Any) -> N
         "flags": numbers,
         "out": values,
     }
-    assert flows(paged, named, BLOCK=64) == TensorFlows(frozenset(), frozenset(("pages", "lengths", "flags")))
+    found = flows(paged, named, BLOCK=64)
+    assert (found.dots, found.written) == (set(), {"out"})
+    assert found.steering == {"pages", "lengths", "flags"}
+    assert found.read == named.keys() - {"out"}
 
 
 def test_what_cannot_be_followed_is_refused(device: Any) -> None:

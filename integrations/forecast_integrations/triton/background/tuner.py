@@ -21,7 +21,6 @@ from enum import Enum
 
 from forecast_autotune.errors import CaptureError, ForecastAutotuneError
 from forecast_integrations.triton.background.arguments import (
-    UncopyableArgumentsError,
     WeakArguments,
     copied_arguments,
 )
@@ -37,6 +36,7 @@ from forecast_integrations.triton.device_access import (
     harmless_to_captures,
 )
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.copied_tensors import UncopyableArgumentsError
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import Key, LaunchConfig
 from forecast_integrations.triton.timer.timers import LaunchTimeoutError, l2_flush

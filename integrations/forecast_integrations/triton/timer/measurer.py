@@ -25,6 +25,7 @@ from forecast_autotune.telemetry.spans import record, span
 from forecast_integrations.triton.compile.pool import CompilePool, CompileResult, make_pool
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.protocols import Times
+from forecast_integrations.triton.timer.output_comparison import OutputComparison
 from forecast_integrations.triton.timer.timers import EventTimer, LaunchTimeoutError
 
 _LAUNCHING = ("kernel_call", KernelCall.launch_once.__name__)
@@ -151,7 +152,11 @@ class TritonMeasurer:
         self._earlier = frozenset(compiled)
         self._ready = {c: CompileResult(c) for c in compiled}
         """Compiled ahead, not asked for yet."""
-        self._timed: set[Candidate] = set()
+        self._timed: dict[Candidate, float] = {}
+        """Median milliseconds of those that were right."""
+        own = timer is None and not bench
+        self._outputs = OutputComparison(call) if own else None
+        self._struck: list[Measurement] = []
 
     @property
     def raw(self) -> dict[Candidate, Times]:
@@ -162,7 +167,7 @@ class TritonMeasurer:
     def built(self) -> set[Candidate]:
         """Candidates this measurer knows to be compiled: timed, or ready to be. Asked after `close`."""
         ahead = {c for c, done in self._ready.items() if done.outcome is None and not done.doubtful}
-        return ahead | self._timed
+        return ahead | self._timed.keys()
 
     @property
     def quiet(self) -> bool:
@@ -194,6 +199,7 @@ class TritonMeasurer:
         if self._pool is None:
             for candidate in candidates:
                 yield self._measured(CompileResult(candidate))
+                yield from self._newly_struck()
                 self._check()
             return
         # Timing what an earlier decision has compiled takes no longer than forking a child or two does.
@@ -213,6 +219,7 @@ class TritonMeasurer:
                 continue
             del wanted[ready[0]]
             yield self._measured(self._ready.pop(ready[0]))
+            yield from self._newly_struck()
             self._check()
 
     def _collect(self) -> None:
@@ -270,12 +277,15 @@ class TritonMeasurer:
         begin = time.perf_counter()
         try:
             kernel = self._compiled(compiled)
+            if self._outputs is not None:
+                self._outputs.prepare(kernel)
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
             facts = _facts(kernel, self._patient)
             if compiled.cpu_seconds is not None:
                 facts["compile_cpu_s"] = round(compiled.cpu_seconds, 4)
             times = self._timer.time_adaptively(candidate, self._best_ms)
+            strange = {} if self._outputs is None or times is None else self._outputs.compare(candidate)
         except Exception as error:
             return self._failed(candidate, error, seconds, facts)
         finally:
@@ -283,9 +293,17 @@ class TritonMeasurer:
         if times is None:
             message = "the benchmark function returned inf"
             return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
-        self._best_ms = min(self._best_ms, statistics.median(times))
-        self._timed.add(candidate)
+        self._timed[candidate] = statistics.median(times)
+        for other, why in strange.items():
+            del self._timed[other]
+            self._struck.append(self._no_time(other, Outcome.INCORRECT, None, {"message": why}))
+        self._best_ms = min(self._timed.values(), default=math.inf)
         return self._ok(candidate, times, seconds, facts)
+
+    def _newly_struck(self) -> list[Measurement]:
+        """Those that have turned out to compute something else, the latest perhaps among them."""
+        struck, self._struck = self._struck, []
+        return struck
 
     def _compiled(self, compiled: CompileResult) -> object:
         """Triton's compiled kernel; None where it is to be had by a launch alone, which also says what is wrong."""

@@ -8,6 +8,6 @@ import pytest
 @pytest.fixture(autouse=True)
 def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The null device computes in the host's memory, also on a machine with another device."""
-    from forecast_integrations.triton.background import arguments
+    from forecast_integrations.triton.problem import copied_tensors
 
-    monkeypatch.setattr(arguments, "has_accelerator", lambda: False)
+    monkeypatch.setattr(copied_tensors, "has_accelerator", lambda: False)

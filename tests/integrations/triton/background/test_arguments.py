@@ -12,11 +12,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forecast_integrations.triton.background.arguments import (
     StandInTensor,
-    UncopyableArgumentsError,
     WeakArguments,
     copied_arguments,
     stand_in_call,
 )
+from forecast_integrations.triton.problem.copied_tensors import UncopyableArgumentsError
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError
 from tests.integrations.null import blocks, double, kernel_call

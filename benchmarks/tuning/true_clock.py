@@ -1,0 +1,524 @@
+"""What the clock sees and a program does not: each belief beside what is so, on a GPU.
+
+    python -m benchmarks.tuning.true_clock --out FILE.json [--null] [--stages addresses,flush] [--seconds 60]
+
+Each stage decides as this build does and as the one before did, and times both choices, and all others, in the state
+that the stage names, in turns. A stage ends with the case in which its seconds are over.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.lib.devices import device, synchronize
+from benchmarks.lib.kernel_timing import config_text, config_to_json, time_in_turns
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from forecast_autotune import autotune, settle
+from forecast_autotune.records.table import latest_labels
+from forecast_autotune.store import Store
+from forecast_integrations.triton.timer import timers
+
+COLD_BYTES, ROUNDS = 320 << 20, 120
+Json = dict[str, Any]
+
+
+@triton.jit
+def matmul(
+    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WRONG: tl.constexpr = False
+):
+    pid, tiles = tl.program_id(0), tl.cdiv(M, BM)
+    m, n, k = (pid % tiles) * BM + tl.arange(0, BM), (pid // tiles) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    left, right = a + (m % M)[:, None] * K + k[None, :], b + k[:, None] * N + (n % N)[None, :]
+    whole: tl.constexpr = a.dtype.element_ty == tl.int8
+    total = tl.zeros((BM, BN), tl.int32 if whole else tl.float32)
+    for _ in range(0, K // 2 if WRONG else K, BK):
+        total = tl.dot(tl.load(left), tl.load(right), total)
+        left += BK
+        right += BK * N
+    place = c + m[:, None] * N + n[None, :]
+    tl.store(place, total.to(c.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + tl.load(y + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def row_sum(x, out, n, BLOCK: tl.constexpr, WRONG: tl.constexpr = False):
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n // 2 if WRONG else n, BLOCK):
+        total += tl.load(x + row * n + start + i, mask=start + i < n, other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(total))
+
+
+@triton.jit
+def softmax(x, out, n, BLOCK: tl.constexpr, WRONG: tl.constexpr = False):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    value = tl.load(x + row * n + i, mask=i < n, other=-float("inf")).to(tl.float32)
+    e = tl.exp(value - (0.0 if WRONG else tl.max(value)))
+    tl.store(out + row * n + i, e if WRONG else e / tl.sum(e), mask=i < n)
+
+
+@triton.jit
+def norm(x, out, n, BLOCK: tl.constexpr, WRONG: tl.constexpr = False):
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    value = tl.load(x + row * n + i, mask=i < n, other=0.0).to(tl.float32)
+    mean = 0.0 if WRONG else tl.sum(value * value) / n
+    tl.store(out + row * n + i, value * tl.rsqrt(mean + 1e-6) * 0.5, mask=i < n)
+
+
+@triton.jit
+def attention(
+    q, k, v, out, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WRONG: tl.constexpr = False
+):
+    m, d, j = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D), tl.arange(0, BN)
+    query = tl.load(q + m[:, None] * D + d[None, :])
+    top, total = tl.full((BM,), -1e30, tl.float32), tl.zeros((BM,), tl.float32)
+    result = tl.zeros((BM, D), tl.float32)
+    for start in range(0, n // 2 if WRONG else n, BN):
+        scores = tl.dot(query, tl.load(k + d[:, None] + (start + j)[None, :] * D)) * 0.125
+        new = tl.maximum(top, tl.max(scores, 1))
+        p, old = tl.exp(scores - new[:, None]), tl.exp(top - new)
+        total, top = total * old + tl.sum(p, 1), new
+        result = result * old[:, None] + tl.dot(
+            p.to(query.dtype), tl.load(v + (start + j)[:, None] * D + d[None, :])
+        )
+    tl.store(out + m[:, None] * D + d[None, :], (result / total[:, None]).to(out.dtype.element_ty))
+
+
+def tensor(dtype: torch.dtype, *shape: int, at: int = 0, zeros: bool = False) -> Any:
+    """Random values, or zeros, `at` bytes into a line."""
+    where, count = WHERE[0], torch.Size(shape).numel()
+    size = torch.empty((), dtype=dtype).element_size()
+    flat = torch.zeros(count + 256, dtype=dtype, device=where)
+    shift = (-flat.data_ptr() % 256 + at) // size
+    result = flat[shift : shift + count].view(shape)
+    if not zeros:
+        value = (
+            torch.randint(-127, 128, shape, dtype=torch.int8, device=where) if dtype is torch.int8 else None
+        )
+        result.copy_(torch.randn(shape, device=where, dtype=torch.float16) if value is None else value)
+    return result
+
+
+WHERE = ["cuda"]
+SIZE = [1.0]
+
+
+class Case:
+    """A kernel, its configs, and copies of its arguments."""
+
+    def __init__(
+        self, name: str, kernel: Any, configs: list[Any], grid: Any, make: Callable[[], tuple[Any, ...]]
+    ):
+        self.name, self.kernel, self.configs, self.grid, self.make = name, kernel, configs, grid, make
+
+    def launcher(self, config: Any, args: tuple[Any, ...]) -> Callable[[], object]:
+        keywords = config.all_kwargs()
+        return functools.partial(self.kernel[self.grid(keywords)], *args, **keywords)
+
+    def decide(self, args: tuple[Any, ...], **options: Any) -> tuple[Any, Json]:
+        """The config that is chosen with a fresh store, and what that took."""
+        tuner = autotune(self.configs, key=[], store=False, **options)(self.kernel)
+        begin = time.perf_counter()
+        tuner[self.grid](*args)
+        synchronize()
+        took = {"seconds": round(time.perf_counter() - begin, 3), "measured": tuner.decision.measured}
+        return tuner.best_config, took
+
+    def working(self, args: tuple[Any, ...]) -> list[Any]:
+        """Those that run here."""
+        result = []
+        for config in self.configs:
+            try:
+                self.launcher(config, args)()
+                result.append(config)
+            except Exception as error:
+                say(f"  {self.name}: {config}: {type(error).__name__}")
+        synchronize()
+        return result
+
+
+def products(name: str, m: int, n: int, k: int, dtype: torch.dtype = torch.float16, **given: Any) -> Case:
+    """A matmul by pointers; `given` is as in `tensor`, for `b`, or for `a` where its name begins so."""
+    for_a = {key[2:]: given.pop(key) for key in list(given) if key.startswith("a_")}
+    out = torch.int32 if dtype is torch.int8 else torch.float16
+    least = [16] if m <= 64 else []
+    tiles = [*((bm, bn, bk) for bm in least for bn in (32, 64, 128) for bk in (64, 128, 256)), (64, 64, 64)]
+    tiles += [
+        (64, 128, 64),
+        (128, 64, 64),
+        (128, 128, 32),
+        (128, 128, 64),
+        (128, 256, 64),
+        (256, 128, 64),
+        (64, 32, 128),
+    ]
+    configs = [
+        triton.Config({"BM": bm, "BN": bn, "BK": bk}, num_warps=w, num_stages=s)
+        for (bm, bn, bk), w, s in itertools.product(tiles, (4, 8), (3, 4))
+        if bm * bn >= 2048 * w // 4 or bm == 16
+    ]
+    m, n, k = (max(64, int(size * SIZE[0])) for size in (m, n, k))
+    return Case(
+        name,
+        matmul,
+        configs[:: 1 if SIZE[0] == 1 else 12],
+        lambda meta: (triton.cdiv(m, meta["BM"]) * triton.cdiv(n, meta["BN"]),),
+        lambda: (
+            tensor(dtype, m, k, **for_a),
+            tensor(dtype, k, n, **given),
+            tensor(out, m, n, zeros=True),
+            m,
+            n,
+            k,
+        ),
+    )
+
+
+def streams(name: str, kernel: Any, megabytes: float) -> Case:
+    """An add of two tensors or a sum of rows that reads so many megabytes of fp16."""
+    count = max(8192, int(megabytes * 2**19 * SIZE[0]) // 8192 * 8192)
+    rows = kernel is row_sum
+    configs = [
+        triton.Config({"BLOCK": b}, num_warps=w) for b in (512, 1024, 2048, 4096, 8192) for w in (2, 4, 8, 16)
+    ][:: 1 if SIZE[0] == 1 else 6]
+    if rows:
+        return Case(
+            name,
+            kernel,
+            configs,
+            lambda meta: (count // 8192,),
+            lambda: (tensor(torch.float16, count), tensor(torch.float32, count // 8192), 8192),
+        )
+    half = count // 2
+    return Case(
+        name,
+        kernel,
+        configs,
+        lambda meta: (triton.cdiv(half, meta["BLOCK"]),),
+        lambda: (*(tensor(torch.float16, half) for _ in range(2)), tensor(torch.float16, half), half),
+    )
+
+
+def regrets(ms: Sequence[Sequence[float]], configs: list[Any], **chosen: Any) -> Json:
+    """By how much each choice is slower than the best of all, in the median of turns."""
+    medians = [statistics.median(times) for times in ms]
+    best = min(medians)
+    texts = [str(c) for c in configs]
+    return {
+        "best": config_text(config_to_json(configs[medians.index(best)])),
+        "best_us": round(1e3 * best, 2),
+        **{f"{name}_regret": round(medians[texts.index(str(c))] / best - 1, 4) for name, c in chosen.items()},
+    }
+
+
+def in_graphs(
+    case: Case, configs: list[Any], copies: list[tuple[Any, ...]], *, warm: bool
+) -> list[list[float]]:
+    """Milliseconds of a launch in graphs over cold copies, or over one call's data again and again."""
+    if WHERE[0] == "cpu":
+        return time_in_turns([case.launcher(c, copies[0]) for c in configs], 3)
+    graphs = []
+    for config in configs:
+        graph = torch.cuda.CUDAGraph()
+        launches = [case.launcher(config, args) for args in (copies[:1] * 20 if warm else copies)]
+        with torch.cuda.graph(graph):
+            for launch in launches:
+                launch()
+        graphs.append((graph, len(launches)))
+    order, times = list(range(len(graphs))), [[] for _ in graphs]  # type: ignore[var-annotated]
+    for _ in range(max(8, ROUNDS // len(copies))):
+        random.shuffle(order)
+        events = []
+        for i in order:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if warm:
+                graphs[i][0].replay()
+            start.record()
+            graphs[i][0].replay()
+            end.record()
+            events.append((i, start, end))
+        synchronize()
+        for i, start, end in events:
+            times[i].append(start.elapsed_time(end) / graphs[i][1])
+    return times
+
+
+def writing_flush(active: Any) -> Callable[[], object]:
+    """The flush of the build before."""
+    cache = active.get_empty_cache_for_benchmark()
+    return functools.partial(active.clear_cache, cache)
+
+
+# --- stages: each yields a row per case ---
+
+SHAPES = (
+    (4096, 4096, 4096),
+    (1024, 4096, 4096),
+    (2048, 2048, 2048),
+    (512, 8192, 4096),
+    (4096, 1024, 8192),
+    (256, 8192, 4096),
+)
+
+
+def addresses() -> Iterator[Json]:
+    """Operands that begin within a line: the choice for that address, and the one for aligned operands."""
+    for (m, n, k), name, at in itertools.product(SHAPES, ("a_at", "at"), (16, 32, 64)):
+        aligned = products("", m, n, k)
+        old, _ = _aligned_choice(m, n, k)
+        case = products(f"{m}x{n}x{k} {'A' if name == 'a_at' else 'B'} + {at}", m, n, k, **{name: at})
+        args = case.make()
+        new, took = case.decide(args)
+        configs = aligned.working(args)
+        times = time_in_turns([case.launcher(c, args) for c in configs], ROUNDS // 3)
+        yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
+
+
+@functools.cache
+def _aligned_choice(m: int, n: int, k: int) -> tuple[Any, Json]:
+    case = products("", m, n, k)
+    return case.decide(case.make())
+
+
+def _cold_cases() -> list[Case]:
+    decode = [(16, 8192, 8192), (64, 8192, 8192), (64, 4096, 4096), (256, 8192, 4096), (32, 4096, 8192)]
+    return [
+        *(products(f"int8 {m}x{n}x{k}", m, n, k, torch.int8) for m, n, k in decode if m >= 32),
+        *(products(f"fp16 {m}x{n}x{k}", m, n, k) for m, n, k in decode),
+        *(streams(f"sum {mb} MB", row_sum, mb) for mb in (8, 12, 16, 24, 40, 80)),
+        *(streams(f"add {mb} MB", add, mb) for mb in (10, 16, 24, 40, 80)),
+    ]
+
+
+def _copies(case: Case) -> list[tuple[Any, ...]]:
+    first = case.make()
+    size = sum(a.numel() * a.element_size() for a in first if isinstance(a, torch.Tensor))
+    return [first, *(case.make() for _ in range(min(40, int(COLD_BYTES * SIZE[0] // size))))]
+
+
+def flush() -> Iterator[Json]:
+    """What is chosen behind a flush that reads and one that writes, on copies that are cold by themselves."""
+    for case in _cold_cases():
+        copies = _copies(case)
+        new, took = case.decide(copies[0])
+        with mock.patch.object(timers, "l2_flush", writing_flush):
+            old, _ = case.decide(copies[0])
+        configs = case.working(copies[0])
+        times = in_graphs(case, configs, copies, warm=False)
+        yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
+
+
+def contents() -> Iterator[Json]:
+    """What is chosen on zeros and on random values, where the values are random."""
+    kinds = [torch.int8, torch.float16, *([torch.float8_e4m3fn] if WHERE[0] == "cuda" else [])]
+    for dtype, size in itertools.product(kinds, (2048, 4096, 8192)):
+        case = products(f"{dtype} {size}^3", size, size, size, dtype)
+        args = case.make()
+        old, _ = case.decide(products("", size, size, size, dtype, zeros=True, a_zeros=True).make())
+        new, took = case.decide(args)
+        configs = case.working(args)
+        times = time_in_turns([case.launcher(c, args) for c in configs], ROUNDS // 4)
+        yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
+
+
+def outputs() -> Iterator[Json]:
+    """Twelve configs of which one computes something else, and is fast."""
+    f16, rows, n = torch.float16, 2048, 4096
+    if SIZE[0] < 1:
+        rows, n = 64, 256
+    one = [triton.Config({"BLOCK": n}, num_warps=w, num_stages=s) for w in (2, 4, 8, 16) for s in (1, 2, 3)][
+        :11
+    ]
+    many = [triton.Config({"BLOCK": b}, num_warps=w) for b in (256, 512, 1024) for w in (2, 4, 8, 16)][:11]
+    tiles = [
+        triton.Config({"BM": m, "BN": k}, num_warps=w, num_stages=2)
+        for m in (64, 128)
+        for k in (32, 64, 128)
+        for w in (4, 8)
+    ]
+    cases = [
+        products("matmul", 2048, 2048, 4096),
+        Case(
+            "softmax",
+            softmax,
+            one,
+            lambda _: (rows,),
+            lambda: (tensor(f16, rows, n), tensor(f16, rows, n), n),
+        ),
+        Case("norm", norm, one, lambda _: (rows,), lambda: (tensor(f16, rows, n), tensor(f16, rows, n), n)),
+        Case(
+            "attention",
+            attention,
+            tiles[:11],
+            lambda meta: (n // meta["BM"],),
+            lambda: (*(tensor(f16, n, 64) for _ in range(4)), n, 64),
+        ),
+        Case(
+            "sum",
+            row_sum,
+            many,
+            lambda _: (rows,),
+            lambda: (tensor(f16, rows, n), tensor(torch.float32, rows), n),
+        ),
+    ]
+    for case, at, mode in itertools.product(cases, (0, 7), ("tune", "exhaustive")):
+        kept, case.configs = case.configs, list(case.configs[:11])
+        seed = case.configs[at % len(case.configs)]
+        wrong = triton.Config(
+            {**seed.kwargs, "WRONG": True}, num_warps=seed.num_warps, num_stages=seed.num_stages
+        )
+        case.configs.insert(at, wrong)
+        store = Store(None)
+        tuner = autotune(case.configs, key=[], store=store, mode=mode)(case.kernel)
+        tuner[case.grid](*case.make())
+        rows_ = [m for t in store.tables() for m in latest_labels(t.measurements).values()]
+        refused = [m for m in rows_ if str(m.outcome) == "incorrect"]
+        yield {
+            "case": f"{case.name} {mode} {at}",
+            "measured": len(rows_),
+            "timed_wrong": any("WRONG" in dict(m.candidate.config.kwargs) for m in rows_),
+            "refused": [str(m.candidate) for m in refused],
+            "message": refused[0].extra["message"] if refused else "",
+            "chosen_wrong": "WRONG" in tuner.best_config.kwargs,
+        }
+        case.configs = kept
+
+
+def background() -> Iterator[Json]:
+    """The longest launch of a program's other thread, with and without tuning beside it."""
+    if WHERE[0] == "cpu":
+        return
+    busy, other = torch.cuda.Stream(), torch.cuda.Stream()
+    cycles = int(50e-3 * 1.9e9)
+    for mode in ("skip", "background"):
+        case = streams("sum", row_sum, 24)
+        tuner = autotune(case.configs, key=[], store=False, mode=mode, budget=None)(case.kernel)
+        args, x, waits, stop = case.make(), torch.zeros(64, device="cuda"), list[float](), threading.Event()
+        x.add_(1)
+
+        def launches(x: Any = x, waits: list[float] = waits, stop: threading.Event = stop) -> None:
+            with torch.cuda.stream(other):
+                while not stop.is_set():
+                    begin = time.perf_counter()
+                    x.add_(1)
+                    waits.append(1e3 * (time.perf_counter() - begin))
+                    time.sleep(2e-4)
+
+        thread = threading.Thread(target=launches)
+        thread.start()
+        until = time.perf_counter() + 6.0
+        while time.perf_counter() < until:
+            with torch.cuda.stream(busy):
+                torch.cuda._sleep(cycles)
+            tuner[case.grid](*args)
+            time.sleep(0.03)
+            if random.random() < 0.3:
+                synchronize()
+                time.sleep(0.003)
+        stop.set()
+        thread.join()
+        left = settle(0.0) if mode == "background" else ()
+        yield {
+            "case": mode,
+            "launches": len(waits),
+            "longest_ms": round(max(waits), 2),
+            "p999_ms": round(sorted(waits)[int(0.999 * len(waits))], 2),
+            "pending": len(left),
+            "measured": tuner.decision.measured if tuner.decision else 0,
+        }
+
+
+def dispatch() -> Iterator[Json]:
+    """Microseconds of a launch on a hit: with addresses in the key, and without."""
+    case = products("", 256, 256, 256)
+    case.configs = case.configs[:2]
+    args = case.make()
+    tuner = autotune(case.configs, key=["M", "N", "K"], store=False)(case.kernel)
+    tuner[case.grid](*args)
+    keys, seen = tuner.parts()[1], {True: list[float](), False: list[float]()}
+    places = keys._addressed
+    for _ in range(30):
+        for with_addresses in seen:
+            keys._addressed = places if with_addresses else ()
+            synchronize()
+            begin = time.perf_counter()
+            for _ in range(200):
+                tuner[case.grid](*args)
+            seen[with_addresses].append(1e6 * (time.perf_counter() - begin) / 200)
+    new, old = (statistics.median(seen[w]) for w in (True, False))
+    yield {"case": "hit", "new_us": round(new, 2), "old_us": round(old, 2), "more": round(new / old - 1, 4)}
+
+
+STAGES: dict[str, Callable[[], Iterator[Json]]] = {
+    one.__name__: one for one in (outputs, dispatch, addresses, flush, background, contents)
+}
+
+
+@contextmanager
+def _where(null: bool) -> Iterator[None]:
+    with device(null) if null else nullcontext():
+        if null:
+            WHERE[0], SIZE[0] = "cpu", 1 / 64
+        yield
+
+
+def summary(raw: dict[str, list[Json]]) -> Json:
+    """Median and worst regret of each choice by stage."""
+    figures: Json = {}
+    for stage, rows in raw.items():
+        for name in sorted({key for row in rows for key in row if key.endswith("_regret")}):
+            values = [row[name] for row in rows if name in row]
+            figures[f"{stage} {name}"] = {
+                "cases": len(values),
+                "median": statistics.median(values),
+                "worst": max(values),
+                "beyond 2 %": sum(v > 0.02 for v in values),
+            }
+    return figures
+
+
+def main() -> None:
+    """Run the stages."""
+    options = parser(__doc__)
+    options.add_argument("--stages", default=",".join(STAGES))
+    options.add_argument("--seconds", type=float, default=60.0, help="of a stage")
+    arguments = parse_arguments(options)
+    result = ResultFile(arguments, "true_clock")
+    with _where(arguments.null):
+        seconds: dict[str, float] = {}
+        for name in arguments.stages.split(","):
+            begin, rows = time.perf_counter(), list[Json]()
+            try:
+                for row in STAGES[name]():
+                    rows.append(row)
+                    say(f"{name}: {row}")
+                    if time.perf_counter() - begin > arguments.seconds:
+                        break
+            except Exception as error:
+                rows.append({"case": "", "error": f"{type(error).__name__}: {error}"[:500]})
+                say(f"{name}: {error!r}")
+            result.put(name, rows)
+            seconds[name] = round(time.perf_counter() - begin, 1)
+    result.finish({"seconds": seconds, **summary(result.data["raw"])})
+
+
+if __name__ == "__main__":
+    main()

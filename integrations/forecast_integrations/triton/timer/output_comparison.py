@@ -1,0 +1,192 @@
+"""Outputs of the configs that are timed anyway, compared: one that computes something else than all others is found.
+
+Each is launched once more, on stand-ins for the tensors that it writes: the program's own are not touched. What is
+only written is filled with NaN before, so that a config which leaves something out shows, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune.features.ttir.flows import tensor_flows
+from forecast_autotune.records import Candidate
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.copied_tensors import (
+    StorageCopies,
+    UncopyableArgumentsError,
+    converted,
+)
+from forecast_integrations.triton.problem.describe import call_arguments
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_BYTES = 256 << 20
+"""Storage of what a kernel writes, up to which it is compared: so much is filled and compared in about 1 ms."""
+_CHUNK = 1 << 24
+"""Elements that are compared at a time."""
+_LEAST_TOLERANCE = 0.01
+"""Of the largest value: less may be another order of sums, TF32 or fp16 in between. Of integers, the share that may
+differ by more than one."""
+_SCATTER = 8.0
+"""Times the difference among those that agree."""
+_MOST_ALONE = 1 / 3
+"""Share of the configs that may stand alone: if more do, each writes what its own blocks make of it."""
+_MOST_AGREEMENTS = 4
+"""Different results that are kept."""
+_UNWRITTEN = 113
+"""In integers before a launch."""
+
+
+@dataclass(eq=False)
+class _Agreement:
+    """Configs whose outputs agree with the first one's."""
+
+    outputs: list[torch.Tensor]
+    members: list[Candidate]
+    scatter: float = 0.0
+    """Their largest difference from the first one, in tolerances."""
+
+
+class OutputComparison:
+    """The outputs of one call's candidates. Compares nothing where that would cost much, or hooks would hear of it."""
+
+    def __init__(self, call: KernelCall) -> None:
+        self._call, self._own = call, call
+        self._outputs: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        """By name: the stand-in, and what it holds before a launch; None for NaN."""
+        self._agreements: list[_Agreement] = []
+        self._is_over = call.hears_failures() or any(c.pre_hook is not None for c in call.configs.values())
+
+    def prepare(self, kernel: object) -> None:
+        """Make stand-ins, before the first launch of all; `kernel` is Triton's compiled one, if there is one."""
+        text = getattr(kernel, "asm", {}).get("ttir") if self._call is self._own else None
+        if self._is_over or not isinstance(text, str):
+            return
+        call = self._call
+        try:
+            flows = tensor_flows(text, call_arguments(call.tuner.fn, call.arguments()))
+            self._make(flows.written, flows.read)
+        except Exception:  # whatever it was: it is not the candidate's fault, and timing needs none of this
+            self._is_over = True
+
+    def _make(self, written: Collection[str], read: Collection[str]) -> None:
+        named, copies = self._call.named_arguments(), StorageCopies(MOST_BYTES)
+        reset = set(self._call.tuner.reset_to_zero or ())
+        if any("." in name for name in written):
+            raise UncopyableArgumentsError("an output is a member of a tuple")
+        made = {name: converted(named[name], copies.tensor) for name in written}
+        for name, value in made.items():
+            stand_in = getattr(value, "base", value) if not hasattr(value, "data_ptr") else value
+            before = stand_in.clone() if name in read else None
+            self._outputs[name] = stand_in, before.zero_() if before is not None and name in reset else before
+        names = self._call.tuner.arg_names
+        args = tuple(made.get(name, value) for name, value in zip(names, self._call.args, strict=False))
+        self._own = replace(
+            self._call, args=args, kwargs={n: made.get(n, v) for n, v in self._call.kwargs.items()}
+        )
+        self._is_over = not made
+
+    def compare(self, candidate: Candidate) -> dict[Candidate, str]:
+        """Launch a candidate that has run; returns those that stand alone by now, with a sentence why."""
+        if self._is_over or self._own is self._call:
+            return {}
+        try:
+            outputs = self._launch(candidate)
+            # One that does not agree with itself says nothing of the others.
+            self._is_over = not self._agreements and self._distance(self._launch(candidate), outputs) > 1.0
+            self._sort_in(candidate, outputs)
+            return self._alone()
+        except Exception:  # as above: it has run before
+            self._is_over = True
+            return {}
+
+    def _launch(self, candidate: Candidate) -> list[torch.Tensor]:
+        for stand_in, before in self._outputs.values():
+            whole = not (stand_in.is_floating_point() or stand_in.is_complex())
+            stand_in.fill_(_UNWRITTEN if whole else math.nan) if before is None else stand_in.copy_(before)
+        self._own.launcher(candidate)()
+        return [stand_in.clone() for stand_in, _ in self._outputs.values()]
+
+    def _sort_in(self, candidate: Candidate, outputs: list[torch.Tensor]) -> None:
+        for one in self._agreements:
+            if (distance := self._distance(outputs, one.outputs)) <= 1.0:
+                one.members.append(candidate)
+                one.scatter = max(one.scatter, distance)
+                return
+        self._agreements.append(_Agreement(outputs, [candidate]))
+        self._is_over = self._is_over or len(self._agreements) > _MOST_AGREEMENTS
+
+    def _alone(self) -> dict[Candidate, str]:
+        most = max(self._agreements, key=lambda one: len(one.members))
+        alone = [one for one in self._agreements if len(one.members) == 1]
+        count = sum(len(one.members) for one in self._agreements)
+        if len(most.members) < 2 or len(alone) > _MOST_ALONE * count:
+            return {}
+        strange: dict[Candidate, str] = {}
+        for one in alone:
+            candidate, distance = one.members[0], self._distance(one.outputs, most.outputs)
+            if distance > _SCATTER * most.scatter and (
+                math.isfinite(distance) or _vary(candidate, most.members)
+            ):
+                shown = (
+                    f"differ by {100 * distance * _tolerance(one.outputs[0].dtype):.3g} % of the largest value"
+                    if math.isfinite(distance)
+                    else "are written, or are numbers, at other places"
+                )
+                strange[candidate] = (
+                    f"it computes something else than {len(most.members)} other configs: its outputs {shown}"
+                )
+                self._agreements.remove(one)
+        return strange
+
+    def _distance(self, outputs: list[torch.Tensor], others: list[torch.Tensor]) -> float:
+        """The largest difference of two results, in tolerances."""
+        return max(map(_difference, outputs, others))
+
+
+def _vary(candidate: Candidate, others: Collection[Candidate]) -> bool:
+    """Whether others that agree differ in every parameter that the candidate has another value of than they have."""
+    values: dict[str, set[object]] = {}
+    for other in others:
+        for name, value in other.config.kwargs:
+            values.setdefault(name, set()).add(value)
+    return all(
+        value in values.get(name, ()) or len(values.get(name, ())) > 1
+        for name, value in candidate.config.kwargs
+    )
+
+
+def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The difference of two outputs in tolerances; infinite where an element is finite in only one of them."""
+    import torch
+
+    if mine.is_complex():
+        mine, theirs = torch.view_as_real(mine), torch.view_as_real(theirs)
+    dtype, count = mine.dtype, max(mine.numel(), 1)
+    sums: Any = torch.zeros(3, dtype=torch.float64, device=mine.device)
+    apart, worst, largest = sums.unbind()
+    for x, y in zip(mine.reshape(-1).split(_CHUNK), theirs.reshape(-1).split(_CHUNK), strict=True):
+        if not dtype.is_floating_point:
+            apart += ((x.double() - y.double()).abs() > 1).sum()
+            continue
+        x, y = (v if dtype is torch.float64 else v.float() for v in (x, y))
+        finite = x.isfinite() & y.isfinite()
+        apart += (x.isfinite() != y.isfinite()).sum()
+        torch.maximum(worst, (x - y).abs().where(finite, 0.0).amax().double(), out=worst)
+        torch.maximum(
+            largest, torch.maximum(x.abs(), y.abs()).where(finite, 0.0).amax().double(), out=largest
+        )
+    lost, gap, scale = sums.tolist()
+    if not dtype.is_floating_point:
+        return float(lost / count / _tolerance(dtype))
+    return math.inf if lost else float(gap / max(scale, 1e-300) / _tolerance(dtype))
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    import torch
+
+    return max(_LEAST_TOLERANCE, 2.0 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0)

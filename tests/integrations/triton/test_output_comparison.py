@@ -1,0 +1,178 @@
+"""A config that computes something else is found by its outputs, whatever it is; honest ones never are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.driver import driver
+
+from forecast_autotune import autotune
+from forecast_autotune.records import Measurement, Outcome
+from forecast_integrations.triton.null_device import NullDevice, null_device
+from forecast_integrations.triton.timer import output_comparison
+from tests.integrations.null import fresh, tables
+
+Effect = Callable[[Any, list[torch.Tensor]], None]
+
+
+class ComputingDevice(NullDevice):
+    """A null device whose launches have an effect, by the kernel's metadata, on the tensors of the call."""
+
+    def __init__(self, effect: Effect) -> None:
+        super().__init__(
+            lambda metadata: 0.02 if metadata.num_warps == 8 else 0.1 + 0.01 * metadata.num_stages
+        )
+        self._effect = effect
+
+    def _launcher(self, src: object, metadata: Any) -> Callable[..., None]:
+        launch = super()._launcher(src, metadata)
+
+        def computed(*args: object) -> None:
+            launch(*args)
+            self._effect(metadata, [a for a in args if isinstance(a, torch.Tensor)])
+
+        return computed
+
+
+@contextmanager
+def computing(effect: Effect) -> Iterator[NullDevice]:
+    with null_device():
+        driver.set_active(made := ComputingDevice(effect))
+        yield made
+
+
+@triton.jit
+def scale(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def accumulate(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+
+N = 4096
+WARPS, STAGES = (1, 2, 4), (1, 2, 3)
+
+
+def decided(
+    effect: Effect, store: Path, *, kernel: Any = scale, dtype: torch.dtype = torch.float32, **given: Any
+) -> tuple[Any, dict[str, Measurement], torch.Tensor]:
+    """The tuner after a call on a device with this effect, its measurements, and the call's output.
+
+    The config of 8 warps is five times as fast as all others.
+    """
+    options = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in WARPS for s in STAGES]
+    options.insert(4, triton.Config({"BLOCK": 128}, num_warps=8))
+    tuner = autotune(options, key=["n"], store=store, mode="exhaustive", **given)(fresh(kernel))
+    torch.manual_seed(0)
+    x, out = (100 * torch.randn(N)).to(dtype), torch.zeros(N, dtype=dtype)
+    with computing(effect):
+        tuner[(N // 128,)](x, out, N)
+    (table,) = tables(store)
+    return tuner, {f"{c.config}": m for c, m in table.by_candidate().items()}, out
+
+
+def right(_: Any, tensors: list[torch.Tensor]) -> None:
+    x, out = tensors
+    out.copy_(2 * x)
+
+
+def unlike(change: Callable[[torch.Tensor], object], warps: int = 8) -> Effect:
+    """Right, but for what a config of so many warps changes in its output."""
+
+    def effect(metadata: Any, tensors: list[torch.Tensor]) -> None:
+        before = tensors[1].clone()
+        right(metadata, tensors)
+        if metadata.num_warps == warps:
+            kept = tensors[1][N // 2 :]
+            kept.copy_(before[N // 2 :]) if change is None else change(tensors[1])
+
+    return effect
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize(
+    "change",
+    [lambda out: out.mul_(3), lambda out: out[: N // 64].zero_(), None],
+    ids=["other", "tile", "half"],
+)
+def test_a_fast_config_that_computes_something_else_is_refused_by_name(
+    clean_environment: None, tmp_path: Path, dtype: torch.dtype, change: Any
+) -> None:
+    tuner, rows, out = decided(unlike(change), tmp_path, dtype=dtype)
+    (strange,) = [m for m in rows.values() if not m.ok]
+    assert strange.candidate.config.num_warps == 8
+    assert strange.outcome is Outcome.INCORRECT
+    assert "something else than" in strange.extra["message"]
+    assert tuner.decision.chosen.config.num_warps != 8
+    assert out.isfinite().all(), "the program's own output was never filled"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out: out.mul_(1 + 1e-3),
+        lambda out: out.add_(0.5),
+        lambda out: out.add_(torch.randn(N) / 100),
+    ],
+)
+def test_other_roundings_are_honest(clean_environment: None, tmp_path: Path, change: Any) -> None:
+    tuner, rows, _ = decided(unlike(change), tmp_path)
+    assert all(m.ok for m in rows.values())
+    assert tuner.decision.chosen.config.num_warps == 8
+
+
+def test_outputs_that_every_config_has_of_its_own_say_nothing(
+    clean_environment: None, tmp_path: Path
+) -> None:
+    """Partial sums, one per block, of which each config has others."""
+
+    def effect(metadata: Any, tensors: list[torch.Tensor]) -> None:
+        x, out = tensors
+        count = 64 * metadata.num_warps + metadata.num_stages
+        out[:count] = x[:count].cumsum(0)
+
+    assert all(m.ok for m in decided(effect, tmp_path)[1].values())
+
+
+def test_a_kernel_that_does_not_agree_with_itself_says_nothing(
+    clean_environment: None, tmp_path: Path
+) -> None:
+    def effect(metadata: Any, tensors: list[torch.Tensor]) -> None:
+        tensors[1].copy_(torch.randn(N) if metadata.num_warps == 8 else torch.rand(N))
+
+    assert all(m.ok for m in decided(effect, tmp_path)[1].values())
+
+
+@pytest.mark.parametrize("given", [{}, {"reset_to_zero": ["out"]}])
+def test_a_kernel_that_updates_its_output_starts_from_the_same(
+    clean_environment: None, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    def effect(metadata: Any, tensors: list[torch.Tensor]) -> None:
+        x, out = tensors
+        out.add_(x * (3 if metadata.num_warps == 8 else 1))
+
+    _, rows, _ = decided(effect, tmp_path, kernel=accumulate, **given)
+    assert [m.candidate.config.num_warps for m in rows.values() if not m.ok] == [8]
+
+
+def test_large_outputs_and_hooks_are_left_alone(
+    clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[object] = []
+    wrong = unlike(lambda out: out.mul_(3))
+    _, rows, _ = decided(wrong, tmp_path / "a", pre_hook=lambda *a, **k: heard.append(a))
+    assert all(m.ok for m in rows.values())
+    monkeypatch.setattr(output_comparison, "MOST_BYTES", 4 * N - 1)
+    _, rows, _ = decided(wrong, tmp_path / "b")
+    assert all(m.ok for m in rows.values())
