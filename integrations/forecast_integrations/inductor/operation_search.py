@@ -24,11 +24,10 @@ from forecast_integrations.inductor.inductor_seconds import (
     inductor_seconds_saved,
 )
 from forecast_integrations.inductor.policy import NOT_WORTH_WAITING, LibraryBaseline, batch_size
-from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.session import UNTIMED, TuningSession
 
 MIN_CHOICES = 2
 """Candidates that Inductor gets at least where something is to be measured: a single one is not timed."""
-_UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
 
 
 class OperationSearch(Rounds):
@@ -143,7 +142,7 @@ class OperationSearch(Rounds):
         if mode is Mode.TUNE and not self.measured:
             self.library.time_ahead(self.seconds)
         forecasts = self._ask(draft=draft)
-        if mode in _UNTIMED:
+        if mode in UNTIMED:
             return self._predecide(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
         if forecasts is None:
             self.failed = True
@@ -289,7 +288,7 @@ class OperationSearch(Rounds):
             measured=(*self.rows, *(m for c, m in self.library.ahead.items() if c not in self.measured)),
             relatives=relatives,
             provisional=draft,
-            once=mode in _UNTIMED,
+            once=mode in UNTIMED,
         )
         self._forecasts = self._forecast(query)
         self.forecast_s += time.perf_counter() - start

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import Policy
@@ -98,6 +98,11 @@ class StoreSnapshot:
         self.store.sync()
 
 
+UNTIMED = (Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC)
+"""Modes without a clock."""
+Listed = TypeVar("Listed")
+
+
 class WarnOnce:
     """Says once that something of ours failed; a compilation is not the place to say it often."""
 
@@ -105,14 +110,14 @@ class WarnOnce:
         self.messages: list[str] = []
         """Everything that went wrong, for tests and `doctor`."""
 
-    def __call__(self, what: str, error: object) -> None:
+    def __call__(self, what: str, error: object, rest: str = "all of its own choices") -> None:
         """Note a failure; the first one is issued as a warning."""
         self.messages.append(f"{what}: {error!r}")
         if len(self.messages) > 1:
             return
         text = (
-            f"forecast_autotune failed to {what} ({error!r}): Inductor goes on with all of its own "
-            "choices. Later failures are not reported"
+            f"forecast_autotune failed to {what} ({error!r}): Inductor goes on with {rest}. Later failures are not "
+            "reported"
         )
         try:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
@@ -271,6 +276,18 @@ class TuningSession:
     def prunes(self) -> bool:
         """Whether choices are taken away at all."""
         return self.settings.mode not in (Mode.LISTEN, Mode.EXHAUSTIVE)
+
+    def after_failure(
+        self, what: str, error: object, listed: Sequence[Listed], mode: Mode | None = None
+    ) -> list[Listed]:
+        """The choices or configs to go on with where something of ours failed: all, or in a mode without a clock the
+        first. `mode`: the session's, if None.
+        """
+        if (mode or self.settings.mode) in UNTIMED:
+            self.warn_once(what, error, "the first of its own choices, as nothing is timed in this mode")
+            return list(listed[:1])
+        self.warn_once(what, error)
+        return list(listed)
 
     def identity(self) -> str:
         """Names what decides over the compiled code; part of the cache keys of compiled graphs.

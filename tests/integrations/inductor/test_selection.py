@@ -192,6 +192,22 @@ def test_a_broken_hook_leaves_the_choices_to_inductor() -> None:
         assert select(ours)[1] == list(range(-1, COUNT))
 
 
+@pytest.mark.parametrize("mode", [Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC])
+def test_a_hook_that_fails_times_nothing_in_a_mode_without_a_clock(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise LookupError("on purpose")
+
+    monkeypatch.setattr(selection.pruning, "prune_before_compilation", fails)
+    with pytest.warns(
+        RuntimeWarning, match="Inductor goes on with the first of its own choices, as nothing is timed"
+    ):
+        rounds, with_code = select(serving(log2_ms_of, mode=mode))
+    assert rounds == 0
+    assert with_code == [-1, 0]
+
+
 def test_a_store_that_fails_costs_nothing_but_itself(tmp_path: Path) -> None:
     class Failing(Store):
         def add(self, *_: Any) -> None:

@@ -77,6 +77,14 @@ def test_nothing_is_changed_without_a_plan(compiled: dict[str, Any], when: str) 
     assert compiled[when] == compiled["off"]
 
 
+@pytest.mark.parametrize("mode", ["skip", "frozen", "deterministic", "tune"])
+def test_a_hook_that_fails_leaves_one_config_to_a_mode_without_a_clock(
+    compiled: dict[str, Any], mode: str
+) -> None:
+    left = EVERYTHING if mode == "tune" else EVERYTHING[:1]
+    assert compiled[f"{mode} after a failure"] == {"configs": left, "grids": grids(left, 4096)}
+
+
 def test_a_broken_surrogate_is_told_of(compiled: dict[str, Any]) -> None:
     assert "no forecast today" in compiled["said"][0]
 

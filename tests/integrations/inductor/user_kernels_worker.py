@@ -123,6 +123,11 @@ def main(folder: Path) -> None:
         broken = enable(store=nothing)
         found["broken"] = lowered(tuner(Store(None), surrogate=Broken()), 4096)
         found["said"] = broken.session.warn_once.messages
+        selection = user_kernels.OperationSearch
+        user_kernels.OperationSearch = None  # type: ignore[misc,assignment] # so that the hook itself fails
+        for mode in ("skip", "frozen", "deterministic", "tune"):
+            found[f"{mode} after a failure"] = lowered(tuner(Store(None), mode=mode), 4096)
+        user_kernels.OperationSearch = selection
         plain = triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 128, 256)], key=["n"])
         found["plain"] = lowered(plain(fresh(double)), 4096)
         makers = [{}, {}, {"surrogate": Broken()}, {"tolerance": 0.5}]

@@ -28,7 +28,7 @@ from forecast_integrations.inductor.descent import (
     job_of,
 )
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet, behind_wait
-from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.session import UNTIMED, TuningSession
 from forecast_integrations.triton.device_access import LOCK, capturing_graph, harmless_to_captures
 from forecast_integrations.triton.protocols import ConfigLauncher, LaunchConfig
 
@@ -80,7 +80,10 @@ def _descent(original: AnyFunction, context: HookContext) -> AnyFunction:
             return original(self, launcher, *args, **kwargs) if better is None else better
         except Exception as error:
             session.warn_once("descend over the configs of a generated kernel", error)
-            return original(self, launcher, *args, **kwargs)
+            if session.settings.mode not in UNTIMED:
+                return original(self, launcher, *args, **kwargs)
+            vars(launcher.config)["found_by_coordesc"] = True
+            return launcher
 
     return coordinate_descent_tuning
 

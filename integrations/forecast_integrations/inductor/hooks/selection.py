@@ -111,9 +111,8 @@ def _preprocessing(context: HookContext) -> AnyFunction:
         try:
             kept = pruning.prune_before_compilation(session, selections[-1], choices, time_externs)
         except Exception as error:
-            session.warn_once("choose among the choices of an operation", error)
-            kept = choices
-        return with_code(kept)
+            kept = session.after_failure("choose among the choices of an operation", error, choices)
+        return with_code(kept) or with_code(choices)
 
     return forecast_autotune_preprocessing
 

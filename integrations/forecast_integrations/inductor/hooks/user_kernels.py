@@ -204,8 +204,9 @@ class LaunchesByKey:
                 raise LookupError(prepared.trouble or f"a config of the kernel's own list, got {chosen}")
             return launcher_of(self._kernel, copy.copy(listed[0]))
         except Exception as error:
-            session.warn_once("decide a user's kernel for a key", error)
-            return False
+            mode = self._tuner._engine.options.settings().mode
+            left = session.after_failure("decide a user's kernel for a key", error, self._tuner.configs, mode)
+            return launcher_of(self._kernel, copy.copy(left[0])) if len(left) == 1 else False
 
     def _named(self, args: Sequence[Any]) -> dict[str, object]:
         extra = self._kernel.inductor_meta.get("extra_launcher_args", ())
@@ -315,7 +316,12 @@ def _plan_kernel(
     owner = _owning_tuner(tuner, list(kernel_side_table.id_to_kernel.values()))
     if owner is None or len(tuner.configs) < 2 or len(grid) != len(tuner.configs):
         return kernel_idx, grid
-    kept = plan(session, owner, tuner.configs, kernel_args, grid, memory)
+    try:
+        kept = plan(session, owner, tuner.configs, kernel_args, grid, memory)
+    except Exception as error:
+        mode = owner._engine.options.settings().mode
+        every = range(len(tuner.configs))
+        kept = session.after_failure("choose among the configs of a user's kernel", error, every, mode)
     if len(kept) == len(tuner.configs):
         return kernel_idx, grid
     fewer = memory.with_configs(tuner, tuple(kept))
