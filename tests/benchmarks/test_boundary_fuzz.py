@@ -15,7 +15,7 @@ def test_programs_are_a_function_of_their_number_and_reach_every_kind() -> None:
     assert {given["needs"] for _, given in functions} == set(NEEDS)
 
 
-@pytest.mark.parametrize("number", [3, 15])
+@pytest.mark.parametrize("number", [3, 15, 182])
 def test_a_program_runs_with_us_as_under_triton(number: int) -> None:
     row = compared(draw(number), on_cuda=False)
     assert row["verdict"] in ("same", "went_on"), row

@@ -192,6 +192,8 @@ class TuningEngine:
     """Names of the tensors that feed a dot, by dtypes and constants of a call."""
     _struck: dict[str, list[Measurement]] = field(default_factory=dict)
     """Failed launches of such choices, by problem."""
+    _unable: dict[Key, Exception] = field(default_factory=dict)
+    """The last errors of keys none of whose configs could be launched: Triton's own way is left."""
 
     def __post_init__(self) -> None:
         settings = self.options.settings()
@@ -233,12 +235,17 @@ class TuningEngine:
             enter_decision()
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
             pruned: list[LaunchConfig] = []
+            unable = self._unable.pop(key, None)
             try:
                 pruned += describe.pruned_configs(tuner, kwargs)  # calls the user's functions, once
+                if unable is not None:
+                    return _triton_config(tuner, key, args, kwargs, unable, pruned)
                 return self._resolve(tuner, key, args, kwargs, pruned)
             except Exception as error:
                 decided = key in tuner.cache or key in self.pending or key in self._captured
-                if not pruned or is_told_to_caller(error) or decided:  # a function of the user's raised
+                if (
+                    not pruned or is_told_to_caller(error) or decided or unable
+                ):  # a function of the user's raised
                     raise
                 waits = self.options.settings().mode in TIMING_MODES
                 timed = waits and can_time(tuner) and not capturing_graph()
@@ -337,7 +344,15 @@ class TuningEngine:
             struck = self._struck.setdefault(problem.id, [])
             if any(m.candidate == chosen for m in struck):  # by another thread, or there is nothing else
                 pending = self.pending.get(key)
-                return (tuner.cache.get(key) if pending is None else pending.served_config) is not config
+                if (tuner.cache.get(key) if pending is None else pending.served_config) is not config:
+                    return True
+                if self.options.settings().mode not in (*TIMING_MODES, Mode.BACKGROUND):
+                    return False
+                self._unable[key] = error
+                tuner.cache.pop(key, None)
+                self.pending.pop(key, None)
+                self._untimed.pop(key, None)
+                return True
             tuner.cache.pop(key, None)
             self.pending.pop(key, None)
             kind, at = type(error).__name__, utc_now()
