@@ -135,3 +135,88 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--show", metavar="DIR", help="only look at a search's folder, running or finished")
     group.add_argument("--quiet", action="store_true", help="show nothing until the end")
+
+
+def improve(commands: Commands) -> None:
+    """Add `improve`."""
+    parser = commands.add(
+        "improve",
+        "forecast_harness.commands.improve:improve",
+        "from a program to faster kernels: record it, search what takes its time, prove it in the program",
+        usage="forecast-autotune improve [options] (SCRIPT | -m MODULE) [arguments of the program ...]",
+        epilog="Nothing of yours is changed: faster kernels go to the store, and --patch writes a diff. All behind "
+        "SCRIPT or MODULE belongs to the program. Ctrl-C keeps what is done; --resume goes on.",
+        examples=(
+            "improve train.py",
+            "improve --seconds 600 --llm http://localhost:8000/v1#model --patch faster.diff train.py --steps 20",
+            "improve --step __main__:step --check __main__:evaluate -m package.train",
+        ),
+    )
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a Python file, and its arguments"
+    )
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, as in `python -m`"
+    )
+    group = parser.add_argument_group("how")
+    group.add_argument(
+        "--proposer",
+        action="append",
+        metavar="SPEC",
+        help="another author beside mechanical rewrites: recorded:DIR and files:DIR with a folder a kernel, or "
+        "external:CMD",
+    )
+    group.add_argument(
+        "--llm",
+        action="append",
+        metavar="SPEC",
+        help="a language model as author; as in FORECAST_AUTOTUNE_LLM",
+    )
+    group.add_argument(
+        "--surrogate", metavar="SPEC", help="what forecasts sources, as of search (default: auto)"
+    )
+    group.add_argument(
+        "--samples", type=IntegerRange(1, 10_000), metavar="N", help="proposals per parent, as of search"
+    )
+    group.add_argument(
+        "--step", metavar="PLACE", help="module:function that is one step (default: the launches' period)"
+    )
+    group.add_argument(
+        "--check", metavar="PLACE", help="module:function whose results must stay the same, rounding apart"
+    )
+    group.add_argument(
+        "--kernels", type=COUNT, metavar="N", help="parts improved at most (default: until 80 %% of the time)"
+    )
+    _shared_budget(parser)
+    group = parser.add_argument_group("where")
+    group.add_argument(
+        "--out", metavar="DIR", help="its folder (default: improve-NAME in the current directory)"
+    )
+    group.add_argument("--resume", action="store_true", help="go on with the improvement in that folder")
+    group.add_argument(
+        "--from-run",
+        metavar="DIR",
+        help="the folder of an earlier improve, whose recording of the program is used",
+    )
+    group.add_argument("--patch", metavar="FILE", help="write changes of your files as a unified diff")
+    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+    group.add_argument("--quiet", action="store_true", help="show nothing until the end")
+
+
+def _shared_budget(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("budgets")
+    group.add_argument(
+        "--seconds",
+        type=SECONDS,
+        default=300.0,
+        metavar="S",
+        help="for all of it, proof included (default: 300)",
+    )
+    group.add_argument("--gpu-budget", type=COUNT, metavar="N", help="sources measured, of each kernel")
+    group.add_argument("--gpu-seconds", type=SECONDS, metavar="S", help="of the device, for each kernel")
+    group.add_argument(
+        "--tokens", type=IntegerRange(1, 10**15), metavar="N", help="of language models, for each kernel"
+    )
+    group.add_argument(
+        "--money", type=RealRange(0.0, 1e9, above=True), metavar="X", help="US dollars, for each kernel"
+    )

@@ -40,6 +40,11 @@ def run(commands: Commands) -> None:
     )
     parser.add_argument("--summary", action="store_true", help="print one line per decision to stderr")
     parser.add_argument(
+        "--recording",
+        metavar="DIR",
+        help="follow the plan in this folder and record the run there: for improve",
+    )
+    parser.add_argument(
         "--tolerance", type=SettingText("tolerance"), metavar="SHARE", help="accepted regret, 0.02 is 2 %%"
     )
     parser.add_argument(

@@ -17,7 +17,7 @@ from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from forecast_autotune import activate
 from forecast_autotune.commands.output import CommandError, Output, UsageError, is_installed
@@ -26,6 +26,9 @@ from forecast_autotune.records import Decision
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.report.summary import ModelTally
 from forecast_autotune.settings import Settings, parse_user_directory
+
+if TYPE_CHECKING:
+    from forecast_integrations.program_recording import ProgramRecorder
 
 _VARIABLES = {
     "mode": "FORECAST_AUTOTUNE_MODE",
@@ -99,15 +102,29 @@ def run(options: argparse.Namespace, output: Output) -> int:
     _set_environment(options)
     settings = Settings.from_environment()
     _check_model(settings)
-    prepare, execute = _program(options)
+    recorder = _recorder(options)
+    prepare, execute = _program(options, recorder)
     stdout = _divert_stdout() if output.as_json else None
     tally = RunSummary()
     # At exit, and not behind the program's last line: its threads and exit handlers may tune, too.
     atexit.register(_print_summary, tally, stdout, os.getpid())
-    activate.install(lambda: _listen(tally))
-    _listen_to_compilations(tally)
+    if recorder is None or recorder.plan.serve:
+        activate.install(lambda: _listen(tally))
+        _listen_to_compilations(tally)
+    else:
+        os.environ["FORECAST_AUTOTUNE"] = "0"
     prepare()
+    if recorder is not None:
+        recorder.start()
     return _as_python_would(execute)
+
+
+def _recorder(options: argparse.Namespace) -> ProgramRecorder | None:
+    if options.recording is None:
+        return None
+    from forecast_integrations.program_recording import ProgramRecorder
+
+    return ProgramRecorder(Path(options.recording))
 
 
 def _check_places(options: argparse.Namespace) -> None:
@@ -176,7 +193,9 @@ def _divert_stdout() -> IO[str]:
     return os.fdopen(kept, "w", encoding="utf-8")
 
 
-def _program(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[[], None]]:
+def _program(
+    options: argparse.Namespace, recorder: ProgramRecorder | None
+) -> tuple[Callable[[], None], Callable[[], None]]:
     """A function that sets `sys` up as `python` does, and one that then runs the program."""
     if options.run_module is not None:
         name = options.run_module
@@ -194,7 +213,9 @@ def _program(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[
         raise UsageError(f"can't open file {str(path)!r}: no such file or directory")
     if not path.is_dir() and not zipfile.is_zipfile(path):
         first = path.resolve().parent
-        return lambda: _set_up(options.script, options.rest, first), lambda: _run_file(path.absolute())
+        return lambda: _set_up(options.script, options.rest, first), lambda: _run_file(
+            path.absolute(), recorder
+        )
     spec = PathFinder.find_spec("__main__", [str(path.absolute())])
     if spec is None or not isinstance(spec.loader, InspectLoader):
         raise CommandError(f"can't find '__main__' module in {str(path)!r}")
@@ -228,11 +249,15 @@ def _replace_first_path(directory: str) -> None:
         sys.path[:1] = [directory]
 
 
-def _run_file(path: Path) -> None:
+def _run_file(path: Path, recorder: ProgramRecorder | None) -> None:
     loader = SourceFileLoader("__main__", str(path))
     main = types.ModuleType("__main__")
     vars(main).update(__file__=str(path), __loader__=loader, __spec__=None, __cached__=None)
-    _as_main(main, loader.source_to_code(loader.get_data(str(path)), str(path)))
+    data = loader.get_data(str(path))
+    code = None if recorder is None else recorder.code_of_main(data, str(path))
+    if recorder is not None and code is not None:
+        vars(main).update(recorder.names_for_main)
+    _as_main(main, code or loader.source_to_code(data, str(path)))
 
 
 def _as_main(main: types.ModuleType, code: types.CodeType | None) -> None:

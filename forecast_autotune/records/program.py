@@ -1,0 +1,96 @@
+"""One run of a program as `improve` sees it: how it is to be run, and what was recorded.
+
+The harness writes a `RecordingPlan` and reads a `ProgramRecording`; `run --recording` does the opposite. Both lie in
+one folder, under the two names below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forecast_autotune.records.codec import Record
+from forecast_autotune.records.json_fields import SCHEMA
+from forecast_autotune.records.problem import Argument, Device
+
+PLAN_FILE = "plan.json"
+RECORDING_FILE = "recording.json"
+CHECK_FILE = "check.pt"
+"""Results of the function named by `RecordingPlan.check`, as torch saves them."""
+
+
+@dataclass(frozen=True)
+class FunctionReplacement(Record, label="replacement"):
+    """A verified source in place of a function of torch code, for the calls that it was verified for."""
+
+    source: str
+    """The module's text; it defines `run`, which takes the tensors by name."""
+    tensors: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]]
+    """Dtype and, for each axis, the least and the largest size, by parameter."""
+    constants: tuple[Argument, ...] = ()
+    """Numbers and texts that the other parameters must equal."""
+
+
+@dataclass(frozen=True)
+class RecordingPlan(Record, schema=SCHEMA, label="recording plan"):
+    """How `run --recording` runs a program. Functions are named as `module:function`, the script as `__main__`."""
+
+    serve: bool = True
+    """Whether tuners are served; without it, the program runs as under `python`."""
+    discover: bool = False
+    """Whether functions of torch code below `root` are looked for, which slows the program down."""
+    root: str = ""
+    functions: tuple[str, ...] = ()
+    """Functions whose calls are timed."""
+    replaced: Mapping[str, FunctionReplacement] = field(default_factory=dict)
+    compare: bool = False
+    """Whether results of replaced functions are compared with the original's, which slows the program down."""
+    step: str = ""
+    """The function that is one step."""
+    check: str = ""
+    """The function whose results are kept."""
+
+
+@dataclass(frozen=True)
+class FunctionCall(Record, label="function call"):
+    """A call of a function of torch code; tensors have `least` and `most` of their values in `extra`."""
+
+    arguments: tuple[Argument, ...]
+    results: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class TorchFunction(Record, label="function"):
+    """A function of the program's own that takes and returns tensors."""
+
+    name: str
+    """`module:function`."""
+    file: str
+    calls: int = 0
+    seconds: float = 0.0
+    """Of all calls, without those of other listed functions inside."""
+    forms: tuple[FunctionCall, ...] = ()
+    """One call of each set of shapes and dtypes, up to a few."""
+    problem: str = ""
+    """The reason why it cannot be taken out of the program."""
+
+
+@dataclass(frozen=True)
+class ProgramRecording(Record, schema=SCHEMA, label="recording"):
+    """A run: the launches in order, what was recorded of functions, and how it ended."""
+
+    device: Device | None = None
+    seconds: float = 0.0
+    """Of the program, without the start of the interpreter."""
+    names: tuple[str, ...] = ()
+    """Names of what was launched: kernels of the device, or functions."""
+    launches: tuple[tuple[int, float, float], ...] = ()
+    """Number of the name, start and duration in seconds, of the last launches."""
+    steps: tuple[tuple[float, float], ...] = ()
+    """Start and duration in seconds of the calls of the step's function."""
+    functions: tuple[TorchFunction, ...] = ()
+    differences: Mapping[str, float] = field(default_factory=dict)
+    """The largest difference of a replaced function's results, as a multiple of what is accepted."""
+    replaced_calls: Mapping[str, int] = field(default_factory=dict)
+    peak_bytes: int = 0
+    """The most memory: the device's, as torch allocated it, or the process's."""

@@ -1,0 +1,168 @@
+"""`improve`: from a program to faster kernels that hold in it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune.commands.output import Output, UsageError, require_packages
+from forecast_autotune.file_access import misplaced_file, open_named_output
+
+if TYPE_CHECKING:
+    from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings
+
+_INTERRUPTED = 130
+_PAGE = "improve.html"
+
+
+def improve(options: argparse.Namespace, output: Output) -> int:
+    """Record, search, prove and leave; 0 if it came to its end, 130 if it was interrupted."""
+    from forecast_harness.improve.session import ImproveSession
+
+    require_packages("improve", "torch")
+    recorded = None if options.from_run is None else Path(options.from_run)
+    words = _words(options, recorded)
+    folder = Path(options.out or _folder_name(words))
+    known = _known(folder, options.resume, words)
+    session = ImproveSession(
+        tuple(words), _settings(options), folder, (lambda line: None) if options.quiet else output.remark
+    )
+    found = known or session.look(recorded)
+    session.save(found)
+    try:
+        session.search(found)
+        session.prove(found)
+    except KeyboardInterrupt:
+        _report(session, found, options, output)
+        output.remark(f"interrupted. To go on: add --resume --out {shlex.quote(str(folder))}")
+        return _INTERRUPTED
+    _report(session, found, options, output)
+    return 0
+
+
+def _words(options: argparse.Namespace, recorded: Path | None) -> list[str]:
+    """The program's words. Raises `UsageError` where there are none, or a script is not there."""
+    from forecast_harness.improve.session import load_improvement
+
+    words = ["-m", *options.module] if options.module else list(options.program)
+    if recorded is not None and not words:
+        earlier = load_improvement(recorded)
+        if earlier is None:
+            raise UsageError(
+                f"--from-run {recorded}: that is no folder of `improve`; it holds no improve.json"
+            )
+        return list(earlier.words)
+    if not words or words == ["-m"]:
+        raise UsageError("improve needs a program, as in `improve train.py` or `improve -m package.train`")
+    if words[0] != "-m" and not Path(words[0]).exists():
+        raise UsageError(f"can't open file {words[0]!r}: no such file or directory")
+    return words
+
+
+def _folder_name(words: list[str]) -> str:
+    last = words[1] if words[0] == "-m" else Path(words[0]).stem
+    return "improve-" + (re.sub(r"[^\w.-]+", "-", last).strip("-.") or "program")
+
+
+def _known(folder: Path, resume: bool, words: list[str]) -> Improvement | None:
+    """The improvement that is to be gone on with. Raises `UsageError` for a folder that does not fit."""
+    from forecast_harness.improve.session import load_improvement
+
+    if misplaced := misplaced_file(folder):
+        raise UsageError(f"--out must be a folder, and {folder} is {misplaced}: name a new one")
+    known = load_improvement(folder)
+    if known is None:
+        if not resume and folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty, and holds no improvement: name a new folder with --out")
+        return None
+    if not resume:
+        raise UsageError(
+            f"{folder} holds an improvement: go on with it by --resume, or name another with --out"
+        )
+    if list(known.words) != words:
+        raise UsageError(
+            f"{folder} holds the improvement of {shlex.join(known.words)}: name another with --out"
+        )
+    return known
+
+
+def _settings(options: argparse.Namespace) -> ImproveSettings:
+    """Raises `SettingsError` for a language model that is not there."""
+    from forecast_autotune.llm.providers import provider
+    from forecast_harness.clocks.devices import visible_devices
+    from forecast_harness.improve.session import ImproveSettings
+
+    further = []
+    for name in ("surrogate", "gpu_seconds", "tokens", "money", "samples", "gpu_budget"):
+        if (value := getattr(options, name)) is not None:
+            further += [
+                f"--{name.replace('_', '-')}",
+                f"{value:g}" if isinstance(value, float) else str(value),
+            ]
+    models = [s.removeprefix("llm:") for s in options.proposer or [] if s.startswith("llm:")]
+    for spec in (*models, *(options.llm or [])):
+        provider().check(spec)
+    return ImproveSettings(
+        options.device or ("cuda" if visible_devices() else "cpu"),
+        options.seconds,
+        options.kernels,
+        options.step or "",
+        options.check or "",
+        ("mechanical", *(options.proposer or []), *(f"llm:{spec}" for spec in options.llm or [])),
+        tuple(further),
+    )
+
+
+def _report(session: ImproveSession, found: Improvement, options: argparse.Namespace, output: Output) -> None:
+    """Leave what holds: variants, page, patch; and say so."""
+    from rich.table import Table
+
+    from forecast_autotune.report.table import shown_text
+    from forecast_autotune.store import Store
+    from forecast_harness.improve.page import HEADS, page, rows, step_text
+    from forecast_harness.improve.patch import patch_text
+
+    left = session.leave(found, Store.default())
+    with open_named_output(session.folder / _PAGE) as stream:
+        stream.write(page(found).encode("utf-8", "replace"))
+    held = {p.name: p for p in found.parts if p.name in found.held}
+    faster = {n: (p.function, found.searches[n].source) for n, p in held.items() if p.function is not None}
+    patch = patch_text({n: (f, s) for n, (f, s) in faster.items() if f is not None}, Path.cwd())
+    if options.patch is not None:
+        with open_named_output(Path(options.patch)) as stream:
+            stream.write(patch.encode())
+    table = Table(*HEADS)
+    for row in rows(found):
+        table.add_row(*map(shown_text, row))
+    data: dict[str, Any] = {
+        "program": list(found.words),
+        "step_s": found.step_s,
+        "steps": found.step_how,
+        "parts": [{**p.to_json(), "function": None} for p in found.parts],
+        "searches": {n: s.to_json() for n, s in found.searches.items()},
+        "proof": None if found.proof is None else found.proof.to_json(),
+        "held": found.held,
+        "variants": [v.name for v in left],
+        "folder": str(session.folder),
+    }
+    lines = [step_text(found)]
+    if left:
+        lines.append(
+            f"{len(left)} variants in the store: served by `forecast-autotune run` with variants=store"
+        )
+    if patch and options.patch is None:
+        lines.append("changes for your files: add --resume --patch FILE")
+    if not found.parts:
+        lines.append(_nothing_text(session.settings.device))
+    output.emit(
+        data, *([table] if found.parts else []), *map(shown_text, [*lines, f"page: {session.folder / _PAGE}"])
+    )
+
+
+def _nothing_text(device: str) -> str:
+    if device == "cpu":
+        return "the program calls no function of its own that takes and returns tensors: there is nothing to improve"
+    return "the program launches no kernel on the GPU: there is nothing to improve"

@@ -1,0 +1,132 @@
+"""Our own commands as children of `improve`, each in a process group of its own: a recorded program, a search."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forecast_autotune.commands.output import CommandError
+from forecast_autotune.printable import printable
+from forecast_autotune.records.program import (
+    CHECK_FILE,
+    PLAN_FILE,
+    RECORDING_FILE,
+    ProgramRecording,
+    RecordingPlan,
+)
+
+_GRACE_S = 30.0
+"""For what a child has under way when it is asked to end."""
+_SHOWN = 300
+_SUMMARIES = ("forecast-autotune: captured", "forecast-autotune: no kernel")
+"""Lines that `run` writes after the program's last one."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The user's program, as `run` takes it."""
+
+    words: tuple[str, ...]
+    """SCRIPT or `-m MODULE`, and the program's own arguments."""
+
+    @property
+    def script(self) -> Path | None:
+        """Its file; None for a module."""
+        return None if self.words[0] == "-m" else Path(self.words[0])
+
+    @property
+    def root(self) -> Path:
+        """The folder of its own files."""
+        return Path.cwd() if self.script is None else self.script.absolute().parent
+
+
+@dataclass(frozen=True)
+class ChildEnd:
+    """How a child ended."""
+
+    status: int
+    stdout: str
+    last_line: str
+    """Of its standard error."""
+    in_time: bool = True
+
+
+def record(
+    program: Program, plan: RecordingPlan, folder: Path, store: Path, *, seconds: float, capture: bool = False
+) -> ProgramRecording:
+    """Run the program under a plan and read its recording.
+
+    A program that has not ended after `seconds` is interrupted, and counts as far as it was recorded. Raises
+    `CommandError` where it fails, or leaves no recording.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (RECORDING_FILE, CHECK_FILE):
+        (folder / name).unlink(missing_ok=True)
+    (folder / PLAN_FILE).write_text(json.dumps(plan.to_json()), encoding="utf-8")
+    words = ["run", "--recording", str(folder), *(["--capture"] if capture else []), *program.words]
+    environment = {"FORECAST_AUTOTUNE_CACHE_DIR": str(store)}
+    if plan.serve and not capture:
+        environment["FORECAST_AUTOTUNE_VARIANTS"] = "store"
+    ended = run_command(words, seconds=seconds, environment=environment)
+    (folder / "output.txt").write_text(ended.stdout, encoding="utf-8", errors="replace")
+    try:
+        text = (folder / RECORDING_FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        text = ""
+    if ended.status and ended.in_time:
+        raise CommandError(f"the program fails, with exit status {ended.status}: {ended.last_line}")
+    if not text:
+        raise CommandError(f"the program left no recording: {ended.last_line or 'it was ended from outside'}")
+    return ProgramRecording.from_json(json.loads(text))
+
+
+def run_command(
+    words: Sequence[str], *, seconds: float | None = None, environment: Mapping[str, str] | None = None
+) -> ChildEnd:
+    """Run one of our commands. It is interrupted after `seconds`, or with us, and killed where it goes on."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "forecast_autotune", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
+    in_time = True
+    try:
+        try:
+            stdout, stderr = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            in_time = False
+            stdout, stderr = _interrupted(child)
+    except KeyboardInterrupt:
+        _interrupted(child)
+        raise
+    finally:
+        _signal_group(child, signal.SIGKILL)  # whatever it left behind
+    lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith(_SUMMARIES)]
+    return ChildEnd(child.returncode, stdout, printable(lines[-1] if lines else "", _SHOWN), in_time)
+
+
+def _interrupted(child: subprocess.Popen[str]) -> tuple[str, str]:
+    _signal_group(child, signal.SIGINT)
+    try:
+        return child.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        _signal_group(child, signal.SIGKILL)
+        return child.communicate()
+
+
+def _signal_group(child: subprocess.Popen[str], number: int) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except ProcessLookupError:
+        return

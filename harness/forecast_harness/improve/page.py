@@ -1,0 +1,96 @@
+"""What an improvement found, as a table for people and as one HTML page."""
+
+from __future__ import annotations
+
+import difflib
+from html import escape
+
+from forecast_autotune.printable import printable
+from forecast_harness.improve.session import Improvement
+
+_NAME = 48
+
+
+def time_text(seconds: float) -> str:
+    """A time with a unit that fits."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1.0:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us" if seconds else "-"
+
+
+def rows(found: Improvement) -> list[tuple[str, ...]]:
+    """Kernel, kind, share of a step, calls per step, median time, roofline, and what came of it."""
+    return [
+        (
+            printable(p.name.removeprefix("__main__:"), _NAME),
+            p.kind,
+            f"{p.share:.1%}",
+            f"{p.calls:.3g}",
+            time_text(p.median_s),
+            time_text(p.roofline_s),
+            _outcome(found, p.name)
+            or p.reason
+            or ("below 1 % of a step" if p.share < 0.01 else "left: others promise more"),
+        )
+        for p in found.parts
+    ]
+
+
+HEADS = ("kernel", "kind", "share", "calls", "median", "roofline", "result")
+
+
+def _outcome(found: Improvement, name: str) -> str:
+    ended = found.searches.get(name)
+    if ended is None:
+        return ""
+    if found.proof is not None and (gain := found.proof.parts.get(name)) is not None:
+        return f"{gain.text} in the program"
+    if found.proof is not None and name in found.proof.refused:
+        return f"not kept: {found.proof.refused[name]}"
+    if ended.problem:
+        return f"not searched: {ended.problem}"
+    if ended.source:
+        return f"{ended.speedup:.2f}x where it was searched, not yet proved in the program"
+    return f"nothing faster was confirmed, {ended.measured} sources measured"
+
+
+def step_text(found: Improvement) -> str:
+    """The step, before and after."""
+    proof = found.proof
+    if proof is None or proof.step is None:
+        return f"step {time_text(found.step_s)} ({found.step_how})"
+    return (
+        f"step {time_text(proof.before_s)} before, {time_text(proof.after_s)} after: {proof.step.text}; memory "
+        f"{proof.peak_before / 2**20:.0f} MiB before, {proof.peak_after / 2**20:.0f} after"
+    )
+
+
+def page(found: Improvement) -> str:
+    """The page: table, then what each search did and the difference of its source."""
+    body = [f"<h1>{escape(' '.join(found.words))}</h1><p>{escape(step_text(found))}</p><table><tr>"]
+    body += [f"<th>{h}</th>" for h in HEADS] + ["</tr>"]
+    for row in rows(found):
+        body.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>")
+    body.append("</table>")
+    for part in found.parts:
+        ended = found.searches.get(part.name)
+        if ended is None:
+            continue
+        body.append(f"<h2>{escape(part.name)}</h2><p>{escape(_outcome(found, part.name))}</p>")
+        if ended.folder:
+            link = f"{escape(ended.folder)}/report.html"
+            body.append(
+                f'<p><a href="{link}">its search</a>: lineage, forecasts against measurements, costs</p>'
+            )
+        if ended.source:
+            own = part.pack.solutions[0].source if part.pack is not None and part.pack.solutions else ""
+            lines = difflib.unified_diff(
+                own.splitlines(), ended.source.splitlines(), "before", "after", lineterm=""
+            )
+            body.append(f"<pre>{escape(chr(10).join(lines) if own else ended.source)}</pre>")
+    style = (
+        "body{font:15px sans-serif;margin:2em auto;max-width:70em}td,th{text-align:left;padding:.2em .8em}"
+        "pre{background:#f4f4f4;padding:1em}"
+    )
+    return f"<!doctype html><meta charset=utf-8><title>improve</title><style>{style}</style>{''.join(body)}\n"

@@ -1,0 +1,137 @@
+"""The parts of a program's time: which kernel takes which share, what could be had of it, and what can be improved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.records import Argument
+from forecast_autotune.records.captured_call import CapturedCall
+from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.program import ProgramRecording, TorchFunction
+from forecast_autotune.variants.signature import memory_span
+from forecast_harness.improve.child import Program
+from forecast_harness.improve.steps import Steps
+from forecast_harness.targets.packs.schema import Pack
+from forecast_harness.targets.program_functions import function_pack
+
+LEAST_SHARE = 0.01
+"""Share of a step below which a part is named and left."""
+IMPROVED_SHARE = 0.8
+"""Share of the improvable time after which no more parts are taken."""
+_BITS = re.compile(r"\d+")
+_USUAL_GAIN = 0.5
+"""Share of what lies above the roofline that a search is expected to win, before anything is known."""
+_UNKNOWN_HEADROOM = 0.5
+
+
+@dataclass(frozen=True)
+class Part(Record, label="part"):
+    """One kernel, or one function of torch code, of a program."""
+
+    name: str
+    kind: str
+    """`function`, `triton`, `torch.compile` or `library`."""
+    share: float
+    """Of the time of a step."""
+    calls: float
+    """Per step."""
+    median_s: float
+    roofline_s: float = 0.0
+    """Time to move its arguments once; 0 where the device's bandwidth is not known."""
+    target: str = ""
+    """What `search` takes; empty for a part that is left."""
+    reason: str = ""
+    """Why it is left."""
+    function: TorchFunction | None = field(default=None, metadata=json_option(omit_null=True))
+    pack: Pack | None = field(default=None, metadata=json_option(private=True), repr=False)
+
+    @property
+    def headroom(self) -> float:
+        """The share of its time that lies above the roofline."""
+        if not self.roofline_s or not self.median_s:
+            return _UNKNOWN_HEADROOM
+        return max(0.0, 1.0 - self.roofline_s / self.median_s)
+
+    @property
+    def expected(self) -> float:
+        """The share of a step's time that a search is expected to save."""
+        return self.share * self.headroom * _USUAL_GAIN
+
+
+def parts_of(
+    recording: ProgramRecording, steps: Steps, captures: Iterable[CapturedCall], program: Program
+) -> list[Part]:
+    """The parts of a recorded program, the largest first."""
+    functions = {f.name: f for f in recording.functions}
+    captured: dict[str, CapturedCall] = {}
+    for one in captures:
+        captured.setdefault(one.kernel.name, one)
+    on_device = any(name not in functions for name in steps.launches)
+    total = sum(t.seconds for n, t in steps.launches.items() if (n in functions) is not on_device) or 1.0
+    if not on_device:
+        total = max(total, steps.seconds)
+    parts = []
+    for name, times in steps.launches.items():
+        part = Part(name, "library", times.seconds / total, times.calls, times.median_s)
+        if (function := functions.get(name)) is not None:
+            part = _function_part(replace(part, function=function), function)
+        elif (call := captured.get(name)) is not None:
+            part = _kernel_part(part, call, program)
+        elif name.startswith("triton_"):
+            reason = "torch.compile makes it anew: `run` tunes its configs, and serves no other source"
+            part = replace(part, kind="torch.compile", reason=reason)
+        else:
+            part = replace(part, reason="no source can be had for it: it is no Triton kernel")
+        parts.append(part)
+    for name in captured.keys() - steps.launches.keys():
+        part = Part(
+            name, "triton", 0.0, 0.0, 0.0, reason="it is not timed: there is no GPU, where it would run"
+        )
+        parts.append(part)
+    return sorted(parts, key=lambda p: -p.share)
+
+
+def chosen_parts(parts: Iterable[Part], most: int | None) -> list[Part]:
+    """The parts to improve, in the order in which they are asked about; at most so many, if a number is given."""
+    able = sorted((p for p in parts if p.target or p.pack), key=lambda p: -p.expected)
+    if most is not None:
+        return able[:most]
+    whole, sum_so_far, chosen = sum(p.expected for p in able), 0.0, []
+    for part in able:
+        if part.share < LEAST_SHARE or sum_so_far > IMPROVED_SHARE * whole:
+            break
+        sum_so_far += part.expected
+        chosen.append(part)
+    return chosen
+
+
+def _function_part(part: Part, function: TorchFunction) -> Part:
+    try:
+        pack = function_pack(function)
+    except RecordError as error:
+        return replace(part, kind="function", reason=str(error))
+    return replace(part, kind="function", pack=pack)
+
+
+def _kernel_part(part: Part, call: CapturedCall, program: Program) -> Part:
+    part = replace(part, kind="triton")
+    module, name = call.kernel.extra.get("module"), call.kernel.extra.get("qualname", call.kernel.name)
+    if not call.source:
+        return replace(
+            part, reason="no module of its own can be made of it: it needs more than Triton and constants"
+        )
+    if module == "__main__":
+        module = str(program.script) if program.script is not None else program.words[1]
+    spec = device_spec(call.device)
+    moved = sum(memory_span(a) * _element_bytes(a) for a in call.arguments if a.kind == "tensor")
+    roofline = moved / (spec.memory_gb_s * 1e9) if spec.memory_gb_s else 0.0
+    return replace(part, target=f"{module}:{name}", roofline_s=roofline)
+
+
+def _element_bytes(argument: Argument) -> float:
+    bits = _BITS.search(argument.dtype)
+    return int(bits[0]) / 8 if bits else 1.0

@@ -1,0 +1,235 @@
+"""One improvement of a program, in a folder: look, search, prove. What is done is not done again with `--resume`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.records.codec import Record
+from forecast_autotune.records.program import (
+    RECORDING_FILE,
+    FunctionReplacement,
+    ProgramRecording,
+    RecordingPlan,
+)
+from forecast_autotune.store import Store
+from forecast_autotune.store.files import write_atomically
+from forecast_autotune.variants import Variant
+from forecast_harness.improve.child import Program, record, run_command
+from forecast_harness.improve.parts import Part, chosen_parts, parts_of
+from forecast_harness.improve.proof import TURNS, ProgramProof, ProofRequest, prove
+from forecast_harness.improve.steps import Steps, steps_of
+from forecast_harness.search.log import read_log
+from forecast_harness.search.state import SearchState, replay_events
+from forecast_harness.targets.program_functions import replacement_of, write_pack
+from forecast_harness.trials.configs.source_configs import apply_config
+
+STATE_FILE = "improve.json"
+_LEAST_SEARCH_S = 20.0
+"""A search of less finds nothing: its judge takes seconds to start."""
+_LEAST_LOOK_S = 60.0
+_RUN_MARGIN = 3.0
+"""How much longer than the first run a later one may take."""
+
+
+@dataclass(frozen=True)
+class ImproveSettings:
+    """How to improve: authors and limits."""
+
+    device: str
+    seconds: float
+    kernels: int | None = None
+    step: str = ""
+    check: str = ""
+    proposers: tuple[str, ...] = ()
+    """Specifications as `search --proposer` has them. Below a folder's, one named as the kernel is taken."""
+    search_options: tuple[str, ...] = ()
+    """Further words for every search."""
+
+
+@dataclass(frozen=True)
+class SearchEnd(Record, label="search end"):
+    """What a search of one part has come to."""
+
+    speedup: float = 1.0
+    confirmed: bool = False
+    measured: int = 0
+    seconds: float = 0.0
+    source: str = ""
+    """The confirmed source, empty where there is none."""
+    problem: str = ""
+    folder: str = ""
+
+
+@dataclass
+class Improvement(Record, schema=1, label="improvement"):
+    """All that is known of an improvement."""
+
+    words: tuple[str, ...]
+    step_s: float = 0.0
+    step_how: str = ""
+    parts: tuple[Part, ...] = ()
+    searches: dict[str, SearchEnd] = field(default_factory=dict)
+    proof: ProgramProof | None = None
+
+    @property
+    def held(self) -> list[str]:
+        """The parts whose faster sources hold in the program."""
+        return [] if self.proof is None else list(self.proof.parts)
+
+
+class ImproveSession:
+    """Improves one program; `tell` gets a line at every step."""
+
+    def __init__(
+        self, words: Sequence[str], settings: ImproveSettings, folder: Path, tell: Callable[[str], None]
+    ) -> None:
+        self.program, self.settings, self.folder, self._tell = (
+            Program(tuple(words)),
+            settings,
+            folder.absolute(),
+            tell,
+        )
+        self.store = self.folder / "store"
+        self.began = time.monotonic()
+        self.run_s = 0.0
+        """Seconds of one run of the program."""
+
+    def look(self, recorded: Path | None = None) -> Improvement:
+        """Record the program, or read the recording in a folder, and list its parts."""
+        folder = (recorded or self.folder) / "look"
+        path = folder / RECORDING_FILE
+        began = time.monotonic()
+        if path.exists():
+            recording = ProgramRecording.from_json(json.loads(path.read_text(encoding="utf-8")))
+            self.run_s = recording.seconds + 5.0
+        else:
+            self._tell(f"recording {' '.join(self.program.words)}")
+            plan = RecordingPlan(
+                discover=self.settings.device == "cpu",
+                root=str(self.program.root),
+                step=self.settings.step,
+                check=self.settings.check,
+            )
+            most = max(_LEAST_LOOK_S, self.settings.seconds / 3)
+            recording = record(self.program, plan, folder, self.store, seconds=most, capture=True)
+            self.run_s = time.monotonic() - began
+        steps = steps_of(recording)
+        files = Store(self.store).captures
+        captures = [] if files is None else [call for call, _ in files.every()]
+        parts = tuple(parts_of(recording, steps, captures, self.program))
+        return Improvement(self.program.words, steps.seconds, _how(steps), parts)
+
+    def search(self, improvement: Improvement) -> None:
+        """Search the parts that promise most, each within its share of what is left of the time."""
+        chosen = chosen_parts(improvement.parts, self.settings.kernels)
+        proof_s = (2 * TURNS + 1) * self.run_s * 1.2
+        for number, part in enumerate(chosen):
+            if (done := improvement.searches.get(part.name)) is not None and not done.problem:
+                continue
+            left = self.settings.seconds - (time.monotonic() - self.began) - proof_s
+            share = part.expected / sum(p.expected for p in chosen[number:])
+            seconds = max(left * share, _LEAST_SEARCH_S)
+            if left < _LEAST_SEARCH_S and number:
+                improvement.searches[part.name] = SearchEnd(problem="no time was left for it")
+                continue
+            self._tell(f"searching {part.name}, {part.share:.0%} of a step, {seconds:.0f} s")
+            improvement.searches[part.name] = self._search(part, seconds)
+            self.save(improvement)
+
+    def prove(self, improvement: Improvement) -> None:
+        """Prove in the program what searches have confirmed."""
+        parts = {p.name: p for p in improvement.parts}
+        faster = {n: s.source for n, s in improvement.searches.items() if s.source}
+        if not faster:
+            return
+        replaced: dict[str, FunctionReplacement] = {}
+        for name, source in faster.items():
+            if (function := parts[name].function) is not None:
+                replaced[name] = replacement_of(function, source)
+        functions = tuple(p.name for p in improvement.parts if p.function is not None and p.name in replaced)
+        plan = RecordingPlan(functions=functions, step=self.settings.step, check=self.settings.check)
+        request = ProofRequest(
+            self.program,
+            plan,
+            replaced,
+            [n for n in faster if n not in replaced],
+            self.folder / "proof",
+            self.store,
+            max(_LEAST_LOOK_S, _RUN_MARGIN * self.run_s),
+        )
+        improvement.proof = prove(request, self._tell)
+        self.save(improvement)
+
+    def leave(self, improvement: Improvement, store: Store) -> list[Variant]:
+        """Put the variants that hold into a store."""
+        held = {v for v in improvement.held}
+        variants = [v for v in Store(self.store).variants() if v.kernel in held and v.checks]
+        for variant in variants:
+            store.put_variant(variant)
+        return variants
+
+    def save(self, improvement: Improvement) -> None:
+        """Keep what is known."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = json.dumps(improvement.to_json(), indent=1, allow_nan=False)
+        write_atomically(self.folder / STATE_FILE, data.encode())
+
+    def _search(self, part: Part, seconds: float) -> SearchEnd:
+        began = time.monotonic()
+        name = part.name.rpartition(":")[2]
+        folder = self.folder / f"search-{name}"
+        target = part.target
+        if part.pack is not None:
+            target = str(self.folder / f"pack-{name}")
+            write_pack(part.pack, Path(target))
+        words = ["search", target, "--device", self.settings.device, "--seconds", f"{seconds:.0f}"]
+        words += ["--out", str(folder), "--quiet", "--json", *self.settings.search_options]
+        for spec in self.settings.proposers:
+            kind, _, where = spec.partition(":")
+            own = Path(where) / name
+            if kind in ("recorded", "files") and Path(where).is_dir():
+                if kind == "recorded" and not own.is_dir():
+                    continue
+                spec = f"{kind}:{own}"
+            words += ["--proposer", spec]
+        words += ["--resume"] if (folder / "log.jsonl").exists() else []
+        ended = run_command(words, environment={"FORECAST_AUTOTUNE_CACHE_DIR": str(self.store)})
+        took = time.monotonic() - began
+        state = _state_of(folder)
+        if state is None:
+            return SearchEnd(problem=ended.last_line or "the search ended before it began", seconds=took)
+        return replace(_search_end(state), seconds=took, folder=folder.name)
+
+
+def _how(steps: Steps) -> str:
+    return f"{steps.count} steps, {steps.how}" if steps.count > 1 else steps.how
+
+
+def _state_of(folder: Path) -> SearchState | None:
+    path = folder / "log.jsonl"
+    events = read_log(path) if path.exists() else []
+    return replay_events(events) if events else None
+
+
+def _search_end(state: SearchState) -> SearchEnd:
+    best, measured = state.best, len(state.judged)
+    if best == state.seeds[0] or state.evidence(best) != "confirmed":
+        reason = "" if state.stopped is None or state.scores else state.stopped.reason
+        return SearchEnd(measured=measured, problem=reason)
+    judged = state.confirmed.get(best) or state.judged[best]
+    source = state.nodes[best].source
+    config: Any = judged.config
+    if isinstance(config, Mapping) and state.target.kind == "pack":
+        source = apply_config(source, dict(config))
+    return SearchEnd(2**-state.best_score, True, measured, source=source)
+
+
+def load_improvement(folder: Path) -> Improvement | None:
+    """The improvement in a folder; None where there is none. Raises `RecordError`."""
+    path = folder / STATE_FILE
+    return Improvement.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None

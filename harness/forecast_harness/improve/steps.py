@@ -1,0 +1,84 @@
+"""The steps of a recorded program: the period of its launches, or the calls of a function that is named."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forecast_autotune.records.program import ProgramRecording
+
+_SHOWN_PERIODS = 3
+"""A sequence repeats itself where so many periods follow each other at the end."""
+_COVERED_SHARE = 1 / 3
+"""Share of all launches that steps must cover; a shorter period is a loop inside of a step."""
+_WARM_SHARE = 1 / 3
+"""Share of the steps that are left out at the beginning."""
+
+
+@dataclass(frozen=True)
+class LaunchTimes:
+    """The launches of one name, in the steps after warm-up."""
+
+    calls: float
+    """Per step."""
+    seconds: float
+    """Of one step."""
+    median_s: float
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps after warm-up."""
+
+    count: int
+    seconds: float
+    """Of one step: their mean."""
+    how: str
+    launches: dict[str, LaunchTimes]
+
+
+def steps_of(recording: ProgramRecording) -> Steps:
+    """The steps of a recording: calls of the named function, else periods of its launches, else the whole run."""
+    launches = recording.launches
+    if recording.steps:
+        kept = recording.steps[int(len(recording.steps) * _WARM_SHARE) :]
+        # The device has a clock of its own: all of its launches stand for all steps.
+        warm = recording.device is None or recording.device.backend == "cpu"
+        count = len(kept if warm else recording.steps)
+        inside = tuple(x for x in launches if not warm or x[1] >= kept[0][0])
+        seconds = statistics.mean(s for _, s in kept)
+        return Steps(count, seconds, "by its function", _times(recording, inside, count))
+    numbers = [number for number, _, _ in launches]
+    period, covered = launch_period(numbers)
+    count = covered // period if period else 0
+    if count < _SHOWN_PERIODS:
+        return Steps(1, recording.seconds, "the whole run is one step", _times(recording, launches, 1))
+    count -= max(1, int(count * _WARM_SHARE))
+    inside = launches[len(launches) - count * period - 1 :]
+    seconds = (inside[-1][1] - inside[0][1]) / count
+    return Steps(count, seconds, f"{period} launches that repeat", _times(recording, inside[1:], count))
+
+
+def launch_period(numbers: Sequence[int]) -> tuple[int, int]:
+    """The shortest period of the end of a sequence, and the elements that it covers; 0, 0 where there is none."""
+    n = len(numbers)
+    for period in range(1, n // _SHOWN_PERIODS + 1):
+        covered = period
+        while covered < n and numbers[n - 1 - covered] == numbers[n - 1 - covered + period]:
+            covered += 1
+        if covered >= max(_SHOWN_PERIODS * period, n * _COVERED_SHARE):
+            return period, covered
+    return 0, 0
+
+
+def _times(
+    recording: ProgramRecording, launches: Sequence[tuple[int, float, float]], steps: int
+) -> dict[str, LaunchTimes]:
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for number, _, seconds in launches:
+        by_name[recording.names[number]].append(seconds)
+    return {
+        name: LaunchTimes(len(s) / steps, sum(s) / steps, statistics.median(s)) for name, s in by_name.items()
+    }

@@ -1,0 +1,276 @@
+"""A function of a program's torch code as a problem pack: its source by itself, and the calls that were recorded."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forecast_autotune import python_parser
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument
+from forecast_autotune.records.named_lines import read_document
+from forecast_autotune.records.program import FunctionCall, FunctionReplacement, TorchFunction
+from forecast_harness.targets.packs.schema import (
+    DTYPES,
+    AxisSpec,
+    Definition,
+    Language,
+    Pack,
+    Solution,
+    TensorSpec,
+    ToleranceSpec,
+    Workload,
+)
+
+ENTRY = "run"
+_SAFE_NAMES = {*dir(builtins), "__name__", "__file__"}
+
+
+@dataclass(frozen=True)
+class IsolatedFunction:
+    """A function with what it needs of its module."""
+
+    name: str
+    parameters: tuple[str, ...]
+    needed: str
+    """Imports, constants and functions of its module, in their order."""
+    text: str
+    """The function itself, without decorators."""
+
+
+def isolate(path: Path, name: str) -> IsolatedFunction:
+    """The function `name` at the top level of a file.
+
+    Raises `RecordError` where it needs what is computed when the module is run, or a module of the program's own.
+    """
+    text = read_document(path)
+    tree = python_parser.parse_module(text)
+    places: dict[str, ast.stmt] = {}
+    for node in tree.body:
+        for bound in _bound_names(node):
+            if bound in places and bound != name and not isinstance(node, ast.Import | ast.ImportFrom):
+                places[bound] = ast.Pass()  # bound twice: nobody can tell which of them a call meets
+            else:
+                places[bound] = node
+    function = places.get(name)
+    if not isinstance(function, ast.FunctionDef):
+        raise RecordError(f"{path.name} defines no function {name} at its top level")
+    if function.decorator_list:
+        raise RecordError(f"{name} has decorators: {ast.unparse(function.decorator_list[0])}")
+    needed: dict[int, ast.stmt] = {}
+    waiting: list[ast.stmt] = [function]
+    while waiting:
+        for used in _free_names(waiting.pop()) - {name}:
+            if (needs := places.get(used)) is None:
+                if used not in _SAFE_NAMES:
+                    raise RecordError(
+                        f"{name} needs {used}, which {path.name} does not define at its top level"
+                    )
+                continue
+            _check_needed(name, used, needs, path)
+            if id(needs) not in needed:
+                needed[id(needs)] = needs
+                waiting.append(needs)
+    own = [n for n in tree.body if id(n) in needed]
+    arguments = function.args
+    return IsolatedFunction(
+        name,
+        tuple(a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)),
+        "\n".join(ast.get_source_segment(text, n) or ast.unparse(n) for n in own),
+        ast.get_source_segment(text, function) or ast.unparse(function),
+    )
+
+
+def function_pack(function: TorchFunction) -> Pack:
+    """The pack of a recorded function. Raises `RecordError` with the reason why there can be none."""
+    if function.problem:
+        raise RecordError(function.problem)
+    own = isolate(Path(function.file), function.name.partition(":")[2])
+    calls = _like_calls(function.forms)
+    axes, shapes = _axes(calls)
+    tensors = [a for a in calls[0].arguments if a.kind == "tensor"]
+    for tensor in (*tensors, *calls[0].results):
+        if tensor.dtype not in DTYPES:
+            raise RecordError(f"{tensor.name} is of {tensor.dtype}, which no source is verified for")
+    names = [a.name for a in tensors]
+    definition = Definition(
+        own.name,
+        f"as {own.name} of {Path(function.file).name} computes it",
+        axes=axes,
+        inputs={a.name: TensorSpec(shapes[a.name], a.dtype) for a in tensors},
+        outputs={a.name: TensorSpec(shapes[a.name], a.dtype) for a in calls[0].results},
+        tolerance=ToleranceSpec(reduction=str(max([1, *(n for a in tensors for n in a.shape)]))),
+    )
+    constants = {a.name: a.value for a in calls[0].arguments if a.kind != "tensor"}
+    reference = _module(own, "_original", names, constants, "reference")
+    workloads = [Workload(f"call-{n}", _sizes(axes, shapes, call)) for n, call in enumerate(calls, 1)]
+    start = _module(own, "", names, constants, ENTRY)
+    return Pack(
+        definition,
+        f"{reference}\n\n{_make(calls)}",
+        tuple(workloads),
+        (Solution("program", Language.TORCH, start),),
+    )
+
+
+def write_pack(pack: Pack, folder: Path) -> None:
+    """Write a pack as a folder that `load_pack` reads. Raises `OSError`."""
+    (folder / "solutions").mkdir(parents=True, exist_ok=True)
+    (folder / "definition.json").write_text(json.dumps(pack.definition.to_json(), indent=1), encoding="utf-8")
+    works = [w.to_json() for w in pack.workloads]
+    (folder / "workloads.json").write_text(json.dumps(works, indent=1), encoding="utf-8")
+    (folder / "reference.py").write_text(pack.reference, encoding="utf-8")
+    for solution in pack.solutions:
+        (folder / "solutions" / f"{solution.name}.py").write_text(solution.source, encoding="utf-8")
+
+
+def replacement_of(function: TorchFunction, source: str) -> FunctionReplacement:
+    """A verified source in place of a function, for calls of the sizes and numbers that its pack is about."""
+    calls = _like_calls(function.forms)
+    sizes: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {}
+    for number, argument in enumerate(calls[0].arguments):
+        if argument.kind == "tensor":
+            each = zip(*(c.arguments[number].shape for c in calls), strict=True)
+            sizes[argument.name] = argument.dtype, tuple((min(n), max(n)) for n in each)
+    constants = tuple(a for a in calls[0].arguments if a.kind != "tensor")
+    return FunctionReplacement(source, sizes, constants)
+
+
+def _like_calls(forms: Sequence[FunctionCall]) -> list[FunctionCall]:
+    """The calls that differ from the first by sizes alone."""
+
+    def form(call: FunctionCall) -> object:
+        of = (*call.arguments, *call.results)
+        return [(a.name, a.kind, a.dtype, len(a.shape), a.value) for a in of]
+
+    return [c for c in forms if form(c) == form(forms[0])]
+
+
+def _axes(calls: Sequence[FunctionCall]) -> tuple[dict[str, AxisSpec], dict[str, tuple[str, ...]]]:
+    """The axes that vary between calls, and every tensor's shape in terms of them.
+
+    Raises `RecordError` for a result whose size varies otherwise than any argument's.
+    """
+    axes: dict[str, AxisSpec] = {}
+    by_sizes: dict[tuple[int, ...], str] = {}
+    shapes: dict[str, tuple[str, ...]] = {}
+    for kind in ("arguments", "results"):
+        each: list[tuple[Argument, ...]] = [getattr(c, kind) for c in calls]
+        for same in zip(*each, strict=True):
+            if same[0].kind != "tensor":
+                continue
+            shape = []
+            for sizes in zip(*(a.shape for a in same), strict=True):
+                if len(set(sizes)) == 1:
+                    shape.append(str(sizes[0]))
+                    continue
+                if sizes not in by_sizes:
+                    if kind == "results":
+                        raise RecordError(
+                            f"sizes {list(sizes)} of result {same[0].name} are no argument's: nobody can tell others"
+                        )
+                    name = by_sizes[sizes] = f"N{len(by_sizes)}"
+                    axes[name] = AxisSpec(None, min(sizes), max(sizes), math.gcd(*sizes))
+                shape.append(by_sizes[sizes])
+            shapes[same[0].name] = tuple(shape)
+    return axes, shapes
+
+
+def _sizes(
+    axes: Mapping[str, AxisSpec], shapes: Mapping[str, tuple[str, ...]], call: FunctionCall
+) -> dict[str, int]:
+    tensors = [a for a in call.arguments if a.kind == "tensor"]
+    given = {e: n for a in tensors for e, n in zip(shapes[a.name], a.shape, strict=True)}
+    return {name: given[name] for name in axes}
+
+
+def _module(
+    own: IsolatedFunction, suffix: str, names: Sequence[str], constants: Mapping[str, object], entry: str
+) -> str:
+    """A module in which `entry(tensors by name)` is the function with its constants."""
+    head = f"{own.needed}\n\n\n" if own.needed else ""
+    if not suffix and not constants and not _calls_itself(own):
+        return f"{head}{own.text.replace(f'def {own.name}(', f'def {entry}(', 1)}\n"
+    given = ", ".join([*(f"{n}={n}" for n in names), *(f"{n}={v!r}" for n, v in constants.items())])
+    call = f"def {entry}({', '.join(names)}):\n    return {own.name}({given})\n"
+    return f"{head}{own.text}\n\n\n{call}"
+
+
+def _calls_itself(own: IsolatedFunction) -> bool:
+    tree = python_parser.parse_module(own.text)
+    return any(isinstance(n, ast.Name) and n.id == own.name for n in ast.walk(tree))
+
+
+def _make(calls: Sequence[FunctionCall]) -> str:
+    """A `make` that keeps drawn values within the bounds that the recorded ones had, where these say something."""
+    lines = []
+    for number, argument in enumerate(calls[0].arguments):
+        bounds = [c.arguments[number].extra for c in calls if "least" in c.arguments[number].extra]
+        if argument.kind != "tensor" or not bounds:
+            continue
+        least, most = min(b["least"] for b in bounds), max(b["most"] for b in bounds)
+        drawn = f'inputs["{argument.name}"]'
+        if argument.dtype == "bool":
+            change = f"torch.rand({drawn}.shape, generator=generator) < 0.5"
+        elif "int" in argument.dtype:
+            change = (
+                f"torch.randint({int(least)}, {int(most) + 1}, {drawn}.shape, generator=generator)"
+                f".to({drawn}.dtype)"
+            )
+        elif least >= 0.0:
+            change = f"{drawn}.abs().clamp(min={least!r})"
+        else:
+            continue
+        lines.append(f'    made["{argument.name}"] = {change}\n')
+    if not lines:
+        return ""
+    head = "import torch\n\n\ndef make(axes, inputs, generator):\n    made = dict(inputs)\n"
+    return f"{head}{''.join(lines)}    return made\n"
+
+
+def _bound_names(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((a.asname or a.name).partition(".")[0] for a in node.names)
+    else:
+        yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+
+
+def _free_names(node: ast.stmt) -> set[str]:
+    """The names that a statement reads from its module, and some that it binds itself."""
+    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stored |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    inner = {
+        n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n is not node
+    }
+    return read - stored - inner if isinstance(node, ast.FunctionDef) else read
+
+
+def _check_needed(name: str, used: str, node: ast.stmt, path: Path) -> None:
+    """Raises `RecordError` for what another process would not get by the text alone."""
+    if isinstance(node, ast.FunctionDef):
+        return
+    if isinstance(node, ast.ImportFrom) and node.level:
+        raise RecordError(f"{name} needs {used}, which is imported from the program's own package")
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        for module in (m.partition(".")[0] for m in modules):
+            local = path.parent / module
+            if (
+                local.with_suffix(".py").exists()
+                or local.is_dir()
+                or importlib.util.find_spec(module) is None
+            ):
+                raise RecordError(f"{name} needs {module}, a module that only the program can import")
+        return
+    plain = isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+    if not plain or any(isinstance(n, ast.Call | ast.Await | ast.NamedExpr) for n in ast.walk(node)):
+        raise RecordError(f"{name} needs {used}, which is computed when {path.name} runs")

@@ -1,0 +1,457 @@
+"""`run --recording FOLDER`: what a program launches, how long its steps take, and calls of its functions of torch code.
+
+The folder's plan says what is recorded and which functions run a verified source. Nothing that fails here ends the
+program: it is recorded as far as possible.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import functools
+import importlib
+import inspect
+import json
+import os
+import resource
+import sys
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.records import Argument, Device
+from forecast_autotune.records.program import (
+    CHECK_FILE,
+    PLAN_FILE,
+    RECORDING_FILE,
+    FunctionCall,
+    FunctionReplacement,
+    ProgramRecording,
+    RecordingPlan,
+    TorchFunction,
+)
+from forecast_autotune.store.files import write_atomically
+
+_MOST_FORMS = 3
+_MOST_LAUNCHES = 100_000
+_MOST_CHECKS = 64
+_COMPARED_CALLS = 20
+"""Calls of a replaced function that are compared from the first on; of later ones, one in so many."""
+_OBSERVE = "__forecast_autotune_observe__"
+
+
+class ProgramRecorder:
+    """Follows a plan in this process; writes its recording when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.plan = RecordingPlan.from_json(json.loads((folder / PLAN_FILE).read_text(encoding="utf-8")))
+        self._names: dict[str, int] = {}
+        self._launches: deque[tuple[int, float, float]] = deque(maxlen=_MOST_LAUNCHES)
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_MOST_LAUNCHES)
+        self._checks: list[Any] = []
+        self._differences: dict[str, float] = {}
+        self._replaced: dict[str, int] = {}
+        self._watched = {*self.plan.functions, *self.plan.replaced, self.plan.step, self.plan.check} - {""}
+        self._finder = FunctionFinder(self) if self.plan.discover else None
+        self._profiler: Any = None
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Begin, right before the program does: `sys.path` is the program's own."""
+        atexit.register(self._write, os.getpid())
+        for module in {name.partition(":")[0] for name in self._watched} - {"__main__"}:
+            self._observe_module(module)
+        self._profiler = _device_profiler()
+        self._began = time.perf_counter()
+        if self._finder is not None:
+            sys.setprofile(self._finder.look)
+
+    def code_of_main(self, data: bytes, path: str) -> types.CodeType | None:
+        """The program's code with its watched functions decorated; None where none of them is in it."""
+        watched = {n.partition(":")[2] for n in self._watched if n.startswith("__main__:")}
+        if not watched:
+            return None
+        tree = ast.parse(data, path)
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name in watched:
+                place = {
+                    n: getattr(node, n) for n in ("lineno", "col_offset", "end_lineno", "end_col_offset")
+                }
+                node.decorator_list.insert(0, ast.Name(_OBSERVE, ast.Load(), **place))
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    @property
+    def names_for_main(self) -> dict[str, Any]:
+        """Names that the program's module needs for its decorated functions."""
+        return {_OBSERVE: lambda fn: self._observed(f"__main__:{fn.__name__}", fn)}
+
+    def add_launch(self, name: str, start: float, seconds: float) -> None:
+        """Note one launch."""
+        self._launches.append((self._names.setdefault(name, len(self._names)), start, seconds))
+
+    def _observe_module(self, name: str) -> None:
+        with suppress(Exception):  # the program meets the same error by itself
+            module = importlib.import_module(name)
+            for watched in self._watched:
+                place, _, function = watched.partition(":")
+                if place == name and callable(fn := getattr(module, function, None)):
+                    setattr(module, function, self._observed(watched, fn))
+
+    def _observed(self, name: str, fn: Any) -> Any:
+        call = fn
+        if name in self.plan.functions or name in self.plan.replaced:
+            call = self._timed(name, fn)
+        if name == self.plan.check:
+            call = self._kept(call)
+        return functools.wraps(fn)(self._stepped(call) if name == self.plan.step else call)
+
+    def _timed(self, name: str, fn: Any) -> Callable[..., Any]:
+        replacement = self.plan.replaced.get(name)
+        chosen = fn if replacement is None else self._replacing(name, fn, replacement)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            result = chosen(*args, **kwargs)
+            self.add_launch(name, began, time.perf_counter() - began)
+            return result
+
+        return timed
+
+    def _stepped(self, fn: Any) -> Callable[..., Any]:
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            _synchronize()
+            began = time.perf_counter()
+            result = fn(*args, **kwargs)
+            _synchronize()
+            self._steps.append((began, time.perf_counter() - began))
+            return result
+
+        return stepped
+
+    def _kept(self, fn: Any) -> Callable[..., Any]:
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            result = fn(*args, **kwargs)
+            if self.plan.compare and len(self._checks) < _MOST_CHECKS:
+                with suppress(Exception):
+                    self._checks.append(_copied(result))
+            return result
+
+        return kept
+
+    def _replacing(self, name: str, fn: Any, replacement: FunctionReplacement) -> Callable[..., Any]:
+        module = types.ModuleType("forecast_autotune_replacement")
+        exec(compile(replacement.source, f"<source of {name}>", "exec"), vars(module))
+        run, signature = module.run, inspect.signature(fn)
+
+        def replacing(*args: Any, **kwargs: Any) -> Any:
+            tensors = _covered(signature, replacement, args, kwargs)
+            if tensors is None:
+                return fn(*args, **kwargs)
+            count = self._replaced[name] = self._replaced.get(name, 0) + 1
+            result = run(**tensors)
+            if self.plan.compare and (count <= _COMPARED_CALLS or count % _COMPARED_CALLS == 0):
+                difference = relative_difference(fn, tensors, replacement, result)
+                self._differences[name] = max(difference, self._differences.get(name, 0.0))
+            return result
+
+        return replacing
+
+    # --- the end ---
+
+    def _write(self, owner: int) -> None:
+        if os.getpid() != owner:
+            return
+        sys.setprofile(None)
+        seconds = time.perf_counter() - self._began
+        device, peak = None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        with suppress(Exception):
+            for name, start, duration in _device_launches(self._profiler):
+                self.add_launch(name, start, duration)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            with suppress(Exception):
+                peak = torch.cuda.max_memory_allocated()
+        with suppress(Exception):
+            from forecast_integrations.device import current_device
+
+            device = current_device()
+        if torch is not None and self._checks:
+            with suppress(Exception):
+                torch.save(self._checks, self.folder / CHECK_FILE)
+        recording = ProgramRecording(
+            device=device if isinstance(device, Device) else None,
+            seconds=seconds,
+            names=tuple(self._names),
+            launches=tuple(self._launches),
+            steps=tuple(self._steps),
+            functions=() if self._finder is None else tuple(self._finder.listed()),
+            differences=self._differences,
+            replaced_calls=self._replaced,
+            peak_bytes=int(peak),
+        )
+        write_atomically(self.folder / RECORDING_FILE, json.dumps(recording.to_json()).encode())
+
+
+def _synchronize() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _copied(value: Any) -> Any:
+    """Tensors of a nest of lists and mappings as copies on the CPU, numbers as they are."""
+    if hasattr(value, "detach"):
+        return value.detach().cpu().clone()
+    if isinstance(value, Mapping):
+        return {str(k): _copied(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(v) for v in value]
+    return value if isinstance(value, bool | int | float) else None
+
+
+def _device_profiler() -> Any:
+    """A running profiler of launches alone; None where there is no CUDA device."""
+    with suppress(Exception):
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        if torch.cuda.is_available():
+            profiler = profile(activities=[ProfilerActivity.CUDA])
+            profiler.start()
+            return profiler
+    return None
+
+
+def _device_launches(profiler: Any) -> list[tuple[str, float, float]]:
+    """Name, start and seconds of every kernel that ran, in order."""
+    if profiler is None:
+        return []
+    from torch.autograd import DeviceType
+
+    profiler.stop()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.device_type() == DeviceType.CUDA]
+    listed = [(e.name(), e.start_ns() * 1e-9, e.duration_ns() * 1e-9) for e in events]
+    return sorted((e for e in listed if not e[0].startswith(("Memcpy", "Memset"))), key=lambda e: e[1])
+
+
+def _covered(
+    signature: inspect.Signature, replacement: FunctionReplacement, args: Any, kwargs: Any
+) -> dict[str, Any] | None:
+    """The tensors of a call that the replacement was verified for; None for any other call."""
+    import torch
+
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    values = dict(bound.arguments)
+    for constant in replacement.constants:
+        if values.pop(constant.name, None) != constant.value:
+            return None
+    if values.keys() != replacement.tensors.keys():
+        return None
+    for name, (dtype, sizes) in replacement.tensors.items():
+        tensor = values[name]
+        if (
+            type(tensor) is not torch.Tensor
+            or str(tensor.dtype).removeprefix("torch.") != dtype
+            or tensor.dim() != len(sizes)
+            or not all(low <= n <= high for n, (low, high) in zip(tensor.shape, sizes, strict=True))
+            or not tensor.is_contiguous()
+            or (tensor.requires_grad and torch.is_grad_enabled())
+        ):
+            return None
+    return values
+
+
+def relative_difference(
+    fn: Any, tensors: Mapping[str, Any], replacement: FunctionReplacement, result: Any
+) -> float:
+    """How far results lie from the original's, as a multiple of what is accepted; infinite for other shapes.
+
+    Accepted is four times the original's own distance from itself in float64, and some rounding of its results.
+    """
+    import torch
+
+    constants = {a.name: a.value for a in replacement.constants}
+    with torch.no_grad():
+        own = _listed(fn(**tensors, **constants))
+        wide = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+        try:
+            exact = _listed(fn(**wide, **constants))
+        except Exception:  # a function with a dtype of its own
+            exact = [t.double() if t.is_floating_point() else t for t in own]
+    theirs, worst = _listed(result), 0.0
+    if len(own) != len(theirs):
+        return 1e9
+    for mine, new, truth in zip(own, theirs, exact, strict=True):
+        if mine.shape != new.shape or mine.dtype != new.dtype:
+            return 1e9
+        if not mine.is_floating_point():
+            worst = max(worst, 0.0 if bool(torch.equal(mine, new)) else 1e9)
+            continue
+        finite = mine.isfinite()
+        if not bool(torch.equal(finite, new.isfinite())):
+            return 1e9
+        distance = (new.double() - truth.double())[finite].abs()
+        allowed = 4 * (mine.double() - truth.double())[finite].abs().max() if distance.numel() else 0.0
+        scale = truth.double()[finite].abs()
+        limit = allowed + 8 * torch.finfo(mine.dtype).eps * (scale + scale.mean())
+        if distance.numel():
+            worst = max(worst, min(1e9, float((distance / limit.clamp_min(1e-300)).max())))
+    return worst
+
+
+def _listed(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+# --- functions of torch code ---
+
+
+@dataclass
+class _Candidate:
+    """A function that has been called."""
+
+    name: str
+    file: str
+    code: types.CodeType
+    calls: int = 0
+    seconds: float = 0.0
+    forms: dict[Any, FunctionCall] = field(default_factory=dict)
+    problem: str = ""
+
+
+class FunctionFinder:
+    """Finds the functions at the top level of the program's own files that take tensors and return tensors."""
+
+    def __init__(self, recorder: ProgramRecorder) -> None:
+        self._recorder = recorder
+        self._root = recorder.plan.root.rstrip("/") + "/"
+        self._known: dict[types.CodeType, _Candidate | None] = {}
+        self._open: list[tuple[Any, _Candidate, float, Any, float]] = []
+        """Frame, candidate, start, the arguments of a new form, and seconds inside of other candidates."""
+
+    def look(self, frame: types.FrameType, event: str, value: Any) -> None:
+        """A profile function of `sys.setprofile`."""
+        if event == "call":
+            code = frame.f_code
+            candidate = self._known.get(code, self)
+            if candidate is self:
+                candidate = self._known[code] = self._candidate(frame)
+            if isinstance(candidate, _Candidate):
+                noted = self._noted(candidate, frame)
+                self._open.append((frame, candidate, time.perf_counter(), noted, 0.0))
+        elif event == "return" and self._open and self._open[-1][0] is frame:
+            now = time.perf_counter()
+            _, candidate, began, noted, inside = self._open.pop()
+            if noted is not None:
+                self._close(candidate, noted, value)
+            candidate.calls += 1
+            candidate.seconds += now - began - inside
+            self._recorder.add_launch(candidate.name, began, now - began - inside)
+            if self._open:
+                *others, above = self._open[-1]
+                self._open[-1] = (*others, above + time.perf_counter() - began)
+
+    def listed(self) -> list[TorchFunction]:
+        """The functions that were called, the one that took longest first."""
+        met = [c for c in self._known.values() if c is not None and (c.forms or c.problem)]
+        return [
+            TorchFunction(c.name, c.file, c.calls, c.seconds, tuple(c.forms.values()), c.problem)
+            for c in sorted(met, key=lambda c: -c.seconds)
+        ]
+
+    def _candidate(self, frame: types.FrameType) -> _Candidate | None:
+        code, names = frame.f_code, frame.f_globals
+        if code.co_filename.startswith("<") or code.co_name.startswith("<"):
+            return None
+        file = str(Path(code.co_filename).absolute())
+        if not file.startswith(self._root) or "/site-packages/" in file:
+            return None
+        if not any(hasattr(frame.f_locals.get(n), "_version") for n in _parameters(code)):
+            return None
+        fn = names.get(code.co_name)
+        # While a module is executed its functions appear one by one.
+        if getattr(fn, "__code__", None) is not code or hasattr(fn, "__wrapped__"):
+            return None
+        return _Candidate(f"{names.get('__name__', '')}:{code.co_name}", file, code)
+
+    def _noted(self, candidate: _Candidate, frame: types.FrameType) -> Any:
+        """The arguments of a form that has not been met, with the versions of its tensors; None for others."""
+        if candidate.problem:
+            return None
+        code, values = frame.f_code, frame.f_locals
+        named = {n: values[n] for n in _parameters(code)}
+        form = tuple(map(_form_of, named.values()))
+        if form in candidate.forms or len(candidate.forms) >= _MOST_FORMS:
+            return None
+        try:
+            arguments = tuple(_argument(n, v) for n, v in named.items())
+        except ValueError as error:
+            candidate.problem = str(error)
+            return None
+        if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR):
+            candidate.problem = "it takes any number of arguments, or yields"
+            return None
+        tensors = {n: v for n, v in named.items() if hasattr(v, "_version")}
+        return form, arguments, {n: (t, t._version) for n, t in tensors.items()}
+
+    def _close(self, candidate: _Candidate, noted: Any, result: Any) -> None:
+        form, arguments, versions = noted
+        if changed := [n for n, (tensor, before) in versions.items() if tensor._version != before]:
+            candidate.problem = f"it writes to its argument {', '.join(changed)}"
+            return
+        try:
+            results = tuple(_argument(f"y{n}", v) for n, v in enumerate(_listed(result)))
+        except ValueError as error:
+            candidate.problem = f"result: {error}"
+            return
+        if not all(r.kind == "tensor" for r in results):
+            candidate.problem = "it returns something else than tensors"
+            return
+        candidate.forms[form] = FunctionCall(arguments, results)
+
+
+def _parameters(code: types.CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _form_of(value: Any) -> Any:
+    return (tuple(value.shape), value.dtype) if hasattr(value, "_version") else repr(value)[:100]
+
+
+def _argument(name: str, value: Any) -> Argument:
+    """An argument as a record. Raises `ValueError` for what cannot be handed to another process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return Argument(name, "scalar", type(value).__name__, value=value)
+    if not hasattr(value, "_version"):
+        raise ValueError(f"{name} is a {type(value).__name__}, neither a tensor nor a number")
+    if type(value).__name__ != "Tensor" and type(value).__name__ != "Parameter":
+        raise ValueError(f"{name} is a {type(value).__name__}, no plain tensor")
+    import torch
+
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} needs gradients, and a source would give none")
+    if not value.is_contiguous():
+        raise ValueError(f"{name} is not contiguous")
+    bounds = {}
+    if value.numel() and not value.dtype.is_complex:
+        finite = value[value.isfinite()] if value.is_floating_point() else value
+        if finite.numel():
+            bounds = {"least": float(finite.min()), "most": float(finite.max())}
+    return Argument(
+        name,
+        "tensor",
+        str(value.dtype).removeprefix("torch."),
+        tuple(value.shape),
+        tuple(value.stride()),
+        extra=bounds,
+    )

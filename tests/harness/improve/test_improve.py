@@ -1,0 +1,173 @@
+"""`improve` as a user meets it: one command from a program to a source that holds in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forecast_autotune.commands import main
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records import Argument
+from forecast_autotune.records.program import FunctionCall, TorchFunction
+from forecast_harness.improve.steps import launch_period
+from forecast_harness.targets.program_functions import function_pack
+from tests.core.captured_output import Capture
+
+PROGRAM = Path(__file__).with_name("program.py")
+FASTER = """# one norm for all rows
+import torch
+
+
+def run(x):
+    return torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-06)
+"""
+WRONG = """# another norm
+import torch
+
+
+def run(x):
+    return x.abs().sum(-1).clamp(min=1e-06)
+"""
+
+
+def improve(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    """Status, what `--json` says, and stderr."""
+    command = [sys.executable, "-m", "forecast_autotune", "improve", "--json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=folder)
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    shutil.copy(PROGRAM, tmp_path / "program.py")
+    for name, source in {"faster": FASTER, "wrong": WRONG}.items():
+        path = tmp_path / "sources" / "norms" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return tmp_path
+
+
+def test_a_program_ends_with_a_faster_source_that_holds_in_it(program: Path) -> None:
+    status, told, errors = improve(
+        program,
+        *(
+            "--device",
+            "cpu",
+            "--surrogate",
+            "none",
+            "--gpu-budget",
+            "6",
+            "--seconds",
+            "900",
+            "--out",
+            "found",
+        ),
+        *(
+            "--proposer",
+            "recorded:sources",
+            "--check",
+            "__main__:result",
+            "--patch",
+            "faster.diff",
+            "program.py",
+        ),
+    )
+    assert status == 0, errors
+    parts = {p["name"]: p for p in told["parts"]}
+    assert parts["double"]["reason"].startswith("it is not timed")
+    assert told["held"] == ["__main__:norms"], (told, errors)
+    assert told["proof"]["step"]["ratio"] < 1.0
+    before = (program / "program.py").read_text()
+    assert before == PROGRAM.read_text()
+    subprocess.run(["patch", "-p1", "-i", "faster.diff"], cwd=program, check=True, capture_output=True)
+    assert "_norms_original" in (program / "program.py").read_text()
+    ran = subprocess.run(
+        [sys.executable, "program.py"], cwd=program, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "norms" in (program / "found" / "improve.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import torch\nprint(torch.ones(2).sum())\n", "no function of its own"),
+        ("raise SystemExit('no data')\n", "the program fails, with exit status 1: no data"),
+    ],
+)
+def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: str, said: str) -> None:
+    (tmp_path / "program.py").write_text(source)
+    command = [sys.executable, "-m", "forecast_autotune", "improve", "--device", "cpu", "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert said in " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "improve needs a program"),
+        (("nowhere.py",), "can't open file 'nowhere.py'"),
+        (("--seconds", "-1", "x.py"), "must be a number above 0"),
+        (("--from-run", "nowhere"), "no folder of `improve`"),
+    ],
+)
+def test_mistakes_are_named(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["improve", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "period"),
+    [
+        ([9, 8, *[0, 1, 1, 2] * 6], 4),
+        ([0] * 30, 1),
+        ([*[0, 1, 2, 3, 4, 5, 6, 7] * 4, *[8] * 4], 0),  # a loop at the end is no step
+        (list(range(20)), 0),
+        ([], 0),
+    ],
+)
+def test_a_step_is_the_period_of_the_launches(numbers: list[int], period: int) -> None:
+    assert launch_period(numbers)[0] == period
+
+
+def tensor(name: str, *shape: int) -> Argument:
+    return Argument(name, "tensor", "float32", shape, extra={"least": -1.0, "most": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import torch\nSCALE = torch.rand(1).item()\ndef f(x):\n    return x * SCALE\n", "computed when"),
+        ("import torch\nimport helpers\ndef f(x):\n    return helpers.g(x)\n", "only the program can import"),
+        ("import functools\n@functools.cache\ndef f(x):\n    return x\n", "has decorators"),
+        ("def f(x):\n    return missing(x)\n", "needs missing"),
+    ],
+)
+def test_a_function_that_cannot_be_isolated_says_why(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "helpers.py").write_text("def g(x):\n    return x\n")
+    path = tmp_path / "module.py"
+    path.write_text(text)
+    call = FunctionCall((tensor("x", 4),), (tensor("y0", 4),))
+    with pytest.raises(RecordError, match=said):
+        function_pack(TorchFunction("module:f", str(path), forms=(call,)))
+
+
+def test_sizes_that_vary_between_calls_become_axes(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("import torch\nHALF = 0.5\ndef f(x, w):\n    return (x * w * HALF).sum(-1)\n")
+    calls = [FunctionCall((tensor("x", n, 64), tensor("w", 64)), (tensor("y0", n),)) for n in (32, 48)]
+    pack = function_pack(TorchFunction("module:f", str(path), forms=tuple(calls)))
+    (axis,) = pack.definition.axes.values()
+    assert (axis.low, axis.high, axis.multiple) == (32, 48, 16)
+    assert [dict(w.axes) for w in pack.workloads] == [{"N0": 32}, {"N0": 48}]
+    assert "HALF = 0.5" in pack.solutions[0].source
