@@ -317,7 +317,7 @@ def _listed(result: Any) -> list[Any]:
 
 
 @dataclass
-class _Candidate:
+class _CalledFunction:
     """A function that has been called."""
 
     name: str
@@ -335,8 +335,8 @@ class FunctionFinder:
     def __init__(self, recorder: ProgramRecorder) -> None:
         self._recorder = recorder
         self._root = recorder.plan.root.rstrip("/") + "/"
-        self._known: dict[types.CodeType, _Candidate | None] = {}
-        self._open: list[tuple[Any, _Candidate, float, Any, float]] = []
+        self._known: dict[types.CodeType, _CalledFunction | None] = {}
+        self._open: list[tuple[Any, _CalledFunction, float, Any, float]] = []
         """Frame, candidate, start, the arguments of a new form, and seconds inside of other candidates."""
 
     def look(self, frame: types.FrameType, event: str, value: Any) -> None:
@@ -346,7 +346,7 @@ class FunctionFinder:
             candidate = self._known.get(code, self)
             if candidate is self:
                 candidate = self._known[code] = self._candidate(frame)
-            if isinstance(candidate, _Candidate):
+            if isinstance(candidate, _CalledFunction):
                 noted = self._noted(candidate, frame)
                 self._open.append((frame, candidate, time.perf_counter(), noted, 0.0))
         elif event == "return" and self._open and self._open[-1][0] is frame:
@@ -369,7 +369,7 @@ class FunctionFinder:
             for c in sorted(met, key=lambda c: -c.seconds)
         ]
 
-    def _candidate(self, frame: types.FrameType) -> _Candidate | None:
+    def _candidate(self, frame: types.FrameType) -> _CalledFunction | None:
         code, names = frame.f_code, frame.f_globals
         if code.co_filename.startswith("<") or code.co_name.startswith("<"):
             return None
@@ -382,9 +382,9 @@ class FunctionFinder:
         # While a module is executed its functions appear one by one.
         if getattr(fn, "__code__", None) is not code or hasattr(fn, "__wrapped__"):
             return None
-        return _Candidate(f"{names.get('__name__', '')}:{code.co_name}", file, code)
+        return _CalledFunction(f"{names.get('__name__', '')}:{code.co_name}", file, code)
 
-    def _noted(self, candidate: _Candidate, frame: types.FrameType) -> Any:
+    def _noted(self, candidate: _CalledFunction, frame: types.FrameType) -> Any:
         """The arguments of a form that has not been met, with the versions of its tensors; None for others."""
         if candidate.problem:
             return None
@@ -404,7 +404,7 @@ class FunctionFinder:
         tensors = {n: v for n, v in named.items() if hasattr(v, "_version")}
         return form, arguments, {n: (t, t._version) for n, t in tensors.items()}
 
-    def _close(self, candidate: _Candidate, noted: Any, result: Any) -> None:
+    def _close(self, candidate: _CalledFunction, noted: Any, result: Any) -> None:
         form, arguments, versions = noted
         if changed := [n for n, (tensor, before) in versions.items() if tensor._version != before]:
             candidate.problem = f"it writes to its argument {', '.join(changed)}"

@@ -29,7 +29,7 @@ _SUMMARIES = ("forecast-autotune: captured", "forecast-autotune: no kernel")
 
 
 @dataclass(frozen=True)
-class Program:
+class UserProgram:
     """The user's program, as `run` takes it."""
 
     words: tuple[str, ...]
@@ -58,7 +58,13 @@ class ChildEnd:
 
 
 def record(
-    program: Program, plan: RecordingPlan, folder: Path, store: Path, *, seconds: float, capture: bool = False
+    program: UserProgram,
+    plan: RecordingPlan,
+    folder: Path,
+    store: Path,
+    *,
+    seconds: float,
+    capture: bool = False,
 ) -> ProgramRecording:
     """Run the program under a plan and read its recording.
 

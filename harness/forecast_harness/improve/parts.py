@@ -13,7 +13,7 @@ from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.program import ProgramRecording, TorchFunction
 from forecast_autotune.variants.signature import memory_span
-from forecast_harness.improve.child import Program
+from forecast_harness.improve.child import UserProgram
 from forecast_harness.improve.steps import Steps
 from forecast_harness.targets.packs.schema import Pack
 from forecast_harness.targets.program_functions import function_pack
@@ -63,7 +63,7 @@ class Part(Record, label="part"):
 
 
 def parts_of(
-    recording: ProgramRecording, steps: Steps, captures: Iterable[CapturedCall], program: Program
+    recording: ProgramRecording, steps: Steps, captures: Iterable[CapturedCall], program: UserProgram
 ) -> list[Part]:
     """The parts of a recorded program, the largest first."""
     functions = {f.name: f for f in recording.functions}
@@ -117,7 +117,7 @@ def _function_part(part: Part, function: TorchFunction) -> Part:
     return replace(part, kind="function", pack=pack)
 
 
-def _kernel_part(part: Part, call: CapturedCall, program: Program) -> Part:
+def _kernel_part(part: Part, call: CapturedCall, program: UserProgram) -> Part:
     part = replace(part, kind="triton")
     module, name = call.kernel.extra.get("module"), call.kernel.extra.get("qualname", call.kernel.name)
     if not call.source:

@@ -76,7 +76,7 @@ def _parameters(node: ast.FunctionDef, *, named: bool) -> list[str]:
 
 def _faster_module(source: str, name: str, node: ast.FunctionDef, replacement: FunctionReplacement) -> str:
     """The verified source, the function with the program's parameters, and the test for what it was verified for."""
-    parameters = ast.unparse(node.args)
+    parameters = ", ".join(_parameters(node, named=False))
     tensors = list(replacement.tensors)
     tests = []
     for tensor, (dtype, sizes) in replacement.tensors.items():
@@ -88,12 +88,13 @@ def _faster_module(source: str, name: str, node: ast.FunctionDef, replacement: F
             tests += [f"{low} <= {tensor}.shape[{n}] <= {high}" for n, (low, high) in enumerate(sizes)]
     tests += [f"{c.name} == {c.value!r}" for c in replacement.constants]
     needing = " or ".join(f"{t}.requires_grad" for t in tensors)
-    tests.append(f"not (torch.is_grad_enabled() and ({needing}))")
+    tests.append(f"not (torch.is_grad_enabled() and ({needing}))" if len(tensors) > 1 else f"not {needing}")
     given = ", ".join(f"{t}={t}" for t in tensors)
     condition = "\n        and ".join(tests)
+    imported = "" if "import torch\n" in source else "import torch\n\n"
     return (
         f'"""A faster {name}, verified against the original for the calls that `covers` accepts."""\n\n'
-        f"import torch\n\n{source.strip()}\n\n\n"
+        f"{imported}{source.strip()}\n\n\n"
         f"def {name}({parameters}):\n    return {ENTRY}({given})\n\n\n"
         f"def covers({parameters}):\n    return (\n        {condition}\n    )\n"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from forecast_autotune.commands.output import CommandError
 from forecast_autotune.records.codec import Record
 from forecast_autotune.records.program import CHECK_FILE, FunctionReplacement, ProgramRecording, RecordingPlan
-from forecast_harness.improve.child import Program, record
+from forecast_harness.improve.child import UserProgram, record
 from forecast_harness.improve.steps import steps_of
 
 TURNS = 4
@@ -74,7 +74,7 @@ class ProgramProof(Record, label="proof"):
 class ProofRequest:
     """What is to be proved, and how the program is run for it."""
 
-    program: Program
+    program: UserProgram
     plan: RecordingPlan
     """With the functions to watch; nothing replaced."""
     replaced: Mapping[str, FunctionReplacement]

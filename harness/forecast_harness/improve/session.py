@@ -19,7 +19,7 @@ from forecast_autotune.records.program import (
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Variant
-from forecast_harness.improve.child import Program, record, run_command
+from forecast_harness.improve.child import UserProgram, record, run_command
 from forecast_harness.improve.parts import Part, chosen_parts, parts_of
 from forecast_harness.improve.proof import TURNS, ProgramProof, ProofRequest, prove
 from forecast_harness.improve.steps import Steps, steps_of
@@ -89,7 +89,7 @@ class ImproveSession:
         self, words: Sequence[str], settings: ImproveSettings, folder: Path, tell: Callable[[str], None]
     ) -> None:
         self.program, self.settings, self.folder, self._tell = (
-            Program(tuple(words)),
+            UserProgram(tuple(words)),
             settings,
             folder.absolute(),
             tell,

@@ -18,7 +18,7 @@ _WARM_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
-class LaunchTimes:
+class PartTimes:
     """The launches of one name, in the steps after warm-up."""
 
     calls: float
@@ -36,7 +36,7 @@ class Steps:
     seconds: float
     """Of one step: their mean."""
     how: str
-    launches: dict[str, LaunchTimes]
+    launches: dict[str, PartTimes]
 
 
 def steps_of(recording: ProgramRecording) -> Steps:
@@ -75,10 +75,10 @@ def launch_period(numbers: Sequence[int]) -> tuple[int, int]:
 
 def _times(
     recording: ProgramRecording, launches: Sequence[tuple[int, float, float]], steps: int
-) -> dict[str, LaunchTimes]:
+) -> dict[str, PartTimes]:
     by_name: dict[str, list[float]] = defaultdict(list)
     for number, _, seconds in launches:
         by_name[recording.names[number]].append(seconds)
     return {
-        name: LaunchTimes(len(s) / steps, sum(s) / steps, statistics.median(s)) for name, s in by_name.items()
+        name: PartTimes(len(s) / steps, sum(s) / steps, statistics.median(s)) for name, s in by_name.items()
     }
