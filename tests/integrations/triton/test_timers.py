@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 import triton
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.driver import driver
 
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
+from forecast_autotune.timing import reading_flush
 from forecast_integrations.triton.null_device import NullDevice, TimeModel, null_device
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
@@ -55,6 +57,24 @@ def test_the_flush_reads_every_word_and_writes_none() -> None:
     assert isinstance(sums, torch.Tensor)
     assert float(sums.sum()) == active.cache.numel()
     assert sums.numel() < active.cache.numel() / 100
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_mode_of_the_caller_sees_a_flush() -> None:
+    buffer = torch.ones(1 << 20)
+    with _Operations() as seen:
+        flush = reading_flush(torch, buffer)
+        flush()
+    assert seen.names == []
 
 
 def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
