@@ -14,7 +14,7 @@ from forecast_autotune.llm.bins import AnswerLabel
 
 MIN_TOTAL, MAX_TOTAL = 0.5, 1.5
 """Sums of a verbalised distribution that are taken for carelessness; others for a misunderstanding."""
-_FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 
 
 class InvalidResponse(LLMError):
@@ -22,7 +22,10 @@ class InvalidResponse(LLMError):
 
 
 def weights(distribution: Any, *, labels: Sequence[AnswerLabel]) -> list[Any]:
-    """One weight per label; weight on anything else counts for nothing."""
+    """One weight per label; weight on anything else counts for nothing.
+
+    Raises `InvalidResponse` for numbers that are no probabilities, and as Python does for another shape.
+    """
     if isinstance(distribution, dict):
         pairs = list(distribution.items())
     else:
@@ -32,7 +35,10 @@ def weights(distribution: Any, *, labels: Sequence[AnswerLabel]) -> list[Any]:
         ]
     if any(isinstance(value, bool) for _, value in pairs):
         raise InvalidResponse("numbers that are no probabilities")
-    numbers = [(str(name).strip().upper(), float(value)) for name, value in pairs]
+    try:
+        numbers = [(str(name).strip().upper(), float(value)) for name, value in pairs]
+    except OverflowError:  # an integer of 310 digits
+        raise InvalidResponse("numbers that are no probabilities") from None
     if len({name for name, _ in numbers}) < len(numbers):
         raise InvalidResponse("a letter given twice")
     if not all(0.0 <= value <= 150.0 for _, value in numbers):
@@ -49,11 +55,9 @@ def extract_json(text: str) -> Any:
     fenced = _FENCE.findall(text)
     first = min((place for mark in "{[" if (place := text.find(mark)) >= 0), default=len(text))
     for part in (text, *fenced[-1:]):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             return json.loads(part)
-        except ValueError:
-            continue
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         return json.JSONDecoder().raw_decode(text, first)[0]
     # Out here it has no context: a decoding error holds the whole text.
     raise InvalidResponse("an answer that is not JSON, or was cut off")

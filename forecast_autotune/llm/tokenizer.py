@@ -23,6 +23,9 @@ class ForecastTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        if self._fast is not None:  # a saved tokenizer cuts and pads as it did when it was saved
+            self._fast.no_truncation()
+            self._fast.no_padding()
         self._known: dict[tuple[bool, str], Ids] = {}
         self._labels: dict[tuple[str, ...], list[int]] = {}
 

@@ -18,14 +18,18 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
-from forecast_autotune.llm.bins import AnswerLabel
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.probe import find_probe
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
+
+Array = npt.NDArray[np.float64]
 
 DEFAULT_MEMORY_SHARE = 0.3
 """Share of the GPU's memory: vLLM's own default, 0.9, leaves nothing for the program whose kernels are tuned."""
@@ -86,17 +90,28 @@ class VLLMBackend(Backend):
             return BackendResponse(np.zeros((0, len(labels))), np.zeros(0))
         busy = f"the model was busy for {timeout_s:.3g} s: allow more time, or ask less at a time"
         with exclusive(self._lock, timeout_s, busy):
-            engine, tokens = self._opened()
-            ids = tokens.labels(suffixes, labels)
-            start = [int(i) for i in tokens.prefix(prefix)]
-            prompts = [start + [int(i) for i in end] for end in tokens.suffixes(suffixes)]
-            try:
-                outputs = self._run(engine, prompts, ids, begin + timeout_s)
-            except Exception as error:
-                raise LLMError(
-                    f"vLLM failed on {self.name} ({type(error).__name__}: {str(error)[:300]}): shorten the "
-                    "prompt, or use another backend"
-                ) from error
+            return self._answer(*self._opened(), prefix, suffixes, labels, begin, begin + timeout_s)
+
+    def _answer(
+        self,
+        engine: LLMEngine,
+        tokens: ForecastTokenizer,
+        prefix: str,
+        suffixes: Sequence[str],
+        labels: Sequence[AnswerLabel],
+        begin: float,
+        deadline: float,
+    ) -> BackendResponse:
+        ids = tokens.labels(suffixes, labels)
+        start = [int(i) for i in tokens.prefix(prefix)]
+        prompts = [start + [int(i) for i in end] for end in tokens.suffixes(suffixes)]
+        try:
+            outputs = self._run(engine, prompts, ids, deadline)
+        except Exception as error:
+            raise LLMError(
+                f"vLLM failed on {self.name} ({type(error).__name__}: {str(error)[:300]}): shorten the "
+                "prompt, or use another backend"
+            ) from error
         return _response(outputs, ids, time.monotonic() - begin)
 
     def _opened(self) -> tuple[LLMEngine, ForecastTokenizer]:
@@ -104,7 +119,17 @@ class VLLMBackend(Backend):
             raise self._failed
         if self._engine is None or self._tokens is None:
             try:
-                self._engine, self._tokens = self._loaded()
+                opened = self._loaded()
+                if (probe := find_probe(self._adapter, self._model)) is not None:
+
+                    def forecast(prefix: str, suffixes: Sequence[str]) -> Array:
+                        now = time.monotonic()
+                        return self._answer(
+                            *opened, prefix, suffixes, BINS.labels, now, math.inf
+                        ).probabilities
+
+                    probe.check(self.name, forecast, tokens=opened[1])
+                self._engine, self._tokens = opened
             except LLMError as error:
                 self._failed = error
                 raise

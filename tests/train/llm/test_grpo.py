@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.llm.data.build import ExampleSettings, build_examples
@@ -28,6 +29,7 @@ from forecast_train.llm.grpo import (
     reward_function,
     rollout_prompts,
 )
+from forecast_train.llm.runs import LoraSettings
 from forecast_train.splits import family_of
 
 F = [label.token for label in BINS.labels].index("F")
@@ -77,6 +79,77 @@ def test_what_cannot_be_read_earns_nothing(text: str) -> None:
     for reward in ("correctness", "correctness_brier", "correctness_crps"):
         assert reward_function(reward)([text], [F], [[]]) == [0.0]
     assert parse_reward([text], [[]]) == [0.0]
+
+
+DEGENERATE = [
+    "[" * 500,
+    '{"a":' * 100_000,
+    f'{{"label": "F", "distribution": {{"F": 1{"0" * 310}}}}}',
+    f'{{"label": "F", "distribution": {{"F": {"9" * 5000}}}}}',
+    '{"label": ' + "[" * 900 + "]" * 900 + ', "distribution": {"F": 1.0}}',
+    '{"fastest": 1' + "0" * 4000 + "}",
+    "```json" + " " * 200_000,
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("text", DEGENERATE, ids=range(len(DEGENERATE)))
+def test_a_degenerate_reply_has_the_worst_reward(text: str) -> None:
+    for reward in (*REWARDS, REGRET_REWARD):
+        assert reward_function(reward)([text], [F], [[0.0, 1.0]]) == [0.0]
+    assert parse_reward([text], [[]]) == [0.0]
+
+
+def test_rewards_are_total_and_finite_for_ten_thousand_replies() -> None:
+    """Good replies, cut, doubled, shuffled and spliced with each other and with what JSON can hold at its worst."""
+    lots = np.random.default_rng(0)
+    seeds = [
+        GOOD,
+        '{"fastest": 2}',
+        "<think>",
+        "</think>",
+        "```json\n",
+        "```",
+        *(t[:2000] for t in DEGENERATE),
+    ]
+    seeds += [
+        "1e999",
+        "-0.0",
+        "NaN",
+        "Infinity",
+        "null",
+        "true",
+        '"',
+        "\\u0000",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "9" * 400,
+    ]
+    seeds += [
+        "<|channel|>final<|message|>",
+        "<|end|>",
+        '"label": 3',
+        '"distribution": [["F", 1]]',
+        "\N{KELVIN SIGN}",
+    ]
+    for _ in range(10_000):
+        parts = [seeds[i] for i in lots.integers(0, len(seeds), lots.integers(1, 5))]
+        text = "".join(
+            part[: lots.integers(0, len(part) + 1)] if lots.random() < 0.4 else part for part in parts
+        )
+        for reward in (*REWARDS, REGRET_REWARD):
+            (earned,) = reward_function(reward)([text], [F], [[0.0, None, 1.5]])
+            assert math.isfinite(earned)
+            assert 0.0 <= earned <= 2.0
+
+
+def test_dropout_is_refused_where_replies_are_drawn() -> None:
+    with pytest.raises(SettingsError, match=r"lora\.dropout must be 0"):
+        GrpoRun("m", "d", "o", lora=LoraSettings(dropout=0.1))
 
 
 def test_rewards_see_replies_as_texts_or_messages() -> None:

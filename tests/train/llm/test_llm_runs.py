@@ -116,8 +116,9 @@ def finished(folder: Path, files: dict[str, bytes]) -> Path:
 
 def test_an_export_holds_weights_and_a_card_and_nothing_that_runs(tmp_path: Path) -> None:
     files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"w" * 100, "training_args.bin": b"x"}
-    result = export_model(finished(tmp_path / "run", files), tmp_path / "out")
-    assert sorted(result["files"]) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    kept = ["README.md", "adapter_config.json", "adapter_model.safetensors", "forecast_probe.json"]
+    result = export_model(finished(tmp_path / "run", {**files, kept[-1]: b"{}"}), tmp_path / "out")
+    assert sorted(result["files"]) == kept
     assert result["calibrated"] is False
     text = (tmp_path / "out" / "README.md").read_text()
     assert "transformers:base?adapter=FOLDER" in text

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -261,30 +262,79 @@ def test_a_folder_of_another_run_and_empty_data_are_refused(base: dict[str, str]
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %} A:{% endif %}"
 
 
-def test_grpo_takes_steps_and_keeps_its_rewards(base: dict[str, str], tmp_path: Path) -> None:
+@pytest.fixture
+def chatting(base: dict[str, str], tmp_path: Path) -> GrpoRun:
+    """A run of a small model that speaks: two steps of two prompts."""
     pytest.importorskip("trl")
     import transformers
-
-    from forecast_train.llm.grpo import train as reinforce
 
     folder = tmp_path / "chatting"
     saved(folder, "llama")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
-    run = GrpoRun(
+    return GrpoRun(
         str(folder), base["data"], str(tmp_path / "out"), steps=2, save=1, lora=LoraSettings(rank=4, alpha=8),
         rollouts=RolloutSettings(generations=2, prompts=1, tokens=8),
     )  # fmt: skip
-    done = reinforce(run)
+
+
+def test_grpo_takes_steps_and_keeps_its_rewards(chatting: GrpoRun, tmp_path: Path) -> None:
+    from forecast_train.llm.grpo import train as reinforce
+
+    done = reinforce(chatting)
     assert done["steps"] == 2
     shown = [row for row in done["log"] if "reward" in row]
     assert len(shown) == 2
     # A random model says nothing that can be read, and earns nothing for it.
     assert all(row["reward"] == 0.0 and row["rewards/parsed/mean"] == 0.0 for row in shown)
-    assert (tmp_path / "out" / "trained" / "adapter_model.safetensors").is_file()
-    resumed = reinforce(dataclasses.replace(run), resume=True)
-    assert resumed["resumed_from"].endswith("checkpoint-2")
+    weights = (tmp_path / "out" / "trained" / "adapter_model.safetensors").read_bytes()
+    assert reinforce(chatting, resume=True)["log"] == done["log"], "there is nothing to do"
+    assert (tmp_path / "out" / "trained" / "adapter_model.safetensors").read_bytes() == weights
+
+
+def test_grpo_resumes_a_later_pass_in_its_own_order(
+    chatting: GrpoRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 prompts, 8 a step: the third step ends the first pass, and the fifth is taken up in the second."""
+    from forecast_train.llm import grpo
+
+    asked: list[str] = []
+
+    def rewards(completions: Any, prompts: Any, **_: Any) -> list[float]:
+        asked.extend(p[0]["content"] for p in prompts)
+        return [0.0] * len(completions)
+
+    monkeypatch.setattr(grpo, "reward_function", lambda reward: rewards)
+    run = dataclasses.replace(chatting, steps=6, rollouts=RolloutSettings(generations=2, prompts=8, tokens=4))
+    grpo.train(run)
+    whole, out = asked[:], Path(run.out)
+    assert sorted(whole[:48]) == sorted(whole[48:])
+    assert whole[:48] != whole[48:]
+    for folder in (out / "checkpoint-6", out / "trained"):
+        shutil.rmtree(folder)
+    asked.clear()
+    assert grpo.train(run, resume=True)["resumed_from"].endswith("checkpoint-5")
+    assert asked == whole[80:]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("rows", r"needs 25 prompts and .* has 24"),
+        ("template", "chat template, and .* has none"),
+        ("positions", r"needs [0-9]+ positions and the model has 2048.*rollouts\.tokens"),
+    ],
+)
+def test_grpo_refuses_what_it_cannot_train(chatting: GrpoRun, fault: str, said: str) -> None:
+    from forecast_train.llm.grpo import train as reinforce
+
+    rollouts = {"rows": {"prompts": 25}, "positions": {"tokens": 2040}}.get(fault, {})
+    if fault == "template":
+        (Path(chatting.model) / "chat_template.jinja").unlink()
+    with pytest.raises(TrainingError, match=said):
+        reinforce(dataclasses.replace(chatting, rollouts=dataclasses.replace(chatting.rollouts, **rollouts)))
+    assert not (Path(chatting.out) / "trained").exists()
 
 
 WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS")

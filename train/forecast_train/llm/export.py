@@ -17,10 +17,11 @@ from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import FILE as CALIBRATION
 from forecast_autotune.llm.calibration import read as read_calibration
+from forecast_autotune.llm.probe import FILE as PROBE
 from forecast_autotune.records.named_lines import read_document
 from forecast_train.llm.runs import WEIGHTS_FOLDER, TrainingError
 
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", PROBE)
 _CARD_FILE = "README.md"
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 """Formats whose loading may execute code."""
@@ -32,8 +33,8 @@ def export_model(
     """Write the folder `out` from a finished run; returns what was written, with sizes in bytes.
 
     `calibration` is a file of `train calibrate-llm`; without one the model is not asked until it has one,
-    and the card says so. `half` stores an adapter's weights as bfloat16, half the size: fit a calibration to
-    what was exported then. An adapter goes without the tokenizer, which is its base model's. Raises
+    and the card says so. `half` stores an adapter's weights as bfloat16, half the size, and leaves out the
+    probe, which rounded weights answer otherwise: fit a calibration to what was exported then. An adapter goes without the tokenizer, which is its base model's. Raises
     `TrainingError` where the run is not finished, its weights are in a format that could execute code, or `out`
     holds something else already.
     """
@@ -55,6 +56,8 @@ def export_model(
     for path in files:
         if half and path in weights:
             _to_bfloat16(path, out / path.name)
+        elif half and path.name == PROBE:
+            continue  # rounded weights answer otherwise
         elif path.name in _ADAPTER_FILES or (not adapter and path.suffix not in _UNSAFE_SUFFIXES):
             shutil.copy2(path, out / path.name)
     if calibration is not None:

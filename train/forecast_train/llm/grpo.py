@@ -26,7 +26,9 @@ from forecast_train.llm.runs import (
     LoraSettings,
     TrainingError,
     claim_run_folder,
+    finished_run,
     load_toml,
+    require_positions,
     run_trainer,
     write_json,
 )
@@ -128,16 +130,17 @@ def _messages(example: Example, question: str, instruction: str, think: bool) ->
 
 def parse_distribution(text: str) -> StatedDistribution | None:
     """The distribution in a reply; None where it cannot be read: no JSON, no letters, or sums far from 1."""
-    answer = _answer(text)
-    if answer is None or not isinstance(answer.get("distribution"), Mapping):
+    answer = _answer(text) or {}
+    stated, label = answer.get("distribution"), answer.get("label")
+    if not isinstance(stated, Mapping) or not isinstance(label, str):
         return None
     try:
-        stated = weights(answer["distribution"], labels=BINS.labels)
-    except (InvalidResponse, TypeError, ValueError, AttributeError):
+        stated = weights(stated, labels=BINS.labels)
+    except (InvalidResponse, TypeError, ValueError):
         return None
     total = sum(stated)
-    tokens = [label.token for label in BINS.labels]
-    named = str(answer.get("label", "")).strip().upper()
+    tokens = [one.token for one in BINS.labels]
+    named = label.strip().upper()
     if not MIN_TOTAL <= total <= MAX_TOTAL or named not in tokens:
         return None
     return StatedDistribution(tuple(p / total for p in stated), tokens.index(named))
@@ -207,6 +210,12 @@ class GrpoRun:
             raise SettingsError(f"steps, prompts, tokens >= 1 and generations, candidates >= 2; got {self}")
         if not (self.rate > 0 and r.temperature > 0 and self.kl >= 0):
             raise SettingsError(f"rate and temperature are positive, kl not negative; got {self}")
+        if self.lora.dropout:
+            # TRL draws replies with the model as it trains.
+            raise SettingsError(
+                f"lora.dropout must be 0 where replies are drawn, got {self.lora.dropout}: they would be drawn of "
+                "a network that nobody is served"
+            )
 
     @classmethod
     def load(cls, path: Path) -> GrpoRun:
@@ -293,21 +302,45 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     except ImportError as error:
         raise TrainingError(f"GRPO needs trl ({error}): pip install 'forecast-autotune[train]'") from error
     out = Path(run.out)
-    claim_run_folder(out, asdict(run), resume)
+    name = claim_run_folder(out, asdict(run), resume)
+    if done := finished_run(out, name, resume):
+        return done
     transformers.set_seed(run.seed)
     rows = rollout_prompts(read_examples(Path(run.data) / "train.parquet"), run)
-    if not rows:
-        raise TrainingError(f"{run.data}: no prompt for the reward {run.reward!r}: build it from more tables")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run.model, padding_side="left")
+    if not tokenizer.chat_template:
+        raise TrainingError(
+            f"replies are drawn by the tokenizer's chat template, and {run.model} has none: name a chatting model"
+        )
+    arguments = _trainer_arguments(run, out)
+    wanted = run.rollouts.prompts * arguments.world_size
+    if len(rows) < wanted:
+        raise TrainingError(
+            f"a step needs {wanted} prompts and {run.data} has {len(rows)} for the reward {run.reward!r}: lower "
+            "rollouts.prompts, or build it from more tables"
+        )
+    longest = sorted((row["prompt"] for row in rows), key=lambda m: -len(m[0]["content"]))[:8]
+    sizes = [
+        len(tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=True)["input_ids"])
+        for m in longest
+    ]
+    config = transformers.AutoConfig.from_pretrained(run.model)
+    require_positions(config, max(sizes) + run.rollouts.tokens, "lower rollouts.tokens")
+    # Every pass in an order of its own, written down at once: TRL resumes a later pass in the first one's order.
+    passes = -(-run.steps * wanted // (len(rows) - len(rows) % wanted))
+    order = [int(i) for n in range(passes) for i in _pass_order(len(rows), wanted, run.seed, n)]
     trainer = trl.GRPOTrainer(
         model=run.model,
         reward_funcs=[reward_function(run.reward), parse_reward],
-        args=_trainer_arguments(run, out),
-        train_dataset=datasets.Dataset.from_list(rows),
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list(rows).select(order),
+        processing_class=tokenizer,
         peft_config=run.lora.config(),
     )
     newest, _ = run_trainer(trainer, out, resume=resume, remedy="lower rate")
     trainer.save_model(str(out / WEIGHTS_FOLDER))
     done = {
+        "run": name,
         "settings": asdict(run),
         "steps": trainer.state.global_step,
         "resumed_from": newest,
@@ -318,6 +351,12 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     if trainer.is_world_process_zero():
         write_json(out / "run.json", done)
     return done
+
+
+def _pass_order(rows: int, together: int, seed: int, number: int) -> npt.NDArray[np.int64]:
+    """Rows of a pass, whole steps of `together` rows only; the first is in the order of `rollout_prompts`."""
+    whole = rows - rows % together
+    return np.random.default_rng([seed, number]).permutation(rows)[:whole] if number else np.arange(whole)
 
 
 def _trainer_arguments(run: GrpoRun, out: Path) -> Any:
@@ -345,6 +384,7 @@ def _trainer_arguments(run: GrpoRun, out: Path) -> Any:
         gradient_accumulation_steps=r.prompts,
         max_completion_length=r.tokens,
         temperature=r.temperature,
+        shuffle_dataset=False,
         save_steps=run.save,
         save_total_limit=2,
         logging_steps=1,

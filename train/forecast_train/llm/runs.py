@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
 from forecast_autotune.file_access import open_named_output
+from forecast_autotune.llm.probe import MODEL_FILES, files_digest
 from forecast_autotune.records import digest
 from forecast_autotune.records.named_lines import read_document
 
@@ -100,9 +101,19 @@ def _parse_table(kind: type[SettingsT], given: Any, where: str) -> SettingsT:
 def claim_run_folder(out: Path, settings: Mapping[str, Any], resume: bool) -> str:
     """Mark the folder as this run's, so that two runs never mix their checkpoints; returns the run's name.
 
-    The name follows from the settings, but for where the run writes. Raises `TrainingError` where the folder
-    is another run's, or holds checkpoints of this one and `resume` is not asked for.
+    The name follows from the settings, but for where the run writes, and from the digests of the data and of a
+    local model. Raises `TrainingError` where the folder is another run's, or holds checkpoints of this one and
+    `resume` is not asked for; and where the model is an adapter alone.
     """
+    model = Path(str(settings.get("model", "")))
+    if (model / "adapter_config.json").is_file():
+        raise TrainingError(
+            f"model must be a whole model, and {model} holds an adapter alone: name the model that it was trained "
+            "on, or train that one with lora.rank = 0"
+        )
+    data = Path(str(settings.get("data", "")))
+    rests = {"data": files_digest(data, "*.parquet"), "model": files_digest(model, *MODEL_FILES)}
+    settings = {**settings, "sha256": {k: v for k, v in rests.items() if v}}
     name = digest({**settings, "out": ""})
     out.mkdir(parents=True, exist_ok=True)
     mark = out / "settings.json"
@@ -110,14 +121,35 @@ def claim_run_folder(out: Path, settings: Mapping[str, Any], resume: bool) -> st
         write_json(mark, {"run": name, **settings})
         return name
     try:
-        holder = json.loads(mark.read_text(encoding="utf-8")).get("run")
-    except (ValueError, AttributeError):
-        holder = None
-    if holder != name:
-        raise TrainingError(f"{out} holds another run (its settings differ): choose another folder")
+        holder = dict(json.loads(mark.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        holder = {}
+    if holder.pop("run", None) != name:
+        apart = [k for k, v in settings.items() if k != "out" and holder.get(k) != v]
+        raise TrainingError(
+            f"{out} holds another run ({', '.join(apart) or 'what it says of itself'} differ): choose another folder"
+        )
     if any(out.glob("checkpoint-*")) and not resume:
         raise TrainingError(f"{out} holds checkpoints of this run: resume it, or choose another folder")
     return name
+
+
+def finished_run(out: Path, name: str, resume: bool) -> dict[str, Any] | None:
+    """The record of this run where it is over and its weights are there: a resume has nothing to do."""
+    if not (resume and any((out / WEIGHTS_FOLDER).glob("*.safetensors")) and (out / "run.json").is_file()):
+        return None
+    done = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    return done if done.get("run") == name else None
+
+
+def require_positions(config: Any, needed: int, remedy: str) -> None:
+    """Raises `TrainingError` where a model of this config has fewer positions than its longest prompt needs."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or needed
+    if positions < needed:
+        raise TrainingError(
+            f"the longest prompt needs {needed} positions and the model has {positions}: it would be trained and "
+            f"then refused at every forecast; take a model with more, or {remedy}"
+        )
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -126,8 +158,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         stream.write(f"{json.dumps(data, indent=1, default=str)}\n".encode())
 
 
-def run_trainer(trainer: Any, out: Path, *, resume: bool, remedy: str) -> tuple[str | None, Any]:
-    """Run a `transformers.Trainer`: (the checkpoint that was taken up, what its `train` returned).
+def run_trainer(trainer: Any, out: Path, *, resume: bool, remedy: str) -> tuple[str | None, float]:
+    """Run a `transformers.Trainer`: (the checkpoint that was taken up, the mean loss of all steps of the run).
 
     It keeps off stdout, which belongs to the command (its bar goes to stderr). Raises `TrainingError` with the
     `remedy` at the first loss or gradient that is no number: `transformers` would log 0 and go on. Attention goes
@@ -146,12 +178,24 @@ def run_trainer(trainer: Any, out: Path, *, resume: bool, remedy: str) -> tuple[
                     f"no number any more after {state.global_step} steps, {watched}: {remedy}"
                 )
 
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            # A checkpoint of such weights would push the last good one out.
+            trained = [p for p in model.parameters() if p.requires_grad] if control.should_save else []
+            if not all(bool(p.isfinite().all()) for p in trained):
+                raise TrainingError(
+                    f"weights are no numbers any more after {state.global_step} steps: {remedy}"
+                )
+
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.add_callback(StopOnNonFinite())
     trainer.args.logging_nan_inf_filter = False
     newest = transformers.trainer_utils.get_last_checkpoint(str(out)) if resume else None
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return newest, trainer.train(resume_from_checkpoint=newest)
+        trainer.train(resume_from_checkpoint=newest)
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    if not losses:
+        raise TrainingError("not a single step was taken: give more data, or more steps")
+    return newest, math.fsum(losses) / len(losses)
 
 
 def logged_series(log: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:

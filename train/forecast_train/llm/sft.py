@@ -3,15 +3,18 @@
 `transformers.Trainer` does the loop: checkpoints that resume to the same numbers, several GPUs through
 `accelerate launch`, logging. Ours are the sequences and the loss. An example is one sequence: the prefix once,
 every candidate behind it, none seeing another. Training so reads as forecasting does: the same tokens, positions
-that continue from the prefix for every suffix, and the labels' logits at each suffix' last token.
+that continue from the prefix for every suffix, and the labels' logits at each suffix' last token. A model that a
+packed sequence tells something else (windows, recurrences) reads every candidate's prompt alone. At the end it is
+written down how the model answers (`llm.probe`): whoever serves it has to answer alike.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,15 @@ from torch import Tensor
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.probe import PROMPTS, TOLERANCE, Probe, ProbeQuestion, write_probe
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 from forecast_train.llm.data.examples import Example, read_examples
 from forecast_train.llm.runs import (
     WEIGHTS_FOLDER,
     TrainingError,
     claim_run_folder,
+    finished_run,
+    require_positions,
     run_trainer,
     write_json,
 )
@@ -59,26 +65,39 @@ class PackedSequence:
     log2_ratio: npt.NDArray[np.float64]
     """[n], NaN: failed."""
 
+    def first(self, n: int) -> PackedSequence:
+        """The same with its first `n` candidates only."""
+        seen = self.segment <= n
+        return PackedSequence(
+            self.ids[seen],
+            self.positions[seen],
+            self.segment[seen],
+            self.last[:n],
+            self.target[:n],
+            self.log2_ratio[:n],
+        )
+
 
 def pack_example(
-    example: Example, tokens: ForecastTokenizer, *, most: int, sigma: float
+    example: Example, tokens: ForecastTokenizer, *, most: int, sigma: float, packed: bool = True
 ) -> list[PackedSequence]:
     """The example as sequences of at most `most` tokens; each repeats the prefix.
 
-    `sigma` is the width of soft targets; where a measurement's own noise is larger, that is used. Raises
-    `RecordError` where the prefix and one candidate are longer than `most`.
+    `sigma` is the width of soft targets; where a measurement's own noise is larger, that is used. Without `packed`,
+    the prefix counts for each candidate. Raises `RecordError` where the prefix and one candidate are longer than
+    `most`.
     """
     prefix = tokens.prefix(example.prefix)
     suffixes = tokens.suffixes([a.suffix for a in example.candidates])
-    room = most - len(prefix)
-    if max(map(len, suffixes)) > room:
+    if len(prefix) + max(map(len, suffixes)) > most:
         raise RecordError(
             f"an example of {example.origin.kernel} needs {len(prefix)} + {max(map(len, suffixes))} tokens, "
             f"more than steps.tokens = {most}: raise it"
         )
+    shared, each = (len(prefix), 0) if packed else (0, len(prefix))
     dealt: list[list[int]] = [[]]
-    for i, suffix in enumerate(suffixes):
-        if sum(len(suffixes[k]) for k in dealt[-1]) + len(suffix) > room:
+    for i in range(len(suffixes)):
+        if shared + sum(each + len(suffixes[k]) for k in [*dealt[-1], i]) > most:
             dealt.append([])
         dealt[-1].append(i)
     return [_pack_candidates(example, prefix, suffixes, rows, sigma) for rows in dealt]
@@ -103,22 +122,32 @@ def _pack_candidates(
     )
 
 
-def collate(batch: Sequence[PackedSequence]) -> dict[str, Any]:
+def collate(batch: Sequence[PackedSequence], packed: bool = True) -> dict[str, Any]:
     """B sequences as tensors [B, length], padded behind; `tree_mask` makes their masks where the model is.
 
-    The n candidates of all of them follow each other: `row` [n] is a candidate's sequence, and its answer is
-    read at position `kept[column]`. `kept` are the positions at which any sequence is read: the model's last
-    layer, its widest, is asked for those alone.
+    The n candidates of all of them follow each other: `owner` [n] is a candidate's sequence, `row` where it is read,
+    at position `kept[column]`. `kept` are the positions at which any row is read: the model's last layer, its widest,
+    is asked for those alone. Without `packed`, every candidate has a row of its own, [n, length].
     """
-    ends = np.concatenate([p.last for p in batch])
+    owner = np.repeat(np.arange(len(batch)), [len(p.last) for p in batch])
+    if packed:
+        given = {
+            "input_ids": _padded([p.ids for p in batch], 0),
+            "position_ids": _padded([p.positions for p in batch], 0),
+            "segment": _padded([p.segment for p in batch], -1),
+        }
+        row, ends = owner, np.concatenate([p.last for p in batch])
+    else:
+        alone = [p.ids[(p.segment == 0) | (p.segment == k + 1)] for p in batch for k in range(len(p.last))]
+        given = {"input_ids": _padded(alone, 0)}
+        row, ends = np.arange(len(alone)), np.array([len(ids) - 1 for ids in alone])
     kept, column = np.unique(ends, return_inverse=True)
     return {
-        "input_ids": _padded([p.ids for p in batch], 0),
-        "position_ids": _padded([p.positions for p in batch], 0),
-        "segment": _padded([p.segment for p in batch], -1),
+        **given,
         "kept": torch.as_tensor(kept),
         "column": torch.as_tensor(column),
-        "row": torch.as_tensor(np.repeat(np.arange(len(batch)), [len(p.last) for p in batch])),
+        "row": torch.as_tensor(row),
+        "owner": torch.as_tensor(owner),
         "target": torch.as_tensor(np.concatenate([p.target for p in batch]), dtype=torch.float32),
         "log2_ratio": torch.as_tensor(np.concatenate([p.log2_ratio for p in batch]), dtype=torch.float32),
     }
@@ -176,6 +205,38 @@ def rank_loss(mean: Tensor, log2_ratio: Tensor, *, noise: float = 0.04) -> Tenso
     return functional.softplus(-gap)[faster].mean() * noise
 
 
+def answer_logits(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tensor:
+    """The labels' logits of the n candidates, float32 [n, labels]; `inputs` from `collate`.
+
+    They are made of the last hidden state in float32: a model's own head in bfloat16 has 8 bits, and labels tie. The
+    head's other columns are not computed.
+    """
+    more: dict[str, Any] = {}
+    if "segment" in inputs:
+        more = {
+            "attention_mask": tree_mask(inputs["segment"], _attention_dtype(model)),
+            "position_ids": inputs["position_ids"],
+        }
+    head = getattr(model, "module", model).get_output_embeddings()
+
+    def exact(hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            bias = None if head.bias is None else head.bias[labels].float()
+            return functional.linear(hidden.float(), head.weight[labels].float(), bias)
+
+    plain = type(head) is torch.nn.Linear
+    if plain:
+        head.forward = exact
+    try:
+        logits = model(
+            input_ids=inputs["input_ids"], logits_to_keep=inputs["kept"], use_cache=False, **more
+        ).logits[inputs["row"], inputs["column"]]
+    finally:
+        if plain:
+            del head.forward
+    return logits if plain else logits[:, labels].float()
+
+
 class BinTrainer(transformers.Trainer):
     """A `Trainer` whose batches are `PackedSequence`s and whose loss is ours."""
 
@@ -190,17 +251,10 @@ class BinTrainer(transformers.Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Mean of the sequences' losses; `inputs` from `collate`."""
-        every = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=tree_mask(inputs["segment"], _attention_dtype(model)),
-            position_ids=inputs["position_ids"],
-            logits_to_keep=inputs["kept"],
-            use_cache=False,
-        ).logits[:, :, self.label_ids]
-        logits = every[inputs["row"], inputs["column"]]
+        logits = answer_logits(model, inputs, self.label_ids)
         losses = []
-        for sequence in range(len(inputs["input_ids"])):
-            rows = inputs["row"] == sequence
+        for sequence in range(int(inputs["owner"][-1]) + 1):
+            rows = inputs["owner"] == sequence
             losses.append(self._loss(logits[rows], inputs["target"][rows], inputs["log2_ratio"][rows]))
         loss = torch.stack(losses).mean()
         return (loss, {"logits": logits}) if return_outputs else loss
@@ -230,57 +284,140 @@ def _attention_dtype(model: Any) -> Any:
     return first.dtype
 
 
+def reads_packed(model: Any, sequences: Sequence[PackedSequence], labels: Sequence[int]) -> bool:
+    """Whether a packed sequence tells the model what each candidate's prompt alone tells it.
+
+    Not so where a layer keeps anything but keys and values (candidates would see each other), has a window that is
+    shorter than a prompt, or answers otherwise for two candidates of the shortest sequence.
+    """
+    cache = transformers.DynamicCache(config=model.config.get_text_config())
+    longest = max(int(p.positions.max()) + 1 for p in sequences)
+    for layer in cache.layers:
+        window = getattr(layer, "sliding_window", None) or longest
+        if not hasattr(layer, "keys") or hasattr(layer, "conv_states") or window < longest:
+            return False
+    some = min(sequences, key=lambda p: len(p.ids)).first(2)
+    try:
+        packed, alone = (_log_p(model, collate([some], packed), labels) for packed in (True, False))
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it takes no such mask or positions
+        return False
+    # Rounding takes other ways through the two: in bfloat16 an early look, and the probe has the last word.
+    return float((packed - alone).abs().max()) <= (
+        TOLERANCE["float32"] if model.dtype == torch.float32 else 0.5
+    )
+
+
+def _log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tensor:
+    """Log-probabilities of the labels, [n, labels], without dropout and gradients; as `model` trains otherwise."""
+    was, device = model.training, next(model.parameters()).device
+    on = {k: v.to(device) for k, v in inputs.items()}
+    with torch.no_grad():
+        result = functional.log_softmax(answer_logits(model.eval(), on, labels), dim=-1)
+    model.train(was)
+    return result
+
+
+def record_probe(
+    model: Any, examples: Sequence[Example], tokens: ForecastTokenizer, run: SftRun, packed: bool
+) -> Probe:
+    """How the model answers up to `PROMPTS` prompts, of the shortest examples and of the longest; in float32, as which
+    it is left. Raises `TrainingError` where two of them, each read alone, are answered otherwise.
+    """
+    ordered = sorted(examples, key=lambda e: len(e.prefix))
+    ordered = [e for pair in zip(ordered, reversed(ordered), strict=True) for e in pair][: len(ordered)]
+    labels = tokens.labels([ordered[0].candidates[0].suffix], BINS.labels)
+    model.float()
+    questions: list[ProbeQuestion] = []
+    for e in ordered:
+        room = PROMPTS - sum(len(q.suffixes) for q in questions)
+        some = replace(e, candidates=e.candidates[: min(room, PROMPTS // 2)])
+        if not some.candidates:
+            break
+        parts = pack_example(some, tokens, most=run.steps.tokens, sigma=run.loss.sigma, packed=packed)
+        log_p = torch.cat([_log_p(model, collate([p], packed), labels) for p in parts])
+        alone = _log_p(model, collate([parts[0].first(1)], False), labels)
+        if not float((log_p[0] - alone[0]).abs().max()) <= TOLERANCE["float32"]:
+            raise TrainingError(
+                f"a packed sequence and a prompt alone are answered {float((log_p[0] - alone[0]).abs().max()):.3g} "
+                f"apart by this {model.config.model_type}: it would be served otherwise than it was trained"
+            )
+        suffixes = [a.suffix for a in some.candidates]
+        prefix_ids, suffix_ids = tokens.prefix(e.prefix), tokens.suffixes(suffixes)
+        questions.append(
+            ProbeQuestion(
+                e.prefix,
+                tuple(suffixes),
+                tuple(map(int, prefix_ids)),
+                tuple(tuple(map(int, ids)) for ids in suffix_ids),
+                tuple(tuple(round(x, 6) for x in row) for row in log_p.tolist()),
+            )
+        )
+    return Probe(tuple(labels), tuple(questions))
+
+
 def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
     """Run it; writes checkpoints, `trained/` and `run.json` below `run.out`, and returns the latter.
 
     With `resume` the newest checkpoint there is taken up, if there is one. Raises `TrainingError` when `run.out`
-    holds another run or the loss is no number any more, `RecordError` for data that is none, `OSError` for a
-    missing model.
+    holds another run, the model cannot be served as it is trained, or the loss is no number any more; `RecordError`
+    for data that is none, `OSError` for a missing model.
     """
     out = Path(run.out)
     name = claim_run_folder(out, asdict(run), resume)
+    if known := finished_run(out, name, resume):
+        return known
     transformers.set_seed(run.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.model)
     tokens = ForecastTokenizer(tokenizer)
     sides = {side: read_examples(Path(run.data) / f"{side}.parquet") for side in ("train", "validation")}
-    packed = {
-        side: [
-            sequence
-            for example in examples
-            for sequence in pack_example(example, tokens, most=run.steps.tokens, sigma=run.loss.sigma)
-        ]
-        for side, examples in sides.items()
-    }
-    if not packed["train"]:
+    if not sides["train"]:
         raise TrainingError(f"{run.data}: the training side is empty: build it from more tables")
-    checked = packed["validation"]
+
+    def pack(examples: Sequence[Example], packed: bool) -> list[PackedSequence]:
+        given = {"most": run.steps.tokens, "sigma": run.loss.sigma, "packed": packed}
+        return [sequence for e in examples for sequence in pack_example(e, tokens, **given)]  # type: ignore[arg-type]
+
+    packs = {side: pack(examples, True) for side, examples in sides.items()}
+    model = _model(run)
+    longest = max(int(p.positions.max()) + 1 for some in packs.values() for p in some)
+    require_positions(model.config, longest, "build the data from shorter sources")
+    labels = tokens.labels([sides["train"][0].candidates[0].suffix], BINS.labels)
+    packed = reads_packed(model, packs["train"], labels)
+    if not packed:
+        packs = {side: pack(examples, False) for side, examples in sides.items()}
+    checked = packs["validation"]
     if 0 < run.steps.checked < len(checked):
         checked = [checked[i * len(checked) // run.steps.checked] for i in range(run.steps.checked)]
     trainer = BinTrainer(
-        labels=tokens.labels([sides["train"][0].candidates[0].suffix], BINS.labels),
+        labels=labels,
         run=run,
-        model=_model(run),
+        model=model,
         args=_arguments(run, out, bool(checked)),
-        train_dataset=packed["train"],
+        train_dataset=packs["train"],
         eval_dataset=checked or None,
-        data_collator=collate,
+        data_collator=partial(collate, packed=packed),
     )
-    newest, result = run_trainer(trainer, out, resume=resume, remedy="lower steps.rate, or train in float32")
+    newest, loss = run_trainer(trainer, out, resume=resume, remedy="lower steps.rate, or train in float32")
     trainer.save_model(str(out / WEIGHTS_FOLDER))
     tokenizer.save_pretrained(str(out / WEIGHTS_FOLDER))
+    probe = record_probe(model, sides["validation"] or sides["train"], tokens, run, packed)
     done = {
         "run": name,
         "tools": rows_by_tool(e.origin.hand for e in sides["train"] for _ in e.candidates),
         "settings": asdict(run),
         "steps": trainer.state.global_step,
         "resumed_from": newest,
-        "train_loss": result.training_loss,
-        "seconds": result.metrics.get("train_runtime", 0.0),
-        "tokens": {side: int(sum(len(p.ids) for p in packs)) for side, packs in packed.items()},
+        "train_loss": loss,
+        "packed": packed,
+        "seconds": next(
+            (r["train_runtime"] for r in trainer.state.log_history[::-1] if "train_runtime" in r), 0.0
+        ),
+        "tokens": {side: int(sum(len(p.ids) for p in some)) for side, some in packs.items()},
         "log": trainer.state.log_history,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     if trainer.is_world_process_zero():
+        write_probe(out / WEIGHTS_FOLDER, probe)
         write_json(out / "run.json", done)
     return done
 
@@ -305,7 +442,13 @@ def _model(run: SftRun) -> Any:
         return model
     import peft
 
-    adapted = peft.get_peft_model(model, run.lora.config())
+    try:
+        adapted = peft.get_peft_model(model, run.lora.config())
+    except ValueError as error:
+        raise TrainingError(
+            f"an adapter must fit every linear layer, and not so of {model.config.model_type} ({error}): train all "
+            "weights with lora.rank = 0"
+        ) from error
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

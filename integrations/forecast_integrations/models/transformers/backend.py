@@ -14,9 +14,10 @@ every fork goes through, stays small.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
-from forecast_autotune.llm.bins import AnswerLabel
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.probe import Probe, ProbeMismatch, find_probe
 from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
 from forecast_integrations.models.transformers.loading import ModelSource, load_model, unless_out_of_memory
 from forecast_integrations.models.transformers.prefill import Prefill, Prefix, PrefixCache, open_prefill
@@ -108,16 +110,24 @@ class TransformersBackend(Backend):
             "call `prepare` earlier, or allow more time"
         )
         with exclusive(self._lock, timeout_s, busy):
-            it = self._opened()
-            with self._settled(it.model):
-                ends = it.tokens.labels(suffixes, labels)
-                rows = it.tokens.suffixes(suffixes)
-                if not all(map(len, rows)):
-                    raise LLMError(
-                        "a suffix must have a token at least: end it with the question's last word"
-                    )
-                past, cached = self._past(it, it.tokens.prefix(prefix), min(map(len, rows)))
-                logits, totals, trouble = self._read(it, past, rows, ends, begin + timeout_s)
+            return self._answer(self._opened(), prefix, suffixes, labels, begin, begin + timeout_s)
+
+    def _answer(
+        self,
+        it: _OpenModel,
+        prefix: str,
+        suffixes: Sequence[str],
+        labels: Sequence[AnswerLabel],
+        begin: float,
+        deadline: float,
+    ) -> BackendResponse:
+        with self._settled(it.model):
+            ends = it.tokens.labels(suffixes, labels)
+            rows = it.tokens.suffixes(suffixes)
+            if not all(map(len, rows)):
+                raise LLMError("a suffix must have a token at least: end it with the question's last word")
+            past, cached = self._past(it, it.tokens.prefix(prefix), min(map(len, rows)))
+            logits, totals, trouble = self._read(it, past, rows, ends, deadline)
         prompt = len(past) + sum(map(len, rows))
         usage = Usage(1, prompt, cached, 0, time.monotonic() - begin)
         return _response(logits, totals, usage, trouble)
@@ -127,21 +137,53 @@ class TransformersBackend(Backend):
             raise LLMError(self._failed)
         if self._open is None:
             try:
-                self._open = self._loaded()
+                try:
+                    self._open = self._loaded(self._source)
+                except ProbeMismatch:
+                    if self._source.dtype is not None:
+                        raise
+                    self._open = self._loaded(replace(self._source, dtype="float32"))
             except LLMError as error:
                 self._failed = str(error)
                 raise
         return self._open
 
-    def _loaded(self) -> _OpenModel:
-        loaded = load_model(self._source)
+    def _loaded(self, source: ModelSource) -> _OpenModel:
+        probe = find_probe(source.adapter, source.model)
+        loaded = load_model(source)
         model, tokens = loaded.model, ForecastTokenizer(loaded.tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         with self._settled(model):
             prefill = open_prefill(model, tokens)
-            if model.device.type == "cuda" and context > sum(_TYPICAL_FORECAST.values()):
+            it = _OpenModel(model, tokens, prefill, context)
+            if probe is not None:
+                it = self._checked(it, probe)
+            elif model.device.type == "cuda" and context > sum(_TYPICAL_FORECAST.values()):
                 prefill.warm_up(self._memory, **_TYPICAL_FORECAST)
-        return _OpenModel(model, tokens, prefill, context)
+        return it
+
+    def _checked(self, it: _OpenModel, probe: Probe) -> _OpenModel:
+        """The model, read behind a kept prefix or in full, as it answers the probe as its trainer saw.
+
+        Raises `ProbeMismatch` where it does so in neither way.
+        """
+
+        def check(way: _OpenModel) -> _OpenModel:
+            def forecast(prefix: str, suffixes: Sequence[str]) -> Array:
+                begin = time.monotonic()
+                return self._answer(way, prefix, suffixes, BINS.labels, begin, math.inf).probabilities
+
+            self._forget()
+            dtype = str(way.model.dtype).removeprefix("torch.")
+            probe.check(self.name, forecast, dtype=dtype, tokens=way.tokens)
+            return way
+
+        try:
+            return check(it)
+        except ProbeMismatch:
+            if not it.prefill.keeps_prefix:
+                raise
+            return check(replace(it, prefill=Prefill(it.model, keeps_prefix=False)))
 
     def _past(self, it: _OpenModel, ids: Ids, shortest: int) -> tuple[Prefix, int]:
         """The prefix as the model keeps it, and how many tokens of it were known before."""

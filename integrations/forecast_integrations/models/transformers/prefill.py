@@ -6,8 +6,10 @@ are never written to again: a cache of transformers grows by concatenation, into
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
-from forecast_integrations.models.transformers.loading import out_of_memory, unless_out_of_memory
+from forecast_integrations.models.transformers.loading import TOLERANCE, out_of_memory, unless_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,9 +104,6 @@ Logits: TypeAlias = "tuple[Tensor, Tensor]"
 """Logits of the labels after every suffix, float32 [n, labels], and log sum exp of all logits, [n]."""
 _MAX_PADDING = 512
 """Most tokens of padding in a pass: beyond them, another pass costs less."""
-_TOLERANCE = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
-"""Most RMS difference of logits, relative to their own: some times what rounding makes (1e-6 and 0.02 with
-SmolLM2-135M). Reading wrongly makes tenths of it and more."""
 _PROBE_PREFIX = "def kernel(x, y, n, BLOCK):\n    i = program_id(0) * BLOCK + arange(0, BLOCK)\n"
 _PROBE_SUFFIXES = (
     "BLOCK=64 num_warps=4\nBin:",
@@ -121,6 +120,8 @@ class Prefill:
 
     def __init__(self, model: PreTrainedModel, *, keeps_prefix: bool = True) -> None:
         self.model, self.keeps_prefix = model, keeps_prefix
+        # The name until transformers 5.39, and the one after.
+        self._cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         config = model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", None) or 1
         groups = getattr(config, "num_key_value_heads", None) or heads
@@ -139,7 +140,7 @@ class Prefill:
         """Read on: `past` and `ids` as one prefix. `past` stays as it is."""
         layers: Layers = ()
         if self.keeps_prefix:
-            cache = self._forward(self._tensor(ids)[None], 1, past).past_key_values
+            cache = getattr(self._forward(self._tensor(ids)[None], 1, past), self._cache)
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
         return Prefix(np.concatenate([past.ids, ids]), layers)
 
@@ -153,8 +154,9 @@ class Prefill:
         for row, ids in zip(rows, suffixes, strict=True):
             row[: len(ids)] = ids
         places, which = np.unique(last, return_inverse=True)
-        out = self._forward(self._tensor(rows), self._tensor(places), past)
-        logits = out.logits[self._tensor(np.arange(len(rows))), self._tensor(which)].float()
+        at = self._tensor(np.arange(len(rows))), self._tensor(which)
+        with _exact_answers(self.model.get_output_embeddings(), at, labels) as at:
+            logits = self._forward(self._tensor(rows), self._tensor(places), past).logits[at].float()
         return logits[:, labels], logits.logsumexp(dim=-1)
 
     def pass_bytes(self, past: int, sizes: Sequence[int]) -> float:
@@ -163,11 +165,7 @@ class Prefill:
         seen = past + sizes[0]
         # The cache's own copy, the one it grows into, and the one repeated for grouped heads.
         kept = 3 * seen * self._kept if self.keeps_prefix else 0
-        # The model's head gives logits of all last places for all rows.
-        places = min(len(sizes), sizes[0] - sizes[-1] + 1)
-        return len(sizes) * (
-            kept + self._pair * longest * seen + longest * self._token + self._logits * places
-        )
+        return len(sizes) * (kept + self._pair * longest * seen + longest * self._token + self._logits)
 
     def rows_that_fit(self, past: int, sizes: Sequence[int], limit_bytes: float) -> int:
         """How many suffixes of these sizes, longest first, to read in one pass; at least one."""
@@ -212,8 +210,38 @@ class Prefill:
                 rows = len(ids)
                 cache.update(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), number)
         return self.model(
-            input_ids=ids, past_key_values=cache, use_cache=self.keeps_prefix, logits_to_keep=keep
+            input_ids=ids, **{self._cache: cache}, use_cache=self.keeps_prefix, logits_to_keep=keep
         )
+
+
+@contextlib.contextmanager
+def _exact_answers(head: Any, at: tuple[Tensor, Tensor], labels: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Let a model's head read hidden states at `at` (row, place) alone, and give the labels' logits in float32.
+
+    In bfloat16 logits have 8 bits, and labels tie. Yields where the answers then are; a head that is not a plain
+    layer stays as it is.
+    """
+    import torch
+
+    if type(head) is not torch.nn.Linear:
+        yield at
+        return
+
+    def chosen(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (given[0][at][:, None], *given[1:])
+
+    def exact(_: Any, given: tuple[Any, ...], out: Tensor) -> Tensor:
+        bias = None if head.bias is None else head.bias[labels].float()
+        out = out.float()
+        out[..., labels] = torch.nn.functional.linear(given[0].float(), head.weight[labels].float(), bias)
+        return out
+
+    hooks = [head.register_forward_pre_hook(chosen), head.register_forward_hook(exact)]
+    try:
+        yield at[0], torch.zeros_like(at[1])
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def open_prefill(model: PreTrainedModel, tokens: ForecastTokenizer) -> Prefill:
@@ -228,7 +256,7 @@ def open_prefill(model: PreTrainedModel, tokens: ForecastTokenizer) -> Prefill:
         if out_of_memory(error):
             raise
         return full
-    return quick if difference <= _TOLERANCE[str(model.dtype).removeprefix("torch.")] else full
+    return quick if difference <= TOLERANCE[str(model.dtype).removeprefix("torch.")] else full
 
 
 def _relative_error(quick: Prefill, full: Prefill, tokens: ForecastTokenizer) -> float:

@@ -1,0 +1,147 @@
+"""The probe of a trained model: prompts with the answers that its trainer saw, kept beside the weights.
+
+Whoever serves the weights answers them first. A tokenizer that cuts, a layer that is read in another way, an adapter
+that was lost or merged wrongly, weights of another run: each gives other answers, and the model is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import open_named_output
+from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.tokenizer import ForecastTokenizer
+from forecast_autotune.records.bounded_json import decode_bounded
+from forecast_autotune.records.codec import Record
+from forecast_autotune.records.named_lines import read_document
+
+Array = npt.NDArray[np.float64]
+
+FILE = "forecast_probe.json"
+"""Its name in the folder of an adapter or a model."""
+PROMPTS = 32
+"""Most prompts of a probe."""
+TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.02}
+"""Most difference of log-probabilities from those in float32, by the dtype that computes."""
+_LEAST_LOG_P = math.log(1e-4)
+"""Less probable answers are all alike."""
+MODEL_FILES = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer*.json", "*.jinja")
+"""Files of a folder that its answers rest on."""
+_REMEDY = "train again"
+
+
+class ProbeMismatch(LLMError):
+    """A model answers otherwise than its trainer saw; the message has the largest difference."""
+
+
+@dataclass(frozen=True)
+class ProbeQuestion(Record, label="question of a probe", remedy=_REMEDY):
+    """A prefix and n candidates."""
+
+    prefix: str
+    suffixes: tuple[str, ...]
+    prefix_ids: tuple[int, ...]
+    suffix_ids: tuple[tuple[int, ...], ...]
+    log_p: tuple[tuple[float, ...], ...]
+    """Log-probabilities of the labels among themselves, computed in float32, [n][labels]."""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.suffixes), len(BINS.labels))
+        if len(self.suffix_ids) != shape[0] or np.shape(self.log_p) != shape:
+            raise RecordError(f"a probe must hold ids and log-probabilities of shape {shape}: {_REMEDY}")
+        if not np.allclose(np.exp(self.log_p).sum(axis=1), 1.0, atol=1e-3):
+            raise RecordError(f"probabilities of a probe must sum to 1: {_REMEDY}")
+
+
+@dataclass(frozen=True)
+class Probe(
+    Record, tag="llm_probe", schema=1, label="probe of a language model", complete=True, remedy=_REMEDY
+):
+    """See the module."""
+
+    label_ids: tuple[int, ...]
+    questions: tuple[ProbeQuestion, ...]
+
+    def __post_init__(self) -> None:
+        if not self.questions:
+            raise RecordError(f"a probe must hold questions: {_REMEDY}")
+
+    def check(
+        self,
+        name: str,
+        forecast: Callable[[str, Sequence[str]], Array],
+        *,
+        dtype: str = "bfloat16",
+        tokens: ForecastTokenizer | None = None,
+    ) -> None:
+        """Raises `ProbeMismatch` with the largest difference where a model answers otherwise than its trainer saw.
+
+        `forecast` gives probabilities [n, labels] of a prefix and n suffixes, computed in `dtype`. With `tokens`,
+        token numbers are compared as well.
+        """
+        worst = 0.0
+        for q in self.questions:
+            if tokens is not None:
+                self._check_tokens(name, q, tokens)
+            with np.errstate(divide="ignore"):
+                said = np.log(forecast(q.prefix, q.suffixes))
+            both = (np.maximum(x, _LEAST_LOG_P) for x in (said, np.asarray(q.log_p)))
+            worst = max(worst, float(np.nan_to_num(np.abs(np.subtract(*both)), nan=math.inf).max()))
+        most = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+        if not worst <= most:
+            count = sum(len(q.suffixes) for q in self.questions)
+            raise ProbeMismatch(
+                f"{name} must answer as it did where it was trained, and log-probabilities of {count} recorded "
+                f"prompts differ by up to {worst:.3g} (at most {most:g} in {dtype}): give the model, the adapter and "
+                f"the tokenizer that belong together, try dtype=float32, or {_REMEDY}"
+            )
+
+    def _check_tokens(self, name: str, q: ProbeQuestion, tokens: ForecastTokenizer) -> None:
+        ids: list[Any] = [tokens.prefix(q.prefix), *tokens.suffixes(q.suffixes)]
+        ids.append(tokens.labels(q.suffixes, BINS.labels))
+        for ours, trained in zip(ids, (q.prefix_ids, *q.suffix_ids, self.label_ids), strict=True):
+            if tuple(ours) != trained:
+                raise LLMError(
+                    f"{name} must be read with the tokenizer that it was trained with, and this one makes "
+                    f"{len(ours)} tokens of a text that were {len(trained)}, or others: give the model's own "
+                    f"tokenizer, or {_REMEDY}"
+                )
+
+
+def write_probe(folder: Path, probe: Probe) -> None:
+    """Put it beside the weights, in one step."""
+    with open_named_output(folder / FILE) as stream:
+        stream.write(f"{json.dumps(probe.to_json(), allow_nan=False)}\n".encode())
+
+
+def find_probe(*folders: str | Path | None) -> Probe | None:
+    """The probe in the first of these folders that has one. Raises `LLMError` for one that is damaged."""
+    for folder in folders:
+        path = Path(folder or ".").expanduser() / FILE
+        if folder and path.is_file():
+            try:
+                return Probe.from_json(decode_bounded(read_document(path)))
+            except (RecordError, ValueError, OSError) as error:
+                raise LLMError(f"{path}: no probe that can be read ({error}): {_REMEDY}") from error
+    return None
+
+
+def files_digest(folder: str | Path, *patterns: str) -> str:
+    """SHA-256 over names and contents of a folder's files; empty where there are none."""
+    everything = hashlib.sha256()
+    paths = sorted({p for one in patterns for p in Path(folder).expanduser().glob(one) if p.is_file()})
+    for path in paths:
+        with path.open("rb") as stream:
+            everything.update(f"{path.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return everything.hexdigest() if paths else ""
