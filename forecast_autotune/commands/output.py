@@ -147,6 +147,7 @@ _EXTRAS = {
     "jinja2": "llm",
     "openai": "llm",
     "ray": "ray",
+    "mcp": "mcp",
     "fsspec": "remote",
     "redis": "remote",
     "opentelemetry": "telemetry",

@@ -203,6 +203,26 @@ def improve(commands: Commands) -> None:
     group.add_argument("--quiet", action="store_true", help="show nothing until the end")
 
 
+def mcp(commands: Commands) -> None:
+    """Add `mcp`."""
+    parser = commands.add(
+        "mcp",
+        "forecast_harness.commands.mcp:mcp",
+        "tools for coding agents, over MCP on standard input and output: kernels of a recorded program, and verdicts",
+        epilog="A source is judged in a sandbox, beside the original; the agent runs nothing on the device.",
+        examples=("mcp improve-train",),
+    )
+    parser.add_argument("folder", metavar="DIR", help="the folder of an `improve` of the program")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+    parser.add_argument(
+        "--seconds",
+        type=SECONDS,
+        default=3600.0,
+        metavar="S",
+        help="most of one kernel's search (default: 3600)",
+    )
+
+
 def _shared_budget(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("budgets")
     group.add_argument(

@@ -96,16 +96,7 @@ def run_command(
     words: Sequence[str], *, seconds: float | None = None, environment: Mapping[str, str] | None = None
 ) -> ChildEnd:
     """Run one of our commands. It is interrupted after `seconds`, or with us, and killed where it goes on."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "forecast_autotune", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-    )
+    child = start_command(words, environment or {})
     in_time = True
     try:
         try:
@@ -120,6 +111,27 @@ def run_command(
         _signal_group(child, signal.SIGKILL)  # whatever it left behind
     lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith(_SUMMARIES)]
     return ChildEnd(child.returncode, stdout, printable(lines[-1] if lines else "", _SHOWN), in_time)
+
+
+def start_command(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start one of our commands in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "forecast_autotune", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
+def end_child(child: subprocess.Popen[str]) -> None:
+    """Ask a child to end, and kill it and what it left behind."""
+    if child.poll() is None:
+        _interrupted(child)
+    _signal_group(child, signal.SIGKILL)
 
 
 def _interrupted(child: subprocess.Popen[str]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from html import escape
 
 from forecast_autotune.printable import printable
 from forecast_harness.improve.session import Improvement
+from forecast_harness.targets.packs.load import load_pack
 
 _NAME = 48
 
@@ -84,7 +85,7 @@ def page(found: Improvement) -> str:
                 f'<p><a href="{link}">its search</a>: lineage, forecasts against measurements, costs</p>'
             )
         if ended.source:
-            own = part.pack.solutions[0].source if part.pack is not None and part.pack.solutions else ""
+            own = load_pack(part.target).solutions[0].source if part.function is not None else ""
             lines = difflib.unified_diff(
                 own.splitlines(), ended.source.splitlines(), "before", "after", lineterm=""
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.devices import device_spec
@@ -15,8 +16,7 @@ from forecast_autotune.records.program import ProgramRecording, TorchFunction
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.improve.child import UserProgram
 from forecast_harness.improve.steps import Steps
-from forecast_harness.targets.packs.schema import Pack
-from forecast_harness.targets.program_functions import function_pack
+from forecast_harness.targets.program_functions import function_pack, write_pack
 
 LEAST_SHARE = 0.01
 """Share of a step below which a part is named and left."""
@@ -47,7 +47,11 @@ class Part(Record, label="part"):
     reason: str = ""
     """Why it is left."""
     function: TorchFunction | None = field(default=None, metadata=json_option(omit_null=True))
-    pack: Pack | None = field(default=None, metadata=json_option(private=True), repr=False)
+
+    @property
+    def can_be_searched(self) -> bool:
+        """Whether another source of it can be had."""
+        return bool(self.target)
 
     @property
     def headroom(self) -> float:
@@ -63,9 +67,13 @@ class Part(Record, label="part"):
 
 
 def parts_of(
-    recording: ProgramRecording, steps: Steps, captures: Iterable[CapturedCall], program: UserProgram
+    recording: ProgramRecording,
+    steps: Steps,
+    captures: Iterable[CapturedCall],
+    program: UserProgram,
+    folder: Path,
 ) -> list[Part]:
-    """The parts of a recorded program, the largest first."""
+    """The parts of a recorded program, the largest first; packs of its functions are written below `folder`."""
     functions = {f.name: f for f in recording.functions}
     captured: dict[str, CapturedCall] = {}
     for one in captures:
@@ -78,7 +86,7 @@ def parts_of(
     for name, times in steps.launches.items():
         part = Part(name, "library", times.seconds / total, times.calls, times.median_s)
         if (function := functions.get(name)) is not None:
-            part = _function_part(replace(part, function=function), function)
+            part = _function_part(replace(part, kind="function", function=function), function, folder)
         elif (call := captured.get(name)) is not None:
             part = _kernel_part(part, call, program)
         elif name.startswith("triton_"):
@@ -97,7 +105,7 @@ def parts_of(
 
 def chosen_parts(parts: Iterable[Part], most: int | None) -> list[Part]:
     """The parts to improve, in the order in which they are asked about; at most so many, if a number is given."""
-    able = sorted((p for p in parts if p.target or p.pack), key=lambda p: -p.expected)
+    able = sorted((p for p in parts if p.can_be_searched), key=lambda p: -p.expected)
     if most is not None:
         return able[:most]
     whole, sum_so_far, chosen = sum(p.expected for p in able), 0.0, []
@@ -109,12 +117,13 @@ def chosen_parts(parts: Iterable[Part], most: int | None) -> list[Part]:
     return chosen
 
 
-def _function_part(part: Part, function: TorchFunction) -> Part:
+def _function_part(part: Part, function: TorchFunction, folder: Path) -> Part:
+    place = folder / f"pack-{function.name.rpartition(':')[2]}"
     try:
-        pack = function_pack(function)
+        write_pack(function_pack(function), place)
     except RecordError as error:
-        return replace(part, kind="function", reason=str(error))
-    return replace(part, kind="function", pack=pack)
+        return replace(part, reason=str(error))
+    return replace(part, target=str(place))
 
 
 def _kernel_part(part: Part, call: CapturedCall, program: UserProgram) -> Part:

@@ -25,7 +25,7 @@ from forecast_harness.improve.proof import TURNS, ProgramProof, ProofRequest, pr
 from forecast_harness.improve.steps import Steps, steps_of
 from forecast_harness.search.log import read_log
 from forecast_harness.search.state import SearchState, replay_events
-from forecast_harness.targets.program_functions import replacement_of, write_pack
+from forecast_harness.targets.program_functions import replacement_of
 from forecast_harness.trials.configs.source_configs import apply_config
 
 STATE_FILE = "improve.json"
@@ -121,7 +121,7 @@ class ImproveSession:
         steps = steps_of(recording)
         files = Store(self.store).captures
         captures = [] if files is None else [call for call, _ in files.every()]
-        parts = tuple(parts_of(recording, steps, captures, self.program))
+        parts = tuple(parts_of(recording, steps, captures, self.program, self.folder))
         return Improvement(self.program.words, steps.seconds, _how(steps), parts)
 
     def search(self, improvement: Improvement) -> None:
@@ -179,16 +179,18 @@ class ImproveSession:
         data = json.dumps(improvement.to_json(), indent=1, allow_nan=False)
         write_atomically(self.folder / STATE_FILE, data.encode())
 
+    def search_words(self, part: Part, folder: Path, seconds: float) -> tuple[list[str], dict[str, str]]:
+        """The command line of a part's search, without authors, and its environment."""
+        words = ["search", part.target, "--device", self.settings.device, "--seconds", f"{seconds:.0f}"]
+        words += ["--out", str(folder), "--quiet", "--json", *self.settings.search_options]
+        words += ["--resume"] if (folder / "log.jsonl").exists() else []
+        return words, {"FORECAST_AUTOTUNE_CACHE_DIR": str(self.store)}
+
     def _search(self, part: Part, seconds: float) -> SearchEnd:
         began = time.monotonic()
         name = part.name.rpartition(":")[2]
         folder = self.folder / f"search-{name}"
-        target = part.target
-        if part.pack is not None:
-            target = str(self.folder / f"pack-{name}")
-            write_pack(part.pack, Path(target))
-        words = ["search", target, "--device", self.settings.device, "--seconds", f"{seconds:.0f}"]
-        words += ["--out", str(folder), "--quiet", "--json", *self.settings.search_options]
+        words, environment = self.search_words(part, folder, seconds)
         for spec in self.settings.proposers:
             kind, _, where = spec.partition(":")
             own = Path(where) / name
@@ -197,10 +199,9 @@ class ImproveSession:
                     continue
                 spec = f"{kind}:{own}"
             words += ["--proposer", spec]
-        words += ["--resume"] if (folder / "log.jsonl").exists() else []
-        ended = run_command(words, environment={"FORECAST_AUTOTUNE_CACHE_DIR": str(self.store)})
+        ended = run_command(words, environment=environment)
         took = time.monotonic() - began
-        state = _state_of(folder)
+        state = state_of(folder)
         if state is None:
             return SearchEnd(problem=ended.last_line or "the search ended before it began", seconds=took)
         return replace(_search_end(state), seconds=took, folder=folder.name)
@@ -210,7 +211,8 @@ def _how(steps: Steps) -> str:
     return f"{steps.count} steps, {steps.how}" if steps.count > 1 else steps.how
 
 
-def _state_of(folder: Path) -> SearchState | None:
+def state_of(folder: Path) -> SearchState | None:
+    """The search in a folder as its log tells it; None where none has begun."""
     path = folder / "log.jsonl"
     events = read_log(path) if path.exists() else []
     return replay_events(events) if events else None

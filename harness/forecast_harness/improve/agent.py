@@ -1,0 +1,224 @@
+"""One part of a recorded program as a coding agent works on it: a search that asks in files, answered by tools.
+
+The agent's sources reach the device through that search alone, with every rule of its sandbox. It goes on from its own
+log after any end, the agent's, ours or the machine's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forecast_autotune.records import codec
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.improve.child import end_child, start_command
+from forecast_harness.improve.parts import Part
+from forecast_harness.improve.session import ImproveSession, state_of
+from forecast_harness.records import Node
+from forecast_harness.search.events import NodeForecastRequest
+from forecast_harness.search.forecasters import open_forecaster
+from forecast_harness.search.output import summary
+from forecast_harness.search.state import SearchState
+from forecast_harness.targets.novelty import node_identity
+from forecast_harness.targets.packs.schema import source_problem
+
+START_S = 180.0
+"""For a search to judge the original, before it asks for the first source."""
+VERDICT_S = 600.0
+_POLL_S = 0.1
+MOST_FORECAST = 64
+"""Sources that are forecast at once."""
+_FACTS = (
+    "registers",
+    "spills",
+    "spill_bytes",
+    "shared_bytes",
+    "occupancy",
+    "hints",
+    "error_over_limit",
+    "codes",
+    "peak_bytes",
+)
+
+
+class AgentProblem(Exception):
+    """What was asked cannot be done; the text is for the agent."""
+
+
+class AgentSearch:
+    """The search of one part. Its child is started by the first question that needs it."""
+
+    def __init__(self, session: ImproveSession, part: Part, *, seconds: float) -> None:
+        self.part, self._session, self._seconds = part, session, seconds
+        name = part.name.rpartition(":")[2]
+        self._asked = session.folder / f"agent-{name}"
+        self._folder = session.folder / f"search-agent-{name}"
+        self._child: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def statement(self) -> str:
+        """What is computed, how, at which sizes, and what is known by now. Raises `AgentProblem`."""
+        return (self._open_request() / "request.md").read_text(encoding="utf-8")
+
+    def submit(self, source: str) -> dict[str, Any]:
+        """The verdict on a source. Raises `AgentProblem` for a text that is none, and where none comes."""
+        if problem := source_problem(source):
+            raise AgentProblem(problem)
+        if not source.strip():
+            raise AgentProblem("the source is empty")
+        place = self._open_request()
+        state = self._state()
+        node = self._node(state, source)
+        if node.id in state.judged:
+            return {"again": True, **self._verdict(state, node.id)}
+        (place / "source.py").write_text(source, encoding="utf-8")
+        (place / "done").write_text(json.dumps({"author": "mcp"}), encoding="utf-8")
+        until = time.monotonic() + VERDICT_S
+        while time.monotonic() < until:
+            state = self._state()
+            if node.id in state.judged:
+                return self._verdict(state, node.id)
+            same = next((d for d in state.duplicates if d.node.id == node.id), None)
+            if same is not None and same.original_id in state.judged:
+                return {"again": True, "reason": same.reason, **self._verdict(state, same.original_id)}
+            if self._request() not in (None, place) and node.id not in state.nodes:
+                return {
+                    "outcome": "refused",
+                    "feedback": f"it defines no {state.target.entry} that can be called",
+                }
+            self._check_alive()
+            time.sleep(_POLL_S)
+        raise AgentProblem(f"no verdict came within {VERDICT_S:.0f} s: ask for best later")
+
+    def forecast(self, sources: Sequence[str]) -> list[dict[str, Any]]:
+        """What is expected of sources before any of them is run: log2 of time over the original's, spread, failure."""
+        if not 1 <= len(sources) <= MOST_FORECAST:
+            raise AgentProblem(f"1 to {MOST_FORECAST} sources are forecast at once, not {len(sources)}")
+        for source in sources:
+            if problem := source_problem(source):
+                raise AgentProblem(problem)
+        self._open_request()
+        state = self._state()
+        nodes = [self._node(state, s) for s in sources]
+        forecaster = open_forecaster("auto", state.target)
+        if forecaster is None:
+            raise AgentProblem("nothing forecasts this part")
+        try:
+            told = forecaster.forecast(
+                NodeForecastRequest(
+                    batch=0,
+                    reference=state.nodes[state.seeds[0]],
+                    nodes=tuple(nodes),
+                    judged=tuple(
+                        (state.nodes[n], j, state.scores.get(n, 0.0)) for n, j in state.judged.items()
+                    ),
+                    lineage={n: x.parents for n, x in state.nodes.items()},
+                    target=state.target,
+                )
+            )
+        finally:
+            forecaster.close()
+        beliefs = [told.beliefs.get(n.id) for n in nodes]
+        return [{"problem": told.problem or "none"} if b is None else codec.to_json(b) for b in beliefs]
+
+    def best(self) -> dict[str, Any]:
+        """The best source so far, and what was spent."""
+        if not (self._folder / "log.jsonl").exists():
+            return {"speedup": 1.0, "measured": 0, "source": ""}
+        state = self._state()
+        told = summary(state)
+        return {
+            **{k: told[k] for k in ("speedup", "confirmed", "evidence", "measured", "failed", "stopped")},
+            "source": state.nodes[state.best].source,
+        }
+
+    def finish(self) -> dict[str, Any]:
+        """Have the best confirmed in a fresh process, and end."""
+        if self._child is not None:
+            self._asked.mkdir(parents=True, exist_ok=True)
+            (self._asked / "stop").touch()
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(VERDICT_S)
+        self.close()
+        (self._asked / "stop").unlink(missing_ok=True)
+        return self.best()
+
+    def close(self) -> None:
+        """End the child. Its search goes on from its log another time."""
+        self._closed = True
+        if self._child is not None:
+            end_child(self._child)
+            self._child = None
+
+    def _open_request(self) -> Path:
+        """The folder of a question that nobody has answered."""
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if self._child is None:
+                self._child = self._start()
+            self._check_alive()
+            place = self._request()
+            if place is not None and (self._folder / "log.jsonl").exists():
+                return place
+            time.sleep(_POLL_S)
+        raise AgentProblem(f"the search asked for no source within {START_S:.0f} s")
+
+    def _request(self) -> Path | None:
+        listed = sorted(self._asked.glob("[0-9]*"))
+        return next((p for p in listed if (p / "request.json").exists() and not (p / "done").exists()), None)
+
+    def _start(self) -> subprocess.Popen[str]:
+        """Start the child, after the end of one that a killed server left behind: it holds the log."""
+        pid_file = self._asked / "pid"
+        with suppress(OSError, ValueError):
+            left = int(pid_file.read_text(encoding="utf-8"))
+            if str(self._folder).encode() in Path(f"/proc/{left}/cmdline").read_bytes():
+                os.killpg(left, signal.SIGKILL)
+        words, environment = self._session.search_words(self.part, self._folder, self._seconds)
+        words += ["--proposer", f"files:{self._asked}", "--surrogate", "none", "--samples", "1", "--k", "1"]
+        child = start_command([*words, "--parents", "1"], environment)
+        self._asked.mkdir(parents=True, exist_ok=True)
+        pid_file.write_text(str(child.pid), encoding="utf-8")
+        self._closed = False
+        return child
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise AgentProblem("the client has left")
+        if self._child is not None and self._child.poll() is not None:
+            errors = self._child.stderr.read() if self._child.stderr is not None else ""
+            self._child = None
+            lines = [line for line in errors.splitlines() if line.strip()]
+            raise AgentProblem(f"the search has ended: {lines[-1] if lines else 'its budget is spent'}")
+
+    def _state(self) -> SearchState:
+        if (state := state_of(self._folder)) is None:
+            raise AgentProblem("the search has not begun")
+        return state
+
+    def _node(self, state: SearchState, source: str) -> Node:
+        target = state.target
+        identity = node_identity(target.id, target.language, source)
+        return Node(identity, source, target.language, (state.seeds[0],), Provenance(Origin.LLM, "mcp"))
+
+    def _verdict(self, state: SearchState, node: str) -> dict[str, Any]:
+        judged = state.judged[node]
+        speedup = 2.0 ** -state.scores[node] if node in state.scores else None
+        facts = {k: v for k, v in judged.facts.items() if k in _FACTS}
+        return {
+            "outcome": str(judged.outcome),
+            "speedup": speedup,
+            "standard_error_log2": judged.sd,
+            "seconds": dict(judged.seconds),
+            "config": dict(judged.config),
+            "stage": judged.stage,
+            "feedback": judged.feedback,
+            "facts": facts,
+        }

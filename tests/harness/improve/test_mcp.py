@@ -1,0 +1,165 @@
+"""`mcp` as a coding agent meets it: a real client of the official SDK, and one that means no good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from mcp import Client, StdioServerParameters
+
+from forecast_autotune.records import Argument
+from forecast_autotune.records.program import FunctionCall, TorchFunction
+from forecast_harness.improve.parts import Part
+from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings
+from forecast_harness.targets.program_functions import function_pack, write_pack
+from tests.waiting import wait_until
+
+KERNEL = "module:norms"
+RIGHT = "import torch\n\n\ndef run(x):\n    return torch.linalg.vector_norm(x, dim=-1)\n"
+WRONG = "import torch\n\n\ndef run(x):\n    return x.abs().sum(-1)\n"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an `improve` that has recorded a program with one function and one kernel that is left."""
+    folder = tmp_path_factory.mktemp("recorded")
+    path = folder / "module.py"
+    path.write_text("import torch\n\n\ndef norms(x):\n    return torch.stack([row.norm() for row in x])\n")
+    x = Argument("x", "tensor", "float32", (256, 32), extra={"least": -4.0, "most": 4.0})
+    function = TorchFunction(
+        KERNEL, str(path), forms=(FunctionCall((x,), (Argument("y0", "tensor", "float32", (256,)),)),)
+    )
+    write_pack(function_pack(function), folder / "pack-norms")
+    parts = (
+        Part(KERNEL, "function", 0.9, 1.0, 1e-3, target=str(folder / "pack-norms"), function=function),
+        Part("gemm", "library", 0.1, 1.0, 1e-4, reason="no source can be had for it: it is no Triton kernel"),
+    )
+    session = ImproveSession(("module.py",), ImproveSettings("cpu", 300.0), folder, lambda line: None)
+    session.save(Improvement(("module.py",), parts=parts))
+    return folder
+
+
+def server(folder: Path) -> StdioServerParameters:
+    words = ["-m", "forecast_autotune", "mcp", str(folder), "--device", "cpu"]
+    return StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
+
+
+def session(folder: Path, talk: Callable[[Callable[..., Awaitable[Any]]], Awaitable[None]]) -> None:
+    """Talk to a server of its own; the argument calls a tool and returns its result, or the text of its error."""
+
+    async def run() -> None:
+        async with Client(server(folder)) as client:
+
+            async def call(name: str, **arguments: Any) -> Any:
+                told = await client.call_tool(name, arguments, read_timeout_seconds=600)
+                if told.is_error:
+                    return told.content[0].text
+                data = told.structured_content
+                return data["result"] if isinstance(data, dict) and set(data) == {"result"} else data
+
+            await talk(call)
+
+    asyncio.run(run())
+
+
+def test_a_client_lists_reads_forecasts_submits_and_finishes(recorded: Path) -> None:
+    async def talk(call: Callable[..., Awaitable[Any]]) -> None:
+        norms, gemm = await call("kernels")
+        assert (norms["kernel"], norms["headroom"] > 0.0) == (KERNEL, True)
+        assert (gemm["headroom"], gemm["left"][:9]) == (0.0, "no source")
+        text = await call("statement", kernel=KERNEL)
+        assert "row.norm()" in text
+        assert "It defines run(x)" in text
+        wrong = await call("submit", kernel=KERNEL, source=WRONG)
+        assert (wrong["outcome"], wrong["speedup"]) == ("incorrect", None)
+        assert "wrong" in wrong["feedback"]
+        right = await call("submit", kernel=KERNEL, source=RIGHT)
+        assert right["outcome"] == "ok"
+        assert right["seconds"]
+        told = await call("forecast", kernel=KERNEL, sources=[RIGHT.replace("-1", "1"), WRONG])
+        assert [set(t) >= {"mean", "sd", "p_fail"} for t in told] == [True, True]
+        again = await call("submit", kernel=KERNEL, source=RIGHT)
+        assert again["again"]
+        end = await call("finish", kernel=KERNEL)
+        assert end["measured"] == 3
+
+    session(recorded, talk)
+
+
+def test_a_hostile_client_loses_nothing_and_hangs_nothing(recorded: Path) -> None:
+    async def talk(call: Callable[..., Awaitable[Any]]) -> None:
+        for kernel in ("../../etc/passwd", "", "gemm", "\x00", "x" * 100_000):
+            assert "can be searched" in await call("statement", kernel=kernel)
+        assert "characters" in await call("submit", kernel=KERNEL, source="#" * 5_000_000)
+        assert "empty" in await call("submit", kernel=KERNEL, source=" \n")
+        assert "sources are forecast at once" in await call("forecast", kernel=KERNEL, sources=["x"] * 1000)
+        assert "validation" in str(await call("submit", kernel=KERNEL, source=7)).lower()
+        assert "nknown tool" in str(await call("delete_everything"))
+        assert [k["kernel"] for k in await call("kernels")] == [KERNEL, "gemm"]
+
+    before = {p.name for p in recorded.parent.iterdir()}
+    session(recorded, talk)
+    assert {p.name for p in recorded.parent.iterdir()} == before
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "forecast_autotune", "mcp", str(folder), "--device", "cpu"]
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def asked(child: subprocess.Popen[bytes], number: int, method: str, **params: Any) -> None:
+    assert child.stdin is not None
+    line = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+    child.stdin.write(json.dumps(line).encode() + b"\n")
+    child.stdin.flush()
+
+
+def test_a_client_that_leaves_in_the_middle_is_noticed_and_its_search_goes_on(recorded: Path) -> None:
+    child = started(recorded)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    hello = {"name": "gone", "version": "1"}
+    asked(child, 1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=hello)
+    child.stdout.readline()
+    child.stdin.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+    asked(child, 2, "tools/call", name="submit", arguments={"kernel": KERNEL, "source": RIGHT + "# again\n"})
+    pid_file = recorded / "agent-norms" / "pid"
+    wait_until(lambda: pid_file.exists() and Path(f"/proc/{pid_file.read_text()}").exists())
+    child.stdin.close()
+    assert child.wait(90) == 0
+    wait_until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists())
+
+    async def talk(call: Callable[..., Awaitable[Any]]) -> None:
+        assert "row.norm()" in await call("statement", kernel=KERNEL)
+
+    session(recorded, talk)
+
+
+def test_what_is_no_protocol_ends_nothing_and_leaves_no_process(recorded: Path) -> None:
+    child = started(recorded)
+    assert child.stdin is not None
+    child.stdin.write(
+        b"no JSON\n\xff\xfe\n" + json.dumps({"jsonrpc": "2.0", "method": "nonsense"}).encode() + b"\n"
+    )
+    child.stdin.flush()
+    child.stdin.close()
+    assert child.wait(60) == 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
