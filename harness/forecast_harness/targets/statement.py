@@ -45,7 +45,10 @@ def pack_statement(pack: Pack, language: str, entry: str, device: str) -> str:
             lines += ["", f"{title}:", *(_tensor_text(name, t) for name, t in tensors.items())]
     timed = pack.timed_workloads(device)
     lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
-    lines += [f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items())}" for w in timed[:_MAX_LISTED]]
+    lines += [
+        f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items()) or 'at these sizes'}"
+        for w in timed[:_MAX_LISTED]
+    ]
     lines += ["", "Rules for a source:", *(f"- {rule}" for rule in _rules(about, language, entry, device))]
     lines += ["", "Reference, evaluated in higher precision:", "```python", pack.reference.strip(), "```"]
     return "\n".join(lines)
