@@ -9,7 +9,8 @@
 `run` needs none. A seeded sample of each package's tests is run by plain Triton until it has taken `--seconds`, and
 the same tests then under `FORECAST_AUTOTUNE=1`, each arm in a process of its own with fresh caches and a fresh store,
 and on the same cores. Several packages run at once, each on a share of the cores, so that both arms have equal
-neighbours. A test that only plain Triton passes is run by both once more: it is lost if that happens again.
+neighbours. A test that only plain Triton passes is run by both once more: it is lost if that happens again. Before, a
+part of the time shows which tests of the sample tune five keys or more, without timing any config: these come first.
 
 `--null` runs on a null device with torch on the CPU: kernels are compiled and not run, and what is compared are the
 calls of kernels, by their arguments, and the exceptions.
@@ -42,6 +43,10 @@ _CORES = 4
 _START_S = 90.0
 """Seconds that a process may take beside its tests: imports, collection, one slow test."""
 _RESTARTS = 3
+_RICH = 5
+"""Keys that a test tunes which says something about tuning."""
+_COUNTING = 0.3
+"""The share of a part's seconds in which keys are counted."""
 _PAGE = """<!-- Written by `python -m benchmarks.zoo.own_tests page`. Do not edit. -->
 
 # Packages that were tried
@@ -118,7 +123,11 @@ class Zoo:
     def _part(self, package: Package, part: int, cores: list[int]) -> None:
         """One part of a package's sample, by both arms in turn."""
         sample = {"seed": self.arguments.seed, "part": part, "parts": package.weight}
-        plain = self._arm(package, "plain", cores, {**sample, "seconds": self.arguments.seconds})
+        seconds = self.arguments.seconds * (1 - _COUNTING)
+        counting = {**sample, "seconds": self.arguments.seconds * _COUNTING, "counts": True}
+        counted = self._arm(package, "plain", cores, counting)
+        rich = [name for name, line in counted.items() if line["keys"] >= _RICH]
+        plain = self._arm(package, "plain", cores, {**sample, "seconds": seconds, "first": rich})
         ours = self._arm(package, "ours", cores, {**sample, "tests": list(plain)}) if plain else {}
         rows = {name: {"plain": line, "ours": ours.get(name)} for name, line in plain.items()}
         # Some tests are random, or read memory that no kernel of a null device wrote.
@@ -218,7 +227,7 @@ def summarize(rows: dict[str, dict[str, Any]], error: str | None = None) -> dict
         "lost": lost,
         "gained": gained,
         "keys": sum(arms["plain"]["keys"] for arms in rows.values()),
-        "tests_of_5_keys": sum(arms["plain"]["keys"] >= 5 for arms in rows.values()),
+        "tests_of_5_keys": sum(arms["plain"]["keys"] >= _RICH for arms in rows.values()),
         "seconds_plain": round(sum(arms["plain"]["seconds"] for arms in both), 1),
         "seconds_ours": round(sum(arms["ours"]["seconds"] for arms in both), 1),
         "calls": sum(arms["plain"]["calls"] for arms in both),

@@ -34,6 +34,10 @@ def test_double(n):
 
 def test_wrong():
     double[(1,)](torch.ones(1, device="cuda"), 5)
+
+def test_rich():
+    for n in (300, 400, 500, 600, 700):
+        test_double(n)
 """
 
 
@@ -83,10 +87,11 @@ def test_both_arms_run_the_same_tests_and_make_the_same_calls(
     zoo.run([source])
     summary = summarize(zoo.lines["scattermoe"])
     logs = "\n".join(p.read_text(encoding="utf-8") for p in (tmp_path / "logs").iterdir())
-    assert (summary["tests"], summary["passed_plain"], summary["passed_ours"]) == (3, 2, 2), logs
+    assert (summary["tests"], summary["passed_plain"], summary["passed_ours"]) == (4, 3, 3), logs
+    assert put["scattermoe"][0]["test"].endswith("test_rich")
+    assert summary["tests_of_5_keys"] == 1
     assert summary["lost"] == summary["unlike"] == []
-    assert summary["calls"] == 3
-    assert summary["keys"] == 3
+    assert (summary["calls"], summary["keys"]) == (8, 8)
     wrong = next(row for row in put["scattermoe"] if row["test"].endswith("test_wrong"))
     assert wrong["plain"]["exception"] == wrong["ours"]["exception"]
     assert "TypeError" in wrong["ours"]["exception"]

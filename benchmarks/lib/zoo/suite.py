@@ -6,8 +6,9 @@
 JSON is an object: `package` (a name of `packages.toml`), `top` (the folder that the archive is unpacked in), `out` (a
 file of JSON lines), `null` (no GPU: the null device), and `tests` (ids, run in this order) or `seconds`, `seed` and
 `part` (the sample is drawn, `part` of `parts`, and no test starts once it has taken `seconds`). `done` are ids that an
-earlier process of this arm has run; `cores` are those it may use. A line has the test's id, outcome, exception,
-seconds, the keys that its tuners decided, and the calls of its kernels.
+earlier process of this arm has run; `cores` are those it may use; `first` are ids that precede the others of a
+sample. With `counts`, tuners take their first config untimed: keys are counted in a part of the time. A line has the
+test's id, outcome, exception, seconds, the keys that its tuners decided, and the calls of its kernels.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Suite:
             by_id = {item.nodeid: item for item in items}
             items[:] = [by_id[name] for name in wanted if name in by_id]
         else:
+            first = {name: place for place, name in enumerate(self.given.get("first", ()))}
             items[:] = _in_turns(items, self.given["seed"])
+            items.sort(key=lambda item: first.get(item.nodeid, len(first)))
         items[:] = [item for item in items if item.nodeid not in self.given.get("done", ())]
         if self.given["null"]:
             for module in {item.module for item in items if hasattr(item, "module")}:
@@ -145,8 +148,8 @@ class Keys:
         self.count = 0
         self._last: Any = None
 
-    def watch_triton(self) -> None:
-        """Count the calls that time configs; Triton makes new `nargs` for each."""
+    def watch_triton(self, counts: bool) -> None:
+        """Count the calls that time configs; Triton makes new `nargs` for each. With `counts`, none are timed."""
         from triton.runtime.autotuner import Autotuner
 
         bench = Autotuner._bench
@@ -156,7 +159,7 @@ class Keys:
             if tuner.nargs is not self._last:
                 self._last = tuner.nargs
                 self.count += 1
-            return bench(tuner, *args, **options)
+            return [1.0, 1.0, 1.0] if counts else bench(tuner, *args, **options)
 
         Autotuner._bench = counted
 
@@ -288,7 +291,7 @@ def main(given: dict[str, Any]) -> int:
         _shorten_lists()
     suite = Suite(given, package)
     with cuda_on_cpu() if given["null"] else contextlib.nullcontext():
-        suite.keys.watch_ours() if ours else suite.keys.watch_triton()
+        suite.keys.watch_ours() if ours else suite.keys.watch_triton(bool(given.get("counts")))
         suite.calls.watch()
         for place, value in package.null.items() if given["null"] else ():
             owner, _, name = place.rpartition(".")
