@@ -5,6 +5,7 @@ What all of them take is bounded: beyond it the record of a tensor only says how
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator
@@ -56,6 +57,11 @@ class CaptureFiles:
         folder = self.folder(call)
         make_store_folder(folder, self.path.parent)
         write_atomically(folder / f"{problem_file(call.id)}.json", encode(call.to_json()))
+
+    def remove(self, call: CapturedCall) -> None:
+        """Remove a record, and leave its contents, which others may share, to `clear`."""
+        with contextlib.suppress(OSError):
+            (self.folder(call) / f"{problem_file(call.id)}.json").unlink()
 
     def put_contents(self, call: CapturedCall, data: memoryview) -> str:
         """Keep bytes for a call; their digest, or '' where there is no room for them. Raises `OSError`."""

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -66,6 +67,7 @@ _bases = type.__dict__["__mro__"].__get__
 _synchronize = torch.cuda.synchronize
 _plain = (torch.Tensor, torch.nn.Parameter)
 _strided = torch.strided
+NO_ARRAYS: Mapping[str, TensorBytes] = MappingProxyType({})
 _modes = torch.overrides._get_current_function_mode_stack
 _dispatch_modes = _get_current_dispatch_mode_stack
 
@@ -101,7 +103,7 @@ def place(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
 
     `patches` lists slots; arrays `at0` (numbers of elements) and `to0` (their new bits) belong to the first.
     """
-    note_question(state)
+    note_question(state, arrays)
     _change(payload["name"], payload["patches"], arrays, state)
     return CellAnswer({"harness": process_report(state)})
 
@@ -116,7 +118,7 @@ def launch(
     (see `KernelCounter`) and `harness` (see `process_report`); the arrays are `block`, as it is afterwards, and the
     bytes of every output. Where the question has a `seed`, there are no arrays, but `digests` instead (see `_digests`).
     """
-    note_question(state)
+    note_question(state, arrays)
     slots = _restored(payload, arrays, state)
     call = _bound(payload, arrays, state, slots)
     _poison(int(payload["output_bytes"]), state)
@@ -150,7 +152,7 @@ def share(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
 
 def build(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """Build the module, and give it the parameters that are sent: `launch` without a launch."""
-    note_question(state)
+    note_question(state, arrays)
     _callable(payload, arrays, state)
     note_answer(state)
     return CellAnswer({})
@@ -238,7 +240,7 @@ def again(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
 
 def idle(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """All that `launch` does around the kernels, without them: the cost of asking, see `DeviceTimer.idle`."""
-    note_question(state)
+    note_question(state, arrays)
     slots = _restored(payload, arrays, state)
     _poison(int(payload["output_bytes"]), state)
     if state["device"] != "cpu":
@@ -278,6 +280,7 @@ def _answered(payload: Mapping[str, Any], slots: list[Slot], state: dict[str, An
     raw = {f"out{n}": _bytes_at(*span) for n, span in spans.items()}
     if payload.get("block", True):
         raw["block"] = _bytes_at(_pointer(state["held"].block), state["held"].size, state["held"].block)
+    state["answered"] = _bytes_of(raw)
     return CellAnswer({"outputs": result}, raw)
 
 
@@ -657,6 +660,8 @@ _MOST_IDLE_SECONDS, _MOST_IDLE_SHARE = 0.2, 0.2
 of parallel loops do for a moment, are taken for idle."""
 _SERVING_SECONDS = 0.003
 """CPU seconds that reading a question and writing an answer may take, on a machine whose caches others fill."""
+_SECONDS_PER_BYTE = 1e-9
+"""CPU seconds that a byte of either may take beside: it is copied a few times."""
 
 WATCHED: tuple[tuple[Any, str], ...] = (
     (time, "perf_counter"),
@@ -735,13 +740,21 @@ def remember_process(state: dict[str, Any]) -> None:
     state["identities"], state["flags"] = _identities(), arithmetic_settings()
 
 
-def note_question(state: dict[str, Any]) -> None:
-    """Note what the process computed since the last answer: nothing was asked of it meanwhile."""
+def note_question(state: dict[str, Any], arrays: Mapping[str, TensorBytes] = NO_ARRAYS) -> None:
+    """Note what the process computed since the last answer: nothing was asked of it meanwhile.
+
+    Bytes of the question's `arrays`, and of the last answer's, had to be moved.
+    """
     if "rested" in state:
         cpu, wall = state["rested"]
         seconds, before = state.get("outside", (0.0, 0.0))
-        served = max(0.0, _cpu_seconds() - cpu - _SERVING_SECONDS)
+        moved = state.pop("answered", 0) + _bytes_of(arrays)
+        served = max(0.0, _cpu_seconds() - cpu - _SERVING_SECONDS - moved * _SECONDS_PER_BYTE)
         state["outside"] = seconds + served, before + _wall_clock() - wall
+
+
+def _bytes_of(arrays: Mapping[str, TensorBytes]) -> int:
+    return sum(memoryview(a.data).nbytes for a in arrays.values())
 
 
 def note_answer(state: dict[str, Any]) -> None:

@@ -110,23 +110,31 @@ class CallCapture:
         self.bytes = 0
         self._failed: dict[str, str] = {}
 
-    def note(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> None:
-        """Keep this launch, if it tells something new. Never raises: the launch goes on."""
+    def note(
+        self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        """Keep this launch, if it tells something new; returns what takes it back, as for one that fails.
+
+        Never raises: the launch goes on.
+        """
         known = self._kernels.get(id(jit))
         if (known is not None and not known.is_new(args, kwargs)) or getattr(self._busy, "on", False):
-            return
+            return _nothing
         if capturing_graph():
-            return
+            return _nothing
         self._busy.on = True  # a grid function or a copy may launch kernels
         try:
             with self._mutex:
-                self._note(jit, args, grid, kwargs)
+                return self._note(jit, args, grid, kwargs)
         except Exception as error:
             self._failed.setdefault(getattr(jit, "__name__", "a kernel"), f"{error!r:.200}")
+            return _nothing
         finally:
             self._busy.on = False
 
-    def _note(self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> None:
+    def _note(
+        self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]
+    ) -> Callable[[], None]:
         tuner, configs = _tuner_above(jit)
         if id(jit) not in self._kernels:
             source = ""
@@ -149,7 +157,7 @@ class CallCapture:
         exact = digest([a.to_json() for a in arguments])
         kept = known.sizes.setdefault(form, set())
         if exact in kept or len(kept) >= _CALLS_OF_A_FORM:
-            return
+            return _nothing
         kept.add(exact)
         extent = launch_grid(grid, named, {})
         if extent is None:
@@ -173,6 +181,15 @@ class CallCapture:
         before = self.bytes
         self.files.put(replace(call, contents=self._contents(call, tensors)))
         known.calls, known.bytes = known.calls + 1, known.bytes + self.bytes - before
+
+        def take_back() -> None:
+            with self._mutex:
+                self.files.remove(call)
+                kept.discard(exact)
+                known.met.clear()
+                known.calls -= 1
+
+        return take_back
 
     def _contents(self, call: CapturedCall, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorContents]:
         whole = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -408,6 +425,10 @@ def _moments(flat: torch.Tensor, number: int) -> TensorContents:
     )
 
 
+def _nothing() -> None:
+    pass
+
+
 _capture: CallCapture | None = None
 
 
@@ -425,9 +446,12 @@ def start_capture() -> None:
 
 def _noting(capture: CallCapture, run: Callable[..., Any]) -> Callable[..., Any]:
     def run_noted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if not warmup:
-            capture.note(self, args, grid, kwargs)
-        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        take_back = _nothing if warmup else capture.note(self, args, grid, kwargs)
+        try:
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        except Exception:
+            take_back()
+            raise
 
     return run_noted
 

@@ -476,6 +476,19 @@ def test_what_is_computed_when_asked_does_not_count() -> None:
         assert process_report(state)["threads"] == []
 
 
+def test_the_bytes_of_a_question_and_of_the_answer_before_may_be_moved() -> None:
+    arrays = {"block": TensorBytes("uint8", (1 << 29,), bytes(1 << 29))}  # half a second
+    for given, noticed in ((arrays, 0), ({}, 1)):
+        state: dict[str, Any] = {}
+        remember_process(state)
+        process_report(state)
+        begin = time.process_time()
+        while time.process_time() - begin < 0.4:
+            sum(range(1000))
+        note_question(state, given)
+        assert len(process_report(state)["threads"]) == noticed
+
+
 _WATCH = """
 import sys
 import torch

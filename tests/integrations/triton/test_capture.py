@@ -108,6 +108,19 @@ def test_addresses_keep_the_tensors_that_they_point_into(tmp_path: Path) -> None
     assert {"x.0", "x.1"} <= call.contents.keys()
 
 
+def test_a_launch_that_failed_is_taken_back_and_may_come_again(tmp_path: Path) -> None:
+    files = Store(tmp_path).captures
+    assert files is not None
+    capture = CallCapture(files, values=True)
+    given = copy, (torch.zeros(16), torch.empty(16)), (1,), {"BLOCK": 16}
+    with null_device():
+        capture.note(*given)()
+        assert (list(files.every()), "captured 0 calls" in capture.line()) == ([], True)
+        capture.note(*given)
+        capture.note(*given)
+    assert (len(list(files.every())), "captured 1 call of" in capture.line()) == (1, True)
+
+
 def test_large_numbers_are_no_addresses(tmp_path: Path) -> None:
     ((call,), _, _) = noted(tmp_path, torch.tensor([1 << 60, 12, 1 << 33]))
     assert not call.arguments[0].extra

@@ -266,7 +266,7 @@ def surroundings_dependence(
     for name in writes:
         a, b = one.memory[name], two.memory[name]
         # An interpreter adds in one order: there, other bits come from reading elsewhere.
-        if not torch.equal(raw_bytes(a), raw_bytes(b)) and (device == "cpu" or not results_agree(a, b)):
+        if not torch.equal(raw_bits(a), raw_bits(b)) and (device == "cpu" or not results_agree(a, b)):
             return f"{name} depends on what lies around the tensors"
     return ""
 
@@ -282,6 +282,11 @@ def memory_bytes(memory: TensorMemory) -> int:
     return sum(t.nbytes for t in memory.values())
 
 
-def raw_bytes(value: torch.Tensor) -> torch.Tensor:
-    """The bytes of each element, [elements, bytes]."""
-    return value.contiguous().view(torch.uint8).reshape(len(value), -1)
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def raw_bits(value: torch.Tensor) -> torch.Tensor:
+    """The bits of each element: whole numbers, [elements], or bytes, [elements, bytes], of types that are wider."""
+    kind = _WHOLE_NUMBERS.get(value.element_size())
+    flat = value.contiguous()
+    return flat.view(torch.uint8).reshape(len(value), -1) if kind is None else flat.view(kind)

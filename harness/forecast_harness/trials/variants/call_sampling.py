@@ -40,7 +40,7 @@ from forecast_harness.trials.variants.base_runner import (
     TensorMemory,
     encode_scalars,
     gap_mask,
-    raw_bytes,
+    raw_bits,
     tensor_view,
 )
 from forecast_harness.verify.inputs import draw
@@ -324,7 +324,7 @@ class CapturedCalls(RecordedCalls):
             flat = (flat.to(torch.float32) * factor).clamp(info.min, info.max).to(flat.dtype)
         elif values == "permuted" and math.prod(argument.shape) <= memory_span(argument):
             view = tensor_view(flat, argument)
-            raw = raw_bytes(view.reshape(-1))
+            raw = raw_bits(view.reshape(-1))
             order = torch.randperm(len(raw), generator=generator)
             view.copy_(raw[order].view(flat.dtype).reshape(argument.shape))
         return torch.where(gap_mask(argument), _unset(flat), flat) if _has_gaps(argument) else flat

@@ -64,7 +64,7 @@ def compile_calls(
     The arrays are files for Triton's cache, see `write_cache`: they are only read. All that the process
     computes meanwhile was asked of it.
     """
-    note_question(state)
+    note_question(state, arrays)
     write_cache({}, arrays, state)
     compile_only = sys.modules[state["entry"].__module__].compile_only
     compile_side_by_side([partial(compile_one, compile_only, request) for request in payload["calls"]])

@@ -26,7 +26,7 @@ from forecast_harness.trials.variants.base_runner import (
     gap_mask,
     has_nonfinite,
     memory_bytes,
-    raw_bytes,
+    raw_bits,
     surroundings_dependence,
 )
 from forecast_harness.trials.variants.call_sampling import (
@@ -403,13 +403,10 @@ class KernelSurveyor:
             other = self.launch(drawn, {**drawn.memory, name: unset_like(drawn.memory[name])})
             ran = {name}, other
             fresh = ~other.memory[name].isnan()
-            same_there = torch.equal(
-                raw_bytes(other.memory[name])[fresh], raw_bytes(first.memory[name])[fresh]
-            )
-            untouched = torch.equal(
-                raw_bytes(first.memory[name])[~fresh], raw_bytes(drawn.memory[name])[~fresh]
-            )
-            if not (same_there and untouched) and not self._close(first, other, name, fresh):
+            own = torch.where(fresh, raw_bits(other.memory[name]), raw_bits(drawn.memory[name]))
+            if not torch.equal(raw_bits(first.memory[name]), own) and not self._close(
+                first, other, name, fresh
+            ):
                 self.updates.add(name)
         return ran
 
@@ -442,7 +439,7 @@ class KernelSurveyor:
         if problem:
             self._rejections.append(f"{problem} ({drawn.label})")
             return False
-        if any(not torch.equal(raw_bytes(one.memory[n]), raw_bytes(two.memory[n])) for n in self.writes):
+        if any(not torch.equal(raw_bits(one.memory[n]), raw_bits(two.memory[n])) for n in self.writes):
             self.deterministic = False
         return True
 
