@@ -49,9 +49,13 @@ class LaunchSeries:
         flushes: int,
         costs_ms: Sequence[float | None],
         watch: Callable[[Candidate], AbstractContextManager[object]] | None = None,
+        load: Callable[[], object] | None = None,
     ) -> None:
-        """`costs_ms` are what launches of the candidates probably take; None where nobody knows."""
-        self.candidates, self.flushes = tuple(candidates), flushes
+        """`costs_ms` are what launches of the candidates probably take; None where nobody knows.
+
+        `load` comes before the first of them, and needs a device that is idle.
+        """
+        self.candidates, self.flushes, self.load = tuple(candidates), flushes, load
         self.slots: list[list[tuple[DeviceEvent, DeviceEvent, bool]]] = [[] for _ in candidates]
         """Per candidate, events around each launch and whether it came too late for the device."""
         self.error: Exception | None = None
@@ -161,18 +165,14 @@ class SlicedTimer(EventTimer):
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Have it launched once. Raises `LaunchTimeoutError` when it does not come back, and what the launch raises."""
+        load = None
         with suppress(Exception):  # it fails again where it is launched, and is recorded there
-            self._load(candidate)
-        series = LaunchSeries([candidate], 1, flushes=0, costs_ms=[None], watch=self._watch)
+            kernel: Any = self._call.compile(candidate)
+            load = kernel._init_handles if getattr(kernel, "module", kernel) is None else None
+        series = LaunchSeries([candidate], 1, flushes=0, costs_ms=[None], watch=self._watch, load=load)
         self._run_series(series, timeout_s)
         ((start, end, _),) = series.slots[0]
         self._first_ms[candidate] = start.elapsed_time(end)
-
-    def _load(self, candidate: Candidate) -> None:
-        """Load the binary here: no launch of the program's has to wait for it."""
-        kernel: Any = self._call.compile(candidate)
-        if getattr(kernel, "module", kernel) is None:
-            kernel._init_handles()
 
     def stay_awake(self) -> None:
         """Nothing but the check: the program's own launches keep the device awake."""

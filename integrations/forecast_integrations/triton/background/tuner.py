@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from forecast_autotune.errors import CaptureError, ForecastAutotuneError
 from forecast_integrations.triton.background.arguments import (
@@ -284,7 +286,7 @@ class BackgroundTuner:
         series = key.series
         if series is not None and not series.is_launched:
             grid = {"grid": key.decision.call.kwargs["grid"]} if "grid" in key.decision.call.kwargs else {}
-            self._lend_launch(key, series, alive[0], {**alive[1], **grid}, float("inf"))
+            self._lend_launch(key, series, alive[0], {**alive[1], **grid}, math.inf)
         return None
 
     def stop(self, wait_s: float = _EXIT_S) -> None:
@@ -366,6 +368,13 @@ class BackgroundTuner:
         begin, expected = clock(), 0.0
         active = driver.active
         interface = active.get_device_interface()
+        if series.load is not None:
+            # A driver loads code when the device is idle, and until then no thread of the process can launch.
+            if most_ms < math.inf and not _is_idle(interface):
+                return
+            with contextlib.suppress(Exception):  # it fails again at the launch
+                series.load()
+            series.load = None
         start, end = (interface.Event(enable_timing=True) for _ in range(2))
         with harmless_to_captures(), torch.no_grad():
             start.record()
@@ -453,8 +462,11 @@ class BackgroundTuner:
             with self._changed:
                 key.series = series
                 self._changed.notify_all()
+                until = time.monotonic() + IDLE_S
                 while not series.is_launched:
                     self._check(key)
+                    if series.load is not None and time.monotonic() > until and not self._settling:
+                        raise DecisionPutOffError("the device was never idle, to load a candidate")
                     self._changed.wait(0.25)
             with self._slicing:  # the slice that ended it has noted when it ends
                 pass
@@ -462,11 +474,11 @@ class BackgroundTuner:
                 if self._stopped:  # it says nothing of the candidate: the driver may be gone already
                     raise BackgroundStoppedError("the process ends") from series.error
                 raise series.error
-            until = float("inf")
+            until = math.inf
             while not series.is_over():
                 if self._stopped:
                     raise BackgroundStoppedError("the process ends")
-                if until == float("inf") and series.has_begun():
+                if until == math.inf and series.has_begun():
                     until = (
                         time.monotonic() + timeout_s
                     )  # before, it was the program's own work that took long
@@ -490,6 +502,12 @@ class BackgroundTuner:
         )
         if select is not None:
             select(index)
+
+
+def _is_idle(interface: Any) -> bool:
+    """Whether the current stream has nothing to do; a device that knows of no streams is idle."""
+    current = getattr(interface, "current_stream", None)
+    return current is None or bool(current().query())
 
 
 def _flush(active: object) -> Callable[[], object]:

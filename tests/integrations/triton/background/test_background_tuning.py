@@ -173,6 +173,67 @@ def test_launches_are_held_up_no_more_than_the_budget_says(
     assert len(held_up) > 3, "it took several slices"
 
 
+class BusyStream:
+    """The current stream, busy until it is let go."""
+
+    cuda_stream = 0
+
+    def __init__(self) -> None:
+        self.is_idle, self.asked = False, 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self.is_idle
+
+
+def test_candidates_are_loaded_while_the_device_is_idle_and_at_the_budgets_cost(
+    background: IncrementingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that loads waits for the device, and every launch of the process with it."""
+    stream = BusyStream()
+    served: set[bytes] = set()
+    loaded: list[bytes] = []
+    load = background.utils.load_binary
+
+    def loading(name: str, binary: bytes, *given: Any) -> Any:
+        if not served:
+            served.add(binary)
+        elif binary not in served:
+            loaded.append(binary)
+            background.now_ms += 700.0
+        return load(name, binary, *given)
+
+    monkeypatch.setattr(background.utils, "load_binary", loading)
+    tuner, x = tuned(), torch.zeros(4096)
+    launch(tuner, x)
+    BACKGROUND.budget = StallBudget(lambda: background.now_ms / 1e3)
+    monkeypatch.setattr(background, "current_stream", lambda: stream, raising=False)
+    launches = background.launches
+    made = launch_until(lambda: stream.asked > 3, tuner, x)
+    assert loaded == []
+    assert background.launches == launches + made, "nothing is timed before it is loaded"
+    stream.is_idle = True
+    launch_until(lambda: loaded, tuner, x)
+    assert len(set(loaded)) == 1
+    assert BACKGROUND.budget.left_ms(500.0) < 0, "loading is paid for"
+
+
+def test_a_device_that_is_never_idle_puts_the_decision_off(
+    background: IncrementingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = BusyStream()
+    monkeypatch.setattr(background_tuner, "IDLE_S", 0.5)
+    tuner, x = tuned(), torch.zeros(4096)
+    launch(tuner, x)
+    monkeypatch.setattr(background, "current_stream", lambda: stream, raising=False)
+    (pending,) = tuner.parts()[0].pending.values()
+    launch_until(lambda: pending.attempts, tuner, x)
+    assert not tuner.cache
+    settle()
+    launch(tuner, x)
+    assert tuner.cache, "settle() waits for the device"
+
+
 def test_inside_a_capture_nothing_is_timed_and_nothing_switches(
     background: IncrementingDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
