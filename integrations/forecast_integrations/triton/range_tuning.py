@@ -33,6 +33,7 @@ from forecast_integrations.triton.problem.describe import (
 from forecast_integrations.triton.problem.rebuilt_call import (
     RebuildError,
     ResizedArguments,
+    fill_integers,
     rebuilt_value,
     resize_arguments,
     resize_grid,
@@ -227,7 +228,10 @@ class RangeTuning:
             n: self._value(v, records[n], resized, None) if n in records else v
             for n, v in self._named.items()
         }
-        return self._called(named, sized.call.grid)
+        called = self._called(named, sized.call.grid)
+        made = [n for n, a in records.items() if a not in self._arguments or n in resized.elements]
+        fill_integers(called.tuner, called.args, called.kwargs, resized.arguments, made)
+        return called
 
     def _value(self, given: Any, wanted: Argument, resized: ResizedArguments, device: str | None) -> Any:
         """One argument at another size, with storage where no `device` is named."""

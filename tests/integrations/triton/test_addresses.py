@@ -20,7 +20,7 @@ from forecast_autotune.store.relatives import nearness_key
 from forecast_autotune.surrogates.relatives import problem_distance
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.describe import call_arguments
-from forecast_integrations.triton.problem.rebuilt_call import rebuilt_value
+from forecast_integrations.triton.problem.rebuilt_call import fill_integers, rebuilt_value
 from tests.integrations.null import double, fresh, tables
 
 
@@ -149,3 +149,24 @@ def test_a_kernel_without_a_dot_has_the_key_that_triton_has(device: Any, tmp_pat
         x = torch.zeros(4096 + 8)[start : start + 4096]
         tuner[(32,)](x, x, 4096)
     assert list(tuner.cache) == [(4096, "torch.float32", "torch.float32")]
+
+
+def test_rebuilt_integers_are_random_unless_they_steer_the_kernel(device: Any) -> None:
+    options = [triton.Config({"BM": 64, "BN": 64, "BK": k}) for k in (16, 32)]
+    tuner, named = autotune(options, key=["K"], store=False)(fresh(scaled_product)), arguments()
+    kinds = {"b": torch.int8, "rows": torch.int32}
+    fill_integers(tuner, (), named, call_arguments(tuner.fn, named), list(named))
+    assert named["b"].dtype is kinds["b"]
+    assert named["b"].unique().numel() > 200
+    assert not named["rows"].any(), "a row beyond the end would be written to"
+    assert not named["a"].any()
+    kept = arguments()
+    fill_integers(tuner, (), kept, call_arguments(tuner.fn, kept), ["a", "rows"])
+    assert not kept["b"].any(), "it was not made here"
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float16"])
+def test_rebuilt_small_floats_are_random(dtype: str) -> None:
+    made: Any = rebuilt_value(Argument("a", "tensor", dtype, (64, 64), (64, 1), aligned=True))
+    assert made.float().isfinite().all()
+    assert made.float().unique().numel() > 4

@@ -254,8 +254,7 @@ def describe_argument(name: str, value: object, constexpr: bool = False) -> Argu
             dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(int(n) for n in value.shape),
             stride=tuple(int(n) for n in value.stride()),
-            aligned=(address := value.data_ptr()) % 16 == 0,
-            extra={} if address % 16 or not (at := address % line_bytes(value)) else {ADDRESS: at & -at},
+            aligned=value.data_ptr() % 16 == 0,
         )
     if is_descriptor(value):
         inner = describe_argument(name, value.base)
@@ -414,9 +413,11 @@ def describe(
         options[OWN_BENCHMARK] = True
     if computed := _heuristic_values_of(fn, named, configs):
         options[HEURISTICS] = digest(computed)
-    if any(ADDRESS in a.extra for a in given):
-        fed = dots(given)
-        given = [replace(a, extra={}) if ADDRESS in a.extra and a.name not in fed else a for a in given]
+    tensors = {name: value for name, value in named.items() if is_tensor(value)}
+    within = {name: at for name, value in tensors.items() if (at := value.data_ptr() % line_bytes(value))}
+    if any(at % 16 == 0 for at in within.values()):
+        within = {name: at & -at for name, at in within.items() if at % 16 == 0 and name in dots(given)}
+        given = [replace(a, extra={ADDRESS: within[a.name]}) if a.name in within else a for a in given]
     key = key_texts(key)
     fixed = None if callable(grid) else launch_grid(grid, named, {})
     problem = Problem.of(

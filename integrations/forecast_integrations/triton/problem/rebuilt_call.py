@@ -1,8 +1,8 @@
 """A kernel call made again from its record, at the recorded size or at another one.
 
 The tuner is found by module and name, arguments are made by shape, dtype and stride. Values of tensors are not
-recorded: integers are made zeros, so that an index stays inside; other numbers are small and random. A
-kernel whose running time follows from its data is tuned for such data.
+recorded: integers that steer a kernel, or may, are made zeros, so that an index stays inside; all other numbers are
+random. A kernel whose running time follows from its data is tuned for such data.
 
 At another size, a dimension of a tensor follows the argument if it is equal to it, and strides follow the dimensions. A
 user's grid function has what it has closed over replaced; a formula must give all of the recorded grids. Where that
@@ -13,15 +13,19 @@ least the storage of both sizes, so that even a wrong guess reads and writes not
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.features.trace import trace_many
+from forecast_autotune.features.ttir.flows import tensor_flows
+from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.store.misses import Grids, Miss
@@ -39,6 +43,9 @@ from forecast_integrations.triton.protocols import Tuner, is_tensor
 
 MAX_TENSOR_BYTES = 1 << 36
 _SEED = 0
+_CHUNK = 1 << 26
+_MOST_TRACED = 128
+"""Configs that are traced to see where integers go, some 10 ms each."""
 
 
 class RebuildError(ForecastAutotuneError):
@@ -164,10 +171,53 @@ def _tensor(argument: Argument, least: int, device: object) -> object:
         raise RebuildError(f"argument {argument.name} takes {elements * size} bytes")
     where: Any = device or ("cuda" if has_accelerator() else "cpu")
     flat = torch.zeros(elements + offset, dtype=dtype, device=where)
-    if dtype.is_floating_point and size >= 2:
+    if dtype.is_floating_point:
         generator = torch.Generator(where).manual_seed(_SEED)
-        flat.normal_(generator=generator)
+        for part in flat.split(_CHUNK):  # what a dtype cannot draw is drawn in another one, a part at a time
+            drawn = part if size >= 2 else torch.empty(len(part), dtype=torch.float32, device=where)
+            drawn.normal_(generator=generator)
+            if size < 2:
+                _copied_if_possible(part, drawn)
     return torch.as_strided(flat, shape, stride, offset)
+
+
+def _copied_if_possible(target: Any, values: Any) -> None:
+    """Round values to a small dtype; scales are powers of two and have no sign, and a packed dtype stays zero."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        target.copy_(values.abs_().clamp_(0.25) if "e8m0" in str(target.dtype) else values)
+
+
+def fill_integers(
+    tuner: Tuner,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    arguments: Sequence[Argument],
+    made: Collection[str],
+) -> None:
+    """Make those integer tensors random, of the ones that were `made`, that steer no launch of any config.
+
+    Zeros take less power than a program's numbers, and other configs may be the fastest on them.
+    """
+    import torch
+
+    named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    integers = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+    whole = {n: v for n in made if getattr(v := named.get(n), "dtype", None) in integers}
+    configs = list(tuner.configs)
+    if not whole or len(configs) > _MOST_TRACED:
+        return
+    options = {n: v for n, v in kwargs.items() if n not in ("grid", "warmup")}
+    texts = trace_many(tuner.fn, args, options, [config.all_kwargs() for config in configs])
+    try:
+        for _, text in texts:
+            for name in tensor_flows(str(text), arguments).steering:
+                whole.pop(name, None)
+    except FeatureError:  # it cannot be told, or is not to be compiled: an index may be among them
+        return
+    for value in whole.values():
+        flat: Any = value
+        info, generator = torch.iinfo(flat.dtype), torch.Generator(flat.device).manual_seed(_SEED)
+        flat.random_(max(info.min, -(2**31)), min(info.max, 2**31 - 1), generator=generator)
 
 
 def recorded_grid(miss: Miss) -> object:
@@ -201,6 +251,8 @@ def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:
     tuner: Any = find_tuner(miss.problem.kernel)
     args, kwargs = rebuilt_arguments(miss.problem, list(tuner.arg_names), elements)
     kwargs |= _rebuilt_options(miss.problem)
+    arguments = miss.problem.arguments
+    fill_integers(tuner, args, kwargs, arguments, [a.name for a in arguments])
     tuner.run(*args, grid=recorded_grid(miss), warmup=False, **kwargs)
 
 
