@@ -214,6 +214,12 @@ class Settings:
     on_miss: str = _variable(
         "_ON_MISS", _choice("error", "forecast"), "error", "frozen mode: raise, or take the best forecast"
     )
+    l2: str = _variable(
+        "_L2",
+        _choice("cold", "warm", "both"),
+        "cold",
+        "the L2 before a timed launch: cold | warm (the launch's own data) | both (cold, and say where warm differs)",
+    )
     tolerance: float = _variable("_TOLERANCE", _number(0.0, 10.0), 0.02, "accepted regret, 0.02 is 2 %")
     risk: float = _variable("_RISK", _number(0.0, 1.0), 0.10, "accepted probability of a larger regret")
     max_measurements: int | None = _variable(

@@ -673,6 +673,10 @@ class _TuningRun(Rounds):
     def _conclude(self, plan: Plan) -> Decision:
         measurer, results, forecasts = self.measurer, self._results, self._state.forecasts
         fast = results.fastest()
+        remark = ""
+        if fast and (ask := getattr(measurer, "remark", None)) is not None:
+            with measurer_errors():
+                remark = ask(prefer_base(fast, self.settings.tolerance).candidate, self.settings.tolerance)
         spent = measurer.spent() if measurer is not None else MeasuringCost()
         wall = time.perf_counter() - self._start
         cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
@@ -697,7 +701,7 @@ class _TuningRun(Rounds):
             problem=self._problem.id,
             chosen=best.candidate,
             evidence=evidence,
-            reason="; ".join(map(str, filter(None, (share, plan.reason, consultation)))),
+            reason="; ".join(map(str, filter(None, (share, plan.reason, remark, consultation)))),
             stated_risk=risk,
             tolerance=self.settings.tolerance,
             candidates=total,

@@ -153,6 +153,7 @@ def autotune(
     variants: VariantsArgument = None,
     bucket: Bucket | None = None,
     mode: Mode | str | None = None,
+    l2: str | None = None,
 ) -> Callable[[KernelFunction], ForecastAutotuner]:
     """Decorate a Triton kernel: `triton.autotune`'s parameters in its order, and ours by keyword.
 
@@ -183,6 +184,8 @@ def autotune(
         bucket: how key values are grouped: "exact", "pow2", a function (name, value) -> value, or a `Robust` range
             of one argument's values that share a decision.
         mode: tune, background, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
+        l2: what a timed launch finds in the L2: "cold", "warm" (its own data), or "both": the cold choice, and a
+            sentence in `explain` where another config is faster warm (FORECAST_AUTOTUNE_L2).
 
     Returns:
         A decorator that turns a JIT function (or heuristics over one) into a `ForecastAutotuner`.
@@ -201,6 +204,7 @@ def autotune(
         mode=mode,
         bucket=bucket,
         variants=variants,
+        l2=l2,
     )
     options.settings()  # a wrong value fails here, where it was written, not at the first launch
     VariantSources.of(variants)

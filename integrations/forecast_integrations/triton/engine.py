@@ -74,9 +74,11 @@ from forecast_integrations.triton.problem.call import (
 )
 from forecast_integrations.triton.problem.copied_tensors import UncopyableArgumentsError
 from forecast_integrations.triton.problem.describe import (
+    L2,
     LazyGrids,
     LazySources,
     candidate_grids,
+    options_of,
 )
 from forecast_integrations.triton.problem.key import Bucket, InLine, KeyMaker
 from forecast_integrations.triton.problem.source import has_dot, normal_form_hash
@@ -110,6 +112,7 @@ class DecoratorOptions:
     mode: Mode | str | None = None
     bucket: Bucket | None = None
     variants: VariantsArgument = None
+    l2: str | None = None
 
     def settings(self) -> Settings:
         """The environment's settings with these on top. Raises `SettingsError` for bad values."""
@@ -120,6 +123,7 @@ class DecoratorOptions:
             risk=self.risk,
             mode=self.mode,
             bucket=self.bucket if isinstance(self.bucket, str) else None,
+            l2=self.l2,
             max_measurements=budget.measurements,
             max_seconds=budget.seconds,
             max_gpu_seconds=budget.gpu_seconds,
@@ -431,6 +435,7 @@ class TuningEngine:
             compiled=[c for c in self._compiled.get(kind, ()) if c in call.configs],
             patient=settings.mode is Mode.EXHAUSTIVE,
             bench=bench,
+            l2="warm" if L2 in options_of(problem) else "both" if settings.l2 == "both" else "cold",
         )
         miss.measurers.append((measurer, kind))
         return measurer
@@ -532,7 +537,15 @@ class TuningEngine:
         # Addresses are in the arguments, as far as they count.
         key = tuple(part for part in key if not isinstance(part, InLine))
         return describe.describe(
-            call.tuner.fn, self._kernel, call.arguments(), key, call.grid, own, pruned, fed
+            call.tuner.fn,
+            self._kernel,
+            call.arguments(),
+            key,
+            call.grid,
+            own,
+            pruned,
+            fed,
+            self.options.settings().l2 == "warm",
         )
 
     def _dot_operands(

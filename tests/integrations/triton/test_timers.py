@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -235,10 +236,11 @@ def test_finalists_that_differ_or_are_behind_need_a_sixth_of_the_turns(
     finalists = [by[8], by[16]]
     few = len(EventTimer(call).in_turns(finalists)[0])
     monkeypatch.setattr(timers, "contenders", lambda times: [0, 1])
-    assert len(EventTimer(call).in_turns(finalists)[0]) >= 6 * few - 5
+    assert few <= len(EventTimer(call).in_turns(finalists)[0]) / 6 + 2
     monkeypatch.setattr(timers, "contenders", lambda times: [0, 2])
     first, behind, other = map(len, EventTimer(call).in_turns([by[8], by[16], by[8]]))
-    assert first == other >= 6 * behind - 5
+    assert first == other
+    assert behind <= first / 6 + 2
 
 
 def test_finalists_of_many_intervals_are_behind_no_more_pauses_than_a_look(
@@ -251,6 +253,50 @@ def test_finalists_of_many_intervals_are_behind_no_more_pauses_than_a_look(
     monkeypatch.setattr(timers, "_FINELY_S", 4e-6)
     timer.in_turns([by[1], by[2]])
     assert device.cuda.captures == captures
+
+
+def test_a_look_in_another_state_of_the_device_is_corrected_by_the_fastest_beside_it(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after work that heats it, a device is up to 20 % slower: more than finalists may be behind."""
+    monkeypatch.setitem(MICROSECONDS, 8, 505.0)
+    timer, by = timer_of()
+    assert looked_at(timer, by[8]) == pytest.approx(505.0, rel=1e-3)
+    hot = {warps: 1.2 * us for warps, us in MICROSECONDS.items()}
+    monkeypatch.setattr(sys.modules[__name__], "MICROSECONDS", hot)
+    times = timer.time_adaptively(by[16], 0.505)
+    assert 1e3 * statistics.median(times) == pytest.approx(500.0, rel=1e-3)
+    assert len(times) >= 4
+
+
+def test_candidates_in_turns_are_launched_back_and_forth(device: SteppedDevice) -> None:
+    """Every other launch of a device takes longer: it is not to be the same candidate's."""
+    timer, by = timer_of()
+    order: list[int] = []
+    plain = timer._plain
+
+    def noted(candidate: Candidate) -> Any:
+        way = plain(candidate)
+        return replace(way, launch=lambda: (order.append(candidate.config.num_warps), way.launch()))
+
+    timer._plain = noted  # type: ignore[method-assign]
+    timer._launches([by[8], by[16]], 4)
+    assert order == [8, 16, 16, 8] * 2
+
+
+def test_a_warm_launch_finds_its_own_data_and_nothing_is_flushed(device: SteppedDevice) -> None:
+    call, by = call_of()
+    timer, cold = EventTimer(call, warm=True), EventTimer(call)
+    looked_at(timer, by[16])
+    flushes, launches = device.flushes, device.launches
+    assert looked_at(timer, by[16]) == pytest.approx(500.0, rel=1e-2)
+    assert device.flushes - flushes < 8, "but to let the host get ahead of the first launch"
+    warm = device.launches - launches
+    assert warm % 2 == 1, "the first, and before each other one that is not timed"
+    assert timer.protocol_of(by[16]) == "events-l2warm-3"
+    assert looked_at(timer, by[1]) == pytest.approx(5.6, abs=0.2)
+    assert timer.protocol_of(by[1]) == "graph-l2warm-2"
+    assert cold.protocol == "events-l2read-3"
 
 
 def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:

@@ -50,12 +50,13 @@ class LaunchSeries:
         costs_ms: Sequence[float | None],
         watch: Callable[[Candidate], AbstractContextManager[object]] | None = None,
         load: Callable[[], object] | None = None,
+        warm: bool = False,
     ) -> None:
         """`costs_ms` are what launches of the candidates probably take; None where nobody knows.
 
         `load` comes before the first of them, and needs a device that is idle.
         """
-        self.candidates, self.flushes, self.load = tuple(candidates), flushes, load
+        self.candidates, self.flushes, self.load, self._warm = tuple(candidates), flushes, load, warm
         self.slots: list[list[tuple[DeviceEvent, DeviceEvent, bool]]] = [[] for _ in candidates]
         """Per candidate, events around each launch and whether it came too late for the device."""
         self.error: Exception | None = None
@@ -74,7 +75,7 @@ class LaunchSeries:
     def next_cost_ms(self) -> float | None:
         """Return the probable milliseconds of the next launch, with its flushes; None where nobody knows."""
         cost = self._costs_ms[self._made % len(self.candidates)]
-        return None if cost is None else cost + _FLUSH_MS * self.flushes
+        return None if cost is None else cost + (cost if self._warm else _FLUSH_MS) * self.flushes
 
     def advance(
         self, call: KernelCall, flush: Callable[[], object], event: Callable[[], Any], most_ms: float
@@ -113,7 +114,7 @@ class LaunchSeries:
         start, end = event(), event()
         full = call.run_before_hooks(candidate) if call.has_hooks(candidate) else None
         for _ in range(self.flushes):
-            flush()
+            launches[turn]() if self._warm else flush()
         start.record()
         try:
             launches[turn]()
@@ -154,9 +155,10 @@ class SlicedTimer(EventTimer):
         watch: Callable[[Candidate], AbstractContextManager[object]],
         check: Callable[[], None],
         timeout_s: float,
+        warm: bool,
     ) -> None:
         """`watch` is entered around a candidate's first launch; `check` raises where nothing is wanted any more."""
-        super().__init__(call)
+        super().__init__(call, warm=warm)
         self._run_series, self._watch, self._check, self._timeout_s = run_series, watch, check, timeout_s
 
     def _flusher(self, driver: Any) -> tuple[Callable[[], object], str]:
@@ -192,7 +194,7 @@ class SlicedTimer(EventTimer):
     ) -> list[list[tuple[DeviceEvent, DeviceEvent, bool]]]:
         """Have launches made and wait for them. `ways` are the plain ones."""
         costs = [self._estimates.get(c, self._first_ms.get(c)) for c in candidates]
-        series = LaunchSeries(candidates, rounds, flushes=self._flushes, costs_ms=costs)
+        series = LaunchSeries(candidates, rounds, flushes=self._flushes, costs_ms=costs, warm=self._warm)
         self._run_series(series, self._timeout_s)
         return series.slots
 
@@ -341,6 +343,7 @@ class KeyDecision:
             lambda candidate: self.guarded.watch(self.problem, candidate),
             check,
             settings.timeout_s,
+            settings.l2 == "warm",
         )
         measurer = BackgroundMeasurer(
             self.call,

@@ -12,6 +12,7 @@ from typing import Any, cast
 from forecast_autotune.errors import code_of, codes_in_traceback, function_of_caller
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.variants.entry import CallGrid
+from forecast_integrations.device import current_device
 from forecast_integrations.triton.protocols import (
     KernelFunction,
     LaunchConfig,
@@ -83,6 +84,12 @@ class KernelCall:
         named.pop("grid", None)
         named.pop("warmup", None)
         return named
+
+    def fits_l2(self) -> bool:
+        """Whether the L2 of this device holds all tensors of the call."""
+        given: list[Any] = [v.base if is_descriptor(v) else v for v in self.arguments().values()]
+        total = sum(v.numel() * v.element_size() for v in given if hasattr(v, "element_size"))
+        return bool(total <= current_device().l2_bytes)
 
     def depends_on_call(self, candidate: Candidate) -> bool:
         """Whether what it compiles to depends on more of this call than the kind of its arguments."""

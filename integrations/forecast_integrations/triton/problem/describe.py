@@ -51,6 +51,8 @@ Options = Mapping[str, object]
 """Plain values by name, in order of their names; any other value is a pair of its type and text."""
 OWN_BENCHMARK = "do_bench"
 """Among the options of a call that a benchmark function of the user's times, whose times are not comparable to ours."""
+L2 = "l2"
+"""Among the options of a call that is timed with its data in the L2: `warm`."""
 HEURISTICS = "heuristics"
 """Among the options of a call: a digest of what the user's heuristics compute from it."""
 _ASKED_CONFIGS = 64
@@ -400,17 +402,21 @@ def describe(
     own_benchmark: bool = False,
     configs: Sequence[LaunchConfig] = (),
     dots: Callable[[Sequence[Argument]], Collection[str]] = lambda _: (),
+    warm: bool = False,
 ) -> Problem:
     """The problem of one call. `named` holds positional and keyword arguments by name.
 
     `dots` names the arguments whose contents feed a dot: of those alone the address counts beyond 16 bytes.
 
-    One that a user's `own_benchmark` times is another problem: it may well invent its times; so is one for which
+    One that a user's `own_benchmark` times is another problem: it may well invent its times; so is one that is timed
+    in a `warm` L2, and one for which
     heuristics compute other values under these `configs`.
     """
     given, options = call_arguments(fn, named), call_options(fn.arg_names, named)
     if own_benchmark:
         options[OWN_BENCHMARK] = True
+    elif warm:
+        options[L2] = "warm"
     if computed := _heuristic_values_of(fn, named, configs):
         options[HEURISTICS] = digest(computed)
     tensors = {name: value for name, value in named.items() if is_tensor(value)}

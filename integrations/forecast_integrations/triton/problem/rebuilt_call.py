@@ -35,6 +35,7 @@ from forecast_integrations.triton.problem.describe import (
     DESCRIPTOR,
     FUNCTION,
     HEURISTICS,
+    L2,
     OWN_BENCHMARK,
     Options,
     options_of,
@@ -257,7 +258,7 @@ def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:
 
 
 def _rebuilt_options(problem: Problem) -> Options:
-    ours = (OWN_BENCHMARK, HEURISTICS)
+    ours = (OWN_BENCHMARK, HEURISTICS, L2)
     options = {name: value for name, value in options_of(problem).items() if name not in ours}
     if strange := [n for n, v in options.items() if not isinstance(v, bool | int | float | str | None)]:
         raise RebuildError(

@@ -30,6 +30,8 @@ from forecast_integrations.triton.timer.timers import EventTimer, LaunchTimeoutE
 
 _LAUNCHING = ("kernel_call", KernelCall.launch_once.__name__)
 """Functions that a benchmark function is given to call: Triton's and ours."""
+_MOST_WARM = 8
+"""The fastest with a cold L2 that are timed with a warm one, too."""
 _DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "HIP error")
 """In texts of errors that a device tells of later, to whoever waits for it."""
 
@@ -126,6 +128,7 @@ class TritonMeasurer:
         patient: bool = True,
         bench: bool = False,
         timer: EventTimer | None = None,
+        l2: str = "cold",
     ) -> None:
         """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter).
 
@@ -138,8 +141,9 @@ class TritonMeasurer:
         self._patient = patient
         self._guard, self._say = guard, say
         self._timer: UserBenchmarkTimer | EventTimer = (
-            UserBenchmarkTimer(call) if bench else timer or EventTimer(call)
+            UserBenchmarkTimer(call) if bench else timer or EventTimer(call, warm=l2 == "warm")
         )
+        self._both = l2 == "both" and timer is None and not bench
         self._begin = time.perf_counter()
         self._timing_s = 0.0
         self._best_ms = math.inf
@@ -244,6 +248,24 @@ class TritonMeasurer:
         finally:
             self._timing_s += time.perf_counter() - begin
         return [self._ok(c, t, None, {}, IN_TURNS) for c, t in zip(candidates, times, strict=True)]
+
+    def remark(self, chosen: Candidate, tolerance: float) -> str:
+        """A sentence for a decision that is to be known `both` ways: whether another config is faster in a warm L2."""
+        fast = sorted(self._timed, key=self._timed.__getitem__)[:_MOST_WARM]
+        if not self._both or chosen not in fast or len(fast) < 2 or not self._call.fits_l2():
+            return ""
+        begin = time.perf_counter()
+        timer = EventTimer(self._call, warm=True)
+        try:
+            warm = dict(zip(fast, map(statistics.median, timer.in_turns(fast)), strict=True))
+        finally:
+            timer.close()
+            self._timing_s += time.perf_counter() - begin
+        best = min(warm, key=warm.__getitem__)
+        gain = warm[chosen] / warm[best] - 1
+        if gain <= tolerance:
+            return "it is as fast as any with its data in the L2, too"
+        return f"with its data in the L2, {best} is {100 * gain:.3g} % faster: l2='warm' takes it"
 
     def spent(self) -> MeasuringCost:
         """Seconds so far; `timing_s` is wall time spent on the device."""

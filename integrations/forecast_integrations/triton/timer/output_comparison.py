@@ -69,7 +69,8 @@ class OutputComparison:
         call = self._call
         try:
             flows = tensor_flows(text, call_arguments(call.tuner.fn, call.arguments()))
-            self._make(flows.written, flows.read)
+            with _unseen():
+                self._make(flows.written, flows.read)
         except Exception:  # whatever it was: it is not the candidate's fault, and timing needs none of this
             self._is_over = True
 
@@ -95,11 +96,14 @@ class OutputComparison:
         if self._is_over or self._own is self._call:
             return {}
         try:
-            outputs = self._launch(candidate)
-            # One that does not agree with itself says nothing of the others.
-            self._is_over = not self._agreements and self._distance(self._launch(candidate), outputs) > 1.0
-            self._sort_in(candidate, outputs)
-            return self._alone()
+            with _unseen():
+                outputs = self._launch(candidate)
+                # One that does not agree with itself says nothing of the others.
+                self._is_over = (
+                    not self._agreements and self._distance(self._launch(candidate), outputs) > 1.0
+                )
+                self._sort_in(candidate, outputs)
+                return self._alone()
         except Exception:  # as above: it has run before
             self._is_over = True
             return {}
@@ -146,6 +150,13 @@ class OutputComparison:
     def _distance(self, outputs: list[torch.Tensor], others: list[torch.Tensor]) -> float:
         """The largest difference of two results, in tolerances."""
         return max(map(_difference, outputs, others))
+
+
+def _unseen() -> Any:
+    """No dispatch mode of the caller sees our operations, which are none of the program's."""
+    import torch
+
+    return torch._C._DisableTorchDispatch()
 
 
 def _vary(candidate: Candidate, others: Collection[Candidate]) -> bool:
