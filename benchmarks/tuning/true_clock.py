@@ -15,7 +15,8 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,10 @@ from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune import autotune, settle
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store import Store
+from forecast_autotune.tuning.results import FINALIST_MARGIN, MAX_FINALISTS
+from forecast_integrations.triton.background import tuner as background_tuner
+from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.describe import configs_by_candidate
 from forecast_integrations.triton.timer import timers
 
 COLD_BYTES, ROUNDS = 320 << 20, 120
@@ -144,42 +149,52 @@ class Case:
 
     def working(self, args: tuple[Any, ...]) -> list[Any]:
         """Those that run here."""
-        result = []
-        for config in self.configs:
+
+        def compiled(config: Any) -> None:
+            with suppress(Exception):  # it fails again below
+                self.kernel.warmup(*args, grid=(1,), **config.all_kwargs())
+
+        def runs(config: Any) -> bool:
             try:
                 self.launcher(config, args)()
-                result.append(config)
             except Exception as error:
                 say(f"  {self.name}: {config}: {type(error).__name__}")
+                return False
+            return True
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(compiled, self.configs))
+        result = list(filter(runs, self.configs))
         synchronize()
         return result
+
+
+WIDE = (
+    *((64, 64, 64, 4, 3), (64, 64, 64, 4, 4), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (64, 32, 128, 4, 3)),
+    *((128, 128, 64, 4, 3), (128, 128, 32, 4, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 4)),
+    *((128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (64, 256, 64, 4, 3)),
+)
+NARROW = (
+    *((16, 32, 128, 4, 4), (16, 32, 256, 4, 3), (16, 64, 128, 4, 4), (16, 64, 256, 4, 3)),
+    *((16, 128, 128, 4, 3), (32, 64, 128, 4, 4), (32, 32, 256, 4, 3)),
+)
+"""Tiles, warps and stages."""
 
 
 def products(name: str, m: int, n: int, k: int, dtype: torch.dtype = torch.float16, **given: Any) -> Case:
     """A matmul by pointers; `given` is as in `tensor`, for `b`, or for `a` where its name begins so."""
     for_a = {key[2:]: given.pop(key) for key in list(given) if key.startswith("a_")}
     out = torch.int32 if dtype is torch.int8 else torch.float16
-    least = [16] if m <= 64 else []
-    tiles = [*((bm, bn, bk) for bm in least for bn in (32, 64, 128) for bk in (64, 128, 256)), (64, 64, 64)]
-    tiles += [
-        (64, 128, 64),
-        (128, 64, 64),
-        (128, 128, 32),
-        (128, 128, 64),
-        (128, 256, 64),
-        (256, 128, 64),
-        (64, 32, 128),
-    ]
+    listed = WIDE if m > 64 else (*NARROW, *WIDE[:6])
     configs = [
-        triton.Config({"BM": bm, "BN": bn, "BK": bk}, num_warps=w, num_stages=s)
-        for (bm, bn, bk), w, s in itertools.product(tiles, (4, 8), (3, 4))
-        if bm * bn >= 2048 * w // 4 or bm == 16
+        triton.Config({"BM": bm, "BN": bn, "BK": bk}, num_warps=w, num_stages=st)
+        for bm, bn, bk, w, st in listed
     ]
     m, n, k = (max(64, int(size * SIZE[0])) for size in (m, n, k))
     return Case(
         name,
         matmul,
-        configs[:: 1 if SIZE[0] == 1 else 12],
+        configs[:: 1 if SIZE[0] == 1 else 6],
         lambda meta: (triton.cdiv(m, meta["BM"]) * triton.cdiv(n, meta["BN"]),),
         lambda: (
             tensor(dtype, m, k, **for_a),
@@ -281,13 +296,12 @@ SHAPES = (
 
 def addresses() -> Iterator[Json]:
     """Operands that begin within a line: the choice for that address, and the one for aligned operands."""
-    for (m, n, k), name, at in itertools.product(SHAPES, ("a_at", "at"), (16, 32, 64)):
-        aligned = products("", m, n, k)
+    for at, name, (m, n, k) in itertools.product((16, 32, 64), ("at", "a_at"), SHAPES):
         old, _ = _aligned_choice(m, n, k)
         case = products(f"{m}x{n}x{k} {'A' if name == 'a_at' else 'B'} + {at}", m, n, k, **{name: at})
         args = case.make()
+        configs = case.working(args)
         new, took = case.decide(args)
-        configs = aligned.working(args)
         times = time_in_turns([case.launcher(c, args) for c in configs], ROUNDS // 3)
         yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
 
@@ -298,14 +312,28 @@ def _aligned_choice(m: int, n: int, k: int) -> tuple[Any, Json]:
     return case.decide(case.make())
 
 
-def _cold_cases() -> list[Case]:
-    decode = [(16, 8192, 8192), (64, 8192, 8192), (64, 4096, 4096), (256, 8192, 4096), (32, 4096, 8192)]
-    return [
-        *(products(f"int8 {m}x{n}x{k}", m, n, k, torch.int8) for m, n, k in decode if m >= 32),
-        *(products(f"fp16 {m}x{n}x{k}", m, n, k) for m, n, k in decode),
-        *(streams(f"sum {mb} MB", row_sum, mb) for mb in (8, 12, 16, 24, 40, 80)),
-        *(streams(f"add {mb} MB", add, mb) for mb in (10, 16, 24, 40, 80)),
-    ]
+def _cold_cases(*, warm: bool = False) -> Iterator[Case]:
+    """Skinny matmuls, sums and adds; those for a `warm` L2 read little."""
+    products_ = [(64, 8192, 8192), (256, 8192, 4096), (32, 4096, 8192), (64, 4096, 4096), (16, 8192, 8192)]
+    if warm:
+        products_ = [
+            (64, 4096, 4096),
+            (256, 2048, 2048),
+            (2048, 2048, 2048),
+            (64, 8192, 2048),
+            (16, 4096, 4096),
+        ]
+    sizes = (
+        [(4, 2), (8, 6), (12, 12), (16, 24), (24, 33)]
+        if warm
+        else [(8, 24), (16, 16), (24, 40), (40, 80), (80, 10)]
+    )
+    for (m, n, k), (sums, adds) in zip(products_, sizes, strict=True):
+        yield streams(f"sum {sums} MB", row_sum, sums)
+        if m >= 32:
+            yield products(f"int8 {m}x{n}x{k}", m, n, k, torch.int8)
+        yield streams(f"add {adds} MB", add, adds)
+        yield products(f"fp16 {m}x{n}x{k}", m, n, k)
 
 
 def _copies(case: Case) -> list[tuple[Any, ...]]:
@@ -318,23 +346,77 @@ def flush() -> Iterator[Json]:
     """What is chosen behind a flush that reads and one that writes, on copies that are cold by themselves."""
     for case in _cold_cases():
         copies = _copies(case)
+        configs = case.working(copies[0])
         new, took = case.decide(copies[0])
         with mock.patch.object(timers, "l2_flush", writing_flush):
             old, _ = case.decide(copies[0])
-        configs = case.working(copies[0])
         times = in_graphs(case, configs, copies, warm=False)
         yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
 
 
-def contents() -> Iterator[Json]:
-    """What is chosen on zeros and on random values, where the values are random."""
-    kinds = [torch.int8, torch.float16, *([torch.float8_e4m3fn] if WHERE[0] == "cuda" else [])]
-    for dtype, size in itertools.product(kinds, (2048, 4096, 8192)):
+def warm() -> Iterator[Json]:
+    """What is chosen for a warm L2 and for a cold one, in graphs of the same launch."""
+    for case in _cold_cases(warm=True):
+        args = case.make()
+        configs = case.working(args)
+        old, _ = case.decide(args)
+        new, took = case.decide(args, l2="warm")
+        times = in_graphs(case, configs, [args], warm=True)
+        yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
+
+
+def power() -> Iterator[Json]:
+    """Whether looks in any order keep a config within 1 % of the best, right after hungry kernels or rested."""
+    for size, dtype in (
+        (4096, torch.float16),
+        (8192, torch.float16),
+        (8192, torch.int8),
+        (4096, torch.bfloat16),
+    ):
         case = products(f"{dtype} {size}^3", size, size, size, dtype)
         args = case.make()
+        configs = case.working(args)
+        launches = [case.launcher(c, args) for c in configs]
+        truth = [statistics.median(times) for times in time_in_turns(launches, ROUNDS // 3)]
+        row: Json = {"case": case.name, "decisions": 0, "new": 0, "old": 0, "new_s": 0.0, "old_s": 0.0}
+        for turn in range(10):
+            for name, hungry in (("new", timers._HUNGRY_MS), ("old", 1e9)):
+                with mock.patch.object(timers, "_HUNGRY_MS", hungry):
+                    kept, seconds = _kept(case, args, configs, heat=launches[0] if turn % 2 else None)
+                row[name] += any(truth[i] <= 1.01 * min(truth) for i in kept)
+                row[f"{name}_s"] += seconds
+            row["decisions"] += 1
+        yield row
+
+
+def _kept(case: Case, args: tuple[Any, ...], configs: list[Any], heat: Any) -> tuple[list[int], float]:
+    """Numbers of the finalists after a look at each config in some order, and the seconds of the looks."""
+    tuner = autotune(configs, key=[], store=False)(case.kernel)
+    by_candidate = configs_by_candidate(configs)
+    timer = timers.EventTimer(KernelCall(tuner, args, {"grid": case.grid, "warmup": False}, by_candidate))
+    looks, begin = dict[Any, float](), time.perf_counter()
+    for candidate in random.sample(list(by_candidate), len(by_candidate)):
+        for _ in range(40 if heat and WHERE[0] == "cuda" else 0):
+            heat()
+        timer.first(candidate, 60.0)
+        looks[candidate] = statistics.median(
+            timer.time_adaptively(candidate, min(looks.values(), default=1e9))
+        )
+    timer.close()
+    fast = sorted(looks, key=looks.__getitem__)[:MAX_FINALISTS]
+    near = [c for c in fast if looks[c] <= looks[fast[0]] * (1 + FINALIST_MARGIN)]
+    return [list(by_candidate).index(c) for c in near], time.perf_counter() - begin
+
+
+def contents() -> Iterator[Json]:
+    """What is chosen on zeros and on random values, where the values are random."""
+    kinds = [*([torch.float8_e4m3fn] if WHERE[0] == "cuda" else []), torch.int8, torch.float16]
+    for size, dtype in itertools.product((8192, 4096, 2048), kinds):
+        case = products(f"{dtype} {size}^3", size, size, size, dtype)
+        args = case.make()
+        configs = case.working(args)
         old, _ = case.decide(products("", size, size, size, dtype, zeros=True, a_zeros=True).make())
         new, took = case.decide(args)
-        configs = case.working(args)
         times = time_in_turns([case.launcher(c, args) for c in configs], ROUNDS // 4)
         yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
 
@@ -406,11 +488,12 @@ def background() -> Iterator[Json]:
     """The longest launch of a program's other thread, with and without tuning beside it."""
     if WHERE[0] == "cpu":
         return
-    busy, other = torch.cuda.Stream(), torch.cuda.Stream()
+    other = torch.cuda.Stream()
     cycles = int(50e-3 * 1.9e9)
-    for mode in ("skip", "background"):
+    for mode in ("skip", "background", "before"):
         case = streams("sum", row_sum, 24)
-        tuner = autotune(case.configs, key=[], store=False, mode=mode, budget=None)(case.kernel)
+        real = "background" if mode == "before" else mode
+        tuner = autotune(case.configs, key=[], store=False, mode=real)(case.kernel)
         args, x, waits, stop = case.make(), torch.zeros(64, device="cuda"), list[float](), threading.Event()
         x.add_(1)
 
@@ -424,18 +507,19 @@ def background() -> Iterator[Json]:
 
         thread = threading.Thread(target=launches)
         thread.start()
-        until = time.perf_counter() + 6.0
+        until = time.perf_counter() + 5.0
+        idle = mock.patch.object(background_tuner, "_is_idle", return_value=True)
         while time.perf_counter() < until:
-            with torch.cuda.stream(busy):
-                torch.cuda._sleep(cycles)
-            tuner[case.grid](*args)
+            with idle if mode == "before" else nullcontext():
+                tuner[case.grid](*args)
+            torch.cuda._sleep(cycles)
             time.sleep(0.03)
             if random.random() < 0.3:
                 synchronize()
                 time.sleep(0.003)
         stop.set()
         thread.join()
-        left = settle(0.0) if mode == "background" else ()
+        left = settle(0.0) if mode != "skip" else ()
         yield {
             "case": mode,
             "launches": len(waits),
@@ -468,7 +552,7 @@ def dispatch() -> Iterator[Json]:
 
 
 STAGES: dict[str, Callable[[], Iterator[Json]]] = {
-    one.__name__: one for one in (outputs, dispatch, addresses, flush, background, contents)
+    one.__name__: one for one in (outputs, dispatch, addresses, flush, power, warm, background, contents)
 }
 
 
