@@ -102,7 +102,7 @@ def test_the_core_knows_one_module_of_the_outer_packages() -> None:
 def test_every_variable_is_declared_in_settings() -> None:
     """A variable that only one module knows is a variable that nobody finds."""
     declared = {f.metadata["variable"] for f in fields(Settings)}
-    name = re.compile(r"FORECAST_AUTOTUNE(?:_[A-Z]+)+")
+    name = re.compile(r"FORECAST_AUTOTUNE(?:_[A-Z0-9]+)+")
     used = {found: path for path in sources(*CODE) for found in name.findall(path.read_text())}
     assert used, "the pattern finds nothing"
     unknown = {found: str(path.relative_to(ROOT)) for found, path in used.items() if found not in declared}
