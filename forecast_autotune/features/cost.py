@@ -345,7 +345,7 @@ def _dot_warps(
 ) -> tuple[Array, Array]:
     """log2 of a dot's warps (down its rows, along its columns), [n] each (`AccelerateMatmul`)."""
     down, along = np.where(groups, 2.0, 0.0), np.zeros(len(rows))
-    for _ in range(5):
+    for _ in range(int(log_warps.max(initial=0.0))):
         left = down + along < log_warps
         tall = rows / 2.0**down > columns / 2.0**along
         more = left & np.where(groups, rows > 16.0 * 2.0**down, tall & (rows >= 32.0 * 2.0**down))
@@ -543,9 +543,9 @@ def _cycles_of_waves(waves: Array, resident: Array, busy: Array, alone: Array, k
 
 def _fact_at_warps(facts: FactColumns, name: str, warps: Array) -> Array:
     """A fact that was counted for each number of warps, [n]; between two of those, the nearer one's."""
-    counts = np.stack([facts[f"{name}_{n}"] for n in COUNTED_WARPS], axis=1)
-    nearest = np.abs(np.log2(warps)[:, None] - np.log2(COUNTED_WARPS)).argmin(axis=1)
-    return np.asarray(counts[np.arange(len(warps)), nearest])
+    counts = np.array([facts[f"{name}_{n}"] for n in COUNTED_WARPS])
+    nearest = np.rint(np.log2(warps)).astype(np.intp).clip(0, len(COUNTED_WARPS) - 1)
+    return np.asarray(counts[nearest, np.arange(len(warps))])
 
 
 def _touched_bytes(facts: FactColumns, programs: Array, unique_bytes: float) -> float:

@@ -107,9 +107,8 @@ def formula_prior(
         table = _interpolate_facts(listed, units, known, mute)
     else:
         table = FactColumns.of([known[i] for i in range(count)])
-    table = FactColumns(
-        {name: column[units.of] for name, column in table.columns.items()}, table.dots[units.of]
-    )
+    rows = np.array([*table.columns.values()])[:, units.of]
+    table = FactColumns(dict(zip(table.columns, rows, strict=True)), table.dots[units.of])
     unique = sum(tensor_bytes(a) for a in problem.arguments)
     exact = np.zeros(count, dtype=bool)
     exact[list(known)] = True

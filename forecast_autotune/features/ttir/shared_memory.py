@@ -72,6 +72,7 @@ def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPatt
             # A product's layout keeps each row within a warp: reductions next to it exchange nothing.
             best, fullest = value, {id(op) for op in body}
             busy = fullest if "streamed_bytes" in value else set()
+    names = {op.name for op in every}
     straight = [op for op in every if op.name in DOTS and id(op) not in inside]
     flat = any("tt.flatten" in loop.text for loop in loops)
     # In a flattened loop the alignment of pointers is lost, but where descriptors were rewritten to 64-bit offsets.
@@ -87,7 +88,9 @@ def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPatt
         **_passed_bytes(every, accesses),
         straight_dot_bytes=max((_operand_bytes(op) for op in straight), default=0.0),
         turned_bytes=_transposed_bytes(every, accesses),
-        opaque=float(any(op.name in _OPAQUE or "tt.warp_specialize" in op.text for op in every) or loose),
+        opaque=float(
+            loose or any("tt.warp_specialize" in loop.text for loop in loops) or bool(_OPAQUE & names)
+        ),
         flattened=float(flat),
     )
 
@@ -98,7 +101,7 @@ def _beside(loops: Sequence[Op], fullest: Set[int]) -> set[int]:
     Those of a loop that is flattened into it, and stores through descriptors, which the hardware ends by itself.
     """
     result: set[int] = set()
-    for loop in loops:
+    for loop in loops if len(loops) > 1 else ():
         inside = list(walk_ops(list(nested_blocks(loop))))
         if any(id(op) in fullest for op in inside):
             flat = "tt.flatten" in loop.text
