@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         forecast_autotune,
         patch_triton,
         prepare,
+        ready,
         settle,
         unpatch_triton,
     )
@@ -93,6 +94,7 @@ __all__ = [
     "patch_triton",
     "prepare",
     "read_tables",
+    "ready",
     "replay",
     "settle",
     "shipped_tables",
@@ -121,7 +123,7 @@ _HOMES = {
         "forecast_autotune.tuning.replays.replay": "ReplayReport replay shipped_tables",
         "forecast_integrations.api": "ForecastAutotuner PendingDecision allow_capture_misses autotune "
         "autoload_torch_compile disable_torch_compile enable_torch_compile forecast_autotune patch_triton "
-        "prepare settle unpatch_triton",
+        "prepare ready settle unpatch_triton",
     }.items()
     for name in names.split()
 }

@@ -355,6 +355,12 @@ class Settings:
         "keep a few calls of every Triton kernel, for search and verify: off | values (tensors' contents, too) | "
         "moments (large tensors of numbers that are no integers by their distribution alone)",
     )
+    on_compile: str = _variable(
+        "_ON_COMPILE",
+        _choice("warn", "error", "ignore"),
+        "warn",
+        "after ready(), a Triton compilation of the program: warn (once a kernel) | error (the launch raises) | ignore",
+    )
     summary: bool = _variable("_SUMMARY", _flag, False, "1: print one line per decision to stderr")
     telemetry: str = _variable(
         "_TELEMETRY",

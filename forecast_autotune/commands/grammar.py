@@ -140,6 +140,7 @@ def _show(commands: Commands) -> None:
             "show",
             "show --kernel matmul --page store.html",
             "show --calibration",
+            "show --compilations",
         ),
     )
     instead = show.add_mutually_exclusive_group()
@@ -153,6 +154,9 @@ def _show(commands: Commands) -> None:
     )
     instead.add_argument(
         "--serve", action="store_true", help="instead: serve that page to this machine alone, until Ctrl-C"
+    )
+    instead.add_argument(
+        "--compilations", action="store_true", help="instead: the Triton binaries that programs needed"
     )
     show.add_argument(
         "--port",

@@ -29,6 +29,8 @@ def show(options: argparse.Namespace, output: Output) -> int:
         from forecast_autotune.commands.calibration import calibration
 
         return calibration(options, output)
+    if options.compilations:
+        return show_compilations(options, output)
     if options.port is not None and not options.serve:
         raise UsageError("--port says where --serve listens: give both")
     if options.page is not None or options.serve:
@@ -74,6 +76,21 @@ def show(options: argparse.Namespace, output: Output) -> int:
     else:
         what = "nothing that matches" if options.kernel or options.device else "nothing yet"
         output.emit(data, shown_text(f"the store holds {what}"), place, *under)
+    return 0
+
+
+def show_compilations(options: argparse.Namespace, output: Output) -> int:
+    """One line per Triton binary that programs needed, and why it came late if it did."""
+    listed = open_named_store(options).compilations.all()
+    wanted = [c for c in listed if options.kernel is None or options.kernel.lower() in c.name.lower()]
+    lines = [
+        f"{c.name} ({', '.join(f'{n} {s}' for n, s in c.states.items())}): {c.seconds:.2f} s, {c.caller}"
+        + (f"; after the program was ready: {c.cause}" if c.cause else "")
+        for c in wanted
+    ]
+    late = sum(bool(c.cause) for c in wanted)
+    lines.append(f"{len(wanted)} binaries, {late} of them compiled after a program was ready")
+    output.emit({"compilations": [c.to_json() for c in wanted]}, *lines)
     return 0
 
 

@@ -31,6 +31,8 @@ VARIANTS = "variants"
 """Folder of other sources of kernels."""
 MISSES = "misses.jsonl"
 """Name of the file of misses in a store's folder."""
+COMPILATIONS = "compilations.jsonl"
+"""Name of the file of compilations in a store's folder."""
 ADVICE = "advice"
 """Folder of advice below a store's root, and its name in the record of a problem that is exported."""
 CAPTURES = "captures"
@@ -240,7 +242,7 @@ def decode(raw: bytes) -> dict[str, Any]:
 
 
 FileRecord = TypeVar("FileRecord")
-STORE_NAMES = (VERSION, VARIANTS, ADVICE, CAPTURES, MISSES)
+STORE_NAMES = (VERSION, VARIANTS, ADVICE, CAPTURES, MISSES, COMPILATIONS)
 """Names in a store's folder; one with none of it was never written to."""
 _LAYOUT = re.compile(r"v[1-9]")
 

@@ -1,4 +1,4 @@
-"""Keys that a program met where nothing could be measured: one file of JSON lines, for a later `warm`."""
+"""Notes of a program for a later `warm`, a file of JSON lines each: keys met where nothing could be measured, say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from forecast_autotune.errors import NewerRecordError, RecordError, StoreError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
@@ -16,7 +16,6 @@ from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import MALFORMED, SCHEMA, read_list, read_text
 from forecast_autotune.records.problem import OPTIONS
 from forecast_autotune.store.files import (
-    MISSES,
     StoreNotes,
     acquire_lock,
     append,
@@ -27,7 +26,7 @@ from forecast_autotune.store.files import (
     write_atomically,
 )
 
-MAX_MISSES = 4096
+MAX_RECORDS = 4096
 MAX_GRIDS = 512
 """The most grids of one miss: a kernel's grid depends on few of its meta-parameters."""
 
@@ -64,6 +63,11 @@ class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
     """Empty where the problem has one grid for all."""
     at: str = ""
 
+    @property
+    def id(self) -> str:
+        """The problem's."""
+        return self.problem.id
+
     @classmethod
     def of(
         cls,
@@ -85,19 +89,42 @@ class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
         return cls(bare, mode, candidates, () if problem.grid else tuple(shown.values()), at)
 
 
-class MissFile:
-    """The misses of one store. Nothing that goes wrong with the file is raised to a program.
+class NotedRecord(Protocol):
+    """What a `RecordFile` keeps: one record an identity."""
+
+    @property
+    def id(self) -> str:
+        """A hash of what it is about."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        ...
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Read it back. Raises `RecordError`."""
+        ...
+
+
+R = TypeVar("R", bound=NotedRecord)
+
+
+class RecordFile(Generic[R]):
+    """The misses, or compilations, of one store. Nothing that goes wrong with the file is raised to a program.
 
     Args:
         root: the store's folder; None keeps them in memory.
         notes: is told of what is wrong.
+        name: the file's name.
+        kind: the class of its records.
     """
 
-    def __init__(self, root: Path | None, notes: StoreNotes) -> None:
-        self.path = None if root is None else root / MISSES
-        self._notes = notes
+    def __init__(self, root: Path | None, notes: StoreNotes, name: str, kind: type[R]) -> None:
+        self.path = None if root is None else root / name
+        self._notes, self._name, self._kind = notes, name, kind
         self._mutex = threading.Lock()
-        self._known: dict[str, Miss] = {}
+        self._known: dict[str, R] = {}
         self._newer: list[bytes] = []
         """Lines of newer releases in the file when it was last read."""
         self._state: tuple[int, int, int] | None = None
@@ -108,43 +135,43 @@ class MissFile:
         self._mutex = threading.Lock()
         self._state = None
 
-    def add(self, miss: Miss) -> bool:
-        """Record a miss that is not recorded yet; whether it was recorded."""
+    def add(self, record: R) -> bool:
+        """Keep a record that is not kept yet; whether it was kept."""
         with self._mutex:
-            if miss.problem.id in self._known:
+            if record.id in self._known:
                 return False
             if self.path is None:
-                return self._keep(miss)
+                return self._keep(record)
             lock = None
             try:
                 make_store_folder(self.path.parent, self.path.parent)
-                lock = acquire_lock(self.path.with_name(MISSES + ".lock"), 1.0, 0.002)
+                lock = acquire_lock(self.path.with_name(self._name + ".lock"), 1.0, 0.002)
                 self._known = self._load()
-                if miss.problem.id in self._known or not self._keep(miss):
+                if record.id in self._known or not self._keep(record):
                     return False
-                append(self.path, encode(miss.to_json()), exclusive=lock is not None)
+                append(self.path, encode(record.to_json()), exclusive=lock is not None)
                 # Without a lock, others may have appended meanwhile.
                 self._state = None if lock is None else self._file_state()
                 return True
             except (OSError, RecordError) as error:
-                self._notes.add(f"{self.path}: a miss is not recorded: {error}", topic=str(self.path))
+                self._notes.add(f"{self.path}: a record is not kept: {error}", topic=str(self.path))
                 return False
             finally:
                 release_lock(lock)
 
-    def _keep(self, miss: Miss) -> bool:
-        if len(self._known) >= MAX_MISSES:
+    def _keep(self, record: R) -> bool:
+        if len(self._known) >= MAX_RECORDS:
             self._notes.add(
-                f"{self.path or 'memory'} holds {MAX_MISSES} misses, no more are recorded: `forecast-autotune warm` "
-                "tunes them",
-                topic="misses",
+                f"{self.path or 'memory'} holds {MAX_RECORDS} records, no more are kept: `forecast-autotune warm` "
+                "works them off",
+                topic=self._name,
             )
             return False
-        self._known[miss.problem.id] = miss
+        self._known[record.id] = record
         return True
 
-    def all(self) -> list[Miss]:
-        """Every recorded miss, oldest first. Lines that are none are noted and left out."""
+    def all(self) -> list[R]:
+        """Every recorded record, oldest first. Lines that are none are noted and left out."""
         with self._mutex:
             if self.path is not None:
                 try:
@@ -153,19 +180,19 @@ class MissFile:
                     self._notes.add(f"{self.path}: cannot be read: {error}", topic=str(self.path))
             return list(self._known.values())
 
-    def remove(self, problem_ids: Iterable[str]) -> None:
+    def remove(self, ids: Iterable[str]) -> None:
         """Forget misses that were tuned. Raises `StoreError` if the file cannot be written."""
-        gone = set(problem_ids)
+        gone = set(ids)
         with self._mutex:
             if self.path is None:
-                self._known = {name: miss for name, miss in self._known.items() if name not in gone}
+                self._known = {name: record for name, record in self._known.items() if name not in gone}
                 return
             lock = None
             try:
                 make_store_folder(self.path.parent, self.path.parent)
-                lock = acquire_lock(self.path.with_name(MISSES + ".lock"), 10.0, 0.002)
-                kept = {name: miss for name, miss in self._load().items() if name not in gone}
-                lines = [encode(miss.to_json()) for miss in kept.values()]
+                lock = acquire_lock(self.path.with_name(self._name + ".lock"), 10.0, 0.002)
+                kept = {name: record for name, record in self._load().items() if name not in gone}
+                lines = [encode(record.to_json()) for record in kept.values()]
                 write_atomically(self.path, b"".join([*lines, *self._newer]))
                 self._known, self._state = kept, None
             except OSError as error:
@@ -173,7 +200,7 @@ class MissFile:
             finally:
                 release_lock(lock)
 
-    def _load(self) -> dict[str, Miss]:
+    def _load(self) -> dict[str, R]:
         """The misses on file, which is read if it has changed. Raises `OSError`."""
         assert self.path is not None
         try:
@@ -185,19 +212,19 @@ class MissFile:
             self._state, self._newer = None, []
             return {}
         self._state, self._newer = state, []
-        results: dict[str, Miss] = {}
+        results: dict[str, R] = {}
         for number, raw in enumerate(data.split(b"\n"), 1):
             if not raw.strip():
                 continue
             try:
-                miss = Miss.from_json(decode(raw))
+                record = self._kind.from_json(decode(raw))
             except MALFORMED as error:
                 if isinstance(error, NewerRecordError):
                     self._newer.append(raw + b"\n")
-                message = f"{self.path}:{number}: skipped a line that is no miss ({error})"
+                message = f"{self.path}:{number}: skipped a line that is no record ({error})"
                 self._notes.add(message[:300], topic=str(self.path))
             else:
-                results.setdefault(miss.problem.id, miss)
+                results.setdefault(record.id, record)
         return results
 
     def _file_state(self) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.records.compilation import Compilation
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.settings import NO_HOME, NOWHERE, default_directory
 from forecast_autotune.store.directory import (
@@ -22,6 +23,8 @@ from forecast_autotune.store.directory import (
 )
 from forecast_autotune.store.files import (
     ADVICE,
+    COMPILATIONS,
+    MISSES,
     VERSION,
     StoreNotes,
     device_directory,
@@ -30,7 +33,7 @@ from forecast_autotune.store.files import (
 )
 from forecast_autotune.store.importing import Importer
 from forecast_autotune.store.layers import StoreLayers, layer_configuration
-from forecast_autotune.store.misses import Miss, MissFile
+from forecast_autotune.store.misses import Miss, RecordFile
 from forecast_autotune.store.relatives import DEVICES, affordable_directories, nearest_relatives, nearness_key
 from forecast_autotune.store.variants import VariantFiles, with_checks
 
@@ -65,7 +68,8 @@ class Store:
         self._verdicts: dict[str, list[RiskVerdict]] = {}
         """By device directory, as far as they were asked for."""
         self.layers = StoreLayers((), self._notes)
-        self.misses = MissFile(self.root, self._notes)
+        self.misses = RecordFile(self.root, self._notes, MISSES, Miss)
+        self.compilations = RecordFile(self.root, self._notes, COMPILATIONS, Compilation)
         _STORES.add(self)
 
     @classmethod
@@ -434,6 +438,7 @@ class Store:
         # Another thread may have held the mutex, or been half-way through a file, when we were forked.
         self._mutex = threading.RLock()
         self.misses.forget()
+        self.compilations.forget()
         self.layers.forget()
         for directory in self._directories.values():
             directory.forget()

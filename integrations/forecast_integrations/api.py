@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forecast_integrations.triton.patch import patch_triton as patch_triton
     from forecast_integrations.triton.patch import unpatch_triton as unpatch_triton
     from forecast_integrations.triton.prepare import prepare as prepare
+    from forecast_integrations.triton.problem.compilations import ready as ready
 else:  # type checkers must not see __getattr__: it would make an Any of a misspelt name
     _INDUCTOR = "forecast_integrations.inductor.api"
     _DECORATOR = "forecast_integrations.triton.decorator"
@@ -33,6 +34,7 @@ else:  # type checkers must not see __getattr__: it would make an Any of a missp
         "forecast_autotune": _DECORATOR,
         "patch_triton": _PATCH,
         "prepare": "forecast_integrations.triton.prepare",
+        "ready": "forecast_integrations.triton.problem.compilations",
         "settle": "forecast_integrations.triton.background.tuner",
         "unpatch_triton": _PATCH,
     }

@@ -128,7 +128,7 @@ def warm(commands: Commands) -> None:
     parser = commands.add(
         "warm",
         "forecast_integrations.commands.warm:warm",
-        "tune what programs met in frozen or skip mode, without the programs",
+        "tune what programs met in frozen or skip mode, and compile what they needed, without the programs",
         epilog="Kernels are imported by module and name, arguments made from their records. Modules are looked for "
         "as Python does, the current folder first.",
         examples=(
@@ -137,7 +137,7 @@ def warm(commands: Commands) -> None:
         ),
     )
     parser.add_argument(
-        "--plan", action="store_true", help="only list the problems to be tuned, and the cost"
+        "--plan", action="store_true", help="only list what is to be tuned and compiled, and the cost"
     )
     parser.add_argument(
         "--misses",

@@ -1,8 +1,9 @@
-"""`warm`: tune recorded misses."""
+"""`warm`: tune recorded misses, and compile what programs were recorded to compile."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import os
@@ -12,10 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from filelock import FileLock
+
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.commands.store_access import check_folder, open_store
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Decision, Problem
+from forecast_autotune.records.compilation import Compilation, probable_compilations
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
@@ -69,7 +73,7 @@ class WarmedMiss:
 
 
 def warm(options: argparse.Namespace, output: Output) -> int:
-    """Tune every recorded miss of this device; exit status 1 where one could not be."""
+    """Tune every recorded miss of this device, then compile; exit status 1 where one could not be."""
     store = open_store(options)
     source = store if options.misses is None else Store(check_folder("--misses", options.misses))
     misses = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
@@ -92,7 +96,10 @@ def warm(options: argparse.Namespace, output: Output) -> int:
             tuned = (e.miss.problem.id for e in listed if e.decision is not None and not e.sizes)
             source.misses.remove(tuned)
     failed = [entry for entry in listed if entry.trouble]
+    binaries = binaries_of(source, options.kernel)
+    compiled = [] if options.plan else compile_binaries(binaries, store, output)
     data = {
+        "compilations": [one.to_json() for one in compiled or binaries],
         "store": str(store.root),
         "misses": [entry.to_json() for entry in listed],
         "expected_s": round(sum(entry.expected_s for entry in listed), 3),
@@ -100,8 +107,100 @@ def warm(options: argparse.Namespace, output: Output) -> int:
         "known": sum(entry.is_known for entry in listed),
         "failed": len(failed),
     }
-    output.emit(data, *_lines(listed, options.plan, data))
-    return 1 if failed else 0
+    lines = _lines(listed, options.plan, data) if listed or not binaries else []
+    output.emit(data, *lines, *_compilation_lines(binaries, compiled, options.plan))
+    return 1 if failed or any(one.trouble and not one.forecast for one in compiled) else 0
+
+
+@dataclass
+class WarmedBinary:
+    """A recorded compilation, or one that is forecast, and what became of it."""
+
+    compilation: Compilation
+    probability: float = 1.0
+    expected_s: float = 0.0
+    seconds: float = 0.0
+    cached: bool = False
+    trouble: str = ""
+
+    @property
+    def forecast(self) -> bool:
+        """Whether no program has needed it yet."""
+        return self.probability < 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        one = self.compilation
+        data = {"kernel": one.name, "states": dict(one.states), "probability": round(self.probability, 4)}
+        data |= {"expected_s": round(self.expected_s, 3), "seconds": round(self.seconds, 3)}
+        data |= {"cached": self.cached, "caller": one.caller, "cause": one.cause}
+        return data | ({"trouble": self.trouble} if self.trouble else {})
+
+
+_LEAST_PROBABILITY = 0.01
+"""Of a binary that is compiled ahead although no program has needed it."""
+
+
+def binaries_of(store: Store, kernel: str | None) -> list[WarmedBinary]:
+    """The recorded compilations, the longest first, and then the probable ones."""
+    known = [c for c in store.compilations.all() if kernel is None or kernel.lower() in c.name.lower()]
+    recorded = [WarmedBinary(c, expected_s=c.seconds, trouble=c.trouble) for c in known]
+    recorded.sort(key=lambda one: -one.expected_s)
+    forecast = [p for p in probable_compilations(known) if p.probability >= _LEAST_PROBABILITY]
+    return recorded + [WarmedBinary(p.compilation, p.probability, p.seconds) for p in forecast]
+
+
+def compile_binaries(listed: Sequence[WarmedBinary], store: Store, output: Output) -> list[WarmedBinary]:
+    """Compile them into Triton's cache, on all cores. Two processes that warm one store do so one after the other."""
+    if not listed:
+        return []
+    require_packages("warm", "torch", "triton")
+    from forecast_integrations.triton.compile.ahead import CompiledAhead, compile_ahead
+
+    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as Python itself writes it
+        sys.path.insert(0, "")
+    by_id = {one.compilation.id: one for one in listed}
+    lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if store.root is not None and store.root.is_dir() and os.access(store.root, os.W_OK):
+        lock = FileLock(store.root / "warm.lock")
+    with lock, output.progress("compiling", len(listed)) as done:
+
+        def note(count: int, result: CompiledAhead) -> None:
+            one = by_id[result.compilation.id]
+            one.seconds, one.cached, one.trouble = result.seconds, result.cached, result.trouble
+            done(count, len(listed), result.compilation.name)
+
+        compile_ahead([one.compilation for one in listed], Settings.from_environment().worker_count(), note)
+    return list(listed)
+
+
+def _compilation_lines(
+    binaries: Sequence[WarmedBinary], compiled: Sequence[WarmedBinary], plan: bool
+) -> list[str]:
+    lines = []
+    for one in binaries if plan else [b for b in compiled if b.trouble and not b.forecast]:
+        states = ", ".join(f"{n} {s}" for n, s in one.compilation.states.items())
+        chance = f"probability {one.probability:.2f}" if one.forecast else "recorded"
+        lines.append(
+            f"{one.compilation.name} ({states}): "
+            + (f"not compiled, {one.trouble}" if one.trouble else f"{chance}, about {one.expected_s:.2f} s")
+        )
+    if not binaries:
+        return lines
+    forecast = sum(one.forecast for one in binaries)
+    if plan:
+        seconds = sum(one.expected_s for one in binaries if not one.trouble)
+        return [
+            *lines,
+            f"{len(binaries)} binaries, {forecast} of them forecast: about {seconds:.1f} s of the compiler",
+        ]
+    good = [one for one in compiled if not one.trouble]
+    fresh = [one for one in good if not one.cached]
+    return [
+        *lines,
+        f"{len(good)} binaries of {len(compiled)} are in Triton's cache, {forecast} of all forecast: "
+        f"{len(fresh)} compiled, {sum(one.seconds for one in fresh):.1f} s of the compiler",
+    ]
 
 
 def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> None:

@@ -14,6 +14,7 @@ from forecast_integrations.triton import upstream
 from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.engine import DecoratorOptions, TuningEngine, launch
+from forecast_integrations.triton.problem.compilations import RECORDER
 from forecast_integrations.triton.problem.key import KeyMaker
 from forecast_integrations.triton.protocols import Tuner
 
@@ -44,6 +45,7 @@ def patch_triton() -> None:
         from forecast_integrations.triton.capture import start_capture
 
         start_capture()
+    RECORDER.start()
     upstream.serve(Autotuner, _launch)
     upstream.install()
 

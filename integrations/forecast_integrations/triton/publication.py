@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Problem
 from forecast_autotune.records.table import latest_labels
@@ -12,6 +13,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.loop import GuardedStore
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.compilations import RECORDER
 from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import KernelFunction, Key, LaunchConfig, Times
 
@@ -62,6 +64,9 @@ def publish_decision(
             duration=seconds if fresh else None,
             cache_hit=not fresh,
         )
+    if fresh:
+        with suppress(Exception):  # a record for `warm`; the launch is as good without it
+            RECORDER.note_choice(lambda: call.compile(decision.chosen))
     if knobs.autotuning.print and fresh:
         print(
             f"Triton autotuning for function {tuner.base_fn.__name__},\nwith key as {key},\n"

@@ -365,7 +365,7 @@ def test_a_program_whose_store_is_a_bundle_decides_and_writes_nothing(tmp_path: 
     assert result.measured
     assert store.decision(table.problem) == result
     store.put_facts(table.problem, {"version": "1", "units": []})
-    with pytest.warns(StoreWarning, match="a miss is not recorded"):
+    with pytest.warns(StoreWarning, match="a record is not kept"):
         store.add_miss(Miss.of(table.problem, "frozen", 4, {}, ""))
     made_variant = Variant.of("k", "aa", "def k(): pass", Provenance(Origin.HAND))
     with pytest.warns(StoreWarning, match="variants cannot be written"):

@@ -12,7 +12,8 @@ import pytest
 
 from forecast_autotune.records import Candidate, Config
 from forecast_autotune.store import Store, StoreWarning, misses
-from forecast_autotune.store.misses import MISSES, Miss
+from forecast_autotune.store.files import MISSES
+from forecast_autotune.store.misses import Miss
 from tests.core.store.stored import problem
 
 
@@ -54,9 +55,9 @@ def test_what_a_newer_release_recorded_stays_when_others_are_removed(tmp_path: P
 
 
 def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(misses, "MAX_MISSES", 3)
+    monkeypatch.setattr(misses, "MAX_RECORDS", 3)
     store = Store(tmp_path)
-    with pytest.warns(StoreWarning, match="holds 3 misses"):
+    with pytest.warns(StoreWarning, match="holds 3 records"):
         add_all(store, *range(1, 8))
     assert len(Store(tmp_path).misses.all()) == 3
 
@@ -74,14 +75,14 @@ def test_what_is_no_miss_is_left_out(tmp_path: Path) -> None:
     assert len({*bad, good}) == 5
     (tmp_path / MISSES).write_text("\n".join([*bad, good]))
     reader = Store(tmp_path)
-    with pytest.warns(StoreWarning, match="skipped a line that is no miss"):
+    with pytest.warns(StoreWarning, match="skipped a line that is no record"):
         assert reader.misses.all() == [miss()]
 
 
 def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / MISSES).mkdir()
     store = Store(tmp_path)
-    with pytest.warns(StoreWarning, match="not recorded") as text:
+    with pytest.warns(StoreWarning, match="not kept") as text:
         add_all(store, 1024, 2048)
     assert len(text) == 1
 

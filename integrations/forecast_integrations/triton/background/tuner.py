@@ -38,6 +38,7 @@ from forecast_integrations.triton.device_access import (
     harmless_to_captures,
 )
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.compilations import RECORDER
 from forecast_integrations.triton.problem.copied_tensors import UncopyableArgumentsError
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import Key, LaunchConfig
@@ -534,9 +535,11 @@ def settle(timeout: float | None = None) -> tuple[PendingDecision, ...]:
     library keeps no tensor alive. Waits for compilations, for `timeout` seconds at most (None: as long as it takes).
 
     Returns the keys that are still pending, each with the reason; a warning names them, too. None where all are
-    settled, and where nothing runs in `background` mode. Raises `CaptureError` inside a CUDA-graph capture.
+    settled, and where nothing runs in `background` mode. Where compilations are recorded, the program is `ready`
+    from here on. Raises `CaptureError` inside a CUDA-graph capture.
     """
     left = tuple(BACKGROUND.settle(timeout))
+    RECORDER.mark_ready(only_if_recording=True)
     if left:
         shown = "; ".join(f"{one.kernel} with key {one.key}: {one.reason}" for one in left[:4])
         more = f"; and {len(left) - 4} more" if len(left) > 4 else ""

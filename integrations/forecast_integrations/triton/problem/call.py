@@ -13,6 +13,7 @@ from forecast_autotune.errors import code_of, codes_in_traceback, function_of_ca
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.variants.entry import CallGrid
 from forecast_integrations.device import current_device
+from forecast_integrations.triton.problem.compilations import trial
 from forecast_integrations.triton.protocols import (
     KernelFunction,
     LaunchConfig,
@@ -105,9 +106,7 @@ class KernelCall:
         current = {**self.launch_keywords(candidate), **computed}
         current.pop("warmup", None)
         compiler = warmup_of(function)
-        if not self.has_set_descriptors(candidate):
-            return compiler(*self.args, **current)
-        with _DESCRIPTORS:
+        with trial(), _DESCRIPTORS if self.has_set_descriptors(candidate) else contextlib.nullcontext():
             self.set_descriptors(candidate)
             return compiler(*self.args, **current)
 

@@ -1,0 +1,249 @@
+"""The compilations of a program: recorded for `warm`, and counted once the program is ready.
+
+Triton tells its listener of every compilation, and of every binary that it takes from its cache. What our tuners
+compile to measure is not the program's; what they choose is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.records.compilation import DIVISIBLE, NEITHER, ONE, Compilation
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
+from forecast_integrations.triton.problem.source import innermost, source_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TRIAL: ContextVar[bool] = ContextVar("forecast_trial", default=False)
+"""Whether what compiles now is a candidate of a tuner."""
+_OWN = ("/triton/", "/forecast_integrations/", "/forecast_autotune/")
+"""Parts of paths whose frames are none of the program's."""
+
+
+class UnexpectedCompilationError(ForecastAutotuneError):
+    """A program compiled a kernel after it had said that it was ready."""
+
+
+class CompilationRecorder:
+    """Hears of this process's compilations, and of a fork's."""
+
+    def __init__(self) -> None:
+        self._previous: Callable[..., object] | None = None
+        self._installed = self._ready = False
+        self._known: dict[str, list[Compilation]] = defaultdict(list)
+        """By kernel, what this process has compiled or loaded."""
+        self.late: list[Compilation] = []
+        """Compilations since the program was ready."""
+
+    def start(self) -> None:
+        """Listen, besides whoever listens already."""
+        from triton import knobs
+
+        if not self._installed:
+            self._previous, self._installed = knobs.compilation.listener, True
+            knobs.compilation.listener = self._hear
+
+    def mark_ready(self, *, only_if_recording: bool = False) -> int:
+        """From now on a compilation is unexpected; returns the number of binaries so far."""
+        if not only_if_recording:
+            self.start()
+        self._ready = True
+        return sum(map(len, self._known.values()))
+
+    def note_choice(self, compiled: Callable[[], Any]) -> None:
+        """Record the binary that a tuner has chosen, which was compiled as a trial."""
+        if self._installed:
+            kernel = compiled()
+            self._note(kernel.src, kernel.metadata._asdict(), 0.0, cached=True)
+
+    def _hear(self, **told: Any) -> None:
+        if not _TRIAL.get():
+            self._note(told["src"], told["metadata"], told["times"].total * 1e-6, cached=told["cache_hit"])
+        if self._previous is not None:
+            self._previous(**told)
+
+    def _note(self, src: Any, metadata: Mapping[str, Any], seconds: float, *, cached: bool) -> None:
+        try:
+            one = describe_compilation(src, metadata, 0.0 if cached else seconds, _caller())
+        except Exception as error:  # a kernel that cannot be described is launched all the same
+            warnings.warn(f"a compilation is not recorded: {error!r:.200}", stacklevel=2)
+            return
+        if one is None:
+            return
+        known = self._known[one.name]
+        if self._ready and not cached:
+            cause = one.differences(known) or "its first launch"
+            one = dataclasses.replace(one, cause=cause)
+            self.late.append(one)
+        known.append(one)
+        Store.default().compilations.add(one)
+        if one.cause:
+            self._complain(one)
+
+    def _complain(self, one: Compilation) -> None:
+        reaction = Settings.from_environment().on_compile
+        text = (
+            f"{one.name} was compiled for {one.seconds:.2f} s after the program was ready ({one.cause}; {one.caller}): "
+            "it is recorded, and `forecast-autotune warm` compiles it ahead"
+        )
+        if reaction == "error":
+            raise UnexpectedCompilationError(text)
+        if reaction == "warn" and not any(late.name == one.name for late in self.late[:-1]):
+            warnings.warn(text, stacklevel=2)
+
+
+RECORDER = CompilationRecorder()
+
+
+@contextmanager
+def trial() -> Iterator[None]:
+    """What compiles within is a candidate, and none of the program's binaries yet."""
+    token = _TRIAL.set(True)
+    try:
+        yield
+    finally:
+        _TRIAL.reset(token)
+
+
+def ready() -> int:
+    """Say that the program is warm: a compilation from now on is recorded with its cause, and reported.
+
+    `FORECAST_AUTOTUNE_ON_COMPILE` says how: `warn` (once a kernel), `error` (the launch raises
+    `UnexpectedCompilationError`), or `ignore`. Returns the number of binaries that were compiled or loaded until now,
+    as far as they were recorded.
+    """
+    return RECORDER.mark_ready()
+
+
+# --- descriptions ---
+
+
+def describe_compilation(
+    src: Any, metadata: Mapping[str, Any], seconds: float, caller: str
+) -> Compilation | None:
+    """The record of what Triton compiled; None for what no kernel was made of."""
+    import triton
+
+    fn = getattr(src, "fn", None)
+    if fn is None or not hasattr(src, "signature"):
+        return None
+    target, trouble = metadata["target"], ""
+    function = getattr(fn, "fn", fn)
+    module, name = str(function.__module__), str(function.__qualname__)
+    if module == "__main__" or "<locals>" in name:
+        trouble = f"{module}:{name} cannot be imported: define the kernel at the top of a module that can be"
+    constants: list[Any] = []
+    for path, value in sorted(src.constants.items()):
+        try:
+            constants.append([list(path), encode_constant(value)])
+        except ValueError as error:
+            trouble = trouble or f"constant {fn.arg_names[path[0]]}: {error}"
+    attributes = [[list(path), [list(pair) for pair in pairs]] for path, pairs in sorted(src.attrs.items())]
+    options = {n: metadata[n] for n in _option_names(target) if n in metadata}
+    specialization = {
+        "signature": dict(src.signature),
+        "constants": constants,
+        "attributes": attributes,
+        "options": options,
+    }
+    states, types = _integer_states(fn, src)
+    return Compilation(
+        module,
+        name,
+        source_hash(fn),
+        triton.__version__,
+        {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size},
+        _as_json(specialization),
+        states=states,
+        types=types,
+        seconds=round(seconds, 4),
+        caller=caller,
+        trouble=trouble,
+    )
+
+
+def _integer_states(fn: Any, src: Any) -> tuple[dict[str, str], dict[str, str]]:
+    states, types = {}, {}
+    for number, parameter in enumerate(fn.params):
+        kind = src.signature.get(parameter.name)
+        if parameter.is_constexpr or getattr(parameter, "do_not_specialize", False):
+            continue
+        if kind == "constexpr" and src.constants.get((number,)) == 1:
+            states[parameter.name], types[parameter.name] = ONE, ""
+        elif isinstance(kind, str) and kind.lstrip("iu").isdigit():
+            pairs = [list(pair) for pair in src.attrs.get((number,), ())]
+            states[parameter.name] = DIVISIBLE if ["tt.divisibility", 16] in pairs else NEITHER
+            types[parameter.name] = kind
+    return states, types
+
+
+def _option_names(target: Any) -> list[str]:
+    from triton.compiler.compiler import make_backend
+
+    return [field.name for field in dataclasses.fields(make_backend(target).parse_options({}))]
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_as_json(v) for v in value]
+    return {str(k): _as_json(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def encode_constant(value: Any) -> Any:
+    """A constant as JSON. Raises `ValueError` for what has no text that another process can read."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return {"tuple": [encode_constant(v) for v in value]}
+    if type(value).__name__ == "constexpr":
+        return {"constexpr": encode_constant(value.value)}
+    if type(value).__name__ == "dtype":
+        return {"dtype": str(value)}
+    function = getattr(innermost(value), "fn", None)
+    if function is not None and function.__module__ != "__main__" and "<locals>" not in function.__qualname__:
+        return {"function": f"{function.__module__}:{function.__qualname__}"}
+    raise ValueError(f"a {type(value).__name__} cannot be made again in another process")
+
+
+def decode_constant(value: Any) -> Any:
+    """The constant of `encode_constant`. Raises what an import raises."""
+    import triton.language as tl
+
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tuple":
+        return tuple(map(decode_constant, content))
+    if kind == "constexpr":
+        return tl.constexpr(decode_constant(content))
+    return tl.dtype(content) if kind == "dtype" else innermost(imported(content))
+
+
+def imported(name: str) -> Any:
+    """What `module:name` names. Raises what importing it raises."""
+    module, _, path = name.partition(":")
+    owner: Any = importlib.import_module(module)
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+def _caller() -> str:
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not any(part in path for part in _OWN):
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
