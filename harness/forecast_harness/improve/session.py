@@ -145,7 +145,8 @@ class ImproveSession:
         """Prove in the program what searches have confirmed."""
         parts = {p.name: p for p in improvement.parts}
         faster = {n: s.source for n, s in improvement.searches.items() if s.source}
-        if not faster:
+        proof = improvement.proof
+        if not faster or (proof is not None and faster.keys() <= {*proof.parts, *proof.refused}):
             return
         replaced: dict[str, FunctionReplacement] = {}
         for name, source in faster.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,21 +21,9 @@ from forecast_harness.improve.steps import launch_period
 from forecast_harness.targets.program_functions import function_pack
 from tests.core.captured_output import Capture
 
-PROGRAM = Path(__file__).with_name("program.py")
-FASTER = """# one norm for all rows
-import torch
-
-
-def run(x):
-    return torch.linalg.vector_norm(x, dim=-1).clamp(min=1e-06)
-"""
-WRONG = """# another norm
-import torch
-
-
-def run(x):
-    return x.abs().sum(-1).clamp(min=1e-06)
-"""
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "docs" / "examples" / "improve"
+PAGE = ROOT / "docs" / "tutorials" / "improve_a_program.md"
 
 
 def improve(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
@@ -43,55 +33,30 @@ def improve(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    shutil.copy(PROGRAM, tmp_path / "program.py")
-    for name, source in {"faster": FASTER, "wrong": WRONG}.items():
-        path = tmp_path / "sources" / "norms" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source)
-    return tmp_path
-
-
-def test_a_program_ends_with_a_faster_source_that_holds_in_it(program: Path) -> None:
-    status, told, errors = improve(
-        program,
-        *(
-            "--device",
-            "cpu",
-            "--surrogate",
-            "none",
-            "--gpu-budget",
-            "6",
-            "--seconds",
-            "900",
-            "--out",
-            "found",
-        ),
-        *(
-            "--proposer",
-            "recorded:sources",
-            "--check",
-            "__main__:result",
-            "--patch",
-            "faster.diff",
-            "program.py",
-        ),
-    )
+def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "work")
+    folder = tmp_path / "work"
+    match = re.search(r"forecast-autotune improve (.*?)\n```", PAGE.read_text(), re.DOTALL)
+    assert match is not None
+    status, told, errors = improve(folder, *shlex.split(match[1].replace("\\\n", " ")))
     assert status == 0, errors
     parts = {p["name"]: p for p in told["parts"]}
     assert parts["double"]["reason"].startswith("it is not timed")
     assert told["held"] == ["__main__:norms"], (told, errors)
     assert told["proof"]["step"]["ratio"] < 1.0
-    before = (program / "program.py").read_text()
-    assert before == PROGRAM.read_text()
-    subprocess.run(["patch", "-p1", "-i", "faster.diff"], cwd=program, check=True, capture_output=True)
-    assert "_norms_original" in (program / "program.py").read_text()
+    assert (folder / "program.py").read_text() == (EXAMPLE / "program.py").read_text()
+    assert "norms" in (folder / "improve-program" / "improve.html").read_text()
+    subprocess.run(["patch", "-p1", "-i", "faster.diff"], cwd=folder, check=True, capture_output=True)
+    assert "_norms_original" in (folder / "program.py").read_text()
     ran = subprocess.run(
-        [sys.executable, "program.py"], cwd=program, capture_output=True, text=True, check=False
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert "norms" in (program / "found" / "improve.html").read_text()
+    # What is proved is not proved again, and what is known needs no run.
+    status, again, errors = improve(
+        folder, "--device", "cpu", "--resume", "--out", "improve-program", "program.py"
+    )
+    assert (status, again["held"], "recording" in errors) == (0, told["held"], False)
 
 
 @pytest.mark.parametrize(

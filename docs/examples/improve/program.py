@@ -1,4 +1,4 @@
-"""A program of two parts: a function of torch code that is slow, and a Triton kernel on a GPU that is not there."""
+"""A program of two parts: a function of torch code that is slow, and a Triton kernel for a GPU that is not there."""
 
 import torch
 import triton
@@ -21,7 +21,7 @@ def norms(x, epsilon=EPSILON):
 
 
 def result(y):
-    """The program's own view of what it computes."""
+    """What the program is for."""
     return {"sum": float(y.sum()), "rows": y}
 
 
