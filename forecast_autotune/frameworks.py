@@ -42,6 +42,10 @@ class Framework(Protocol):
         """The record of a kernel function."""
         ...
 
+    def normal_form_hash(self, fn: Any) -> str:
+        """Digest of a kernel and what it calls, which renamed locals, comments and formatting do not change."""
+        ...
+
     def standalone_source(self, fn: Any) -> str:
         """A kernel with all that it uses as one self-contained module's text."""
         ...

@@ -148,6 +148,8 @@ def decode_facts(encoded: Iterable[Any]) -> dict[Grid, TtirFacts | None]:
 _SEMANTICS_VERSION = 2
 """Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
 VERSION = f"{_SEMANTICS_VERSION}-{digest([f.name for f in fields(TtirFacts)])[:8]}"
+_EARLIER: Mapping[str, Mapping[str, float]] = {"2-d3e997e4": {"opaque": 1.0}}
+"""Earlier versions with the same meaning and fewer facts, and what they leave unsaid: bytes of theirs are a guess."""
 
 
 def collect_facts(
@@ -208,15 +210,17 @@ def _encode_unit(assignment: str, grid: Grid, one: TtirFacts) -> list[Any]:
 
 def _decode_units(data: Any) -> dict[tuple[str, Grid], TtirFacts]:
     """Whole units only: stores are edited and merged by people."""
-    if not isinstance(data, Mapping) or data.get("version") != VERSION:
+    version = data.get("version") if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping) or (version != VERSION and version not in _EARLIER):
         return {}
+    unsaid = _EARLIER.get(str(version), {})
     results: dict[tuple[str, Grid], TtirFacts] = {}
     units = data.get("units")
     for unit in units if isinstance(units, list) else []:
         try:
             assignment, grid, payload = unit
             where = None if grid is None else tuple(int(n) for n in grid)
-            results[str(assignment), where] = facts_from_json(payload)
+            results[str(assignment), where] = facts_from_json({**unsaid, **payload})
         except (TypeError, ValueError, KeyError, OverflowError, AttributeError):
             continue
     return results

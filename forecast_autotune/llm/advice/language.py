@@ -123,6 +123,18 @@ def parse_cost_function(text: str) -> CostFunction:
         raise AdviceError("a cost function must not be nested so deeply") from error
 
 
+def without_comments(text: str) -> str:
+    """A cost function without comments and docstrings. Raises `AdviceError` for a text that is none."""
+    tree = ast.parse(parse_cost_function(text).text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef):
+            kept = [
+                n for n in node.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
+            ]
+            node.body = kept or [ast.Pass()]
+    return ast.unparse(tree) + "\n"
+
+
 class _ModuleReader:
     def __init__(self) -> None:
         self.expressions = ExpressionReader()

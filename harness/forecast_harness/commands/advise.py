@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune import frameworks
 from forecast_autotune.commands.exchange import clear_advice
-from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
+from forecast_autotune.commands.output import CommandError, Output, UsageError, output_path, require_packages
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
+from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.advice.asking import ask_for_advice, check_function, revise_advice
+from forecast_autotune.llm.advice.language import without_comments
 from forecast_autotune.llm.advice.record import MAX_FUNCTIONS, Advice
 from forecast_autotune.llm.advice.subject import AdviceError
 from forecast_autotune.llm.backend import LLMError, TextGenerator, Usage
@@ -22,6 +27,7 @@ from forecast_autotune.records.table import read_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import ADVICE
+from forecast_autotune.store.installed_advice import GROUP, SUFFIX, place_of
 from forecast_autotune.tuning.advice_samples import contradictions, stored_samples, tables_of_source
 from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel, library_kernels
 from forecast_harness.targets.kernels.user_kernel import UserKernel
@@ -46,7 +52,82 @@ def advise(options: argparse.Namespace, output: Output) -> int:
         return clear_advice(options, output)
     if options.list:
         return _list(options, output)
+    if options.to is not None:
+        return _write_layer(options, output)
     return _take(options, output) if options.sources else _ask(options, output)
+
+
+def _write_layer(options: argparse.Namespace, output: Output) -> int:
+    """Write the store's advice on a library's kernels as a layer that the library can ship."""
+    from forecast_autotune.report.table import shown_text
+
+    if options.library is None:
+        raise UsageError("--to writes the advice on a library's kernels: give --library PKG, too")
+    path, store = output_path("--to", options.to, SUFFIX), open_store(options)
+    held = {a.source_sha256: a for a in store.advice_of(options.kernel)}
+    targets = library_kernels(options.library, held).kernels
+    release = _release_of(options.library)
+    known = [t for t in targets if t.kernel.source_sha256 in held]
+    records = [layer_record(held[t.kernel.source_sha256], t, release) for t in known]
+    if not records:
+        raise CommandError(
+            f"{store.root} holds no advice on kernels of {options.library} as it is installed: have it written first, "
+            f"`forecast-autotune advise --library {options.library}`"
+        )
+    with open_named_output(path) as stream:
+        stream.write(layer_of(records))
+    missing = sorted({t.kernel.name for t in targets if t.kernel.source_sha256 not in held and t.configs})
+    lines = [f"advice on {len(records)} kernels written to {path}"]
+    lines += [f"without advice: {', '.join(missing)}"] if missing else []
+    lines.append(
+        f'ship it: [project.entry-points."{GROUP}"] {options.library} = "{options.library}.FOLDER.{path.stem}"'
+    )
+    data = {"path": str(path), "written": len(records), "missing": missing}
+    output.emit(data, shown_text("\n".join(map(printable, lines)), lines=True))
+    return 0
+
+
+def layer_record(advice: Advice, target: UserKernel, release: Mapping[str, str]) -> Advice:
+    """Advice as a layer holds it: with the release of its package and by what other releases find it.
+
+    Comments are left out of its text: they may quote the kernel's.
+    """
+    package = str(target.kernel.extra.get("module", "")).partition(".")[0]
+    parameters = {name for config in target.configs for name, _ in config.kwargs}
+    form = frameworks.triton().normal_form_hash(target.fn)
+    place = place_of(package, target.kernel.name, parameters)
+    text, *others = map(without_comments, (advice.text, *advice.others))
+    return replace(
+        advice,
+        text=text,
+        others=tuple(others),
+        extra={**advice.extra, **release, "normal_sha256": form, "place": place},
+    )
+
+
+def _release_of(package: str) -> dict[str, str]:
+    """The distribution of an installed package, its version and its licence, as far as they are known."""
+    from importlib.metadata import metadata, packages_distributions
+
+    names = packages_distributions().get(package, [])
+    if not names:
+        return {"package": package}
+    about = metadata(names[0]).json
+    licence = str(about.get("license_expression") or about.get("license") or "").partition("\n")[0][:80]
+    return {"package": names[0], "package_version": str(about["version"]), "license": licence}
+
+
+def layer_of(records: Sequence[Advice]) -> bytes:
+    """Records as a layer's bytes, whenever they were written; of one place, those of the latest release last."""
+
+    def order(record: Advice) -> tuple[object, ...]:
+        release = re.findall(r"\d+", str(record.extra.get("package_version", "")))
+        return record.kernel, list(map(int, release)), record.source_sha256
+
+    lines = (
+        json.dumps(r.to_json(), separators=(",", ":"), allow_nan=False) for r in sorted(records, key=order)
+    )
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _ask(options: argparse.Namespace, output: Output) -> int:

@@ -117,6 +117,7 @@ def advise(commands: Commands) -> None:
         examples=(
             "advise kernels.py:softmax --llm http://localhost:8000/v1#model",
             "advise --stored --from answered.jsonl",
+            "advise --library mylib --to src/mylib/data/advice.jsonl",
             "advise --list",
         ),
     )
@@ -143,6 +144,11 @@ def advise(commands: Commands) -> None:
     parser.add_argument("--again", action="store_true", help="also where there is advice, which is replaced")
     parser.add_argument(
         "--revise", action="store_true", help="have advice corrected by what contradicted it: one round"
+    )
+    parser.add_argument(
+        "--to",
+        metavar="FILE",
+        help="with --library: write the advice on its kernels as it ships in a wheel (.jsonl)",
     )
     parser.add_argument("--list", action="store_true", help="show what advice there is")
     parser.add_argument("--clear", action="store_true", help="remove advice")

@@ -7,7 +7,7 @@ from forecast_integrations.device import cuda_device as device_at
 from forecast_integrations.device import current_device, describe_environment, has_device, toolchain
 from forecast_integrations.triton.problem.describe import call_arguments, kernel_record
 from forecast_integrations.triton.problem.describe import to_config as config_of
-from forecast_integrations.triton.problem.source import innermost, standalone_source
+from forecast_integrations.triton.problem.source import innermost, normal_form_hash, standalone_source
 from forecast_integrations.triton.protocols import KernelFunction, NamedArguments
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "has_device",
     "innermost",
     "kernel_record",
+    "normal_form_hash",
     "standalone_source",
     "toolchain",
 ]

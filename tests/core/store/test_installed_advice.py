@@ -225,3 +225,17 @@ def test_a_decision_follows_it_unless_advice_is_off(install: Install, setting: s
         settings=settings,
     )
     assert ("installed, written for shelf 2, same source" in row.advice) == (setting == "stored")
+
+
+def test_every_record_of_this_package_is_a_cost_function_with_a_permissive_licence() -> None:
+    (path,) = installed_advice.layer_paths()
+    lines = path.read_bytes().splitlines()
+    records = dict(installed_advice.every_installed())[path]
+    assert len(records) == len(lines) == len({r.source_sha256 for r in records})
+    for record in records:
+        assert record.extra["license"] in ("MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause"), record.kernel
+        assert record.extra["package_version"]
+        assert len(str(record.extra.get("normal_sha256", FORM))) == 64
+        assert "#" not in "".join((record.text, *record.others))
+        assert record.at
+    assert path.stat().st_size < installed_advice.MAX_BYTES / 2

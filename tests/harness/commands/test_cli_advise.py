@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +19,11 @@ from forecast_autotune.llm.advice.asking import revise_advice
 from forecast_autotune.llm.advice.question import advice_prompt
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.open_question import question_key
-from forecast_autotune.store import Store
+from forecast_autotune.store import Store, installed_advice
+from forecast_autotune.store.installed_advice import advice_for
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.advice_samples import contradictions
-from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel
+from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel, library_kernels
 from forecast_harness.targets.kernels.user_kernel import UserKernel
 from tests.core.captured_output import Capture, shown
 from tests.harness.authors.chat_model import StubModel
@@ -172,8 +174,6 @@ def test_a_library(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPa
 
 
 def prompt_of_library(name: str, tmp_path: Path) -> str:
-    from forecast_harness.targets.kernels.advised_kernels import library_kernels
-
     (target,) = library_kernels(name).kernels
     asked = AdvisedKernel.of(target, Store(tmp_path / "store"))
     return advice_prompt(asked.samples, asked.source)
@@ -317,3 +317,52 @@ def test_nothing_of_it_is_loaded_by_the_grammar() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_library_ships_advice_in_its_wheel(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From advice in a store to a layer in a wheel that is built, installed, and followed without importing it."""
+    name = f"shipped_{tmp_path.name.replace('-', '_')}"
+    project = tmp_path / "project"
+    (project / name / "data").mkdir(parents=True)
+    (project / name / "__init__.py").write_text("")
+    (project / name / "scale.py").write_text(KERNEL + INPUTS)
+    (project / "pyproject.toml").write_text(
+        f'[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\nname = "{name}"\n'
+        'version = "1.5"\nlicense = "MIT"\n[project.entry-points."forecast_autotune.advice"]\n'
+        f'{name} = "{name}.data.tuned"\n'
+    )
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(project))
+        layer = project / name / "data" / "tuned.jsonl"
+        assert main(["advise", "--library", name, "--to", str(layer)]) == 1
+        assert "have it written first" in capsys.readouterr().err
+        spec = recorded(tmp_path, [(prompt_of_library(name, tmp_path), f"# quoted\n{ANSWER}")])
+        assert main(["advise", "--library", name, "--llm", spec]) == 0
+        assert main(["advise", "--library", name, "--to", str(layer), "--json"]) == 0
+        (target,) = library_kernels(name).kernels
+    assert "quoted" not in layer.read_text()
+    site = tmp_path / "site"
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+    ]
+    subprocess.run([*build, "--target", str(site), str(project)], check=True)
+    for module in [m for m in sys.modules if m.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    (site / name / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    monkeypatch.setattr(installed_advice.sysconfig, "get_path", lambda _: str(site))
+    later = replace(target.kernel, source_sha256="8" * 64)
+    advice = advice_for(Store(None), later, ["BLOCK"])
+    assert advice is not None
+    assert advice.origin.endswith("same name and parameters")
+    exact = advice_for(Store(None), target.kernel)
+    assert exact is not None
+    assert exact.functions[0].summary

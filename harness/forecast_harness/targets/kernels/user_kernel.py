@@ -246,8 +246,11 @@ class UserKernel:
         below = fn
         while hasattr(below, "configs") and hasattr(below, "fn"):
             below = below.fn
-        listed = tuple(dict.fromkeys(triton.config_of(c) for c in getattr(fn, "configs", [])))
-        zeroed = tuple(n for n in getattr(fn, "reset_to_zero", ()) or () if isinstance(n, str))
+        tuner = fn
+        while not hasattr(tuner, "configs") and hasattr(tuner, "fn"):  # heuristics may be above it
+            tuner = tuner.fn
+        listed = tuple(dict.fromkeys(triton.config_of(c) for c in getattr(tuner, "configs", [])))
+        zeroed = tuple(n for n in getattr(tuner, "reset_to_zero", ()) or () if isinstance(n, str))
         record = triton.kernel_record(below)
         try:
             text = triton.standalone_source(below)
