@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -204,6 +204,16 @@ def nested_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
         name: members[""] if "" in members else _tuple_of(nested_arguments(members))
         for name, members in groups.items()
     }
+
+
+def flat_arguments(values: Mapping[str, Any], constants: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """The inverse, as deep as tuples and lists go; those among the `constants` stay whole."""
+    for name, value in values.items():
+        if isinstance(value, tuple | list) and value and name not in constants:
+            places = getattr(value, "_fields", range(len(value)))
+            yield from flat_arguments({f"{name}.{p}": v for p, v in zip(places, value, strict=True)}, ())
+        else:
+            yield name, value
 
 
 def _tuple_of(members: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -31,6 +31,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.captures import CaptureFiles
 from forecast_autotune.variants.constants import encode_constant
+from forecast_autotune.variants.entry import flat_arguments, signature
 from forecast_autotune.variants.signature import ADDRESSES, call_form, pointees, span_of
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.device_access import capturing_graph
@@ -149,9 +150,12 @@ class CallCapture:
         given = {n: named[n] for n in names if n in named and n not in meta and n not in computed}
         held = {n: _as_tensor(v, n) for n, v in given.items()}
         listed = [_with_function(a, given.get(a.name)) for a in call_arguments(jit, held)]
-        tensors = dict(
-            zip((a.name for a in listed if a.kind == "tensor"), _tensors(held.values()), strict=True)
-        )
+        values = dict(flat_arguments(held, signature(jit)[1]))
+        tensors = {
+            a.name: values[a.name].base if is_descriptor(values[a.name]) else values[a.name]
+            for a in listed
+            if a.kind == "tensor"
+        }
         arguments = _with_pointees(listed, tensors)
         form = digest(call_form(arguments))
         exact = digest([a.to_json() for a in arguments])
@@ -192,6 +196,8 @@ class CallCapture:
         return take_back
 
     def _contents(self, call: CapturedCall, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorContents]:
+        import torch
+
         whole = sum(t.numel() * t.element_size() for t in tensors.values())
         results, pointers = {}, set(pointees(call.arguments).values())
         for number, (name, tensor) in enumerate(tensors.items()):
@@ -201,7 +207,7 @@ class CallCapture:
             flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
             is_value = self._values or not flat.is_floating_point() or span <= _FEW_ELEMENTS
             if is_value and whole <= _MOST_CALL_BYTES and span:
-                data = memoryview(_bytes_of(flat.cpu()))
+                data = memoryview(flat.cpu().view(torch.uint8).numpy())
                 if kept := self.files.put_contents(call, data):
                     results[name] = TensorContents(kept)
                     self.bytes += data.nbytes
@@ -354,17 +360,6 @@ def _addresses(tensor: torch.Tensor) -> list[int]:
     return numbers if all(n == 0 or _LEAST_ADDRESS <= n < _END_OF_ADDRESSES for n in numbers) else []
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values, those of descriptors and of tuples included, in order."""
-    for value in values:
-        if is_descriptor(value):
-            yield value.base
-        elif is_tensor(value):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _tensors(value)
-
-
 def _launches(
     tuner: Any, configs: Sequence[Any], given: Mapping[str, Any], grid: Any
 ) -> Iterator[CapturedLaunch]:
@@ -404,12 +399,6 @@ def _overlapping(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], 
             groups.append([name])
         end = max(end, high)
     return tuple(tuple(g) for g in groups if len(g) > 1)
-
-
-def _bytes_of(flat: torch.Tensor) -> Any:
-    import torch
-
-    return flat.view(torch.uint8).numpy()
 
 
 def _moments(flat: torch.Tensor, number: int) -> TensorContents:

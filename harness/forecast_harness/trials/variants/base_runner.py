@@ -234,6 +234,14 @@ def call_arguments(
     return {"args": [], "kwargs": named | {name: value for name, value in given.items() if value is not None}}
 
 
+def call_to_compile(
+    arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
+) -> dict[str, Any]:
+    """The same as `compile_calls` takes it."""
+    tensors = {a.name: [a.dtype, memory_span(a), int(not a.aligned)] for a in arguments if a.kind == "tensor"}
+    return {"tensors": tensors, "call": call_arguments(arguments, scalars, grid, config)}
+
+
 def encode_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that are no tensors as JSON; see `encode_constant`, as which it raises."""
 

@@ -8,7 +8,7 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from forecast_autotune.records import Argument, Config
 from forecast_autotune.records.captured_call import CapturedCall, TensorContents
 from forecast_autotune.store.captures import contents_file
 from forecast_autotune.variants.constants import CONSTANT, decode_constant
-from forecast_autotune.variants.entry import grid_extent, nested_arguments
+from forecast_autotune.variants.entry import flat_arguments, grid_extent, nested_arguments
 from forecast_autotune.variants.signature import (
     call_form,
     canonical_text,
@@ -430,7 +430,7 @@ class UserCalls:
         grid = given.pop("grid", None)
         arguments = frameworks.triton().arguments_of(find_kernel(self._module, self.subject.name), given)
         constants = {a.name for a in arguments if a.kind == "constexpr"}
-        values = dict(_members(given, constants))
+        values = dict(flat_arguments(given, constants))
         memory, scalars = {}, {}
         for argument in arguments:
             name, value = argument.name, values[argument.name]
@@ -458,16 +458,6 @@ class UserCalls:
             return grid_extent(grid, given, meta)
         except (KeyError, TypeError, ForecastAutotuneError):
             return None
-
-
-def _members(given: Mapping[str, Any], constants: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """All arguments, those in tuples by names that `nested_arguments` reads."""
-    for name, value in given.items():
-        if isinstance(value, tuple) and value and name not in constants:
-            places = getattr(value, "_fields", range(len(value)))
-            yield from _members({f"{name}.{p}": v for p, v in zip(places, value, strict=True)}, constants)
-        else:
-            yield name, value
 
 
 def heuristics_of(subject: BaseKernel) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:

@@ -12,7 +12,7 @@ import torch
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem
-from forecast_autotune.variants.signature import in_size_class, memory_span, pointees, signature_of
+from forecast_autotune.variants.signature import in_size_class, pointees, signature_of
 from forecast_harness.sandbox.jobs import TensorArrays
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import CallSizes, SizeClass
@@ -22,7 +22,7 @@ from forecast_harness.trials.variants.base_runner import (
     BaseKernelRun,
     BaseKernelRunner,
     TensorMemory,
-    call_arguments,
+    call_to_compile,
     gap_mask,
     has_nonfinite,
     memory_bytes,
@@ -544,24 +544,18 @@ def expected_survey(subject: BaseKernel, device: str) -> KernelSurvey:
     if subject.inputs:
         return KernelSurvey((), (), config, True)
     recorded = CapturedCalls(subject, device) if subject.captured else RecordedCalls(subject, device)
-    sizes = recorded.sizes
-    if isinstance(recorded, CapturedCalls):
-        words = {s.places[0]: s.size_class for s in sizes.sizes} if sizes.varied else {}
-        return KernelSurvey(
-            (),
-            (),
-            config,
-            True,
-            words=words,
-            evidence=MULTIPLE_EVIDENCE[0],
-            most=MAX_ELEMENTS[device],
-            values=recorded.values,
-        )
-    if sizes.varied:
+    sizes, values = recorded.sizes, getattr(recorded, "values", ())
+    if sizes.varied and not values:
         sizes = CallSizes.of(subject.calls, evidence=MULTIPLE_EVIDENCE[0])
-    words = {s.places[0]: s.size_class for s in sizes.sizes}
     return KernelSurvey(
-        (), (), config, True, words=words, evidence=MULTIPLE_EVIDENCE[0], most=MAX_ELEMENTS[device]
+        (),
+        (),
+        config,
+        True,
+        words={s.places[0]: s.size_class for s in sizes.sizes if sizes.varied or not values},
+        evidence=MULTIPLE_EVIDENCE[0],
+        most=MAX_ELEMENTS[device],
+        values=values,
     )
 
 
@@ -588,13 +582,9 @@ def calls_to_compile(
     drawn = Counter[Hashable]()
     for arguments, scalars, grid in _drawn(source, config, layers, generator):
         for given in (arguments, *([widened_arguments(arguments, wide_on)] if wide_on else [])):
-            tensors = {
-                a.name: [a.dtype, memory_span(a), int(not a.aligned)] for a in given if a.kind == "tensor"
-            }
-            call = call_arguments(given, scalars, grid, config)
             form = call_form(given, scalars)
             drawn[form] += 1
-            results.setdefault(form, {"tensors": tensors, "call": call})
+            results.setdefault(form, call_to_compile(given, scalars, grid, config))
     return [results[form] for form, _ in drawn.most_common(_MOST_CALLS)]
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forecast_autotune.records import Argument, Config
-from forecast_autotune.variants.signature import memory_span, pointees
 from forecast_harness.sandbox.api import SandboxError
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import largest_tensor
@@ -20,6 +19,7 @@ from forecast_harness.trials.variants.base_runner import (
     BaseKernelRunner,
     TensorMemory,
     call_arguments,
+    call_to_compile,
     gap_mask,
     has_nonfinite,
     memory_bytes,
@@ -36,7 +36,12 @@ from forecast_harness.trials.variants.call_sampling import (
     with_heuristics,
 )
 from forecast_harness.trials.variants.compilation import CompiledForms, call_form
-from forecast_harness.trials.variants.kernel_survey import call_source, launch_base, tensor_argument
+from forecast_harness.trials.variants.kernel_survey import (
+    call_source,
+    launch_base,
+    tensor_argument,
+    widened_arguments,
+)
 from forecast_harness.verify.problem import (
     OUTSIDE_DOMAIN,
     CheckFinding,
@@ -221,15 +226,7 @@ class VariantProblem:
         """A call as `compile_calls` takes it; `takes`: a variant's parameters, None for the base."""
         meta = config.parameters()
         scalars = with_heuristics(drawn, self._layers, meta, takes)
-        tensors = {
-            a.name: [a.dtype, memory_span(a), int(not a.aligned)]
-            for a in drawn.arguments
-            if a.kind == "tensor"
-        }
-        return {
-            "tensors": tensors,
-            "call": call_arguments(drawn.arguments, scalars, drawn.grid(meta), config),
-        }
+        return call_to_compile(drawn.arguments, scalars, drawn.grid(meta), config)
 
     def _form(self, drawn: DrawnCall, config: Config) -> Hashable | None:
         """The part of a call that decides how the variant is compiled with a config; None where it has no grid."""
@@ -386,13 +383,10 @@ class VariantProblem:
         return self._wide[id(drawn)]
 
     def _run_widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
+        arguments = widened_arguments(drawn.arguments, self._device)
+        if arguments == drawn.arguments:
+            return None
         wide = {n: widened(t, self._device) for n, t in memory.items()}
-        if pointees(drawn.arguments) or all(wide[n].dtype == t.dtype for n, t in memory.items()):
-            return None  # the kernel says what its addresses are of
-        arguments = tuple(
-            replace(a, dtype=str(wide[a.name].dtype).removeprefix("torch.")) if a.kind == "tensor" else a
-            for a in drawn.arguments
-        )
         try:
             return launch_base(
                 self._reference,

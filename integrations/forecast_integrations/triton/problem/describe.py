@@ -26,7 +26,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.records.problem import ADDRESS, OPTIONS
 from forecast_autotune.variants.constants import exact_constant
-from forecast_autotune.variants.entry import CallGrid, signature
+from forecast_autotune.variants.entry import CallGrid, flat_arguments, signature
 from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.source import (
@@ -224,20 +224,8 @@ def configs_by_candidate(configs: Sequence[LaunchConfig]) -> dict[Candidate, Lau
 def call_arguments(fn: KernelFunction, named: NamedArguments) -> list[Argument]:
     """The call's arguments in the kernel's order; those that the config supplies are left out."""
     constexprs = signature(innermost(fn))[1]
-    given = [name for name in fn.arg_names if name in named]
-    return [a for name in given for a in _arguments(name, named[name], name in constexprs)]
-
-
-def _arguments(name: str, value: object, constexpr: bool) -> list[Argument]:
-    """An argument; of a tuple its members, `name.0` and so on, or `name.field` of a named one, as deep as they go."""
-    if constexpr or not isinstance(value, tuple | list) or not value:
-        return [describe_argument(name, value, constexpr)]
-    places = getattr(value, "_fields", range(len(value)))
-    return [
-        a
-        for place, held in zip(places, value, strict=True)
-        for a in _arguments(f"{name}.{place}", held, False)
-    ]
+    given = {name: named[name] for name in fn.arg_names if name in named}
+    return [describe_argument(n, value, n in constexprs) for n, value in flat_arguments(given, constexprs)]
 
 
 def describe_argument(name: str, value: object, constexpr: bool = False) -> Argument:
