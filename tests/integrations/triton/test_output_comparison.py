@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.runtime.driver import driver
 
 from forecast_autotune import autotune
+from forecast_autotune.policy import Fixed
 from forecast_autotune.records import Measurement, Outcome
 from forecast_integrations.triton.null_device import NullDevice, null_device
 from forecast_integrations.triton.timer import output_comparison
@@ -73,7 +74,8 @@ def decided(
     """
     options = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in WARPS for s in STAGES]
     options.insert(4, triton.Config({"BLOCK": 128}, num_warps=8))
-    tuner = autotune(options, key=["n"], store=store, mode="exhaustive", **given)(fresh(kernel))
+    given = {"mode": "exhaustive", **given}
+    tuner = autotune(options, key=["n"], store=store, **given)(fresh(kernel))
     torch.manual_seed(0)
     x, out = (100 * torch.randn(N)).to(dtype), torch.zeros(N, dtype=dtype)
     with computing(effect):
@@ -164,6 +166,20 @@ def test_a_kernel_that_updates_its_output_starts_from_the_same(
 
     _, rows, _ = decided(effect, tmp_path, kernel=accumulate, **given)
     assert [m.candidate.config.num_warps for m in rows.values() if not m.ok] == [8]
+
+
+@pytest.mark.parametrize("wrong", [2, 8])
+def test_of_two_that_differ_a_third_one_decides(clean_environment: None, tmp_path: Path, wrong: int) -> None:
+    """Two measurements would do, and say nothing of which is right."""
+    given = {"mode": "tune", "policy": Fixed(2)}
+    tuner, rows, _ = decided(unlike(lambda out: out.mul_(3), wrong), tmp_path / "wrong", **given)
+    tried = {m.candidate.config.num_warps: m.ok for m in rows.values()}
+    if wrong in tried:
+        assert len(rows) > 2
+        assert not tried[wrong]
+        assert tuner.decision.chosen.config.num_warps != wrong
+    _, rows, _ = decided(right, tmp_path / "right", **given)
+    assert len(rows) == 2
 
 
 def test_large_outputs_and_hooks_are_left_alone(

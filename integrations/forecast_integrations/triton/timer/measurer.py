@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -161,6 +162,7 @@ class TritonMeasurer:
         own = timer is None and not bench
         self._outputs = OutputComparison(call) if own else None
         self._struck: list[Measurement] = []
+        self._tried: set[Candidate] = set()
 
     @property
     def raw(self) -> dict[Candidate, Times]:
@@ -225,6 +227,10 @@ class TritonMeasurer:
             yield self._measured(self._ready.pop(ready[0]))
             yield from self._newly_struck()
             self._check()
+            if not wanted and self._outputs is not None and self._outputs.is_undecided:
+                others = (c for c in (*self._ready, *self._call.configs) if c not in self._tried)
+                wanted = dict.fromkeys(itertools.islice(others, 1))
+                self._pool.schedule([c for c in wanted if c not in self._ready])
 
     def _collect(self) -> None:
         """Take what has been compiled by now."""
@@ -280,6 +286,7 @@ class TritonMeasurer:
         self._timer.close()
 
     def _measured(self, compiled: CompileResult) -> Measurement:
+        self._tried.add(compiled.candidate)
         with span("measure", candidate=compiled.candidate) as shown:
             m = self._time(compiled)
             shown.set(outcome=m.outcome, median_ms=m.median_ms, repeats=m.repeats)

@@ -91,6 +91,15 @@ class OutputComparison:
         )
         self._is_over = not made
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether results differ and each stands alone: another config has to say which one is right."""
+        return (
+            not self._is_over
+            and len(self._agreements) > 1
+            and all(len(a.members) == 1 for a in self._agreements)
+        )
+
     def compare(self, candidate: Candidate) -> dict[Candidate, str]:
         """Launch a candidate that has run; returns those that stand alone by now, with a sentence why."""
         if self._is_over or self._own is self._call:
