@@ -1,9 +1,9 @@
 """Timing kernels shorter than a device's clock can tell: pauses before short launches, and launches recorded as graphs.
 
-A device looks for the end of its work at intervals, an H200 every 1.2 us. Events around a kernel of 5 us
-therefore say 4.8 or 6.0 us whatever is timed. Behind pauses that spread over one interval the same kernel ends
-at every phase of it; the mean of the times less the pauses then moves with the kernel. As with events around
-many long launches, it lies above the kernel's own time by half an interval, and by as much for all kernels.
+A device may look for the end of its work at intervals, of 1.2 us where that was seen (not on an H200 with driver 580).
+Events around a kernel of 5 us then say 4.8 or 6.0 us whatever is timed. Behind pauses that spread over one interval
+the same kernel ends at every phase of it; the mean of the times less the pauses then moves with the kernel. As with
+events around many long launches, it lies above the kernel's own time by half an interval, and by as much for all.
 
 The host needs 20 to 100 us to launch a kernel, as long as a short kernel runs or longer, and looks at the clock
 only where it may. A graph of a pause and of the launch is one piece of work for the device: between events around its
@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 CLOCK_INTERVAL_S = 1.2e-6
-"""Seconds between two looks of an H200 for the end of its work."""
+"""Seconds between two looks of a device for the end of its work, at most."""
 SHORT_LAUNCH_S = 30e-6
 """Seconds below which launches are timed behind pauses: an interval is more than 4 % of them."""
 _PAUSE_COUNT = 8
@@ -30,10 +30,10 @@ _STRAY_FACTOR, _STRAY_S = 1.1, 1e-6
 """Times the median, and seconds (most of an interval), beyond which a launch was disturbed."""
 
 
-def pause_lengths(*, between: bool = False) -> list[int]:
-    """Clock cycles of every pause: steps of one eighth of an interval; `between`: those half a step longer."""
+def pause_lengths() -> list[int]:
+    """Clock cycles of every pause: steps of one eighth of an interval."""
     step = CLOCK_INTERVAL_S * _CLOCK_HZ / _PAUSE_COUNT
-    return [round(step * (n + (1.5 if between else 1.0))) for n in range(_PAUSE_COUNT)]
+    return [round(step * (n + 1)) for n in range(_PAUSE_COUNT)]
 
 
 def pause_seconds(pause: int) -> float:

@@ -102,11 +102,18 @@ def unlike(change: Callable[[torch.Tensor], object], warps: int = 8) -> Effect:
     return effect
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
+OTHER, TILE = (lambda out: out.mul_(3)), (lambda out: out[: N // 64].zero_())
+
+
 @pytest.mark.parametrize(
-    "change",
-    [lambda out: out.mul_(3), lambda out: out[: N // 64].zero_(), None],
-    ids=["other", "tile", "half"],
+    ("dtype", "change"),
+    [
+        (torch.float32, OTHER),
+        (torch.float16, TILE),
+        (torch.bfloat16, None),
+        (torch.int32, OTHER),
+        (torch.int32, None),
+    ],
 )
 def test_a_fast_config_that_computes_something_else_is_refused_by_name(
     clean_environment: None, tmp_path: Path, dtype: torch.dtype, change: Any

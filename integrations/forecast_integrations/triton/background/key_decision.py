@@ -186,7 +186,7 @@ class SlicedTimer(EventTimer):
     def _wait(self) -> None:
         pass
 
-    def _record(self, candidate: Candidate, *, finely: bool = False) -> list[TimedLaunch]:
+    def _record(self, candidate: Candidate) -> list[TimedLaunch]:
         return []
 
     def _queue(

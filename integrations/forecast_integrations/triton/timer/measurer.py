@@ -314,7 +314,8 @@ class TritonMeasurer:
             if compiled.cpu_seconds is not None:
                 facts["compile_cpu_s"] = round(compiled.cpu_seconds, 4)
             times = self._timer.time_adaptively(candidate, self._best_ms)
-            strange = {} if self._outputs is None or times is None else self._outputs.compare(candidate)
+            ms = math.inf if times is None else statistics.median(times)
+            strange = {} if self._outputs is None else self._outputs.compare(candidate, ms)
         except Exception as error:
             return self._failed(candidate, error, seconds, facts)
         finally:
@@ -322,7 +323,7 @@ class TritonMeasurer:
         if times is None:
             message = "the benchmark function returned inf"
             return self._no_time(candidate, Outcome.OUT_OF_RESOURCES, seconds, {**facts, "message": message})
-        self._timed[candidate] = statistics.median(times)
+        self._timed[candidate] = ms
         for other, why in strange.items():
             del self._timed[other]
             self._struck.append(self._no_time(other, Outcome.INCORRECT, None, {"message": why}))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 << 20
 """Storage of what a kernel writes, up to which it is compared: so much is filled and compared in about 1 ms."""
+_MOST_MS = 20.0
+"""Of a launch that is made once more: longer ones would be a good part of the timing."""
 _CHUNK = 1 << 24
 """Elements that are compared at a time."""
 _LEAST_TOLERANCE = 0.01
@@ -94,15 +96,12 @@ class OutputComparison:
     @property
     def is_undecided(self) -> bool:
         """Whether results differ and each stands alone: another config has to say which one is right."""
-        return (
-            not self._is_over
-            and len(self._agreements) > 1
-            and all(len(a.members) == 1 for a in self._agreements)
-        )
+        sizes = [len(one.members) for one in self._agreements]
+        return not self._is_over and len(sizes) > 1 == max(sizes)
 
-    def compare(self, candidate: Candidate) -> dict[Candidate, str]:
-        """Launch a candidate that has run; returns those that stand alone by now, with a sentence why."""
-        if self._is_over or self._own is self._call:
+    def compare(self, candidate: Candidate, ms: float) -> dict[Candidate, str]:
+        """Launch a candidate that has run, in `ms`; returns those that stand alone by now, with a sentence why."""
+        if self._is_over or self._own is self._call or ms > _MOST_MS:
             return {}
         try:
             with _unseen():
@@ -142,18 +141,15 @@ class OutputComparison:
         strange: dict[Candidate, str] = {}
         for one in alone:
             candidate, distance = one.members[0], self._distance(one.outputs, most.outputs)
-            if distance > _SCATTER * most.scatter and (
-                math.isfinite(distance) or _vary(candidate, most.members)
-            ):
-                shown = (
-                    f"differ by {100 * distance * _tolerance(one.outputs[0].dtype):.3g} % of the largest value"
-                    if math.isfinite(distance)
-                    else "are written, or are numbers, at other places"
-                )
-                strange[candidate] = (
-                    f"it computes something else than {len(most.members)} other configs: its outputs {shown}"
-                )
-                self._agreements.remove(one)
+            elsewhere = math.isinf(distance)
+            if distance <= _SCATTER * most.scatter or (elsewhere and not _vary(candidate, most.members)):
+                continue
+            share = 100 * distance * _tolerance(one.outputs[0].dtype)
+            shown = "are at other places" if elsewhere else f"differ by {share:.3g} % of the largest value"
+            strange[candidate] = (
+                f"it computes something else than {len(most.members)} other configs: its outputs {shown}"
+            )
+            self._agreements.remove(one)
         return strange
 
     def _distance(self, outputs: list[torch.Tensor], others: list[torch.Tensor]) -> float:

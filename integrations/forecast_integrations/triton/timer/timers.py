@@ -155,20 +155,16 @@ class ShortLaunchRecorder:
         """Return the stream that everything is recorded on."""
         return self._recorder.stream
 
-    def record(
-        self, launch: Callable[[], object], *, between: bool = False, pool: Any = None
-    ) -> list[TimedLaunch]:
+    def record(self, launch: Callable[[], object], *, pool: Any = None) -> list[TimedLaunch]:
         """The launch behind every pause of `pause_lengths`; each was replayed once, so that the device holds it."""
         launches = []
-        for pause in pause_lengths(between=between):
+        for pause in pause_lengths():
             graph, _ = self._recorder.record(launch, pause, pool)
             graph.replay()
             launches.append(TimedLaunch(graph.replay, pause_seconds(pause) + self._pause_cost_s))
         return launches
 
-    def record_allocating(
-        self, call: Callable[[], object], *, between: bool = False
-    ) -> list[TimedLaunch] | None:
+    def record_allocating(self, call: Callable[[], object]) -> list[TimedLaunch] | None:
         """The same of a call that may take memory: its graphs have a pool of their own, which goes with them.
 
         None where it cannot be recorded; then the process is as it was. Raises RuntimeError where it is not.
@@ -177,7 +173,7 @@ class ShortLaunchRecorder:
         with self._interface.stream(self.stream):
             call()  # libraries take their workspace of a stream at the first call there
         try:
-            return self.record(call, between=between, pool=pool)
+            return self.record(call, pool=pool)
         except Exception:
             self._put_right(pool)
             return None
@@ -234,9 +230,7 @@ def recording_stream(flush: Callable[[], object]) -> Any:
     return None if recorder is None else recorder.stream
 
 
-def record_call(
-    call: Callable[[], object], flush: Callable[[], object], *, between: bool = False
-) -> list[TimedLaunch] | None:
+def record_call(call: Callable[[], object], flush: Callable[[], object]) -> list[TimedLaunch] | None:
     """Launches of any call that has run before, recorded behind pauses; None where they cannot be.
 
     Launches on streams other than the current one are not recorded.
@@ -248,14 +242,14 @@ def record_call(
     if recorder is None:
         return None
     try:
-        return recorder.record_allocating(call, between=between)
+        return recorder.record_allocating(call)
     except RuntimeError:
         _RECORDERS[active][int(active.get_current_device())] = None
         return None
 
 
 def record_launches(
-    call: KernelCall, candidate: Candidate, flush: Callable[[], object], *, between: bool = False
+    call: KernelCall, candidate: Candidate, flush: Callable[[], object]
 ) -> list[TimedLaunch] | None:
     """Launches of a candidate that has run before, recorded behind pauses; None where they cannot be.
 
@@ -271,7 +265,7 @@ def record_launches(
     full = call.run_before_hooks(candidate)
     try:
         launch = _bare_launch(call, candidate)
-        return None if launch is None else recorder.record(launch, between=between)
+        return None if launch is None else recorder.record(launch)
     except Exception:
         # Whatever it was: launches that are not recorded need none of this.
         _RECORDERS[active][int(active.get_current_device())] = None
@@ -348,9 +342,6 @@ _LONG_MS = 1.0
 _FEWEST_LAUNCHES, _FEWEST_LONG, _FEWEST_RECORDED = 8, 3, 3
 """Launches of a look, those of long kernels, and rounds over all pauses of recorded ones. Short launches are even in
 number: every other one of a device's takes longer."""
-_MOST_FINELY, _FINELY_S = 8, 15e-6
-"""Finalists that are recorded behind twice as many pauses (some 3 ms each, and memory of the device), and seconds of a
-launch below which that tells more: half a step between two pauses is 0.5 % of them."""
 _TURNS, _FEWEST_TURNS = 1 / 6, 5
 """Share of the rounds in turns after which finalists may be clear of each other, and how many these are at least."""
 _HOPELESS_AT_ONCE = 1.5
@@ -578,9 +569,8 @@ class LaunchTimer:
         if max(estimates) >= _LONG_MS:
             least = 5
         if min(estimates) <= 1e3 * SHORT_LAUNCH_S:
-            finely = len(candidates) <= _MOST_FINELY and min(estimates) <= 1e3 * _FINELY_S
             for candidate in candidates:
-                if not (recorded_ways := self._record(candidate, finely=finely)):
+                if not (recorded_ways := self._record(candidate)):
                     break
                 ways.append(recorded_ways)
         recorded = len(ways) == len(candidates)
@@ -604,22 +594,16 @@ class LaunchTimer:
             left = contenders(times)
         return times
 
-    def _record(self, candidate: Candidate, *, finely: bool = False) -> list[TimedLaunch]:
-        """The candidate behind pauses, behind twice as many if `finely`; none where it cannot be recorded."""
-        ways = self._recorded.get(candidate)
-        if ways is None:
-            ways = self._record_ways(candidate)
-        if ways and finely:
-            more = self._record_ways(candidate, between=True)
-            ways = ways + more if more else None
+    def _record(self, candidate: Candidate) -> list[TimedLaunch]:
+        """The candidate behind pauses; none where it cannot be recorded."""
+        ways = self._recorded.get(candidate) or self._record_ways(candidate)
         if not ways:
             return []
-        if not finely:
-            self._recorded[candidate] = ways
+        self._recorded[candidate] = ways
         self._protocols[candidate] = self._recorded_protocol
         return ways
 
-    def _record_ways(self, candidate: Candidate, *, between: bool = False) -> list[TimedLaunch] | None:
+    def _record_ways(self, candidate: Candidate) -> list[TimedLaunch] | None:
         """Launches behind pauses, as `record_launches` makes them; None where a candidate cannot be recorded."""
         return None
 
@@ -708,8 +692,8 @@ class EventTimer(LaunchTimer):
         with suppress(RuntimeError):
             prepare_recording(self._flush)
 
-    def _record_ways(self, candidate: Candidate, *, between: bool = False) -> list[TimedLaunch] | None:
-        return record_launches(self._call, candidate, self._flush, between=between)
+    def _record_ways(self, candidate: Candidate) -> list[TimedLaunch] | None:
+        return record_launches(self._call, candidate, self._flush)
 
 
 def _round_ms(
@@ -803,10 +787,10 @@ class CallTimer(LaunchTimer):
     def _wake(self) -> None:
         pass
 
-    def _record_ways(self, candidate: Candidate, *, between: bool = False) -> list[TimedLaunch] | None:
+    def _record_ways(self, candidate: Candidate) -> list[TimedLaunch] | None:
         if not self._may_record:
             return None
-        ways = record_call(self._one.functions[_ONLY], self._flush, between=between)
+        ways = record_call(self._one.functions[_ONLY], self._flush)
         if ways and not self._does_all(ways):
             ways = None
         self._recordable = ways is not None
