@@ -90,6 +90,10 @@ class Backend(Protocol):
         """
         ...
 
+    def identity(self) -> str:
+        """What answers rest on, to keep them by: the name, and a digest of weights that lie on this machine."""
+        return self.name
+
     def ready(self) -> bool:
         """Whether an answer needs no loading first. Cheap."""
         return True

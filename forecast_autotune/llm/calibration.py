@@ -21,6 +21,8 @@ import numpy.typing as npt
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.bins import BINS, Bins
+from forecast_autotune.llm.probe import FILE as PROBE
+from forecast_autotune.llm.probe import files_digest
 from forecast_autotune.records import Problem, digest
 from forecast_autotune.records.bounded_json import decode_bounded
 from forecast_autotune.records.codec import Record, json_option, reader_of
@@ -243,8 +245,8 @@ def calibration_path(model: str, cache: Path) -> Path:
 def find_calibration(model: str, prompt: str, places: Sequence[Path]) -> LLMCalibration:
     """The first calibration of this model and prompt at one of these files, else one of weight 0.
 
-    Raises `RecordError` for a file that is there and cannot be read, or was fitted for another prompt: going
-    on without it in silence would make the model useless and not say why.
+    Raises `RecordError` for a file that is there and cannot be read, or was fitted for another prompt or to other
+    weights: going on without it in silence would make the model useless and not say why.
     """
     for path in places:
         if not path.is_file():
@@ -254,5 +256,12 @@ def find_calibration(model: str, prompt: str, places: Sequence[Path]) -> LLMCali
             raise RecordError(
                 f"{path}: fitted for prompt {result.prompt!r}, this release asks with {prompt!r}: {_RECALIBRATE_HINT}"
             )
+        if (fitted := result.about.get("probe", "")) and fitted != probe_digest(places):
+            raise RecordError(f"{path}: fitted to other weights than lie there: {_RECALIBRATE_HINT}")
         return result
     return LLMCalibration(model, prompt)
+
+
+def probe_digest(places: Sequence[Path]) -> str:
+    """A digest of the probe beside the weights whose calibration is at one of `places`; empty without one."""
+    return next((known for path in places if (known := files_digest(path.parent, PROBE))), "")

@@ -15,25 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_named_output
-from forecast_autotune.llm.backend import LLMError
+from forecast_autotune.llm.backend import BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 from forecast_autotune.records.bounded_json import decode_bounded
 from forecast_autotune.records.codec import Record
 from forecast_autotune.records.named_lines import read_document
 
-Array = npt.NDArray[np.float64]
-
 FILE = "forecast_probe.json"
 """Its name in the folder of an adapter or a model."""
 PROMPTS = 32
 """Most prompts of a probe."""
-TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.02}
-"""Most difference of log-probabilities from those in float32, by the dtype that computes."""
+TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.02, "": 0.25}
+"""Most difference of log-probabilities from those in float32, by the dtype that computes; the last is for an engine
+that rounds logits, too: in bfloat16 those of 16 and more lie 0.125 apart."""
 _LEAST_LOG_P = math.log(1e-4)
 """Less probable answers are all alike."""
 MODEL_FILES = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer*.json", "*.jinja")
@@ -80,31 +78,36 @@ class Probe(
     def check(
         self,
         name: str,
-        forecast: Callable[[str, Sequence[str]], Array],
+        forecast: Callable[[str, Sequence[str]], BackendResponse],
         *,
-        dtype: str = "bfloat16",
+        dtype: str,
         tokens: ForecastTokenizer | None = None,
     ) -> None:
         """Raises `ProbeMismatch` with the largest difference where a model answers otherwise than its trainer saw.
 
-        `forecast` gives probabilities [n, labels] of a prefix and n suffixes, computed in `dtype`. With `tokens`,
+        `forecast` answers a prefix and n suffixes, computing in `dtype`. With `tokens`,
         token numbers are compared as well.
         """
         worst = 0.0
         for q in self.questions:
             if tokens is not None:
                 self._check_tokens(name, q, tokens)
-            with np.errstate(divide="ignore"):
-                said = np.log(forecast(q.prefix, q.suffixes))
-            both = (np.maximum(x, _LEAST_LOG_P) for x in (said, np.asarray(q.log_p)))
-            worst = max(worst, float(np.nan_to_num(np.abs(np.subtract(*both)), nan=math.inf).max()))
-        most = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+            answer = forecast(q.prefix, q.suffixes)
+            if not answer.answered.all():
+                raise LLMError(
+                    f"{name} left prompts of its probe without an answer: {'; '.join(answer.trouble)}"
+                )
+            told = answer.probabilities > 0  # a server tells of the likeliest only
+            both = np.log(answer.probabilities[told]), np.array(q.log_p)[told]
+            apart = np.subtract(*(np.maximum(x, _LEAST_LOG_P) for x in both))
+            worst = max(worst, float(np.nan_to_num(np.abs(apart), nan=math.inf).max()))
+        most = TOLERANCE[dtype]
         if not worst <= most:
             count = sum(len(q.suffixes) for q in self.questions)
             raise ProbeMismatch(
                 f"{name} must answer as it did where it was trained, and log-probabilities of {count} recorded "
-                f"prompts differ by up to {worst:.3g} (at most {most:g} in {dtype}): give the model, the adapter and "
-                f"the tokenizer that belong together, try dtype=float32, or {_REMEDY}"
+                f"prompts differ by up to {worst:.3g} (at most {most:g} in {dtype or 'whatever it computes in'}): give "
+                f"the model, the adapter and the tokenizer that belong together, try dtype=float32, or {_REMEDY}"
             )
 
     def _check_tokens(self, name: str, q: ProbeQuestion, tokens: ForecastTokenizer) -> None:
@@ -135,6 +138,12 @@ def find_probe(*folders: str | Path | None) -> Probe | None:
             except (RecordError, ValueError, OSError) as error:
                 raise LLMError(f"{path}: no probe that can be read ({error}): {_REMEDY}") from error
     return None
+
+
+def weights_identity(*folders: str | None) -> str:
+    """A digest of what lies in each folder: of the probe where there is one, else of the weights and the tokenizer."""
+    known = [files_digest(folder, FILE) or files_digest(folder, *MODEL_FILES) for folder in folders if folder]
+    return " ".join(known)
 
 
 def files_digest(folder: str | Path, *patterns: str) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from forecast_autotune.commands.output import is_installed
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Backend, TextGenerator, UsageCallback, ignore_usage
+from forecast_autotune.llm.probe import find_probe
 from forecast_autotune.llm.providers import GENERATION_TIMEOUT_S, answers_directory
 from forecast_autotune.llm.spec import ModelSpec, parsed
 from forecast_autotune.settings import Settings
@@ -126,7 +127,9 @@ def _open_http_backend(
     batch = spec.given_options("batch")
     if spec.kind == "systemone":
         return SystemOneBackend(spec.location, model, client=client, **batch)
-    return CompletionsBackend(spec.location, model, client=client, **batch)
+    # A server names a model by its folder, or an adapter by the name that it has here, too.
+    assets = settings.assets / "adapters" / model if settings.assets else None
+    return CompletionsBackend(spec.location, model, client=client, probe=find_probe(model, assets), **batch)
 
 
 def _open_chat(spec: ModelSpec, client: ServerClient) -> ChatBackend:

@@ -13,23 +13,21 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_autotune.llm.probe import find_probe
+from forecast_autotune.llm.probe import find_probe, weights_identity
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
-
-Array = npt.NDArray[np.float64]
 
 DEFAULT_MEMORY_SHARE = 0.3
 """Share of the GPU's memory: vLLM's own default, 0.9, leaves nothing for the program whose kernels are tuned."""
@@ -64,6 +62,10 @@ class VLLMBackend(Backend):
         self._tokens: ForecastTokenizer | None = None
         self._failed: LLMError | None = None
         self._numbers = itertools.count()
+
+    def identity(self) -> str:
+        """See `Backend`."""
+        return f"{self.name} {weights_identity(self._adapter, self._model)}"
 
     def ready(self) -> bool:
         """Whether the model is loaded."""
@@ -121,14 +123,11 @@ class VLLMBackend(Backend):
             try:
                 opened = self._loaded()
                 if (probe := find_probe(self._adapter, self._model)) is not None:
-
-                    def forecast(prefix: str, suffixes: Sequence[str]) -> Array:
-                        now = time.monotonic()
-                        return self._answer(
-                            *opened, prefix, suffixes, BINS.labels, now, math.inf
-                        ).probabilities
-
-                    probe.check(self.name, forecast, tokens=opened[1])
+                    ask = partial(
+                        self._answer, *opened, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf
+                    )
+                    dtype = "float32" if self._options["dtype"] == "float32" else ""
+                    probe.check(self.name, ask, dtype=dtype, tokens=opened[1])
                 self._engine, self._tokens = opened
             except LLMError as error:
                 self._failed = error

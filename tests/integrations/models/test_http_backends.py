@@ -12,6 +12,7 @@ import pytest
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.probe import Probe, ProbeMismatch, ProbeQuestion
 from tests.integrations.models.faulty_server import (
     KINDS,
     MASS,
@@ -94,6 +95,24 @@ def test_texts_are_tokenized_once_and_apart() -> None:
     assert sent[0]["prompt"][1] == tokenized(PREFIX) + tokenized(suffixes(3)[1])
     assert sent[0]["logprob_token_ids"] == [1000 + ord(label.token) for label in BINS.labels]
     assert (sent[0]["max_tokens"], sent[0]["logprobs"]) == (1, 20)
+
+
+def test_a_server_of_other_weights_than_the_probes_is_refused() -> None:
+    """Asked once; and nothing is forecast by it."""
+    texts = tuple(suffixes(2))
+    right = [tuple(float(x) for x in np.log(truth(text))) for text in texts]
+    ids = ((1,), (1, 2), (3,))
+    for rows, refused in ((right, False), (right[::-1], True)):
+        question = ProbeQuestion(PREFIX, texts, ids[0], ids[1:], tuple(rows))
+        with FaultyServer() as server:
+            it = opened("completions", server, probe=Probe((1,), (question,)))
+            if not refused:
+                assert ask(it).answered.all()
+                continue
+            for _ in range(2):
+                with pytest.raises(ProbeMismatch, match="2 recorded prompts differ by up to"):
+                    ask(it)
+            assert len([path for path, _, _ in server.requests if path == "/v1/completions"]) == 1
 
 
 def test_one_prompt_per_request_is_no_list() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.calibration import BlendWeight, LLMCalibration, ModelLatency
 from forecast_autotune.llm.prompt import ProblemDescription, ReferenceTime, forecast_prompt, shown
@@ -57,7 +57,7 @@ OracleBehaviour = Literal["honest", "liar", "blind"]
 distribution for every candidate."""
 
 
-class OracleBackend:
+class OracleBackend(Backend):
     """A `Backend` with `error` (log2) as the standard deviation of its mistakes, and of what it states."""
 
     def __init__(
@@ -101,16 +101,6 @@ class OracleBackend:
         stated = BINS.soft_targets(ratio + self._error * noise, max(self._error, 0.02))
         tokens = (len(prefix) + sum(map(len, suffixes))) // 3
         return BackendResponse(stated, np.ones(len(stated)), Usage(1, tokens, seconds=tokens * self._token_s))
-
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-    def prepare(self) -> None:
-        """Nothing to load."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _subject(prefix: str) -> str:

@@ -15,8 +15,12 @@ import safetensors.torch
 import torch
 import transformers
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.calibration import FILE as CALIBRATION
+from forecast_autotune.llm.calibration import LLMCalibration, find_calibration, probe_digest
+from forecast_autotune.llm.calibration import write as write_calibration
 from forecast_autotune.llm.probe import FILE, Probe, ProbeMismatch, find_probe
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 from forecast_integrations.models.transformers import loading
@@ -225,3 +229,27 @@ def test_a_finished_run_has_nothing_to_resume_and_tells_its_whole_loss(
     assert done["train_loss"] == pytest.approx(np.mean([row["loss"] for row in done["log"] if "loss" in row]))
     shutil.rmtree(out / "trained")  # from the last checkpoint but the end
     assert train(run, resume=True)["train_loss"] == pytest.approx(done["train_loss"])
+
+
+def test_answers_and_calibrations_rest_on_the_weights(
+    llama: tuple[str, Path], data: str, tmp_path: Path
+) -> None:
+    """A retraining into the same folder: answers that were kept are another model's, and so is the calibration."""
+    model, trained = llama[0], shutil.copytree(llama[1] / "trained", tmp_path / "trained")
+    backend, places = (
+        TransformersBackend(model, str(trained)),
+        [trained / CALIBRATION, tmp_path / "cache.json"],
+    )
+    before = backend.identity()
+    probe = probe_digest(places)
+    write_calibration(trained / CALIBRATION, LLMCalibration(backend.name, "p", about={"probe": probe}))
+    assert find_calibration(backend.name, "p", places).about["probe"] == probe
+    train(run_of(model, data, tmp_path / "again", seed=1))
+    shutil.copytree(tmp_path / "again" / "trained", trained, dirs_exist_ok=True)
+    assert backend.identity() != before
+    with pytest.raises(RecordError, match=r"fitted to other weights.*calibrate-llm"):
+        find_calibration(backend.name, "p", places)
+    (trained / FILE).unlink()
+    unknown = backend.identity()
+    (trained / "adapter_model.safetensors").write_bytes(b"other weights")
+    assert backend.identity() != unknown, "without a probe, the weights are read"

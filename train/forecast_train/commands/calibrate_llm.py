@@ -22,6 +22,8 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     """Ask a model about tables, fit its calibration, replay what it saves, and write one JSON file."""
     from dataclasses import replace
 
+    from forecast_autotune.llm.calibration import probe_digest
+    from forecast_autotune.surrogates.factory import calibration_paths
     from forecast_train.llm.calibration.fit import fit_calibration
     from forecast_train.llm.calibration.saving import estimate_saving, replay_pairs
     from forecast_train.splits import SplitError
@@ -44,7 +46,9 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     except SplitError as error:
         raise UsageError(str(error)) from error
     seconds = round(time.perf_counter() - start, 1)
+    places = calibration_paths(options.llm, answers[0].model, settings.cache_dir)
     about = {**calibration.about, "seconds": seconds, "saving": saving.to_json() if saving else None}
+    about["probe"] = probe_digest(places)
     path = _output_path(options, answers[0].model, settings)
     _write(replace(calibration, about=about), path, output)
     return 0

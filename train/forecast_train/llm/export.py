@@ -33,10 +33,10 @@ def export_model(
     """Write the folder `out` from a finished run; returns what was written, with sizes in bytes.
 
     `calibration` is a file of `train calibrate-llm`; without one the model is not asked until it has one,
-    and the card says so. `half` stores an adapter's weights as bfloat16, half the size, and leaves out the
-    probe, which rounded weights answer otherwise: fit a calibration to what was exported then. An adapter goes without the tokenizer, which is its base model's. Raises
-    `TrainingError` where the run is not finished, its weights are in a format that could execute code, or `out`
-    holds something else already.
+    and the card says so. `half` stores an adapter's weights as bfloat16, half the size, and leaves out the probe,
+    which rounded weights answer otherwise: fit a calibration to what was exported then. An adapter goes without the
+    tokenizer, which is its base model's. Raises `TrainingError` where the run is not finished, its weights are in a
+    format that could execute code, or `out` holds something else already.
     """
     done, trained = run / "run.json", run / WEIGHTS_FOLDER
     if not done.is_file() or not trained.is_dir():

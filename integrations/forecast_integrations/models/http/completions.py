@@ -22,8 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from forecast_autotune.llm.backend import LLMError, TextGenerator, UsageCallback, ignore_usage, run_parallel
-from forecast_autotune.llm.bins import AnswerLabel
+from forecast_autotune.llm.backend import (
+    BackendResponse,
+    LLMError,
+    TextGenerator,
+    UsageCallback,
+    exclusive,
+    ignore_usage,
+    run_parallel,
+)
+from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.probe import Probe, ProbeMismatch
 from forecast_autotune.llm.replies import InvalidResponse
 from forecast_integrations.models.http.backend import (
     ForecastCall,
@@ -53,13 +62,43 @@ class CompletionsBackend(HTTPBackend):
 
     kind = "completions"
 
-    def __init__(self, url: str, model: str, *, batch: int = 64, client: ServerClient | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        batch: int = 64,
+        client: ServerClient | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        """As the base; `probe` is answered before the first forecast."""
         super().__init__(url, model, batch=batch, client=client)
-        self._mutex = threading.Lock()
+        self._mutex, self._probing = threading.Lock(), threading.Lock()
+        self._probe, self._refused = probe, ""
         self._tokens: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._top = TOP_LOGPROBS[0]
         self._texts = False
         """The server does not tokenize."""
+
+    def forecast(
+        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
+    ) -> BackendResponse:
+        """See `Backend`. Raises `ProbeMismatch` where the server's model is not the one that was trained."""
+        with exclusive(self._probing, timeout_s, f"{self.name} was busy with its probe: allow more time"):
+            if self._refused:
+                raise ProbeMismatch(self._refused)
+            if self._probe is not None:
+                try:
+                    self._probe.check(
+                        self.name,
+                        partial(super().forecast, labels=BINS.labels, timeout_s=timeout_s),
+                        dtype="",
+                    )
+                except ProbeMismatch as error:
+                    self._refused = str(error)
+                    raise
+                self._probe = None
+        return super().forecast(prefix, suffixes, labels, timeout_s=timeout_s)
 
     def batch_function(
         self, call: ForecastCall, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel]

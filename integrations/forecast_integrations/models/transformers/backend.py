@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_autotune.llm.probe import Probe, ProbeMismatch, find_probe
+from forecast_autotune.llm.probe import Probe, ProbeMismatch, find_probe, weights_identity
 from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
 from forecast_integrations.models.transformers.loading import ModelSource, load_model, unless_out_of_memory
 from forecast_integrations.models.transformers.prefill import Prefill, Prefix, PrefixCache, open_prefill
@@ -77,6 +77,10 @@ class TransformersBackend(Backend):
         self._lock = Lock()
         self._open: _OpenModel | None = None
         self._failed = ""
+
+    def identity(self) -> str:
+        """See `Backend`."""
+        return f"{self.name} {weights_identity(self._source.adapter, self._source.model)}"
 
     def ready(self) -> bool:
         """Whether the model is loaded."""
@@ -169,13 +173,10 @@ class TransformersBackend(Backend):
         """
 
         def check(way: _OpenModel) -> _OpenModel:
-            def forecast(prefix: str, suffixes: Sequence[str]) -> Array:
-                begin = time.monotonic()
-                return self._answer(way, prefix, suffixes, BINS.labels, begin, math.inf).probabilities
-
             self._forget()
+            ask = partial(self._answer, way, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf)
             dtype = str(way.model.dtype).removeprefix("torch.")
-            probe.check(self.name, forecast, dtype=dtype, tokens=way.tokens)
+            probe.check(self.name, ask, dtype=dtype, tokens=way.tokens)
             return way
 
         try:

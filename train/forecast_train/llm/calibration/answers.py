@@ -129,9 +129,10 @@ def collect_answers(
     """
     done = _read_collected(kept)
     answers: list[ModelAnswers] = []
+    identity = backend.identity()
     for count, (table, surrogate) in enumerate(_cross_fitted(tables, learn), 1):
         question = question_about(table, surrogate.prior, sample=sample, seed=seed)
-        name = digest(backend.name, question.question.prompt.prefix, *question.question.prompt.suffixes)
+        name = digest(identity, question.question.prompt.prefix, *question.question.prompt.suffixes)
         if name not in done:
             done[name] = question.ask(backend, timeout_s)
             if kept is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
+from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.calibration import LLMCalibration
 from forecast_autotune.llm.gate import GateDecision, GateInputs
@@ -58,7 +58,7 @@ class RecordedAnswersLLM(LLMSurrogate):
         return self.interpret(query, before, question, BackendResponse(a.stated, a.mass, usage))
 
 
-class _UnavailableBackend:
+class _UnavailableBackend(Backend):
     """The backend of a model that is not asked any more."""
 
     def __init__(self, name: str) -> None:
@@ -67,16 +67,6 @@ class _UnavailableBackend:
     def forecast(self, *args: object, **options: object) -> BackendResponse:
         """Raises `LLMError`."""
         raise LLMError("only recorded answers are repeated")
-
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-    def prepare(self) -> None:
-        """Nothing to load."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(frozen=True)
