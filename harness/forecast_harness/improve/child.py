@@ -65,6 +65,7 @@ def record(
     *,
     seconds: float,
     capture: bool = False,
+    variants: bool = False,
 ) -> ProgramRecording:
     """Run the program under a plan and read its recording.
 
@@ -77,8 +78,7 @@ def record(
     (folder / PLAN_FILE).write_text(json.dumps(plan.to_json()), encoding="utf-8")
     words = ["run", "--recording", str(folder), *(["--capture"] if capture else []), *program.words]
     environment = {"FORECAST_AUTOTUNE_CACHE_DIR": str(store)}
-    if plan.serve and not capture:
-        environment["FORECAST_AUTOTUNE_VARIANTS"] = "store"
+    environment["FORECAST_AUTOTUNE_VARIANTS"] = "store" if variants else "off"
     ended = run_command(words, seconds=seconds, environment=environment)
     (folder / "output.txt").write_text(ended.stdout, encoding="utf-8", errors="replace")
     try:

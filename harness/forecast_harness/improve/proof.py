@@ -106,7 +106,7 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
         for which in (False, True) if turn % 2 == 0 else (True, False):
             progress(f"timing the program, {len(without) + len(with_) + 1} of {2 * TURNS} runs")
             (with_ if which else without).append(
-                _run(request, replaced if which else {}, serve=which and bool(served))
+                _run(request, replaced if which else {}, variants=which and bool(served))
             )
     names = [*replaced, *served]
     before, after = [steps_of(r) for r in without], [steps_of(r) for r in with_]
@@ -141,11 +141,16 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
 
 
 def _run(
-    request: ProofRequest, replaced: Mapping[str, FunctionReplacement], *, serve: bool, compare: bool = False
+    request: ProofRequest,
+    replaced: Mapping[str, FunctionReplacement],
+    *,
+    variants: bool,
+    compare: bool = False,
 ) -> ProgramRecording:
+    """One run. Where Triton's kernels are served, they are without variants, too: configs are the same in both."""
     base = request.plan
     plan = RecordingPlan(
-        serve=serve,
+        serve=bool(request.served),
         root=base.root,
         functions=base.functions,
         replaced=replaced,
@@ -153,13 +158,13 @@ def _run(
         step=base.step,
         check=base.check,
     )
-    folder = request.folder / ("with" if replaced or serve else "without")
-    return record(request.program, plan, folder, request.store, seconds=request.run_s)
+    folder = request.folder / ("with" if replaced or variants else "without")
+    return record(request.program, plan, folder, request.store, seconds=request.run_s, variants=variants)
 
 
 def _compare(request: ProofRequest, replaced: Mapping[str, FunctionReplacement]) -> dict[str, str]:
     """Why sources do not give the program's results, by name."""
-    ran = _run(request, replaced, serve=bool(request.served), compare=True)
+    ran = _run(request, replaced, variants=bool(request.served), compare=True)
     problems = {}
     for name in replaced:
         if not ran.replaced_calls.get(name):
@@ -167,7 +172,7 @@ def _compare(request: ProofRequest, replaced: Mapping[str, FunctionReplacement])
         elif (difference := ran.differences.get(name, 0.0)) > 1.0:
             problems[name] = f"a live call's result differs by {difference:.3g} times what rounding explains"
     if request.plan.check:
-        _run(request, {}, serve=False, compare=True)
+        _run(request, {}, variants=False, compare=True)
         if reason := _checks_differ(
             request.folder / "with" / CHECK_FILE, request.folder / "without" / CHECK_FILE
         ):

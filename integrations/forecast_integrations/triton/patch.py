@@ -41,10 +41,15 @@ def tuning_parts(tuner: Tuner) -> tuple[TuningEngine, KeyMaker] | None:
 def patch_triton() -> None:
     """Serve every Triton autotuner in this process. Calling it twice changes nothing."""
     COMPILER_HASH.start_early()
-    if Settings.from_environment().capture != "off":
+    settings = Settings.from_environment()
+    if settings.capture != "off":
         from forecast_integrations.triton.capture import start_capture
 
         start_capture()
+    if settings.variants == "store":
+        from forecast_integrations.triton.untuned import serve_untuned
+
+        serve_untuned()
     RECORDER.start()
     upstream.serve(Autotuner, _launch)
     upstream.install()

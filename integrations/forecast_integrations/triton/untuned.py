@@ -1,0 +1,88 @@
+"""Kernels without a tuner, served by their verified variants where FORECAST_AUTOTUNE_VARIANTS=store asks for that.
+
+A launch is seen where Triton's own launch path begins, `JITFunction.run`. A kernel that its own module reaches under
+its name has no tuner above it: it gets one, whose only config is the call's own launch options, once the store holds a
+variant of its source. All other launches go on as before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import triton
+
+from forecast_autotune.store import Store
+from forecast_autotune.variants import Variant
+from forecast_autotune.variants.signature import written
+from forecast_integrations.triton.decorator import ForecastAutotuner
+from forecast_integrations.triton.problem.describe import kernel_record
+from forecast_integrations.triton.protocols import is_descriptor, is_tensor
+
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+class _ServedKernel:
+    """A kernel without a tuner, and the tuners made for it, by the launch options that it is called with."""
+
+    def __init__(self, jit: Any, variants: list[Variant]) -> None:
+        self._jit = jit
+        names = [written(c.signature) for v in variants for c in v.checks if c.passed]
+        # Whoever tunes a kernel launches it many times: what it adds up must not be added up in the user's tensors.
+        self._restored = sorted({n for listed in names for n in listed or jit.arg_names})
+        self._tuners: dict[tuple[Any, ...], ForecastAutotuner] = {}
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        options = tuple((n, kwargs.pop(n)) for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None)
+        names = self._jit.arg_names
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        plain = tuple(n for n in names if n in named and not (is_tensor(named[n]) or is_descriptor(named[n])))
+        if (tuner := self._tuners.get((options, plain))) is None:
+            restored = [n for n in self._restored if is_tensor(named.get(n))]
+            config = triton.Config({}, **dict(options))
+            tuner = ForecastAutotuner(self._jit, names, [config], list(plain), None, restored or None)
+            self._tuners[options, plain] = tuner
+        return tuner.run(*args, **kwargs)
+
+
+def _served(jit: Any) -> _ServedKernel | None:
+    fn = getattr(jit, "fn", None)
+    if fn is None or fn.__globals__.get(fn.__name__) is not jit:
+        return None
+    variants = Store.default().variants(kernel_record(jit).source_sha256)
+    usable = [v for v in variants if any(c.passed for c in v.checks)]
+    return _ServedKernel(jit, usable) if usable else None
+
+
+def serving(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`JITFunction.run`, or what stands in its place, with launches of such kernels served."""
+    known: dict[int, tuple[Any, _ServedKernel | None]] = {}
+    busy = threading.local()
+
+    def run_served(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup or getattr(busy, "on", False):  # the latter: its tuner launches it
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        if id(self) not in known:
+            busy.on = True
+            try:
+                known[id(self)] = self, _served(self)  # held, so that the number stays its
+            finally:
+                busy.on = False
+        served = known[id(self)][1]
+        if served is None:
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        busy.on = True
+        try:
+            return served.run(args, {**kwargs, "grid": grid, "warmup": warmup})
+        finally:
+            busy.on = False
+
+    return run_served
+
+
+@cache
+def serve_untuned() -> None:
+    """Serve kernels without a tuner from now on."""
+    triton.JITFunction.run = serving(triton.JITFunction.run)

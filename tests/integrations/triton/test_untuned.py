@@ -1,0 +1,74 @@
+"""Kernels without a tuner: their verified variants are served, and nothing else of them changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from forecast_autotune import autotune
+from forecast_autotune.store import Store
+from forecast_integrations.triton.untuned import serving
+from tests.integrations.triton.test_variants_live import arguments, checked, record
+
+
+@triton.jit
+def plain(x, out, n, BLOCK: tl.constexpr):
+    """out = 2 x."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def alone(x, out, n, BLOCK: tl.constexpr):
+    """out = 2 x, and no variant of it is known."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+FAST = """import triton
+import triton.language as tl
+
+CONFIGS = [{"num_warps": 4, "num_stages": 3}]
+
+
+@triton.jit
+def plain(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(out + i, value + value, mask=i < n)
+"""
+
+
+@pytest.fixture
+def served(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_VARIANTS", "store")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
+    monkeypatch.setattr(triton.JITFunction, "run", serving(triton.JITFunction.run))
+    Store.default(tmp_path / "measurements").put_variant(
+        record(FAST, checked(args=(*arguments(), 128), kernel=plain), kernel=plain)
+    )
+    return device
+
+
+def test_a_verified_variant_is_launched_for_the_calls_that_it_was_verified_for(served: Any) -> None:
+    x, out, n = arguments()
+    kernel = plain[(32,)](x, out, n, BLOCK=128, num_warps=1, num_stages=1)
+    assert (kernel.metadata.num_warps, kernel.metadata.num_stages) == (4, 3)
+    before = served.launches
+    assert plain[(32,)](x, out, n, BLOCK=128, num_warps=1, num_stages=1).metadata.num_warps == 4
+    assert served.launches == before + 1
+    half = arguments(dtype=torch.float16)
+    assert plain[(32,)](*half, BLOCK=128, num_warps=1).metadata.num_warps == 1
+
+
+def test_other_kernels_and_those_with_a_tuner_are_left(served: Any) -> None:
+    assert alone[(32,)](*arguments(), BLOCK=128, num_warps=2).metadata.num_warps == 2
+    tuner = autotune([triton.Config({"BLOCK": 128}, num_warps=2)], key=["n"], store=False, variants=[])(
+        triton.jit(plain.fn)
+    )
+    assert tuner[(32,)](*arguments()).metadata.num_warps == 2
