@@ -13,8 +13,8 @@ from forecast_autotune.records import Argument
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.program import ProgramRecording, TorchFunction
+from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants.signature import memory_span
-from forecast_harness.improve.child import UserProgram
 from forecast_harness.improve.steps import Steps
 from forecast_harness.targets.program_functions import function_pack, write_pack
 
@@ -70,7 +70,6 @@ def parts_of(
     recording: ProgramRecording,
     steps: Steps,
     captures: Iterable[CapturedCall],
-    program: UserProgram,
     folder: Path,
 ) -> list[Part]:
     """The parts of a recorded program, the largest first; packs of its functions are written below `folder`."""
@@ -88,7 +87,7 @@ def parts_of(
         if (function := functions.get(name)) is not None:
             part = _function_part(replace(part, kind="function", function=function), function, folder)
         elif (call := captured.get(name)) is not None:
-            part = _kernel_part(part, call, program)
+            part = _kernel_part(part, call, folder)
         elif name.startswith("triton_"):
             reason = "torch.compile makes it anew: `run` tunes its configs, and serves no other source"
             part = replace(part, kind="torch.compile", reason=reason)
@@ -126,15 +125,18 @@ def _function_part(part: Part, function: TorchFunction, folder: Path) -> Part:
     return replace(part, target=str(place))
 
 
-def _kernel_part(part: Part, call: CapturedCall, program: UserProgram) -> Part:
+def _kernel_part(part: Part, call: CapturedCall, folder: Path) -> Part:
     part = replace(part, kind="triton")
     module, name = call.kernel.extra.get("module"), call.kernel.extra.get("qualname", call.kernel.name)
     if not call.source:
         return replace(
             part, reason="no module of its own can be made of it: it needs more than Triton and constants"
         )
-    if module == "__main__":
-        module = str(program.script) if program.script is not None else program.words[1]
+    if module == "__main__" or not any(one.computed for one in call.launches):
+        # Importing a script would run the program, and a library takes seconds.
+        place = folder / f"kernel-{call.kernel.name}.py"
+        write_atomically(place, call.source.encode())
+        module, name = str(place), call.kernel.name
     spec = device_spec(call.device)
     moved = sum(memory_span(a) * _element_bytes(a) for a in call.arguments if a.kind == "tensor")
     roofline = moved / (spec.memory_gb_s * 1e9) if spec.memory_gb_s else 0.0

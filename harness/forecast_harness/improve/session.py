@@ -121,7 +121,7 @@ class ImproveSession:
         steps = steps_of(recording)
         files = Store(self.store).captures
         captures = [] if files is None else [call for call, _ in files.every()]
-        parts = tuple(parts_of(recording, steps, captures, self.program, self.folder))
+        parts = tuple(parts_of(recording, steps, captures, self.folder))
         return Improvement(self.program.words, steps.seconds, _how(steps), parts)
 
     def search(self, improvement: Improvement) -> None:
