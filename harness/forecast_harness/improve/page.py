@@ -10,6 +10,8 @@ from forecast_harness.improve.session import Improvement
 from forecast_harness.targets.packs.load import load_pack
 
 _NAME = 48
+_SMALL_SHARE = 0.05
+"""Of a step: libraries' kernels below it are summed up."""
 
 
 def time_text(seconds: float) -> str:
@@ -21,10 +23,17 @@ def time_text(seconds: float) -> str:
 
 
 def rows(found: Improvement) -> list[tuple[str, ...]]:
-    """Kernel, kind, share of a step, calls per step, median time, roofline, and what came of it."""
-    return [
+    """Kernel, kind, share of a step, calls per step, median time, roofline, and what came of it.
+
+    Small parts that are left and alike stand in one row.
+    """
+    small = [
+        p for p in found.parts if not p.can_be_searched and p.kind == "library" and p.share < _SMALL_SHARE
+    ]
+    small = small if len(small) > 1 else []
+    listed: list[tuple[str, ...]] = [
         (
-            printable(p.name.removeprefix("__main__:"), _NAME),
+            printable(_short_name(p.name), _NAME),
             p.kind,
             f"{p.share:.1%}",
             f"{p.calls:.3g}",
@@ -35,7 +44,18 @@ def rows(found: Improvement) -> list[tuple[str, ...]]:
             or ("below 1 % of a step" if p.share < 0.01 else "left: others promise more"),
         )
         for p in found.parts
+        if p not in small
     ]
+    if small:
+        share = sum(p.share for p in small)
+        listed.append((f"{len(small)} others", "library", f"{share:.1%}", "", "", "", small[0].reason))
+    return listed
+
+
+def _short_name(name: str) -> str:
+    """The innermost function of a C++ name, and a name of Python's without `__main__`."""
+    bare = name.replace("(anonymous namespace)", "").partition("(")[0].partition("<")[0].split()
+    return bare[-1].rpartition("::")[2] if bare and "::" in name else name.removeprefix("__main__:")
 
 
 HEADS = ("kernel", "kind", "share", "calls", "median", "roofline", "result")

@@ -30,7 +30,9 @@ from forecast_harness.trials.configs.source_configs import apply_config
 
 STATE_FILE = "improve.json"
 _LEAST_SEARCH_S = 20.0
-"""A search of less finds nothing: its judge takes seconds to start."""
+"""A search of less confirms nothing."""
+_START_S = {"cpu": 5.0, "cuda": 40.0}
+"""Seconds of a search beside its own: its judge opens, the original is compiled. Later ones: as the last one took."""
 _LEAST_LOOK_S = 60.0
 _RUN_MARGIN = 3.0
 """How much longer than the first run a later one may take."""
@@ -117,6 +119,11 @@ class ImproveSession:
             )
             most = max(_LEAST_LOOK_S, self.settings.seconds / 3)
             recording = record(self.program, plan, folder, self.store, seconds=most, capture=True)
+            if self.settings.device == "cuda":
+                # That run has tuned what it launched; its decisions are in the store for the next one.
+                began = time.monotonic()
+                self._tell("recording it once more, now that everything is tuned")
+                recording = record(self.program, plan, folder, self.store, seconds=most)
             self.run_s = time.monotonic() - began
         steps = steps_of(recording)
         files = Store(self.store).captures
@@ -128,17 +135,23 @@ class ImproveSession:
         """Search the parts that promise most, each within its share of what is left of the time."""
         chosen = chosen_parts(improvement.parts, self.settings.kernels)
         proof_s = (2 * TURNS + 1) * self.run_s * 1.2
+        overhead_s = _START_S[self.settings.device]
         for number, part in enumerate(chosen):
             if (done := improvement.searches.get(part.name)) is not None and not done.problem:
                 continue
             left = self.settings.seconds - (time.monotonic() - self.began) - proof_s
             share = part.expected / sum(p.expected for p in chosen[number:])
-            seconds = max(left * share, _LEAST_SEARCH_S)
-            if left < _LEAST_SEARCH_S and number:
-                improvement.searches[part.name] = SearchEnd(problem="no time was left for it")
+            least = _LEAST_SEARCH_S + overhead_s
+            if left < least and number:
+                improvement.searches[part.name] = SearchEnd(
+                    problem="no time was left for it: give more --seconds"
+                )
                 continue
+            # A part that gets less than it takes to start and to confirm gets nothing for it.
+            seconds = max(min(left, max(left * share, least)) - overhead_s, _LEAST_SEARCH_S)
             self._tell(f"searching {part.name}, {part.share:.0%} of a step, {seconds:.0f} s")
-            improvement.searches[part.name] = self._search(part, seconds)
+            ended = improvement.searches[part.name] = self._search(part, seconds)
+            overhead_s = max(0.0, ended.seconds - seconds)
             self.save(improvement)
 
     def prove(self, improvement: Improvement) -> None:

@@ -17,6 +17,9 @@ from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument
 from forecast_autotune.records.program import FunctionCall, TorchFunction
+from forecast_harness.improve.page import rows
+from forecast_harness.improve.parts import Part
+from forecast_harness.improve.session import Improvement
 from forecast_harness.improve.steps import launch_period
 from forecast_harness.targets.program_functions import function_pack
 from tests.core.captured_output import Capture
@@ -136,3 +139,18 @@ def test_sizes_that_vary_between_calls_become_axes(tmp_path: Path) -> None:
     assert (axis.low, axis.high, axis.multiple) == (32, 48, 16)
     assert [dict(w.axes) for w in pack.workloads] == [{"N0": 32}, {"N0": 48}]
     assert "HALF = 0.5" in pack.solutions[0].source
+
+
+def test_many_small_kernels_of_libraries_take_one_row_with_short_names() -> None:
+    reason = "no source can be had for it"
+    long = (
+        "void at::native::reduce_kernel<512, at::native::(anonymous namespace)::Op<float> >(at::native::Op)"
+    )
+    parts = [
+        Part(long, "library", 0.5, 1.0, 1e-3, reason=reason),
+        Part("fn", "triton", 0.3, 1.0, 1e-3, target="x"),
+    ]
+    parts += [Part(f"k{n}", "library", 0.01, 1.0, 1e-5, reason=reason) for n in range(20)]
+    first, second, last = rows(Improvement(("x.py",), parts=tuple(parts)))
+    assert (first[0], second[0]) == ("reduce_kernel", "fn")
+    assert last[:3] == ("20 others", "library", "20.0%")
