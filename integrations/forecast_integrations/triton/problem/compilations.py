@@ -65,17 +65,19 @@ class CompilationRecorder:
         """Record the binary that a tuner has chosen, which was compiled as a trial."""
         if self._installed:
             kernel = compiled()
-            self._note(kernel.src, kernel.metadata._asdict(), 0.0, cached=True)
+            self._note({"src": kernel.src, "metadata": kernel.metadata._asdict(), "cache_hit": True})
 
-    def _hear(self, **told: Any) -> None:
+    def _hear(self, **compilation: Any) -> None:
         if not _TRIAL.get():
-            self._note(told["src"], told["metadata"], told["times"].total * 1e-6, cached=told["cache_hit"])
+            self._note(compilation)
         if self._previous is not None:
-            self._previous(**told)
+            self._previous(**compilation)
 
-    def _note(self, src: Any, metadata: Mapping[str, Any], seconds: float, *, cached: bool) -> None:
+    def _note(self, compilation: Mapping[str, Any]) -> None:
         try:
-            one = describe_compilation(src, metadata, 0.0 if cached else seconds, _caller())
+            cached = bool(compilation["cache_hit"])
+            seconds = 0.0 if cached else compilation["times"].total * 1e-6
+            one = describe_compilation(compilation["src"], compilation["metadata"], seconds, _caller())
         except Exception as error:  # a kernel that cannot be described is launched all the same
             warnings.warn(f"a compilation is not recorded: {error!r:.200}", stacklevel=2)
             return
