@@ -93,21 +93,6 @@ def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert result["files"]["model.safetensors"] == 7
 
 
-def test_traces_are_thinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [
-        {"type": "trace", "problem": "a", "messages": [], "reply": reply, "correct": correct}
-        for reply, correct in (("longer", True), ("short", True), ("x", False))
-    ]
-    path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = said(capsys, "train", "traces", str(path), "--out", str(tmp_path / "chats.jsonl"))
-    assert (result["traces"], result["of"]) == (1, 3)
-    assert "short" in (tmp_path / "chats.jsonl").read_text()
-    path.write_text(json.dumps(lines[2]) + "\n")
-    data = said(capsys, "train", "traces", str(path), "--out", str(tmp_path / "none.jsonl"), status=1)
-    assert "none of 1 traces is correct" in data
-
-
 @pytest.mark.slow
 def test_online_refreshes_when_due_and_can_be_rolled_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,21 +1,17 @@
-"""Runs: settings from a file, folders that are one run's own, export, traces, curves."""
+"""Runs: settings from a file, folders that are one run's own, export."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_train.llm.data.writer_traces import WriterTrace, load_traces, shortest_correct, write_chats
 from forecast_train.llm.export import export_model
 from forecast_train.llm.grpo import GrpoRun
 from forecast_train.llm.runs import (
     TrainingError,
     claim_run_folder,
-    draw_curves,
-    logged_series,
     write_json,
 )
 from forecast_train.llm.settings import SftRun
@@ -140,69 +136,6 @@ def test_an_export_refuses_what_could_execute_and_what_is_not_finished(tmp_path:
     with pytest.raises(RecordError):
         export_model(whole, tmp_path / "out", calibration=bad)
     assert not (tmp_path / "out").exists()
-
-
-def test_half_an_export_is_half_the_size(tmp_path: Path) -> None:
-    import safetensors.torch
-    import torch
-
-    run = finished(tmp_path / "run", {"adapter_config.json": b"{}", "tokenizer.json": b"{}"})
-    weights = {"lora_A": torch.randn(64, 100), "steps": torch.tensor([3])}
-    safetensors.torch.save_file(weights, run / "trained" / "adapter_model.safetensors")
-    result = export_model(run, tmp_path / "out", half=True)
-    assert result["files"]["adapter_model.safetensors"] < 13_200
-    assert "tokenizer.json" not in result["files"]
-    again = safetensors.torch.load_file(tmp_path / "out" / "adapter_model.safetensors")
-    torch.testing.assert_close(again["lora_A"].float(), weights["lora_A"], atol=0.02, rtol=0.01)
-    assert again["steps"].item() == 3
-
-
-def trace(problem: str, reply: str, ms: float | None, correct: bool = True) -> WriterTrace:
-    return WriterTrace(problem, ({"role": "user", "content": problem},), reply, correct, ms)
-
-
-def test_the_shortest_correct_and_fast_trace_is_kept() -> None:
-    every = [
-        trace("a", "short but slow", 2.0),
-        trace("a", "a long and fast reply", 1.0),
-        trace("a", "fast reply", 1.04),
-        trace("a", "!", 0.1, correct=False),
-        trace("b", "not measured, long", None),
-        trace("b", "not measured", None),
-        trace("c", "wrong", 1.0, correct=False),
-        trace("d", "  ", 1.0),
-    ]
-    assert [t.reply for t in shortest_correct(every)] == ["fast reply", "not measured"]
-    assert [t.reply for t in shortest_correct(every, keep=2)][:2] == ["fast reply", "a long and fast reply"]
-    assert shortest_correct(every, slack=1.5)[0].reply == "fast reply"
-    with pytest.raises(ValueError, match="at least 1"):
-        shortest_correct(every, keep=0)
-
-
-def test_traces_survive_a_file(tmp_path: Path) -> None:
-    every = [trace("a", "x", 1.0), trace("b", "y", None)]
-    path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(t.to_json()) + "\n" for t in every) + '{"type": "other"}\n')
-    assert load_traces(path) == every
-    assert write_chats(tmp_path / "chats.jsonl", every) == 2
-    first = json.loads((tmp_path / "chats.jsonl").read_text().splitlines()[0])
-    assert [m["role"] for m in first["messages"]] == ["user", "assistant"]
-    path.write_text('{"type": "trace", "problem": "a", "messages": [], "reply": 3, "correct": true}\n')
-    with pytest.raises(RecordError, match=r"t.jsonl:1: trace.reply must be a text"):
-        load_traces(path)
-
-
-def test_curves_show_every_loss_and_reward(tmp_path: Path) -> None:
-    log = [{"step": 1, "loss": 2.0, "grad_norm": 9.0}, {"step": 2, "loss": 1.0, "eval_loss": 1.5},
-           {"step": 2, "rewards/correctness/mean": 0.5, "epoch": 1.0}]  # fmt: skip
-    assert logged_series(log) == {
-        "loss": [(1, 2.0), (2, 1.0)],
-        "eval_loss": [(2, 1.5)],
-        "rewards/correctness/mean": [(2, 0.5)],
-    }
-    draw_curves(tmp_path / "curves.png", log)
-    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    draw_curves(tmp_path / "none.png", [])
 
 
 CONFIGS = Path(__file__).parents[3] / "train" / "configs"

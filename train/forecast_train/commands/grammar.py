@@ -192,31 +192,7 @@ def _models(kinds: Commands) -> None:
     )
     export.add_argument("run", metavar="DIR", help="the run's folder")
     export.add_argument("--out", required=True, metavar="DIR", help="a new folder")
-    export.add_argument("--half", action="store_true", help="store the weights as bfloat16: half the size")
     export.add_argument("--calibration", metavar="FILE", help="of `train calibrate-llm`, to go with it")
-
-    traces = kinds.add(
-        "traces",
-        "forecast_train.commands.models:traces",
-        "choose dialogues to train a model on that writes kernels: of each problem's traces, which are a question "
-        "and a model's reply with its verdict, the shortest that is correct",
-        examples=("train traces replies.jsonl --out dialogues.jsonl",),
-    )
-    traces.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="JSON Lines, a trace each: problem, messages, reply, correct, ms (its time)",
-    )
-    traces.add_argument("--out", required=True, metavar="FILE", help="dialogues as JSON Lines")
-    traces.add_argument("--keep", type=COUNT, default=1, metavar="N", help="traces per problem (default: 1)")
-    traces.add_argument(
-        "--slack",
-        type=RealRange(0.0, 1000.0),
-        default=0.05,
-        metavar="X",
-        help="slower than the fastest by at most (default: 0.05)",
-    )
 
     online = kinds.add(
         "online",

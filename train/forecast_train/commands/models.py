@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.output import CommandError, Output, UsageError, output_path, require_packages
+from forecast_autotune.commands.output import Output, UsageError, output_path, require_packages
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.file_access import open_named_output
 
@@ -146,26 +146,11 @@ def export(options: argparse.Namespace, output: Output) -> int:
     if not Path(options.run).exists():
         raise UsageError(f"{options.run}: there is no such folder; name a run of `train llm` or `train grpo`")
     calibration = None if options.calibration is None else Path(options.calibration)
-    result = export_model(Path(options.run), Path(options.out), calibration=calibration, half=options.half)
+    result = export_model(Path(options.run), Path(options.out), calibration=calibration)
     fields = (
         "" if result["calibrated"] else "; not calibrated: it will not be asked before `train calibrate-llm`"
     )
     output.emit(result, shown_text(f"{result['path']}: {result['bytes'] / 1e6:.1f} MB{fields}"))
-    return 0
-
-
-def traces(options: argparse.Namespace, output: Output) -> int:
-    """Choose the shortest correct trace per problem, for training kernel writers."""
-    from forecast_autotune.report.table import shown_text
-    from forecast_train.llm.data.writer_traces import load_traces, shortest_correct, write_chats
-
-    every = [trace for name in options.files for trace in load_traces(Path(name))]
-    chosen = shortest_correct(every, slack=options.slack, keep=options.keep)
-    if not chosen:
-        raise CommandError(f"none of {len(every)} traces is correct: there is nothing to train a writer on")
-    count = write_chats(Path(options.out), chosen)
-    results = {"path": options.out, "traces": count, "of": len(every)}
-    output.emit(results, shown_text(f"kept {count} of {len(every)} traces: {options.out}"))
     return 0
 
 
@@ -242,10 +227,8 @@ def _settings(kind: Any, options: argparse.Namespace) -> Any:
 
 def _print_training_result(done: dict[str, Any], out: Path, output: Output) -> int:
     from forecast_autotune.report.table import shown_text
-    from forecast_train.llm.runs import draw_curves
     from forecast_train.splits import tools_text
 
-    draw_curves(out / "curves.png", done["log"])
     results = {"path": str(out), **{k: v for k, v in done.items() if k != "log"}}
     tools = f"\n{tools_text(done['tools'])}" if "tools" in done else ""
     shown = f"{done['steps']} steps: {out}{tools}\nexport it with `forecast-autotune train export {out} --out FOLDER`"

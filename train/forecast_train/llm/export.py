@@ -27,14 +27,11 @@ _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 """Formats whose loading may execute code."""
 
 
-def export_model(
-    run: Path, out: Path, *, calibration: Path | None = None, half: bool = False
-) -> dict[str, Any]:
+def export_model(run: Path, out: Path, *, calibration: Path | None = None) -> dict[str, Any]:
     """Write the folder `out` from a finished run; returns what was written, with sizes in bytes.
 
     `calibration` is a file of `train calibrate-llm`; without one the model is not asked until it has one,
-    and the card says so. `half` stores an adapter's weights as bfloat16, half the size, and leaves out the probe,
-    which rounded weights answer otherwise: fit a calibration to what was exported then. An adapter goes without the
+    and the card says so. An adapter goes without the
     tokenizer, which is its base model's. Raises `TrainingError` where the run is not finished, its weights are in a
     format that could execute code, or `out` holds something else already.
     """
@@ -47,18 +44,13 @@ def export_model(
     files = [p for p in sorted(trained.iterdir()) if p.is_file() and p.name != _CARD_FILE]
     if unsafe := [p.name for p in files if p.suffix in _UNSAFE_SUFFIXES and p.name != "training_args.bin"]:
         raise TrainingError(f"{trained} holds {', '.join(unsafe)}: save weights as safetensors")
-    weights = [p for p in files if p.suffix == ".safetensors"]
-    if not weights:
+    if not any(p.suffix == ".safetensors" for p in files):
         raise TrainingError(f"{trained} holds no .safetensors file")
     known = None if calibration is None else read_calibration(calibration)
     adapter = (trained / _ADAPTER_FILES[0]).is_file()
     out.mkdir(parents=True, exist_ok=True)
     for path in files:
-        if half and path in weights:
-            _to_bfloat16(path, out / path.name)
-        elif half and path.name == PROBE:
-            continue  # rounded weights answer otherwise
-        elif path.name in _ADAPTER_FILES or (not adapter and path.suffix not in _UNSAFE_SUFFIXES):
+        if path.name in _ADAPTER_FILES or (not adapter and path.suffix not in _UNSAFE_SUFFIXES):
             shutil.copy2(path, out / path.name)
     if calibration is not None:
         shutil.copy2(calibration, out / CALIBRATION)
@@ -77,15 +69,6 @@ def _run_record(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise RecordError(f"{path}: it must be a JSON object: train again")
     return record
-
-
-def _to_bfloat16(path: Path, to: Path) -> None:
-    """Floating-point weights as bfloat16."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    halved = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in load_file(path).items()}
-    save_file(halved, to, metadata={"format": "pt"})
 
 
 _UNCALIBRATED_TEXT = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -196,29 +196,3 @@ def run_trainer(trainer: Any, out: Path, *, resume: bool, remedy: str) -> tuple[
     if not losses:
         raise TrainingError("not a single step was taken: give more data, or more steps")
     return newest, math.fsum(losses) / len(losses)
-
-
-def logged_series(log: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of every loss and reward that a run logged, by name."""
-    series: dict[str, list[tuple[int, float]]] = {}
-    for row in log:
-        for name, value in row.items():
-            drawn = name in ("loss", "eval_loss", "reward") or name.startswith("rewards/")
-            if drawn and isinstance(value, int | float):
-                series.setdefault(name, []).append((int(row["step"]), float(value)))
-    return series
-
-
-def draw_curves(path: Path, log: Sequence[Mapping[str, Any]]) -> None:
-    """Write a PNG of losses and rewards by step, one line per series."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="step")
-    for name, points in logged_series(log).items():
-        axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 30 else None)
-    if axes.lines:
-        axes.legend()
-    with open_named_output(path) as stream:
-        FigureCanvasAgg(figure).print_png(stream)

@@ -55,10 +55,10 @@ class SftRun:
     data: str
     """Folder with `train.parquet` and `validation.parquet`, as `train data` writes it."""
     out: str
-    """Folder for checkpoints, curves and the trained model."""
+    """Folder for checkpoints and the trained model."""
     seed: int = 0
     dtype: str = ""
-    """bfloat16 or float32; empty: bfloat16 on an accelerator, else float32."""
+    """bfloat16 or float32; empty: bfloat16 on an accelerator, or a CPU that computes in it, else float32."""
     checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, a third more time."""
     lora: LoraSettings = field(default_factory=LoraSettings)

@@ -425,7 +425,10 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
 def _dtype(run: SftRun) -> Any:
     if run.dtype:
         return getattr(torch, run.dtype)
-    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    # A CPU without instructions for it converts back and forth: slower than float32.
+    probes = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    native = torch.cuda.is_available() or any(ask is not None and ask() for ask in probes)
+    return torch.bfloat16 if native else torch.float32
 
 
 def _model(run: SftRun) -> Any:
