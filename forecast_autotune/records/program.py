@@ -92,5 +92,7 @@ class ProgramRecording(Record, schema=SCHEMA, label="recording"):
     differences: Mapping[str, float] = field(default_factory=dict)
     """The largest difference of a replaced function's results, as a multiple of what is accepted."""
     replaced_calls: Mapping[str, int] = field(default_factory=dict)
+    interrupted: bool = False
+    """Whether the program was ended from outside: it counts as far as it was recorded."""
     peak_bytes: int = 0
     """The most memory: the device's, as torch allocated it, or the process's."""

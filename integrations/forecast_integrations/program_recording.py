@@ -340,7 +340,13 @@ class FunctionFinder:
         """Frame, candidate, start, the arguments of a new form, and seconds inside of other candidates."""
 
     def look(self, frame: types.FrameType, event: str, value: Any) -> None:
-        """A profile function of `sys.setprofile`."""
+        """A profile function of `sys.setprofile`. Never raises: the program goes on, unobserved."""
+        try:
+            self._look(frame, event, value)
+        except Exception:
+            sys.setprofile(None)
+
+    def _look(self, frame: types.FrameType, event: str, value: Any) -> None:
         if event == "call":
             code = frame.f_code
             candidate = self._known.get(code, self)
@@ -376,7 +382,7 @@ class FunctionFinder:
         file = str(Path(code.co_filename).absolute())
         if not file.startswith(self._root) or "/site-packages/" in file:
             return None
-        if not any(hasattr(frame.f_locals.get(n), "_version") for n in _parameters(code)):
+        if not any(_is_tensor(frame.f_locals.get(n)) for n in _parameters(code)):
             return None
         fn = names.get(code.co_name)
         # While a module is executed its functions appear one by one.
@@ -401,7 +407,7 @@ class FunctionFinder:
         if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR):
             candidate.problem = "it takes any number of arguments, or yields"
             return None
-        tensors = {n: v for n, v in named.items() if hasattr(v, "_version")}
+        tensors = {n: v for n, v in named.items() if _is_tensor(v)}
         return form, arguments, {n: (t, t._version) for n, t in tensors.items()}
 
     def _close(self, candidate: _CalledFunction, noted: Any, result: Any) -> None:
@@ -420,19 +426,23 @@ class FunctionFinder:
         candidate.forms[form] = FunctionCall(arguments, results)
 
 
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "untyped_storage") and hasattr(value, "_version")
+
+
 def _parameters(code: types.CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _form_of(value: Any) -> Any:
-    return (tuple(value.shape), value.dtype) if hasattr(value, "_version") else repr(value)[:100]
+    return (tuple(value.shape), value.dtype) if _is_tensor(value) else repr(value)[:100]
 
 
 def _argument(name: str, value: Any) -> Argument:
     """An argument as a record. Raises `ValueError` for what cannot be handed to another process."""
     if value is None or isinstance(value, bool | int | float | str):
         return Argument(name, "scalar", type(value).__name__, value=value)
-    if not hasattr(value, "_version"):
+    if not _is_tensor(value):
         raise ValueError(f"{name} is a {type(value).__name__}, neither a tensor nor a number")
     if type(value).__name__ != "Tensor" and type(value).__name__ != "Parameter":
         raise ValueError(f"{name} is a {type(value).__name__}, no plain tensor")

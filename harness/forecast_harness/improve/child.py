@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forecast_autotune.commands.output import CommandError
@@ -89,7 +89,12 @@ def record(
         raise CommandError(f"the program fails, with exit status {ended.status}: {ended.last_line}")
     if not text:
         raise CommandError(f"the program left no recording: {ended.last_line or 'it was ended from outside'}")
-    return ProgramRecording.from_json(json.loads(text))
+    recording = ProgramRecording.from_json(json.loads(text))
+    if ended.in_time:
+        return recording
+    recording = replace(recording, interrupted=True)
+    (folder / RECORDING_FILE).write_text(json.dumps(recording.to_json()), encoding="utf-8")
+    return recording
 
 
 def run_command(

@@ -34,6 +34,8 @@ _LEAST_SEARCH_S = 20.0
 _START_S = {"cpu": 5.0, "cuda": 40.0}
 """Seconds of a search beside its own: its judge opens, the original is compiled. Later ones: as the last one took."""
 _LEAST_LOOK_S = 60.0
+_ENDLESS_RUN_S = 20.0
+"""For which a program that does not end by itself is run to be timed."""
 _RUN_MARGIN = 3.0
 """How much longer than the first run a later one may take."""
 
@@ -125,6 +127,8 @@ class ImproveSession:
                 self._tell("recording it once more, now that everything is tuned")
                 recording = record(self.program, plan, folder, self.store, seconds=most)
             self.run_s = time.monotonic() - began
+        if recording.interrupted:
+            self.run_s = min(self.run_s, _ENDLESS_RUN_S)
         steps = steps_of(recording)
         files = Store(self.store).captures
         captures = [] if files is None else [call for call, _ in files.every()]
@@ -174,7 +178,7 @@ class ImproveSession:
             [n for n in faster if n not in replaced],
             self.folder / "proof",
             self.store,
-            max(_LEAST_LOOK_S, _RUN_MARGIN * self.run_s),
+            max(_ENDLESS_RUN_S, _RUN_MARGIN * self.run_s),
         )
         improvement.proof = prove(request, self._tell)
         self.save(improvement)

@@ -1,0 +1,161 @@
+"""Programs that are hard to improve: one line each says why, and the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest  # noqa: TC002
+
+from forecast_autotune.records import Argument, Config, Device, Kernel
+from forecast_autotune.records.captured_call import CapturedCall
+from forecast_autotune.records.program import ProgramRecording
+from forecast_harness.improve import session as sessions
+from forecast_harness.improve.parts import chosen_parts, parts_of
+from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings
+from forecast_harness.improve.steps import steps_of
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "improve"
+ODD = """
+import torch
+
+CACHE = {}
+NOISE = torch.ones(3)
+
+def writes(x):
+    return x.add_(1)
+
+def learns(w):
+    return (w * w).sum()
+
+def tells(x):
+    return {"sum": x.sum()}
+
+def needs(x):
+    return x + NOISE
+
+def strided(x):
+    return x + 1
+
+def takes(x, module):
+    return module(x)
+
+def good(x):
+    return torch.stack([row * 2 for row in x])
+
+x = torch.ones(3)
+for _ in range(6):
+    writes(x), tells(x), needs(x), strided(torch.ones(4, 3).t()), takes(x, torch.nn.Identity())
+    learns(torch.ones(3, requires_grad=True)), good(torch.ones(4, 3))
+"""
+
+
+REASONS = {
+    "writes": "writes to its argument x",
+    "learns": "w needs gradients",
+    "tells": "returns something else|result: y0 is a dict",
+    "needs": "needs NOISE, which is computed when program.py runs",
+    "strided": "x is not contiguous",
+    "takes": "module is a Identity",
+    "good": "^$",
+}
+
+
+def look(folder: Path, source: str, seconds: float = 60.0) -> Improvement:
+    (folder / "program.py").write_text(source)
+    settings = ImproveSettings("cpu", seconds)
+    words = (str(folder / "program.py"),)
+    return ImproveSession(words, settings, folder / "out", lambda line: None).look()
+
+
+def test_functions_that_cannot_be_taken_out_say_why_and_others_are_searched(tmp_path: Path) -> None:
+    found = look(tmp_path, ODD)
+    told = {p.name.rpartition(":")[2]: p.reason for p in found.parts}
+    assert {name: bool(re.search(said, told[name])) for name, said in REASONS.items()} == dict.fromkeys(
+        REASONS, True
+    )
+    assert [p.name for p in chosen_parts(found.parts, None)] == ["__main__:good"]
+
+
+def test_a_program_that_never_ends_counts_as_far_as_it_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_LEAST_LOOK_S", 12.0)
+    endless = (
+        "import torch\n\ndef good(x):\n    return x * 2\n\nx = torch.ones(9)\nwhile True:\n    good(x)\n"
+    )
+    found = look(tmp_path, endless, seconds=1.0)
+    assert [p.name for p in found.parts] == ["__main__:good"]
+    assert found.step_how.endswith("launches that repeat")
+
+
+def test_ctrl_c_ends_with_what_is_known_and_leaves_no_process(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "work")
+    words = [
+        sys.executable,
+        "-m",
+        "forecast_autotune",
+        "improve",
+        "--device",
+        "cpu",
+        "--out",
+        "out",
+        "program.py",
+    ]
+    child = subprocess.Popen(
+        words,
+        cwd=tmp_path / "work",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stderr is not None
+    while "searching" not in (line := child.stderr.readline()):
+        assert line, "it ended before its search"
+    os.kill(child.pid, signal.SIGINT)
+    output, errors = child.communicate(timeout=120)
+    assert child.returncode == 130, errors
+    assert "--resume --out out" in errors
+    assert "norms" in output
+    assert (tmp_path / "work" / "out" / "improve.json").exists()
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in listed
+
+
+def recording(*launches: str) -> ProgramRecording:
+    names = tuple(dict.fromkeys(launches))
+    listed = tuple((names.index(n), 1e-3 * i, 5e-4) for i, n in enumerate(launches))
+    return ProgramRecording(Device("NVIDIA H200", "cuda", "90"), 1.0, names, listed)
+
+
+def captured(name: str, source: str) -> CapturedCall:
+    x = Argument("x", "tensor", "float32", (1 << 20,), (1,))
+    kernel = Kernel(name, extra={"module": "package.module", "qualname": name})
+    return CapturedCall(
+        name, kernel, (x,), (8,), Config.of({}), Device("NVIDIA H200", "cuda", "90"), source=source
+    )
+
+
+def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
+    """A kernel in a CUDA graph is among the launches, whoever launched it; without a captured call it is left."""
+    step = ("mine", "mine", "whole", "triton_poi_fused_0", "gemm")
+    found = recording(*(n for _ in range(9) for n in step))
+    calls = [captured("mine", "import triton\n"), captured("whole", "")]
+    parts = {p.name: p for p in parts_of(found, steps_of(found), calls, tmp_path)}
+    assert {n: p.kind for n, p in parts.items()} == {
+        "mine": "triton",
+        "whole": "triton",
+        "triton_poi_fused_0": "torch.compile",
+        "gemm": "library",
+    }
+    assert [p.name for p in chosen_parts(parts.values(), None)] == ["mine"]
+    assert (parts["mine"].calls, round(parts["mine"].share, 2)) == (2.0, 0.4)
+    assert 5e-7 < parts["mine"].roofline_s < 5e-6
+    assert (tmp_path / "kernel-mine.py").read_text() == "import triton\n"
+    assert "no module of its own" in parts["whole"].reason
