@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.devices import DeviceSpec, register_limits
-from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS, VECTOR_ELEMENTS
+from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS
 from forecast_autotune.features.ttir.extraction import TtirFacts
 from forecast_autotune.records import Config
 
@@ -190,28 +190,27 @@ def shared_bytes(
     `groups` says which dots are warp-group products, where blocks share a program.
     """
     groups = _uses_warp_groups(facts, warps, device) if groups is None else groups
-    once = np.maximum.reduce(
-        [facts["straight_dot_bytes"], facts["turned_bytes"], facts["added_bytes"] * (device.backend == "hip")]
-    )
+    wide = device.warp_size == 64
+    passed = _fact_at_warps(facts, "passed_wide" if wide else "passed", warps / 2.0 if wide else warps)
+    turned = np.where(facts["dot_flops"] > 0, facts["turned_bytes"], 0.0)
+    added = facts["added_bytes"] * (device.backend == "hip" and wide)
+    once = np.maximum.reduce([facts["straight_dot_bytes"], turned, added, passed])
     if device.backend == "cuda":
         buffers = _loop_buffers(facts, warps, stages, device, groups)
         epilogue = _epilogue_bytes(facts, warps, groups, device)
         buffers, once = buffers + facts["epilogue_inside"] * epilogue, np.maximum(once, epilogue)
     else:
         buffers = _amd_loop_buffers(facts, warps, stages, device)
-        once = np.where(
-            facts["straight_dot_bytes"] > 0, np.maximum(facts["once_most_bytes"], facts["turned_bytes"]), once
-        )
-    exchanged = _exchanged_bytes(facts, warps)
-    during = facts["reduced_inside"] * exchanged
-    return np.asarray(np.maximum(buffers + during, np.maximum(once, exchanged)))
+        straight = facts["straight_dot_bytes"] > 0
+        once = np.where(straight, np.maximum(facts["once_most_bytes"], turned), once)
+    return np.asarray(np.maximum(buffers + facts["reduced_inside"] * passed, once))
 
 
 def _buffered_bytes(facts: FactColumns, warps: Array) -> tuple[Array, Array]:
     """(bytes of direct loads that are buffered, and of those that are not), [n].
 
     A copy of less than 4 bytes per thread is not made ahead, because of alignment, masks, or many warps for one tile
-    (`AssignLatencies`, 3.4 on; AMD's `StreamPipeline` likewise).
+    (AssignLatencies, 3.4 on; AMD's StreamPipeline likewise).
     """
     least, narrow = facts["least_direct_bytes"], facts["narrow_bytes"]
     small = np.where(least < 4.0 * 32.0 * warps, least, 0.0)
@@ -233,8 +232,10 @@ def _loop_buffers(
     turned = groups & (facts["dot_input_bits"] == 8) & (device.tensor_memory_bytes == 0)
     across = np.where(turned, np.minimum(facts["crosswise_bytes"], buffered), 0.0)
     buffered, once = buffered - across, once + across
-    filled = np.where(groups & (device.tensor_memory_bytes == 0), 0.0, facts["filled_bytes"])
-    buffers = (ahead + groups) * buffered + once + filled + ahead * facts["indirect_bytes"]
+    # Accumulators in tensor memory: what is not copied by hardware is stored by one half of the loop for the other.
+    tensor = groups & (device.tensor_memory_bytes > 0)
+    filled = np.where(groups & ~tensor, 0.0, facts["filled_bytes"])
+    buffers = (ahead + groups) * buffered + (1.0 + tensor) * (once + filled) + ahead * facts["indirect_bytes"]
     buffers = np.where(depth > 1, buffers, facts["direct_once_bytes"])
     # Copies of less than 4 bytes per thread stay in registers.
     wide = (facts["streamed_load_bytes"] >= 4.0 * 32.0 * warps) & (depth > 1)
@@ -259,7 +260,7 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     """What a loop keeps on AMD (and others), [n]: one buffer less than stages, or as many where copies are ahead.
 
     Operands that are not buffered pass through shared memory one by one, beside the buffers. Of two dots, of which one
-    reads the other's results, four stages keep the buffers of two (`ScheduleLoops`, chained dots).
+    reads the other's results, four stages keep the buffers of two (ScheduleLoops, chained dots).
     """
     depth, ahead = _prefetch_depth(facts, stages)
     waits = facts["load_levels"] > 1
@@ -270,15 +271,23 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     small = np.where(once > facts["narrow_bytes"], facts["least_direct_bytes"], 0.0)
     loose = np.maximum(facts["narrow_most_bytes"], small)
     buffered = buffered + np.where(waits, 0.0, facts["indirect_bytes"])
-    crossing = np.where(
-        facts["chained_rows"] >= 32.0 * warps * 32.0 / device.warp_size, 0.0, facts["chained_most_bytes"]
-    )
+    # A product has 32 rows for a wave of 64, 16 for one of 32; its results cross to other lanes where rows are fewer.
+    own = (facts["chained_rows"] >= 16.0 * warps) | (facts["chained_rows"] <= 16)
+    crossing = np.where(own, 0.0, facts["chained_most_bytes"])
     if device.copies_ahead:
-        buffered = buffered - np.minimum(facts["reused_bytes"], buffered)
-        padded = 1.0 + np.where(facts["dot_input_bits"] == 8, 1.0 / 32.0, 1.0 / 16.0)
-        across = np.minimum(facts["across_bytes"], buffered)
-        buffers = (ahead + 1.0) * (across * padded + (buffered - across) * (1.0 + 1.0 / 64.0))
-        loose = np.maximum(loose, np.where(facts["reused_bytes"] > 0, facts["once_most_bytes"], 0.0))
+        buffered = buffered + once - facts["reused_bytes"]
+        wide = facts["dot_input_bits"] >= 32
+        along, turned = (
+            np.where(wide, 0.0, 1.0 / 64.0),
+            np.where(facts["dot_input_bits"] == 8, 1.0 / 32.0, 1.0 / 16.0),
+        )
+        across = np.where(wide, 0.0, np.minimum(facts["across_bytes"], buffered))
+        if device.warp_size == 32:
+            along, turned = np.where(wide, 1.0 / 32.0, 1.0 / 16.0), 2.0 * turned
+        turned = np.where(facts["flattened"] > 0, 0.0, turned)
+        padding = np.where(facts["narrow_bytes"] > 0, 0.0, along * (buffered - across) + turned * across)
+        buffers = (ahead + (facts["described"] == 0)) * (buffered + padding)
+        loose = np.where(facts["reused_bytes"] > 0, facts["once_most_bytes"], 0.0)
     else:
         buffers = ahead * buffered
     single = np.maximum(facts["once_most_bytes"], crossing)
@@ -288,21 +297,12 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     return np.asarray(np.where(depth > 1, staged, single))
 
 
-def _exchanged_bytes(facts: FactColumns, warps: Array) -> Array:
-    """What warps exchange in the largest reduction, [n]."""
-    across = facts["reduced_across"]
-    sharing = np.where(across > 0, facts["reduced_length"], facts["reduced_length"] / 32.0)
-    spread = np.where(across > 0, VECTOR_ELEMENTS * 32.0 * warps / np.maximum(across, 1.0), warps)
-    sharing = np.minimum.reduce([warps, sharing, spread])
-    return np.asarray(np.where(sharing > 1.0, np.maximum(sharing, 1.0) * facts["reduced_bytes"], 0.0))
-
-
 def _epilogue_bytes(
     facts: FactColumns, warps: Array, groups: npt.NDArray[np.bool_], device: DeviceSpec
 ) -> Array:
     """What a tile takes on its way from a dot's layout to the one that memory is written in, [n].
 
-    Both layouts give the bits of an element's row and column to registers, lanes and warps (`GenericSwizzling`, 3.5
+    Both layouts give the bits of an element's row and column to registers, lanes and warps (GenericSwizzling, 3.5
     on). Those that both give to registers are done one after another, but for the ones that one access holds.
     """
     rows, columns, bits = (facts[f"epilogue_{name}"] for name in ("rows", "columns", "bits"))
@@ -318,22 +318,26 @@ def _epilogue_bytes(
     common = common + np.maximum(0.0, n - np.maximum(3.0 + along, vector + lanes + beside))
     common = common + np.maximum(0.0, m - np.maximum(4.0 + down, above))
     thin = (n > 4) & ((along == 0) | ((n >= 8) & (along <= 2)))
+    thin |= device.clusters & (
+        vector >= 1
+    )  # from compute capability 9 on, matrices are stored by an instruction of their own
     held = np.where(bits == 16, np.where(thin, 1.0, 3.0), 2.0)
     tile = rows * columns * bits / 8.0
     parted = tile / 2.0 ** np.maximum(0.0, common - held)
-    tensor = groups & (device.tensor_memory_bytes > 0)
-    whole = (facts["copied_out"] > 0) | tensor
-    return np.asarray(np.where(whole, tile, parted))
+    # A thread has a row of tensor memory, or half of one: it writes that as it is.
+    tensor = groups & (device.tensor_memory_bytes > 0) & (facts["epilogue_vector"] > 1)
+    parted = np.where(tensor, np.where((bits == 32) & (warps > 4), tile / 4.0, 0.0), parted)
+    return np.asarray(np.where(facts["copied_out"] > 0, tile, parted))
 
 
 def _dot_warps(
     rows: Array, columns: Array, log_warps: Array, groups: npt.NDArray[np.bool_]
 ) -> tuple[Array, Array]:
-    """log2 of a dot's warps (down its rows, along its columns), [n] each (`AccelerateMatmul`)."""
+    """log2 of a dot's warps (down its rows, along its columns), [n] each (AccelerateMatmul)."""
     down, along = np.where(groups, 2.0, 0.0), np.zeros(len(rows))
-    for _ in range(5):
+    for _ in range(int(log_warps.max(initial=0.0))):
         left = down + along < log_warps
-        tall = rows / 16.0 / 2.0**down >= columns / 16.0 / 2.0**along
+        tall = rows / 2.0**down > columns / 2.0**along
         more = left & np.where(groups, rows > 16.0 * 2.0**down, tall & (rows >= 32.0 * 2.0**down))
         down, along = down + more, along + (left & ~more)
     return down, along
@@ -529,9 +533,9 @@ def _cycles_of_waves(waves: Array, resident: Array, busy: Array, alone: Array, k
 
 def _fact_at_warps(facts: FactColumns, name: str, warps: Array) -> Array:
     """A fact that was counted for each number of warps, [n]; between two of those, the nearer one's."""
-    counts = np.stack([facts[f"{name}_{n}"] for n in COUNTED_WARPS], axis=1)
-    nearest = np.abs(np.log2(warps)[:, None] - np.log2(COUNTED_WARPS)).argmin(axis=1)
-    return np.asarray(counts[np.arange(len(warps)), nearest])
+    counts = np.array([facts[f"{name}_{n}"] for n in COUNTED_WARPS])
+    nearest = np.rint(np.log2(warps)).astype(np.intp).clip(0, len(COUNTED_WARPS) - 1)
+    return np.asarray(counts[nearest, np.arange(len(warps))])
 
 
 def _touched_bytes(facts: FactColumns, programs: Array, unique_bytes: float) -> float:

@@ -382,7 +382,8 @@ def _corrected_failure(before: Prior, points: Array, taken: Mapping[int, float])
     rows = np.array(list(taken))
     said = np.log2(np.maximum(before.shared, _LEAST_SHARED))
     error = np.log2(np.maximum(list(taken.values()), _LEAST_SHARED)) - said[rows]
-    near = np.exp(-((points[:, None, :] - points[None, rows, :]) ** 2).sum(axis=2))
+    squares = (points**2).sum(axis=1)
+    near = np.exp(2.0 * points @ points[rows].T - squares[:, None] - squares[rows])
     doubt = before.doubt
     kernel = doubt[:, None] * doubt[rows] * (_KERNELS_ERROR + (1.0 - _KERNELS_ERROR) * near)
     own = kernel[rows] + 1e-6 * np.eye(len(rows))

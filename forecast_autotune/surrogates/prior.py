@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +31,16 @@ from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 
 _LEAST_FAILURE, _SURE_FAILURE = 0.01, 0.98
-_DOUBT = {"loop": 0.03, "chain": 0.3, "other": 1.0}
-"""Standard deviation of log2(bytes taken / bytes forecast): of loops with dots, of such whose dots feed each other, and
-of all else, over kernels that no rule was written for (`benchmarks/compile_facts`)."""
+_LOOP_DOUBT, _CHAIN_DOUBT, _SCALED_DOUBT, _OTHER_DOUBT = 0.025, 0.1, 0.5, 1.0
+"""Standard deviation of log2(bytes taken / bytes forecast): of a loop whose dots read what it loads, of others with
+dots, of dots with scales, and of all else (`benchmarks/devices/compile_facts.py`)."""
 _INTERPOLATED_DOUBT = 0.5
 """The same beside it, where a candidate's own TTIR was not read."""
 _MOST_OPAQUE_FAILURE = 0.8
 """P(failure) at most where no rule explains the bytes: such a candidate is tried late, never refused."""
 _TENSOR_COLUMNS = 512
+_EARLIER_AMD = ("3.4", "3.5", "3.6", "3.7")
+"""Releases of Triton that do not let AMD's hardware copy into shared memory by itself."""
 
 __all__ = ["VERSION", "Prior", "formula_prior", "prior_from_facts"]
 
@@ -105,16 +107,15 @@ def formula_prior(
         table = _interpolate_facts(listed, units, known, mute)
     else:
         table = FactColumns.of([known[i] for i in range(count)])
-    table = FactColumns(
-        {name: column[units.of] for name, column in table.columns.items()}, table.dots[units.of]
-    )
+    rows = np.array([*table.columns.values()])[:, units.of]
+    table = FactColumns(dict(zip(table.columns, rows, strict=True)), table.dots[units.of])
     unique = sum(tensor_bytes(a) for a in problem.arguments)
     exact = np.zeros(count, dtype=bool)
     exact[list(known)] = True
     configs = [c.config for c in candidates]
-    return prior_from_facts(
-        table, _grids(table, given), configs, device_spec(problem.device), unique, exact[units.of]
-    )
+    old = dict(problem.toolchain).get("triton", "").startswith(_EARLIER_AMD)
+    spec = device_spec(problem.device)
+    return prior_from_facts(table, _grids(table, given), configs, spec, unique, exact[units.of], old)
 
 
 def prior_from_facts(
@@ -124,12 +125,21 @@ def prior_from_facts(
     device: DeviceSpec,
     unique: float,
     exact: npt.NDArray[np.bool_],
+    earlier: bool = False,
 ) -> Prior:
-    """The formula on facts of n candidates, wherever they come from; `unique` is the bytes of all tensors."""
+    """The formula on facts of n candidates, wherever they come from; `unique` is the bytes of all tensors.
+
+    `earlier`: the compiler is one of `_EARLIER_AMD`.
+    """
+    loose = device.backend == "hip" and (device.copies_ahead or device.warp_size == 32 or earlier)
+    if earlier:
+        device = replace(device, copies_ahead=False)
     cost = costs(table, grids, configs, device, unique)
     doubt = np.hypot(_doubt(table), np.where(exact, 0.0, _INTERPOLATED_DOUBT))
     p_fail = memory_failure(cost.shared_bytes, doubt, device.shared_memory_bytes)
-    p_fail = np.minimum(p_fail, np.where(table["opaque"] > 0, _MOST_OPAQUE_FAILURE, 1.0))
+    # Some of AMD's pipeliners leave operands of flattened loops out, by their layouts; earlier ones scales, too.
+    opaque = (table["opaque"] > 0) | (loose & ((table["flattened"] > 0) | (earlier & (table["scaled"] > 0))))
+    p_fail = np.minimum(p_fail, np.where(opaque, _MOST_OPAQUE_FAILURE, 1.0))
     warps = np.array([float(c.num_warps) for c in configs])
     hopeless = tensor_columns(table, warps, device) > _TENSOR_COLUMNS
     hopeless |= np.array([c.num_ctas > 1 and not device.clusters for c in configs], dtype=bool)
@@ -166,10 +176,11 @@ def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Seque
 
 def _doubt(facts: FactColumns) -> Array:
     """Standard deviation of log2(bytes taken / bytes forecast), [n], by what the kernel does."""
-    chain = (facts["chained_most_bytes"] > 0) | (facts["loop_dots"] > 2)
-    kinds = np.where(chain, _DOUBT["chain"], _DOUBT["loop"])
+    chain = (facts["chained_bytes"] + facts["resident_bytes"] > 0) | (facts["load_levels"] > 1)
+    chain |= facts["flattened"] > 0
     explained = (facts["loop_dots"] > 0) & (facts["opaque"] == 0)
-    return np.asarray(np.where(explained, kinds, _DOUBT["other"]))
+    doubt = np.where(facts["scaled"] > 0, _SCALED_DOUBT, np.where(chain, _CHAIN_DOUBT, _LOOP_DOUBT))
+    return np.asarray(np.where(explained, doubt, _OTHER_DOUBT))
 
 
 def memory_failure(shared: Array, doubt: Array, limit: int) -> Array:

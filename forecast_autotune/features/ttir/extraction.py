@@ -207,7 +207,7 @@ class _FactCollector(IntegerAnalysis):
             masked = len(op.operands) > (1 if what == "load" else 2)
         mask = op.operands[-1 if what == "store" else 1] if masked and pointer.kind == "pointer" else ""
         self.add("inactive_bytes", (1.0 - mean(self.active.get(mask, 1.0))) * nbytes * scale)
-        vector = run
+        vector = wide = run
         if pointer.kind == "pointer" and pointer.tensor:
             even = self.strides.get(mask) or (coalescing.UNKNOWN_MASK_STRIDE,) * len(pointer.shape)
             touch = coalescing.tile_access(
@@ -219,9 +219,9 @@ class _FactCollector(IntegerAnalysis):
                 what == "store",
             )
             self.touches[touch] = self.touches.get(touch, 0.0) + scale
-            vector = touch.vector
+            vector, wide = touch.vector, touch.wide
         several = len(pointer.loaded_type().shape) > 1
-        self.accesses[id(op)] = AccessPattern(run, axis if several else None, vector)
+        self.accesses[id(op)] = AccessPattern(run, axis if several else None, vector, wide)
         self.contiguous_bytes += run * nbytes * scale
         self.masked_bytes += nbytes * scale if masked else 0.0
 

@@ -140,10 +140,6 @@ class SharedMemoryUse:
     """The largest tile that is stored along another dimension than it was loaded along."""
     reduced_bytes: float = 0.0
     """Results of reductions, in 4-byte words at least: warps exchange this much each; the most over them."""
-    reduced_length: float = 1.0
-    """Elements that this reduction joins into one."""
-    reduced_across: float = 0.0
-    """Its results, where it is not along the last dimension: threads are spread over those first."""
     reduced_inside: float = 0.0
     """1 when this reduction runs while the loop above keeps its buffers."""
     narrow_bytes: float = 0.0
@@ -155,7 +151,7 @@ class SharedMemoryUse:
     across_bytes: float = 0.0
     """Direct loads that lie in memory along another dimension than the one that is summed over."""
     reused_bytes: float = 0.0
-    """Direct loads that several dots read."""
+    """Direct loads that dots read in more than one way: as left and right operands, or turned and as they lie."""
     filled_bytes: float = 0.0
     """Direct loads whose masked elements are something else than 0."""
     once_most_bytes: float = 0.0
@@ -178,6 +174,26 @@ class SharedMemoryUse:
     """1 when it is stored through a descriptor, whole."""
     added_bytes: float = 0.0
     """The largest tile of fp32 at least that atomics add to memory."""
+    passed_1: float = 0.0
+    """Bytes of shared memory that the largest exchange outside of dots takes in a program of so many warps of 32 ..."""
+    passed_2: float = 0.0
+    passed_4: float = 0.0
+    passed_8: float = 0.0
+    passed_16: float = 0.0
+    passed_32: float = 0.0
+    passed_wide_1: float = 0.0
+    """... and of 64 threads."""
+    passed_wide_2: float = 0.0
+    passed_wide_4: float = 0.0
+    passed_wide_8: float = 0.0
+    passed_wide_16: float = 0.0
+    passed_wide_32: float = 0.0
+    flattened: float = 0.0
+    """1 when the source asks for nested loops as one."""
+    described: float = 0.0
+    """1 when the loop loads through descriptors."""
+    scaled: float = 0.0
+    """1 when a dot of the loop has scales."""
     opaque: float = 0.0
     """1 when the function has something that these rules do not explain: its bytes are a guess."""
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS
 from forecast_autotune.features.ttir.facts import SharedMemoryUse
 from forecast_autotune.features.ttir.parser import Block, Op
 from forecast_autotune.features.ttir.tensors import (
@@ -34,10 +35,7 @@ _CASTS = frozenset(
 _STAGES = re.compile(r"tt\.num_stages = (\d+)")
 _ORDER = re.compile(r"array<i32: ([\d, ]+)>")
 _ZERO = re.compile(r"dense<-?0(?:\.0+e\+00)?>|: *0\b")
-_OPAQUE_LOOP = re.compile(r"tt\.(?:flatten|warp_specialize)")
-_OPAQUE = frozenset(
-    ("tt.dot_scaled", "tt.gather", "tt.histogram", "tt.cat", "tt.join", "tt.descriptor_gather")
-)
+_OPAQUE = frozenset(("tt.cat", "tt.descriptor_gather"))
 """Operations whose shared memory no rule here explains."""
 _MIN_ASYNC_COPY_BITS = 32
 """The narrowest access that hardware copies into shared memory by itself."""
@@ -53,6 +51,8 @@ class AccessPattern:
     """The dimension along which they do; None when it cannot be seen, or for less than two dimensions."""
     vector: int = 1
     """Neighbouring elements that a thread moves at once, as alignment and mask allow."""
+    wide: int = 1
+    """Neighbouring elements that a thread would move if no mask parted them: its layout is made for those."""
 
 
 def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPattern]) -> SharedMemoryUse:
@@ -72,16 +72,42 @@ def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPatt
             # A product's layout keeps each row within a warp: reductions next to it exchange nothing.
             best, fullest = value, {id(op) for op in body}
             busy = fullest if "streamed_bytes" in value else set()
+    names = {op.name for op in every}
+    turned = _turned_tiles(every, accesses)
     straight = [op for op in every if op.name in DOTS and id(op) not in inside]
+    flat = any("tt.flatten" in loop.text for loop in loops)
+    # In a flattened loop the alignment of pointers is lost, but where descriptors were rewritten to 64-bit offsets.
+    addresses = [makers.get(op.operands[0]) for op in every if op.name == "tt.load" and id(op) in fullest]
+    loose = flat and any(
+        a is not None and a.inputs[-1].bits != 64 for a in addresses if a and len(a.inputs) > 1
+    )
     best.setdefault("once_most_bytes", max((t.nbytes for op in straight for t in op.inputs[:2]), default=0.0))
     return SharedMemoryUse(
         **best,
         **_reduction_parts(every, busy),
-        **_epilogue_parts(every, fullest, accesses),
+        **_epilogue_parts(every, fullest | _beside(loops, fullest), accesses),
+        **_passed_bytes(every, accesses, turned),
         straight_dot_bytes=max((_operand_bytes(op) for op in straight), default=0.0),
-        turned_bytes=_transposed_bytes(every, accesses),
-        opaque=float(any(op.name in _OPAQUE or _OPAQUE_LOOP.search(op.text) for op in every)),
+        turned_bytes=max((math.prod(shape) * size for shape, size, *_, out in turned if out), default=0.0),
+        opaque=float(
+            loose or any("tt.warp_specialize" in loop.text for loop in loops) or bool(_OPAQUE & names)
+        ),
+        flattened=float(flat),
     )
+
+
+def _beside(loops: Sequence[Op], fullest: Set[int]) -> set[int]:
+    """Operations around the fullest loop that run while it keeps its buffers.
+
+    Those of a loop that is flattened into it, and stores through descriptors, which the hardware ends by itself.
+    """
+    result: set[int] = set()
+    for loop in loops if len(loops) > 1 else ():
+        inside = list(walk_ops(list(nested_blocks(loop))))
+        if any(id(op) in fullest for op in inside):
+            flat = "tt.flatten" in loop.text
+            result |= {id(op) for op in inside if flat or (op.name in STORES and op.name != "tt.store")}
+    return result
 
 
 def _epilogue_parts(
@@ -107,11 +133,140 @@ def _epilogue_parts(
             "epilogue_rows": float(tile.shape[0]),
             "epilogue_columns": float(tile.shape[1]),
             "epilogue_bits": float(tile.bits),
-            "epilogue_vector": float(access.vector if access is not None else 1),
+            "epilogue_vector": float(access.wide if access is not None else 1),
             "epilogue_inside": float(id(op) in fullest),
             "copied_out": float(described),
         }
     return {**best, "added_bytes": added}
+
+
+_TurnedTile = tuple[tuple[int, ...], float, tuple[int, int], tuple[int, int], bool]
+
+
+def _passed_bytes(
+    every: Sequence[Op], accesses: Mapping[int, AccessPattern], turned: Sequence[_TurnedTile]
+) -> dict[str, float]:
+    """The bytes that the largest exchange outside of dots takes, by threads of a warp and number of warps.
+
+    A blocked layout gives neighbours to a thread as far as it accesses them at once, then to lanes, then to warps
+    (Coalesce); reductions and scans exchange what several warps share, a tile that turns all that is not in registers
+    before and after. Where there are dots, their layouts decide, and nothing is counted.
+    """
+    if any(op.name in DOTS for op in every):
+        return {}
+    patterns: dict[tuple[int, ...], AccessPattern] = {}
+    for op in every:
+        access = accesses.get(id(op))
+        if access is not None and op.name in LOADS and op.outputs:
+            shape = op.outputs[0].shape
+            if shape not in patterns or access.wide > patterns[shape].wide:
+                patterns[shape] = access
+    stored = {op.inputs[0].shape for op in every if op.name in STORES and op.inputs}
+    results: dict[str, float] = {}
+    for lanes, name in ((32, "passed"), (64, "passed_wide")):
+        for warps in COUNTED_WARPS:
+            most = max((_turned_exchange(tile, lanes, warps) for tile in turned), default=0.0)
+            for op in every:
+                if op.name in _EXCHANGES and op.inputs and len(shape := op.inputs[0].shape) in (1, 2):
+                    most = max(most, _exchange(op, patterns.get(shape), stored, lanes, warps))
+            results[f"{name}_{warps}"] = most
+    return results
+
+
+_EXCHANGES = frozenset(("tt.reduce", "tt.scan", "tt.gather", "tt.join", "tt.histogram"))
+
+
+def _blocked_bits(
+    shape: Sequence[int], first: int, vector: int, lanes: int, warps: int
+) -> list[tuple[int, int, int]]:
+    """(neighbours of a thread, lanes, warps) of each dimension as log2; `first` is the one of the neighbours."""
+    elements = math.prod(shape)
+    held = min(vector, max(1, elements // (lanes * warps))).bit_length() - 1
+    left = [lanes.bit_length() - 1, warps.bit_length() - 1]
+    result = [(0, 0, 0)] * len(shape)
+    for place in (first, *(n for n in reversed(range(len(shape))) if n != first)):
+        size = shape[place].bit_length() - 1
+        own = min(held, size) if place == first else 0
+        along = min(left[0], size - own)
+        beside = min(left[1], size - own - along)
+        left = [left[0] - along, left[1] - beside]
+        result[place] = own, along, beside
+    return result
+
+
+def _exchange(
+    op: Op, pattern: AccessPattern | None, stored: Set[tuple[int, ...]], lanes: int, warps: int
+) -> float:
+    source = op.inputs[0]
+    shape, elements = source.shape, source.elements
+    first = pattern.axis if pattern is not None and pattern.axis is not None else len(shape) - 1
+    bits = _blocked_bits(shape, first, pattern.wide if pattern is not None else 1, lanes, warps)
+    if op.name == "tt.histogram":
+        return op.outputs[0].nbytes
+    if op.name == "tt.join":
+        many = elements >= 8 * lanes * warps
+        return min(2.0 * source.nbytes, 32.0 * lanes * warps) if many and warps > 1 else 0.0
+    axis = reduction_axis(op)[1]
+    own, along, beside = bits[axis]
+    if op.name == "tt.gather":
+        # A warp that has whole rows looks them up by shuffles; other tiles are given to such warps, or written whole.
+        parted = 32.0 * lanes * warps if len(shape) > 1 and axis == first else source.nbytes
+        return (
+            0.0
+            if beside == 0 and (warps == 1 or 1 << along == lanes) and axis == first
+            else min(source.nbytes, parted)
+        )
+    words = math.fsum(max(t.bits, 32) / 8 for t in op.inputs) * elements
+    if op.name == "tt.scan":
+        return words / (1 << (own + along)) if beside else 0.0
+    # Of many results, those that are stored are spread over all threads again.
+    results = words / shape[axis]
+    if beside:
+        return results * (1 << beside)
+    return min(results, 4.0 * lanes * warps) if op.outputs[0].shape in stored and axis == first else 0.0
+
+
+def _turned_tiles(every: Sequence[Op], accesses: Mapping[int, AccessPattern]) -> list[_TurnedTile]:
+    """(shape, bytes of an element, (dimension, neighbours) before, and after, whether it is stored so) of each tile
+    that changes its layout: it is stored in another layout than it was loaded in, or meets a tile of another layout.
+    """
+    known: dict[str, tuple[int, int]] = {}
+    result: list[_TurnedTile] = []
+    for op in every:
+        access = accesses.get(id(op))
+        here = (access.axis, access.wide) if access is not None and access.axis is not None else None
+        if op.name in LOADS:
+            if op.results and here is not None:
+                known[op.results[0]] = here
+        elif op.name in STORES:
+            before = known.get(op.operands[1] if op.name == "tt.store" else op.operands[-1])
+            if here is not None and before is not None and before[0] != here[0]:
+                tile = op.inputs[0].loaded_type()
+                result.append((tile.shape, tile.bits / 8, before, here, True))
+        elif op.results and (layouts := [known[name] for name in op.operands if name in known]):
+            first, last = layouts[0], layouts[-1]
+            if op.name == "tt.trans" and (match := _ORDER.search(op.text)):
+                order = [int(n) for n in match.group(1).split(",")]
+                known[op.results[0]] = order.index(first[0]), first[1]
+            elif op.name.startswith(("arith.", "math.")) or op.name in _CASTS:
+                known[op.results[0]] = first
+                if first[0] != last[0]:
+                    result.append((op.outputs[0].shape, op.outputs[0].bits / 8, last, first, False))
+    return result
+
+
+def _turned_exchange(tile: _TurnedTile, lanes: int, warps: int) -> float:
+    """Bytes of a tile that turns: what is in registers before and after is done one after another."""
+    shape, size, before, after, _ = tile
+    common = 0
+    if lanes == 32:  # AMD's compiler writes it whole
+        layouts = [_blocked_bits(shape, *layout, lanes, warps) for layout in (before, after)]
+        for place, extent in enumerate(shape):
+            both = list(range(extent.bit_length() - 1))
+            for own, along, beside in (layout[place] for layout in layouts):
+                both = [n for n in both if n < own or n >= own + along + beside]
+            common += len(both)
+    return math.prod(shape) * size / (1 << common)
 
 
 def chained(blocks: Sequence[Block]) -> list[Op]:
@@ -180,15 +335,15 @@ def _loop_parts(
     chained: dict[str, float] = {}
     cast, crosswise, across = 0.0, 0.0, 0.0
     last: dict[int, int] = {}
-    uses: dict[int, int] = {}
+    uses: dict[int, set[tuple[int, bool]]] = {}
     for order, dot in enumerate(dots):
         for place, (name, type_) in enumerate(zip(_dot_inputs(dot), dot.inputs, strict=False)):
             root, changed = _operand_source(name, local, makers)
             maker = local.get(root)
             if maker is not None and maker.name in LOADS:
                 last[id(maker)] = order
-                uses[id(maker)] = uses.get(id(maker), 0) + 1
                 lies_across = place < 2 and _is_crosswise(name, place, local, accesses)
+                uses.setdefault(id(maker), set()).add((place, lies_across))
                 across += type_.nbytes if lies_across and not changed else 0.0
                 if lies_across and type_.bits != 16:
                     crosswise += type_.nbytes
@@ -212,11 +367,13 @@ def _loop_parts(
         "narrow_most_bytes": max(narrow, default=0.0),
         "least_direct_bytes": min((direct[id(op)] for op in wide), default=0.0),
         "across_bytes": across,
-        "reused_bytes": math.fsum(direct[id(op)] for op in wide if uses[id(op)] > 1),
+        "reused_bytes": math.fsum(direct[id(op)] for op in wide if len(uses[id(op)]) > 1),
         "filled_bytes": math.fsum(direct[id(op)] for op in wide if _is_filled(op, makers)),
-        "once_most_bytes": max(t.nbytes for dot in dots for t in dot.inputs[:2]),
+        "once_most_bytes": max((*direct.values(), *resident.values(), cast), default=0.0),
         "chained_most_bytes": max(chained.values(), default=0.0),
         "loop_dots": float(len(dots)),
+        "scaled": float(any(dot.name == "tt.dot_scaled" for dot in dots)),
+        "described": float(any(op.name != "tt.load" for op in loads)),
         "precise": float(any(_is_precise(dot) for dot in dots)),
         "direct_bytes": math.fsum(direct.values()),
         "indirect_bytes": math.fsum(op.outputs[0].nbytes for op in reached),
@@ -361,49 +518,8 @@ def _reduction_parts(every: Sequence[Op], busy: Set[int]) -> dict[str, float]:
         if op.name not in REDUCTIONS or not op.inputs[0].shape:
             continue
         shape, axis = reduction_axis(op)
-        length, results = shape[axis], op.inputs[0].elements // shape[axis]
-        words = math.fsum(max(t.bits, 32) / 8 for t in op.inputs) * results
-        if words * min(length, 4) > most:
-            most = words * min(length, 4)
-            best = {
-                "reduced_bytes": words,
-                "reduced_length": float(length),
-                "reduced_across": float(results) if axis < len(shape) - 1 else 0.0,
-                "reduced_inside": float(id(op) in busy),
-            }
+        words = math.fsum(max(t.bits, 32) / 8 for t in op.inputs) * (op.inputs[0].elements // shape[axis])
+        if words * min(shape[axis], 4) > most:
+            most = words * min(shape[axis], 4)
+            best = {"reduced_bytes": words, "reduced_inside": float(id(op) in busy)}
     return best
-
-
-def _transposed_bytes(every: Sequence[Op], accesses: Mapping[int, AccessPattern]) -> float:
-    """Bytes of the largest tile that changes its fastest dimension between its load and its store."""
-    seen = {access.axis for access in accesses.values() if access.axis is not None}
-    if not seen or (len(seen) == 1 and not any(op.name == "tt.trans" for op in every)):
-        return 0.0
-    axes: dict[str, int | None] = {}
-    most = 0.0
-    for op in every:
-        access = accesses.get(id(op))
-        along = access.axis if access is not None else None
-        if op.name in LOADS and op.results:
-            axes[op.results[0]] = along
-        elif (op.name in STORES or op.name in ATOMICS) and len(op.operands) > 1 and op.inputs:
-            pointed = op.name in ("tt.store", "tt.atomic_rmw", "tt.atomic_cas")
-            loaded = axes.get(op.operands[1] if pointed else op.operands[-1])
-            if along is not None and loaded is not None and loaded != along:
-                most = max(most, op.inputs[0].loaded_type().nbytes)
-        elif op.results:
-            axis = _fastest_axis(op, axes)
-            axes.update(dict.fromkeys(op.results, axis))
-    return most
-
-
-def _fastest_axis(op: Op, axes: Mapping[str, int | None]) -> int | None:
-    """The fastest dimension of what an operation gives, by those of its operands; None when it has none."""
-    known = [axis for name in op.operands if (axis := axes.get(name)) is not None]
-    if not known:
-        return None
-    if op.name == "tt.trans":
-        match = _ORDER.search(op.text)
-        order = [int(n) for n in match.group(1).split(",")] if match else None
-        return order.index(known[0]) if order is not None and known[0] in order else None
-    return known[0] if op.name.startswith(("arith.", "math.")) or op.name in _CASTS else None

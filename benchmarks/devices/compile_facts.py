@@ -1,0 +1,193 @@
+"""Claim: what the compiler allocates is what was forecast, on every target, and what fits is never refused.
+
+    python -m benchmarks.devices.compile_facts --out FILE.json [--targets cuda:90] [--kernels matmul] [--each 16]
+
+Kernels of `benchmarks.kernels.compile_facts` are compiled here, on the CPU, by the installed Triton and up to the pass
+that allocates shared and tensor memory. Beside that stand the bytes of the cost formula and P(cannot launch) of the
+surrogate, which see the TTIR alone. Run it with each release of Triton that the project supports.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.kernels.compile_facts import CASES, Case
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
+from forecast_autotune.features.devices import architecture_of
+from forecast_autotune.features.trace import KernelTracer
+from forecast_autotune.features.ttir.extraction import assignment_key
+from forecast_autotune.policy import REFUSED
+from forecast_autotune.records import Candidate, Config, Device, Kernel, Problem
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.surrogates.prior import formula_prior
+from forecast_autotune.surrogates.protocol import Query
+from forecast_integrations.triton.null_device import target_of
+from forecast_integrations.triton.problem.describe import call_arguments
+
+TARGETS = (
+    *("cuda:80", "cuda:90", "cuda:100", "cuda:103", "cuda:120"),
+    *("hip:gfx90a", "hip:gfx942", "hip:gfx950", "hip:gfx1100", "hip:gfx1200", "hip:gfx1250"),
+)
+TENSOR_COLUMNS = 512
+NEAR, NEAR_BYTES = 0.03, 128
+
+
+def device_of(target: str) -> Device:
+    """A device of a target, with the limits of its architecture."""
+    backend, arch = target.split(":")
+    limits = architecture_of(backend, arch)
+    most, threads = limits.shared_memory_bytes, limits.threads
+    return Device(
+        f"any {arch}", backend, arch, 64, most, limits.registers, threads, 2**26, 0, limits.warp_size
+    )
+
+
+def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[int, int]:
+    """(bytes of shared memory, columns of tensor memory) of TTIR compiled under such options.
+
+    Runs Triton's own stages up to TTGIR, and of the next one its passes up to the allocation.
+    """
+    import triton
+    from triton._C.libtriton import ir, passes
+    from triton.backends.compiler import Language
+    from triton.compiler.compiler import make_backend
+
+    target = target_of(device)
+    backend = make_backend(target)
+    given = backend.parse_options(dict(options))
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:
+        file.write(text)
+        file.flush()
+        module = ir.parse_mlir_module(file.name, context)
+    module.context = context
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, given, Language.TRITON)
+    module = stages["ttgir"](module, dict(vars(given)))
+    manager = ir.pass_manager(context)
+    if device.backend == "cuda":
+        from triton._C.libtriton import nvidia
+        from triton.backends.nvidia.compiler import get_ptx_version_from_options
+
+        version = get_ptx_version_from_options(given, int(device.arch))
+        recent = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
+        passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+        passes.ttgpuir.add_allocate_warp_groups(manager, *([False] if recent else []))
+        passes.convert.add_scf_to_cf(manager)
+        passes.gluon.add_inliner(manager)
+        nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, int(device.arch), version)
+        nvidia.passes.ttnvgpuir.add_allocate_tensor_memory(manager)
+    else:
+        from triton._C.libtriton import amd
+
+        amd.passes.ttgpuir.add_update_async_wait_count(manager, given.arch)
+        passes.convert.add_scf_to_cf(manager)
+        passes.gluon.add_inliner(manager)
+        passes.convert.add_index_to_llvmir(manager)
+        amd.passes.ttgpuir.add_allocate_shared_memory(manager, given.arch)
+    manager.run(module, "allocate")
+    return module.get_int_attr("ttg.shared"), module.get_int_attr("ttg.tensor_memory_size") or 0
+
+
+def compared(
+    name: str, case: Case, device: Device, configs: Sequence[tuple[dict[str, int], int, int]]
+) -> list[dict[str, Any]]:
+    """A row for each config that compiles: what it takes and what was forecast."""
+    import triton
+
+    tracer = KernelTracer.of(case.fn, target_of(device))
+    texts: dict[str, str] = {}
+    taken: dict[Candidate, tuple[int, int]] = {}
+    for meta, warps, stages in configs:
+        key = assignment_key(meta)
+        texts.setdefault(key, tracer.text(case.arguments, {**meta, **case.fixed}))
+        candidate = Candidate(Config.of(meta, num_warps=warps, num_stages=stages))
+        taken[candidate] = allocated(texts[key], device, {"num_warps": warps, "num_stages": stages})
+    arguments = call_arguments(case.fn, dict(zip(case.fn.arg_names, case.arguments, strict=False)))
+    toolchain = {"triton": triton.__version__}
+    kernel = Kernel(name, "triton", name, name)
+    problem = Problem.of(kernel, arguments, device, key=[], grid=(1024, 1, 1), toolchain=toolchain)
+    said = formula_prior(problem, list(taken), {}, texts)
+    stated = default_surrogate().forecast(Query(problem, list(taken), {}, ttir=texts)).p_fail
+    return [
+        {
+            "kernel": name,
+            "kind": case.kind,
+            "config": str(candidate.config),
+            "shared": shared,
+            "forecast": round(float(said.shared[row])),
+            "p_fail": round(float(stated[row]), 4),
+            "fails": shared > device.shared_memory_bytes or columns > TENSOR_COLUMNS,
+        }
+        for row, (candidate, (shared, columns)) in enumerate(taken.items())
+    ]
+
+
+def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The forecast against the compiler, over rows of `compared`."""
+    shared, forecast, stated = (
+        np.array([r[n] for r in rows], float) for n in ("shared", "forecast", "p_fail")
+    )
+    fails = np.array([r["fails"] for r in rows], bool)
+    off = np.abs(forecast - shared)
+    edges = (0.0, 0.05, 0.2, 0.5, 0.8, REFUSED, 1.01)
+    bins = [(stated >= low) & (stated < high) for low, high in itertools.pairwise(edges)]
+    return {
+        "configs": len(rows),
+        "exact": round(float((off < 1).mean()), 4),
+        "near": round(float((off <= np.maximum(NEAR_BYTES, NEAR * shared)).mean()), 4),
+        "fit_yet_refused": int(((stated >= REFUSED) & ~fails).sum()),
+        "too_large": int(fails.sum()),
+        "too_large_refused": int(((stated >= REFUSED) & fails).sum()),
+        "stated_and_observed": [
+            [round(float(stated[b].mean()), 3), round(float(fails[b].mean()), 3), int(b.sum())]
+            for b in bins
+            if b.any()
+        ],
+    }
+
+
+def main() -> int:
+    command_line = parser(__doc__)
+    command_line.add_argument("--targets", nargs="+", default=list(TARGETS))
+    command_line.add_argument("--kernels", nargs="+", default=[""], help="parts of their names")
+    command_line.add_argument("--each", type=int, default=16, help="configs of a kernel, drawn at random")
+    arguments = parse_arguments(command_line, on_host=True)
+    result = ResultFile(arguments, "compile_facts")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for target in arguments.targets:
+        for name, case in CASES.items():
+            if (case.lacks and target.startswith(case.lacks)) or not any(
+                n in name for n in arguments.kernels
+            ):
+                continue
+            drawn = case.configs()
+            random.Random(name).shuffle(drawn)
+            for row in compared(name, case, device_of(target), drawn[: arguments.each]):
+                rows.setdefault(target, []).append(row)
+                result.add(target, row)
+        say(f"{target} {summary_of(rows[target])}")
+    vendors = {
+        vendor: [r for t, some in rows.items() if t.startswith(vendor) for r in some]
+        for vendor in ("cuda", "hip")
+    }
+    kinds = {r["kind"] for some in rows.values() for r in some}
+    by_kind = {
+        kind: [r for some in rows.values() for r in some if r["kind"] == kind] for kind in sorted(kinds)
+    }
+    shown = {**rows, **vendors, **by_kind}
+    result.finish({name: summary_of(some) for name, some in shown.items() if some})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

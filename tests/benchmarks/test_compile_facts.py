@@ -1,0 +1,117 @@
+"""Forecast bytes against those that this Triton allocates, compiled here for the targets, a case for each rule."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from benchmarks.devices.compile_facts import allocated, compared, device_of, summary_of
+from benchmarks.kernels.compile_facts import CASES
+from forecast_autotune.features.trace import KernelTracer
+from forecast_autotune.policy import REFUSED
+from forecast_integrations.triton.null_device import target_of
+
+RELEASE = tuple(map(int, triton.__version__.split(".")[:2]))
+TILE, WIDE = {"BM": 128, "BN": 128, "BK": 64}, {"BM": 256, "BN": 128, "BK": 32}
+HEAD = {"BM": 128, "BN": 128}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "target", "meta", "launches"),
+    [
+        # 1: loads of less than 4 bytes are buffered nowhere.
+        ("matmul_fp16_1000", "cuda:80", TILE, [(4, 2), (4, 5)]),
+        ("matmul_fp16_1000", "cuda:120", TILE, [(4, 2), (4, 5)]),
+        ("matmul_fp16_1000", "cuda:90", TILE, [(4, 2), (4, 5)]),
+        ("matmul_masked_1000", "hip:gfx942", TILE, [(4, 2), (4, 5)]),
+        # 2: attention without warp groups keeps Q and the scores in registers.
+        ("attention_64", "cuda:80", HEAD, [(4, 1), (4, 3), (8, 4)]),
+        ("attention_64", "cuda:120", HEAD, [(4, 2)]),
+        ("attention_128_causal", "cuda:80", {"BM": 64, "BN": 64}, [(4, 2), (4, 3)]),
+        # 3: products that no tensor core takes, and 16 warps.
+        ("matmul_fp32_ieee", "cuda:90", TILE, [(4, 2), (8, 3)]),
+        ("matmul_fp32_ieee", "cuda:100", TILE, [(4, 2)]),
+        ("matmul_fp16", "cuda:100", TILE, [(16, 3), (4, 3), (8, 4)]),
+        # 4: 8 bits along N are turned through one buffer; int32 tiles leave whole.
+        ("matmul_fp8e5", "cuda:90", TILE, [(4, 2), (4, 5)]),
+        ("matmul_fp8e5_k", "cuda:90", TILE, [(4, 3)]),
+        ("matmul_int8", "cuda:90", TILE, [(8, 2), (4, 4)]),
+        # 5: two dots at four stages.
+        ("attention_64", "hip:gfx942", HEAD, [(8, 3), (8, 4), (8, 5)]),
+        # 7: a tile that is stored through a descriptor lies beside a loop's buffers.
+        ("matmul_persistent_descriptors", "cuda:90", TILE, [(4, 3)]),
+        ("matmul_persistent_descriptors", "cuda:100", TILE, [(4, 3)]),
+        # 8: masked elements that become something else than 0.
+        ("matmul_other", "cuda:80", TILE, [(4, 3)]),
+        ("matmul_other", "cuda:90", TILE, [(4, 3)]),
+        ("matmul_other", "cuda:100", TILE, [(4, 3)]),
+        # 9: AMD's copies ahead, and targets that are no CDNA2.
+        *([("matmul_fp16", "hip:gfx950", TILE, [(4, 2), (4, 3), (8, 4)])] if RELEASE >= (3, 8) else []),
+        *([("matmul_int8", "hip:gfx950", TILE, [(4, 3)])] if RELEASE >= (3, 8) else []),
+        ("matmul_fp16_k", "hip:gfx1250", TILE, [(4, 3)]),
+        ("matmul_fp16", "hip:gfx1100", TILE, [(4, 3)]),
+        # 10: atomics, and descriptors that are rewritten.
+        ("matmul_split_k", "hip:gfx942", WIDE, [(4, 3), (8, 3)]),
+        ("matmul_descriptors_read", "hip:gfx942", TILE, [(4, 3)]),
+        # 11: outside of loops.
+        ("gather_rows", "hip:gfx942", {"BLOCK": 16384}, [(4, 2)]),
+        ("histogram_rows", "cuda:90", {"BLOCK": 1024}, [(4, 2)]),
+        ("cumsum_tile_0", "cuda:80", {"ROWS": 32, "BLOCK": 256}, [(2, 2), (8, 2)]),
+        ("reduce_tile_0", "hip:gfx942", {"ROWS": 32, "BLOCK": 256}, [(8, 2)]),
+        ("plus_turned_32", "hip:gfx942", {"ROWS": 128, "BLOCK": 64}, [(1, 2), (4, 2)]),
+        ("plus_turned_32", "cuda:90", {"ROWS": 128, "BLOCK": 128}, [(1, 2), (4, 2)]),
+        ("transpose_16", "cuda:120", {"ROWS": 64, "BLOCK": 64}, [(1, 2), (8, 2)]),
+    ],
+)
+def test_forecast_bytes_are_what_the_compiler_allocates(
+    kernel: str, target: str, meta: dict[str, int], launches: list[tuple[int, int]]
+) -> None:
+    rows = compared(kernel, CASES[kernel], device_of(target), [(meta, *launch) for launch in launches])
+    for row in rows:
+        assert abs(row["forecast"] - row["shared"]) <= max(128, 0.03 * row["shared"]), row
+        assert row["fails"] or row["p_fail"] < REFUSED, row
+
+
+@pytest.mark.parametrize(
+    ("kernel", "target"),
+    [
+        *itertools.product(
+            ("matmul_persistent_flat", "matmul_split_k", "attention_gradient"),
+            ("cuda:80", "cuda:90", "cuda:100", "cuda:120", "hip:gfx942", "hip:gfx1100"),
+        ),
+        ("matmul_specialised", "cuda:100"),
+        ("matmul_specialised", "cuda:120"),
+    ],
+)
+def test_what_fits_is_not_refused(kernel: str, target: str) -> None:
+    """Kernels whose bytes the rules explain in part or not at all."""
+    case = CASES[kernel]
+    deep = [(dict(zip(case.tuned, case.values[-1], strict=True)), 8, stages) for stages in (2, 4)]
+    assert summary_of(compared(kernel, case, device_of(target), deep))["fit_yet_refused"] == 0
+
+
+def test_tensor_memory_beyond_its_columns_is_refused() -> None:
+    """6: two accumulators of 256 columns each for twice 128 rows take 1,024."""
+    case = CASES["matmul_gated"]
+    (row,) = compared("gated", case, device_of("cuda:100"), [({"BM": 256, "BN": 256, "BK": 32}, 8, 2)])
+    assert row["shared"] <= 232448
+    assert row["fails"]
+    assert row["p_fail"] >= REFUSED
+
+
+def test_options_of_the_compiler_change_no_rule() -> None:
+    """13: what AMD's options change is not the loop's buffers."""
+    case, device = CASES["matmul_fp16"], device_of("hip:gfx942")
+    text = KernelTracer.of(case.fn, target_of(device)).text(case.arguments, {**TILE, **case.fixed})
+    options: list[dict[str, Any]] = [{}, {"waves_per_eu": 2}, {"kpack": 2}, {"matrix_instr_nonkdim": 16}]
+    assert len({allocated(text, device, {"num_warps": 4, "num_stages": 3, **o}) for o in options}) == 1
