@@ -300,15 +300,16 @@ def _as_tensor(value: Any, name: str) -> Any:
     return flat.view(dtype).as_strided(shape, stride)
 
 
-def _live_tensors(device: torch.device) -> list[tuple[int, int, torch.Tensor]]:
-    """(address, the one behind its last element, tensor) of all tensors of this process on a device."""
+def _live_tensors(device: torch.device | None) -> list[tuple[int, int, torch.Tensor]]:
+    """(address, the one behind its last element, tensor) of all tensors of this process on a device, or on any."""
     import torch
 
     results = []
     for one in gc.get_objects():
         if issubclass(type(one), torch.Tensor):
             with suppress(RuntimeError, NotImplementedError):  # one without memory of its own
-                if one.device.type == device.type and one.layout == torch.strided and one.numel():
+                here = device is None or one.device.type == device.type
+                if here and one.layout == torch.strided and one.numel():
                     size = span_of(one.shape, one.stride()) * one.element_size()
                     results.append((one.data_ptr(), one.data_ptr() + size, one.detach()))
     return results
@@ -317,11 +318,16 @@ def _live_tensors(device: torch.device) -> list[tuple[int, int, torch.Tensor]]:
 def _with_pointees(arguments: Sequence[Argument], tensors: dict[str, torch.Tensor]) -> tuple[Argument, ...]:
     """Arguments with the tensors that addresses among their numbers point into, which `tensors` get, too.
 
-    Raises `ValueError` for addresses of memory that no tensor of the program keeps.
+    Raises `ValueError` for addresses of memory that no tensor of the program keeps, and for one that is a number.
     """
     results, live = [], None
     for argument in arguments:
-        addresses = _addresses(tensors[argument.name]) if argument.name in tensors else []
+        number = argument.value if argument.kind == "scalar" and isinstance(argument.value, int) else 0
+        if _LEAST_ADDRESS <= number < _END_OF_ADDRESSES:
+            for start, end, _ in _live_tensors(None):
+                if start <= number < end:
+                    raise ValueError(f"{argument.name} is a tensor's address, which means nothing elsewhere")
+        addresses = _addresses(argument.name, tensors[argument.name]) if argument.name in tensors else []
         if not any(addresses):
             results.append(argument)
             continue
@@ -351,13 +357,23 @@ def _with_pointees(arguments: Sequence[Argument], tensors: dict[str, torch.Tenso
     return tuple(results)
 
 
-def _addresses(tensor: torch.Tensor) -> list[int]:
-    """The numbers of a tensor whose numbers all look like addresses, or are 0; else none."""
-    if str(tensor.dtype) not in ("torch.int64", "torch.uint64") or not 0 < tensor.numel() <= _MOST_ADDRESSES:
+def _addresses(name: str, tensor: torch.Tensor) -> list[int]:
+    """The numbers of a tensor whose numbers all look like addresses, or are 0; else none.
+
+    Raises `ValueError` for too many.
+    """
+    import torch
+
+    if tensor.dtype not in (torch.int64, torch.uint64) or not tensor.numel():
         return []
     span = span_of(tensor.shape, tensor.stride())
-    numbers = tensor.detach().as_strided((span,), (1,), tensor.storage_offset()).cpu().tolist()
-    return numbers if all(n == 0 or _LEAST_ADDRESS <= n < _END_OF_ADDRESSES for n in numbers) else []
+    numbers = tensor.detach().as_strided((span,), (1,), tensor.storage_offset()).view(torch.int64)
+    able = (numbers == 0) | ((numbers >= _LEAST_ADDRESS) & (numbers < _END_OF_ADDRESSES))
+    if not able.all() or not numbers.any():
+        return []
+    if span > _MOST_ADDRESSES:
+        raise ValueError(f"{name} holds {span} addresses, and at most {_MOST_ADDRESSES} are followed")
+    return [int(n) for n in numbers.tolist()]
 
 
 def _launches(

@@ -83,13 +83,15 @@ def test_whatever_has_an_address_is_a_tensor(tmp_path: Path, kind: str) -> None:
     assert data == (whole[32:] if kind == "pointer" else whole[:92] if kind == "strided" else whole)
 
 
-@pytest.mark.parametrize("kind", ["negative", "unknown type", "freed"])
+@pytest.mark.parametrize("kind", ["negative", "unknown type", "freed", "number", "many"])
 def test_memory_that_cannot_be_told_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     held = torch.arange(24, dtype=torch.float32)
     x: Any = {
         "negative": lambda: Strided(held[23:], (24,), (-1,)),
         "unknown type": lambda: Pointer(held, tl.float8e4b15),
         "freed": lambda: torch.tensor([held.data_ptr(), (1 << 47) + 64]),
+        "number": lambda: held.data_ptr() + 16,
+        "many": lambda: torch.full((2000,), held.data_ptr()),
     }[kind]()
     calls, _, line = noted(tmp_path, x)
     assert not calls
