@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.devices import device_spec
-from forecast_autotune.records import Argument
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.program import ProgramRecording, TorchFunction
 from forecast_autotune.store.files import write_atomically
-from forecast_autotune.variants.signature import memory_span
 from forecast_harness.improve.steps import Steps
 from forecast_harness.targets.program_functions import function_pack, write_pack
+from forecast_harness.targets.statement import tensor_bytes
 
 LEAST_SHARE = 0.01
 """Share of a step below which a part is named and left."""
 IMPROVED_SHARE = 0.8
 """Share of the improvable time after which no more parts are taken."""
-_BITS = re.compile(r"\d+")
 _USUAL_GAIN = 0.5
 """Share of what lies above the roofline that a search is expected to win, before anything is known."""
 _UNKNOWN_HEADROOM = 0.5
+_NO_GPU = "it is not timed: there is no GPU, where it would run"
+_ELSEWHERE = "it ran before the steps, or in a process that the program starts: improve what that one runs"
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,9 @@ def parts_of(
         else:
             part = replace(part, reason="no source can be had for it: it is no Triton kernel")
         parts.append(part)
+    has_gpu = recording.device is not None and recording.device.backend not in ("", "cpu")
     for name in captured.keys() - steps.launches.keys():
-        part = Part(
-            name, "triton", 0.0, 0.0, 0.0, reason="it is not timed: there is no GPU, where it would run"
-        )
-        parts.append(part)
+        parts.append(Part(name, "triton", 0.0, 0.0, 0.0, reason=_ELSEWHERE if has_gpu else _NO_GPU))
     return sorted(parts, key=lambda p: -p.share)
 
 
@@ -138,11 +135,6 @@ def _kernel_part(part: Part, call: CapturedCall, folder: Path) -> Part:
         write_atomically(place, call.source.encode())
         module, name = str(place), call.kernel.name
     spec = device_spec(call.device)
-    moved = sum(memory_span(a) * _element_bytes(a) for a in call.arguments if a.kind == "tensor")
+    moved = tensor_bytes(call.arguments)
     roofline = moved / (spec.memory_gb_s * 1e9) if spec.memory_gb_s else 0.0
     return replace(part, target=f"{module}:{name}", roofline_s=roofline)
-
-
-def _element_bytes(argument: Argument) -> float:
-    bits = _BITS.search(argument.dtype)
-    return int(bits[0]) / 8 if bits else 1.0

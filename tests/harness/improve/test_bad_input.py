@@ -159,3 +159,8 @@ def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
     assert 5e-7 < parts["mine"].roofline_s < 5e-6
     assert (tmp_path / "kernel-mine.py").read_text() == "import triton\n"
     assert "no module of its own" in parts["whole"].reason
+
+
+def test_a_kernel_of_another_process_is_named(tmp_path: Path) -> None:
+    (part,) = parts_of(recording(), steps_of(recording()), [captured("mine", "import triton\n")], tmp_path)
+    assert "a process that the program starts" in part.reason
