@@ -56,7 +56,7 @@ WORKED_EXAMPLES = """Three changes that paid on an NVIDIA H200, with their gain 
      row, column = at // N, at % N
      tl.store(Y + at, act(tl.load(X + row * 2 * N + column, mask=at < M * N)), mask=at < M * N)
    with def grid(meta, arguments, base): return (triton.cdiv(arguments["M"] * arguments["N"], meta["BLOCK"]),)"""
-"""From `benchmarks/data/sources_h200.jsonl.xz`: `bp_softmax_rows`, `fn_aft_mix`, `rows_geglu`, means over shapes."""
+"""From `benchmarks/data/sources_h200.jsonl.xz`: bp_softmax_rows, fn_aft_mix and rows_geglu, means over shapes."""
 
 
 def pack_statement(pack: Pack, language: str, entry: str, device: str) -> str:
