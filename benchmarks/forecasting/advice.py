@@ -1,138 +1,127 @@
-"""Claim: advice of a language model, written blind, makes decisions on kernels that were never seen better.
+"""Claim: installed advice, written blind, makes decisions on lists of public libraries better.
 
-    python -m benchmarks.forecasting.advice --models FOLDER --out RESULT.json [--each 3] [--jobs 2] [--only softmax]
+    python -m benchmarks.forecasting.advice --out RESULT.json [--jobs 2]
 
-Every kernel of the corpus with recorded advice (`benchmarks/data/advice.jsonl.gz`), `--each` of its problems drawn
-at random, those of `direct_answers.jsonl.gz` first. The surrogates in `--models` were fitted without the kernel's
-family, and so are the weights by which advice is followed. Decisions of the default policy are replayed with it
-(`advice`, both cost functions of each kernel) and without (`learned`): regret, measurements and misses.
-Replays of recorded H200 timings on a CPU; intervals are 95 %, over kernels, and paired.
+Every recorded list of fla-core, liger-kernel and flag_gems whose kernel has installed advice. The surrogate is the one
+that ships, which was fitted to none of these libraries. The default policy's decisions are replayed with 1, 4 and 16
+compile workers, without advice (`learned`), with it (`advice`), and with weights that were fitted anew without the
+library (`refitted`); all but the last once more where no IR can be read (`no IR`). Regret after 1, 3 and 5 measured is
+that of the best measured so far. Replays of H200 timings on a CPU; intervals are 95 %, over kernels, and paired.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import multiprocessing
-import random
 import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from benchmarks.lib import result_files
-from benchmarks.lib.recorded_advice import (
-    ADVICE_TABLE,
-    DATA,
-    FamilyModels,
-    FollowingAdvice,
-    advice_by_source,
-    advised_tables,
-    decision_figures,
-    kernel_label,
-    paired_figures,
-)
+from benchmarks.lib.recorded_advice import DATA, FollowingAdvice, decision_figures, paired_figures
 from benchmarks.lib.result_files import say
+from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.records.problem import FACTS
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
-from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_train.splits import family_of
+from forecast_autotune.store import Store
+from forecast_autotune.store.installed_advice import advice_for, layer_paths
+from forecast_autotune.surrogates.advised import AdviceWeights
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
+from forecast_autotune.tuning.replays.replay import load
 from forecast_train.surrogate.advice_weights import advice_evidence, fit_advice_weights
 
-
-def answered_problems() -> set[str]:
-    """Problems that a model also forecast candidate by candidate."""
-    with gzip.open(DATA / "direct_answers.jsonl.gz", "rt", encoding="utf-8") as stream:
-        return {line["problem"] for line in map(json.loads, stream) if line["type"] == "answer"}
+LISTS = DATA / "libraries_h200.jsonl.gz"
+WORKERS = (1, 4, 16)
 
 
-def choose_problems(tables: Sequence[Table], each: int, wanted: Collection[str], seed: int) -> list[Table]:
-    """`each` problems of every kernel, the wanted ones among them."""
-    by: dict[str, list[Table]] = {}
-    for table in tables:
-        by.setdefault(kernel_label(table), []).append(table)
-    chosen = []
-    for kernel in sorted(by):
-        first = [t for t in by[kernel] if t.problem.id in wanted]
-        rest = [t for t in by[kernel] if t.problem.id not in wanted]
-        random.Random(f"{seed} {kernel}").shuffle(rest)
-        chosen += [*first, *rest][:each]
-    return chosen
+@cache
+def advised_lists() -> list[tuple[Table, Advice]]:
+    """The recorded lists of kernels with installed advice."""
+    given = [(table, advice_for(Store(None), table.problem.kernel)) for table in load([LISTS])]
+    return [(table, advice) for table, advice in given if advice is not None]
 
 
-def play_kernel(work: tuple[Namespace, str, list[Table]]) -> dict[str, Any]:
-    """Both arms on the problems of one kernel; the weights are those of its family."""
-    options, kernel, chosen = work
+def library_of(table: Table) -> str:
+    """The library that a list is of."""
+    return str(table.problem.extra["label"]).partition("/")[0]
+
+
+def fitted_base() -> LearnedSurrogate:
+    """The learned surrogate that ships."""
+    model = shipped_model()
+    assert model is not None
+    return LearnedSurrogate(model)
+
+
+def fit_weights(lists: Sequence[tuple[Table, Advice]], seed: int) -> dict[str, AdviceWeights]:
+    """Weights of advice by library, fitted without it."""
+    base, evidence = fitted_base(), []
+    for table, advice in lists:
+        about = {"kernel": advice.source_sha256, "family": library_of(table), "seed": seed}
+        one = advice_evidence(table, advice, base, **about)
+        evidence += [one] if one is not None else []
+    say(f"weights: {len(evidence)} lists")
+    libraries = sorted({e.family for e in evidence})
+    return {name: fit_advice_weights([e for e in evidence if e.family != name]) for name in libraries}
+
+
+def play(work: tuple[int, dict[str, AdviceWeights]]) -> list[dict[str, Any]]:
+    """All arms on one list."""
+    number, weights = work
     warnings.simplefilter("ignore")
-    settings, family = Settings.from_environment(), family_of(chosen[0].problem)
-    base: Any = FamilyModels(options.models, [family]).without(family)
-    arms: dict[str, Surrogate] = {
-        "learned": base,
-        "advice": FollowingAdvice(base, advice_by_source(), options.weights[family]),
-    }
-    rows = [
-        {
-            "kernel": kernel,
-            "problem": table.problem.extra["label"],
-            "arm": name,
-            **decision_figures(table, arm, settings),
-        }
-        for table in chosen
-        for name, arm in arms.items()
-    ]
-    return {"kernel": kernel, "rows": rows}
-
-
-def fit_weights(options: Namespace, tables: Sequence[Table], advice: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights of advice by family, fitted without it."""
-    families = sorted({family_of(t.problem) for t in tables})
-    models = FamilyModels(options.models, families)
-    evidence = []
-    for table in tables:
-        family = family_of(table.problem)
-        base: Any = models.without(family)
-        one = advice[table.problem.kernel.source_sha256]
-        of_table = advice_evidence(
-            table, one, base, kernel=kernel_label(table), family=family, seed=options.seed
-        )
-        evidence += [of_table] if of_table is not None else []
-    say(f"weights: {len(evidence)} problems")
-    return {f: fit_advice_weights([e for e in evidence if e.family != f]) for f in families}
+    table, advice = advised_lists()[number]
+    plain = Settings.from_environment().with_(advice="off")
+    bare = replace(table, problem=replace(table.problem, extra={**table.problem.extra, FACTS: None}))
+    follow = FollowingAdvice(fitted_base(), {advice.source_sha256: advice}, weights[library_of(table)])
+    rows = []
+    for workers in WORKERS:
+        arms = [
+            (f"{workers}", "learned", table, default_surrogate(), plain),
+            (f"{workers}", "advice", table, default_surrogate(), plain.with_(advice="stored")),
+            (f"{workers}", "refitted", table, follow, plain),
+            (f"{workers}, no IR", "learned", bare, default_surrogate(), plain),
+            (f"{workers}, no IR", "advice", bare, default_surrogate(), plain.with_(advice="stored")),
+        ]
+        for condition, arm, given, surrogate, settings in arms:
+            figures = decision_figures(given, surrogate, settings, workers)
+            about = {
+                "kernel": advice.source_sha256,
+                "problem": table.problem.id,
+                "library": library_of(table),
+            }
+            rows.append({"condition": condition, "arm": arm, **about, **figures})
+    return rows
 
 
 def main() -> int:
     parser = result_files.parser(__doc__)
-    parser.add_argument("--models", type=Path, required=True, help="surrogates without a family each")
-    parser.add_argument("--each", type=int, default=3, help="problems of a kernel")
-    parser.add_argument("--only", default="", help="comma-separated kernels")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(stub_only=True)
-    options = result_files.parse_arguments(parser)
+    options: Namespace = result_files.parse_arguments(parser)
     report = result_files.ResultFile(options, "advice", seed=options.seed)
     warnings.simplefilter("ignore")
-    advice = advice_by_source()
-    chosen = choose_problems(advised_tables(advice), options.each, answered_problems(), options.seed)
-    options.weights = fit_weights(options, chosen, advice)
-    only = set(filter(None, options.only.split(",")))
-    work = [
-        (options, kernel, [t for t in chosen if kernel_label(t) == kernel])
-        for kernel in sorted({kernel_label(t) for t in chosen})
-        if not only or kernel in only
-    ]
+    lists = advised_lists()
+    weights = fit_weights(lists, options.seed)
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        for done in pool.map(play_kernel, work):
-            rows += done["rows"]
-            report.data["raw"].setdefault("kernels", []).append(done)
-            say(f"{len(report.data['raw']['kernels'])} of {len(work)}: {done['kernel']}")
-    weights = {f: {n: round(v, 4) for n, v in vars(w).items()} for f, w in options.weights.items()}
-    digest = hashlib.sha256(ADVICE_TABLE.read_bytes()).hexdigest()[:16]
-    report.finish({"advice_table": digest, "weights": weights, **paired_figures(rows)})
+        for number, done in enumerate(pool.map(play, [(i, weights) for i in range(len(lists))])):
+            rows += done
+            if number % 20 == 0:
+                say(f"{number + 1} of {len(lists)}")
+    report.put("rows", rows)
+    summary: dict[str, Any] = {"layer": hashlib.sha256(layer_paths()[-1].read_bytes()).hexdigest()[:16]}
+    summary["weights"] = {f: {n: round(v, 4) for n, v in vars(w).items()} for f, w in weights.items()}
+    for condition in dict.fromkeys(r["condition"] for r in rows):
+        summary[condition] = paired_figures([r for r in rows if r["condition"] == condition])
+    report.finish(summary)
     return 0
 
 

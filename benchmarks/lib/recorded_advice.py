@@ -122,16 +122,23 @@ class FamilyModels:
         return self.without(left.pop())
 
 
-def decision_figures(table: Table, arm: Surrogate, settings: Settings) -> dict[str, Any]:
+def decision_figures(table: Table, arm: Surrogate, settings: Settings, workers: int = 16) -> dict[str, Any]:
     """The default policy's decision in a replay."""
-    row, _ = replay_one(table, surrogate=arm, policy=None, settings=settings)
+    row, _ = replay_one(table, surrogate=arm, policy=None, settings=settings, workers=workers)
+    path = row.path or (row.regret,)
     return {
         "regret": row.regret,
         "measured": row.measured,
         "candidates": row.candidates,
         "stated_risk": row.stated_risk,
         "missed": float(row.regret > settings.tolerance + 1e-9),
+        "seconds": row.tune_s,
+        **{f"after_{count}": path[min(count, len(path)) - 1] for count in (1, 3, 5)},
     }
+
+
+RATIOS = ("regret", "after_1", "after_3", "after_5")
+"""Figures whose means are geometric."""
 
 
 def paired_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -144,10 +151,10 @@ def paired_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for arm in dict.fromkeys(r["arm"] for r in rows):
         mine = [r for r in rows if r["arm"] == arm and r["problem"] in learned]
         shown: dict[str, Any] = {"problems": len(mine), "kernels": len({r["kernel"] for r in mine})}
-        for name in ("regret", "measured", "missed", "stated_risk"):
+        for name in (*RATIOS, "measured", "missed", "stated_risk", "seconds"):
             if not mine or name not in mine[0]:
                 continue
-            scale, unscale = (math.log1p, math.expm1) if name == "regret" else (float, float)
+            scale, unscale = (math.log1p, math.expm1) if name in RATIOS else (float, float)
             values = _by_kernel(mine, [scale(r[name]) for r in mine])
             rivals = _by_kernel(mine, [scale(learned[r["problem"]][name]) for r in mine])
             shown[name] = round(unscale(float(values.mean())), 5)

@@ -15,11 +15,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune import plugins
 from forecast_autotune.file_access import read_regular
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store.files import StoreWarning
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
 GROUP = "forecast_autotune.advice"
 SUFFIX = ".jsonl"
+_FOLDER = Path(__file__).parents[1] / "assets" / "advice"
 MAX_BYTES = 8 * 1024 * 1024
 """The most bytes of a layer: five thousand records."""
 MATCH, SAME_SOURCE, SAME_FORM, SAME_PLACE = (
@@ -112,9 +111,8 @@ def _search(kernel: Kernel, package: str, place: str, normal_form: Callable[[], 
 
 def layer_paths(package: str = "") -> list[Path]:
     """The files of advice on a package's kernels, its own first; by default this package's file alone."""
-    own = Path(str(files("forecast_autotune"))) / "assets" / "advice"
     contributed = [_contributed_path(package)] if package else []
-    return [*filter(None, contributed), *sorted(own.glob(f"*{SUFFIX}"))]
+    return [*filter(None, contributed), *sorted(_FOLDER.glob(f"*{SUFFIX}"))]
 
 
 @cache
@@ -192,6 +190,8 @@ def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[Advice]:
 
 def every_installed() -> list[tuple[Path, list[Advice]]]:
     """All records by layer: this package's own, and those of every installed package that names one."""
+    from forecast_autotune import plugins
+
     contributed = (_contributed_path(package) for package in plugins.names(GROUP))
     return [
         (path, list(_decoded(path, filter(bytes.strip, _read(path).split(b"\n")))))

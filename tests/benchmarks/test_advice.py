@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.forecasting.advice import choose_problems
+from benchmarks.forecasting.advice import advised_lists, library_of
 from benchmarks.forecasting.hostile_advice import spoil
 from benchmarks.lib.recorded_advice import (
     FamilyModels,
     advice_by_source,
     interval,
-    kernel_label,
     paired_figures,
 )
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.language import parse_cost_function
+from forecast_autotune.llm.advice.record import MATCH, SAME_SOURCE
 from forecast_autotune.llm.advice.subject import AdviceSubject
 from forecast_autotune.surrogates.learned import shipped_model
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
@@ -77,13 +77,11 @@ def test_recorded_advice_can_be_evaluated_on_the_shipped_tables() -> None:
     assert result > 20
 
 
-def test_wanted_problems_come_first_and_the_draw_repeats() -> None:
-    tables = load(shipped_tables())
-    wanted = {tables[3].problem.id}
-    chosen = choose_problems(tables, 1, wanted, 0)
-    assert tables[3].problem.id in {t.problem.id for t in chosen}
-    assert [t.problem.id for t in chosen] == [t.problem.id for t in choose_problems(tables, 1, wanted, 0)]
-    assert len({kernel_label(t) for t in chosen}) == len(chosen)
+def test_every_recorded_list_of_a_library_has_installed_advice() -> None:
+    lists = advised_lists()
+    assert len(lists) == 117
+    assert {library_of(table) for table, _ in lists} == {"fla", "gems", "liger"}
+    assert {advice.extra[MATCH] for _, advice in lists} == {SAME_SOURCE}
 
 
 @pytest.mark.parametrize("kind", ["inverted", "noise", "mutated"])

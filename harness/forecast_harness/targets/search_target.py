@@ -18,6 +18,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Config, Device, Kernel, digest
+from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.installed_advice import advice_for
 from forecast_autotune.variants.contract import read_contract
@@ -204,7 +205,8 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
     called = UserKernel.of(text, store)
     subjects = called.subjects(store)
     payload: dict[str, Any] = {}
-    if (advice := advice_for(store, called.kernel)) is not None:
+    followed = Settings.from_environment().advice != "off"
+    if followed and (advice := advice_for(store, called.kernel)) is not None:
         payload["advice"] = advice.to_json()
     if (decided := _stored_config(store, called.kernel, subjects)) is not None:
         payload["decided"] = decided.to_json()
