@@ -11,7 +11,6 @@ that of the best measured so far. Replays of H200 timings on a CPU; intervals ar
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import sys
 import warnings
@@ -30,7 +29,7 @@ from forecast_autotune.records.problem import FACTS
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_autotune.store.installed_advice import advice_for, layer_paths
+from forecast_autotune.store.installed_advice import advice_for
 from forecast_autotune.surrogates.advised import AdviceWeights
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
@@ -117,8 +116,8 @@ def main() -> int:
             if number % 20 == 0:
                 say(f"{number + 1} of {len(lists)}")
     report.put("rows", rows)
-    summary: dict[str, Any] = {"layer": hashlib.sha256(layer_paths()[-1].read_bytes()).hexdigest()[:16]}
-    summary["weights"] = {f: {n: round(v, 4) for n, v in vars(w).items()} for f, w in weights.items()}
+    fitted = {f: {n: round(v, 4) for n, v in vars(w).items()} for f, w in weights.items()}
+    summary: dict[str, Any] = {"weights": fitted}
     for condition in dict.fromkeys(r["condition"] for r in rows):
         summary[condition] = paired_figures([r for r in rows if r["condition"] == condition])
     report.finish(summary)

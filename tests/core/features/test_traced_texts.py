@@ -13,6 +13,7 @@ from forecast_autotune.features.traced_texts import (
     collect_facts,
     decode_facts,
     encode_facts,
+    facts_by_unit,
     facts_of_text,
 )
 from forecast_autotune.features.ttir.extraction import assignment_of
@@ -132,3 +133,17 @@ def test_a_relative_is_read_from_the_facts_that_are_kept_of_it() -> None:
     assert means[0].tobytes() == means[1].tobytes() == means[2].tobytes()
     alone = default_surrogate().forecast(Query(TABLE.problem, candidates, grids, ttir=TEXTS)).mean
     assert means[0].tobytes() != alone.tobytes(), "a relative counts"
+
+
+def test_facts_of_the_version_before_are_read_and_their_bytes_are_a_guess() -> None:
+    """Recorded lists and users' stores hold them; another unknown version is passed over."""
+    kept = collect_facts(TABLE.problem, list(TABLE.by_candidate())[:4], {}, TEXTS, within_s=60.0)
+    kept["units"] = [[*unit[:2], {n: v for n, v in unit[2].items() if n != "opaque"}] for unit in kept["units"]]
+
+    def read(version: str) -> list[float]:
+        extra = {**TABLE.problem.extra, FACTS: {**kept, "version": version}}
+        return [one.opaque for one in facts_by_unit(replace(TABLE.problem, extra=extra)).values()]
+
+    assert read(traced_texts.VERSION) == [0.0] * len(kept["units"])
+    assert read("2-d3e997e4") == [1.0] * len(kept["units"])
+    assert read("1-00000000") == []
