@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.kernels.compile_facts import CASES, Case
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
-from forecast_autotune.features.devices import architecture_of
+from forecast_autotune.features.devices import target_device
 from forecast_autotune.features.trace import KernelTracer
 from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.policy import REFUSED
@@ -41,12 +41,7 @@ NEAR, NEAR_BYTES = 0.03, 128
 
 def device_of(target: str) -> Device:
     """A device of a target, with the limits of its architecture."""
-    backend, arch = target.split(":")
-    limits = architecture_of(backend, arch)
-    most, threads = limits.shared_memory_bytes, limits.threads
-    return Device(
-        f"any {arch}", backend, arch, 64, most, limits.registers, threads, 2**26, 0, limits.warp_size
-    )
+    return target_device(target.partition(":")[2])
 
 
 def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[int, int]:

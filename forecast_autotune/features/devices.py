@@ -314,6 +314,22 @@ def datasheet_device(model: str) -> Device:
     )
 
 
+def target_device(name: str) -> Device:
+    """The record of any device of a target, by Triton's name for that (`gfx942`, `sm_120`), or by a model's words.
+
+    Raises `KeyError` for a name that is neither.
+    """
+    arch = name.lower().removeprefix("sm_")
+    for backend, known in _ARCHITECTURES:
+        if known == arch:
+            limits = architecture_of(backend, arch)
+            most, registers = limits.shared_memory_bytes, limits.registers
+            return Device(
+                f"any {name}", backend, arch, 0, most, registers, limits.threads, 0, 0, limits.warp_size
+            )
+    return datasheet_device(name)
+
+
 @cache
 def _matching_model(name: str) -> str | None:
     """The model in the table whose words a device's name holds, whole and in a row: an A4000 is no A40."""

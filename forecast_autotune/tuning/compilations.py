@@ -14,6 +14,7 @@ from forecast_autotune.features.candidate_list import CandidateList, Codes, grou
 from forecast_autotune.features.compile_seconds import (
     CompileSeconds,
     compile_features,
+    deep_log2_seconds,
     remaining_seconds,
     shipped_compile_seconds,
 )
@@ -171,9 +172,14 @@ class CompileTimes:
     """Expected seconds per candidate; asked again whenever something has compiled."""
 
     def __init__(
-        self, candidates: CandidateList, traces: LazyTraces, formula: CompileSeconds | None = None
+        self,
+        candidates: CandidateList,
+        traces: LazyTraces,
+        formula: CompileSeconds | None = None,
+        stage_doublings: float = 0.0,
     ) -> None:
-        self._candidates, self._traces = candidates, traces
+        """`stage_doublings` as the function of that name has it."""
+        self._candidates, self._traces, self._doublings = candidates, traces, stage_doublings
         self._formula = formula or shipped_compile_seconds()
         self._texts = -1
         self._longest: dict[Candidate, float] = {}
@@ -256,12 +262,14 @@ class CompileTimes:
         if self._texts == len(self._traces.texts):
             return self._log2_seconds
         known: dict[int, list[float]] = {}
+        deeper: list[float] = []
         for row, candidate in enumerate(self._candidates):
             if (facts := self._traces.facts(row)) is not None:
                 config = candidate.config
                 known[row] = compile_features(facts, config.num_warps, config.num_stages)
+                deeper.append(deep_log2_seconds(facts, config.num_stages, self._doublings))
         if known:
-            logs = self._formula.log2_seconds(list(known.values()))
+            logs = self._formula.log2_seconds(list(known.values())) + deeper
             self._log2_seconds = np.full(len(self._candidates), float(logs.mean()))
             self._log2_seconds[list(known)] = logs
         self._texts = len(self._traces.texts)

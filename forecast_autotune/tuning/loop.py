@@ -29,6 +29,7 @@ from forecast_autotune.errors import (
     is_told_to_caller,
 )
 from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.compile_seconds import stage_doublings
 from forecast_autotune.features.traced_texts import collect_facts, merge_facts
 from forecast_autotune.numerics import single_threaded_blas
 from forecast_autotune.policy import (
@@ -453,7 +454,9 @@ class _TuningRun(Rounds):
         self._risks.claim_previous(self._candidates, self._results.labels)
         self._requested: set[Candidate] = set()
         """Candidates that any plan has asked for."""
-        self._compile_times = CompileTimes(self._candidates, forecaster.traces)
+        release = dict(self._problem.toolchain).get("triton", "")
+        doublings = stage_doublings(self._problem.device.backend, release)
+        self._compile_times = CompileTimes(self._candidates, forecaster.traces, None, doublings)
         self._programs = DistinctPrograms(self._problem, self._candidates, forecaster.traces)
         self._audited = False
         self._ahead = FirstCompilations(forecaster.traces, self._guess, policy, settings)

@@ -130,9 +130,11 @@ def warm(commands: Commands) -> None:
         "forecast_integrations.commands.warm:warm",
         "tune what programs met in frozen or skip mode, and compile what they needed, without the programs",
         epilog="Kernels are imported by module and name, arguments made from their records. Modules are looked for "
-        "as Python does, the current folder first.",
+        "as Python does, the current folder first. With --plan, and --device a target on which nothing was met "
+        "(gfx942, sm_120, a model's name): how many candidates can launch there.",
         examples=(
             "warm --plan",
+            "warm --plan --device gfx942",
             "warm --shapes M=1..8192:pow2",
         ),
     )

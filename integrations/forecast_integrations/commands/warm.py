@@ -18,21 +18,39 @@ from filelock import FileLock
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.commands.store_access import check_folder, open_store
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_autotune.records import Argument, Decision, Problem
+from forecast_autotune.features.devices import target_device
+from forecast_autotune.features.trace import trace_many
+from forecast_autotune.features.ttir.extraction import assignment_of
+from forecast_autotune.policy import REFUSED
+from forecast_autotune.records import Argument, Decision, Device, Problem
 from forecast_autotune.records.compilation import Compilation, probable_compilations
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.surrogates.protocol import Query
 from forecast_autotune.tuning.compilations import UNKNOWN_S
 from forecast_autotune.tuning.host_seconds import HOST_TIMING_S
-from forecast_integrations.triton.problem.describe import resized_problem
+from forecast_autotune.variants.entry import nested_arguments
+from forecast_integrations.triton.problem.describe import (
+    DESCRIPTOR,
+    configs_by_candidate,
+    launch_grids,
+    pruned_configs,
+    resized_problem,
+)
 from forecast_integrations.triton.problem.rebuilt_call import (
     RebuildError,
+    find_tuner,
     infer_grids,
     is_stride,
+    rebuilt_value,
+    recorded_grid,
     resize_arguments,
 )
 
+_SURE_TO_LAUNCH = 0.1
+"""P(failure) below which a candidate is said to launch."""
 _MEASURED_SHARE = 0.25
 """Share of a problem's candidates, where no decision in the store says what is usual."""
 
@@ -52,6 +70,8 @@ class WarmedMiss:
     """It needs no decision: it has one, or shares a key with another one."""
     elements: Mapping[str, int] = field(default_factory=dict)
     """Storage that tensors need at least, in elements, by argument."""
+    launches: Mapping[str, int] = field(default_factory=dict)
+    """Candidates that can launch on another device, that cannot, and of which nobody is sure."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -64,6 +84,8 @@ class WarmedMiss:
             "candidates": self.miss.candidates,
             "expected_s": round(self.expected_s, 3),
         }
+        if self.launches:
+            data["launches"] = dict(self.launches)
         if self.sizes:
             data |= {"sizes": dict(self.sizes), "known": self.is_known}
         if self.decision is not None:
@@ -77,7 +99,18 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     store = open_store(options)
     source = store if options.misses is None else Store(check_folder("--misses", options.misses))
     misses = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
+    elsewhere = None
+    if options.plan and options.device and not misses:
+        with contextlib.suppress(KeyError):  # a name of no device at all has no misses either
+            elsewhere = target_device(options.device)
+            misses = [m for m in source.misses.all() if _is_wanted(m, options.kernel, None)]
     listed = [WarmedMiss(m) for m in misses]
+    if elsewhere is not None:
+        for entry in listed:
+            try:
+                entry.launches = launches_on(entry.miss, elsewhere)
+            except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
+                entry.trouble = f"{type(error).__name__}: {error}"[:300]
     if options.shapes:
         met = {m.problem.id for m in misses}
         calls = [*misses, *stored_calls(store, options.kernel, options.device)]
@@ -110,6 +143,37 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     lines = _lines(listed, options.plan, data) if listed or not binaries else []
     output.emit(data, *lines, *_compilation_lines(binaries, compiled, options.plan))
     return 1 if failed or any(one.trouble and not one.forecast for one in compiled) else 0
+
+
+def launches_on(miss: Miss, device: Device) -> dict[str, int]:
+    """Candidates of a recorded call that can launch on a device that is not here, that cannot, and the unsure ones.
+
+    Kernels are traced for that target, and neither compiled nor run. Raises `RebuildError`.
+    """
+    import torch
+
+    from forecast_integrations.triton.null_device import null_device
+
+    problem = replace(miss.problem, device=device)
+    values: dict[str, Any] = {}
+    for a in problem.arguments:
+        plain = a.kind == "tensor" and not a.extra.get(DESCRIPTOR)
+        dtype = getattr(torch, a.dtype, torch.float16)
+        values[a.name] = (
+            torch.empty_strided(a.shape, a.stride, dtype=dtype, device="meta") if plain else rebuilt_value(a)
+        )
+    named = nested_arguments(values)
+    with null_device(device=device):
+        tuner: Any = find_tuner(problem.kernel)
+        configs = configs_by_candidate(pruned_configs(tuner, named))
+        grid: Any = recorded_grid(miss)
+        grids = launch_grids(configs, grid, named, tuner.fn)
+        assignments = {assignment_of(c): config.kwargs for c, config in configs.items()}
+        texts = trace_many(tuner.fn, [], named, assignments.values())
+        ttir = {name: text for name, text in texts if isinstance(text, str)}
+    stated = default_surrogate().forecast(Query(problem, list(configs), grids, ttir=ttir)).p_fail
+    cannot, can = int((stated >= REFUSED).sum()), int((stated < _SURE_TO_LAUNCH).sum())
+    return {"can": can, "cannot": cannot, "unsure": len(stated) - cannot - can}
 
 
 @dataclass
@@ -294,6 +358,9 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
             shown += f": not tuned, {entry.trouble}"
         elif entry.decision is not None:
             shown += f": {entry.decision.chosen}, {entry.decision.measured} measured"
+        elif entry.launches:
+            counts = ", ".join(f"{count} {name}" for name, count in entry.launches.items())
+            shown += f": {entry.miss.candidates} candidates, of which {counts} launch there"
         else:
             shown += f": {entry.miss.candidates} candidates, about {entry.expected_s:.1f} s"
         lines.append(shown)

@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.features.compile_seconds import FEATURES, CompileSeconds, shipped_compile_seconds
-from forecast_autotune.features.ttir.extraction import assignment_of
+from forecast_autotune.features.compile_seconds import (
+    FEATURES,
+    CompileSeconds,
+    deep_log2_seconds,
+    shipped_compile_seconds,
+    stage_doublings,
+)
+from forecast_autotune.features.ttir.extraction import TtirFacts, assignment_of
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome
 from forecast_autotune.records.table import Table, read_tables
 from forecast_autotune.store import Store
@@ -115,6 +121,20 @@ def test_ir_tells_long_compilations_from_short_ones() -> None:
     order = np.argsort(found[known])
     third = len(order) // 3
     assert np.median(took[known][order[-third:]]) > 1.3 * np.median(took[known][order[:third]])
+
+
+@pytest.mark.parametrize(
+    ("target", "least", "most"), [(("hip", "3.9.0"), 8.0, 20.0), (("hip", "3.8.0"), 2.0, 4.0)]
+)
+def test_deep_pipelines_of_large_tiles_compile_long_on_amd(
+    target: tuple[str, str], least: float, most: float
+) -> None:
+    large, small = TtirFacts(direct_bytes=65536.0), TtirFacts(direct_bytes=2048.0)
+    doublings = stage_doublings(*target)
+    assert least < 2.0 ** deep_log2_seconds(large, 5, doublings) < most
+    assert deep_log2_seconds(large, 2, doublings) == 0.0
+    assert 2.0 ** deep_log2_seconds(small, 5, doublings) < 1.2
+    assert stage_doublings("cuda", "3.9.0") == 0.0
 
 
 def config(block: int, warps: int, stages: int = 3, maxnreg: int | None = None) -> Candidate:

@@ -169,3 +169,12 @@ def test_a_config_is_compiled_as_its_assembler_is_told_and_served_so(tmp_path: P
     assert told == {kept, dropped}
     assert len(binaries) == 2, "the assembler heard it"
     assert len(table.problem.ttir) == 1, "both share a trace"
+
+
+@pytest.mark.parametrize("model", ["a100", "mi300x"])
+def test_a_config_for_clusters_fails_alone_where_there_are_none(model: str) -> None:
+    listed = [triton.Config({"BLOCK": 128}, num_warps=2, num_ctas=n) for n in (2, 1)]
+    with null_device(by_launch_options, device=datasheet_device(model)):
+        tuner = autotune(configs=listed, key=["n"], store=False, mode="exhaustive")(fresh(double))
+        launch(tuner)
+    assert tuner.best_config is listed[1]

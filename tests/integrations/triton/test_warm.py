@@ -356,3 +356,16 @@ def test_what_is_no_tuner_is_not_called(place: str) -> None:
     module, _, name = place.partition(":")
     with pytest.raises(RebuildError):
         find_tuner(Kernel("k", extra={"module": module, "qualname": name}))
+
+
+def test_a_plan_for_a_device_that_is_not_here_counts_what_can_launch_there(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
+) -> None:
+    use_machine(tmp_path / "here", monkeypatch, MODE="skip")
+    warmed_kernels.run_program()
+    known = {entry["kernel"]: entry for entry in run("warm", "--plan", "--device", "gfx942")["misses"]}
+    assert known
+    for entry in known.values():
+        assert "trouble" not in entry
+        assert sum(entry["launches"].values()) == entry["candidates"]
+    assert not run("warm", "--plan", "--device", "no such device")["misses"]

@@ -250,6 +250,8 @@ def outcome_of(error: BaseException) -> Outcome | None:
         return Outcome.OUT_OF_RESOURCES
     if isinstance(error, (*forgiven_errors(), CompilationError)):
         return Outcome.COMPILE_ERROR
+    if isinstance(error, ValueError) and str(error).startswith("num_ctas > 1"):  # no clusters on this device
+        return Outcome.COMPILE_ERROR
     if type(error).__name__ == "OutOfMemoryError":
         return Outcome.INFRASTRUCTURE
     if isinstance(error, RuntimeError | AssertionError | NotImplementedError):
