@@ -30,10 +30,7 @@ from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune import autotune, settle
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store import Store
-from forecast_autotune.tuning.results import FINALIST_MARGIN, MAX_FINALISTS
 from forecast_integrations.triton.background import tuner as background_tuner
-from forecast_integrations.triton.problem.call import KernelCall
-from forecast_integrations.triton.problem.describe import configs_by_candidate
 from forecast_integrations.triton.timer import timers
 
 COLD_BYTES, ROUNDS = 320 << 20, 120
@@ -50,7 +47,7 @@ def matmul(
     whole: tl.constexpr = a.dtype.element_ty == tl.int8
     total = tl.zeros((BM, BN), tl.int32 if whole else tl.float32)
     for _ in range(0, K // 2 if WRONG else K, BK):
-        total = tl.dot(tl.load(left), tl.load(right), total)
+        total += tl.dot(tl.load(left), tl.load(right))
         left += BK
         right += BK * N
     place = c + m[:, None] * N + n[None, :]
@@ -365,49 +362,6 @@ def warm() -> Iterator[Json]:
         yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
 
 
-def power() -> Iterator[Json]:
-    """Whether looks in any order keep a config within 1 % of the best, right after hungry kernels or rested."""
-    for size, dtype in (
-        (4096, torch.float16),
-        (8192, torch.float16),
-        (8192, torch.int8),
-        (4096, torch.bfloat16),
-    ):
-        case = products(f"{dtype} {size}^3", size, size, size, dtype)
-        args = case.make()
-        configs = case.working(args)
-        launches = [case.launcher(c, args) for c in configs]
-        truth = [statistics.median(times) for times in time_in_turns(launches, ROUNDS // 3)]
-        row: Json = {"case": case.name, "decisions": 0, "new": 0, "old": 0, "new_s": 0.0, "old_s": 0.0}
-        for turn in range(10):
-            for name, hungry in (("new", timers._HUNGRY_MS), ("old", 1e9)):
-                with mock.patch.object(timers, "_HUNGRY_MS", hungry):
-                    kept, seconds = _kept(case, args, configs, heat=launches[0] if turn % 2 else None)
-                row[name] += any(truth[i] <= 1.01 * min(truth) for i in kept)
-                row[f"{name}_s"] += seconds
-            row["decisions"] += 1
-        yield row
-
-
-def _kept(case: Case, args: tuple[Any, ...], configs: list[Any], heat: Any) -> tuple[list[int], float]:
-    """Numbers of the finalists after a look at each config in some order, and the seconds of the looks."""
-    tuner = autotune(configs, key=[], store=False)(case.kernel)
-    by_candidate = configs_by_candidate(configs)
-    timer = timers.EventTimer(KernelCall(tuner, args, {"grid": case.grid, "warmup": False}, by_candidate))
-    looks, begin = dict[Any, float](), time.perf_counter()
-    for candidate in random.sample(list(by_candidate), len(by_candidate)):
-        for _ in range(40 if heat and WHERE[0] == "cuda" else 0):
-            heat()
-        timer.first(candidate, 60.0)
-        looks[candidate] = statistics.median(
-            timer.time_adaptively(candidate, min(looks.values(), default=1e9))
-        )
-    timer.close()
-    fast = sorted(looks, key=looks.__getitem__)[:MAX_FINALISTS]
-    near = [c for c in fast if looks[c] <= looks[fast[0]] * (1 + FINALIST_MARGIN)]
-    return [list(by_candidate).index(c) for c in near], time.perf_counter() - begin
-
-
 def contents() -> Iterator[Json]:
     """What is chosen on zeros and on random values, where the values are random."""
     kinds = [*([torch.float8_e4m3fn] if WHERE[0] == "cuda" else []), torch.int8, torch.float16]
@@ -552,7 +506,7 @@ def dispatch() -> Iterator[Json]:
 
 
 STAGES: dict[str, Callable[[], Iterator[Json]]] = {
-    one.__name__: one for one in (outputs, dispatch, addresses, flush, power, warm, background, contents)
+    one.__name__: one for one in (outputs, dispatch, addresses, flush, warm, background, contents)
 }
 
 

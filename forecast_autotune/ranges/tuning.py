@@ -191,7 +191,7 @@ class RangeMeasurer:
             # Kept before the next is asked for: what has lost the device says so then.
             for result in measurer.measure([first.candidate]):
                 self._keep(point, result)
-                parts.append(result)
+                parts += [result] if result.candidate == first.candidate else []
         return self._rows.combine(parts)
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:

@@ -534,6 +534,8 @@ class _TuningRun(Rounds):
             extra["audit_probability"] = plan.audit_probability
         self._results.add(self._with_grid(replace(measurement, extra={**measurement.extra, **extra})))
         self._wanted.discard(candidate)
+        if measurement.outcome is Outcome.INCORRECT or getattr(self.measurer, "is_undecided", False):
+            return True  # what it was measured beside comes next, or what tells which of two is right
         if time_exhausted(self.settings.budget, self.measurer.spent()):
             return False  # the policy hears of it next, and ends the decision
         # While compilations go on, a new plan costs nothing.

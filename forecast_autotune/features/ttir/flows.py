@@ -11,7 +11,7 @@ from forecast_autotune.features.ttir.parser import Block, FeatureError, Op
 from forecast_autotune.features.ttir.tensors import ATOMICS, DOTS, LOADS, REGION_FUNCTIONS, STORES
 from forecast_autotune.records import Argument
 
-_NONE: frozenset[str] = frozenset()
+_NONE: frozenset[tuple[str, str]] = frozenset()
 _ASKED = frozenset(("tt.assert", "tt.int_to_ptr", "scf.if", "scf.index_switch"))
 """Operations of which every operand steers the program."""
 _INDEXED = frozenset(("tt.gather", "tt.histogram"))
@@ -30,6 +30,22 @@ class TensorFlows:
     """Loaded, or updated by atomics."""
 
 
+@lru_cache(maxsize=128)
+def _flows(text: str, tensors: tuple[str, ...]) -> TensorFlows:
+    kernel = cached_module(text).kernel
+    kinds = zip(kernel.blocks[0].arguments, kernel.blocks[0].types, strict=False)
+    places = [name for name, type_ in kinds if type_.kind in ("pointer", "block")]
+    if len(places) != len(tensors):
+        raise FeatureError(f"the TTIR has {len(places)} pointers, the call {len(tensors)} tensors")
+    walk = _Walk({place: frozenset((("at", name),)) for place, name in zip(places, tensors, strict=True)})
+    walk.region(kernel.blocks)
+    steering, grown = walk.steering, True
+    while grown:  # what is stored where the program's course is read from steers it, too
+        more = {name for target, name in walk.stored if target in steering} - steering
+        steering, grown = steering | more, bool(more)
+    return TensorFlows(*map(frozenset, (walk.dots, steering, walk.written, walk.read)))
+
+
 def tensor_flows(text: str, arguments: Sequence[Argument]) -> TensorFlows:
     """The flows of a kernel's TTIR; `arguments` are the call's, in the kernel's order.
 
@@ -38,30 +54,12 @@ def tensor_flows(text: str, arguments: Sequence[Argument]) -> TensorFlows:
     return _flows(text, tuple(a.name for a in arguments if a.kind == "tensor"))
 
 
-@lru_cache(maxsize=128)
-def _flows(text: str, tensors: tuple[str, ...]) -> TensorFlows:
-    block = cached_module(text).kernel.blocks[0]
-    kinds = zip(block.arguments, block.types, strict=False)
-    places = [name for name, type_ in kinds if type_.kind in ("pointer", "block")]
-    if len(places) != len(tensors):
-        raise FeatureError(f"the TTIR has {len(places)} pointers, the call {len(tensors)} tensors")
-    walk = _Walk({place: frozenset((name,)) for place, name in zip(places, tensors, strict=True)})
-    walk.region(cached_module(text).kernel.blocks)
-    steering, grown = set(walk.steering), True
-    while grown:  # what is stored where the program's course is read from steers it, too
-        more = {name for target, name in walk.stored if target in steering} - steering
-        steering, grown = steering | more, bool(more)
-    return TensorFlows(*map(frozenset, (walk.dots, steering, walk.written, walk.read)))
-
-
 @dataclass
 class _Walk:
     """One pass in program order; loops are walked until nothing more is carried around them."""
 
-    bases: dict[str, frozenset[str]]
-    """By value: the tensors that it points into."""
-    data: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By value: the tensors whose contents it depends on."""
+    values: dict[str, frozenset[tuple[str, str]]]
+    """By value: what it depends on, ("at", name) for a tensor's address and ("of", name) for its contents."""
     dots: set[str] = field(default_factory=set)
     steering: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
@@ -77,85 +75,66 @@ class _Walk:
             self._op(op)
         return blocks[0].ops[-1].operands if blocks[0].ops else []
 
-    def _of(self, names: Iterable[str]) -> frozenset[str]:
-        return _NONE.union(*(self.data.get(name, _NONE) for name in names))
+    def _named(self, kind: str, values: Iterable[str]) -> set[str]:
+        """The tensors whose addresses or contents these values depend on."""
+        return {name for value in values for how, name in self.values.get(value, _NONE) if how == kind}
 
-    def _set(self, name: str, sources: Iterable[str]) -> bool:
-        """Let a value be one of these; returns whether it may be more than before."""
-        sources = list(sources)
-        bases = _NONE.union(*(self.bases.get(s, _NONE) for s in sources)) | self.bases.get(name, _NONE)
-        data = self._of(sources) | self.data.get(name, _NONE)
-        grown = bases != self.bases.get(name, _NONE) or data != self.data.get(name, _NONE)
-        self.bases[name], self.data[name] = bases, data
+    def _join(self, targets: Iterable[str], sources: Iterable[str]) -> bool:
+        """Let each target be its source, too; returns whether one may be more than before."""
+        grown = False
+        for target, source in zip(targets, sources, strict=False):
+            before = self.values.get(target, _NONE)
+            self.values[target] = before | self.values.get(source, _NONE)
+            grown = grown or self.values[target] != before
         return grown
 
     def _op(self, op: Op) -> None:
         for result in op.results:  # another region may have had a value of this name
-            self.bases.pop(result, None)
-            self.data.pop(result, None)
+            self.values.pop(result, None)
         if op.regions and op.name not in REGION_FUNCTIONS:
-            self._branch_or_loop(op)
+            self.steering |= self._named("of", op.operands)
+            self._loop(op) if op.name in ("scf.for", "scf.while") else self._branch(op)
             return
         if op.name in ("tt.call", "llvm.call") or op.name.startswith("cf."):
             raise FeatureError(f"{op.name} is not followed")
-        into, loaded = self.bases.get((op.operands or [""])[0], _NONE), _NONE
-        if op.name in LOADS:
-            # Of a load by pointers: address, mask, and the values where that is false.
-            plain = op.name == "tt.load"
-            self.steering |= self._of(op.operands[:2] if plain else op.operands)
-            self.read |= into
-            loaded = into | (self._of(op.operands[2:]) if plain else _NONE)
-            self.data |= dict.fromkeys(op.results, loaded)
-            return
-        if op.name in STORES | ATOMICS:
-            # Address, value, mask; descriptors have their value among the indices.
-            steers = op.operands if "descriptor" in op.name else (op.operands[0], *op.operands[2:])
-            self.steering |= self._of(steers)
-            self.stored |= {(target, source) for target in into for source in self._of(op.operands[1:])}
-            self.written |= into
-            loaded = into if op.name in ATOMICS else _NONE
-            self.read |= loaded
-        elif op.name in _ASKED:
-            self.steering |= self._of(op.operands)
-        elif op.name in _INDEXED:
-            self.steering |= self._of(op.operands[1:])
+        made = _NONE.union(*(self.values.get(name, _NONE) for name in op.operands))
+        if op.name in LOADS | STORES | ATOMICS:
+            into = self._named("at", op.operands[:1])
+            # By pointers: address, mask and what there is without it; or address, value and mask.
+            value = op.operands[2:] if op.name == "tt.load" else op.operands[1:2]
+            value = [] if "descriptor" in op.name else value
+            self.steering |= self._named("of", (name for name in op.operands if name not in value))
+            if op.name in LOADS | ATOMICS:
+                self.read |= into
+                made = frozenset(("of", name) for name in into | self._named("of", value))
+            if op.name not in LOADS:
+                self.written |= into
+                self.stored |= {(target, n) for target in into for n in self._named("of", op.operands[1:])}
+        elif op.name in _ASKED or op.name in _INDEXED:
+            self.steering |= self._named("of", op.operands[op.name in _INDEXED :])
         elif op.name in DOTS:
-            # The accumulator is the third operand, whether or not scales follow it.
-            self.dots |= self._of((*op.operands[:2], *op.operands[3:]))
-        for result in op.results:
-            self._set(result, op.operands)
-            self.data[result] |= loaded
+            self.dots |= self._named("of", op.operands[:2] if op.name == "tt.dot" else op.operands[:-1])
+        self.values |= dict.fromkeys(op.results, made)
 
-    def _branch_or_loop(self, op: Op) -> None:
-        self.steering |= self._of(op.operands)
-        if op.name not in ("scf.for", "scf.while"):
-            for region in op.regions:
-                values = self.region(region) if region[0].ops else ()
-                for result, value in zip(op.results, values, strict=False):
-                    self._set(result, (value,))
-            return
-        first = op.regions[0][0]
-        carried = first.arguments[1:] if op.name == "scf.for" else first.arguments
-        for name in first.arguments:
-            self.bases.pop(name, None)
-            self.data.pop(name, None)
-        if op.name == "scf.for":
-            self.data[first.arguments[0]] = self._of(op.operands)
-        for name, init in zip(carried, op.inits, strict=False):
-            self._set(name, (init,))
+    def _branch(self, op: Op) -> None:
+        for region in op.regions:
+            self._join(op.results, self.region(region) if region[0].ops else ())
+
+    def _loop(self, op: Op) -> None:
+        counted = op.name == "scf.for"
+        arguments = op.regions[0][0].arguments
+        for name in arguments:
+            self.values.pop(name, None)
+        carried = arguments[1:] if counted else arguments
+        self._join(arguments[:1] * 3 if counted else (), op.operands)
+        self._join(carried, op.inits)
         grown = True
         while grown:
             given = self.region(op.regions[0])
-            if op.name == "scf.while":
-                self.steering |= self._of(given[:1])
-                given = self._after(op, given[1:])
-            grown = any([self._set(name, (value,)) for name, value in zip(carried, given, strict=False)])
-        for result, name in zip(op.results, carried if op.name == "scf.for" else (), strict=False):
-            self._set(result, (name,))
-
-    def _after(self, op: Op, given: Sequence[str]) -> list[str]:
-        """The second region of an `scf.while`, which the condition hands values to; returns what it hands back."""
-        for targets in (op.results, op.regions[1][0].arguments):
-            for target, value in zip(targets, given, strict=False):
-                self._set(target, (value,))
-        return self.region(op.regions[1])
+            if not counted:  # a condition, and what it hands to the second region
+                self.steering |= self._named("of", given[:1])
+                self._join(op.results, given[1:])
+                self._join(op.regions[1][0].arguments, given[1:])
+                given = self.region(op.regions[1])
+            grown = self._join(carried, given)
+        self._join(op.results if counted else (), carried)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import warnings
@@ -194,6 +195,8 @@ class TuningEngine:
     """What keys are launched with that nothing was timed for here: stored choices and forecasts."""
     _dots: dict[Hashable, Collection[str]] = field(default_factory=dict)
     """Names of the tensors that feed a dot, by dtypes and constants of a call."""
+    dots: set[str] = field(default_factory=set)
+    """Names of the tensors that feed a dot in any call so far, as far as TTIR was read."""
     _struck: dict[str, list[Measurement]] = field(default_factory=dict)
     """Failed launches of such choices, by problem."""
     _unable: dict[Key, Exception] = field(default_factory=dict)
@@ -446,6 +449,11 @@ class TuningEngine:
         for measurer, kind in miss.measurers:
             self._note_compiled(kind, call, measurer.built)
         self.last = decision
+        for text in itertools.islice(
+            self._traced.get(describe.call_kind(problem, call.tuner.fn), {}).values(), 1
+        ):
+            with contextlib.suppress(FeatureError):
+                self.dots |= tensor_flows(text, problem.arguments).dots if "tt.dot" in text else set()
         config = launch_config(call, decision.chosen, lambda: guarded.measurements(problem))
         filed = problem if ranged is None else ranged.problem
         pending = miss.settings.mode is Mode.BACKGROUND and ranged is None
@@ -561,6 +569,7 @@ class TuningEngine:
                     text = trace(call.tuner.fn, call.args, kwargs, config.all_kwargs())
                     fed = tensor_flows(text, given).dots
             self._dots[kind] = fed
+            self.dots |= set(fed)
         return self._dots[kind]
 
     def _task(
@@ -675,6 +684,7 @@ def launch(
             try:
                 # Busy: a hook of this very decision launches the kernel again.
                 config = configs[0] if engine.is_deciding() else engine.resolve(tuner, key, args, kwargs)
+                make_key.narrow(engine.dots)
             except NoWorkingConfigError as error:
                 if (config := error.config) is None:
                     raise

@@ -101,6 +101,43 @@ def test_what_feeds_a_dot_is_told_from_what_steers_the_program(device: Any) -> N
     assert found.read == named.keys() - {"out"}
 
 
+def test_flows_through_descriptors_scales_branches_and_atomics() -> None:
+    """In the printer's words of several releases."""
+    tile, fp8 = "tensor<64x64xf8E4M3FN>", "!tt.ptr<f8E4M3FN>"
+    out, descriptor = "tensor<64x64xf32>", f"!tt.tensordesc<{tile}>"
+    kinds = [fp8, "!tt.ptr<i8>", descriptor, "!tt.ptr<i32>", "!tt.ptr<i32>", "!tt.ptr<f32>"]
+    parameters = ", ".join(f"%arg{n}: {kind}" for n, kind in enumerate(kinds))
+    text = f"""module {{
+  tt.func public @k({parameters}) attributes {{noinline = false}} {{
+    %0 = tt.load %arg3 : !tt.ptr<i32>
+    %1 = tt.descriptor_load %arg2[%0, %0] : {descriptor} -> {tile}
+    %2 = tt.splat %arg0 : {fp8} -> tensor<64x64x{fp8}>
+    %3 = tt.load %2 : tensor<64x64x{fp8}>
+    %4 = tt.splat %arg1 : !tt.ptr<i8> -> tensor<64x2x!tt.ptr<i8>>
+    %5 = tt.load %4 : tensor<64x2x!tt.ptr<i8>>
+    %cst = arith.constant dense<0.000000e+00> : tensor<64x64xf32>
+    %6 = tt.dot_scaled %3 scale %5, %1, %cst lhs = e4m3 rhs = e4m3 : {tile}, tensor<64x2xi8> * {tile} -> {out}
+    %true = arith.constant true
+    %7 = tt.atomic_rmw add, acq_rel, gpu, %arg4, %0, %true : (!tt.ptr<i32>, i32, i1) -> i32
+    %c0 = arith.constant 0 : i32
+    %8 = arith.cmpi eq, %7, %c0 : i32
+    scf.if %8 {{
+      %9 = tt.splat %arg5 : !tt.ptr<f32> -> tensor<64x64x!tt.ptr<f32>>
+      tt.store %9, %6 : tensor<64x64x!tt.ptr<f32>>
+    }}
+    tt.return
+  }}
+}}
+"""
+    found = tensor_flows(
+        text, [Argument(name, "tensor") for name in ("a", "scale", "b", "rows", "count", "out")]
+    )
+    assert found.dots == {"a", "scale", "b"}
+    assert found.steering == {"rows", "count"}
+    assert found.written == {"count", "out"}
+    assert found.read == {"a", "scale", "b", "rows", "count"}
+
+
 def test_what_cannot_be_followed_is_refused(device: Any) -> None:
     text = trace(scaled_product, (), arguments(), {"BM": 64, "BN": 64, "BK": 32})
     with pytest.raises(FeatureError, match="5 pointers, the call 1"):
@@ -119,7 +156,12 @@ def test_an_address_counts_for_the_operands_of_a_dot_alone(device: Any, tmp_path
     assert evidence() is Evidence.MEASURED
     (aligned,) = tables(tmp_path)
     assert all("address" not in a.extra for a in aligned.problem.arguments)
-    assert evidence(c=16, rows=32) is Evidence.STORED, "it is the same problem"
+    launches = device.launches
+    tuner[(1,)](**arguments({"c": 16, "rows": 32}))
+    assert device.launches == launches + 1, "it is the same key, as TTIR was read"
+    other_process = autotune(options, key=["K"], store=tmp_path)(fresh(scaled_product))
+    other_process[(1,)](**arguments({"c": 16}))
+    assert other_process.decision.evidence is Evidence.STORED, "it is the same problem"
     assert len(tables(tmp_path)) == 1
     assert evidence(b=16, c=16) is Evidence.MEASURED
     assert evidence(b=32) is Evidence.MEASURED

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime.driver import driver
 
 from forecast_autotune import autotune
-from forecast_autotune.policy import Fixed
+from forecast_autotune.policy import Fixed, WallTime
 from forecast_autotune.records import Measurement, Outcome
 from forecast_integrations.triton.null_device import NullDevice, null_device
 from forecast_integrations.triton.timer import output_comparison
@@ -73,7 +73,7 @@ def decided(
     The config of 8 warps is five times as fast as all others.
     """
     options = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in WARPS for s in STAGES]
-    options.insert(4, triton.Config({"BLOCK": 128}, num_warps=8))
+    options.insert(given.pop("at", 4), triton.Config({"BLOCK": 128}, num_warps=8))
     given = {"mode": "exhaustive", **given}
     tuner = autotune(options, key=["n"], store=store, **given)(fresh(kernel))
     torch.manual_seed(0)
@@ -187,6 +187,21 @@ def test_of_two_that_differ_a_third_one_decides(clean_environment: None, tmp_pat
         assert tuner.decision.chosen.config.num_warps != wrong
     _, rows, _ = decided(right, tmp_path / "right", **given)
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize("at", [0, 4, 9])
+@pytest.mark.parametrize("policy", [WallTime(), Fixed(3)])
+def test_it_is_refused_whenever_it_shows(
+    clean_environment: None, tmp_path: Path, at: int, policy: Any
+) -> None:
+    """Also by the last measurement, after which a plan asks for nothing more."""
+    given = {"mode": "tune", "policy": policy, "at": at}
+    tuner, rows, _ = decided(unlike(lambda out: out.mul_(3)), tmp_path, **given)
+    assert tuner.decision.chosen.config.num_warps != 8
+    assert [m.outcome for m in rows.values() if m.candidate.config.num_warps == 8] in (
+        [],
+        [Outcome.INCORRECT],
+    )
 
 
 def test_large_outputs_and_hooks_are_left_alone(

@@ -243,20 +243,6 @@ def test_finalists_that_differ_or_are_behind_need_a_sixth_of_the_turns(
     assert behind <= first / 6 + 2
 
 
-def test_a_look_in_another_state_of_the_device_is_corrected_by_the_fastest_beside_it(
-    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Right after work that heats it, a device is up to 20 % slower: more than finalists may be behind."""
-    monkeypatch.setitem(MICROSECONDS, 8, 505.0)
-    timer, by = timer_of()
-    assert looked_at(timer, by[8]) == pytest.approx(505.0, rel=1e-3)
-    hot = {warps: 1.2 * us for warps, us in MICROSECONDS.items()}
-    monkeypatch.setattr(sys.modules[__name__], "MICROSECONDS", hot)
-    times = timer.time_adaptively(by[16], 0.505)
-    assert 1e3 * statistics.median(times) == pytest.approx(500.0, rel=1e-3)
-    assert len(times) >= 4
-
-
 def test_candidates_in_turns_are_launched_back_and_forth(device: SteppedDevice) -> None:
     """Every other launch of a device takes longer: it is not to be the same candidate's."""
     timer, by = timer_of()

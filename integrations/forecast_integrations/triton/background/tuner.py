@@ -42,7 +42,7 @@ from forecast_integrations.triton.problem.compilations import RECORDER
 from forecast_integrations.triton.problem.copied_tensors import UncopyableArgumentsError
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import Key, LaunchConfig
-from forecast_integrations.triton.timer.timers import LaunchTimeoutError, l2_flush
+from forecast_integrations.triton.timer.timers import LaunchTimeoutError, l2_flush, prompt_turns
 
 
 class StallBudget:
@@ -420,7 +420,8 @@ class BackgroundTuner:
         final: LaunchConfig | None = key.served_config
         try:
             self._check(key)
-            with harmless_to_captures():
+            # The program's threads are not to wait for this one's turn at the interpreter.
+            with harmless_to_captures(), prompt_turns():
                 self._select_device(key.decision.device)
                 final = key.decision.make(
                     lambda series, timeout_s: self._run_series(key, series, timeout_s),

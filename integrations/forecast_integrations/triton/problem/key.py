@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from forecast_integrations.device import current_device, mixed_devices
@@ -39,6 +39,7 @@ class KeyMaker:
         self._devices: bool | None = None
         self._addressed: tuple[int, ...] | None = None
         """Places of the tensors of a kernel with a dot; None until a first call is met."""
+        self._tensors: tuple[int, ...] = ()
         self._line = 128
 
     def learn_addresses(
@@ -51,8 +52,13 @@ class KeyMaker:
         tensors = {name: value for name, value in named.items() if name in self._places and is_tensor(value)}
         self._line = max((line_bytes(value) for value in tensors.values()), default=self._line)
         dots = has_dot()
-        self._addressed = tuple(self._places[name] for name in tensors) if dots else ()
+        self._addressed = self._tensors = tuple(self._places[name] for name in tensors) if dots else ()
         return dots
+
+    def narrow(self, dots: Collection[str]) -> None:
+        """Let the addresses of these tensors alone count; of all, while none are known."""
+        names = list(self._places)
+        self._addressed = tuple(at for at in self._tensors if names[at] in dots) or self._tensors
 
     def __call__(self, names: Sequence[str], args: tuple[object, ...], kwargs: NamedArguments) -> Key:
         """The key of one call; `names` is the tuner's `keys`."""

@@ -204,8 +204,7 @@ class TritonMeasurer:
         """Yield measurements in the order in which compilations finish; of what is ready, in the order given."""
         if self._pool is None:
             for candidate in candidates:
-                yield self._measured(CompileResult(candidate))
-                yield from self._newly_struck()
+                yield from self._measured(CompileResult(candidate))
                 self._check()
             return
         # Timing what an earlier decision has compiled takes no longer than forking a child or two does.
@@ -224,10 +223,10 @@ class TritonMeasurer:
                 self._ready[result.candidate] = result
                 continue
             del wanted[ready[0]]
-            yield self._measured(self._ready.pop(ready[0]))
-            yield from self._newly_struck()
+            yield from self._measured(self._ready.pop(ready[0]))
             self._check()
-            if not wanted and self._outputs is not None and self._outputs.is_undecided:
+            if not wanted and self.is_undecided:
+                within_s = None
                 others = (c for c in (*self._ready, *self._call.configs) if c not in self._tried)
                 wanted = dict.fromkeys(itertools.islice(others, 1))
                 self._pool.schedule([c for c in wanted if c not in self._ready])
@@ -285,12 +284,20 @@ class TritonMeasurer:
             self._pool.close()
         self._timer.close()
 
-    def _measured(self, compiled: CompileResult) -> Measurement:
+    @property
+    def is_undecided(self) -> bool:
+        """Whether two configs compute different things, and a third one will be measured to tell which is right."""
+        untried = not self._tried.issuperset(self._call.configs)
+        return untried and self._outputs is not None and self._outputs.is_undecided
+
+    def _measured(self, compiled: CompileResult) -> list[Measurement]:
+        """Of a candidate, behind those that it shows to compute something else."""
         self._tried.add(compiled.candidate)
         with span("measure", candidate=compiled.candidate) as shown:
             m = self._time(compiled)
             shown.set(outcome=m.outcome, median_ms=m.median_ms, repeats=m.repeats)
-            return m
+        struck, self._struck = self._struck, []
+        return [*struck, m]
 
     def _time(self, compiled: CompileResult) -> Measurement:
         candidate = compiled.candidate
@@ -328,12 +335,8 @@ class TritonMeasurer:
             del self._timed[other]
             self._struck.append(self._no_time(other, Outcome.INCORRECT, None, {"message": why}))
         self._best_ms = min(self._timed.values(), default=math.inf)
-        return self._ok(candidate, times, seconds, facts)
-
-    def _newly_struck(self) -> list[Measurement]:
-        """Those that have turned out to compute something else, the latest perhaps among them."""
-        struck, self._struck = self._struck, []
-        return struck
+        # Its own time does not count where it is itself the one that is struck.
+        return self._struck.pop() if candidate in strange else self._ok(candidate, times, seconds, facts)
 
     def _compiled(self, compiled: CompileResult) -> object:
         """Triton's compiled kernel; None where it is to be had by a launch alone, which also says what is wrong."""

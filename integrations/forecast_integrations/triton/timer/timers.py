@@ -335,8 +335,6 @@ _FLUSH_MS = 0.08
 """Time to flush 256 MB on a fast card."""
 _HOST_CYCLES = 120_000
 """Of a pause that is as long as a flush."""
-_HUNGRY_MS = 0.1
-"""From here on launches heat the device: what it ran before moves the next ones by up to 20 %."""
 _LONG_MS = 1.0
 """Beyond this a launch is told by few repetitions: neither the clock nor the first launch matters to it."""
 _FEWEST_LAUNCHES, _FEWEST_LONG, _FEWEST_RECORDED = 8, 3, 3
@@ -413,8 +411,6 @@ class LaunchTimer:
         self.protocol = f"events-{cache_state}-3"
         """How launches are timed that are not recorded."""
         self._recorded_protocol = f"graph-{cache_state}-2"
-        self._incumbent: tuple[Candidate, float] | None = None
-        """The fastest so far that takes long enough to heat the device, and its milliseconds."""
         self._estimates: dict[Candidate, float] = {}
         """Milliseconds of one launch, roughly."""
         self._first_ms: dict[Candidate, float] = {}
@@ -513,11 +509,7 @@ class LaunchTimer:
         if statistics.median(times) > _CONTENDER * best_ms:
             self._recorded.pop(candidate, None)
             return times
-        times = self._extend(times, candidate, ways, max(least, int(_FULL_MS / each_ms)))
-        ms = statistics.median(times)
-        if ms >= _HUNGRY_MS and (self._incumbent is None or ms < self._incumbent[1]):
-            self._incumbent = candidate, ms
-        return times
+        return self._extend(times, candidate, ways, max(least, int(_FULL_MS / each_ms)))
 
     def _wake(self) -> None:
         """Give a device that may have idled work, until its clock is up."""
@@ -537,13 +529,7 @@ class LaunchTimer:
             return times
         if len(ways) == 1 and self._estimates[candidate] < _LONG_MS:
             more += more % 2
-        beside = self._incumbent
-        if beside is None or beside[0] == candidate or self._estimates[candidate] < _HUNGRY_MS:
-            return times + self._rounds([candidate], [ways], more)[0]
-        # Beside the fastest so far, whose own change says what state the device is in; the first look does not.
-        both, rounds = [ways, [self._plain(beside[0])]], max(more, _FEWEST_LONG)
-        mine, its = self._rounds([candidate, beside[0]], both, rounds)
-        return [ms * beside[1] / statistics.median(its) for ms in mine]
+        return times + self._rounds([candidate], [ways], more)[0]
 
     def _estimate(self, candidate: Candidate, hopeless_ms: float) -> list[float]:
         """Milliseconds of a few launches."""
