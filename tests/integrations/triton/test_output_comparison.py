@@ -204,6 +204,28 @@ def test_it_is_refused_whenever_it_shows(
     )
 
 
+def test_a_block_of_its_own_that_leaves_something_out_is_refused_and_other_partial_sums_are_not(
+    clean_environment: None, tmp_path: Path
+) -> None:
+    """Whether an output depends on a parameter that only one config has another value of cannot be seen else."""
+
+    def of_its_own(effect: Effect, store: Path) -> list[Measurement]:
+        options = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in WARPS for s in STAGES]
+        options.insert(4, triton.Config({"BLOCK": 32}, num_warps=8))
+        tuner = autotune(options, key=["n"], store=store, mode="exhaustive")(fresh(scale))
+        with computing(effect):
+            tuner[(N // 128,)](torch.rand(N), torch.zeros(N), N)
+        return [m for m in tables(store)[0].by_candidate().values() if not m.ok]
+
+    def sums(metadata: Any, tensors: list[torch.Tensor]) -> None:
+        blocks = N // (512 if metadata.num_warps == 8 else 128)
+        tensors[1][:blocks] = tensors[0].view(blocks, -1).sum(1)
+
+    (strange,) = of_its_own(unlike(None), tmp_path / "out")
+    assert strange.candidate.config.num_warps == 8
+    assert of_its_own(sums, tmp_path / "sums") == []
+
+
 def test_large_outputs_and_hooks_are_left_alone(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

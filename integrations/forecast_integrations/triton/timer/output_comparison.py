@@ -145,7 +145,7 @@ class OutputComparison:
             if distance <= _SCATTER * most.scatter or (elsewhere and not _vary(candidate, most.members)):
                 continue
             share = 100 * distance * _tolerance(one.outputs[0].dtype)
-            shown = "are at other places" if elsewhere else f"differ by {share:.3g} % of the largest value"
+            shown = "are at other places" if elsewhere else f"differ by {share:.3g} %"
             strange[candidate] = (
                 f"it computes something else than {len(most.members)} other configs: its outputs {shown}"
             )
@@ -177,29 +177,33 @@ def _vary(candidate: Candidate, others: Collection[Candidate]) -> bool:
 
 
 def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The difference of two outputs in tolerances; infinite where an element is finite in only one of them."""
+    """The difference of two outputs in tolerances, beyond one where something is left out of an equal rest.
+
+    Infinite where an element is finite here alone, or something is left out and the rest is another one.
+    """
     import torch
 
     if mine.is_complex():
         mine, theirs = torch.view_as_real(mine), torch.view_as_real(theirs)
-    dtype, count = mine.dtype, max(mine.numel(), 1)
-    sums: Any = torch.zeros(3, dtype=torch.float64, device=mine.device)
-    apart, worst, largest = sums.unbind()
+    dtype, tolerance = mine.dtype, _tolerance(mine.dtype)
+    sums: Any = torch.zeros(4, dtype=torch.float64, device=mine.device)
+    missing, extra, worst, largest = sums.unbind()
     for x, y in zip(mine.reshape(-1).split(_CHUNK), theirs.reshape(-1).split(_CHUNK), strict=True):
         if not dtype.is_floating_point:
-            apart += ((x.double() - y.double()).abs() > 1).sum()
+            missing += ((x.double() - y.double()).abs() > 1).sum()
             continue
         x, y = (v if dtype is torch.float64 else v.float() for v in (x, y))
-        finite = x.isfinite() & y.isfinite()
-        apart += (x.isfinite() != y.isfinite()).sum()
-        torch.maximum(worst, (x - y).abs().where(finite, 0.0).amax().double(), out=worst)
-        torch.maximum(
-            largest, torch.maximum(x.abs(), y.abs()).where(finite, 0.0).amax().double(), out=largest
-        )
-    lost, gap, scale = sums.tolist()
-    if not dtype.is_floating_point:
-        return float(lost / count / _tolerance(dtype))
-    return math.inf if lost else float(gap / max(scale, 1e-300) / _tolerance(dtype))
+        here, there = x.isfinite(), y.isfinite()
+        missing += (there & ~here).sum()
+        extra += (here & ~there).sum()
+        for value, most in (((x - y).abs(), worst), (torch.maximum(x.abs(), y.abs()), largest)):
+            torch.maximum(most, value.where(here & there, 0.0).amax().double(), out=most)
+    absent, added, gap, scale = sums.tolist()
+    share = absent / max(mine.numel(), 1) / tolerance
+    distance = gap / max(scale, 1e-300) / tolerance
+    if not dtype.is_floating_point or not absent + added:
+        return float(share if not dtype.is_floating_point else distance)
+    return math.inf if added or distance > 1.0 else max(share, 2.0)
 
 
 def _tolerance(dtype: torch.dtype) -> float:
