@@ -136,6 +136,8 @@ def find_kernel(module: ModuleType, name: str) -> Any:
 
 _MOST_CAPTURED = 4
 """Captured calls of a kernel that are verified at most."""
+_MANY_ELEMENTS = 1 << 25
+"""Elements of a call's tensors from which on it is verified after smaller ones, which may cover it."""
 _DESCRIPTOR = "descriptor"
 """In `Argument.extra`, as records of calls have it."""
 _MAX_CONFIGS = 48
@@ -300,14 +302,18 @@ class UserKernel:
     def _captured(
         self, base: BaseKernel, store: Store, device: str | None, stored: Sequence[BaseKernel]
     ) -> list[BaseKernel]:
-        """Captured calls of this very source: the largest of each form first; all of them explain each other."""
+        """Captured calls of this very source: the largest of each form first, but for those that take minutes.
+
+        All of them explain each other.
+        """
         files, sha = store.captures, self.kernel.source_sha256
         listed = [] if files is None else list(files.every(lambda name: name == self.kernel.name))
         ours = [(call, path) for call, path in listed if call.kernel.source_sha256 == sha]
         ours = [
             (c, p) for c, p in ours if device is None or device in c.device.slug or device in c.device.name
         ]
-        ours.sort(key=lambda pair: -sum(memory_span(a) for a in pair[0].arguments if a.kind == "tensor"))
+        sizes = {c.id: sum(memory_span(a) for a in c.arguments if a.kind == "tensor") for c, _ in ours}
+        ours.sort(key=lambda pair: (sizes[pair[0].id] > _MANY_ELEMENTS, -sizes[pair[0].id]))
         forms = [canonical_text(call_form(call.arguments)) for call, _ in ours]
         order = sorted(range(len(ours)), key=lambda n: (forms[:n].count(forms[n]), n))[:_MOST_CAPTURED]
         known_calls = [call for call, _ in ours]

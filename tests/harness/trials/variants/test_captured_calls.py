@@ -311,6 +311,13 @@ def test_a_call_beyond_the_share_of_memory_is_refused_by_its_bytes(captured: Cap
         check_call_bytes((replace(x, shape=(1 << 40,)), *rest), "cpu")
 
 
+def test_a_call_that_takes_long_comes_after_those_that_may_cover_it(tmp_path: Path) -> None:
+    program = "import torch, called_kernels\nfor n in (300, 2000, 48 << 20):\n"
+    program += "    called_kernels.increment[(3,)](torch.zeros(n), n, BLOCK=128)\n"
+    listed = run_captured(tmp_path, program, "moments").subjects("increment")
+    assert [s.calls[0][0].shape for s in listed] == [(2000,), (300,), (48 << 20,)]
+
+
 @pytest.mark.slow
 def test_a_call_of_96_mib_is_verified(judging: SandboxLane, tmp_path: Path) -> None:
     program = "import torch, called_kernels\nx = torch.arange(24 << 20, dtype=torch.float32)\n"
