@@ -138,7 +138,9 @@ def test_a_relative_is_read_from_the_facts_that_are_kept_of_it() -> None:
 def test_facts_of_the_version_before_are_read_and_their_bytes_are_a_guess() -> None:
     """Recorded lists and users' stores hold them; another unknown version is passed over."""
     kept = collect_facts(TABLE.problem, list(TABLE.by_candidate())[:4], {}, TEXTS, within_s=60.0)
-    kept["units"] = [[*unit[:2], {n: v for n, v in unit[2].items() if n != "opaque"}] for unit in kept["units"]]
+    kept["units"] = [
+        [*unit[:2], {n: v for n, v in unit[2].items() if n != "opaque"}] for unit in kept["units"]
+    ]
 
     def read(version: str) -> list[float]:
         extra = {**TABLE.problem.extra, FACTS: {**kept, "version": version}}
