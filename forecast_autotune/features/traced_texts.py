@@ -147,9 +147,10 @@ def decode_facts(encoded: Iterable[Any]) -> dict[Grid, TtirFacts | None]:
 
 _SEMANTICS_VERSION = 2
 """Counts up when a fact is read otherwise; new and renamed facts change the version by themselves."""
-VERSION = f"{_SEMANTICS_VERSION}-{digest([f.name for f in fields(TtirFacts)])[:8]}"
+_NAMES = [f.name for f in fields(TtirFacts)]
+VERSION = f"{_SEMANTICS_VERSION}-{digest(_NAMES)[:8]}"
 _EARLIER: Mapping[str, Mapping[str, float]] = {"2-d3e997e4": {"opaque": 1.0}}
-"""Earlier versions with the same meaning and fewer facts, and what they leave unsaid: bytes of theirs are a guess."""
+"""Earlier versions whose facts have the same meaning, and what they leave unsaid: bytes of theirs are a guess."""
 
 
 def collect_facts(
@@ -220,7 +221,8 @@ def _decode_units(data: Any) -> dict[tuple[str, Grid], TtirFacts]:
         try:
             assignment, grid, payload = unit
             where = None if grid is None else tuple(int(n) for n in grid)
-            results[str(assignment), where] = facts_from_json({**unsaid, **payload})
+            known = payload if version == VERSION else {n: v for n, v in payload.items() if n in _NAMES}
+            results[str(assignment), where] = facts_from_json({**unsaid, **known})
         except (TypeError, ValueError, KeyError, OverflowError, AttributeError):
             continue
     return results
