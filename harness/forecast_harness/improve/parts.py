@@ -12,6 +12,7 @@ from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.program import ProgramRecording, TorchFunction
 from forecast_autotune.store.files import write_atomically
+from forecast_harness.improve.child import UserProgram
 from forecast_harness.improve.steps import Steps
 from forecast_harness.targets.program_functions import function_pack, write_pack
 from forecast_harness.targets.statement import tensor_bytes
@@ -45,6 +46,8 @@ class Part(Record, label="part"):
     """What `search` takes; empty for a part that is left."""
     reason: str = ""
     """Why it is left."""
+    file: str = ""
+    """The file of the program's own that has the kernel; empty for a library's."""
     function: TorchFunction | None = field(default=None, metadata=json_option(omit_null=True))
 
     @property
@@ -70,6 +73,7 @@ def parts_of(
     steps: Steps,
     captures: Iterable[CapturedCall],
     folder: Path,
+    program: UserProgram,
 ) -> list[Part]:
     """The parts of a recorded program, the largest first; packs of its functions are written below `folder`."""
     functions = {f.name: f for f in recording.functions}
@@ -86,7 +90,7 @@ def parts_of(
         if (function := functions.get(name)) is not None:
             part = _function_part(replace(part, kind="function", function=function), function, folder)
         elif (call := captured.get(name)) is not None:
-            part = _kernel_part(part, call, folder)
+            part = _kernel_part(part, call, folder, program)
         elif name.startswith("triton_"):
             reason = "torch.compile makes it anew: `run` tunes its configs, and serves no other source"
             part = replace(part, kind="torch.compile", reason=reason)
@@ -122,13 +126,15 @@ def _function_part(part: Part, function: TorchFunction, folder: Path) -> Part:
     return replace(part, target=str(place))
 
 
-def _kernel_part(part: Part, call: CapturedCall, folder: Path) -> Part:
+def _kernel_part(part: Part, call: CapturedCall, folder: Path, program: UserProgram) -> Part:
     part = replace(part, kind="triton")
     module, name = call.kernel.extra.get("module"), call.kernel.extra.get("qualname", call.kernel.name)
     if not call.source:
         return replace(
             part, reason="no module of its own can be made of it: it needs more than Triton and constants"
         )
+    own = program.script if module == "__main__" else program.root / f"{str(module).replace('.', '/')}.py"
+    part = replace(part, file=str(own.absolute()) if own is not None and own.is_file() else "")
     if module == "__main__" or not any(one.computed for one in call.launches):
         # Importing a script would run the program, and a library takes seconds.
         place = folder / f"kernel-{call.kernel.name}.py"

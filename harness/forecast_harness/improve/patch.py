@@ -14,9 +14,19 @@ from forecast_autotune.records.program import FunctionReplacement, TorchFunction
 from forecast_harness.targets.program_functions import ENTRY, replacement_of
 
 
-def patch_text(faster: Mapping[str, tuple[TorchFunction, str]], root: Path) -> str:
-    """The diff, with paths relative to `root`; `faster` has the function and its verified source by name."""
+def patch_text(
+    faster: Mapping[str, tuple[TorchFunction, str]], kernels: Mapping[str, str], root: Path
+) -> str:
+    """The diff, with paths relative to `root`.
+
+    `faster` has the function and its verified source by name. `kernels` has the file of a Triton kernel by name: where
+    it has a tuner, that one takes the verified variants of the store besides.
+    """
     changed: dict[Path, str] = {}
+    for kernel, own in kernels.items():
+        text = changed.get(Path(own)) or read_document(Path(own))
+        if (served := _served_tuner(text, kernel)) is not None:
+            changed[Path(own)] = served
     for function, source in faster.values():
         path, name = Path(function.file), function.name.partition(":")[2]
         module = f"{name}_faster"
@@ -43,6 +53,33 @@ def _diff(path: Path, text: str, root: Path) -> str:
     )
 
 
+def _served_tuner(text: str, name: str) -> str | None:
+    """The file with the kernel's `triton.autotune` replaced by ours, and variants asked for; None without a tuner."""
+    tree = python_parser.parse_module(text)
+    kernel = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    calls = [d for d in kernel.decorator_list if isinstance(d, ast.Call)] if kernel is not None else []
+    tuner = next((c for c in calls if ast.unparse(c.func).rpartition(".")[2] == "autotune"), None)
+    given = [*tuner.args, *(k.value for k in tuner.keywords)] if tuner is not None else []
+    if tuner is None or not given:
+        return None
+    lines = text.splitlines(keepends=True)
+    last = max(given, key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0))
+    for node, word, keeps in ((last, ', variants="store"', True), (tuner.func, "forecast_autotune", False)):
+        number = (node.end_lineno or node.lineno) - 1
+        line, end = lines[number].encode(), node.end_col_offset or 0
+        begin = end if keeps else node.col_offset
+        lines[number] = (line[:begin] + word.encode() + line[end:]).decode()
+    lines.insert(_last_import(tree, kernel), "from forecast_autotune import forecast_autotune\n")
+    return "".join(lines)
+
+
+def _last_import(tree: ast.Module, before: ast.FunctionDef | None) -> int:
+    """The line behind the imports, or the docstring, above a function."""
+    heads = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) or n is tree.body[0]]
+    heads = [n for n in heads if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    return max([0, *(n.end_lineno or n.lineno for n in heads if before is None or n.lineno < before.lineno)])
+
+
 def _dispatched(text: str, name: str, module: str, path: Path) -> str:
     """The file with the function renamed, and one of its name behind it that chooses."""
     tree = python_parser.parse_module(text)
@@ -62,10 +99,7 @@ def _dispatched(text: str, name: str, module: str, path: Path) -> str:
     )
     lines[node.lineno - 1] = lines[node.lineno - 1].replace(f"def {name}(", f"def _{name}_original(", 1)
     is_package = path.with_name("__init__.py").exists()
-    heads = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) or n is tree.body[0]]
-    heads = [n for n in heads if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    last = max([0, *(n.end_lineno or n.lineno for n in heads)])
-    lines.insert(last, f"{'from . ' if is_package else ''}import {module}\n")
+    lines.insert(_last_import(tree, node), f"{'from . ' if is_package else ''}import {module}\n")
     return "".join(lines)
 
 

@@ -132,7 +132,7 @@ class ImproveSession:
         steps = steps_of(recording)
         files = Store(self.store).captures
         captures = [] if files is None else [call for call, _ in files.every()]
-        parts = tuple(parts_of(recording, steps, captures, self.folder))
+        parts = tuple(parts_of(recording, steps, captures, self.folder, self.program))
         return Improvement(self.program.words, steps.seconds, _how(steps), parts)
 
     def search(self, improvement: Improvement) -> None:

@@ -16,10 +16,12 @@ from forecast_autotune.records import Argument, Config, Device, Kernel
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.records.program import ProgramRecording
 from forecast_harness.improve import session as sessions
+from forecast_harness.improve.child import UserProgram
 from forecast_harness.improve.parts import chosen_parts, parts_of
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings
 from forecast_harness.improve.steps import steps_of
 
+PROGRAM = UserProgram(("program.py",))
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "improve"
 ODD = """
 import torch
@@ -147,7 +149,7 @@ def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
     step = ("mine", "mine", "whole", "triton_poi_fused_0", "gemm")
     found = recording(*(n for _ in range(9) for n in step))
     calls = [captured("mine", "import triton\n"), captured("whole", "")]
-    parts = {p.name: p for p in parts_of(found, steps_of(found), calls, tmp_path)}
+    parts = {p.name: p for p in parts_of(found, steps_of(found), calls, tmp_path, PROGRAM)}
     assert {n: p.kind for n, p in parts.items()} == {
         "mine": "triton",
         "whole": "triton",
@@ -162,5 +164,7 @@ def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_kernel_of_another_process_is_named(tmp_path: Path) -> None:
-    (part,) = parts_of(recording(), steps_of(recording()), [captured("mine", "import triton\n")], tmp_path)
+    (part,) = parts_of(
+        recording(), steps_of(recording()), [captured("mine", "import triton\n")], tmp_path, PROGRAM
+    )
     assert "a process that the program starts" in part.reason

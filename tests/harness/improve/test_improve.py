@@ -19,6 +19,7 @@ from forecast_autotune.records import Argument
 from forecast_autotune.records.program import FunctionCall, TorchFunction
 from forecast_harness.improve.page import rows
 from forecast_harness.improve.parts import Part
+from forecast_harness.improve.patch import patch_text
 from forecast_harness.improve.session import Improvement
 from forecast_harness.improve.steps import launch_period
 from forecast_harness.targets.program_functions import function_pack
@@ -154,3 +155,37 @@ def test_many_small_kernels_of_libraries_take_one_row_with_short_names() -> None
     first, second, last = rows(Improvement(("x.py",), parts=tuple(parts)))
     assert (first[0], second[0]) == ("reduce_kernel", "fn")
     assert last[:3] == ("20 others", "library", "20.0%")
+
+
+TUNED = """'''Kernels.'''
+import triton
+import triton.language as tl
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": 64})],
+    key=["n"],
+)
+@triton.jit
+def fn(x, n, BLOCK: tl.constexpr):
+    pass
+
+
+@triton.jit
+def plain(x):
+    pass
+"""
+
+
+def test_the_patch_has_a_kernels_tuner_take_verified_variants(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(TUNED)
+    text = patch_text({}, {"fn": str(path), "plain": str(path)}, tmp_path)
+    changed = [line for line in text.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed == [
+        "+from forecast_autotune import forecast_autotune",
+        "-@triton.autotune(",
+        "+@forecast_autotune(",
+        '-    key=["n"],',
+        '+    key=["n"], variants="store",',
+    ]
