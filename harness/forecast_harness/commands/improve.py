@@ -96,12 +96,10 @@ def _settings(options: argparse.Namespace) -> ImproveSettings:
     from forecast_harness.improve.session import ImproveSettings
 
     further = []
-    for name in ("surrogate", "gpu_seconds", "tokens", "money", "samples", "gpu_budget"):
+    for name in ("surrogate", "samples", "gpu_budget"):
         if (value := getattr(options, name)) is not None:
-            further += [
-                f"--{name.replace('_', '-')}",
-                f"{value:g}" if isinstance(value, float) else str(value),
-            ]
+            further += [f"--{name.replace('_', '-')}", str(value)]
+    given = {"tokens": options.tokens, "money": options.money, "device_seconds": options.gpu_seconds}
     models = [s.removeprefix("llm:") for s in options.proposer or [] if s.startswith("llm:")]
     for spec in (*models, *(options.llm or [])):
         provider().check(spec)
@@ -112,6 +110,7 @@ def _settings(options: argparse.Namespace) -> ImproveSettings:
         options.step or "",
         options.check or "",
         ("mechanical", *(options.proposer or []), *(f"llm:{spec}" for spec in options.llm or [])),
+        {name: float(amount) for name, amount in given.items() if amount is not None},
         tuple(further),
     )
 

@@ -233,10 +233,10 @@ def _shared_budget(parser: argparse.ArgumentParser) -> None:
         help="for all of it, proof included (default: 300)",
     )
     group.add_argument("--gpu-budget", type=COUNT, metavar="N", help="sources measured, of each kernel")
-    group.add_argument("--gpu-seconds", type=SECONDS, metavar="S", help="of the device, for each kernel")
+    group.add_argument("--gpu-seconds", type=SECONDS, metavar="S", help="of the device, in all")
     group.add_argument(
-        "--tokens", type=IntegerRange(1, 10**15), metavar="N", help="of language models, for each kernel"
+        "--tokens", type=IntegerRange(1, 10**15), metavar="N", help="of language models, in all"
     )
     group.add_argument(
-        "--money", type=RealRange(0.0, 1e9, above=True), metavar="X", help="US dollars, for each kernel"
+        "--money", type=RealRange(0.0, 1e9, above=True), metavar="X", help="US dollars, in all"
     )

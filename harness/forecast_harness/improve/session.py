@@ -34,6 +34,8 @@ _LEAST_SEARCH_S = 20.0
 _START_S = {"cpu": 5.0, "cuda": 40.0}
 """Seconds of a search beside its own: its judge opens, the original is compiled. Later ones: as the last one took."""
 _LEAST_LOOK_S = 60.0
+_LIMIT_OPTIONS = {"tokens": "--tokens", "money": "--money", "device_seconds": "--gpu-seconds"}
+"""Limits by the names of `SearchCost`, as options of `search`."""
 _ENDLESS_RUN_S = 20.0
 """For which a program that does not end by itself is run to be timed."""
 _RUN_MARGIN = 3.0
@@ -51,6 +53,8 @@ class ImproveSettings:
     check: str = ""
     proposers: tuple[str, ...] = ()
     """Specifications as `search --proposer` has them. Below a folder's, one named as the kernel is taken."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Tokens, money and device seconds (as `SearchCost` names them) of all searches together."""
     search_options: tuple[str, ...] = ()
     """Further words for every search."""
 
@@ -63,6 +67,8 @@ class SearchEnd(Record, label="search end"):
     confirmed: bool = False
     measured: int = 0
     seconds: float = 0.0
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """As `SearchCost` names it."""
     source: str = ""
     """The confirmed source, empty where there is none."""
     problem: str = ""
@@ -151,10 +157,14 @@ class ImproveSession:
                     problem="no time was left for it: give more --seconds"
                 )
                 continue
+            limits = self._limits_left(improvement)
+            if spent := [name for name, amount in limits.items() if amount <= 0.0]:
+                improvement.searches[part.name] = SearchEnd(problem=f"no {spent[0]} are left for it")
+                continue
             # A part that gets less than it takes to start and to confirm gets nothing for it.
             seconds = max(min(left, max(left * share, least)) - overhead_s, _LEAST_SEARCH_S)
             self._tell(f"searching {part.name}, {part.share:.0%} of a step, {seconds:.0f} s")
-            ended = improvement.searches[part.name] = self._search(part, seconds)
+            ended = improvement.searches[part.name] = self._search(part, seconds, limits)
             overhead_s = max(0.0, ended.seconds - seconds)
             self.save(improvement)
 
@@ -204,7 +214,11 @@ class ImproveSession:
         words += ["--resume"] if (folder / "log.jsonl").exists() else []
         return words, {"FORECAST_AUTOTUNE_CACHE_DIR": str(self.store)}
 
-    def _search(self, part: Part, seconds: float) -> SearchEnd:
+    def _limits_left(self, improvement: Improvement) -> dict[str, float]:
+        ends = improvement.searches.values()
+        return {n: most - sum(e.spent.get(n, 0.0) for e in ends) for n, most in self.settings.limits.items()}
+
+    def _search(self, part: Part, seconds: float, limits: Mapping[str, float]) -> SearchEnd:
         began = time.monotonic()
         name = part.name.rpartition(":")[2]
         folder = self.folder / f"search-{name}"
@@ -217,6 +231,8 @@ class ImproveSession:
                     continue
                 spec = f"{kind}:{own}"
             words += ["--proposer", spec]
+        for limit, amount in limits.items():
+            words += [_LIMIT_OPTIONS[limit], f"{amount:.0f}" if limit == "tokens" else f"{amount:g}"]
         ended = run_command(words, environment=environment)
         took = time.monotonic() - began
         state = state_of(folder)
@@ -238,15 +254,16 @@ def state_of(folder: Path) -> SearchState | None:
 
 def _search_end(state: SearchState) -> SearchEnd:
     best, measured = state.best, len(state.judged)
+    spent = {name: float(getattr(state.spent, name)) for name in _LIMIT_OPTIONS}
     if best == state.seeds[0] or state.evidence(best) != "confirmed":
         reason = "" if state.stopped is None or state.scores else state.stopped.reason
-        return SearchEnd(measured=measured, problem=reason)
+        return SearchEnd(measured=measured, spent=spent, problem=reason)
     judged = state.confirmed.get(best) or state.judged[best]
     source = state.nodes[best].source
     config: Any = judged.config
     if isinstance(config, Mapping) and state.target.kind == "pack":
         source = apply_config(source, dict(config))
-    return SearchEnd(2**-state.best_score, True, measured, source=source)
+    return SearchEnd(2**-state.best_score, True, measured, spent=spent, source=source)
 
 
 def load_improvement(folder: Path) -> Improvement | None:

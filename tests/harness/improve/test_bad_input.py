@@ -17,8 +17,8 @@ from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.records.program import ProgramRecording
 from forecast_harness.improve import session as sessions
 from forecast_harness.improve.child import UserProgram
-from forecast_harness.improve.parts import chosen_parts, parts_of
-from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings
+from forecast_harness.improve.parts import Part, chosen_parts, parts_of
+from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings, SearchEnd
 from forecast_harness.improve.steps import steps_of
 
 PROGRAM = UserProgram(("program.py",))
@@ -168,3 +168,11 @@ def test_a_kernel_of_another_process_is_named(tmp_path: Path) -> None:
         recording(), steps_of(recording()), [captured("mine", "import triton\n")], tmp_path, PROGRAM
     )
     assert "a process that the program starts" in part.reason
+
+
+def test_limits_hold_for_all_searches_together(tmp_path: Path) -> None:
+    parts = tuple(Part(n, "function", 0.5, 1.0, 1e-3, target="nowhere") for n in ("a", "b"))
+    found = Improvement(("x.py",), parts=parts, searches={"a": SearchEnd(spent={"tokens": 90.0})})
+    settings = ImproveSettings("cpu", 900.0, limits={"tokens": 90.0})
+    ImproveSession(("x.py",), settings, tmp_path, lambda line: None).search(found)
+    assert found.searches["b"].problem == "no tokens are left for it"
