@@ -13,7 +13,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records.bounded_json import decode_bounded, without_halves
-from forecast_autotune.records.candidate import Candidate, Measurement
+from forecast_autotune.records.candidate import Candidate, Measurement, Outcome
 from forecast_autotune.records.named_lines import (
     MAX_LINES,
     Refuse,
@@ -65,7 +65,10 @@ def latest_labels(measurements: Iterable[Measurement]) -> dict[Candidate, Measur
     """
     kept: dict[Candidate, Measurement] = {}
     for m in comparable(measurements):
-        if m.outcome.is_label:
+        known = kept.get(m.candidate)
+        # Of one second a refusal comes last, however rows were sorted.
+        refused = known is not None and known.outcome is Outcome.INCORRECT and known.at == m.at
+        if m.outcome.is_label and not refused:
             kept[m.candidate] = m
     return kept
 

@@ -342,6 +342,16 @@ def test_times_behind_another_flush_are_taken_again_and_not_compared() -> None:
     assert len(results.rows) == 2
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_refusal_of_the_same_second_counts_however_rows_are_sorted(step: int) -> None:
+    ran = TABLE.measurements[0]
+    wrong = Measurement(ran.problem, ran.candidate, Outcome.INCORRECT, at="1970-01-01T00:00:01")
+    rows = [replace(ran, at=wrong.at), wrong][::step]
+    assert latest_labels(rows)[ran.candidate] is wrong
+    again = replace(ran, at="1970-01-01T00:00:02")
+    assert latest_labels([*rows, again])[ran.candidate] is again
+
+
 class Turns(Bench):
     """In turns, each candidate is a little faster than the one before it."""
 
