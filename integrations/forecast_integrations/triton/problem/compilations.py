@@ -121,7 +121,7 @@ def trial() -> Iterator[None]:
 def ready() -> int:
     """Say that the program is warm: a compilation from now on is recorded with its cause, and reported.
 
-    `FORECAST_AUTOTUNE_ON_COMPILE` says how: `warn` (once a kernel), `error` (the launch raises
+    FORECAST_AUTOTUNE_ON_COMPILE says how: `warn` (once a kernel), `error` (the launch raises
     `UnexpectedCompilationError`), or `ignore`. Returns the number of binaries that were compiled or loaded until now,
     as far as they were recorded.
     """
