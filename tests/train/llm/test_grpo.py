@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from forecast_train.llm.grpo import (
     GrpoRun,
     RolloutSettings,
     StatedDistribution,
+    _trainer_arguments,
     brier,
     crps,
     forecast_messages,
@@ -32,6 +34,7 @@ from forecast_train.llm.grpo import (
 from forecast_train.llm.runs import LoraSettings
 from forecast_train.splits import family_of
 
+PAGE = Path(__file__).parents[3] / "docs" / "how_to" / "train_language_model.md"
 F = [label.token for label in BINS.labels].index("F")
 GOOD = '{"label": "F", "distribution": {"E": 0.2, "F": 0.6, "G": 0.2}}'
 EXAMPLES = build_examples(
@@ -145,6 +148,38 @@ def test_rewards_are_total_and_finite_for_ten_thousand_replies() -> None:
             (earned,) = reward_function(reward)([text], [F], [[0.0, None, 1.5]])
             assert math.isfinite(earned)
             assert 0.0 <= earned <= 2.0
+
+
+def stated_in_the_end(p: float, scale: str) -> float:
+    """The probability that a policy ends at which is rewarded by 1 - Brier for an event of probability `p`.
+
+    The expected policy gradient on 49 probabilities to state. A group of replies shares its prompt, and so its outcome.
+    """
+    said, outcomes, logits = np.linspace(0.02, 0.98, 49), np.array([1 - p, p]), np.zeros(49)
+    reward = np.stack([1 - said**2, 1 - (1 - said) ** 2])
+    for _ in range(4000):
+        policy = np.exp(logits - logits.max())
+        policy /= policy.sum()
+        advantage = reward - (reward @ policy)[:, None]
+        if scale == "group":
+            advantage /= np.sqrt(advantage**2 @ policy)[:, None] + 1e-4
+        gain = outcomes @ advantage
+        logits += 10 * policy * (gain - policy @ gain)
+    return float(said[policy.argmax()])
+
+
+@pytest.mark.parametrize(
+    ("p", "none", "group"),
+    [(0.5, 0.5, 0.5), (0.6, 0.6, 0.64), (0.7, 0.7, 0.78), (0.8, 0.8, 0.86), (0.9, 0.9, 0.94)],
+)
+def test_rewards_keep_their_scale_as_a_groups_spread_teaches_overconfidence(
+    p: float, none: float, group: float, tmp_path: Path
+) -> None:
+    """The table of the page on training."""
+    assert stated_in_the_end(p, "none") == pytest.approx(none, abs=1e-6)
+    assert stated_in_the_end(p, "group") == pytest.approx(group, abs=1e-6)
+    assert f"| {p:.1f} of the cases | {none:.2f} | {group:.2f} |" in PAGE.read_text(encoding="utf-8")
+    assert _trainer_arguments(GrpoRun("m", "d", str(tmp_path)), tmp_path).scale_rewards == "none"
 
 
 def test_dropout_is_refused_where_replies_are_drawn() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -335,23 +334,3 @@ def test_grpo_refuses_what_it_cannot_train(chatting: GrpoRun, fault: str, said: 
     with pytest.raises(TrainingError, match=said):
         reinforce(dataclasses.replace(chatting, rollouts=dataclasses.replace(chatting.rollouts, **rollouts)))
     assert not (Path(chatting.out) / "trained").exists()
-
-
-WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not WEIGHTS, reason="FORECAST_AUTOTUNE_TEST_WEIGHTS names no folder with SmolLM2's weights"
-)
-def test_smollm2_learns_in_a_few_steps(tmp_path: Path) -> None:
-    """Short questions: real ones have a thousand tokens, which take a core a minute per step."""
-    data = tmp_path / "data"
-    data.mkdir()
-    short = [dataclasses.replace(example(i), prefix="Time of a kernel, A (fast) to O:\n") for i in (0, 3)]
-    write_examples(data / "train.parquet", short)
-    write_examples(data / "validation.parquet", [])
-    given = {"model": str(WEIGHTS), "data": str(data)}
-    steps = ScheduleSettings(most=8, examples=1, rate=2e-3, warmup=0.0, save=100, validate=100, tokens=256)
-    result = losses(train(run_of(given, tmp_path / "out", lora=LoraSettings(rank=8), steps=steps)))
-    assert np.mean(result[-2:]) < 0.8 * np.mean(result[:2])

@@ -20,6 +20,8 @@ DTYPES = ("bfloat16", "float16", "float32")
 TOLERANCE = {"float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
 """Most RMS difference of logits, relative to their own: some times what rounding makes (1e-6 and 0.02 with
 SmolLM2-135M). Reading wrongly makes tenths of it and more."""
+PROBE_PREFIX = "def kernel(x, y, n, BLOCK):\n    i = program_id(0) * BLOCK + arange(0, BLOCK)\n"
+"""A text on which two ways to read are compared."""
 _CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
 """Files that are fetched of a repository, from its top folder: no code, and no weights that are pickles."""
 
@@ -70,7 +72,7 @@ def load_model(source: ModelSource) -> LoadedModel:
         model = _load_part(source.model, "model", lambda folder: _model(folder, device, dtype))
         if source.adapter is not None:
             model = _load_part(
-                source.adapter, "adapter", lambda folder: _merge_adapter(model, folder, device)
+                source.adapter, "adapter", lambda folder: _merge_adapter(model, folder, device, tokenizer)
             )
     model.eval().requires_grad_(False)
     return LoadedModel(model, tokenizer)
@@ -161,7 +163,9 @@ def _model(folder: str, device: torch.device, dtype: torch.dtype) -> PreTrainedM
     return model
 
 
-def _merge_adapter(model: PreTrainedModel, folder: str, device: torch.device) -> PreTrainedModel:
+def _merge_adapter(
+    model: PreTrainedModel, folder: str, device: torch.device, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
     import peft
     import torch
 
@@ -183,7 +187,8 @@ def _merge_adapter(model: PreTrainedModel, folder: str, device: torch.device) ->
         return (
             wrapped.base_model.model
         )  # one weight, two uses: merged into it, an adapter of one changes the other
-    ids = torch.arange(1, 17, device=device)[None] % model.config.get_text_config().vocab_size
+    # A usual text: on tokens that training hardly met, rounding alone makes half of the logits.
+    ids = tokenizer(PROBE_PREFIX, return_tensors="pt")["input_ids"].to(device) % len(embeddings[0].weight)
     with torch.inference_mode():
         before = model(input_ids=ids, use_cache=False).logits.float()
         # Merged: no more operations than the base model has.

@@ -17,7 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
-from forecast_integrations.models.transformers.loading import TOLERANCE, out_of_memory, unless_out_of_memory
+from forecast_integrations.models.transformers.loading import (
+    PROBE_PREFIX,
+    TOLERANCE,
+    out_of_memory,
+    unless_out_of_memory,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +109,6 @@ Logits: TypeAlias = "tuple[Tensor, Tensor]"
 """Logits of the labels after every suffix, float32 [n, labels], and log sum exp of all logits, [n]."""
 _MAX_PADDING = 512
 """Most tokens of padding in a pass: beyond them, another pass costs less."""
-_PROBE_PREFIX = "def kernel(x, y, n, BLOCK):\n    i = program_id(0) * BLOCK + arange(0, BLOCK)\n"
 _PROBE_SUFFIXES = (
     "BLOCK=64 num_warps=4\nBin:",
     "BLOCK=1024 num_warps=8 num_stages=3 | waves=2.5\nBin:",
@@ -266,7 +270,7 @@ def _relative_error(quick: Prefill, full: Prefill, tokens: ForecastTokenizer) ->
 
     vocabulary = full.model.config.get_text_config().vocab_size
     some = torch.arange(64, device=full.model.device) * (vocabulary // 64)
-    prefix, suffixes = tokens.prefix(_PROBE_PREFIX), tokens.suffixes(_PROBE_SUFFIXES)
+    prefix, suffixes = tokens.prefix(PROBE_PREFIX), tokens.suffixes(_PROBE_SUFFIXES)
     ours, right = (w.read(w.extend(EMPTY_PREFIX, prefix), suffixes, some)[0] for w in (quick, full))
     ours, right = (x - x.mean(dim=-1, keepdim=True) for x in (ours, right))
     return float((ours - right).square().mean().sqrt() / right.square().mean().sqrt())
