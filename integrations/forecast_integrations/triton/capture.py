@@ -57,7 +57,7 @@ _CALLS_OF_A_FORM = 3
 _CALLS_OF_A_KERNEL = 8
 _KERNEL_BYTES = 512 << 20
 """Bytes of contents after which no more calls of a kernel are kept."""
-_MOST_MET = 4096
+_MOST_MET, _MOST_FAILURES = 4096, 16
 _MOST_CALL_BYTES = 2 << 30
 """Bytes of a call's tensors; one with more is kept without their contents."""
 _FEW_ELEMENTS = 4096
@@ -84,6 +84,7 @@ class _KernelCalls:
     sizes: dict[str, set[str]] = field(default_factory=dict)
     """Digests of exact arguments, by that of their form."""
     calls: int = 0
+    failures: int = 0
     bytes: int = 0
     met: set[Any] = field(default_factory=set)
     """Arguments of launches that were looked at, as quickly as they can be told apart."""
@@ -189,9 +190,10 @@ class CallCapture:
         def take_back() -> None:
             with self._mutex:
                 self.files.remove(call)
-                kept.discard(exact)
-                known.met.clear()
-                known.calls -= 1
+                known.calls, known.failures = known.calls - 1, known.failures + 1
+                if known.failures <= _MOST_FAILURES:  # each copies the tensors once more
+                    kept.discard(exact)
+                    known.met.clear()
 
         return take_back
 
