@@ -288,7 +288,7 @@ def _as_tensor(value: Any, name: str) -> Any:
     if is_tensor(value):
         shape, stride = tuple(value.shape), tuple(value.stride())
     else:  # it reaches to the end of the tensor's memory that it points into
-        ends = [end for start, end, _ in _live_tensors(device) if start <= address < end]
+        ends = [end for start, end, _ in _live_tensors() if start <= address < end]
         shape, stride = ((max(ends, default=address) - address) // dtype.itemsize,), (1,)
     if min(stride, default=0) < 0 or not address:
         raise ValueError(f"{name}, of strides {stride}, lies in no memory that can be told")
@@ -302,16 +302,15 @@ def _as_tensor(value: Any, name: str) -> Any:
     return flat.view(dtype).as_strided(shape, stride)
 
 
-def _live_tensors(device: torch.device | None) -> list[tuple[int, int, torch.Tensor]]:
-    """(address, the one behind its last element, tensor) of all tensors of this process on a device, or on any."""
+def _live_tensors() -> list[tuple[int, int, torch.Tensor]]:
+    """(address, the one behind its last element, tensor) of all tensors of this process."""
     import torch
 
     results = []
     for one in gc.get_objects():
         if issubclass(type(one), torch.Tensor):
-            with suppress(RuntimeError, NotImplementedError):  # one without memory of its own
-                here = device is None or one.device.type == device.type
-                if here and one.layout == torch.strided and one.numel():
+            with suppress(Exception):  # a class of others, without memory of its own
+                if one.layout == torch.strided and one.numel():
                     size = span_of(one.shape, one.stride()) * one.element_size()
                     results.append((one.data_ptr(), one.data_ptr() + size, one.detach()))
     return results
@@ -325,32 +324,26 @@ def _with_pointees(arguments: Sequence[Argument], tensors: dict[str, torch.Tenso
     results, live = [], None
     for argument in arguments:
         number = argument.value if argument.kind == "scalar" and isinstance(argument.value, int) else 0
-        if _LEAST_ADDRESS <= number < _END_OF_ADDRESSES:
-            for start, end, _ in _live_tensors(None):
-                if start <= number < end:
-                    raise ValueError(f"{argument.name} is a tensor's address, which means nothing elsewhere")
+        is_one = _LEAST_ADDRESS <= number < _END_OF_ADDRESSES
         addresses = _addresses(argument.name, tensors[argument.name]) if argument.name in tensors else []
-        if not any(addresses):
+        live = live or (_live_tensors() if is_one or any(addresses) else None)
+        around = {n: [one for one in live or () if one[0] <= n < one[1]] for n in {number, *addresses}}
+        if around.pop(number) and is_one:
+            raise ValueError(f"{argument.name} is a tensor's address, which means nothing elsewhere")
+        if not any(around.values()):
             results.append(argument)
             continue
-        device = tensors[argument.name].device
-        live = live if live is not None else _live_tensors(device)
+        if unknown := [hex(n) for n, held in around.items() if n and not held]:
+            raise ValueError(
+                f"{argument.name} holds addresses, and no tensor of the program keeps the memory at {unknown[0]}"
+            )
         places: list[list[int] | None] = []
         owners: dict[tuple[int, int], torch.Tensor] = {}
-        for address in addresses:
-            # One that begins there before one that only holds it, and the largest of these.
-            around = [one for one in live if one[0] <= address < one[1]]
-            if not around:
-                places.append(None)
-                continue
-            start, end, tensor = max(around, key=lambda one: (one[0] == address, one[1] - one[0]))
-            owners.setdefault((start, end), tensor)
-            places.append([list(owners).index((start, end)), address - start])
-        if any(address and place is None for address, place in zip(addresses, places, strict=True)):
-            raise ValueError(
-                f"{argument.name} holds addresses, and no tensor of the program keeps the memory at "
-                f"{next(hex(a) for a, p in zip(addresses, places, strict=True) if a and p is None)}"
-            )
+        for n in addresses:
+            if n:  # one that begins there before one that only holds it, and the largest of these
+                start, end, tensor = max(around[n], key=lambda one: (one[0] == n, one[1] - one[0]))
+                owners.setdefault((start, end), tensor)
+            places.append([list(owners).index((start, end)), n - start] if n else None)
         results.append(replace(argument, extra={**argument.extra, ADDRESSES: places}))
         for number, tensor in enumerate(owners.values()):
             name = f"{argument.name}.{number}"

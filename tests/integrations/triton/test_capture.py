@@ -124,5 +124,7 @@ def test_a_launch_that_failed_is_taken_back_and_may_come_again(tmp_path: Path) -
 
 
 def test_large_numbers_are_no_addresses(tmp_path: Path) -> None:
-    ((call,), _, _) = noted(tmp_path, torch.tensor([1 << 60, 12, 1 << 33]))
-    assert not call.arguments[0].extra
+    for number, values in enumerate(([1 << 60, 12, 1 << 33], [1_764_000_000_000, 1_764_000_000_123])):
+        ((call,), (data,), _) = noted(tmp_path / str(number), torch.tensor(values))
+        assert not call.arguments[0].extra
+        assert data == torch.tensor(values).numpy().tobytes()
