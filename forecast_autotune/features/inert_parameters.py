@@ -23,6 +23,7 @@ from forecast_autotune.features.candidate_list import (
     Column,
     group_rows,
 )
+from forecast_autotune.features.devices import DeviceSpec
 from forecast_autotune.features.ttir.facts import TtirFacts
 
 MIN_PAIRS = 3
@@ -63,17 +64,28 @@ def _select_rows(columns: Mapping[str, Column], rows: Codes, without: set[str]) 
 _STAGES = "num_stages"
 
 
-def program_numbers(listed: CandidateList, facts: Callable[[int], TtirFacts | None]) -> Codes:
-    """Numbers [n] that two candidates share only if an NVIDIA device runs the same program for both.
+def _ignores_stages(known: TtirFacts, narrow: bool) -> bool:
+    """Whether stages change nothing; `narrow`: as loads of less than 4 bytes are not pipelined."""
+    loose = known.narrow_bytes == known.direct_bytes > 0 and not known.indirect_bytes + known.streamed_bytes
+    return not known.staged_loops or (narrow and known.staged_loops == 1 and loose)
+
+
+def program_numbers(
+    listed: CandidateList, facts: Callable[[int], TtirFacts | None], device: DeviceSpec | None = None
+) -> Codes:
+    """Numbers [n] that two candidates share only if an NVIDIA or AMD device runs the same program for both.
 
     `facts` gives those of a row's IR, for one row of each assignment; None where there is none, and then stages count.
+    On a `device` whose compiler pipelines no loads of less than 4 bytes, loops of such alone are as if without dots.
     """
+    plain = device is not None and not (device.tensor_memory_bytes or device.copies_ahead)
+    narrow = device is not None and plain and (device.backend == "cuda" or device.warp_size == 64)
     column = listed.columns[_STAGES]
     if len(column.values) < 2:
         return np.arange(len(listed))
     names, keys = listed.assignments
     first = np.unique(keys, return_index=True)[1].tolist()
-    inert = np.array([known is not None and not known.staged_loops for known in map(facts, first)])
+    inert = np.array([known is not None and _ignores_stages(known, narrow) for known in map(facts, first)])
     stages = Column(("any", *column.values), np.where(inert[keys], 0, column.codes + 1))
     others = [other for name, other in listed.columns.items() if name != _STAGES]
     return group_rows([*others, Column(names, keys), stages], len(listed))[1]

@@ -31,7 +31,7 @@ from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 
 _LEAST_FAILURE, _SURE_FAILURE = 0.01, 0.98
-_LOOP_DOUBT, _CHAIN_DOUBT, _SCALED_DOUBT, _OTHER_DOUBT = 0.025, 0.1, 0.5, 1.0
+_LOOP_DOUBT, _CHAIN_DOUBT, _SCALED_DOUBT, _OTHER_DOUBT = 0.0125, 0.05, 0.3, 0.5
 """Standard deviation of log2(bytes taken / bytes forecast): of a loop whose dots read what it loads, of others with
 dots, of dots with scales, and of all else (`benchmarks/devices/compile_facts.py`)."""
 _INTERPOLATED_DOUBT = 0.5
@@ -184,8 +184,11 @@ def _doubt(facts: FactColumns) -> Array:
 
 
 def memory_failure(shared: Array, doubt: Array, limit: int) -> Array:
-    """P(failure) of candidates that take `shared` bytes, give or take `doubt`, where there are `limit`, [n] each."""
-    beyond = (np.log2(np.maximum(shared, 1.0)) - math.log2(max(limit, 1))) / doubt
+    """P(failure) of candidates that take `shared` bytes, give or take `doubt`, where there are `limit`, [n] each.
+
+    Tiles are powers of two, as limits often are: what takes all there is fits, and is no even bet.
+    """
+    beyond = (np.log2(np.maximum(shared, 1.0)) - math.log2(max(limit, 1))) / doubt - 1.0
     return np.asarray(
         _LEAST_FAILURE
         + (_SURE_FAILURE - _LEAST_FAILURE) / (1.0 + np.exp(np.clip(-1.702 * beyond, -50.0, 50.0)))

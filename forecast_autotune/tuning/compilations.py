@@ -18,6 +18,7 @@ from forecast_autotune.features.compile_seconds import (
     remaining_seconds,
     shipped_compile_seconds,
 )
+from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.inert_parameters import program_numbers
 from forecast_autotune.numerics import fast_unique, single_threaded_blas
 from forecast_autotune.policy import REFUSED, Exhaustive, Policy, WallTime
@@ -281,7 +282,8 @@ class DistinctPrograms:
 
     def __init__(self, problem: Problem, candidates: CandidateList, traces: LazyTraces) -> None:
         self._candidates, self._traces = candidates, traces
-        self._applies = problem.kernel.language == "triton" and problem.device.backend == "cuda"
+        self._applies = problem.kernel.language == "triton" and problem.device.backend in ("cuda", "hip")
+        self._device = device_spec(problem.device)
         self._texts = -1
         self._numbers: Codes | None = None
 
@@ -289,7 +291,7 @@ class DistinctPrograms:
         """As `program_numbers`; None where nothing is known of what is equal."""
         if self._applies and self._texts != len(self._traces.texts):
             self._texts = len(self._traces.texts)
-            self._numbers = program_numbers(self._candidates, self._traces.facts)
+            self._numbers = program_numbers(self._candidates, self._traces.facts, self._device)
         return self._numbers
 
     def count(self) -> int:

@@ -12,9 +12,15 @@ triton = pytest.importorskip("triton")
 
 from benchmarks.devices.compile_facts import allocated, compared, device_of, summary_of
 from benchmarks.kernels.compile_facts import CASES
+from forecast_autotune.features.candidate_list import CandidateList
+from forecast_autotune.features.devices import device_spec
+from forecast_autotune.features.inert_parameters import program_numbers
 from forecast_autotune.features.trace import KernelTracer
+from forecast_autotune.features.ttir.extraction import extract_facts
 from forecast_autotune.policy import REFUSED
+from forecast_autotune.records import Candidate, Config
 from forecast_integrations.triton.null_device import target_of
+from forecast_integrations.triton.problem.describe import call_arguments
 
 RELEASE = tuple(map(int, triton.__version__.split(".")[:2]))
 TILE, WIDE = {"BM": 128, "BN": 128, "BK": 64}, {"BM": 256, "BN": 128, "BK": 32}
@@ -107,6 +113,31 @@ def test_tensor_memory_beyond_its_columns_is_refused() -> None:
     assert row["shared"] <= 232448
     assert row["fails"]
     assert row["p_fail"] >= REFUSED
+
+
+@pytest.mark.parametrize(
+    "target", ["cuda:80", "cuda:90", "hip:gfx942", "hip:gfx950", "cuda:100", "hip:gfx1100"]
+)
+@pytest.mark.parametrize("kernel", ["matmul_fp16_1000", "softmax_rows"])
+def test_what_shares_a_number_is_one_program_on_every_target(kernel: str, target: str) -> None:
+    """1, 13: stages of loads that nothing copies ahead, and of kernels without a pipeline, on AMD as well."""
+    case, device = CASES[kernel], device_of(target)
+    meta = {**dict(zip(case.tuned, case.values[1], strict=True)), **case.fixed}
+    text = KernelTracer.of(case.fn, target_of(device)).text(case.arguments, meta)
+    arguments = call_arguments(case.fn, dict(zip(case.fn.arg_names, case.arguments, strict=False)))
+    known = extract_facts(text, arguments, (1024, 1, 1))
+    listed = CandidateList.of([Candidate(Config.of({}, num_warps=4, num_stages=s)) for s in (2, 3, 4)])
+    numbers = program_numbers(listed, lambda row: known, device_spec(device)).tolist()
+    taken = [allocated(text, device, {"num_warps": 4, "num_stages": s}) for s in (2, 3, 4)]
+    assert all(
+        a == b
+        for a, n in zip(taken, numbers, strict=True)
+        for b, m in zip(taken, numbers, strict=True)
+        if n == m
+    )
+    assert len(set(numbers)) == (
+        1 if kernel == "softmax_rows" or target in ("cuda:80", "cuda:90", "hip:gfx942") else 3
+    )
 
 
 def test_options_of_the_compiler_change_no_rule() -> None:

@@ -49,7 +49,7 @@ from forecast_integrations.triton.problem.rebuilt_call import (
     resize_arguments,
 )
 
-_SURE_TO_LAUNCH = 0.1
+_SURE_TO_LAUNCH = 0.25
 """P(failure) below which a candidate is said to launch."""
 _MEASURED_SHARE = 0.25
 """Share of a problem's candidates, where no decision in the store says what is usual."""
