@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from benchmarks.lib.devices import device, synchronize
-from benchmarks.lib.kernel_timing import config_text, config_to_json, time_in_turns
+from benchmarks.lib.kernel_timing import time_in_turns
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune import autotune, settle
 from forecast_autotune.records.table import latest_labels
@@ -235,7 +235,7 @@ def regrets(ms: Sequence[Sequence[float]], configs: list[Any], **chosen: Any) ->
     best = min(medians)
     texts = [str(c) for c in configs]
     return {
-        "best": config_text(config_to_json(configs[medians.index(best)])),
+        "best": str(configs[medians.index(best)]),
         "best_us": round(1e3 * best, 2),
         **{f"{name}_regret": round(medians[texts.index(str(c))] / best - 1, 4) for name, c in chosen.items()},
     }
@@ -484,29 +484,8 @@ def background() -> Iterator[Json]:
         }
 
 
-def dispatch() -> Iterator[Json]:
-    """Microseconds of a launch on a hit: with addresses in the key, and without."""
-    case = products("", 256, 256, 256)
-    case.configs = case.configs[:2]
-    args = case.make()
-    tuner = autotune(case.configs, key=["M", "N", "K"], store=False)(case.kernel)
-    tuner[case.grid](*args)
-    keys, seen = tuner.parts()[1], {True: list[float](), False: list[float]()}
-    places = keys._addressed
-    for _ in range(30):
-        for with_addresses in seen:
-            keys._addressed = places if with_addresses else ()
-            synchronize()
-            begin = time.perf_counter()
-            for _ in range(200):
-                tuner[case.grid](*args)
-            seen[with_addresses].append(1e6 * (time.perf_counter() - begin) / 200)
-    new, old = (statistics.median(seen[w]) for w in (True, False))
-    yield {"case": "hit", "new_us": round(new, 2), "old_us": round(old, 2), "more": round(new / old - 1, 4)}
-
-
 STAGES: dict[str, Callable[[], Iterator[Json]]] = {
-    one.__name__: one for one in (outputs, dispatch, addresses, flush, warm, background, contents)
+    one.__name__: one for one in (outputs, addresses, flush, warm, background, contents)
 }
 
 

@@ -120,7 +120,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 def has_dot(fn: object) -> bool:
     """Whether a kernel, or a function that it calls, may multiply matrices by a dot."""
-    return any("dot" in text for text, _ in _parts(fn))
+    return "dot" in source_of(fn) or any("dot" in text for text, _ in _parts(fn))
 
 
 def is_jit(value: object) -> bool:
