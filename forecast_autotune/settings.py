@@ -340,7 +340,7 @@ class Settings:
         "_ADVICE",
         _choice("off", "stored", "background"),
         "stored",
-        "advice of language models: off | stored (follow the store's) | background (have it written after a decision)",
+        "advice of language models: off | stored (follow what is stored or installed) | background (has it written)",
     )
     variants: str = _variable(
         "_VARIANTS",

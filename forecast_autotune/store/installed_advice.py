@@ -72,14 +72,14 @@ def installed_advice(
     """
     package = str(kernel.extra.get("module", "")).partition(".")[0]
     place = place_of(package, kernel.name, parameters)
-    known = (kernel.source_sha256, place)
+    known = (kernel.source_sha256, place, normal_form is None)
     if known not in _results:
         _results[known] = _search(kernel, package, place, normal_form)
     return _results[known]
 
 
-_results: dict[tuple[str, str], Advice | None] = {}
-"""By source and place: a kernel has many keys."""
+_results: dict[tuple[str, str, bool], Advice | None] = {}
+"""By source, place, and whether no normal form is known: a kernel has many keys."""
 
 
 def place_of(package: str, kernel: str, parameters: Collection[str]) -> str:
