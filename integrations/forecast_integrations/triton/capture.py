@@ -279,18 +279,19 @@ def _as_tensor(value: Any, name: str) -> Any:
 
     if isinstance(value, torch.Tensor) or not hasattr(value, "data_ptr"):
         return value
-    where = getattr(value, "device", None) or getattr(getattr(value, "base", None), "device", None)
-    device = torch.device(where or ("cuda" if torch.cuda.is_available() else "cpu"))
     text, address = str(value.dtype).removeprefix("torch."), value.data_ptr()
     dtype = getattr(torch, _TORCH_NAMES.get(text, text), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} is of {text}, a type that torch has not")
+    around = [one for one in _live_tensors() if one[0] <= address < one[1]]
+    where = [t.device for _, _, t in around] or [getattr(value, "device", "cpu")]
+    device = torch.device(where[0])
     if is_tensor(value):
         shape, stride = tuple(value.shape), tuple(value.stride())
     else:  # it reaches to the end of the tensor's memory that it points into
-        ends = [end for start, end, _ in _live_tensors() if start <= address < end]
-        shape, stride = ((max(ends, default=address) - address) // dtype.itemsize,), (1,)
-    if min(stride, default=0) < 0 or not address:
+        size = max((end for _, end, _ in around), default=address) - address
+        shape, stride = (size // dtype.itemsize,), (1,)
+    if min(stride, default=0) < 0 or not address or not (around or hasattr(value, "device")):
         raise ValueError(f"{name}, of strides {stride}, lies in no memory that can be told")
     if not (size := span_of(shape, stride) * dtype.itemsize):
         return torch.empty(shape, dtype=dtype, device=device)
