@@ -166,7 +166,7 @@ def _uses_warp_groups(facts: FactColumns, warps: Array, device: DeviceSpec) -> n
     there = facts.dots[:, :, 3] > 0
     rows = np.where(there, facts.dots[:, :, 0], np.inf).min(axis=1, initial=np.inf)
     count = (warps % 4 == 0) & ((warps <= 8) | (device.tensor_memory_bytes == 0))
-    return np.asarray(count & (rows >= 64) & (facts["precise"] == 0) & device.warp_groups)
+    return np.asarray(count & (rows >= 64) & (facts["precise"] < 0.5) & device.warp_groups)
 
 
 def _prefetch_depth(facts: FactColumns, stages: Array) -> tuple[Array, Array]:
@@ -266,7 +266,7 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     waits = facts["load_levels"] > 1
     ahead = np.where(waits, np.maximum(1.0, depth - facts["load_levels"]), depth - 1.0)
     buffered, once = _buffered_bytes(facts, warps)
-    pair = (facts["chained_most_bytes"] > 0) & (facts["loop_dots"] == 2) & (depth == 4)
+    pair = (facts["chained_most_bytes"] > 0) & (np.rint(facts["loop_dots"]) == 2) & (depth == 4)
     ahead = np.where(pair, 1.0, ahead)
     small = np.where(once > facts["narrow_bytes"], facts["least_direct_bytes"], 0.0)
     loose = np.maximum(facts["narrow_most_bytes"], small)
@@ -284,9 +284,9 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
         across = np.where(wide, 0.0, np.minimum(facts["across_bytes"], buffered))
         if device.warp_size == 32:
             along, turned = np.where(wide, 1.0 / 32.0, 1.0 / 16.0), 2.0 * turned
-        turned = np.where(facts["flattened"] > 0, 0.0, turned)
+        turned = np.where(facts["flattened"] > 0.5, 0.0, turned)
         padding = np.where(facts["narrow_bytes"] > 0, 0.0, along * (buffered - across) + turned * across)
-        buffers = (ahead + (facts["described"] == 0)) * (buffered + padding)
+        buffers = (ahead + (facts["described"] < 0.5)) * (buffered + padding)
         loose = np.where(facts["reused_bytes"] > 0, facts["once_most_bytes"], 0.0)
     else:
         buffers = ahead * buffered
@@ -327,7 +327,7 @@ def _epilogue_bytes(
     # A thread has a row of tensor memory, or half of one: it writes that as it is.
     tensor = groups & (device.tensor_memory_bytes > 0) & (facts["epilogue_vector"] > 1)
     parted = np.where(tensor, np.where((bits == 32) & (warps > 4), tile / 4.0, 0.0), parted)
-    return np.asarray(np.where(facts["copied_out"] > 0, tile, parted))
+    return np.asarray(np.where(facts["copied_out"] > 0.5, tile, parted))
 
 
 def _dot_warps(

@@ -138,7 +138,9 @@ def prior_from_facts(
     doubt = np.hypot(_doubt(table), np.where(exact, 0.0, _INTERPOLATED_DOUBT))
     p_fail = memory_failure(cost.shared_bytes, doubt, device.shared_memory_bytes)
     # Some of AMD's pipeliners leave operands of flattened loops out, by their layouts; earlier ones scales, too.
-    opaque = (table["opaque"] > 0) | (loose & ((table["flattened"] > 0) | (earlier & (table["scaled"] > 0))))
+    opaque = (table["opaque"] > 0.5) | (
+        loose & ((table["flattened"] > 0.5) | (earlier & (table["scaled"] > 0.5)))
+    )
     p_fail = np.minimum(p_fail, np.where(opaque, _MOST_OPAQUE_FAILURE, 1.0))
     warps = np.array([float(c.num_warps) for c in configs])
     hopeless = tensor_columns(table, warps, device) > _TENSOR_COLUMNS
@@ -177,9 +179,9 @@ def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Seque
 def _doubt(facts: FactColumns) -> Array:
     """Standard deviation of log2(bytes taken / bytes forecast), [n], by what the kernel does."""
     chain = (facts["chained_bytes"] + facts["resident_bytes"] > 0) | (facts["load_levels"] > 1)
-    chain |= facts["flattened"] > 0
-    explained = (facts["loop_dots"] > 0) & (facts["opaque"] == 0)
-    doubt = np.where(facts["scaled"] > 0, _SCALED_DOUBT, np.where(chain, _CHAIN_DOUBT, _LOOP_DOUBT))
+    chain |= facts["flattened"] > 0.5
+    explained = (facts["loop_dots"] > 0.5) & (facts["opaque"] < 0.5)
+    doubt = np.where(facts["scaled"] > 0.5, _SCALED_DOUBT, np.where(chain, _CHAIN_DOUBT, _LOOP_DOUBT))
     return np.asarray(np.where(explained, doubt, _OTHER_DOUBT))
 
 
