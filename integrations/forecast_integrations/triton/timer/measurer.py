@@ -278,11 +278,12 @@ class TritonMeasurer:
         return MeasuringCost(compile_s, self._timing_s, finished, time.perf_counter() - self._begin)
 
     def close(self) -> None:
-        """Give up compilations nobody waits for, and free the flush buffer."""
+        """Give up compilations nobody waits for, and free the flush buffer and the outputs."""
         self._collect()
         if self._pool is not None:
             self._pool.close()
         self._timer.close()
+        self._outputs = None
 
     @property
     def is_undecided(self) -> bool:
