@@ -68,12 +68,14 @@ class Probe(
 ):
     """See the module."""
 
+    dtype: str
+    """The dtype to serve in: bfloat16 where its rounding changes no answer by more than the tolerance, else float32."""
     label_ids: tuple[int, ...]
     questions: tuple[ProbeQuestion, ...]
 
     def __post_init__(self) -> None:
-        if not self.questions:
-            raise RecordError(f"a probe must hold questions: {_REMEDY}")
+        if self.dtype not in ("bfloat16", "float32") or not self.questions:
+            raise RecordError(f"a probe must hold questions, and bfloat16 or float32: {_REMEDY}")
 
     def check(
         self,

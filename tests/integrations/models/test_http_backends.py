@@ -105,7 +105,7 @@ def test_a_server_of_other_weights_than_the_probes_is_refused() -> None:
     for rows, refused in ((right, False), (right[::-1], True)):
         question = ProbeQuestion(PREFIX, texts, ids[0], ids[1:], tuple(rows))
         with FaultyServer() as server:
-            it = opened("completions", server, probe=Probe((1,), (question,)))
+            it = opened("completions", server, probe=Probe("float32", (1,), (question,)))
             if not refused:
                 assert ask(it).answered.all()
                 continue

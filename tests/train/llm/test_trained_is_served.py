@@ -129,6 +129,7 @@ def test_without_a_dtype_a_model_is_served_in_the_one_that_answers_right(
         TransformersBackend(model, str(out / "trained"), device="cpu", dtype="bfloat16").prepare()
     backend = TransformersBackend(model, str(out / "trained"), device="cpu")
     assert difference(find_probe(out / "trained"), backend) <= 1e-4
+    assert find_probe(out / "trained").dtype == "float32"
 
 
 @pytest.mark.parametrize("fault", ["weights", "tokenizer", "base", "damaged", "of another kind"])

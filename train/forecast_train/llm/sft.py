@@ -320,22 +320,26 @@ def _log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tens
 def record_probe(
     model: Any, examples: Sequence[Example], tokens: ForecastTokenizer, run: SftRun, packed: bool
 ) -> Probe:
-    """How the model answers up to `PROMPTS` prompts, of the shortest examples and of the longest; in float32, as which
-    it is left. Raises `TrainingError` where two of them, each read alone, are answered otherwise.
+    """How the model answers up to `PROMPTS` prompts in float32, of the shortest examples and of the longest.
+
+    The model is left in bfloat16, to see whether that answers alike. Raises `TrainingError` where prompts read alone
+    are answered otherwise.
     """
     ordered = sorted(examples, key=lambda e: len(e.prefix))
     ordered = [e for pair in zip(ordered, reversed(ordered), strict=True) for e in pair][: len(ordered)]
     labels = tokens.labels([ordered[0].candidates[0].suffix], BINS.labels)
     model.float()
     questions: list[ProbeQuestion] = []
+    read: list[PackedSequence] = []
     for e in ordered:
         room = PROMPTS - sum(len(q.suffixes) for q in questions)
         some = replace(e, candidates=e.candidates[: min(room, PROMPTS // 2)])
         if not some.candidates:
             break
         parts = pack_example(some, tokens, most=run.steps.tokens, sigma=run.loss.sigma, packed=packed)
-        log_p = torch.cat([_log_p(model, collate([p], packed), labels) for p in parts])
-        alone = _log_p(model, collate([parts[0].first(1)], False), labels)
+        log_p = torch.cat([_log_p(model, collate([p], packed), labels) for p in parts]).cpu()
+        read += parts
+        alone = _log_p(model, collate([parts[0].first(1)], False), labels).cpu()
         if not float((log_p[0] - alone[0]).abs().max()) <= TOLERANCE["float32"]:
             raise TrainingError(
                 f"a packed sequence and a prompt alone are answered {float((log_p[0] - alone[0]).abs().max()):.3g} "
@@ -352,7 +356,11 @@ def record_probe(
                 tuple(tuple(round(x, 6) for x in row) for row in log_p.tolist()),
             )
         )
-    return Probe(tuple(labels), tuple(questions))
+    model.bfloat16()
+    rounded = torch.cat([_log_p(model, collate([p], packed), labels) for p in read]).cpu()
+    off = float((rounded - torch.tensor([row for q in questions for row in q.log_p])).abs().max())
+    dtype = "bfloat16" if off <= TOLERANCE["bfloat16"] else "float32"
+    return Probe(dtype, tuple(labels), tuple(questions))
 
 
 def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:

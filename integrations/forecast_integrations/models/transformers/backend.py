@@ -141,19 +141,17 @@ class TransformersBackend(Backend):
             raise LLMError(self._failed)
         if self._open is None:
             try:
-                try:
-                    self._open = self._loaded(self._source)
-                except ProbeMismatch:
-                    if self._source.dtype is not None:
-                        raise
-                    self._open = self._loaded(replace(self._source, dtype="float32"))
+                self._open = self._loaded()
             except LLMError as error:
                 self._failed = str(error)
                 raise
         return self._open
 
-    def _loaded(self, source: ModelSource) -> _OpenModel:
+    def _loaded(self) -> _OpenModel:
+        source = self._source
         probe = find_probe(source.adapter, source.model)
+        if probe is not None and probe.dtype == "float32" and source.dtype is None:
+            source = replace(source, dtype="float32")
         loaded = load_model(source)
         model, tokens = loaded.model, ForecastTokenizer(loaded.tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
@@ -182,7 +180,8 @@ class TransformersBackend(Backend):
         try:
             return check(it)
         except ProbeMismatch:
-            if not it.prefill.keeps_prefix:
+            # Rounding goes either way; only in float32 a kept prefix is the likelier cause.
+            if not it.prefill.keeps_prefix or it.model.dtype.itemsize < 4:
                 raise
             return check(replace(it, prefill=Prefill(it.model, keeps_prefix=False)))
 
