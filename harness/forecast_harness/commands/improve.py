@@ -30,6 +30,8 @@ def improve(options: argparse.Namespace, output: Output) -> int:
     session = ImproveSession(
         tuple(words), _settings(options), folder, (lambda line: None) if options.quiet else output.remark
     )
+    if known is not None:
+        session.adopt(known)
     found = known or session.look(recorded)
     session.save(found)
     try:

@@ -32,6 +32,7 @@ class AgentTools:
             raise UsageError(
                 f"{session.folder} holds no recorded program: run `forecast-autotune improve` first"
             )
+        session.adopt(found)
         self._found, self._session, self._seconds = found, session, seconds
         self._searches: dict[str, AgentSearch] = {}
         self._mutex = threading.Lock()

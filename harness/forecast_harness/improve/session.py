@@ -80,6 +80,12 @@ class Improvement(Record, schema=1, label="improvement"):
     """All that is known of an improvement."""
 
     words: tuple[str, ...]
+    store: str = ""
+    """The store of its runs: captured calls, decisions, variants; empty for the folder's own."""
+    run_s: float = 0.0
+    """Of one run of the program."""
+    run_limit_s: float = _LEAST_LOOK_S
+    """After which a run is ended."""
     step_s: float = 0.0
     step_how: str = ""
     parts: tuple[Part, ...] = ()
@@ -106,11 +112,13 @@ class ImproveSession:
         )
         self.store = self.folder / "store"
         self.began = time.monotonic()
-        self.run_s = 0.0
+        self.run_s, self.run_limit_s = 0.0, _LEAST_LOOK_S
         """Seconds of one run of the program."""
 
     def look(self, recorded: Path | None = None) -> Improvement:
         """Record the program, or read the recording in a folder, and list its parts."""
+        if recorded is not None:
+            self.store = recorded.absolute() / "store"  # with the calls that were captured
         folder = (recorded or self.folder) / "look"
         path = folder / RECORDING_FILE
         began = time.monotonic()
@@ -133,13 +141,20 @@ class ImproveSession:
                 self._tell("recording it once more, now that everything is tuned")
                 recording = record(self.program, plan, folder, self.store, seconds=most)
             self.run_s = time.monotonic() - began
+        self.run_limit_s = max(_LEAST_LOOK_S, _RUN_MARGIN * self.run_s)
         if recording.interrupted:
-            self.run_s = min(self.run_s, _ENDLESS_RUN_S)
+            self.run_s = self.run_limit_s = min(self.run_s, _ENDLESS_RUN_S)
         steps = steps_of(recording)
         files = Store(self.store).captures
         captures = [] if files is None else [call for call, _ in files.every()]
         parts = tuple(parts_of(recording, steps, captures, self.folder, self.program))
-        return Improvement(self.program.words, steps.seconds, _how(steps), parts)
+        runs = self.run_s, self.run_limit_s
+        return Improvement(self.program.words, str(self.store), *runs, steps.seconds, _how(steps), parts)
+
+    def adopt(self, improvement: Improvement) -> None:
+        """Go on with what was begun before, in the store that it was begun with."""
+        self.store = Path(improvement.store) if improvement.store else self.store
+        self.run_s, self.run_limit_s = improvement.run_s, improvement.run_limit_s
 
     def search(self, improvement: Improvement) -> None:
         """Search the parts that promise most, each within its share of what is left of the time."""
@@ -188,7 +203,7 @@ class ImproveSession:
             [n for n in faster if n not in replaced],
             self.folder / "proof",
             self.store,
-            max(_ENDLESS_RUN_S, _RUN_MARGIN * self.run_s),
+            self.run_limit_s,
         )
         improvement.proof = prove(request, self._tell)
         self.save(improvement)

@@ -82,6 +82,14 @@ def test_functions_that_cannot_be_taken_out_say_why_and_others_are_searched(tmp_
         REASONS, True
     )
     assert [p.name for p in chosen_parts(found.parts, None)] == ["__main__:good"]
+    told_again: list[str] = []
+    later = ImproveSession(found.words, ImproveSettings("cpu", 60.0), tmp_path / "later", told_again.append)
+    assert [p.name for p in later.look(tmp_path / "out").parts] == [p.name for p in found.parts]
+    # The recording is used, and its calls.
+    assert (told_again, later.store) == ([], tmp_path / "out" / "store")
+    resumed = ImproveSession(found.words, ImproveSettings("cpu", 60.0), tmp_path / "later", told_again.append)
+    resumed.adopt(found)
+    assert (resumed.store, resumed.run_s > 0.0, resumed.run_limit_s) == (later.store, True, found.run_limit_s)
 
 
 def test_a_program_that_never_ends_counts_as_far_as_it_was_recorded(
