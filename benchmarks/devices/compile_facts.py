@@ -49,7 +49,6 @@ def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[in
 
     Runs Triton's own stages up to TTGIR, and of the next one its passes up to the allocation.
     """
-    import triton
     from triton._C.libtriton import ir, passes
     from triton.backends.compiler import Language
     from triton.compiler.compiler import make_backend
@@ -74,9 +73,8 @@ def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[in
         from triton.backends.nvidia.compiler import get_ptx_version_from_options
 
         version = get_ptx_version_from_options(given, int(device.arch))
-        recent = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
         passes.ttgpuir.add_combine_tensor_select_and_if(manager)
-        passes.ttgpuir.add_allocate_warp_groups(manager, *([False] if recent else []))
+        _add(passes.ttgpuir.add_allocate_warp_groups, manager, False)
         passes.convert.add_scf_to_cf(manager)
         passes.gluon.add_inliner(manager)
         nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, int(device.arch), version)
@@ -84,13 +82,21 @@ def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[in
     else:
         from triton._C.libtriton import amd
 
-        amd.passes.ttgpuir.add_update_async_wait_count(manager, given.arch)
+        _add(amd.passes.ttgpuir.add_update_async_wait_count, manager, given.arch)
         passes.convert.add_scf_to_cf(manager)
         passes.gluon.add_inliner(manager)
         passes.convert.add_index_to_llvmir(manager)
-        amd.passes.ttgpuir.add_allocate_shared_memory(manager, given.arch)
+        _add(amd.passes.ttgpuir.add_allocate_shared_memory, manager, given.arch)
     manager.run(module, "allocate")
     return module.get_int_attr("ttg.shared"), module.get_int_attr("ttg.tensor_memory_size") or 0
+
+
+def _add(pass_: Any, manager: Any, argument: object) -> None:
+    """Add a pass that takes an argument in some releases alone."""
+    try:
+        pass_(manager, argument)
+    except TypeError:
+        pass_(manager)
 
 
 def compared(
