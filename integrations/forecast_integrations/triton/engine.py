@@ -84,7 +84,7 @@ from forecast_integrations.triton.problem.describe import (
 from forecast_integrations.triton.problem.key import Bucket, InLine, KeyMaker
 from forecast_integrations.triton.problem.source import has_dot, normal_form_hash
 from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, NamedArguments, Tuner
-from forecast_integrations.triton.publication import offer_advice, print_timed_candidate, publish_decision
+from forecast_integrations.triton.publication import follow_up, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import RangeTuning, range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
@@ -469,7 +469,7 @@ class TuningEngine:
         view = guarded if ranged is None else GuardedStore(ranged.view(guarded))
         publish_decision(call, key, config, view, filed, decision, raw, seconds, say=miss.settings.summary)
         if raw is not None:
-            offer_advice(miss.settings, miss.store, problem.kernel, call.tuner.fn)
+            follow_up(miss.settings, miss.store, problem.kernel, call, decision.chosen)
         return config
 
     def _decide_later(self, miss: _KeyMiss, served: Decision, config: LaunchConfig) -> None:

@@ -15,7 +15,7 @@ from forecast_autotune.tuning.loop import GuardedStore
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.compilations import RECORDER
 from forecast_integrations.triton.problem.source import innermost
-from forecast_integrations.triton.protocols import KernelFunction, Key, LaunchConfig, Times
+from forecast_integrations.triton.protocols import Key, LaunchConfig, Times
 
 LISTENERS: list[Callable[[str, Decision], None]] = []
 """Called with the kernel's name after every decision."""
@@ -64,9 +64,6 @@ def publish_decision(
             duration=seconds if fresh else None,
             cache_hit=not fresh,
         )
-    if fresh:
-        with suppress(Exception):  # a record for `warm`; the launch is as good without it
-            RECORDER.note_choice(lambda: call.compile(decision.chosen))
     if knobs.autotuning.print and fresh:
         print(
             f"Triton autotuning for function {tuner.base_fn.__name__},\nwith key as {key},\n"
@@ -87,12 +84,14 @@ def print_timed_candidate(call: KernelCall, candidate: Candidate) -> None:
         print(f"Autotuning kernel {name} with config {call.configs[candidate]}")
 
 
-def offer_advice(settings: Settings, store: Store, kernel: Kernel, fn: KernelFunction) -> None:
-    """Have a language model write advice on a kernel that was just timed, where that is asked for."""
+def follow_up(settings: Settings, store: Store, kernel: Kernel, call: KernelCall, chosen: Candidate) -> None:
+    """Keep for `warm` what a tuner has just chosen, and have a language model write advice where that is asked for."""
+    with suppress(Exception):  # the launch is as good without it
+        RECORDER.note_choice(lambda: call.compile(chosen), store)
     if settings.advice == "background":
         from forecast_integrations.triton.background_advice import WRITER
 
-        WRITER.offer(settings, store, kernel, fn)
+        WRITER.offer(settings, store, kernel, call.tuner.fn)
 
 
 def _print_summary(name: str, decision: Decision) -> None:

@@ -61,19 +61,19 @@ class CompilationRecorder:
         self._ready = True
         return sum(map(len, self._known.values()))
 
-    def note_choice(self, compiled: Callable[[], Any]) -> None:
-        """Record the binary that a tuner has chosen, which was compiled as a trial."""
+    def note_choice(self, compiled: Callable[[], Any], store: Store) -> None:
+        """Record in the tuner's store the binary that it has chosen, which was compiled as a trial."""
         if self._installed:
             kernel = compiled()
-            self._note({"src": kernel.src, "metadata": kernel.metadata._asdict(), "cache_hit": True})
+            self._note({"src": kernel.src, "metadata": kernel.metadata._asdict(), "cache_hit": True}, store)
 
     def _hear(self, **compilation: Any) -> None:
         if not _TRIAL.get():
-            self._note(compilation)
+            self._note(compilation, Store.default())
         if self._previous is not None:
             self._previous(**compilation)
 
-    def _note(self, compilation: Mapping[str, Any]) -> None:
+    def _note(self, compilation: Mapping[str, Any], store: Store) -> None:
         try:
             cached = bool(compilation["cache_hit"])
             seconds = 0.0 if cached else compilation["times"].total * 1e-6
@@ -89,7 +89,7 @@ class CompilationRecorder:
             one = dataclasses.replace(one, cause=cause)
             self.late.append(one)
         known.append(one)
-        Store.default().compilations.add(one)
+        store.compilations.add(one)
         if one.cause:
             self._complain(one)
 
