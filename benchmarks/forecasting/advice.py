@@ -90,12 +90,9 @@ def play(work: tuple[int, dict[str, AdviceWeights]]) -> list[dict[str, Any]]:
         ]
         for condition, arm, given, surrogate, settings in arms:
             figures = decision_figures(given, surrogate, settings, workers)
-            about = {
-                "kernel": advice.source_sha256,
-                "problem": table.problem.id,
-                "library": library_of(table),
-            }
-            rows.append({"condition": condition, "arm": arm, **about, **figures})
+            about = {"kernel": advice.source_sha256[:8], "problem": table.problem.id[:8]}
+            rounded = {name: round(value, 5) for name, value in figures.items()}
+            rows.append({"condition": condition, "arm": arm, **about, **rounded})
     return rows
 
 

@@ -64,7 +64,11 @@ class AdviceWeights:
 _WITHOUT_IR = AdviceWeights(mean=0.9, sd=0.4)
 """Where the base has no IR to read, it believes in nothing else."""
 _OF_PLACE = 0.5
-"""Share of the weight that is left for advice on another release's kernel of the same name and meta-parameters."""
+"""Share of the weight that is left for advice on another release's kernel of the same name and meta-parameters.
+
+Of 65 recorded lists of fla-core 0.6.0, by advice that was written for 0.5.2, decisions measure 0.2 to 0.3 configs less
+(0.03 to 0.5) at regrets within chance, with 1 and with 4 compile workers.
+"""
 
 
 class AdvisedSurrogate(MovedSurrogate):
