@@ -180,7 +180,8 @@ class ImproveSession:
             seconds = max(min(left, max(left * share, least)) - overhead_s, _LEAST_SEARCH_S)
             self._tell(f"searching {part.name}, {part.share:.0%} of a step, {seconds:.0f} s")
             ended = improvement.searches[part.name] = self._search(part, seconds, limits)
-            overhead_s = max(0.0, ended.seconds - seconds)
+            if ended.seconds > seconds:  # else it had nothing left to do
+                overhead_s = ended.seconds - seconds
             self.save(improvement)
 
     def prove(self, improvement: Improvement) -> None:
