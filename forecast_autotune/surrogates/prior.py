@@ -31,9 +31,10 @@ from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.protocol import Array
 
 _LEAST_FAILURE, _SURE_FAILURE = 0.01, 0.98
-_LOOP_DOUBT, _CHAIN_DOUBT, _SCALED_DOUBT, _OTHER_DOUBT = 0.0125, 0.05, 0.3, 0.5
-"""Standard deviation of log2(bytes taken / bytes forecast): of a loop whose dots read what it loads, of others with
-dots, of dots with scales, and of all else (`benchmarks/devices/compile_facts.py`)."""
+_LOOP_DOUBT, _CHAIN_DOUBT, _COMPUTED_DOUBT, _OTHER_DOUBT = 0.0125, 0.05, 0.2, 0.5
+"""Standard deviation of log2(bytes taken / bytes forecast): of a loop whose dots read what it loads, of one whose
+dots read each other, of one with computed operands or scales, and of all else; checked on kernels that no rule was
+written for by `benchmarks/devices/compile_facts.py`."""
 _INTERPOLATED_DOUBT = 0.5
 """The same beside it, where a candidate's own TTIR was not read."""
 _MOST_OPAQUE_FAILURE = 0.8
@@ -178,10 +179,11 @@ def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Seque
 
 def _doubt(facts: FactColumns) -> Array:
     """Standard deviation of log2(bytes taken / bytes forecast), [n], by what the kernel does."""
-    chain = (facts["chained_bytes"] + facts["resident_bytes"] > 0) | (facts["load_levels"] > 1)
-    chain |= facts["flattened"] > 0.5
-    explained = (facts["loop_dots"] > 0.5) & (facts["opaque"] < 0.5)
-    doubt = np.where(facts["scaled"] > 0.5, _SCALED_DOUBT, np.where(chain, _CHAIN_DOUBT, _LOOP_DOUBT))
+    chain = facts["chained_bytes"] + facts["resident_bytes"] + facts["flattened"] > 0
+    doubt = np.where(chain, _CHAIN_DOUBT, _LOOP_DOUBT)
+    computed = (facts["load_levels"] > 1) | (facts["indirect_bytes"] > 0) | (facts["scaled"] > 0.5)
+    doubt = np.where(computed, _COMPUTED_DOUBT, doubt)
+    explained = (facts["loop_dots"] > 0.5) & (facts["loop_dots"] < 2.5) & (facts["opaque"] < 0.5)
     return np.asarray(np.where(explained, doubt, _OTHER_DOUBT))
 
 
