@@ -242,9 +242,9 @@ class ImproveSession:
         for spec in self.settings.proposers:
             kind, _, where = spec.partition(":")
             own = Path(where) / name
-            if kind in ("recorded", "files") and Path(where).is_dir():
-                if kind == "recorded" and not own.is_dir():
-                    continue
+            if kind == "recorded" and Path(where).is_dir() and not own.is_dir():
+                continue  # nobody has written for this kernel
+            if kind == "files" or (kind == "recorded" and own.is_dir()):
                 spec = f"{kind}:{own}"
             words += ["--proposer", spec]
         for limit, amount in limits.items():
