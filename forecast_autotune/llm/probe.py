@@ -91,9 +91,9 @@ class Probe(
         token numbers are compared as well.
         """
         worst = 0.0
+        if tokens is not None:
+            self.check_tokens(name, tokens)
         for q in self.questions:
-            if tokens is not None:
-                self._check_tokens(name, q, tokens)
             answer = forecast(q.prefix, q.suffixes)
             if not answer.answered.all():
                 raise LLMError(
@@ -112,10 +112,16 @@ class Probe(
                 f"the model, the adapter and the tokenizer that belong together, try dtype=float32, or {_REMEDY}"
             )
 
-    def _check_tokens(self, name: str, q: ProbeQuestion, tokens: ForecastTokenizer) -> None:
-        ids: list[Any] = [tokens.prefix(q.prefix), *tokens.suffixes(q.suffixes)]
-        ids.append(tokens.labels(q.suffixes, BINS.labels))
-        for ours, trained in zip(ids, (q.prefix_ids, *q.suffix_ids, self.label_ids), strict=True):
+    def check_tokens(self, name: str, tokens: ForecastTokenizer) -> None:
+        """Raises `LLMError` where a tokenizer makes other numbers of the prompts."""
+        pairs: list[tuple[Any, tuple[int, ...]]] = []
+        for q in self.questions:
+            pairs += [
+                (tokens.prefix(q.prefix), q.prefix_ids),
+                *zip(tokens.suffixes(q.suffixes), q.suffix_ids, strict=True),
+                (tokens.labels(q.suffixes, BINS.labels), self.label_ids),
+            ]
+        for ours, trained in pairs:
             if tuple(ours) != trained:
                 raise LLMError(
                     f"{name} must be read with the tokenizer that it was trained with, and this one makes "

@@ -132,6 +132,21 @@ def test_without_a_dtype_a_model_is_served_in_the_one_that_answers_right(
     assert find_probe(out / "trained").dtype == "float32"
 
 
+def test_answers_are_compared_once_for_the_same_files(
+    llama: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    trained = shutil.copytree(llama[1] / "trained", tmp_path / "trained")
+    compared, check = [], Probe.check
+    monkeypatch.setattr(Probe, "check", lambda *a, **k: compared.append(1) or check(*a, **k))
+    for _ in range(2):
+        TransformersBackend(llama[0], str(trained), device="cpu", dtype="float32").prepare()
+    assert len(compared) == 1
+    (trained / "adapter_model.safetensors").touch()
+    TransformersBackend(llama[0], str(trained), device="cpu", dtype="float32").prepare()
+    assert len(compared) == 2
+
+
 @pytest.mark.parametrize("fault", ["weights", "tokenizer", "base", "damaged", "of another kind"])
 def test_whatever_does_not_answer_as_trained_is_refused(
     llama: tuple[str, Path], tmp_path: Path, fault: str
