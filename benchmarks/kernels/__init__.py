@@ -107,7 +107,7 @@ def every() -> tuple[Case, ...]:
     names = [m.name for m in pkgutil.walk_packages(__path__, f"{__name__}.") if not m.ispkg]
     for name in sorted(names, key=lambda n: (n.count("."), n)):
         module = importlib.import_module(name)
-        if not hasattr(module, "CASES"):  # helpers that the kernels of one hand share
+        if not hasattr(module, "FAMILY"):  # helpers of one hand, and kernels that are compiled alone
             continue
         found += [replace(c, family=module.FAMILY, hand=module.HAND) for c in module.CASES]
     return tuple(found)

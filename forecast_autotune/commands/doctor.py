@@ -293,7 +293,7 @@ def _installed_advice() -> DoctorCheck:
         warnings.simplefilter("always", StoreWarning)
         layers = every_installed()
     counts = [f"on {len(layer)} kernel sources in {path.name}" for path, layer in layers]
-    off = Settings.from_environment().advice == "off"
+    off = os.environ.get("FORECAST_AUTOTUNE_ADVICE") == "off"  # others may be wrong: they have a check
     detail = ("not followed, FORECAST_AUTOTUNE_ADVICE=off: " if off else "") + (", ".join(counts) or "none")
     if not caught:
         return DoctorCheck("installed advice", "ok", detail)

@@ -37,6 +37,8 @@ dots read each other, of one with computed operands or scales, and of all else; 
 written for by `benchmarks/devices/compile_facts.py`."""
 _INTERPOLATED_DOUBT = 0.5
 """The same beside it, where a candidate's own TTIR was not read."""
+_KNOWN_COMPILERS = ("cuda", "hip")
+"""Backends whose allocations of shared memory were compared with the forecast."""
 _MOST_OPAQUE_FAILURE = 0.8
 """P(failure) at most where no rule explains the bytes: such a candidate is tried late, never refused."""
 _TENSOR_COLUMNS = 512
@@ -142,6 +144,7 @@ def prior_from_facts(
     opaque = (table["opaque"] > 0.5) | (
         loose & ((table["flattened"] > 0.5) | (earlier & (table["scaled"] > 0.5)))
     )
+    opaque |= device.backend not in _KNOWN_COMPILERS
     p_fail = np.minimum(p_fail, np.where(opaque, _MOST_OPAQUE_FAILURE, 1.0))
     warps = np.array([float(c.num_warps) for c in configs])
     hopeless = tensor_columns(table, warps, device) > _TENSOR_COLUMNS

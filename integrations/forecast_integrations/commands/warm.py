@@ -142,7 +142,8 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     }
     lines = _lines(listed, options.plan, data) if listed or not binaries else []
     output.emit(data, *lines, *_compilation_lines(binaries, compiled, options.plan))
-    return 1 if failed or any(one.trouble and not one.forecast for one in compiled) else 0
+    # What can never be compiled again was said; the program compiles it, as it always did.
+    return 1 if failed or any(one.fails for one in compiled) else 0
 
 
 def launches_on(miss: Miss, device: Device) -> dict[str, int]:
@@ -186,6 +187,11 @@ class WarmedBinary:
     seconds: float = 0.0
     cached: bool = False
     trouble: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it was to be compiled and was not."""
+        return bool(self.trouble) and not self.forecast and not self.compilation.trouble
 
     @property
     def forecast(self) -> bool:

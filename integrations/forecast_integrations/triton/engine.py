@@ -469,7 +469,7 @@ class TuningEngine:
         view = guarded if ranged is None else GuardedStore(ranged.view(guarded))
         publish_decision(call, key, config, view, filed, decision, raw, seconds, say=miss.settings.summary)
         if raw is not None:
-            follow_up(miss.settings, miss.store, problem.kernel, call, decision.chosen)
+            follow_up(miss.settings, miss.store, problem.kernel, call, decision)
         return config
 
     def _decide_later(self, miss: _KeyMiss, served: Decision, config: LaunchConfig) -> None:

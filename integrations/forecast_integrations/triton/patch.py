@@ -58,3 +58,4 @@ def patch_triton() -> None:
 def unpatch_triton() -> None:
     """Give Triton its own tuning back. Existing decisions stay."""
     upstream.serve(Autotuner, None)
+    RECORDER.stop()

@@ -84,10 +84,13 @@ def print_timed_candidate(call: KernelCall, candidate: Candidate) -> None:
         print(f"Autotuning kernel {name} with config {call.configs[candidate]}")
 
 
-def follow_up(settings: Settings, store: Store, kernel: Kernel, call: KernelCall, chosen: Candidate) -> None:
+def follow_up(settings: Settings, store: Store, kernel: Kernel, call: KernelCall, decision: Decision) -> None:
     """Keep for `warm` what a tuner has just chosen, and have a language model write advice where that is asked for."""
-    with suppress(Exception):  # the launch is as good without it
-        RECORDER.note_choice(lambda: call.compile(chosen), store)
+    if (
+        decision.median_ms is not None
+    ):  # else this process may not have compiled it, and is not to before its launch
+        with suppress(Exception):
+            RECORDER.note_choice(lambda: call.compile(decision.chosen), store)
     if settings.advice == "background":
         from forecast_integrations.triton.background_advice import WRITER
 

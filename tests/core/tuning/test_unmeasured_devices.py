@@ -41,7 +41,7 @@ def replayed(model: str, tables: list[Table]) -> list[ReplayRow]:
 
 
 def test_more_is_measured_where_nothing_was_and_the_risk_covers_what_goes_wrong(tables: list[Table]) -> None:
-    known, unmeasured = replayed("h200", tables), replayed("mi300x", tables)
+    known, unmeasured = replayed("h200", tables), replayed("gpu max 1550", tables)
     assert sum(r.measured for r in unmeasured) > sum(r.measured for r in known)
     over = sum(r.regret > Settings().tolerance for r in unmeasured)
     said = [r.stated_risk for r in unmeasured]
@@ -50,7 +50,7 @@ def test_more_is_measured_where_nothing_was_and_the_risk_covers_what_goes_wrong(
     assert min(said) > max(r.stated_risk for r in known)
 
 
-@pytest.mark.parametrize("model", ["mi300x", "gpu max 1550"])
+@pytest.mark.parametrize("model", ["gpu max 1550"])
 def test_no_candidate_is_refused_by_rules_that_were_never_checked(model: str, tables: list[Table]) -> None:
     surrogate = default_surrogate()
     for table in tables:

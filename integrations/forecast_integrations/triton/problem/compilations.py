@@ -54,6 +54,13 @@ class CompilationRecorder:
             self._previous, self._installed = knobs.compilation.listener, True
             knobs.compilation.listener = self._hear
 
+    def stop(self) -> None:
+        """Listen no longer, unless somebody has wrapped our listener meanwhile."""
+        from triton import knobs
+
+        if self._installed and knobs.compilation.listener == self._hear:
+            knobs.compilation.listener, self._installed, self._ready = self._previous, False, False
+
     def mark_ready(self, *, only_if_recording: bool = False) -> int:
         """From now on a compilation is unexpected; returns the number of binaries so far."""
         if not only_if_recording:
@@ -151,6 +158,9 @@ def describe_compilation(
             constants.append([list(path), encode_constant(value)])
         except ValueError as error:
             trouble = trouble or f"constant {fn.arg_names[path[0]]}: {error}"
+    for argument, kind in src.signature.items():
+        if (unknown := _unknown_kind(kind)) and not trouble:
+            trouble = f"argument {argument}: its type {unknown} cannot be imported"
     attributes = [[list(path), [list(pair) for pair in pairs]] for path, pairs in sorted(src.attrs.items())]
     options = {n: metadata[n] for n in _option_names(target) if n in metadata}
     specialization = {
@@ -196,7 +206,20 @@ def _option_names(target: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(make_backend(target).parse_options({}))]
 
 
+def _unknown_kind(value: Any) -> str:
+    """The name of a named tuple's type that no module has under its name; '' where there is none."""
+    if not isinstance(value, tuple):
+        return ""
+    kind = type(value)
+    if kind is not tuple and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
+        return kind.__qualname__
+    return next((name for one in value if (name := _unknown_kind(one))), "")
+
+
 def _as_json(value: Any) -> Any:
+    if hasattr(value, "_fields"):
+        kind = type(value)
+        return {"named": f"{kind.__module__}:{kind.__qualname__}", "items": [_as_json(v) for v in value]}
     if isinstance(value, tuple | list):
         return [_as_json(v) for v in value]
     return {str(k): _as_json(v) for k, v in value.items()} if isinstance(value, dict) else value
@@ -206,7 +229,7 @@ def encode_constant(value: Any) -> Any:
     """A constant as JSON. Raises `ValueError` for what has no text that another process can read."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return {"tuple": [encode_constant(v) for v in value]}
     if type(value).__name__ == "constexpr":
         return {"constexpr": encode_constant(value.value)}
