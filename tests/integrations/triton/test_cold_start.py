@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from forecast_integrations.triton.problem.compilations import CompilationRecorder
+
 _KERNELS = """
 import triton
 import triton.language as tl
@@ -169,6 +171,14 @@ def test_a_compilation_of_a_ready_program_is_recorded_with_its_cause(programs: P
     programs.forget_binaries()
     text = programs.run("late.py", code=1, FORECAST_AUTOTUNE_ON_COMPILE="error")
     assert "UnexpectedCompilationError: late_kernels:plain0 was compiled" in text
+
+
+def test_a_compilation_that_cannot_be_described_reaches_whoever_listened_before() -> None:
+    told: list[dict[str, Any]] = []
+    recorder = CompilationRecorder()
+    recorder._previous = lambda **compilation: told.append(compilation)
+    recorder._hear(src=object(), metadata={}, cache_hit=False)
+    assert len(told) == 1
 
 
 def test_what_cannot_be_compiled_again_is_named(programs: Programs) -> None:

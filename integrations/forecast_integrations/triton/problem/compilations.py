@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -75,30 +75,30 @@ class CompilationRecorder:
             self._note({"src": kernel.src, "metadata": kernel.metadata._asdict(), "cache_hit": True}, store)
 
     def _hear(self, **compilation: Any) -> None:
+        late = None
         if not _TRIAL.get():
-            self._note(compilation, Store.default())
+            # Launched all the same: a store may be out of reach, and a program may make errors of warnings.
+            with suppress(Exception):
+                late = self._note(compilation, Store.default())
         if self._previous is not None:
             self._previous(**compilation)
+        if late is not None:
+            self._complain(late)
 
-    def _note(self, compilation: Mapping[str, Any], store: Store) -> None:
-        try:
-            cached = bool(compilation["cache_hit"])
-            seconds = 0.0 if cached else compilation["times"].total * 1e-6
-            one = describe_compilation(compilation["src"], compilation["metadata"], seconds, _caller())
-        except Exception as error:  # a kernel that cannot be described is launched all the same
-            warnings.warn(f"a compilation is not recorded: {error!r:.200}", stacklevel=2)
-            return
+    def _note(self, compilation: Mapping[str, Any], store: Store) -> Compilation | None:
+        """Record a compilation; returns it where it came late."""
+        cached = bool(compilation["cache_hit"])
+        seconds = 0.0 if cached else compilation["times"].total * 1e-6
+        one = describe_compilation(compilation["src"], compilation["metadata"], seconds, _caller())
         if one is None:
-            return
+            return None
         known = self._known[one.name]
         if self._ready and not cached:
-            cause = one.differences(known) or "its first launch"
-            one = dataclasses.replace(one, cause=cause)
+            one = dataclasses.replace(one, cause=one.differences(known) or "its first launch")
             self.late.append(one)
         known.append(one)
         store.compilations.add(one)
-        if one.cause:
-            self._complain(one)
+        return one if one.cause else None
 
     def _complain(self, one: Compilation) -> None:
         reaction = Settings.from_environment().on_compile
