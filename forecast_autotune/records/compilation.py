@@ -7,11 +7,9 @@ by 16, or neither. Which of them a program will still meet is forecast from thos
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +21,8 @@ _STATES = (ONE, DIVISIBLE, NEITHER)
 _DIVISIBILITY = ["tt.divisibility", 16]
 _MOST_FORECASTS = 64
 """Specializations of one kernel that are forecast at most, the likeliest first."""
+LEAST_PROBABILITY = 0.01
+"""The least probability of a specialization that is forecast."""
 _HALF = 0.5
 """Added to each count, as of Jeffreys' prior: what was not seen yet may come."""
 
@@ -45,11 +45,11 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     specialization: Mapping[str, Any] = field(metadata=json_option(read=_read_object))
     """`signature` (type by argument), `options`; `constants` and `attributes` (an argument's path, a value)."""
     states: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=_read_object))
-    """Of each integer argument that is no constant: 1, divisible by 16, or neither."""
+    """Whether each integer argument that is no constant was 1, divisible by 16, or neither."""
     types: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=_read_object))
     """Type of each of these, '' where it was 1 and has none."""
     seconds: float = 0.0
-    """Of the compiler; 0 where the binary lay in Triton's cache."""
+    """Seconds that the compiler took; 0 where the binary lay in Triton's cache."""
     caller: str = ""
     """File and line of the launch."""
     trouble: str = ""
@@ -105,35 +105,31 @@ def probable_compilations(known: Sequence[Compilation]) -> list[ProbableCompilat
     results: list[ProbableCompilation] = []
     for group in groups.values():
         varied = [n for n in group[0].states if len({one.states[n] for one in group}) > 1]
-        counts = {n: Counter(one.states[n] for one in group) for n in varied}
         types = {n: next((one.types[n] for one in group if one.types[n]), "") for n in varied}
-        forecasts = []
-        for states in itertools.product(_STATES, repeat=len(varied)) if varied else ():
-            other = _with_states(group[0], dict(zip(varied, states, strict=True)), types)
-            if other.id in seen:
-                continue
-            chances = (
-                (counts[n][s] + _HALF) / (len(group) + 3 * _HALF) for n, s in zip(varied, states, strict=True)
-            )
-            seconds = max(one.seconds for one in group)
-            forecasts.append(ProbableCompilation(other, math.prod(chances), seconds))
-        forecasts.sort(key=lambda one: -one.probability)
-        results += forecasts[:_MOST_FORECASTS]
+        # What is too improbable goes as soon as it is: all combinations would be 3 to the number of arguments.
+        chances: list[tuple[dict[str, str], float]] = [({}, 1.0)] if varied else []
+        for name in varied:
+            counts = Counter(one.states[name] for one in group)
+            shares = {s: (counts[s] + _HALF) / (len(group) + 3 * _HALF) for s in _STATES}
+            chances = [
+                ({**states, name: state}, chance * share)
+                for states, chance in chances
+                for state, share in shares.items()
+                if chance * share >= LEAST_PROBABILITY
+            ]
+        seconds = max(one.seconds for one in group)
+        others = [(_with_states(group[0], states, types), chance) for states, chance in chances]
+        forecasts = [ProbableCompilation(o, chance, seconds) for o, chance in others if o.id not in seen]
+        results += sorted(forecasts, key=lambda one: -one.probability)[:_MOST_FORECASTS]
     return sorted(results, key=lambda one: -one.probability)
 
 
 def _facts(one: Compilation) -> dict[str, str]:
-    constants = {str(path): value for path, value in one.specialization["constants"]}
-    facts = {f"constant {n}": str(v) for n, v in _named_constants(one, constants)}
-    return facts | {n: str(t) for n, t in one.specialization["signature"].items()} | dict(one.states)
-
-
-def _named_constants(one: Compilation, constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    names = list(one.specialization["signature"])
-    for path, value in one.specialization["constants"]:
-        name = names[path[0]]
-        if name not in one.states:
-            yield name, value
+    signature = one.specialization["signature"]
+    names = list(signature)
+    constants = ((names[path[0]], value) for path, value in one.specialization["constants"])
+    facts = {f"constant {n}": str(v) for n, v in constants if n not in one.states}
+    return facts | {n: str(t) for n, t in signature.items()} | dict(one.states)
 
 
 def _group_of(one: Compilation) -> str:

@@ -207,16 +207,12 @@ class WarmedBinary:
         return data | ({"trouble": self.trouble} if self.trouble else {})
 
 
-_LEAST_PROBABILITY = 0.01
-"""Of a binary that is compiled ahead although no program has needed it."""
-
-
 def binaries_of(store: Store, kernel: str | None) -> list[WarmedBinary]:
     """The recorded compilations, the longest first, and then the probable ones."""
     known = [c for c in store.compilations.all() if kernel is None or kernel.lower() in c.name.lower()]
     recorded = [WarmedBinary(c, expected_s=c.seconds, trouble=c.trouble) for c in known]
     recorded.sort(key=lambda one: -one.expected_s)
-    forecast = [p for p in probable_compilations(known) if p.probability >= _LEAST_PROBABILITY]
+    forecast = probable_compilations(known)
     return recorded + [WarmedBinary(p.compilation, p.probability, p.seconds) for p in forecast]
 
 
@@ -227,8 +223,7 @@ def compile_binaries(listed: Sequence[WarmedBinary], store: Store, output: Outpu
     require_packages("warm", "torch", "triton")
     from forecast_integrations.triton.compile.ahead import CompiledAhead, compile_ahead
 
-    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as Python itself writes it
-        sys.path.insert(0, "")
+    _find_modules_here()
     by_id = {one.compilation.id: one for one in listed}
     lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if store.root is not None and store.root.is_dir() and os.access(store.root, os.W_OK):
@@ -242,6 +237,12 @@ def compile_binaries(listed: Sequence[WarmedBinary], store: Store, output: Outpu
 
         compile_ahead([one.compilation for one in listed], Settings.from_environment().worker_count(), note)
     return list(listed)
+
+
+def _find_modules_here() -> None:
+    """Look for modules in the current folder first, as Python does for a script."""
+    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as Python itself writes it
+        sys.path.insert(0, "")
 
 
 def _compilation_lines(
@@ -290,8 +291,7 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
     here = current_device().slug
     os.environ["FORECAST_AUTOTUNE_MODE"] = str(Mode.TUNE)
     os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(store.root)
-    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as Python itself writes it
-        sys.path.insert(0, "")
+    _find_modules_here()
     heard: list[Decision] = []
 
     def hear(name: str, decision: Decision) -> None:

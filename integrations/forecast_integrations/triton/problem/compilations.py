@@ -7,7 +7,6 @@ compile to measure is not the program's; what they choose is.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import sys
 import warnings
 from collections import defaultdict
@@ -16,11 +15,12 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records.compilation import DIVISIBLE, NEITHER, ONE, Compilation
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
-from forecast_integrations.triton.problem.source import innermost, source_hash
+from forecast_autotune.variants.constants import CONSTANT, decode_constant, encode_constant
+from forecast_integrations.triton.problem.source import import_trouble, imported, innermost, source_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,24 +147,20 @@ def describe_compilation(
     fn = getattr(src, "fn", None)
     if fn is None or not hasattr(src, "signature"):
         return None
-    target, trouble = metadata["target"], ""
+    target = metadata["target"]
     function = getattr(fn, "fn", fn)
     module, name = str(function.__module__), str(function.__qualname__)
-    if module == "__main__" or "<locals>" in name:
-        trouble = f"{module}:{name} cannot be imported: define the kernel at the top of a module that can be"
+    trouble = import_trouble(module, name)
     constants: list[Any] = []
     for path, value in sorted(src.constants.items()):
         try:
-            constants.append([list(path), encode_constant(value)])
-        except ValueError as error:
+            constants.append([list(path), _encoded(value)])
+        except RecordError as error:
             trouble = trouble or f"constant {fn.arg_names[path[0]]}: {error}"
-    for argument, kind in src.signature.items():
-        if (unknown := _unknown_kind(kind)) and not trouble:
-            trouble = f"argument {argument}: its type {unknown} cannot be imported"
     attributes = [[list(path), [list(pair) for pair in pairs]] for path, pairs in sorted(src.attrs.items())]
     options = {n: metadata[n] for n in _option_names(target) if n in metadata}
     specialization = {
-        "signature": dict(src.signature),
+        "signature": {name: encode_constant(kind) for name, kind in src.signature.items()},
         "constants": constants,
         "attributes": attributes,
         "options": options,
@@ -176,7 +172,7 @@ def describe_compilation(
         source_hash(fn),
         triton.__version__,
         {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size},
-        _as_json(specialization),
+        specialization,
         states=states,
         types=types,
         seconds=round(seconds, 4),
@@ -206,62 +202,34 @@ def _option_names(target: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(make_backend(target).parse_options({}))]
 
 
-def _unknown_kind(value: Any) -> str:
-    """The name of a named tuple's type that no module has under its name; '' where there is none."""
-    if not isinstance(value, tuple):
-        return ""
-    kind = type(value)
-    if kind is not tuple and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
-        return kind.__qualname__
-    return next((name for one in value if (name := _unknown_kind(one))), "")
+def _encoded(value: Any) -> Any:
+    """A constant as JSON, functions by their names: from its text alone one would make another binary.
 
-
-def _as_json(value: Any) -> Any:
-    if hasattr(value, "_fields"):
-        kind = type(value)
-        return {"named": f"{kind.__module__}:{kind.__qualname__}", "items": [_as_json(v) for v in value]}
-    if isinstance(value, tuple | list):
-        return [_as_json(v) for v in value]
-    return {str(k): _as_json(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-def encode_constant(value: Any) -> Any:
-    """A constant as JSON. Raises `ValueError` for what has no text that another process can read."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if type(value) is tuple:
-        return {"tuple": [encode_constant(v) for v in value]}
+    Raises `RecordError` for what another process cannot have.
+    """
     if type(value).__name__ == "constexpr":
-        return {"constexpr": encode_constant(value.value)}
-    if type(value).__name__ == "dtype":
-        return {"dtype": str(value)}
-    function = getattr(innermost(value), "fn", None)
-    if function is not None and function.__module__ != "__main__" and "<locals>" not in function.__qualname__:
-        return {"function": f"{function.__module__}:{function.__qualname__}"}
-    raise ValueError(f"a {type(value).__name__} cannot be made again in another process")
+        return {"constexpr": _encoded(value.value)}
+    if type(value) is tuple:
+        return {"tuple": [_encoded(v) for v in value]}
+    if (function := getattr(innermost(value), "fn", None)) is not None:
+        if trouble := import_trouble(function.__module__, function.__qualname__):
+            raise RecordError(trouble)
+        return {"function": [function.__module__, function.__qualname__]}
+    return encode_constant(value)
 
 
-def decode_constant(value: Any) -> Any:
-    """The constant of `encode_constant`. Raises what an import raises."""
-    import triton.language as tl
-
-    if not isinstance(value, dict):
-        return value
+def decoded(value: Any) -> Any:
+    """The constant of a record. Raises `RecordError`, and what an import raises."""
+    if not isinstance(value, dict) or CONSTANT in value:
+        return decode_constant(value)
     ((kind, content),) = value.items()
     if kind == "tuple":
-        return tuple(map(decode_constant, content))
-    if kind == "constexpr":
-        return tl.constexpr(decode_constant(content))
-    return tl.dtype(content) if kind == "dtype" else innermost(imported(content))
+        return tuple(map(decoded, content))
+    if kind == "function":
+        return innermost(imported(*content))
+    import triton.language as tl
 
-
-def imported(name: str) -> Any:
-    """What `module:name` names. Raises what importing it raises."""
-    module, _, path = name.partition(":")
-    owner: Any = importlib.import_module(module)
-    for part in path.split("."):
-        owner = getattr(owner, part)
-    return owner
+    return tl.constexpr(decoded(content))
 
 
 def _caller() -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from forecast_integrations.triton.problem.describe import (
     Options,
     options_of,
 )
+from forecast_integrations.triton.problem.source import import_trouble, imported
 from forecast_integrations.triton.protocols import Tuner, is_tensor
 
 MAX_TENSOR_BYTES = 1 << 36
@@ -61,14 +61,10 @@ def find_tuner(kernel: Kernel) -> Tuner:
     from triton.runtime.autotuner import Autotuner
 
     module, name = str(kernel.extra.get("module", "")), str(kernel.extra.get("qualname", kernel.name))
-    if module in ("", "__main__") or "<locals>" in name:
-        raise RebuildError(
-            f"{module or '?'}:{name} cannot be imported: define the kernel at the top of a module that can be"
-        )
+    if trouble := import_trouble(module, name):
+        raise RebuildError(trouble)
     try:
-        owner: Any = importlib.import_module(module)
-        for part in name.split("."):
-            owner = getattr(owner, part)
+        owner = imported(module, name)
     except Exception as error:
         raise RebuildError(
             f"{module}:{name} cannot be imported ({type(error).__name__}: {error})"[:300]

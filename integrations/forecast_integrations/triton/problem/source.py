@@ -15,6 +15,7 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
+import importlib
 import inspect
 import re
 import sys
@@ -116,6 +117,23 @@ class _NormalForm(ast.NodeTransformer):
 
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def import_trouble(module: str, name: str) -> str:
+    """Why another process cannot import what a module has under a qualified name; '' where it may."""
+    if module in ("", "__main__") or "<locals>" in name:
+        return (
+            f"{module or '?'}:{name} cannot be imported: define the kernel at the top of a module that can be"
+        )
+    return ""
+
+
+def imported(module: str, name: str) -> Any:
+    """The object that a module has under a qualified name. Raises what importing it raises."""
+    owner: Any = importlib.import_module(module)
+    for part in name.split("."):
+        owner = getattr(owner, part)
+    return owner
 
 
 def has_dot(fn: object) -> bool:
