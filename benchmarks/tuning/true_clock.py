@@ -340,7 +340,7 @@ def _copies(case: Case) -> list[tuple[Any, ...]]:
 
 
 def flush() -> Iterator[Json]:
-    """What is chosen behind a flush that reads and one that writes, on copies that are cold by themselves."""
+    """Compare choices behind a flush that reads and one that writes, on copies that are cold by themselves."""
     for case in _cold_cases():
         copies = _copies(case)
         configs = case.working(copies[0])
@@ -352,7 +352,7 @@ def flush() -> Iterator[Json]:
 
 
 def warm() -> Iterator[Json]:
-    """What is chosen for a warm L2 and for a cold one, in graphs of the same launch."""
+    """Compare choices for a warm L2 and for a cold one, in graphs of the same launch."""
     for case in _cold_cases(warm=True):
         args = case.make()
         configs = case.working(args)
@@ -363,7 +363,7 @@ def warm() -> Iterator[Json]:
 
 
 def contents() -> Iterator[Json]:
-    """What is chosen on zeros and on random values, where the values are random."""
+    """Compare choices on zeros and on random values, where the values are random."""
     kinds = [*([torch.float8_e4m3fn] if WHERE[0] == "cuda" else []), torch.int8, torch.float16]
     for size, dtype in itertools.product((8192, 4096, 2048), kinds):
         case = products(f"{dtype} {size}^3", size, size, size, dtype)

@@ -81,7 +81,7 @@ class ProgramRecording(Record, schema=SCHEMA, label="recording"):
 
     device: Device | None = None
     seconds: float = 0.0
-    """Of the program, without the start of the interpreter."""
+    """Seconds of the program, without the start of the interpreter."""
     names: tuple[str, ...] = ()
     """Names of what was launched: kernels of the device, or functions."""
     launches: tuple[tuple[int, float, float], ...] = ()

@@ -219,7 +219,7 @@ def _exchange(
     words = math.fsum(max(t.bits, 32) / 8 for t in op.inputs) * elements
     if op.name == "tt.scan":
         return words / (1 << (own + along)) if beside else 0.0
-    # Of many results, those that are stored are spread over all threads again.
+    # Where there are many results, those that are stored are spread over all threads again.
     results = words / shape[axis]
     if beside:
         return results * (1 << beside)

@@ -97,13 +97,7 @@ def _budget_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gpu-seconds", type=SECONDS, metavar="S", help="of the device")
     group.add_argument("--seconds", type=SECONDS, metavar="S", help="of work, also on the CPU")
-    group.add_argument("--tokens", type=IntegerRange(1, 10**15), metavar="N", help="of language models")
-    group.add_argument(
-        "--money",
-        type=RealRange(0.0, 1e9, above=True),
-        metavar="X",
-        help="US dollars, for models with a price",
-    )
+    _model_limits(group, "of language models", "US dollars, for models with a price")
 
 
 def _output_options(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +106,7 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="DIR", help="the search's folder (default: search-NAME in the current directory)"
     )
     group.add_argument("--resume", action="store_true", help="go on with the search in that folder")
-    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+    _device_option(group)
     path_option(group)
     group.add_argument(
         "--lanes",
@@ -199,7 +193,7 @@ def improve(commands: Commands) -> None:
         help="the folder of an earlier improve, whose recording of the program is used",
     )
     group.add_argument("--patch", metavar="FILE", help="write changes of your files as a unified diff")
-    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+    _device_option(group)
     group.add_argument("--quiet", action="store_true", help="show nothing until the end")
 
 
@@ -213,7 +207,7 @@ def mcp(commands: Commands) -> None:
         examples=("mcp improve-train",),
     )
     parser.add_argument("folder", metavar="DIR", help="the folder of an `improve` of the program")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+    _device_option(parser)
     parser.add_argument(
         "--seconds",
         type=SECONDS,
@@ -234,9 +228,13 @@ def _shared_budget(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gpu-budget", type=COUNT, metavar="N", help="sources measured, of each kernel")
     group.add_argument("--gpu-seconds", type=SECONDS, metavar="S", help="of the device, in all")
-    group.add_argument(
-        "--tokens", type=IntegerRange(1, 10**15), metavar="N", help="of language models, in all"
-    )
-    group.add_argument(
-        "--money", type=RealRange(0.0, 1e9, above=True), metavar="X", help="US dollars, in all"
-    )
+    _model_limits(group, "of language models, in all", "US dollars, in all")
+
+
+def _device_option(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+
+
+def _model_limits(group: argparse._ActionsContainer, tokens: str, money: str) -> None:
+    group.add_argument("--tokens", type=IntegerRange(1, 10**15), metavar="N", help=tokens)
+    group.add_argument("--money", type=RealRange(0.0, 1e9, above=True), metavar="X", help=money)

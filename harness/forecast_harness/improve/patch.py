@@ -31,9 +31,10 @@ def patch_text(
         path, name = Path(function.file), function.name.partition(":")[2]
         module = f"{name}_faster"
         text = changed.get(path) or read_document(path)
-        changed[path] = _dispatched(text, name, module, path)
         tree = python_parser.parse_module(text)
-        node = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+        node = _function(tree, name)
+        assert node is not None  # it was recorded
+        changed[path] = _dispatched(text, tree, node, module, path)
         file = path.with_name(f"{module}.py")
         changed[file] = _faster_module(source, name, node, replacement_of(function, source))
     return "".join(_diff(path, text, root) for path, text in sorted(changed.items()))
@@ -53,10 +54,14 @@ def _diff(path: Path, text: str, root: Path) -> str:
     )
 
 
+def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    return next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+
+
 def _served_tuner(text: str, name: str) -> str | None:
     """The file with the kernel's `triton.autotune` replaced by ours, and variants asked for; None without a tuner."""
     tree = python_parser.parse_module(text)
-    kernel = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    kernel = _function(tree, name)
     calls = [d for d in kernel.decorator_list if isinstance(d, ast.Call)] if kernel is not None else []
     tuner = next((c for c in calls if ast.unparse(c.func).rpartition(".")[2] == "autotune"), None)
     given = [*tuner.args, *(k.value for k in tuner.keywords)] if tuner is not None else []
@@ -80,11 +85,9 @@ def _last_import(tree: ast.Module, before: ast.FunctionDef | None) -> int:
     return max([0, *(n.end_lineno or n.lineno for n in heads if before is None or n.lineno < before.lineno)])
 
 
-def _dispatched(text: str, name: str, module: str, path: Path) -> str:
-    """The file with the function renamed, and one of its name behind it that chooses."""
-    tree = python_parser.parse_module(text)
-    node = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
-    lines = text.splitlines(keepends=True)
+def _dispatched(text: str, tree: ast.Module, node: ast.FunctionDef, module: str, path: Path) -> str:
+    """The file, parsed as `tree`, with the function renamed, and one of its name behind it that chooses."""
+    name, lines = node.name, text.splitlines(keepends=True)
     end = node.end_lineno or node.lineno
     words = ", ".join(_parameters(node, named=True))
     returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forecast_autotune.commands.output import CommandError
@@ -148,16 +148,7 @@ def _run(
     compare: bool = False,
 ) -> ProgramRecording:
     """One run. Where Triton's kernels are served, they are without variants, too: configs are the same in both."""
-    base = request.plan
-    plan = RecordingPlan(
-        serve=bool(request.served),
-        root=base.root,
-        functions=base.functions,
-        replaced=replaced,
-        compare=compare,
-        step=base.step,
-        check=base.check,
-    )
+    plan = replace(request.plan, serve=bool(request.served), replaced=replaced, compare=compare)
     folder = request.folder / ("with" if replaced or variants else "without")
     return record(request.program, plan, folder, request.store, seconds=request.run_s, variants=variants)
 

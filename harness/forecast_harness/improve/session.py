@@ -104,12 +104,8 @@ class ImproveSession:
     def __init__(
         self, words: Sequence[str], settings: ImproveSettings, folder: Path, tell: Callable[[str], None]
     ) -> None:
-        self.program, self.settings, self.folder, self._tell = (
-            UserProgram(tuple(words)),
-            settings,
-            folder.absolute(),
-            tell,
-        )
+        self.program, self.settings = UserProgram(tuple(words)), settings
+        self.folder, self._tell = folder.absolute(), tell
         self.store = self.folder / "store"
         self.began = time.monotonic()
         self.run_s, self.run_limit_s = 0.0, _LEAST_LOOK_S
@@ -211,7 +207,7 @@ class ImproveSession:
 
     def leave(self, improvement: Improvement, store: Store) -> list[Variant]:
         """Put the variants that hold into a store."""
-        held = {v for v in improvement.held}
+        held = set(improvement.held)
         variants = [v for v in Store(self.store).variants() if v.kernel in held and v.checks]
         for variant in variants:
             store.put_variant(variant)

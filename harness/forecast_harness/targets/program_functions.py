@@ -108,9 +108,9 @@ def function_pack(function: TorchFunction) -> Pack:
         tolerance=ToleranceSpec(reduction=str(max([1, *(n for a in tensors for n in a.shape)]))),
     )
     constants = {a.name: a.value for a in calls[0].arguments if a.kind != "tensor"}
-    reference = _module(own, "_original", names, constants, "reference")
+    reference = _module(own, names, constants, "reference", wrapped=True)
     workloads = [Workload(f"call-{n}", _sizes(axes, shapes, call)) for n, call in enumerate(calls, 1)]
-    start = _module(own, "", names, constants, ENTRY)
+    start = _module(own, names, constants, ENTRY, wrapped=bool(constants) or _calls_itself(own))
     return Pack(
         definition,
         f"{reference}\n\n{_make(calls)}",
@@ -191,11 +191,11 @@ def _sizes(
 
 
 def _module(
-    own: IsolatedFunction, suffix: str, names: Sequence[str], constants: Mapping[str, object], entry: str
+    own: IsolatedFunction, names: Sequence[str], constants: Mapping[str, object], entry: str, *, wrapped: bool
 ) -> str:
-    """A module in which `entry(tensors by name)` is the function with its constants."""
+    """A module in which `entry(tensors by name)` is the function with its constants, `wrapped` or under that name."""
     head = f"{own.needed}\n\n\n" if own.needed else ""
-    if not suffix and not constants and not _calls_itself(own):
+    if not wrapped:
         return f"{head}{own.text.replace(f'def {own.name}(', f'def {entry}(', 1)}\n"
     given = ", ".join([*(f"{n}={n}" for n in names), *(f"{n}={v!r}" for n, v in constants.items())])
     call = f"def {entry}({', '.join(names)}):\n    return {own.name}({given})\n"
