@@ -37,11 +37,10 @@ _PICTURES = """
 """
 _CLAIMS = """# Claims
 
-Every figure that the README and these pages show is computed from a result file in `benchmarks/results/`, which holds
-the raw output of the run. Each claim names the script that measures it, to be run from the repository's root as
-`python -m SCRIPT ARGUMENTS --out FILE`, the device and versions, and the commit that was measured; *with uncommitted
-changes* stands where the working tree differed from it. `python -m benchmarks stale` lists the claims whose sources, as
-`benchmarks/claims.toml` names them, have changed since: their figures have not been measured on the present code.
+Every figure that the README and these pages show is computed from a result file in `benchmarks/results/`: the raw
+output of the run, with versions and arguments. A claim names the script below `benchmarks/` that measures it, its
+result, the device, the date and the commit; `*` marks a working tree that differed from it. `python -m benchmarks
+stale` lists the claims whose sources have changed since.
 """
 
 
@@ -59,21 +58,19 @@ def render_claims(claims: list[Claim]) -> str:
     """The page of all claims, with an anchor each."""
     parts = [_HEAD + _CLAIMS]
     for area, title in AREAS.items():
-        if rows := [_row(c) for c in claims if c.area == area]:
-            head = "| Claim | Device and versions | Measured |\n|---|---|---|\n"
-            parts.append(f"## {title}\n\n{head}" + "\n".join(rows) + "\n")
+        if items := [_item(c) for c in claims if c.area == area]:
+            parts.append(f"## {title}\n\n" + "\n".join(items) + "\n")
     return "\n".join(parts)
 
 
-def _row(claim: Claim) -> str:
-    command = f"python -m {claim.script} {claim.arguments}".strip()
-    files = ", ".join(f"`{f}`" for f in claim.results)
+def _item(claim: Claim) -> str:
     note = f" {claim.note}" if claim.note else ""
-    text = f'<a id="{claim.id}"></a>{claim.sentence}{note}<br>`{command}`<br>{files}'
+    script = claim.script.removeprefix("benchmarks.")
+    files = ",".join(claim.results) if len(claim.results) < 3 else f"{claim.results[0]},..."
     origin = claim.origin
-    device = "<br>".join(part for part in (origin.device, origin.versions) if part)
-    dirty = " with uncommitted changes" if origin.commit != origin.base_commit else ""
-    return _cells(text, device, f"{origin.date}<br>`{origin.base_commit}`{dirty}")
+    dirty = "*" if origin.commit != origin.base_commit else ""
+    place = f"`{script}` `{files}` {origin.device} {origin.date} `{origin.base_commit}{dirty}`"
+    return f'- <a id="{claim.id}"></a>{claim.sentence}{note}<br>{place}'
 
 
 def _cells(*cells: str) -> str:
