@@ -59,12 +59,14 @@ def command_line_page() -> str:
         "# Command line",
         "",
         _NOTE.format(source="forecast_autotune/commands/ and the commands/ of the other packages"),
-        "`forecast-autotune COMMAND`, or `python -m forecast_autotune COMMAND`. Options are not abbreviated. These mean "
-        "the same wherever a command has them:",
+        "`forecast-autotune COMMAND`, or `python -m forecast_autotune COMMAND`. Options are not abbreviated. These "
+        "mean the same wherever a command has them:",
         "",
         *(f"- `{name}`: {_escaped(text)}" for name, text in _SHARED.items()),
         "",
-        "Exit codes: " + "; ".join(f"`{code}` {_escaped(text)}" for code, text in listed) + ". An error is one line on "
+        "Exit codes: "
+        + "; ".join(f"`{code}` {_escaped(text)}" for code, text in listed)
+        + ". An error is one line on "
         "stderr: the rule, the values, and a remedy.",
     ]
     for name, command in _commands(grammar.build(), ()):
@@ -75,7 +77,9 @@ def command_line_page() -> str:
             " ".join(filter(None, (_sentence(command.description or ""), _escaped(command.epilog or "")))),
         ]
         module, _, function = command.get_default("entry").partition(":")
-        if status := re.search(r"\d+ (?:if|when) [^;.]+(?:[;,] \d+ if [^;.]+)*", _docstring(module, function)):
+        if status := re.search(
+            r"\d+ (?:if|when) [^;.]+(?:[;,] \d+ if [^;.]+)*", _docstring(module, function)
+        ):
             lines[-1] += f" Exit status {_escaped(status[0])}."
         lines += ["", "<!-- not run: examples -->", "```bash", *command.examples, "```", ""]
         lines += [row for action in command._actions if (row := _argument_row(action))]
