@@ -23,7 +23,6 @@ from forecast_integrations.inductor.hooks import (
     assembler,
     benchmarks,
     descent,
-    generation,
     precompilation,
     selection,
 )
@@ -183,7 +182,6 @@ def enable_torch_compile(
         before, context = current(), _SERVICE.open()
         context.install("benchmarks", benchmarks.install)
         context.install("selection", selection.install)
-        context.install("generation", generation.install)
         context.install("precompilation", precompilation.install)
         if importlib.util.find_spec("triton") is not None:
             from forecast_integrations.inductor.hooks import user_kernels  # it needs Triton

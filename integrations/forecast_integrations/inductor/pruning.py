@@ -10,7 +10,7 @@ from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_integrations.inductor.choices.graph_position import graph_position
-from forecast_integrations.inductor.choices.pool import ChoicePool, ReservedChoices, annotate_choice
+from forecast_integrations.inductor.choices.pool import ChoicePool, annotate_choice
 from forecast_integrations.inductor.choices.records import (
     candidate_of,
     is_extern,
@@ -109,7 +109,7 @@ def prune_before_codegen(
         kept -= set(added)  # which Inductor alone would not compile
     if search.failed and widened:
         raise UnplannedSpaceError
-    group = ReservedChoices({c: members[0] for c, members in named.items() if c not in kept})
+    group = {c: members[0] for c, members in named.items() if c not in kept}
     remaining = []
     for candidate, members in named.items():
         if candidate in kept:

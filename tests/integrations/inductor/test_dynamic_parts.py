@@ -22,7 +22,7 @@ from torch._inductor.virtualized import V
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.settings import Settings
 from forecast_integrations.inductor.choices.records import size_hints
-from forecast_integrations.inductor.hooks import generation
+from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.range_search import further_choices
 from forecast_integrations.inductor.size_range import (
@@ -75,7 +75,7 @@ def test_a_template_is_launched_for_another_size_with_the_same_code(
     chosen = {"mm": mm.mm_template, "tma": mm.persistent_tma_mm_template}[template]
     with symbolic_graph(64, 1, 4096) as (graph, rows):
         nodes, layout = operands(graph, rows)
-        patches = generation.install(HookContext(serving()))
+        patches = selection.install(HookContext(serving()))
         try:
             choice = chosen.generate(nodes, layout, **given)
         finally:

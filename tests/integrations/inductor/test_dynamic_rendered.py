@@ -30,7 +30,7 @@ from forecast_autotune.records import Decision
 from forecast_autotune.store import Store
 from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.records import candidate_of, size_hints
-from forecast_integrations.inductor.hooks import generation, selection
+from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.triton.null_device import null_device
 from tests.inductor_rendering import answer_for_h200, compile_nothing
@@ -100,7 +100,7 @@ def output(function: Any, met: int, store: Path, **settings: Any) -> str:
     """The file that Inductor would write for a product of so many rows, of a declared range."""
     session = graphs.serving(lambda c: 0.0, store, **settings)
     context = HookContext(session)
-    hooks = [selection.install(context), generation.install(context)]
+    hooks = [selection.install(context)]
     environment, symbol = symbolic_size(met, LOW, HIGH)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     half = torch.float16

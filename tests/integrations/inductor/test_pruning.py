@@ -25,7 +25,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.telemetry import spans
 from forecast_integrations.inductor import rounds
 from forecast_integrations.inductor.choices import records
-from forecast_integrations.inductor.choices.pool import DeferredChoice
+from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
 from forecast_integrations.inductor.harvest import make_measurement, note_error
 from forecast_integrations.inductor.policy import FewRoundsPolicy
@@ -309,18 +309,15 @@ def test_a_template_that_gives_no_code_is_replaced() -> None:
     assert {5, 6} <= {number(c) for c in timings}
 
 
-def test_what_was_decided_before_and_has_no_code_is_not_decided_again(tmp_path: Path) -> None:
+def test_what_was_decided_before_and_has_no_code_is_not_decided_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     select(serving(log2_ms_of, tmp_path), {4: 0.25})
 
-    class WithoutCode(DeferredChoice):
-        def __init__(self, listed: Any) -> None:
-            self.annotations = {"ktc": listed}
-
-        def made(self) -> Any:
-            return None
-
+    made_of = ChoicePool._made
+    monkeypatch.setattr(ChoicePool, "_made", lambda s, c: None if number(c) == 4 else made_of(s, c))
     inputs = product_inputs(64, 32, 16, device="cpu")
-    made = [WithoutCode(c) if number(c) == 4 else c.choice for c in listed_here(inputs)]
+    made = [c.choice for c in listed_here(inputs)]
     ours = serving(log2_ms_of, tmp_path)
     left = prune_before_compilation(ours, SelectionCall("mm", inputs.nodes(), made[0].layout), made)
     assert len(left) > 1

@@ -292,7 +292,6 @@ def _other(choice: ChoiceCaller) -> tuple[str, Mapping[str, object]]:
 _CHOICE_READERS: dict[str, ChoiceReader] = {
     "ExternKernelCaller": _extern,
     "TritonTemplateCaller": _triton,
-    "DeferredChoice": _triton,
     "CppTemplateCaller": _cpp,
     "SubgraphChoiceCaller": _subgraph,
 }

@@ -107,10 +107,6 @@ class HookContext:
         if name not in self._patches:
             self._patches[name] = make(self)
 
-    def has(self, name: str) -> bool:
-        """Whether this group of hooks is in place."""
-        return name in self._patches
-
     def others_choose(self) -> bool:
         """Whether a setting by names, or a function that is neither Inductor's nor ours, chooses among choices.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,6 @@ from forecast_autotune.records import Candidate, Measurement, digest
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import choice_timing, harvest, pruning, rounds
 from forecast_integrations.inductor.choice_timing import ChoiceTimings
-from forecast_integrations.inductor.choices.pool import with_code
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.harvest import PendingTimings, make_measurement
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
@@ -20,6 +20,7 @@ from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall, TimeExterns, UnplannedSpaceError
 from forecast_integrations.inductor.range_search import RangeSearch, further_choices
 from forecast_integrations.inductor.session import TuningSession
+from forecast_integrations.inductor.size_range import REGENERATE_ATTRIBUTE, dynamic_symbols
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
@@ -34,6 +35,7 @@ def install(context: HookContext) -> PatchSet:
     from torch._dynamo import package
     from torch._inductor import autotune_process, codecache, select_algorithm
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.cpp_template import CppTemplate
 
     cache = select_algorithm.get_algorithm_selector_cache()
     before = cache.preprocessing_fns
@@ -45,6 +47,8 @@ def install(context: HookContext) -> PatchSet:
     patches.replace(selector, "benchmark", lambda f: _benchmark(f, context))
     patches.replace(selector, "benchmark_choice", lambda f: _benchmark_choice(f, context))
     patches.replace(select_algorithm, "_log_autotune_exceptions", lambda f: _exceptions(f, context))
+    for template in (select_algorithm.TritonTemplate, CppTemplate):
+        patches.replace(template, "generate", lambda f: _generate(f, context))
     patches.replace(InductorChoices, "get_template_configs", lambda f: _template_configs(f, context))
     patches.replace(InductorChoices, "_finalize_template_configs", lambda f: _finalize(f, context))
     patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
@@ -70,9 +74,6 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         *args: object,
         **kwargs: object,
     ) -> object:
-        listed = context.preprocessing in self.preprocessing_fns
-        if context.session is None or not listed or context.others_choose():
-            choices = with_code(choices)
         if (session := context.session) is None:
             return original(self, name, choices, input_nodes, layout, *args, **kwargs)
         context.choose_last(self.preprocessing_fns)
@@ -107,12 +108,11 @@ def _preprocessing(context: HookContext) -> AnyFunction:
     def forecast_autotune_preprocessing(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
         session, selections = context.session, context.thread.selections
         if session is None or not selections:
-            return with_code(choices)
+            return choices
         try:
-            kept = pruning.prune_before_compilation(session, selections[-1], choices, time_externs)
+            return pruning.prune_before_compilation(session, selections[-1], choices, time_externs)
         except Exception as error:
-            kept = session.after_failure("choose among the choices of an operation", error, choices)
-        return with_code(kept) or with_code(choices)
+            return session.after_failure("choose among the choices of an operation", error, choices)
 
     return forecast_autotune_preprocessing
 
@@ -153,6 +153,24 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
             return choices[: len(choices) - len(added)]
 
     return finalize
+
+
+def _generate(original: AnyFunction, context: HookContext) -> AnyFunction:
+    """`generate`: a template remembers how to make a choice for other sizes."""
+
+    def generate(self: object, *args: Any, **kwargs: Any) -> Any:
+        choice = original(self, *args, **kwargs)
+        session = context.session
+        if session is not None and choice is not None:
+            try:
+                if dynamic_symbols(choice.input_nodes, choice.layout):
+                    again = functools.partial(original, self, *args, **kwargs)
+                    setattr(choice, REGENERATE_ATTRIBUTE, again)
+            except Exception as error:
+                session.warn_once("remember how a choice was made", error)
+        return choice
+
+    return generate
 
 
 def _template_configs(original: AnyFunction, context: HookContext) -> AnyFunction:
