@@ -1,9 +1,8 @@
-"""Texts of a model in this process: callers that wait share a pass, and each gets and pays for its own."""
+"""Texts of a model in this process: callers take turns, and each gets and pays for its own."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import torch
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_integrations.models.factory import text_generator
-from forecast_integrations.models.transformers import generation as module
 from forecast_integrations.models.transformers.generation import LocalGenerator
 from forecast_integrations.models.transformers.loading import LoadedModel, ModelSource
 from tests.integrations.models import tiny_models
@@ -38,23 +36,19 @@ class Told(LocalGenerator):
     def __init__(self, model: str, **options: Any) -> None:
         self.passes: list[list[str]] = []
         self.heard: list[Usage] = []
-        self.writing, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
         super().__init__(
             ModelSource(model, device="cpu"), timeout_s=LONG_S, on_usage=self.heard.append, **options
         )
 
     def run_pass(self, loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
         self.passes.append(list(prompts))
-        self.writing.set()
-        assert self.go_on.wait(LONG_S)
         if self.fails is not None:
             raise self.fails
         return [(f"after {p}", len(p), 7) for p in prompts]
 
 
 def together(write: LocalGenerator, asked: Sequence[tuple[str, int]]) -> list[list[str] | Exception]:
-    """What callers get who ask while the model writes for another one."""
+    """What callers get who ask at once."""
     found: list[list[str] | Exception] = [[]] * len(asked)
 
     def ask(number: int, prompt: str, n: int) -> None:
@@ -71,54 +65,23 @@ def together(write: LocalGenerator, asked: Sequence[tuple[str, int]]) -> list[li
     return found
 
 
-def meanwhile(write: Told, asked: Sequence[tuple[str, int]]) -> list[list[str] | Exception]:
-    """The same, all of them arriving before the pass that is under way ends."""
-    write.go_on.clear()
-    first = threading.Thread(target=write, args=("first", 1))
-    first.start()
-    assert write.writing.wait(LONG_S)
-
-    def release() -> None:
-        while len(write._waiting) < len(asked):
-            time.sleep(0.001)
-        write.go_on.set()
-
-    threading.Thread(target=release).start()
-    found = together(write, asked)
-    first.join(LONG_S)
-    return found
-
-
-def test_who_waits_shares_a_pass_and_gets_texts_of_its_own(model: str) -> None:
+def test_callers_take_turns_and_get_texts_of_their_own(model: str) -> None:
     write = Told(model)
-    found = meanwhile(write, [("a", 2), ("bb", 1), ("ccc", 3)])
-    assert found == [["after a"] * 2, ["after bb"], ["after ccc"] * 3]
-    assert write.passes[0] == ["first"]
-    assert sorted(write.passes[1]) == ["a", "a", "bb", "ccc", "ccc", "ccc"]
-    assert sorted((u.prompt_tokens, u.output_tokens) for u in write.heard) == [
-        (1, 14),
-        (2, 7),
-        (3, 21),
-        (5, 7),
+    assert together(write, [("a", 2), ("bb", 1), ("ccc", 3)]) == [
+        ["after a"] * 2,
+        ["after bb"],
+        ["after ccc"] * 3,
     ]
+    assert sorted(map(sorted, write.passes)) == [["a", "a"], ["bb"], ["ccc", "ccc", "ccc"]]
+    heard = sorted((u.prompt_tokens, u.output_tokens) for u in write.heard)
+    assert heard == [(1, 14), (2, 7), (3, 21)]
 
 
-def test_a_pass_has_so_many_rows_and_no_caller_is_forgotten(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ROWS", 4)
-    write = Told(model)
-    found = meanwhile(write, [(p, 3) for p in "abc"] + [("large", 9)])
-    assert [len(texts) for texts in found if isinstance(texts, list)] == [3, 3, 3, 9]
-    assert all(len(rows) <= 4 or rows == ["large"] * 9 for rows in write.passes)
-
-
-def test_those_who_share_a_pass_share_its_failure_and_the_next_pass_is_new(model: str) -> None:
+def test_after_a_failure_the_next_call_is_served(model: str) -> None:
     write = Told(model)
     write.fails = LLMError("the model failed")
     found = together(write, [("a", 1), ("b", 1)])
     assert all(isinstance(one, LLMError) for one in found)
-    assert len(write.heard) == 2, "also a call without a text is told"
     write.fails = None
     assert write("c", 1) == ["after c"]
 
@@ -149,15 +112,6 @@ def test_a_model_that_cannot_be_loaded_is_told_to_each_caller(tmp_path: Path) ->
     for _ in range(2):
         with pytest.raises(LLMError, match="no tokenizer at"):
             write("x", 1)
-
-
-def test_rows_of_other_lengths_change_nothing_of_a_text(model: str) -> None:
-    """Prompts are filled up on the left: nothing is drawn here, so that texts can be compared."""
-    write = LocalGenerator(ModelSource(model, device="cpu"), timeout_s=LONG_S, temperature=0.0, max_tokens=8)
-    prompts = ["kernel", "BLOCK=64 num_warps=4\n" * 9, "num_warps"]
-    alone = [write(prompt, 1) for prompt in prompts]
-    assert together(write, [(prompt, 1) for prompt in prompts]) == alone
-    assert write("kernel", 5) == alone[0], "nothing is drawn, so there is one text"
 
 
 def test_texts_are_drawn_and_what_they_cost_is_told(model: str) -> None:

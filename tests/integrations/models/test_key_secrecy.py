@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import codecs
 import gzip
 import json
 import logging
@@ -44,30 +43,22 @@ ENCODINGS: Mapping[str, Callable[[str], str]] = {
     "plain": lambda key: key,
     "without its end": lambda key: key[:-1],
     "eight bytes": lambda key: key[9:17],
-    "reversed": lambda key: key[::-1],
     "base64": lambda key: base64.b64encode(key.encode()).decode(),
     "base64 of the header": lambda key: base64.b64encode(f"Bearer {key}".encode()).decode(),
     "base64 for URLs": lambda key: base64.urlsafe_b64encode(b"x" + key.encode()).decode(),
     "base64 in lines": lambda key: base64.encodebytes(b"xy" + key.encode() * 3).decode(),
-    "base64, reversed": lambda key: base64.b64encode(key[::-1].encode()).decode(),
-    "base32": lambda key: base64.b32encode(key.encode()).decode(),
     "hexadecimal": lambda key: key.encode().hex(),
     "hexadecimal, upper case": lambda key: key.encode().hex(" ").upper(),
     "URL": lambda key: quote(key, safe=""),
     "URL, all of it": every("%{:02X}"),
     "escapes of bytes": every("\\x{:02x}"),
     "escapes of Unicode": every("\\u{:04x}"),
-    "HTML": every("&#{};"),
     "HTML, hexadecimal": every("&#x{:x};"),
-    "octal": every("\\{:o}"),
-    "decimal": lambda key: str(list(key.encode())),
-    "bits": every("{:08b} "),
     "JSON": lambda key: json.dumps(json.dumps(key)),
     "split by spaces": " ".join,
     "split by lines": lambda key: "\n".join(key[i : i + 4] for i in range(0, len(key), 4)),
     "split into strings": lambda key: '" + "'.join(key[i : i + 5] for i in range(0, len(key), 5)),
     "upper case": str.upper,
-    "rot13": lambda key: codecs.encode(key, "rot13"),
 }
 PACKED: Mapping[str, Callable[[str], bytes]] = {
     "gzip": lambda key: gzip.compress(key.encode()),
@@ -86,7 +77,7 @@ def leaks(data: bytes, key: str = KEY) -> list[str]:
         length = max(8, -(-8 * len(text) // len(key)))
         # A piece of one repeated digit or separator says nothing.
         pieces = (text[i : i + length] for i in range(len(text) - length + 1))
-        if any(piece in data for piece in pieces if len(set(piece)) > 4 or name == "bits"):
+        if any(piece in data for piece in pieces if len(set(piece)) > 4):
             found.append(name)
     return found
 

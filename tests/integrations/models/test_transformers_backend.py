@@ -149,23 +149,6 @@ def test_what_is_kept_of_prefixes_changes_no_answer(saved: Saved) -> None:
     same(ask(backend, texts), first, 1e-6)  # what was kept has not been written to
 
 
-def test_prefixes_are_kept_within_a_limit(saved: Saved) -> None:
-    roomy, none = opened(saved("llama")), opened(saved("llama"), cache_bytes=0)
-    prompts = [f"{i} {PREFIX}" for i in range(3)]
-    for prompt in prompts:
-        same(ask(roomy, suffixes(5), prompt), ask(none, suffixes(5), prompt), 1e-6)
-    each = roomy._prefixes.nbytes / 3
-    tight = opened(saved("llama"), cache_bytes=int(2.5 * each))
-    for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
-        ask(tight, suffixes(5), prompt)
-    assert len(roomy._prefixes) == 3
-    assert len(none._prefixes) == 0
-    assert len(tight._prefixes) == 2
-    assert tight._prefixes.nbytes <= 2.5 * each
-    cached = [ask(tight, suffixes(5), prompt).usage.cached_tokens for prompt in (prompts[0], prompts[1])]
-    assert cached[0] > 100 > cached[1], "the one asked for longest ago made room"
-
-
 def test_the_mass_is_the_labels_share_of_everything(saved: Saved) -> None:
     answer = ask(opened(saved("llama")), suffixes(3))
     np.testing.assert_allclose(answer.mass, plain_forward(saved("llama"), suffixes(3)).mass, atol=1e-5)
@@ -445,30 +428,6 @@ def test_a_candidate_beyond_all_memory_is_left_out(folder: str, monkeypatch: pyt
     assert answer.answered.tolist() == [True] * 10 + [False]
     assert answer.trouble == ("there was not enough memory on cpu to read a candidate",)
     assert max(asked) > min(asked) > 0
-
-
-def test_warming_stays_within_memory(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU does in `prepare`; the CPU can, too."""
-    backend = opened(folder)
-    backend.prepare()
-    way, rows = backend._open.prefill, []
-    read = way.read
-
-    def counted(past: Any, suffixes: Any, labels: Any) -> Any:
-        rows.append((len(past), len(suffixes), {len(ids) for ids in suffixes}))
-        return read(past, suffixes, labels)
-
-    monkeypatch.setattr(way, "read", counted)
-    with torch.inference_mode():
-        for limit in (1 << 30, 1, 0):
-            way.warm_up(limit, prefix=70, rows=9, length=6)
-    assert rows == [(70, 9, {6}), (70, 1, {6}), (70, 1, {6})]
-
-    def none(past: Any, suffixes: Any, labels: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(way, "read", none)
-    way.warm_up(1 << 30, prefix=70, rows=9, length=6)  # a cold start is no failure
 
 
 def test_the_hosts_settings_stay_as_they_are(folder: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -30,19 +29,20 @@ from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Us
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.probe import Probe, ProbeMismatch, find_probe, weights_identity
 from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
-from forecast_autotune.records import digest
-from forecast_autotune.settings import Settings, cache_directory
 from forecast_integrations.models.transformers.loading import ModelSource, load_model, unless_out_of_memory
-from forecast_integrations.models.transformers.prefill import Prefill, Prefix, PrefixCache, open_prefill
+from forecast_integrations.models.transformers.prefill import (
+    EMPTY_PREFIX,
+    Prefill,
+    Prefix,
+    common_prefix_length,
+    open_prefill,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
 Array = npt.NDArray[np.float64]
-
-_TYPICAL_FORECAST = {"prefix": 1500, "rows": 100, "length": 40}
-"""Tokens and candidates of a usual forecast: what a GPU reads once in `prepare`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TransformersBackend(Backend):
 
     `model` and `adapter` (LoRA) are folders or names on the Hugging Face hub, which is asked only for what
     is not on this machine. `device` and `dtype` are chosen by `loading` if they are not given. `memory_bytes` limits
-    what a pass takes beside the weights, `cache_bytes` what is kept of prefixes.
+    what a pass takes beside the weights.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class TransformersBackend(Backend):
         device: str | None = None,
         dtype: str | None = None,
         memory_bytes: int = 1 << 30,
-        cache_bytes: int = 1 << 29,
     ) -> None:
         self.name = f"transformers:{model}" + (f"+{adapter}" if adapter else "")
         self._source = ModelSource(model, adapter, device, dtype)
         self._memory = float(memory_bytes)
-        self._prefixes = PrefixCache(cache_bytes)
+        self._kept = EMPTY_PREFIX
+        """The prefix that was read last."""
         self._lock = Lock()
         self._open: _OpenModel | None = None
         self._failed = ""
@@ -90,7 +90,7 @@ class TransformersBackend(Backend):
         return self._open is not None
 
     def prepare(self) -> None:
-        """Load, check how the model can be read, and read once.
+        """Load, and check how the model can be read.
 
         Raises `LLMError` when the model cannot be loaded; it is not tried again before `close`.
         """
@@ -161,11 +161,7 @@ class TransformersBackend(Backend):
         with self._settled(model):
             prefill = open_prefill(model, tokens)
             it = _OpenModel(model, tokens, prefill, context)
-            if probe is not None:
-                it = self._checked(it, probe)
-            elif model.device.type == "cuda" and context > sum(_TYPICAL_FORECAST.values()):
-                prefill.warm_up(self._memory, **_TYPICAL_FORECAST)
-        return it
+            return it if probe is None else self._checked(it, probe)
 
     def _checked(self, it: _OpenModel, probe: Probe) -> _OpenModel:
         """The model, read behind a kept prefix or in full, as it answers the probe as its trainer saw.
@@ -175,16 +171,9 @@ class TransformersBackend(Backend):
 
         def check(way: _OpenModel) -> _OpenModel:
             self._forget()
-            passed = self._passed(way)
-            if passed.is_file():
-                probe.check_tokens(self.name, way.tokens)
-                return way
             ask = partial(self._answer, way, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf)
             dtype = str(way.model.dtype).removeprefix("torch.")
             probe.check(self.name, ask, dtype=dtype, tokens=way.tokens)
-            with contextlib.suppress(OSError):
-                passed.parent.mkdir(parents=True, exist_ok=True)
-                passed.touch()
             return way
 
         try:
@@ -195,28 +184,6 @@ class TransformersBackend(Backend):
                 raise
             return check(replace(it, prefill=Prefill(it.model, keeps_prefix=False)))
 
-    def _passed(self, it: _OpenModel) -> Path:
-        """A file that is there once these files passed their probe, read so, by these releases and on this device.
-
-        On a CPU, the answers take longer than loading does.
-        """
-        import torch
-        import transformers
-
-        folders = [Path(f).expanduser().resolve() for f in (self._source.adapter, self._source.model) if f]
-        files = [
-            (str(p), p.stat().st_size, p.stat().st_mtime_ns) for f in folders for p in sorted(f.glob("*"))
-        ]
-        device = torch.cuda.get_device_name(it.model.device) if it.model.device.type == "cuda" else "cpu"
-        how = (
-            device,
-            str(it.model.dtype),
-            it.prefill.keeps_prefix,
-            torch.__version__,
-            transformers.__version__,
-        )
-        return cache_directory(Settings.from_environment().cache_dir) / "llm" / "probes" / digest(files, how)
-
     def _past(self, it: _OpenModel, ids: Ids, shortest: int) -> tuple[Prefix, int]:
         """The prefix as the model keeps it, and how many tokens of it were known before."""
         if len(ids) + shortest > it.context:
@@ -224,7 +191,7 @@ class TransformersBackend(Backend):
                 f"a prompt must fit the model's {it.context} positions; this one has {len(ids)} tokens "
                 f"before and {shortest} or more of each candidate: shorten it, or use another model"
             )
-        known = self._prefixes.longest_match(ids)
+        known = self._kept.cropped(common_prefix_length(self._kept.ids, ids))
         cached = len(known) if known.layers else 0
         if len(known) == len(ids):
             return known, cached
@@ -235,7 +202,7 @@ class TransformersBackend(Backend):
                 f"there was not enough memory on {it.model.device} to read a prefix of {len(ids)} tokens: "
                 "free some, or choose a smaller model or another device"
             )
-        self._prefixes.put(past)
+        self._kept = past
         return past, cached
 
     def _read(
@@ -272,10 +239,10 @@ class TransformersBackend(Backend):
         return logits, totals, trouble
 
     def _forget(self) -> None:
-        """Drop what is kept of prefixes, and give back what the allocator holds free on a GPU."""
+        """Drop the kept prefix, and give back what the allocator holds free on a GPU."""
         import torch
 
-        self._prefixes.clear()
+        self._kept = EMPTY_PREFIX
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 

@@ -1,15 +1,10 @@
-"""Texts of a model in this process. A request that comes while it writes is served by its next pass, with all others.
-
-A pass writes many texts in little more time than one: each token costs a reading of all weights, for however
-many rows. So callers that wait share a pass, whatever each of them asks.
-"""
+"""Texts of a model in this process, those of one prompt in one pass: each token costs a reading of all weights."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from forecast_autotune.llm.backend import LLMError, Usage, UsageCallback, ignore_usage, require_texts
 from forecast_integrations.models.http.completions import MAX_TOKENS
@@ -21,29 +16,12 @@ from forecast_integrations.models.transformers.loading import (
     unless_out_of_memory,
 )
 
-ROWS = 64
-"""Most texts of one pass, unless a single caller asks for more."""
-BATCHING_WAIT_S = 0.05
-"""How long a pass waits for callers that come together: nothing next to the seconds that it takes."""
-
-
-@dataclass
-class _GenerationCall:
-    """One call."""
-
-    prompt: str
-    n: int
-    texts: list[str] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
-    error: Exception | None = None
-    done: bool = False
-
 
 class LocalGenerator:
-    """Writes by transformers; loaded when it first writes. Thread-safe.
+    """Writes by transformers; loaded when it first writes. Threads may share one: they take turns.
 
     A model with a chat template answers the prompt, one without continues it. `timeout_s` limits a pass, and
-    `on_usage` gets, in each caller's thread, the cost of its own texts; the seconds are those of the whole pass.
+    `on_usage` gets the cost of each call.
     """
 
     def __init__(
@@ -58,57 +36,18 @@ class LocalGenerator:
         self._source, self._timeout_s, self._on_usage = source, timeout_s, on_usage
         self._temperature, self._max_tokens = temperature, max_tokens
         self._loaded: LoadedModel | None = None
-        self._turn, self._arriving = threading.Lock(), threading.Lock()
-        self._waiting: list[_GenerationCall] = []
+        self._turn = threading.Lock()
 
     def __call__(self, prompt: str, n: int) -> list[str]:
         """Up to `n` texts, a single one where nothing is drawn. Raises `LLMError`."""
-        call = _GenerationCall(prompt, n if self._temperature > 0 else 1)
-        with self._arriving:
-            self._waiting.append(call)
         with self._turn:
-            if not call.done:
-                self._serve(call)
-        self._on_usage(call.usage)
-        if call.error is not None:
-            raise call.error
-        return require_texts([text for text in call.texts if text.strip()], ["only empty texts"])
-
-    def _serve(self, call: _GenerationCall) -> None:
-        """One pass, for `call` and for those of the others that wait for whom there is room."""
-        try:
             loaded = self._loaded = self._loaded or load_model(self._source)
-        except LLMError:
-            with self._arriving:
-                self._waiting.remove(call)
-            raise
-        time.sleep(BATCHING_WAIT_S)
-        with self._arriving:
-            self._waiting.remove(call)
-            batch, rows = [call], call.n
-            for other in list(self._waiting):
-                if rows + other.n <= ROWS:
-                    rows += other.n
-                    batch.append(other)
-                    self._waiting.remove(other)
-        self._write(loaded, batch)
-
-    def _write(self, loaded: LoadedModel, batch: Sequence[_GenerationCall]) -> None:
-        begin = time.monotonic()
-        try:
-            rows = iter(self._rows(loaded, [one.prompt for one in batch for _ in range(one.n)]))
-            for one in batch:
-                mine = [next(rows) for _ in range(one.n)]
-                # The prompt is read once for each text, and told once: no server charges it again.
-                tokens = sum(count for _, _, count in mine)
-                one.texts = [text for text, _, _ in mine]
-                one.usage = Usage(1, mine[0][1], 0, tokens, time.monotonic() - begin)
-        except Exception as error:  # those who share a pass share its end
-            for one in batch:
-                one.error = error
-        finally:
-            for one in batch:
-                one.done = True
+            begin = time.monotonic()
+            rows = self._rows(loaded, [prompt] * (n if self._temperature > 0 else 1))
+        # The prompt is read once for each text, and told once: no server charges it again.
+        tokens = sum(count for _, _, count in rows)
+        self._on_usage(Usage(1, rows[0][1], 0, tokens, time.monotonic() - begin))
+        return require_texts([text for text, _, _ in rows if text.strip()], ["only empty texts"])
 
     def _rows(self, loaded: LoadedModel, prompts: Sequence[str]) -> list[tuple[str, int, int]]:
         """A text for every prompt, with the tokens of both; in halves where memory is missing."""

@@ -1,14 +1,13 @@
 """How a model reads many suffixes after one prefix: the prefix once, then the suffixes as a batch behind its cache.
 
-The keys and values of prompts that were read before are kept, as most prompts of a kernel begin alike. Their tensors
-are never written to again: a cache of transformers grows by concatenation, into tensors of its own.
+The keys and values of the prompt that was read last are kept, as prompts of a kernel begin alike. Their tensors are
+never written to again: a cache of transformers grows by concatenation, into tensors of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +20,6 @@ from forecast_integrations.models.transformers.loading import (
     PROBE_PREFIX,
     TOLERANCE,
     out_of_memory,
-    unless_out_of_memory,
 )
 
 if TYPE_CHECKING:
@@ -49,53 +47,9 @@ class Prefix:
         layers = tuple((k[:, :, :tokens], v[:, :, :tokens]) for k, v in self.layers)
         return Prefix(self.ids[:tokens], layers)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values."""
-        return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)
-
 
 EMPTY_PREFIX = Prefix(np.zeros(0, np.int64))
 """Before the first token."""
-
-
-class PrefixCache:
-    """Prefixes of the most recent prompts, within a limit of bytes."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._kept: OrderedDict[bytes, Prefix] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def longest_match(self, ids: Ids) -> Prefix:
-        """The longest beginning of `ids` that was read before, cropped from whichever prompt had it."""
-        best, length = None, 0
-        for key, prefix in self._kept.items():
-            shared = common_prefix_length(prefix.ids, ids)
-            if shared > length:
-                best, length = key, shared
-        if best is None:
-            return EMPTY_PREFIX
-        self._kept.move_to_end(best)
-        match = self._kept[best]
-        return match if length == len(match) else match.cropped(length)
-
-    def put(self, prefix: Prefix) -> None:
-        """Remember a prefix; those asked for longest ago make room. One beyond the limit is not kept."""
-        self._kept[prefix.ids.tobytes()] = prefix
-        while self.nbytes > self._limit:
-            self._kept.popitem(last=False)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of everything kept."""
-        return sum(prefix.nbytes for prefix in list(self._kept.values()))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._kept.clear()
 
 
 def common_prefix_length(a: Ids, b: Ids) -> int:
@@ -180,23 +134,6 @@ class Prefill:
             if rows > 1 and (padding > _MAX_PADDING or self.pass_bytes(past, sizes[:rows]) > limit_bytes):
                 return rows - 1
         return len(sizes)
-
-    def warm_up(self, limit_bytes: float, *, prefix: int, rows: int, length: int) -> None:
-        """Read made-up tokens: the first pass of its size has kernels to load and workspaces to allocate.
-
-        No more rows than the limit allows; where memory is missing for those, nothing is warm.
-        """
-        import torch
-
-        ids = np.arange(prefix + length) % self.model.config.get_text_config().vocab_size
-        count = self.rows_that_fit(prefix, [length] * rows, limit_bytes)
-        some = torch.arange(2, device=self.model.device)
-
-        def once() -> None:
-            past = self.extend(EMPTY_PREFIX, ids[:prefix])
-            self.read(past, [ids[prefix:]] * count, some)[0].cpu()
-
-        unless_out_of_memory(once)
 
     def _tensor(self, numbers: npt.NDArray[np.int64]) -> Tensor:
         import torch
