@@ -137,10 +137,21 @@ class CompilingThreads:
             self._queue = [
                 c for c in dict.fromkeys(candidates) if c not in self.done and c not in self._begun
             ]
-            for _ in range(min(len(self._queue) - self._idle, self._workers - len(self._threads))):
-                self._threads.append(threading.Thread(target=self._work, name="compile", daemon=True))
-                self._threads[-1].start()
-            self._changed.notify_all()
+            self._begin()
+
+    def _begin(self) -> None:
+        for _ in range(min(len(self._queue) - self._idle, self._workers - len(self._threads))):
+            self._threads.append(threading.Thread(target=self._work, name="compile", daemon=True))
+            self._threads[-1].start()
+        self._changed.notify_all()
+
+    def leave_behind(self, candidate: Candidate, error: Exception) -> None:
+        """Count a compilation that hangs as failed by this; another thread takes the place of its own."""
+        with self._changed:
+            if (begin := self._begun.pop(candidate, None)) is not None:
+                self.done[candidate] = Compiled(candidate, None, error, time.perf_counter() - begin)
+                self._workers += 1
+                self._begin()
 
     def running(self) -> Mapping[Candidate, float]:
         """The candidates that compile now, with their seconds so far."""
@@ -153,13 +164,12 @@ class CompilingThreads:
         with self._changed:
             return self._changed.wait_for(lambda: enough({*self._queue, *self._begun}), within_s)
 
-    def close(self) -> None:
-        """Drop what has not begun, and wait for what has."""
+    def close(self, within_s: float | None = None) -> None:
+        """Drop what has not begun, and wait for what has, at most so many seconds."""
         with self._changed:
             self._queue, self._closed = [], True
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
+            self._changed.wait_for(lambda: not self._begun, within_s)
 
     def _work(self) -> None:
         while True:
@@ -177,9 +187,9 @@ class CompilingThreads:
             except Exception as raised:
                 error = raised
             with self._changed:
-                del self._begun[candidate]
-                self.done[candidate] = Compiled(candidate, result, error, time.perf_counter() - begin)
-                self._changed.notify_all()
+                if self._begun.pop(candidate, None) is not None:
+                    self.done[candidate] = Compiled(candidate, result, error, time.perf_counter() - begin)
+                    self._changed.notify_all()
 
 
 _TURNS = 3

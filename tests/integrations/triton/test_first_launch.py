@@ -43,7 +43,7 @@ def compute_after(before: Callable[[], object], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def computed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def computed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A process that knows no hash; every computation leaves its pid in this file, on a line of its own."""
     record = tmp_path / "computed"
     record.touch()
@@ -54,26 +54,18 @@ def computed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
             file.write(f"{os.getpid()}\n")
 
     compute_after(note, monkeypatch)
-    yield record
-    first_launch.COMPILER_HASH.stop()
+    return record
 
 
-def adopted(shared: CompilerHash, count: int) -> list[str]:
-    """What so many children use, as they compile."""
-
-    def adopt() -> str:
-        shared.adopt()
-        return str(module.triton_key())
-
-    return list(run_in_children([adopt] * count, 20.0))
+def seen(count: int) -> list[str]:
+    """What so many children use."""
+    return list(run_in_children([lambda: str(module.triton_key())] * count, 20.0))
 
 
 def test_children_take_it_from_this_process(computed_by: Path) -> None:
-    shared = CompilerHash()
-    shared.start()
-    assert adopted(shared, 3) == [module.triton_key()] * 3
+    CompilerHash().settle()
+    assert seen(3) == [module.triton_key()] * 3
     assert computed_by.read_text().split() == [str(HERE)]
-    assert shared._shared is None, "they have it by inheritance"
 
 
 @pytest.fixture
@@ -86,59 +78,24 @@ def hashing(monkeypatch: pytest.MonkeyPatch, computed_by: Path) -> Iterator[thre
     may_end.set()
 
 
-@pytest.mark.parametrize("what", ["never comes", "is too long to share"])
-def test_a_hash_that_is_not_shared_is_computed(
-    hashing: threading.Event, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    if what == "never comes":
-        monkeypatch.setattr(first_launch, "_WAIT_S", 0.05)
-    else:
-        monkeypatch.setattr(first_launch, "_BYTES", 16)
-        hashing.set()
-    shared = CompilerHash()
-    shared.start_early()
-    shared.start()
-    (text,) = adopted(shared, 1)
-    hashing.set()
-    assert text == module.triton_key()
-    shared.stop()
-
-
 def test_a_forked_process_computes_its_own(hashing: threading.Event) -> None:
-    """What its parent has begun is not the fork's to wait for, nor to end."""
-    shared = CompilerHash()
-    shared.start_early()
-    shared.start()
-
-    def restart() -> None:
-        shared.start()
-        shared.settle()
-
-    assert os.waitpid(child(restart), 0)[1] == 0
+    """What its parent has begun is not the fork's to wait for."""
+    early = CompilerHash()
+    early.start_early()
+    assert os.waitpid(child(early.settle), 0)[1] == 0
     hashing.set()
-    assert adopted(shared, 1) == [module.triton_key()]
-    shared.stop()
 
 
-@pytest.mark.parametrize("begun_first", [True, False])
 def test_children_take_it_from_the_thread_that_began_early(
-    hashing: threading.Event, computed_by: Path, begun_first: bool
+    hashing: threading.Event, computed_by: Path
 ) -> None:
-    shared = CompilerHash()
-    shared.start_early()
-    shared.start_early()
-    if begun_first:
-        shared.start()
-        threading.Timer(0.1, hashing.set).start()
-    else:
-        hashing.set()
-        shared.settle()
-        shared.start()
-    answers = adopted(shared, 2)
-    shared.settle()
-    assert answers == [module.triton_key()] * 2
+    early = CompilerHash()
+    early.start_early()
+    early.start_early()
+    threading.Timer(0.1, hashing.set).start()
+    early.settle()
+    assert seen(2) == [module.triton_key()] * 2
     assert computed_by.read_text().split() == [str(HERE)], "once, in this process"
-    shared.stop()
 
 
 def test_without_a_driver_nothing_begins_early(computed_by: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ A fork holds its caller up while the page tables are copied: 20 ms in a process 
 decision with sixteen compilations would stand still for a third of a second; its dispatcher forks them while it goes
 on. Children share the dispatcher's memory as it was when it was forked, at the first request.
 
-Between a dispatcher and this process go frames: four bytes of length, then the content. A request is a pickled tuple,
-`("start", number, task, argument)` or `("kill", number)`; both ends run the same program, one being the other's fork.
-An answer is an `Answer`, as JSON with the child's own JSON in it.
+To a dispatcher go `("start", number, task, argument)` and `("kill", number)`; both ends run the same program, one being
+the other's fork. From it come `Answer`s.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ import json
 import mmap
 import os
 import pickle
-import select
-import selectors
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -34,8 +30,9 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -122,29 +119,29 @@ def _fork() -> int:
         return os.fork()
 
 
-def fork_task(write: Callable[[int], None], nice: int) -> tuple[int, int]:
+def fork_task(write: Callable[[Connection], None], nice: int) -> tuple[int, Connection]:
     """Fork a child that calls `write(pipe)` and leaves; its pid and the pipe's other end, for the caller to read.
 
     The child leaves with status 0, or 1 if `write` raised. Raises `OSError` when no process can be had.
     """
-    inward, outward = os.pipe()
+    inward, outward = Pipe(duplex=False)
     parent = os.getpid()
     try:
         pid = fork_process()
     except BaseException:
-        os.close(inward)
-        os.close(outward)
+        inward.close()
+        outward.close()
         raise
     if pid == 0:
         code = 1
         try:
-            os.close(inward)
+            inward.close()
             settle_in(parent, nice)
             write(outward)
             code = 0
         finally:
             os._exit(code)
-    os.close(outward)
+    outward.close()
     return pid, inward
 
 
@@ -194,12 +191,6 @@ def kill_group(pid: int) -> None:
             target(pid, signal.SIGKILL)
 
 
-def write_whole(pipe: int, data: bytes) -> None:
-    """Write all of `data`, however often the pipe is full. Raises `OSError` when nobody can read it."""
-    while data:
-        data = data[os.write(pipe, data) :]
-
-
 HUNG_S = 10.0
 """Seconds of sleep after which a process counts as hung."""
 _BUSY = "RDTt"
@@ -244,14 +235,10 @@ def processor_ticks(leaders: Iterable[int]) -> dict[int, int | None]:
     return used
 
 
-_LENGTH = struct.Struct("!I")
-_BLOCK = 1 << 16
 _REAP_S = 0.05
 """Children that have answered take milliseconds to give their memory back; they are looked for so often."""
 _WATCH_S = 1.0
 """Seconds between two looks for children that hang."""
-_GREETING = -1
-"""The number of the answer that each process gives to nobody, to show that it has begun."""
 
 
 @dataclass(frozen=True)
@@ -269,32 +256,8 @@ class Answer:
     """Whether it was ended for doing nothing."""
 
 
-@dataclass
-class FrameReader:
-    """Cuts a stream of bytes into frames."""
-
-    received: bytearray = field(default_factory=bytearray)
-
-    def frames(self, block: bytes) -> list[bytes]:
-        """The contents of the frames that are whole with this block."""
-        self.received += block
-        contents = []
-        while len(self.received) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self.received)[0]
-            if len(self.received) < end:
-                break
-            contents.append(bytes(self.received[_LENGTH.size : end]))
-            del self.received[:end]
-        return contents
-
-
-def frame(content: bytes) -> bytes:
-    """The content with its length before it."""
-    return _LENGTH.pack(len(content)) + content
-
-
 def run_dispatcher(
-    ends: Sequence[socket.socket], tasks: Mapping[str, Callable[[Any], object]], nice: int
+    ends: Sequence[Connection], tasks: Mapping[str, Callable[[Any], object]], nice: int
 ) -> None:
     """In the dispatcher's process: become as many processes as there are ends, and serve each end.
 
@@ -322,122 +285,85 @@ def run_dispatcher(
         os.waitpid(pid, 0)
 
 
-@dataclass
-class _Child:
-    """A running child of a dispatcher's process."""
-
-    number: int
-    pid: int
-    pipe: int
-    reader: FrameReader = field(default_factory=FrameReader)
-
-
 class _DispatcherLoop:
-    """One process of a dispatcher. It never waits for whoever listens, nor for a child."""
+    """One process of a dispatcher."""
 
-    def __init__(self, end: socket.socket, tasks: Mapping[str, Callable[[Any], object]], nice: int) -> None:
+    def __init__(self, end: Connection, tasks: Mapping[str, Callable[[Any], object]], nice: int) -> None:
         self._end, self._tasks, self._nice = end, tasks, nice
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, tuple[int, Connection]] = {}
+        """Pid and pipe of each that runs, by its number."""
         self._ending: set[int] = set()
         """Pids of children that have answered or were killed."""
-        self._outgoing = bytearray()
-        self._requests = FrameReader()
         self._hung = HungProcesses()
         self._watch_at = time.monotonic() + _WATCH_S
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(end, selectors.EVENT_READ)
-        end.setblocking(False)
 
     def run(self) -> None:
         """Serve until the other end was shut down; then end all children."""
-        with contextlib.suppress(OSError):  # nobody listens any more
-            self._answer(Answer(_GREETING))
-            while self._serve():
-                pass
-        pids = self._ending | {child.pid for child in self._children.values()}
+        with contextlib.suppress(OSError, EOFError):  # nobody listens any more
+            self._end.send(None)  # it has begun
+            while True:
+                self._serve()
+        pids = self._ending | {pid for pid, _ in self._children.values()}
         for pid in pids:
             kill_group(pid)
         for pid in pids:
             os.waitpid(pid, 0)
 
-    def _serve(self) -> bool:
-        """Wait for something to do and do it. False when the other end is gone."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        self._selector.modify(self._end, events)
-        wait = _REAP_S if self._ending else _WATCH_S if self._children else None
-        for key, mask in self._selector.select(wait):
-            if key.fileobj is not self._end:
-                self._listen(key.data)
-                continue
-            if mask & selectors.EVENT_WRITE:
-                self._send()
-            if mask & selectors.EVENT_READ:
-                block = self._end.recv(_BLOCK)
-                if not block:
-                    return False
-                for content in self._requests.frames(block):
-                    self._obey(*pickle.loads(content))
+    def _serve(self) -> None:
+        """Wait for something to do and do it. Raises `OSError` or `EOFError` when the other end is gone."""
+        numbers: dict[Any, int] = {pipe: number for number, (_, pipe) in self._children.items()}
+        wait_s = _REAP_S if self._ending else _WATCH_S if numbers else None
+        for ready in wait([self._end, *numbers], wait_s):
+            if ready is self._end:
+                self._obey(*pickle.loads(self._end.recv_bytes()))
+            elif (number := numbers[ready]) in self._children:  # it was not killed in this round
+                self._listen(number)
         self._ending = {pid for pid in self._ending if os.waitpid(pid, os.WNOHANG)[0] == 0}
-        self._end_hung()
-        return True
-
-    def _end_hung(self) -> None:
-        if time.monotonic() < self._watch_at:
-            return
-        self._watch_at = time.monotonic() + _WATCH_S
-        hung = self._hung.among([child.pid for child in self._children.values()])
-        for child in [one for one in self._children.values() if one.pid in hung]:
-            kill_group(child.pid)
-            self._forget(child)
-            self._answer(Answer(child.number, status=signal.SIGKILL, hung=True))
+        if time.monotonic() >= self._watch_at:
+            self._watch_at = time.monotonic() + _WATCH_S
+            hung = self._hung.among([pid for pid, _ in self._children.values()])
+            for number in [n for n, (pid, _) in self._children.items() if pid in hung]:
+                kill_group(self._forget(number))
+                self._end.send(Answer(number, status=signal.SIGKILL, hung=True))
 
     def _obey(self, verb: str, number: int, *details: Any) -> None:
         if verb == "start":
             try:
                 self._start(number, *details)
             except OSError as error:
-                self._answer(Answer(number, refusal=str(error)))
-        elif (child := self._children.get(number)) is not None:
-            kill_group(child.pid)
-            self._forget(child)
+                self._end.send(Answer(number, refusal=str(error)))
+        elif number in self._children:
+            kill_group(self._forget(number))
 
     def _start(self, number: int, task: str, argument: object) -> None:
-        def write_answer(pipe: int) -> None:
+        def answer(pipe: Connection) -> None:
             self._end.close()
-            self._selector.close()
-            write_whole(pipe, frame(json.dumps(self._tasks[task](argument)).encode()))
+            pipe.send_bytes(json.dumps(self._tasks[task](argument)).encode())
 
-        pid, pipe = fork_task(write_answer, self._nice)
-        child = self._children[number] = _Child(number, pid, pipe)
-        self._selector.register(pipe, selectors.EVENT_READ, child)
+        self._children[number] = fork_task(answer, self._nice)
 
-    def _listen(self, child: _Child) -> None:
-        if child.number not in self._children:
-            return  # it was killed in this round
-        block = os.read(child.pipe, _BLOCK)
-        texts = child.reader.frames(block)
-        if texts:
-            # Without waiting for its end: what it has used takes milliseconds to free.
-            self._forget(child)
-            self._answer(Answer(child.number, texts[0].decode()))
-        elif not block:
-            self._forget(child)
-            self._ending.discard(child.pid)
-            self._answer(Answer(child.number, status=os.waitpid(child.pid, 0)[1]))
+    def _listen(self, number: int) -> None:
+        text = _text_of(self._children[number][1])
+        pid = self._forget(number)
+        if text:  # without waiting for its end: what it has used takes milliseconds to free
+            self._end.send(Answer(number, text))
+        else:
+            self._ending.discard(pid)
+            self._end.send(Answer(number, status=os.waitpid(pid, 0)[1]))
 
-    def _forget(self, child: _Child) -> None:
-        self._selector.unregister(child.pipe)
-        os.close(child.pipe)
-        del self._children[child.number]
-        self._ending.add(child.pid)
+    def _forget(self, number: int) -> int:
+        pid, pipe = self._children.pop(number)
+        pipe.close()
+        self._ending.add(pid)
+        return pid
 
-    def _answer(self, answer: Answer) -> None:
-        self._outgoing += frame(json.dumps(asdict(answer)).encode())
-        self._send()
 
-    def _send(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # even a socket that was said to be writable may be full
-            del self._outgoing[: self._end.send(self._outgoing)]
+def _text_of(pipe: Connection) -> str:
+    """The answer of a child; empty where it has died without one."""
+    try:
+        return pipe.recv_bytes().decode()
+    except (OSError, EOFError):
+        return ""
 
 
 NICE = 5
@@ -462,8 +388,8 @@ class Dispatcher:
         self._processes = max(1, min(_MAX_PROCESSES, workers // _STARTS_PER_PROCESS))
         self._pid = 0
         self._owner = 0
-        self._ends: list[tuple[socket.socket, FrameReader]] = []
-        self._silent: set[socket.socket] = set()
+        self._ends: list[Connection] = []
+        self._silent: set[Connection] = set()
         """Ends from which nothing has come so far, not even a greeting."""
         self._forked_at = 0.0
         self._outstanding: set[int] = set()
@@ -478,7 +404,7 @@ class Dispatcher:
         """
         number = self._count
         try:
-            request = frame(pickle.dumps(("start", number, task, argument)))
+            request = pickle.dumps(("start", number, task, argument))
         except Exception:  # objects of the user's may fail in any way
             return None
         if self._closed:
@@ -500,39 +426,37 @@ class Dispatcher:
         self._answers.pop(number, None)
         if number in self._outstanding:
             self._outstanding.discard(number)
-            self._send(number, frame(pickle.dumps(("kill", number))))
+            self._send(number, pickle.dumps(("kill", number)))
 
     def take(self, number: int) -> Answer | None:
         """The answer of this child, once; None while there is none."""
         return self._answers.pop(number, None)
 
-    def descriptors(self) -> list[int]:
-        """Return the descriptors that become readable when `listen` has something to hear."""
-        return [end.fileno() for end, _ in self._ends]
+    @property
+    def ends(self) -> Sequence[Connection]:
+        """Connections that become readable when `listen` has something to hear."""
+        return self._ends
 
     def listen(self) -> None:
         """Take in messages, without waiting. All children of a dispatcher that died are dead as well."""
-        for end, reader in list(self._ends):
-            if not self._hear(end, reader):
-                self._give_up()
-                return
+        if not all(map(self._hear, self._ends)):
+            self._give_up()
+            return
         if self._silent and time.perf_counter() > self._forked_at + HUNG_S:
             self._give_up(hung=True)
 
     def close(self) -> None:
         """End all children, and the dispatcher. Returns at once: freeing their memory takes a tenth of a second."""
         self._closed = True
-        if self._owner != os.getpid():  # a fork's copy: the dispatcher is its parent's
-            for end, _ in self._ends:
-                end.close()
-            self._ends.clear()
-            return
-        for end, _ in self._ends:
-            with contextlib.suppress(OSError):
-                # Heard even if another process forked from this one holds a copy.
-                end.shutdown(socket.SHUT_RDWR)
+        is_copy = self._owner != os.getpid()  # a fork's: the dispatcher is its parent's
+        for end in self._ends:
+            if not is_copy:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(end.fileno())) as twin:
+                    twin.shutdown(socket.SHUT_RDWR)  # heard even if another fork of this process holds a copy
             end.close()
         self._ends.clear()
+        if is_copy:
+            return
         self._silent.clear()
         self._outstanding.clear()
         self._answers.clear()
@@ -544,10 +468,10 @@ class Dispatcher:
                 _reap(pid)
 
     def _fork(self) -> None:
-        pairs: list[tuple[socket.socket, socket.socket]] = []
+        pairs: list[tuple[Connection, Connection]] = []
         parent = os.getpid()
         try:
-            pairs.extend(socket.socketpair() for _ in range(self._processes))
+            pairs.extend(Pipe() for _ in range(self._processes))
             pid = fork_process()
         except BaseException:
             for mine, other in pairs:
@@ -567,41 +491,36 @@ class Dispatcher:
         for _, other in pairs:
             other.close()
         self._pid, self._owner, self._forked_at = pid, parent, time.perf_counter()
-        self._ends = [(mine, FrameReader()) for mine, _ in pairs]
-        self._silent = {mine for mine, _ in pairs}
+        self._ends = [mine for mine, _ in pairs]
+        self._silent = set(self._ends)
 
     def _send(self, number: int, request: bytes) -> bool:
         if not self._ends:
             return False
         try:
-            self._ends[number % len(self._ends)][0].sendall(request)
+            self._ends[number % len(self._ends)].send_bytes(request)
         except OSError:
             self._give_up()
             return False
         return True
 
-    def _hear(self, end: socket.socket, reader: FrameReader) -> bool:
+    def _hear(self, end: Connection) -> bool:
         """Whether the process at the other end lives."""
-        while True:
-            try:
-                block = end.recv(1 << 18, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not block:
-                return False
-            self._silent.discard(end)
-            for content in reader.frames(block):
-                answer = Answer(**json.loads(content))
-                if answer.number in self._outstanding:  # it was not killed meanwhile
+        try:
+            while end.poll():
+                answer: Answer | None = end.recv()
+                self._silent.discard(end)
+                if answer is not None and answer.number in self._outstanding:  # it was not killed meanwhile
                     self._outstanding.discard(answer.number)
                     self._answers[answer.number] = answer
+        except (OSError, EOFError):
+            return False
+        return True
 
     def _give_up(self, *, hung: bool = False) -> None:
         """A process of the dispatcher's died or hangs: requests to it are lost, and the others are ended."""
-        for end, reader in self._ends:
-            self._hear(end, reader)
+        for end in self._ends:
+            self._hear(end)
         lost, kept = self._outstanding, self._answers
         self._outstanding = set()
         self._answers = {}
@@ -635,17 +554,17 @@ class DispatchedTask:
 
 @dataclass(eq=False)
 class ForkedChild:
-    """One running child, and what it has said so far."""
+    """One running child, and its answer."""
 
     tag: Any
     began: float
     pid: int = 0
     """0 where a dispatcher has forked it."""
-    pipe: int = -1
+    pipe: Connection | None = None
     dispatcher: Dispatcher | None = None
     number: int = -1
     """Its dispatcher's number for it."""
-    received: bytearray = field(default_factory=bytearray)
+    text: str = ""
     refusal: str = ""
     """Why its dispatcher could start no child; empty where it could."""
     hung: bool = False
@@ -653,7 +572,7 @@ class ForkedChild:
 
     def answer(self) -> Any:
         """Return the task's result. Raises `ValueError` when the child died before it could say."""
-        return json.loads(self.received)
+        return json.loads(self.text)
 
 
 class ForkedChildren:
@@ -680,25 +599,21 @@ class ForkedChildren:
                 child = ForkedChild(tag, time.perf_counter(), dispatcher=dispatched.dispatcher, number=number)
                 self._running.append(child)
                 return
-        pid, pipe = fork_task(lambda pipe: write_whole(pipe, json.dumps(task()).encode()), self._nice)
+        pid, pipe = fork_task(lambda pipe: pipe.send_bytes(json.dumps(task()).encode()), self._nice)
         self._running.append(ForkedChild(tag, time.perf_counter(), pid, pipe))
 
     def finished(self, timeout_s: float) -> tuple[list[tuple[ForkedChild, int]], bool]:
         """Listen for at most `timeout_s`: children that ended, with their wait status, and whether
         anybody said anything."""
         ended = self._dispatched_answers()
-        forked = {child.pipe: child for child in self._running if child.dispatcher is None}
+        forked = {child.pipe: child for child in self._running if child.pipe is not None}
         dispatchers = {id(d): d for child in self._running if (d := child.dispatcher) is not None}
-        poll = select.poll()
-        for descriptor in (*forked, *(fd for d in dispatchers.values() for fd in d.descriptors())):
-            poll.register(descriptor, select.POLLIN)
-        readable = [descriptor for descriptor, _ in poll.poll(0 if ended else 1000 * timeout_s)]
-        for pipe in readable:
-            if pipe in forked:
-                block = os.read(pipe, 1 << 16)
-                forked[pipe].received += block
-                if not block:
-                    ended.append((forked[pipe], self._forget(forked[pipe])))
+        ends = [end for d in dispatchers.values() for end in d.ends]
+        readable = wait([*forked, *ends], 0 if ended else timeout_s)
+        for child in (forked[pipe] for pipe in readable if pipe in forked):
+            assert child.pipe is not None
+            child.text = _text_of(child.pipe)
+            ended.append((child, self._forget(child)))
         for dispatcher in dispatchers.values():
             dispatcher.listen()
         ended += self._dispatched_answers()
@@ -733,15 +648,15 @@ class ForkedChildren:
         for child in list(self._running):
             if child.dispatcher is None or (answer := child.dispatcher.take(child.number)) is None:
                 continue
-            child.received += answer.text.encode()
-            child.refusal, child.hung = answer.refusal, answer.hung
+            child.text, child.refusal, child.hung = answer.text, answer.refusal, answer.hung
             self._running.remove(child)
             ended.append((child, answer.status))
         return ended
 
     def _forget(self, child: ForkedChild) -> int:
         self._running.remove(child)
-        os.close(child.pipe)
+        if child.pipe is not None:
+            child.pipe.close()
         try:
             return os.waitpid(child.pid, 0)[1]
         except ChildProcessError:  # a host that reaps every child itself (SIGCHLD ignored)

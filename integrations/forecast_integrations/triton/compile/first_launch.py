@@ -2,9 +2,7 @@
 
 The hash of Triton's own files: every key of its cache begins with it, and the first compilation of a process reads the
 whole compiler (400 to 500 MB) for it, 0.2 to 0.6 s. A thread computes it from the first decorated kernel on, and has
-mostly done so when that is launched; it leaves the hash in shared memory for children that compile. Only these, which
-are ours, are told: this process asks Triton itself, so that a wrong hash could cost a second compilation and never
-select a wrong binary.
+mostly done so when that is launched, and before children are forked that compile.
 
 Launcher stubs: Triton up to 3.6 launches through a C extension module generated from a kernel's signature. It runs a C
 compiler for it at the first launch of each signature, in the process that launches (about 0.3 s). The source of that
@@ -18,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import mmap
 import os
 import selectors
 import shutil
@@ -34,30 +31,20 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from forecast_autotune.records import Candidate
-from forecast_integrations.triton.compile.children import (
-    kill_group,
-)
+from forecast_integrations.triton.compile.children import kill_group
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import heuristic_values
 from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import KernelFunction, NamedArguments
 
-_BYTES = 1 << 16
-"""Room for the text: a version and 64 hex digits for each of Triton's source files."""
-_COMPUTING, _KNOWN, _FAILED = 0, 1, 2
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Files of NVIDIA's driver, AMD's, and either under WSL: without any, nothing will be compiled."""
-_WAIT_S = 2.0
-"""A child that waited this long computes the hash itself."""
 
 
 class CompilerHash:
     """The hash of this process' Triton."""
 
     def __init__(self) -> None:
-        self._shared: mmap.mmap | None = None
-        """One byte of state and four of length before the text."""
-        self._owner = 0
         self._thread: threading.Thread | None = None
 
     def start_early(self) -> None:
@@ -70,57 +57,14 @@ class CompilerHash:
                 self._thread = thread
 
     def _compute(self) -> None:
-        text = ""
         with contextlib.suppress(Exception):  # it fails again where it is needed
-            text = _module().triton_key()
-        self._publish(text)
-
-    def start(self) -> None:
-        """Have children that are forked from now on know it; it is shared with them while the thread is at work."""
-        if self._owner == os.getpid() or _is_known():
-            return
-        if self._thread is None or not self._thread.is_alive():  # a fork has none of its parent's threads
             _module().triton_key()
-            return
-        self._owner = os.getpid()
-        with contextlib.suppress(OSError):
-            self._shared = mmap.mmap(-1, _BYTES)
-            if _is_known():  # the thread may have found nobody to tell
-                self._publish(_module().triton_key())
-
-    def adopt(self) -> None:
-        """In a compile child: wait for the hash, and have Triton use it here."""
-        shared = self._shared
-        if shared is None or _is_known():
-            return
-        limit = time.perf_counter() + _WAIT_S
-        while shared[0] == _COMPUTING and time.perf_counter() < limit:
-            time.sleep(0.001)
-        if shared[0] == _KNOWN:
-            end = 5 + int.from_bytes(shared[1:5], "little")
-            text = shared[5:end].decode()
-            setattr(_module(), "triton_key", lambda: text)  # noqa: B010 Triton's own workers do the same
 
     def settle(self) -> None:
-        """Have this process know it as well, from Triton itself."""
-        if self._thread is not None:
+        """Have it known here, and in what is forked from now on. Raises what Triton's own function does."""
+        if self._thread is not None and self._thread.is_alive():  # a fork has none of its parent's threads
             self._thread.join()
-        self._publish(_module().triton_key())
-        self.stop()
-
-    def stop(self) -> None:
-        """Share it no longer. Children that have not adopted it yet must be gone."""
-        self._shared, self._owner = None, 0
-
-    def _publish(self, text: str) -> None:
-        data, shared = text.encode(), self._shared
-        if shared is None or shared[0] != _COMPUTING:
-            return
-        fits = 0 < len(data) <= _BYTES - 5
-        if fits:
-            shared[1:5] = len(data).to_bytes(4, "little")
-            shared[5 : 5 + len(data)] = data
-        shared[0] = _KNOWN if fits else _FAILED
+        _module().triton_key()
 
 
 def _module() -> Any:
@@ -130,14 +74,6 @@ def _module() -> Any:
         if hasattr(module, "triton_key"):
             return module
     raise ImportError("this Triton has no `triton_key`: versions 3.4 to 3.9 do")
-
-
-def _is_known() -> bool:
-    """Whether this process has computed the hash (or this Triton has none that can be handed over)."""
-    try:
-        return bool(_module().triton_key.cache_info().currsize)
-    except (AttributeError, ImportError):
-        return True
 
 
 COMPILER_HASH = CompilerHash()
@@ -337,17 +273,12 @@ class FirstLaunch:
     def begin(self) -> None:
         """Begin what every launch will need."""
         with contextlib.suppress(Exception):
-            COMPILER_HASH.start()
+            COMPILER_HASH.settle()
 
     def start(self, candidates: Sequence[Candidate]) -> None:
         """Begin what launches of these candidates will need."""
         with contextlib.suppress(Exception):
             self._stubs.start(candidates)
-
-    def enter_child(self) -> None:
-        """In a compile child, before it compiles: use what other children have found out."""
-        with contextlib.suppress(Exception):
-            COMPILER_HASH.adopt()
 
     def use_idle_time(self) -> None:
         """While this process waits for binaries: compute what it needs to find them in Triton's cache."""
@@ -358,7 +289,6 @@ class FirstLaunch:
             from triton.compiler.compiler import make_backend
             from triton.runtime.driver import driver
 
-            COMPILER_HASH.settle()
             make_backend(driver.active.get_current_target()).hash()  # asks the assembler for its version
             _ = innermost(self._call.tuner.fn).cache_key  # reads the kernel and all that it calls
 
@@ -367,6 +297,5 @@ class FirstLaunch:
         self._stubs.wait()
 
     def close(self) -> None:
-        """Give up what is not ready; the children that compile must have ended."""
+        """Give up what is not ready."""
         self._stubs.close()
-        COMPILER_HASH.stop()

@@ -9,16 +9,13 @@ that only knows the target.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import math
 import os
-import queue
 import resource
 import signal
 import statistics
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from forecast_autotune.languages import CompilingThreads
 from forecast_autotune.records import Candidate, Outcome
 from forecast_autotune.telemetry.spans import record
 from forecast_integrations.triton.compile.children import (
@@ -116,11 +114,7 @@ _MAX_THREAD_TRIES = 4
 
 
 class ThreadPool:
-    """Compile on daemon threads, where there is no `fork`. Timing has to wait until they are done.
-
-    Daemon threads, because a compilation that hangs must not keep the interpreter from exiting (the
-    threads of `concurrent.futures` are joined at exit).
-    """
+    """Compile on daemon threads, where there is no `fork`. Timing has to wait until they are done."""
 
     quiet = False
 
@@ -131,106 +125,79 @@ class ThreadPool:
         timeout_s: float,
         prepare: Callable[[], None],
     ) -> None:
+        self._compile, self._prepare, self._timeout_s = compile_one, prepare, timeout_s
+        context = contextvars.copy_context()  # of the call: a thread begins with an empty one
+        self._threads = CompilingThreads(lambda c: context.copy().run(self._attempt, c), workers)
+        self._taken: set[Candidate] = set()
         self.compile_s = 0.0
         self.finished = 0
-        self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
-        self._prepare = prepare
-        self._waiting: queue.SimpleQueue[Candidate | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
-        self._running: dict[Candidate, float] = {}
-        self._submitted: set[Candidate] = set()
-        self._threads = 0
-        self._closed = False
         self.while_waiting: Callable[[], object] = lambda: None
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
         """Queue candidates in place of those that wait; a thread ends its current one."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                if (waiting := self._waiting.get_nowait()) is not None:
-                    self._submitted.discard(waiting)
-        for candidate in candidates:
-            if candidate not in self._submitted:
-                self._submitted.add(candidate)
-                self._waiting.put(candidate)
-                if self._threads < self._workers:
-                    self._spawn()
+        self._threads.schedule(candidates)
 
     def compiling(self) -> Mapping[Candidate, float]:
         """Return the candidates that compile now, with their seconds."""
-        now = time.perf_counter()
-        return {candidate: now - began for candidate, began in list(self._running.items())}
+        return self._threads.running()
 
     def next(self, within_s: float | None = None) -> CompileResult | None:
         """Wait for a thread; one that exceeds the timeout is left behind and replaced."""
         until = math.inf if within_s is None else time.perf_counter() + within_s
         while True:
-            try:
-                return self._done.get(timeout=max(0.0, min(0.25, until - time.perf_counter())))
-            except queue.Empty:
-                limit = time.perf_counter() - self._timeout_s
+            self._threads.wait(
+                lambda _: bool(self._threads.done.keys() - self._taken),
+                max(0.0, min(0.25, until - time.perf_counter())),
+            )
+            if results := self._take(1):
+                return results[0]
             if time.perf_counter() >= until:
                 return None
-            for candidate, began in list(self._running.items()):
-                if began < limit and self._running.pop(candidate, None) is not None:
-                    self._spawn()
-                    message = f"TimeoutError: not compiled after {self._timeout_s:g} s"
-                    return CompileResult(candidate, self._timeout_s, Outcome.TIMEOUT, message, began_s=began)
+            late = TimeoutError(f"not compiled after {self._timeout_s:g} s")
+            for candidate, seconds in self._threads.running().items():
+                if seconds > self._timeout_s:
+                    self._threads.leave_behind(candidate, late)
 
     def done(self) -> list[CompileResult]:
         """Collect what the threads have finished by now."""
-        results: list[CompileResult] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                results.append(self._done.get_nowait())
-        return results
+        return self._take(None)
 
     def close(self) -> None:
         """Drop what has not started, and wait for what has: a compiler cannot be interrupted."""
-        self._closed = True
-        for _ in range(self._threads):
-            self._waiting.put(None)
-        limit = time.perf_counter() + self._timeout_s
-        while self._running and time.perf_counter() < limit:
-            time.sleep(0.01)
+        self._threads.close(self._timeout_s)
 
-    def _attempt(self, candidate: Candidate) -> None:
-        for _ in range(_MAX_THREAD_TRIES - 1):
-            try:
-                self._compile(candidate)
-            except SystemError:
-                # CPython 3.11's ast.parse counts its depth for all threads together and trips over it
-                # now and then ("AST constructor recursion depth mismatch"): the kernel is innocent.
-                continue
-            return
-        self._compile(candidate)
+    def _take(self, most: int | None) -> list[CompileResult]:
+        results = []
+        for candidate in [c for c in list(self._threads.done) if c not in self._taken][:most]:
+            self._taken.add(candidate)
+            compiled = self._threads.done[candidate]
+            result = compiled.result or CompileResult(candidate, outcome=Outcome.TIMEOUT)
+            result.seconds, self.finished = compiled.seconds, self.finished + (compiled.error is None)
+            self.compile_s += compiled.seconds if compiled.error is None else 0.0
+            if compiled.error is not None:
+                result.message = f"TimeoutError: {compiled.error}"
+            results.append(result)
+        return results
 
-    def _spawn(self) -> None:
-        self._threads += 1
-        context = contextvars.copy_context()  # of the call: a thread begins with an empty one
-        threading.Thread(target=context.run, args=(self._work,), name="forecast-compile", daemon=True).start()
-
-    def _work(self) -> None:
+    def _attempt(self, candidate: Candidate) -> CompileResult:
+        result = CompileResult(candidate, began_s=time.perf_counter())
         try:
             self._prepare()
         except Exception as error:
-            while (candidate := self._waiting.get()) is not None and not self._closed:
-                message = f"a compile thread could not select the device: {error}"
-                self._done.put(CompileResult(candidate, 0.0, Outcome.INFRASTRUCTURE, message))
-            return
-        while (candidate := self._waiting.get()) is not None and not self._closed:
-            begin = self._running[candidate] = time.perf_counter()
-            result = CompileResult(candidate, began_s=begin)
+            result.outcome = Outcome.INFRASTRUCTURE
+            result.message = f"a compile thread could not select the device: {error}"
+            return result
+        for left in reversed(range(_MAX_THREAD_TRIES)):
             try:
-                self._attempt(candidate)
+                self._compile(candidate)
             except BaseException as error:
+                # CPython 3.11's ast.parse counts its depth for all threads together and trips over it now and then
+                # ("AST constructor recursion depth mismatch"): the kernel is innocent.
+                if left and isinstance(error, SystemError):
+                    continue
                 result.fail(*_exception(error))
-            result.seconds = time.perf_counter() - begin
-            if self._running.pop(candidate, None) is None:
-                continue  # left behind as hung: its outcome is already recorded
-            self.compile_s += result.seconds
-            self.finished += 1
-            self._done.put(result)
+            return result
+        return result
 
 
 _STRAGGLER_FACTOR = 5.0
@@ -387,8 +354,6 @@ class ForkPool:
 
     def _attempt(self, candidate: Candidate) -> dict[str, Any]:
         """Compile in a child, and return its answer."""
-        if self._first_launch is not None:
-            self._first_launch.enter_child()
         begin = time.perf_counter()
         answer: dict[str, Any] = {}
         try:
