@@ -84,15 +84,18 @@ class TuningState:
         return float(((1.0 - forecasts.p_fail[rows]) * faster).max(initial=0.0))
 
     def _one_of_each_program(self, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """One of the rows that share a program: what is compiled, or compiles, or is first; none if it was measured."""
+        """One of the rows that share a program, the first that is begun, else the first; none if it was measured.
+
+        Which of them has compiled first is chance, and would choose the config.
+        """
         if self.programs is None or not len(rows):
             return rows
         names = CandidateList.of(self.forecasts.candidates)
         tried = [m.candidate for m in self.measured.values() if m.outcome is not Outcome.INFRASTRUCTURE]
         done = self.programs[[names.row_of[c] for c in tried if c in names.row_of]]
         rows = rows[~np.isin(self.programs[rows], done)]
-        stage = [2 - (names[i] in self.compiling) - 2 * (names[i] in self.ready) for i in rows.tolist()]
-        order = rows[np.argsort(stage, kind="stable")]
+        begun = [names[i] in self.compiling or names[i] in self.ready for i in rows.tolist()]
+        order = rows[np.argsort(np.logical_not(begun), kind="stable")]
         kept: npt.NDArray[np.intp] = np.sort(order[np.unique(self.programs[order], return_index=True)[1]])
         return kept
 

@@ -157,7 +157,7 @@ class Decision(
     order=(
         *("problem", "chosen", "evidence", "cost", "rounds", "surrogate", "shipped_risk", "verdicts"),
         *("reason", "stated_risk", "tolerance", "candidates", "measured", "known", "trusted", "refused"),
-        *("median_ms", "saved_s", "settings", "at", "llm", "advice"),
+        *("median_ms", "saved_s", "settings", "at", "llm", "advice", "ties"),
     ),
 ):
     """The chosen candidate with its evidence, stated risk and cost."""
@@ -196,3 +196,9 @@ class Decision(
     """The language model's part, asked or not; None where none was named."""
     advice: str = field(default="", metadata=json_option(when=attrgetter("advice")))
     """The effect of a language model's advice on the kernel; "" where there was none to follow."""
+    ties: tuple[Candidate, ...] = field(default=(), metadata=json_option(when=attrgetter("ties")))
+    """Others that were as fast, within noise; the choice among them is by rules that are the same in every process."""
+
+    def agrees_with(self, other: Decision) -> bool:
+        """Whether another decision on the problem chose the same, or one that tied with this choice for either."""
+        return other.chosen in (self.chosen, *self.ties) or self.chosen in other.ties

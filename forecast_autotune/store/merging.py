@@ -14,6 +14,7 @@ from typing import Protocol
 
 from forecast_autotune.errors import NewerRecordError, RecordError, StoreError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
+from forecast_autotune.records import Decision
 from forecast_autotune.store.files import (
     VERSION,
     KernelName,
@@ -263,7 +264,7 @@ class KernelDifference:
     """Measurements."""
     only_second: int
     decided_otherwise: tuple[str, ...]
-    """Problems that both have decided, differently."""
+    """Problems that both have decided, differently: winners that tie are no conflict."""
     decided_by_first: int
     """Problems that only the first has decided."""
     decided_by_second: int
@@ -296,7 +297,7 @@ def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifferenc
             kernel,
             len(one.measurements.keys() - two.measurements.keys()),
             len(two.measurements.keys() - one.measurements.keys()),
-            tuple(sorted(i for i in both if one.decisions[i].digest != two.decisions[i].digest)),
+            tuple(sorted(i for i in both if _differ(one.decisions[i], two.decisions[i]))),
             len(one.decisions.keys() - both),
             len(two.decisions.keys() - both),
         )
@@ -304,6 +305,12 @@ def differences(first: RowSource, second: RowSource) -> Iterator[KernelDifferenc
             one.decisions.keys() | two.decisions.keys()
         ):
             yield difference
+
+
+def _differ(one: Row, two: Row) -> bool:
+    if one.digest == two.digest:
+        return False
+    return not Decision.from_json(one.data).agrees_with(Decision.from_json(two.data))
 
 
 PART_AGE_S = 86400.0

@@ -206,6 +206,10 @@ class CompileTimes:
             self._penalties(seconds, lasted, len(self._candidates) if programs is None else programs),
         )
 
+    def forecast(self, row: int) -> float:
+        """log2(seconds) of a candidate by the formula, whatever has compiled by now; 0 without its IR."""
+        return float(self._formula_seconds()[row]) if self._traces.facts(row) is not None else 0.0
+
     def _remaining(
         self,
         seconds: Mapping[Candidate, float],

@@ -79,7 +79,7 @@ from forecast_autotune.tuning.compilations import (
 )
 from forecast_autotune.tuning.host_seconds import seconds_saved
 from forecast_autotune.tuning.measurer import Measurer, MeasurerFailedError, measurer_errors
-from forecast_autotune.tuning.results import TaskResults, TuningStore, prefer_base
+from forecast_autotune.tuning.results import TaskResults, TuningStore, tied
 from forecast_autotune.tuning.risk_tracking import RiskTracker
 from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 
@@ -101,6 +101,8 @@ _FAILED, _TRIED = 0.2, 0.8
 """Counts of a source before any measurement: failures, and tries. From the sixth failure in a row it is
 refused."""
 
+MAX_TIES = 16
+"""Configs as fast as the chosen one that a decision names."""
 STRUCK = "struck"
 """`Decision.settings` of one whose candidate could not be launched any more: it is kept to be read, and never used."""
 
@@ -320,6 +322,7 @@ def _tune(
     policy: Policy | None,
 ) -> Decision:
     mode, policy = settings.mode, policy or WallTime()
+    by_risk = mode is Mode.TUNE and isinstance(policy, RiskBounded)
     if mode in (Mode.EXHAUSTIVE, Mode.LISTEN):
         policy = Exhaustive()
     elif task.hears_failures:
@@ -343,6 +346,9 @@ def _tune(
         # Another process may have decided, or measured a part, while we waited.
         if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
             return stored
+        if by_risk:
+            # Draws, samples and ties go by the rows: none depends on the order of the user's list.
+            task = replace(task, candidates=sorted(task.candidates, key=_name))
         forecaster = TaskForecaster(task, surrogate)
         store.recover(task.problem)
         run = _TuningRun(forecaster, store, policy, settings, mark, measurer)
@@ -669,11 +675,32 @@ class _TuningRun(Rounds):
 
     def _retime_finalists(self, measurer: Measurer) -> None:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
-        close = self._results.close_to_best(oracle=self.settings.mode is Mode.EXHAUSTIVE)
+        close = self._results.close_to_best(self._canonical, oracle=self.settings.mode is Mode.EXHAUSTIVE)
         if len(close) > 1 and not self._results.resume_comparison(close):
             with measurer_errors():
                 compared = measurer.compare(close)
             self._results.add_comparison([self._with_grid(m) for m in compared])
+
+    def _canonical(self, candidate: Candidate) -> tuple[object, ...]:
+        """Sorts candidates that tie by nothing that was measured, nor by a place in a list: each process sorts alike.
+
+        The kernel's own source comes first, then what should compile fastest, has fewer warps, less shared memory.
+        """
+        row = self._candidates.row_of[candidate]
+        label = self._results.labels.get(candidate)
+        shared = label.extra.get("shared") if label is not None else None
+        return (
+            not candidate.is_base_variant,
+            self._compile_times.forecast(row),
+            candidate.config.num_warps,
+            shared if isinstance(shared, int) else 0,
+            _name(candidate),
+        )
+
+    def _choice(self, fast: Sequence[Measurement]) -> tuple[Measurement, list[Measurement]]:
+        """The canonical one of those that tie with the fastest, and all of these."""
+        alike = tied(fast, self.settings.tolerance)
+        return min(alike, key=lambda m: self._canonical(m.candidate)), alike
 
     def _conclude(self, plan: Plan) -> Decision:
         measurer, results, forecasts = self.measurer, self._results, self._state.forecasts
@@ -681,7 +708,7 @@ class _TuningRun(Rounds):
         remark = ""
         if fast and (ask := getattr(measurer, "remark", None)) is not None:
             with measurer_errors():
-                remark = ask(prefer_base(fast, self.settings.tolerance).candidate, self.settings.tolerance)
+                remark = ask(self._choice(fast)[0].candidate, self.settings.tolerance)
         spent = measurer.spent() if measurer is not None else MeasuringCost()
         wall = time.perf_counter() - self._start
         cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
@@ -689,14 +716,16 @@ class _TuningRun(Rounds):
         cost = cost.with_llm(consultation)
         if not fast:
             return _decide_without_times(results, forecasts, self.settings, cost)
-        best = prefer_base(fast, self.settings.tolerance)
+        best, alike = self._choice(fast)
         new, total = len(results.tried), len(self._candidates)
         share = f"measured {new} of {total}"
         if results.known:
             share += f", {results.known} known before"
         if equal := self._programs.count_equal(results.labels):
             share += f"; {equal} others compile to the same programs"
-        if best is not fast[0]:
+        if len(alike) > 1:
+            share += f"; {len(alike) - 1} more as fast within noise"
+        if best is not fast[0] and best.candidate.is_base_variant > fast[0].candidate.is_base_variant:
             share += f"; {fast[0].candidate.variant} is not faster than the base by more than noise"
         evidence = Evidence.MEASURED if best.candidate in results.tried else Evidence.STORED
         refused = int(((forecasts.p_fail >= REFUSED) & ~self._candidates.mask_of(results.labels)).sum())
@@ -732,6 +761,7 @@ class _TuningRun(Rounds):
             verdicts=self._risks.verdicts(results.labels, results.tried, fast[0]),
             llm=consultation,
             advice=forecasts.advice,
+            ties=tuple(m.candidate for m in alike if m is not best)[:MAX_TIES],
         )
 
     def _final_risk(self, plan: Plan) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.records import Candidate, Decision, Measurement, Outcome, Problem, RiskVerdict
@@ -19,8 +19,10 @@ FINALIST_MARGIN = 0.06
 """Share by which a finalist may be slower than the fastest: a larger gap cannot be a matter of noise."""
 ORACLE_FINALIST_MARGIN = 0.12
 """The same where everything is measured, for any number of them: an oracle must not be a matter of luck."""
+PROBABLE_TIE = 0.015
+"""Share by which single timings of one config differ now and then: so close ones are compared first."""
 NEGLIGIBLE_GAIN = 0.005
-"""A variant takes the base's place if it is faster by more than this share, and by more than noise."""
+"""Share of run time below which two configs tie, as they do within noise."""
 
 _MAY_BE_MENDED = frozenset((Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES))
 """Outcomes that say something of the machine rather than of a candidate, where every candidate has them."""
@@ -135,32 +137,41 @@ class TaskResults:
             ran, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self._row_of[m.candidate])
         )
 
-    def close_to_best(self, *, oracle: bool) -> list[Candidate]:
+    def close_to_best(self, canonical: Order, *, oracle: bool) -> list[Candidate]:
         """Return the candidates worth timing again side by side; `oracle` where everything was measured.
 
-        The base's fastest is among them if it is as close: variants have to beat it.
+        Those that may tie come first, in canonical order, behind the fastest. The base's fastest is among them if it
+        is as close: variants have to beat it.
         """
         fast = self.fastest()
         margin = ORACLE_FINALIST_MARGIN if oracle else FINALIST_MARGIN
         within = [m for m in fast if m.ms <= fast[0].ms * (1 + margin)]
+        if not oracle:
+            alike = [m for m in within[1:] if m.ms <= fast[0].ms * (1 + PROBABLE_TIE)]
+            alike.sort(key=lambda m: canonical(m.candidate))
+            within = [*within[:1], *alike, *within[1 + len(alike) :]]
         close = within if oracle else within[:MAX_FINALISTS]
         if (base := _fastest_of_base(within)) is not None and base not in close:
             close[-1] = base
         return [m.candidate for m in close]
 
 
-def prefer_base(fast: Sequence[Measurement], tolerance: float) -> Measurement:
-    """The fastest; the base's fastest where another source is ahead of it by a trifle.
+Order = Callable[[Candidate], tuple[Any, ...]]
+"""A key that sorts candidates the same in every process."""
 
-    Another source costs the user checks, a launch of its own and a reason to trust it. Its gain must be more than the
-    noise of both medians, though never is more than the tolerance given up for the base.
+
+def tied(fast: Sequence[Measurement], tolerance: float) -> list[Measurement]:
+    """Those, fastest first, that are behind the first by a trifle: no clock tells for sure which one is the best.
+
+    A trifle is no more than `NEGLIGIBLE_GAIN` or the noise of both medians, and never more than the tolerance.
     """
-    best, base = fast[0], _fastest_of_base(fast)
-    if base is None or best.candidate.is_base_variant:
-        return best
-    noise = 2.0 * math.hypot(best.error_ms, base.error_ms)
-    least = min(max(NEGLIGIBLE_GAIN * best.ms, noise), tolerance * best.ms)
-    return base if base.ms - best.ms <= least else best
+    best = fast[0]
+
+    def trifle(m: Measurement) -> float:
+        noise = 2.0 * math.hypot(best.error_ms, m.error_ms)
+        return min(max(NEGLIGIBLE_GAIN * best.ms, noise), tolerance * best.ms)
+
+    return [m for m in fast if m.ms - best.ms <= trifle(m)]
 
 
 def _without_doubtful_failures(rows: list[Measurement], candidates: CandidateList) -> list[Measurement]:

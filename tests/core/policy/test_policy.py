@@ -299,7 +299,7 @@ def test_one_of_each_program_is_measured() -> None:
     programs = np.array([0, 0, 0, 1, 1, 2])
     assert state([0.0] * 6, programs=programs).pending().tolist() == [0, 3, 5]
     assert state([0.0] * 6, programs=programs, compiling=[1, 4]).pending().tolist() == [1, 4, 5]
-    assert state([0.0] * 6, programs=programs, compiling=[1, 4], ready=[2]).pending().tolist() == [2, 4, 5]
+    assert state([0.0] * 6, programs=programs, compiling=[1, 4], ready=[2]).pending().tolist() == [1, 4, 5]
     assert state([0.0] * 6, programs=programs, measured={1: 1.0, 5: 2.0}).pending().tolist() == [3]
 
 

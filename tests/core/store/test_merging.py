@@ -142,6 +142,9 @@ def test_differences_name_what_each_side_lacks(tmp_path: Path) -> None:
     matmul, softmax = differences(a, b)
     assert (matmul.only_first, matmul.only_second, matmul.decided_otherwise) == (1, 0, (p.id,))
     assert (softmax.only_first, softmax.only_second, softmax.decided_by_second) == (0, 1, 1)
+    Store(b.root).put_decision(p, replace(later, ties=(decided(p, 16).chosen,)))
+    assert not next(differences(a, b)).decided_otherwise, "two winners of one class are no conflict"
+    assert not next(differences(b, a)).decided_otherwise
     c = fill(
         tmp_path / "c", [(replace(p, ttir={"x": "module {}"}), measured(p, b), b == 16) for b in (16, 64)]
     )

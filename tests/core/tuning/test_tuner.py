@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -247,11 +248,22 @@ def test_audits_are_logged_with_their_probability_and_there_is_none_by_default()
     assert len(store.measurements(TABLE.problem)) == WallTime().fewest
 
 
-def test_ties_go_to_the_earlier_candidate() -> None:
-    rows = [Measurement(m.problem, m.candidate, Outcome.OK, 1.0, 0.9, 1.1) for m in TABLE.measurements]
-    for names in (list(TABLE.by_candidate()), list(reversed(list(TABLE.by_candidate())))):
-        bench = Bench(Table(TABLE.problem, rows))
-        assert decide(Store(None), bench, candidates=names, policy=Exhaustive()).chosen == names[0]
+@pytest.mark.parametrize("policy", [None, Exhaustive()])
+def test_noise_and_the_order_of_a_list_choose_nothing_among_ties(policy: Policy | None) -> None:
+    """Twenty processes, each with its own order of the list, and its own noise on every time."""
+    drawn = random.Random(0)
+    names = list(TABLE.by_candidate())
+    decisions = []
+    for _ in range(20):
+        rows = {c: 1.0 + 0.3 * (n > 4) + drawn.uniform(0, 0.002) for n, c in enumerate(names)}
+        listed = drawn.sample(names, len(names))
+        bench, told = Bench(timed(rows)), Told(constant(0.0, sd=0.001) if policy is None else constant())
+        decisions.append(decide(Store(None), bench, candidates=listed, policy=policy, surrogate=told))
+    assert len({d.chosen for d in decisions}) == 1
+    if policy is not None:
+        assert decisions[0].chosen in names[:5]
+        assert all({d.chosen, *d.ties} == set(names[:5]) for d in decisions)
+        assert Decision.from_json(decisions[0].to_json()) == decisions[0]
 
 
 def test_another_shape_of_the_kernel_improves_the_first_pick() -> None:
