@@ -23,8 +23,6 @@ from forecast_harness.authors import llm_answers
 from forecast_harness.authors.author import Draft, defines_entry, new_nodes
 from forecast_harness.authors.external import ExternalAuthor, RecordedSources
 from forecast_harness.authors.mechanical import RewriteAuthor
-from forecast_harness.authors.torch.functions import cross_constants
-from forecast_harness.authors.torch.source_code import ParsedSource
 from forecast_harness.authors.triton_rewrites import kernel_rewrites
 from forecast_harness.records import ConfirmationJob, NodeJob, NodeResult, ProposalRequest, Proposed
 from forecast_harness.sandbox.api import SandboxLane
@@ -69,7 +67,7 @@ YAML = "description: |\n  one\ntests:\n  - {}\n"
 def proposes(language: str) -> Callable[[str], Any]:
     def propose(text: str) -> Any:
         parent = node(TARGET, text, language=language)
-        return RewriteAuthor(TARGET).propose(request(TARGET, parent, SEED, style="crossover"))
+        return RewriteAuthor(TARGET).propose(request(TARGET, parent, style="constants"))
 
     return propose
 
@@ -108,9 +106,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "PyTorch rewrites": proposes("torch"),
     "Triton rewrites": proposes("triton"),
     "CUDA rewrites": proposes("cuda"),
-    "constants": lambda text: list(
-        cross_constants(ParsedSource.parse(SEED.source, "run"), ParsedSource.parse(text, "run"))
-    ),
     "contract": lambda text: read_contract(text, "kernel"),
     "variant": varied,
     "kernel rewrites": lambda text: kernel_rewrites(text, "kernel", {}),

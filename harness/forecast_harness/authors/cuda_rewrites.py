@@ -68,21 +68,6 @@ def with_values(source: str, values: dict[str, int]) -> str:
     return _CONSTANT_PATTERN.sub(put, source)
 
 
-def cross_constants(source: str, other: str) -> list[RewrittenSource]:
-    """A source with the constants of another one, all that differ and each alone."""
-    mine, theirs = constants_of(source), constants_of(other)
-    differ = {n: theirs[n] for n in mine if n in theirs and mine[n] != theirs[n]}
-    every = [differ, *({n: v} for n, v in differ.items())] if differ else []
-    return [
-        RewrittenSource(
-            ("crossed",),
-            with_values(source, some),
-            ", ".join(f"{n} = {v} of the other" for n, v in some.items()),
-        )
-        for some in (every if len(differ) > 1 else every[:1])
-    ]
-
-
 def _vary_constants(source: str) -> Iterator[RewrittenSource]:
     for name, value in constants_of(source).items():
         for new in (value * 2, value // 2):

@@ -1,8 +1,8 @@
 """Proposals without a language model: known rewrites of a parent's text, alone and in pairs.
 
 All of what can be made of a parent is worked out once and kept; a request draws from it by its seed, those of
-its style first. The styles are `single`, `combined`, `constants` and `crossover` (the constants of another
-parent). No style ends before all have: a parent is exhausted when everything that can be made of it is known.
+its style first. The styles are `single`, `combined` and `constants`. No style ends before all have: a parent is
+exhausted when everything that can be made of it is known.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeAlias
 
@@ -18,18 +18,14 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.authors import cuda_rewrites, triton_rewrites
 from forecast_harness.authors.author import Draft, draft_identity, draw_seed, new_nodes
-from forecast_harness.authors.torch.functions import cross_constants
 from forecast_harness.authors.torch.registry import RewrittenSource, rewrites_of
-from forecast_harness.authors.torch.source_code import InputFacts, ParsedSource
 from forecast_harness.records import Node, ProposalRequest, Proposed, SearchTarget, TargetKind
-from forecast_harness.targets.packs.schema import Pack, PackFormat
-from forecast_harness.targets.statement import own_pack
 
 _MAX_CACHED_PARENTS = 64
 """Parents whose rewrites are kept in memory."""
 _RANK_DISCOUNT = 0.05
 """Where rewrites come in the order of their promise, each counts this much less than the one before."""
-STYLES = ("single", "combined", "constants", "crossover")
+STYLES = ("single", "combined", "constants")
 
 
 Rewriter: TypeAlias = Callable[[str], tuple[tuple[str, RewrittenSource], ...] | None]
@@ -47,7 +43,6 @@ class RewriteAuthor:
     def __init__(self, target: SearchTarget, *, rewriter: Rewriter | None = None) -> None:
         """`rewriter` works out the rewrites of a kernel's sources elsewhere; see `Rewriter`."""
         self._target, self._rewriter = target, rewriter
-        self._facts = target_facts(target)
         self._mutex = threading.Lock()
         self._cache: OrderedDict[str, Future[tuple[tuple[str, RewrittenSource], ...]]] = OrderedDict()
 
@@ -56,16 +51,11 @@ class RewriteAuthor:
         parent = request.parents[0]
         style = request.arm.rpartition("/")[2]
         try:
-            pool = [(parent.id, rewrite, identity) for identity, rewrite in self._all_rewrites(parent)]
-            pool += [
-                (other.id, rewrite, "")
-                for other in request.parents[1:]
-                for rewrite in _cross_constants(parent, other)
-            ]
+            pool = self._all_rewrites(parent)
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{parent.id}: {error}", exhausted=True)
         known = set(request.known)
-        left = [one for one in pool if one[2] not in known]
+        left = [(identity, rewrite) for identity, rewrite in pool if identity not in known]
         chance = random.Random(draw_seed(request))
         weights = [1.0 / (1.0 + _RANK_DISCOUNT * place) for place in range(len(left))]
         draws = [chance.random() ** (1.0 / weight) for weight in weights]
@@ -118,61 +108,22 @@ class RewriteAuthor:
             return triton_rewrites.kernel_rewrites(parent.source, self._target.entry, self._target.payload)
         if parent.language == "triton":
             return triton_rewrites.module_rewrites(parent.source, self._target.entry)
-        return rewrites_of(parent.source, self._target.entry, self._facts)
-
-
-def target_facts(target: SearchTarget) -> InputFacts:
-    """Facts of a target's inputs and outputs; none for kernels and foreign tasks."""
-    pack = own_pack(target)
-    return InputFacts() if pack is None else pack_facts(pack)
-
-
-def pack_facts(pack: Pack) -> InputFacts:
-    """Which arguments have rows, and how many results there are.
-
-    An argument has rows when its first axis is the first of every output and stands nowhere else in the
-    definition's shapes: what is computed for some of them may then depend on no others.
-    """
-    about = pack.definition
-    if about.format is not PackFormat.OWN:
-        return InputFacts()
-    firsts = {t.shape[0] for t in about.outputs.values() if t.shape}
-    outputs = 0 if about.destination else len(about.outputs)
-    if len(firsts) != 1 or len({t.shape[:1] for t in about.outputs.values()}) != 1:
-        return InputFacts((), outputs)
-    (axis,) = firsts
-    given = {**about.inputs, **(about.outputs if about.destination else {})}
-    elsewhere = [t for t in (*about.inputs.values(), *about.outputs.values()) if axis in t.shape[1:]]
-    rows = tuple(name for name, t in given.items() if t.shape[:1] == (axis,))
-    return InputFacts(() if elsewhere or axis not in about.axes else rows, outputs)
-
-
-def _cross_constants(parent: Node, other: Node) -> Iterator[RewrittenSource]:
-    """A parent with constants of another one of its language."""
-    if parent.language != other.language:
-        return
-    if parent.language == "cuda":
-        yield from cuda_rewrites.cross_constants(parent.source, other.source)
-        return
-    for edit in cross_constants(ParsedSource.parse(parent.source, ""), ParsedSource.parse(other.source, "")):
-        yield RewrittenSource(("crossed",), edit.text, edit.note)
+        return rewrites_of(parent.source, self._target.entry)
 
 
 def _style_of(rewritten: RewrittenSource) -> str:
     """The style that something rewritten belongs to."""
-    kinds: dict[tuple[str, ...], str] = {("crossed",): "crossover", ("constants",): "constants"}
-    return kinds.get(rewritten.names, "single" if len(rewritten.names) == 1 else "combined")
+    if rewritten.names == ("constants",):
+        return "constants"
+    return "single" if len(rewritten.names) == 1 else "combined"
 
 
-def _draft_of(
-    request: ProposalRequest, source_parent: str, rewritten: RewrittenSource, identity: str = ""
-) -> Draft:
-    first = request.parents[0]
-    parents = (first.id,) if source_parent == first.id else (first.id, source_parent)
+def _draft_of(request: ProposalRequest, identity: str, rewritten: RewrittenSource) -> Draft:
+    parent = request.parents[0]
     provenance = Provenance(
         Origin.REWRITE,
         author="+".join(rewritten.names),
-        parent=first.provenance.note[:80],
+        parent=parent.provenance.note[:80],
         note=rewritten.note[:300],
     )
-    return Draft(rewritten.text, provenance, first.language, parents, identity)
+    return Draft(rewritten.text, provenance, parent.language, (parent.id,), identity)

@@ -17,9 +17,8 @@ from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.records import Variant
-from forecast_harness.authors.torch.functions import vary_constants
-from forecast_harness.authors.torch.registry import RewrittenSource
-from forecast_harness.authors.torch.source_code import InputFacts, ParsedSource
+from forecast_harness.authors.torch.registry import RewrittenSource, vary_constants
+from forecast_harness.authors.torch.source_code import ParsedSource
 from forecast_harness.authors.triton import variants_of
 from forecast_harness.authors.triton.analysis.source_unit import MAX_EDITS
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
@@ -54,8 +53,8 @@ def module_rewrites(source: str, entry: str) -> list[RewrittenSource]:
             ):
                 rewrites.append(_rewritten_source(variant, variant.source))
     rewrites += [
-        RewrittenSource(("constants",), edit.text, edit.note)
-        for edit in itertools.islice(vary_constants(code, InputFacts()), MAX_EDITS)
+        RewrittenSource(("constants",), text, note)
+        for text, note in itertools.islice(vary_constants(code), MAX_EDITS)
     ]
     rewrites += itertools.islice(_vary_launches(code), MAX_EDITS)
     return rewrites

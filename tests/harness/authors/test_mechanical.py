@@ -14,9 +14,7 @@ import pytest
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.authors import open_author, triton_rewrites
 from forecast_harness.authors.cuda_rewrites import constants_of
-from forecast_harness.authors.mechanical import pack_facts
-from forecast_harness.authors.torch import REWRITES, rewrites_of
-from forecast_harness.authors.torch.source_code import InputFacts
+from forecast_harness.authors.torch import rewrites_of
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
 from forecast_harness.sandbox.cpu_lanes import CpuLanes
@@ -33,13 +31,6 @@ from tests.harness.variant_kernels import SOFTMAX, rows, softmax_call, subject
 SMALL = VerificationPlan(cases=3, timed=4)
 
 
-def test_definitions_say_what_has_rows() -> None:
-    assert pack_facts(load_pack("rms_norm")) == InputFacts(("x",), 1)
-    assert pack_facts(load_pack("swiglu")) == InputFacts(("gate", "up", "y"), 0)
-    assert pack_facts(load_pack("matmul")) == InputFacts(("a",), 1)
-    assert pack_facts(load_pack("fp8_quant")).outputs == 2
-
-
 SAMPLED = ("softmax", "rms_norm", "swiglu", "embedding_sum", "row_argmax", "fp8_quant", "gdn_recompute_w_u")
 
 
@@ -49,8 +40,9 @@ def test_rewrites_of_a_pack_pass_verification(name: str, judging: SandboxLane) -
     """Drawn from what is made of the pack's torch solution without lowering its precision."""
     target, seed = pack_target(name)
     problem = checked_only(load_pack(name))
-    every = rewrites_of(seed.source, "run", pack_facts(problem))
-    sample = random.Random(name).sample([m for m in every if "narrow" not in m.names], 5)
+    every = rewrites_of(seed.source, "run")
+    precise = [m for m in every if "narrow" not in m.names]
+    sample = random.Random(name).sample(precise, min(5, len(precise)))
     refused = {}
     for one in sample:
         verdict = verify(
@@ -83,7 +75,7 @@ def test_a_parent_is_exhausted_when_all_is_known() -> None:
     proposer = open_author("mechanical", target)
     every = proposer.propose(request(target, seed, n=999))
     assert every.exhausted
-    assert len(every.nodes) > 20
+    assert len(every.nodes) > 8
     rest = proposer.propose(request(target, seed, n=2, known=[seed, *every.nodes[:-1]]))
     assert (len(rest.nodes), rest.exhausted) == (1, True)
     none = proposer.propose(request(target, seed, n=2, known=[seed, *every.nodes]))
@@ -103,19 +95,13 @@ def run(x):
 """
 
 
-def test_constants_vary_and_cross() -> None:
+def test_constants_vary() -> None:
     target = plain_target()
-    one, two = node(target, CHUNKED.format(64, 8)), node(target, CHUNKED.format(256, 32))
+    one = node(target, CHUNKED.format(64, 8))
     proposer = open_author("mechanical", target)
     varied = proposer.propose(request(target, one, style="constants", n=8))
     values = {n.source.split("def run")[0].partition("CHUNK")[2] for n in varied.nodes}
     assert len(values) == 8, "two constants, each x2, /2, x4 and /4"
-    crossed = proposer.propose(request(target, one, two, style="crossover", n=2)).nodes
-    assert all(n.parents == (one.id, two.id) for n in crossed)
-    assert {("CHUNK = 256" in n.source, "WIDTH = 32" in n.source) for n in crossed} <= {
-        (True, False),
-        (False, True),
-    }
 
 
 def test_a_text_that_is_not_python_is_told() -> None:
@@ -147,9 +133,6 @@ def test_cuda_texts_vary_in_numbers_and_hints() -> None:
     assert any("__global__ void __launch_bounds__(256) add(" in t for t in texts)
     assert any("const float* __restrict__ x, float* y" in t for t in texts)
     assert any("__expf(x[i])" in t for t in texts)
-    other = node(target, CUDA.replace("32", "64").replace("256", "128").replace("expf", "exp2f"))
-    crossed = proposer.propose(request(target, parent, other, style="crossover", n=3)).nodes
-    assert {"TILE": 64, "THREADS": 128} in [constants_of(n.source) for n in crossed]
 
 
 def test_triton_solutions_keep_their_launch() -> None:
@@ -230,12 +213,11 @@ def _no_lane(lanes: CpuLanes, jobs: Sequence[SandboxJob]) -> NoReturn:
 # --- rewrites of torch sources ---
 
 
-def made(body: str, rewrite: str, facts: InputFacts | None = None, parameters: str = "x, y, z") -> list[str]:
+def made(body: str, rewrite: str, parameters: str = "x, y, z") -> list[str]:
     """What one rewrite makes of a function's body: the bodies after it."""
     inner = textwrap.indent(textwrap.dedent(body).strip(), "    ")
     source = f"import torch\n\n\ndef run({parameters}):\n{inner}\n"
-    every = rewrites_of(source, "run", facts, combine=False)
-    return [m.text.partition("):\n")[2].strip() for m in every if m.names == (rewrite,)]
+    return [m.text.partition("):\n")[2].strip() for m in rewrites_of(source, "run") if m.names == (rewrite,)]
 
 
 MADE = """
@@ -278,58 +260,18 @@ return x.argmax(-1)
 return x[y].sum(1)
 ->
 return torch.nn.functional.embedding_bag(y, x, mode='sum')
-# multiply-add
-return x + y * z
-->
-return torch.addcmul(x, y, z)
-# multiply-add
-return x - 3 * y
-->
-return torch.sub(x, y, alpha=3)
-# multiply-add
-return x + y / z
-->
-return torch.addcdiv(x, y, z)
 # exp2
 return torch.exp(x)
 ->
 return torch.exp2(x * 1.4426950408889634)
-# rsqrt
-return x / torch.sqrt(y)
-->
-return x * torch.rsqrt(y)
-# reciprocal
-return x / 448.0
-->
-return x * (1.0 / 448.0)
 # sum-squares
 return x.square().sum(-1)
 ->
 return torch.linalg.vecdot(x, x)
-# sum-products
-return torch.sum(x * y, dim=-1)
-->
-return torch.linalg.vecdot(x, y)
-# largest
-return x.abs().amax(-1)
-->
-return torch.maximum(x.amax(-1), -x.amin(-1))
 # narrow
 return (x.float() @ y.float()).to(x.dtype)
 ->
 return (x @ y).to(x.dtype)
-# no-copy
-return x.contiguous() + 1
-->
-return x + 1
-# copy-layout
-return x @ y.transpose(0, 1)
-->
-return x @ y.transpose(0, 1).contiguous()
-# wide-sums
-return x.cumsum(-1)
-->
-return x.cumsum(-1, dtype=torch.float64).to(x.dtype)
 # einsum-to-matmul
 return torch.einsum('bthk,bhkv->bthv', x, y)
 ->
@@ -338,34 +280,6 @@ return (x.permute(0, 2, 1, 3) @ y).permute(0, 2, 1, 3)
 return x.permute(1, 0) @ y
 ->
 return x.permute(1, 0).contiguous() @ y
-# overwrite
-return torch.exp(x - y)
-->
-return (x - y).exp_()
-# overwrite
-e = torch.exp(x)
-return e / e.sum()
-->
-e = torch.exp(x)
-return e.div_(e.sum())
-# overwrite
-s = torch.zeros_like(x)
-for i in range(3):
-    s = s * y
-return s
-->
-s = torch.zeros_like(x)
-for i in range(3):
-    s = s.mul_(y)
-return s
-# destinations
-z.copy_(x * y)
-->
-torch.mul(x, y, out=z)
-# destinations
-z[0] = x @ y
-->
-torch.matmul(x, y, out=z[0])
 """
 """A rewrite, a function's body, and what the rewrite makes of it."""
 
@@ -388,18 +302,10 @@ def test_a_rewrite_makes_this(rewrite: str, before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("rewrite", "body"),
     [
-        ("overwrite", "return x * 2"),  # a parameter is the caller's
-        ("overwrite", "e = x.float()\nreturn e * 2"),  # may be the parameter itself
-        ("overwrite", "e = torch.exp(x)\nreturn e * 2, e"),  # read again
-        ("overwrite", "e = torch.exp(x)\nv = e.view(-1)\nf = e * 2\nreturn f, v"),  # a view holds it
-        ("overwrite", "x = x * y\nreturn x"),  # the first value is the caller's
-        ("overwrite", "return torch.rsqrt(x.mean(-1, keepdim=True)) * y"),  # the result is larger
-        ("multiply-add", "return x.shape[0] + x.shape[1] * 2"),
         ("fused-softmax", "e = torch.exp(x)\nreturn e / e.sum(-1)"),
         ("fused-softmax", "e = torch.exp(x)\ne = e * y\nreturn e / e.sum(-1, keepdim=True)"),
         ("fused-activation", "return x * torch.sigmoid(y)"),
         ("einsum-to-matmul", "return torch.einsum('ij,ij->i', x, y)"),
-        ("chunk-rows", "return x + 1"),  # nothing is known of rows
     ],
 )
 def test_a_rewrite_leaves_this_alone(rewrite: str, body: str) -> None:
@@ -408,15 +314,10 @@ def test_a_rewrite_leaves_this_alone(rewrite: str, body: str) -> None:
 
 def test_gradients_keep_values_as_they_are() -> None:
     body = "w = x.float().requires_grad_()\nl = torch.exp(w - 1)\nreturn torch.autograd.grad(l.sum(), w)"
-    assert made(body, "overwrite") == made(body, "inference-mode") == []
+    assert made(body, "inference-mode") == []
 
 
 def test_unread_assignments_go_and_torch_is_imported() -> None:
     source = "def run(x):\n    s = x.sigmoid()\n    return x * s\n"
-    (found,) = (m.text for m in rewrites_of(source, "run", combine=False) if m.names == ("fused-activation",))
+    (found,) = (m.text for m in rewrites_of(source, "run") if m.names == ("fused-activation",))
     assert found == "import torch\n\ndef run(x):\n    return torch.nn.functional.silu(x)\n"
-
-
-def test_every_rewrite_is_named_once_and_there_are_many() -> None:
-    names = [r.name for r in REWRITES]
-    assert len(names) == len(set(names)) >= 12

@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import ast
+import copy
 import itertools
+import re
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_harness.authors.torch import functions, inplace, rules
-from forecast_harness.authors.torch.source_code import InputFacts, ParsedSource, TorchEdit, TorchRewrite
-from forecast_harness.authors.triton.analysis.source_unit import MAX_EDITS
+from forecast_harness.authors.torch import rules
+from forecast_harness.authors.torch.source_code import ParsedSource, TextEdit, read_expressions
+from forecast_harness.authors.triton.analysis.source_unit import (
+    MAX_EDITS,
+    parse_expression,
+    swap_expressions,
+)
 
 MAX_PAIRS = 400
 """Most combinations of two rewrites that are made of one source."""
-
-
-def _rule_rewrites() -> Iterator[TorchRewrite]:
-    """One rewrite for all rules of a name."""
-    grouped: dict[str, list[rules.RewriteRule]] = defaultdict(list)
-    for rule in rules.RULES:
-        grouped[rule.name].append(rule)
-    for name, named in grouped.items():
-        yield TorchRewrite(name, partial(_apply_rules, tuple(named)))
-
-
-def _apply_rules(
-    taken: Iterable[rules.RewriteRule], code: ParsedSource, facts: InputFacts
-) -> Iterator[TorchEdit]:
-    for rule in taken:
-        yield from rules.apply_rule(code, rule)
-
-
-REWRITES: tuple[TorchRewrite, ...] = (
-    # In the order in which they are applied to one another: what shows patterns first, what hides them last.
-    *_rule_rewrites(),
-    TorchRewrite("einsum-to-matmul", functions.einsum_to_matmul),
-    TorchRewrite("contiguous-operands", functions.contiguous_operands),
-    TorchRewrite("overwrite", inplace.operate_in_place),
-    TorchRewrite("destinations", inplace.write_with_out),
-    TorchRewrite("inference-mode", functions.inference_mode),
-    TorchRewrite("chunk-rows", functions.chunk_rows),
-    TorchRewrite("constants", functions.vary_constants),
-)
 
 
 @dataclass(frozen=True)
@@ -58,41 +34,164 @@ class RewrittenSource:
     note: str
 
 
-def rewrites_of(
-    source: str, entry: str, facts: InputFacts | None = None, *, combine: bool = True
-) -> list[RewrittenSource]:
+def _apply_rules(taken: Iterable[rules.RewriteRule], code: ParsedSource) -> Iterator[TextEdit]:
+    for rule in taken:
+        yield from rules.apply_rule(code, rule)
+
+
+def inference_mode(code: ParsedSource) -> Iterator[TextEdit]:
+    """Nothing is noted down for gradients: the entry runs in inference mode, or without gradients."""
+    entry = code.entry_function
+    if entry is None or code.uses_autograd:
+        return
+    decorated = {ast.unparse(d) for d in entry.decorator_list}
+    for mode in ("torch.inference_mode()", "torch.no_grad()"):
+        if mode in decorated or "torch.inference_mode()" in decorated:
+            continue
+        draft = code.copy()
+        twin = draft.twin(entry)
+        kept = [d for d in twin.decorator_list if ast.unparse(d) != "torch.no_grad()"]
+        twin.decorator_list = [parse_expression(mode), *kept]
+        yield draft.text(), f"runs under {mode}"
+    for node in ast.walk(code.tree):
+        if isinstance(node, ast.withitem) and ast.unparse(node.context_expr) == "torch.no_grad()":
+            draft = code.copy()
+            draft.twin(node).context_expr = parse_expression("torch.inference_mode()")
+            yield draft.text(), "inference mode in place of no gradients"
+
+
+# --- products of matrices ---
+
+
+_EINSUM_EQUATION = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
+
+
+def einsum_to_matmul(code: ParsedSource) -> Iterator[TextEdit]:
+    """An einsum of two operands as `matmul` of permuted ones: batch axes, one free axis each, one summed."""
+    products = [
+        (node, product)
+        for function in code.functions
+        for node in read_expressions(function)
+        if (product := _as_matmul(node)) is not None
+    ]
+    return code.replaced(products, "a product of matrices, where an einsum would find out how first")
+
+
+def contiguous_operands(code: ParsedSource) -> Iterator[TextEdit]:
+    """Results of `permute` are laid out as they are read, at each place and at all."""
+    places = [
+        (node, ast.Call(ast.Attribute(node, "contiguous", ast.Load()), [], []))
+        for function in code.functions
+        for node in read_expressions(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "permute"
+    ]
+    return code.replaced(places, "permuted tensors are laid out as they are read")
+
+
+def _as_matmul(node: ast.expr) -> ast.expr | None:
+    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.einsum" and len(node.args) == 3):
+        return None
+    stated, a, b = node.args
+    if not (isinstance(stated, ast.Constant) and isinstance(stated.value, str)) or node.keywords:
+        return None
+    parts = _EINSUM_EQUATION.fullmatch(stated.value.replace(" ", ""))
+    if parts is None or any(len(set(p)) < len(p) for p in parts.groups()):
+        return None
+    left, right, out = parts.groups()
+    batch = [c for c in out if c in left and c in right]
+    summed = [c for c in left if c in right and c not in out]
+    free_a = [c for c in left if c not in right]
+    free_b = [c for c in right if c not in left]
+    if len(summed) != 1 or len(free_a) != 1 or len(free_b) != 1 or set(out) != {*batch, *free_a, *free_b}:
+        return None
+    first = _permuted(a, left, [*batch, *free_a, *summed])
+    second = _permuted(b, right, [*batch, *summed, *free_b])
+    product = ast.BinOp(first, ast.MatMult(), second)
+    return _permuted(product, "".join([*batch, *free_a, *free_b]), list(out))
+
+
+def _permuted(value: ast.expr, have: str, want: list[str]) -> ast.expr:
+    order = [have.index(c) for c in want]
+    if order == list(range(len(order))):
+        return copy.deepcopy(value)
+    expression = parse_expression(f"_v.permute({', '.join(map(str, order))})")
+    (name,) = (n for n in ast.walk(expression) if isinstance(n, ast.Name))
+    return swap_expressions(ast.Expression(expression), {id(name): copy.deepcopy(value)}).body
+
+
+# --- constants in upper case ---
+
+
+MIN_VALUE, MAX_VALUE = 1, 1 << 20
+
+
+def constants_of(code: ParsedSource) -> Mapping[str, ast.Assign]:
+    """Assignments of plain integers to names in upper case, by name; those assigned once."""
+    constants: dict[str, ast.Assign] = {}
+    twice = set()
+    for node in code.tree.body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+            if name.isupper() and isinstance(value, ast.Constant) and type(value.value) is int:
+                twice |= {name} & set(constants)
+                constants[name] = node
+    return {name: node for name, node in constants.items() if name not in twice}
+
+
+def vary_constants(code: ParsedSource) -> Iterator[TextEdit]:
+    """Every constant doubled, halved, and four times as large or small."""
+    for name, node in constants_of(code).items():
+        value = int(ast.literal_eval(node.value))
+        for new in (value * 2, value // 2, value * 4, value // 4):
+            if value > 0 and MIN_VALUE <= new <= MAX_VALUE and new != value:
+                draft = code.copy()
+                draft.twin(node).value = ast.Constant(new)
+                yield draft.text(), f"{name} = {new} in place of {value}"
+
+
+Rewrite = Callable[[ParsedSource], Iterable[TextEdit]]
+"""Yields nothing where it does not apply. Never changes its argument."""
+REWRITES: Mapping[str, Rewrite] = {
+    # In the order in which they are applied to one another: what shows patterns first, what hides them last.
+    **{
+        name: partial(_apply_rules, tuple(r for r in rules.RULES if r.name == name))
+        for name in dict.fromkeys(r.name for r in rules.RULES)
+    },
+    "einsum-to-matmul": einsum_to_matmul,
+    "contiguous-operands": contiguous_operands,
+    "inference-mode": inference_mode,
+    "constants": vary_constants,
+}
+"""By name."""
+
+
+def rewrites_of(source: str, entry: str) -> list[RewrittenSource]:
     """All rewrites of a source, each different text once: single ones, then pairs.
 
     Always in the same order. Raises `RecordError` for a source that is not Python.
     """
-    facts = facts or InputFacts()
     code = ParsedSource.parse(source, entry)
-    seen = {_canonical_form(source)}
-    singles = [edited for rewrite in REWRITES for edited in _apply_rewrite(rewrite, code, facts, seen)]
-    pairs: list[RewrittenSource] = []
-    if combine:
-        order = {r.name: i for i, r in enumerate(REWRITES)}
-        for first in singles:
-            inner = ParsedSource.parse(first.text, entry)
-            for second in REWRITES[order[first.names[0]] + 1 :]:
-                if len(pairs) >= MAX_PAIRS:
-                    break
-                for edited in _apply_rewrite(second, inner, facts, seen):
-                    pairs.append(
-                        RewrittenSource(
-                            (*first.names, *edited.names), edited.text, f"{first.note}; {edited.note}"
-                        )
-                    )
-    return [*singles, *pairs[:MAX_PAIRS]]
+    seen, names = {_canonical_form(source)}, list(REWRITES)
+    singles = [edited for name in names for edited in _apply_rewrite(name, code, seen)]
+    return [*singles, *itertools.islice(_pairs(singles, names, entry, seen), MAX_PAIRS)]
 
 
-def _apply_rewrite(
-    rewrite: TorchRewrite, code: ParsedSource, facts: InputFacts, seen: set[str]
+def _pairs(
+    singles: Sequence[RewrittenSource], names: Sequence[str], entry: str, seen: set[str]
 ) -> Iterator[RewrittenSource]:
+    for first in singles:
+        inner = ParsedSource.parse(first.text, entry)
+        for second in names[names.index(first.names[0]) + 1 :]:
+            for edited in _apply_rewrite(second, inner, seen):
+                note = f"{first.note}; {edited.note}"
+                yield RewrittenSource((*first.names, *edited.names), edited.text, note)
+
+
+def _apply_rewrite(name: str, code: ParsedSource, seen: set[str]) -> Iterator[RewrittenSource]:
     try:
-        edits = list(itertools.islice(rewrite.apply(code, facts), MAX_EDITS))
-        for edit in edits:
-            compile(edit.text, "<proposal>", "exec")
+        edits = list(itertools.islice(REWRITES[name](code), MAX_EDITS))
+        for text, _ in edits:
+            compile(text, "<proposal>", "exec")
     except (
         AssertionError,
         AttributeError,
@@ -106,12 +205,12 @@ def _apply_rewrite(
         ValueError,
     ) as e:
         # One rewrite that a text confuses must not cost the others.
-        warnings.warn(f"the rewrite {rewrite.name} is left out: {type(e).__name__}: {e}", stacklevel=2)
+        warnings.warn(f"the rewrite {name} is left out: {type(e).__name__}: {e}", stacklevel=2)
         return
-    for edit in edits:
-        if (form := _canonical_form(edit.text)) not in seen:
+    for text, note in edits:
+        if (form := _canonical_form(text)) not in seen:
             seen.add(form)
-            yield RewrittenSource((rewrite.name,), edit.text, edit.note)
+            yield RewrittenSource((name,), text, note)
 
 
 def _canonical_form(text: str) -> str:

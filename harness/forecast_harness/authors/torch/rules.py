@@ -17,7 +17,7 @@ from functools import cache
 from forecast_harness.authors.torch.source_code import (
     FunctionScope,
     ParsedSource,
-    TorchEdit,
+    TextEdit,
     read_expressions,
 )
 from forecast_harness.authors.triton.analysis.source_unit import parse_expression, swap_expressions
@@ -75,10 +75,6 @@ class RewriteRule:
     pattern: str
     replacement: str
     note: str
-    scalar: tuple[str, ...] = ()
-    """Names of the pattern that must be plain numbers or sizes."""
-    tensor: tuple[str, ...] = ()
-    """Names of it that must not be."""
     all_places_only: bool = False
     """Whether it only makes sense at all places of a source at once."""
 
@@ -156,11 +152,7 @@ class PatternMatcher:
 
     def matches(self, rule: RewriteRule, node: ast.expr) -> Bindings | None:
         """The expressions that the names of a rule's pattern stand for, or None where it does not apply."""
-        for bound in self._match(parse_pattern(rule.pattern), term_of(node, self.modules), {}, 0):
-            plain = [self.scope.scalar(bound[n].node) for n in rule.scalar]
-            if all(plain) and not any(self.scope.scalar(bound[n].node) for n in rule.tensor):
-                return bound
-        return None
+        return next(self._match(parse_pattern(rule.pattern), term_of(node, self.modules), {}, 0), None)
 
     def same(self, a: ExpressionTerm, b: ExpressionTerm) -> bool:
         """Whether two expressions have one value, as far as names that never change show."""
@@ -229,7 +221,7 @@ def instantiate_pattern(text: str, bound: Mapping[str, ExpressionTerm]) -> ast.e
     ).body
 
 
-def apply_rule(code: ParsedSource, rule: RewriteRule) -> Iterator[TorchEdit]:
+def apply_rule(code: ParsedSource, rule: RewriteRule) -> Iterator[TextEdit]:
     """One edit per place where a rule applies, and one of all places if there are several."""
     matches: list[tuple[ast.expr, ast.expr]] = []
     for function in code.functions:
@@ -238,70 +230,16 @@ def apply_rule(code: ParsedSource, rule: RewriteRule) -> Iterator[TorchEdit]:
             bound = None if isinstance(node, ast.Name) else matcher.matches(rule, node)
             if bound is not None:
                 matches.append((node, instantiate_pattern(rule.replacement, bound)))
-    alone = [] if rule.all_places_only else [[one] for one in matches]
-    for places in alone + ([matches] if matches and (rule.all_places_only or len(matches) > 1) else []):
-        draft = code.copy()
-        swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in places})
-        yield TorchEdit(draft.text(), rule.note)
+    return code.replaced(matches, rule.note, alone=not rule.all_places_only)
 
 
 # --- the same value by other operations ---
 
 
-MULTIPLY_ADD_NOTE = "a product and a sum in one pass over memory"
 SQUARES_NOTE = "a sum of squares without storing the squares"
 
 _ALGEBRA = (
-    # One pass instead of two: operands of one type, so no plain numbers among them.
-    RewriteRule(
-        "multiply-add", "_c + _a * _b", "torch.addcmul(_c, _a, _b)", MULTIPLY_ADD_NOTE, (), ("_a", "_b", "_c")
-    ),
-    RewriteRule(
-        "multiply-add",
-        "_c - _a * _b",
-        "torch.addcmul(_c, _a, _b, value=-1)",
-        MULTIPLY_ADD_NOTE,
-        (),
-        ("_a", "_b", "_c"),
-    ),
-    RewriteRule(
-        "multiply-add", "_c + _a / _b", "torch.addcdiv(_c, _a, _b)", MULTIPLY_ADD_NOTE, (), ("_a", "_b", "_c")
-    ),
-    RewriteRule(
-        "multiply-add",
-        "_c + _a * _s",
-        "torch.add(_c, _a, alpha=_s)",
-        MULTIPLY_ADD_NOTE,
-        ("_s",),
-        ("_a", "_c"),
-    ),
-    RewriteRule(
-        "multiply-add",
-        "_c - _a * _s",
-        "torch.sub(_c, _a, alpha=_s)",
-        MULTIPLY_ADD_NOTE,
-        ("_s",),
-        ("_a", "_c"),
-    ),
-    RewriteRule(
-        "multiply-add", "_a + _t * (_b - _a)", "torch.lerp(_a, _b, _t)", MULTIPLY_ADD_NOTE, (), ("_a", "_b")
-    ),
-    # Powers and roots.
     RewriteRule("exp2", "torch.exp(_x)", "torch.exp2(_x * 1.4426950408889634)", "exp as a power of two"),
-    RewriteRule("rsqrt", "_a / torch.sqrt(_b)", "_a * torch.rsqrt(_b)", "a product with the reciprocal root"),
-    RewriteRule("rsqrt", "1 / torch.sqrt(_b)", "torch.rsqrt(_b)", "the reciprocal root in one pass"),
-    RewriteRule("rsqrt", "_b ** -0.5", "torch.rsqrt(_b)", "the reciprocal root in one pass", (), ("_b",)),
-    RewriteRule("rsqrt", "_b ** 0.5", "torch.sqrt(_b)", "a root, not a power", (), ("_b",)),
-    RewriteRule("reciprocal", "_a / _s", "_a * (1.0 / _s)", "a product for a quotient", ("_s",), ("_a",)),
-    RewriteRule(
-        "reciprocal",
-        "_a / _b",
-        "_a * torch.reciprocal(_b)",
-        "one quotient per divisor, then products",
-        (),
-        ("_a", "_b"),
-    ),
-    RewriteRule("square", "_x * _x", "_x.square()", "a square reads its operand once", (), ("_x",)),
     # Reductions that need not store what they reduce.
     RewriteRule(
         "sum-squares",
@@ -315,12 +253,6 @@ _ALGEBRA = (
         "torch.linalg.vector_norm(_x, dim=_d, keepdim=True).square() / _x.shape[_d]",
         SQUARES_NOTE,
     ),
-    RewriteRule(
-        "sum-squares",
-        "_x.square().mean(-1, keepdim=True)",
-        "torch.einsum('...i,...i->...', _x, _x)[..., None] / _x.shape[-1]",
-        SQUARES_NOTE,
-    ),
     RewriteRule("sum-squares", "_x.square().sum(-1)", "torch.linalg.vecdot(_x, _x)", SQUARES_NOTE),
     RewriteRule(
         "sum-squares",
@@ -328,55 +260,9 @@ _ALGEBRA = (
         "torch.linalg.vecdot(_x, _x)[..., None]",
         SQUARES_NOTE,
     ),
-    RewriteRule(
-        "sum-products", "(_a * _b).sum(-1)", "torch.linalg.vecdot(_a, _b)", "a dot product without storing"
-    ),
-    RewriteRule(
-        "sum-products",
-        "(_a * _b).sum(-1, keepdim=True)",
-        "torch.linalg.vecdot(_a, _b)[..., None]",
-        "a dot product without storing",
-    ),
-    RewriteRule(
-        "largest",
-        "_x.abs().amax(_d)",
-        "torch.maximum(_x.amax(_d), -_x.amin(_d))",
-        "the largest magnitude without storing magnitudes",
-    ),
-    RewriteRule(
-        "largest",
-        "_x.abs().amax(_d)",
-        "torch.linalg.vector_norm(_x, float('inf'), _d)",
-        "the largest magnitude as a norm",
-    ),
-    # Precision and layout.
     RewriteRule("narrow", "_x.float()", "_x", "no conversion to single precision", all_places_only=True),
     RewriteRule(
         "narrow", "_x.to(torch.float32)", "_x", "no conversion to single precision", all_places_only=True
-    ),
-    RewriteRule("no-copy", "_x.contiguous()", "_x", "no copy into another layout"),
-    RewriteRule("no-copy", "_x.reshape(_s)", "_x.view(_s)", "a view, not perhaps a copy"),
-    RewriteRule(
-        "copy-layout", "_x.transpose(_a, _b)", "_x.transpose(_a, _b).contiguous()", "laid out as it is read"
-    ),
-    RewriteRule("copy-layout", "_x.T", "_x.T.contiguous()", "laid out as it is read"),
-    RewriteRule(
-        "wide-sums",
-        "_x.cumsum(_d)",
-        "_x.cumsum(_d, dtype=torch.float32).to(_x.dtype)",
-        "running sums in single precision",
-    ),
-    RewriteRule(
-        "wide-sums",
-        "_x.cumsum(_d)",
-        "_x.cumsum(_d, dtype=torch.float64).to(_x.dtype)",
-        "running sums in double precision",
-    ),
-    RewriteRule(
-        "wide-sums",
-        "_x.cumsum(-1)",
-        "_x.transpose(-2, -1).contiguous().cumsum(-2).transpose(-2, -1)",
-        "running sums side by side",
     ),
 )
 

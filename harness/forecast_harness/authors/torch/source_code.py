@@ -1,11 +1,11 @@
-"""A Python source as a tree: its functions, what its names mean, and copies to edit; and what a rewrite of it is."""
+"""A Python source as a tree: its functions, what its names mean, and copies to edit."""
 
 from __future__ import annotations
 
 import ast
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -15,42 +15,12 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     nodes_in_order,
     parse_to_rewrite,
     read_names,
+    swap_expressions,
 )
 
-
-@dataclass(frozen=True)
-class InputFacts:
-    """Facts besides the source; all of them may be missing."""
-
-    rows: tuple[str, ...] = ()
-    """Inputs and destinations whose first axis is the first axis of every output, and of no other use."""
-    outputs: int = 0
-    """Number of outputs that the entry returns; 0 if it writes into destinations, or if not known."""
-
-
-@dataclass(frozen=True)
-class TorchEdit:
-    """One edited source."""
-
-    text: str = field(repr=False)
-    note: str
-    """The change and its reason, in a sentence."""
-
-
-@dataclass(frozen=True)
-class TorchRewrite:
-    """A named rewrite; see `registry`."""
-
-    name: str
-    apply: Callable[[ParsedSource, InputFacts], Iterable[TorchEdit]]
-    """Yields nothing where it does not apply. Never changes its argument."""
-
-
+TextEdit = tuple[str, str]
+"""An edited source; and the change with its reason, in a sentence."""
 T = TypeVar("T", bound=ast.AST)
-
-_ARITHMETIC_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.MatMult, ast.Pow)
-_SIZE_ATTRIBUTES = ("shape", "ndim", "dtype", "device")
-_SIZE_METHODS = ("size", "dim", "numel", "stride", "element_size")
 
 
 @dataclass
@@ -113,6 +83,18 @@ class ParsedSource:
         """Whether gradients are taken somewhere: then values must not be overwritten."""
         words = ("requires_grad", "autograd", "backward", "enable_grad")
         return any(isinstance(n, ast.Attribute) and n.attr.rstrip("_") in words for n in ast.walk(self.tree))
+
+    def replaced(
+        self, places: Sequence[tuple[ast.expr, ast.expr]], note: str, *, alone: bool = True
+    ) -> Iterator[TextEdit]:
+        """The source with expressions in place of others: each of them `alone`, and all where there are several."""
+        groups = [[one] for one in places] if alone else []
+        if places and (not alone or len(places) > 1):
+            groups.append(list(places))
+        for group in groups:
+            draft = self.copy()
+            swap_expressions(draft.tree, {id(draft.twin(old)): copy.deepcopy(new) for old, new in group})
+            yield draft.text(), note
 
     def _import_torch(self) -> None:
         used = any(isinstance(n, ast.Name) and n.id == "torch" for n in ast.walk(self.tree))
@@ -180,55 +162,6 @@ class FunctionScope:
             return False
         return self.assigned[name] == (0 if name in self.parameters else min(1, self.assigned[name]))
 
-    @cached_property
-    def scalars(self) -> set[str]:
-        """Local names of plain numbers and sizes, as far as the text shows."""
-        names: set[str] = set()
-        for _ in range(4):
-            before = len(names)
-            for node in ast.walk(self.function):
-                if isinstance(node, ast.Assign) and self._plain(node.value, names):
-                    names |= set(assigned_names(list(node.targets)))
-                elif isinstance(node, ast.For) and "range" in read_names(node.iter):
-                    names |= set(assigned_names(node.target))
-            if len(names) == before:
-                break
-        return names
-
-    def scalar(self, node: ast.expr) -> bool:
-        """Whether an expression is a plain number, size or the like: no tensor."""
-        return self._plain(node, self.scalars)
-
-    def _plain(self, node: ast.expr, known: set[str]) -> bool:
-        if isinstance(node, ast.Constant):
-            return True
-        if isinstance(node, ast.Name):
-            return node.id in known or node.id.isupper()
-        if isinstance(node, ast.Attribute):
-            return node.attr in _SIZE_ATTRIBUTES
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute):
-                return node.func.attr in _SIZE_METHODS or ast.unparse(node.func).startswith("math.")
-            return isinstance(node.func, ast.Name) and node.func.id in (
-                "len",
-                "int",
-                "float",
-                "slice",
-                "range",
-            )
-        if isinstance(node, ast.Subscript):
-            return self._plain(node.value, known)
-        children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
-        return bool(children) and all(self._plain(c, known) for c in children)
-
-    def resolve_name(self, node: ast.expr) -> ast.expr:
-        """The expression that a name stands for, through any number of names; others as they are."""
-        for _ in range(8):
-            if not (isinstance(node, ast.Name) and node.id in self.definitions):
-                break
-            node = self.definitions[node.id]
-        return node
-
 
 def root_name(node: ast.expr) -> str:
     """The name at the start of `a[i].b.c(...)`; empty if there is none."""
@@ -243,11 +176,6 @@ def read_expressions(function: ast.FunctionDef) -> Iterator[ast.expr]:
         for node in nodes_in_order(statement):
             if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
                 yield node
-
-
-def is_arithmetic(node: ast.AST) -> bool:
-    """Whether it is a sum, product, quotient, power or product of matrices."""
-    return isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC_OPERATORS)
 
 
 def is_pure(node: ast.expr) -> bool:
