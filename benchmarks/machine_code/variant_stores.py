@@ -1,7 +1,7 @@
 """Claim: how long `variants KERNEL --mechanical` takes until all that it makes is verified and stored.
 
     python -m benchmarks.machine_code.variant_stores --out benchmarks/results/variant_stores.json \
-        [--kernels FILE.py:FN ...] [--n 16] [--paths auto] [--device 0]
+        [--kernels FILE.py:FN ...] [--n 16] [--device 0]
 
 Without `--kernels`, ten of our own. Each kernel goes through the command in a process and a store of its own. Told are
 the seconds until its first line and its end, the longest time without a line, how many variants were judged right,
@@ -41,11 +41,11 @@ KERNELS = tuple(
 )
 
 
-def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
+def make_variants(kernel: str, options: Any) -> dict[str, Any]:
     """Run the command once; when it said what."""
     with tempfile.TemporaryDirectory() as store:
         command = [sys.executable, "-m", "forecast_autotune", "variants", kernel, "--mechanical", "--json"]
-        command += ["--n", str(options.n), "--path", path, "--device", options.device, "--store", store]
+        command += ["--n", str(options.n), "--device", options.device, "--store", store]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         printed = TimedLines(process.stderr)
         text = process.stdout.read() if process.stdout else ""
@@ -56,7 +56,6 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
     gaps = [b - a for (a, _), (b, _) in itertools.pairwise(lines)]
     fields = {
         "kernel": kernel.rpartition("/")[2],
-        "path": path,
         "status": process.returncode,
         "new": len(result["new"]),
         "verdicts": dict(verdicts),
@@ -77,7 +76,7 @@ def make_variants(kernel: str, path: str, options: Any) -> dict[str, Any]:
         "told": [f"{second:.1f} s: {line[:120]}" for second, line in lines],
         "problem": "" if process.returncode == 0 else "\n".join(line for _, line in lines[-3:]),
     }
-    say(f"{fields['kernel']} by {path}: {fields['new']} made, {dict(verdicts)} in {spent:.1f} s")
+    say(f"{fields['kernel']}: {fields['new']} made, {dict(verdicts)} in {spent:.1f} s")
     return fields
 
 
@@ -86,30 +85,22 @@ def main() -> None:
     command_line.add_argument("--kernels", nargs="+", default=KERNELS, metavar="FILE.py:FN")
     command_line.add_argument("--n", type=int, default=16, help="variants asked for")
     command_line.add_argument(
-        "--paths", nargs="+", choices=("machine-code", "host-code", "auto"), default=["auto"]
-    )
-    command_line.add_argument(
         "--device", default="0", help="the driver's number, or cpu to try the script itself"
     )
     early, _ = command_line.parse_known_args()
     arguments = parse_arguments(command_line, on_host=early.device == "cpu")
     result = ResultFile(arguments, "seconds until a kernel's variants are verified and stored", 0)
-    results = []
+    rows = []
     for kernel in arguments.kernels:
-        for path in arguments.paths:
-            results.append(make_variants(kernel, path, arguments))
-            result.add("kernels", results[-1])
+        rows.append(make_variants(kernel, arguments))
+        result.add("kernels", rows[-1])
     result.finish(
         {
-            path: {
-                "kernels": len(rows),
-                "seconds_most": max(r["seconds"] for r in rows),
-                "first_line_s_most": max(r["first_line_s"] or r["seconds"] for r in rows),
-                "longest_silence_s": max(r["longest_silence_s"] or r["seconds"] for r in rows),
-                "within_20_s": sum(r["seconds"] <= 20 and r["status"] == 0 for r in rows),
-            }
-            for path in arguments.paths
-            for rows in [[f for f in results if f["path"] == path]]
+            "kernels": len(rows),
+            "seconds_most": max(r["seconds"] for r in rows),
+            "first_line_s_most": max(r["first_line_s"] or r["seconds"] for r in rows),
+            "longest_silence_s": max(r["longest_silence_s"] or r["seconds"] for r in rows),
+            "within_20_s": sum(r["seconds"] <= 20 and r["status"] == 0 for r in rows),
         }
     )
 

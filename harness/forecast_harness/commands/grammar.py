@@ -98,7 +98,6 @@ def variants(commands: Commands) -> None:
     )
     parser.add_argument("--kernel", metavar="TEXT", help="with list: only kernels whose name contains this")
     store_option(parser)
-    path_option(parser)
     parser.add_argument(
         "--device", type=device_number, metavar="N", help="a device's number, or cpu (default: 0, if any)"
     )

@@ -1,16 +1,14 @@
-"""How `variants` verifies many sources: cheap gates first, several lanes at once, counts while it lasts."""
+"""How `variants` verifies many sources: several lanes at once, counts while it lasts."""
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.output import Output
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands.count_line import CountLine
@@ -19,7 +17,6 @@ from forecast_harness.trials.variants.verify import (
     LaneJobs,
     VariantVerification,
     compile_early,
-    refused_variant,
     survey,
     verify_variant,
 )
@@ -29,12 +26,7 @@ if TYPE_CHECKING:
     from forecast_harness.sandbox.api import SandboxLane
     from forecast_harness.sandbox.lane_pools import LanePool
     from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
-    from forecast_harness.trials.machine_code.variant_gate import VariantGate
     from forecast_harness.verify.plan import VerificationPlan
-
-_ROUNDS_WITHOUT_GATE = 2
-"""Verifications of each lane that are done sooner than a runner and the compile workers have started: what is wrong
-shows in the first launches of a verification, too."""
 
 
 @dataclass
@@ -43,7 +35,6 @@ class _CallKind:
 
     subject: BaseKernel
     variants: Sequence[Variant]
-    gate: VariantGate | None
     known: KernelSurvey | None = None
     """None until its base is surveyed, and where that failed."""
     binaries: BaseBinaries = field(default_factory=BaseBinaries)
@@ -60,16 +51,11 @@ _Jobs = LaneJobs[tuple[_CallKind, int], VariantVerification | None]
 class VariantWork:
     """Verifies variants for all kinds of call."""
 
-    path: str
-    """Whether a runner looks at variants before they are verified: `machine-code`, `host-code` for never, or `auto`
-    where there are many."""
     output: Output
     lanes: LanePool
     plan: VerificationPlan
     device: str
     """The slug that checks name."""
-    source_sha256: str
-    """Digest of the base kernel's source."""
     architecture: int | None = None
     """The target of compiling variants during the base's survey, as in Triton's `GPUTarget`; None: none is compiled."""
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
@@ -78,7 +64,6 @@ class VariantWork:
     _stage: str = ""
     _begun: int = 0
     _verified: int = 0
-    _remarks: list[str] = field(default_factory=list)
 
     def verify(
         self,
@@ -90,7 +75,7 @@ class VariantWork:
 
         `left`: which variants one has to be verified for, given the signatures of those before it. `keep` is told of
         each verdict as soon as it is there. Raises `VariantError` where nothing can be verified against the base
-        kernel, and `CommandError` where `path` insists on what does not work here, once what was begun is done.
+        kernel, once what was begun is done.
         """
         failure: ForecastAutotuneError | None = None
         with ExitStack() as stack:
@@ -98,12 +83,10 @@ class VariantWork:
             jobs: _Jobs = LaneJobs(self.lanes, self._judged)
             stack.callback(jobs.close)
             try:
-                self._begin_kinds(subjects, left, keep, jobs)
+                self._begin_kinds(subjects, left, jobs)
             except ForecastAutotuneError as error:
                 failure = error
             self._take_results(jobs, keep)
-        for remark in dict.fromkeys(self._remarks):
-            self.output.remark(remark)
         if failure is not None:
             raise failure
         return [(v, kind.results[n]) for kind in self._kinds for n, v in enumerate(kind.variants)]
@@ -112,7 +95,6 @@ class VariantWork:
         self,
         subjects: Sequence[BaseKernel],
         left: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
-        keep: Callable[[Variant, Sequence[Check]], object],
         jobs: _Jobs,
     ) -> None:
         """Look at the base kernel's kinds of call in one lane, while variants are verified for the first in others."""
@@ -123,33 +105,20 @@ class VariantWork:
                 if not variants:
                     continue
                 self._stage = "" if self._kinds else "looking at the base kernel"
-                wants_gate = self._wants_gate(len(variants))
-                compiles_early = not (wants_gate or self._kinds or self.architecture is None)
+                compiles_early = not (self._kinds or self.architecture is None)
                 self.lanes.open_ahead(len(variants))
-                with ExitStack() as own:
-                    with self.seconds.phase("gate"):
-                        gate = self._open_gate(own, subject) if wants_gate else None
-                    if gate is not None:
-                        for variant in variants:
-                            gate.submit(variant)
-                    kind = _CallKind(subject, variants, gate)
-                    own.callback(kind.is_surveyed.set)  # whatever happens: others wait for it
+                kind = _CallKind(subject, variants)
+                try:
                     with self.seconds.phase("lane"):
                         lane = lane or held.enter_context(self.lanes.borrowed())
                     if compiles_early:
                         jobs.add((kind, number) for number in range(len(variants)))
                     self._survey(kind, lane)
-                    self._stage = ""
-                    if not compiles_early:
-                        jobs.add((kind, number) for number in range(len(variants)))
-                    if gate is not None:  # it has a runner on the device, and one at a time is enough
-                        held.close()
-                        lane = None
-                        self._take_results(jobs, keep)
-                        if gate.failure:
-                            self._remarks.append(
-                                f"the machine-code path failed, so that all were verified at once: {gate.failure}"
-                            )
+                finally:
+                    kind.is_surveyed.set()  # whatever happens: others wait for it
+                self._stage = ""
+                if not compiles_early:
+                    jobs.add((kind, number) for number in range(len(variants)))
 
     def _survey(self, kind: _CallKind, lane: SandboxLane) -> None:
         with self.seconds.phase("survey"):
@@ -157,7 +126,6 @@ class VariantWork:
         for name, spent in kind.binaries.steps.items():
             self.seconds.add(f"survey_{name}", spent)
         self._kinds.append(kind)
-        kind.is_surveyed.set()
 
     def _judged(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification | None:
         """The verdict on a variant for a kind of call, whose base is surveyed meanwhile or was; None if that failed."""
@@ -169,9 +137,6 @@ class VariantWork:
         if (known := kind.known) is None:
             return None
         self._begun += 1
-        reason = kind.gate.refusal(variant) if kind.gate is not None else None
-        if reason is not None:
-            return refused_variant(variant, known, self.device, reason)
         return verify_variant(
             variant,
             kind.subject,
@@ -199,38 +164,5 @@ class VariantWork:
     def _counts(self) -> str:
         if self._stage:
             return self._stage
-        gate = self._kinds[-1].gate if self._kinds else None
-        before = "" if gate is None else f"{gate.compiled} compiled, {gate.checked} checked, "
         under_way = f", {self._begun - self._verified} under way" if self._begun > self._verified else ""
-        return f"{before}{self._verified} of {self._total} variants judged{under_way}"
-
-    @property
-    def _total(self) -> int:
-        return sum(len(kind.variants) for kind in self._kinds)
-
-    def _wants_gate(self, count: int) -> bool:
-        """Whether a gate before so many verifications is asked for, or would save more than it takes."""
-        few = count <= _ROUNDS_WITHOUT_GATE * self.lanes.most
-        return self.path == "machine-code" or (self.path == "auto" and not few and self.plan.device != "cpu")
-
-    def _open_gate(self, stack: ExitStack, subject: BaseKernel) -> VariantGate | None:
-        """A gate, where it works here."""
-        if self.plan.device == "cpu":
-            raise UsageError(
-                "--path machine-code needs a CUDA device: leave it out, or give --device a number"
-            )
-        from forecast_harness.clocks.runner.health import NoMachineCodePath
-        from forecast_harness.trials.machine_code.variant_gate import open_variant_gate
-
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-
-        def tell(stage: str) -> None:
-            self._stage = stage
-
-        try:
-            return open_variant_gate(stack, subject, self.source_sha256, self.plan, folder, tell)
-        except NoMachineCodePath as error:
-            if self.path == "machine-code":
-                raise CommandError(f"--path machine-code does not work here: {error}") from error
-            self._remarks.append(f"variants were verified without a look at their machine code: {error}")
-            return None
+        return f"{self._verified} of {sum(len(kind.variants) for kind in self._kinds)} variants judged{under_way}"

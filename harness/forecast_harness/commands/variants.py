@@ -249,9 +249,7 @@ def _verify_variants(
 
     subjects, plan = target.subjects(store), where.plan
     device, architecture = (INTERPRETER, None) if plan.device == "cpu" else _device_of(plan.index)
-    work = VariantWork(
-        options.path, output, where.lanes, plan, device, target.kernel.source_sha256, architecture
-    )
+    work = VariantWork(output, where.lanes, plan, device, architecture)
 
     def left(subject: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
         if is_covered(subject, signatures):

@@ -92,7 +92,7 @@ def verified(
 
     with LanePool(opened, 3) as lanes:
         plan = VerificationPlan(device=device)
-        work = VariantWork("host-code", Output(as_json=True), lanes, plan, device, "5" * 64, architecture)
+        work = VariantWork(Output(as_json=True), lanes, plan, device, architecture)
         try:
             found = work.verify(KINDS, left, lambda one, checks: kept.extend(checks))
         except VariantError:

@@ -29,14 +29,12 @@ from forecast_harness.trials.confirmation import EarlyOpener
 from forecast_harness.trials.judge import SandboxJudge
 from forecast_harness.trials.machine_code.judge import MachineCodeJudge
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
-from forecast_harness.trials.machine_code.variant_gate import VariantGate
 from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
 from forecast_harness.trials.protocol import CannotConfirm, LaneFailure
 from forecast_harness.verify.plan import VerificationPlan
-from forecast_harness.verify.verdict import ReasonCode
 from tests.harness.trials.machine_code.judged_sums import NotingHost, ReadyHost
 from tests.harness.trials.machine_code.translated_builds import StartedBuilder, TranslatedBuilder
-from tests.harness.variant_kernels import DOUBLE, subject, variant, vector_call
+from tests.harness.variant_kernels import DOUBLE, subject, vector_call
 from tests.waiting import wait_until
 
 PLAN = VerificationPlan(cases=1)
@@ -215,27 +213,6 @@ def test_configs_of_the_base_that_do_not_fit_are_left_out(
         assert (
             result.configs(replace(job("seed", source), node=seed, against=seed))[0] == listed[-1].to_json()
         )
-
-
-def test_a_gate_refuses_what_need_not_be_verified(
-    runner: RunnerClient, builder: TranslatedBuilder, trials: KernelTrials
-) -> None:
-    gate = VariantGate(trials, runner, builder)
-    sources = {
-        "right": DOUBLE,
-        "wrong": DOUBLE.replace("2 * tl.load", "5 * tl.load"),
-        "broken": DOUBLE.replace("tl.store", "tl.no_such_thing"),
-    }
-    result = {name: variant(f"{source}# {name}\n") for name, source in sources.items()}
-    for one in result.values():
-        gate.submit(one)
-    results = {name: gate.refusal(one) for name, one in result.items()}
-    assert results["right"] is None
-    assert {n: r.code for n, r in results.items() if r is not None} == {
-        "wrong": ReasonCode.WRONG_VALUES,
-        "broken": ReasonCode.FAILS,
-    }
-    assert (gate.compiled, gate.checked, gate.failure) == (3, 2, "")
 
 
 @pytest.mark.parametrize(("bad", "fit"), [(0, True), (9, True), (10, False)])
