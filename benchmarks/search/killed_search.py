@@ -187,7 +187,7 @@ def comparable_state(state: SearchState) -> dict[str, Any]:
     """All of a final state but the order in which answers came."""
     return {
         "nodes": list(state.nodes),
-        "refused": [[r.node.id, r.original_id, r.reason] for r in state.duplicates],
+        "refused": [r.id for r in state.duplicates],
         "chosen": {n: vars(b.chosen) for n, b in sorted(state.batches.items()) if b.chosen is not None},
         "requests": sorted(state.answers),
         "judged": {n: str(j.outcome) for n, j in sorted(state.judged.items())},

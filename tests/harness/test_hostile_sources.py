@@ -31,7 +31,7 @@ from forecast_harness.search.log import read_log
 from forecast_harness.search.report.figures import display_source, line_opcodes
 from forecast_harness.search.run import LOG_FILE, ask_plugin
 from forecast_harness.search.state import SearchState
-from forecast_harness.targets.novelty import node_identity, signature
+from forecast_harness.targets.novelty import node_identity, source_tokens
 from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.targets.packs.load import parse_task_yml
 from forecast_harness.targets.packs.schema import source_problem
@@ -99,7 +99,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "configs": configs_of,
     "applied config": lambda text: apply_config(text, {"BLOCK": 32}),
     "identity": lambda text: [node_identity("t", language, text) for language in ("torch", "triton", "cuda")],
-    "signature": lambda text: [signature(language, text) for language in ("torch", "cuda")],
+    "tokens": lambda text: [source_tokens(language, text) for language in ("torch", "cuda")],
     "features": lambda text: static_features([(node(TARGET, text), SEED)]),
     "entry": lambda text: defines_entry(text, "run", "torch"),
     "solution": lambda text: make_solution("one", text),

@@ -85,9 +85,6 @@ class AgentSearch:
             state = self._state()
             if node.id in state.judged:
                 return self._verdict(state, node.id)
-            same = next((d for d in state.duplicates if d.node.id == node.id), None)
-            if same is not None and same.original_id in state.judged:
-                return {"again": True, "reason": same.reason, **self._verdict(state, same.original_id)}
             if self._request() not in (None, place) and node.id not in state.nodes:
                 return {
                     "outcome": "refused",

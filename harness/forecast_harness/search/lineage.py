@@ -32,7 +32,7 @@ from forecast_autotune.surrogates.protocol import Array
 from forecast_autotune.variants.records import Origin
 from forecast_harness.records import Node, NodeForecast
 from forecast_harness.search.events import Forecasted, NodeForecastRequest
-from forecast_harness.targets.novelty import canonical_tokens
+from forecast_harness.targets.novelty import source_tokens
 
 _JITTER = 1e-8
 _MIN_RELATIVE_EVIDENCE = 0.01
@@ -134,7 +134,7 @@ _NUMBER_PATTERN = re.compile(r"^\d+(\.\d*)?(e[+-]?\d+)?$", re.IGNORECASE)
 @lru_cache(maxsize=8192)
 def ngram_counts(language: str, source: str) -> tuple[tuple[int, float], ...]:
     """Hashed counts of token n-grams, (coordinate, count) in order; signs keep collisions from adding up."""
-    tokens = canonical_tokens(language, source)
+    tokens = source_tokens(language, source)
     counts: Counter[int] = Counter()
     for n in _NGRAM_LENGTHS:
         for start in range(len(tokens) - n + 1):
@@ -146,7 +146,7 @@ def ngram_counts(language: str, source: str) -> tuple[tuple[int, float], ...]:
 @lru_cache(maxsize=8192)
 def token_statistics(language: str, source: str) -> tuple[float, ...]:
     """Logarithms of how long a source is, how often it uses telling words, and how large its numbers are."""
-    tokens = canonical_tokens(language, source)
+    tokens = source_tokens(language, source)
     seen = Counter(tokens)
     numbers = [float(t) for t in tokens if _NUMBER_PATTERN.match(t)]
     large = [math.log2(v) for v in numbers if 2 <= v < math.inf]
@@ -277,7 +277,7 @@ class ScorePosterior:
 class LineageForecaster:
     """See the module."""
 
-    name = "lineage-2"
+    name = "lineage-3"
 
     def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """Beliefs about every node; those far from all results, and all before `MIN_RESULTS` results, abstain."""

@@ -39,7 +39,6 @@ from forecast_harness.search.events import (
     Stopped,
     Verified,
 )
-from forecast_harness.targets.novelty import NoveltyFilter
 
 MAX_RETRIES = 2
 """How often a job whose lane failed is tried again; after that its node is dropped, unjudged."""
@@ -68,16 +67,6 @@ class ArmStats:
 
     def __add__(self, other: ArmStats) -> ArmStats:
         return ArmStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-
-@dataclass(frozen=True)
-class DuplicateProposal:
-    """A proposal that was not new."""
-
-    node: Node
-    original_id: str
-    """Id of the node that it repeats."""
-    reason: str
 
 
 @dataclass
@@ -208,7 +197,8 @@ class SearchState:
         self.resumed = 0
         self.nodes: dict[str, Node] = {}
         """Accepted nodes in the order in which they were."""
-        self.duplicates: list[DuplicateProposal] = []
+        self.duplicates: list[Node] = []
+        """Proposals that were not new."""
         self.judged: dict[str, NodeResult] = {}
         """With what full verification said."""
         self.scores: dict[str, float] = {}
@@ -237,7 +227,6 @@ class SearchState:
         self.stopped: Stopped | None = None
         self.spent = SearchCost()
         self.spent_on = {k: SearchCost() for k in _COSTS}
-        self.novelty = NoveltyFilter()
         self.memo: dict[Any, Any] = {}
         """Values that `batch_view` and `plan` derived once; equal events give equal entries."""
 
@@ -382,13 +371,12 @@ class SearchState:
         accepted: list[str] = []
         for _, answer in sorted(batch.answers.items()):
             for node in answer.nodes:
-                like = self.novelty.add(node)
-                if like is None:
-                    self.nodes[node.id] = node
-                    self.pool[node.id] = None
-                    accepted.append(node.id)
-                else:
-                    self.duplicates.append(DuplicateProposal(node, *like))
+                if node.id in self.nodes:
+                    self.duplicates.append(node)
+                    continue
+                self.nodes[node.id] = node
+                self.pool[node.id] = None
+                accepted.append(node.id)
         batch.nodes = tuple(accepted)
 
 
@@ -422,7 +410,6 @@ def _started(state: SearchState, event: Started) -> None:
     state.started = event
     for node in event.seeds:
         state.nodes[node.id] = node
-        state.novelty.add(node)
     seeds = state.batch(0)
     seeds.closed, seeds.nodes = True, state.seeds
     judged = tuple(state.nodes)[: event.context.settings.budget.measurements]

@@ -160,7 +160,7 @@ def comparable_outcome(state: SearchState) -> dict[str, Any]:
     }
     return {
         "nodes": list(state.nodes),
-        "refused": sorted(r.node.id for r in state.duplicates),
+        "refused": sorted(r.id for r in state.duplicates),
         "batches": batches,
         "scores": dict(sorted(state.scores.items())),
         "requests": sorted(state.answers),
