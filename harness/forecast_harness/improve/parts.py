@@ -128,19 +128,18 @@ def _function_part(part: Part, function: TorchFunction, folder: Path) -> Part:
 
 def _kernel_part(part: Part, call: CapturedCall, folder: Path, program: UserProgram) -> Part:
     part = replace(part, kind="triton")
-    module, name = call.kernel.extra.get("module"), call.kernel.extra.get("qualname", call.kernel.name)
+    module = call.kernel.extra.get("module")
     if not call.source:
         return replace(
             part, reason="no module of its own can be made of it: it needs more than Triton and constants"
         )
     own = program.script if module == "__main__" else program.root / f"{str(module).replace('.', '/')}.py"
     part = replace(part, file=str(own.absolute()) if own is not None and own.is_file() else "")
-    if module == "__main__" or not any(one.computed for one in call.launches):
-        # Importing a script would run the program, and a library takes seconds.
-        place = folder / f"kernel-{call.kernel.name}.py"
-        write_atomically(place, call.source.encode())
-        module, name = str(place), call.kernel.name
+    # Importing a script would run the program, and a library takes seconds.
+    place = folder / f"kernel-{call.kernel.name}.py"
+    write_atomically(place, call.source.encode())
     spec = device_spec(call.device)
     moved = tensor_bytes(call.arguments)
     roofline = moved / (spec.memory_gb_s * 1e9) if spec.memory_gb_s else 0.0
-    return replace(part, target=f"{module}:{name}", roofline_s=roofline)
+    target = f"{place}:{call.kernel.name}@{call.kernel.source_sha256[:12]}"
+    return replace(part, target=target, roofline_s=roofline)

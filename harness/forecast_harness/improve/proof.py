@@ -14,7 +14,7 @@ from forecast_autotune.records.program import CHECK_FILE, FunctionReplacement, P
 from forecast_harness.improve.child import UserProgram, record
 from forecast_harness.improve.steps import steps_of
 
-TURNS = 4
+TURNS = 3
 """Runs with, and runs without."""
 _QUANTILE_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}
 """Student's, for the mean of so many differences."""

@@ -29,10 +29,8 @@ from forecast_harness.targets.program_functions import replacement_of
 from forecast_harness.trials.configs.source_configs import apply_config
 
 STATE_FILE = "improve.json"
-_LEAST_SEARCH_S = 20.0
-"""A search of less confirms nothing."""
-_START_S = {"cpu": 5.0, "cuda": 40.0}
-"""Seconds of a search beside its own: its judge opens, the original is compiled. Later ones: as the last one took."""
+_LEAST_SEARCH_S = {"cpu": 25.0, "cuda": 50.0}
+"""A search of less confirms nothing: it opens its judge and compiles the original, too."""
 _LEAST_LOOK_S = 60.0
 _LIMIT_OPTIONS = {"tokens": "--tokens", "money": "--money", "device_seconds": "--gpu-seconds"}
 """Limits by the names of `SearchCost`, as options of `search`."""
@@ -156,13 +154,12 @@ class ImproveSession:
         """Search the parts that promise most, each within its share of what is left of the time."""
         chosen = chosen_parts(improvement.parts, self.settings.kernels)
         proof_s = (2 * TURNS + 1) * self.run_s * 1.2
-        overhead_s = _START_S[self.settings.device]
+        least = _LEAST_SEARCH_S[self.settings.device]
         for number, part in enumerate(chosen):
             if (done := improvement.searches.get(part.name)) is not None and not done.problem:
                 continue
             left = self.settings.seconds - (time.monotonic() - self.began) - proof_s
             share = part.expected / sum(p.expected for p in chosen[number:])
-            least = _LEAST_SEARCH_S + overhead_s
             if left < least and number:
                 improvement.searches[part.name] = SearchEnd(
                     problem="no time was left for it: give more --seconds"
@@ -172,12 +169,9 @@ class ImproveSession:
             if spent := [name for name, amount in limits.items() if amount <= 0.0]:
                 improvement.searches[part.name] = SearchEnd(problem=f"no {spent[0]} are left for it")
                 continue
-            # A part that gets less than it takes to start and to confirm gets nothing for it.
-            seconds = max(min(left, max(left * share, least)) - overhead_s, _LEAST_SEARCH_S)
+            seconds = max(left * share, least)
             self._tell(f"searching {part.name}, {part.share:.0%} of a step, {seconds:.0f} s")
-            ended = improvement.searches[part.name] = self._search(part, seconds, limits)
-            if ended.seconds > seconds:  # else it had nothing left to do
-                overhead_s = ended.seconds - seconds
+            improvement.searches[part.name] = self._search(part, seconds, limits)
             self.save(improvement)
 
     def prove(self, improvement: Improvement) -> None:

@@ -1,8 +1,8 @@
 """Kernels without a tuner, served by their verified variants where FORECAST_AUTOTUNE_VARIANTS=store asks for that.
 
 A launch is seen where Triton's own launch path begins, `JITFunction.run`. A kernel that its own module reaches under
-its name has no tuner above it: it gets one, whose only config is the call's own launch options, once the store holds a
-variant of its source. All other launches go on as before.
+its name, through wrappers that are no tuners, gets a tuner, whose only config is the call's own launch options, once
+the store holds a variant of its source. All other launches go on as before.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from forecast_autotune.variants import Variant
 from forecast_autotune.variants.signature import written
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.problem.describe import kernel_record
+from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import is_descriptor, is_tensor
 
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -49,11 +50,18 @@ class _ServedKernel:
 
 def _served(jit: Any) -> _ServedKernel | None:
     fn = getattr(jit, "fn", None)
-    if fn is None or fn.__globals__.get(fn.__name__) is not jit:
+    outer = None if fn is None else fn.__globals__.get(fn.__name__)
+    if outer is None or innermost(outer) is not jit or _has_tuner(outer):
         return None
     variants = Store.default().variants(kernel_record(jit).source_sha256)
     usable = [v for v in variants if any(c.passed for c in v.checks)]
     return _ServedKernel(jit, usable) if usable else None
+
+
+def _has_tuner(outer: Any) -> bool:
+    while outer is not None and not hasattr(outer, "configs"):
+        outer = getattr(outer, "fn", None)
+    return outer is not None
 
 
 def serving(run: Callable[..., Any]) -> Callable[..., Any]:

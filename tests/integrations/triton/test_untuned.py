@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,32 @@ def alone(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
 
 
+class Kept:
+    """A wrapper that keeps what the first launch returned, and launches that from then on."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.kernel = fn, None
+
+    def __getitem__(self, grid: Any) -> Any:
+        return functools.partial(self.run, grid=grid, warmup=False)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if self.kernel is None:
+            self.kernel = self.fn.run(*args, **kwargs)
+        else:
+            self.kernel[kwargs["grid"]](*args)
+        return self.kernel
+
+
+@Kept
+@triton.heuristics({"BLOCK": lambda named: 128})
+@triton.jit
+def wrapped(x, out, n, BLOCK: tl.constexpr):
+    """out = 2 x, below a wrapper."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
 FAST = """import triton
 import triton.language as tl
 
@@ -49,9 +76,10 @@ def served(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("FORECAST_AUTOTUNE_VARIANTS", "store")
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
     monkeypatch.setattr(triton.JITFunction, "run", serving(triton.JITFunction.run))
-    Store.default(tmp_path / "measurements").put_variant(
-        record(FAST, checked(args=(*arguments(), 128), kernel=plain), kernel=plain)
-    )
+    for kernel in (plain, wrapped.fn.fn):
+        source = FAST.replace("plain", kernel.__name__)
+        checks = checked(args=(*arguments(), 128), kernel=kernel)
+        Store.default(tmp_path / "measurements").put_variant(record(source, checks, kernel=kernel))
     return device
 
 
@@ -62,6 +90,9 @@ def test_a_verified_variant_is_launched_for_the_calls_that_it_was_verified_for(s
     before = served.launches
     assert plain[(32,)](x, out, n, BLOCK=128, num_warps=1, num_stages=1).metadata.num_warps == 4
     assert served.launches == before + 1
+    for _ in range(2):
+        assert wrapped[(32,)](*arguments(), num_warps=1).metadata.num_warps == 4
+    assert served.launches > before + 2
     half = arguments(dtype=torch.float16)
     assert plain[(32,)](*half, BLOCK=128, num_warps=1).metadata.num_warps == 1
 

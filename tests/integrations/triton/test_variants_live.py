@@ -312,11 +312,23 @@ def double(x, out, n, BASE_GRID_0: tl.constexpr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize(("source", "grid"), [(HALF, (8, 1)), (PERSISTENT, (8,))])
 def test_own_grids_are_forecast_measured_and_kept(
-    device: Any, tmp_path: Path, source: str, grid: Any
+    device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, grid: Any
 ) -> None:
     variant = record(source, checked())
     tuner = tuned([variant], store=tmp_path / "store")
-    assert call(tuner).metadata.num_warps == 4
+    kernel = call(tuner)
+    assert kernel.metadata.num_warps == 4
+    run, grids = triton.JITFunction.run, []
+
+    def noted(self: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
+        grids.append(grid)
+        return run(self, *args, grid=grid, **kwargs)
+
+    monkeypatch.setattr(triton.JITFunction, "run", noted)
+    # Whoever keeps what a launch returned launches it by the base's arguments, with constants or without, and grid.
+    for given in (arguments(), (*arguments(), 128), arguments(dtype=torch.float16)):
+        kernel[(32,)](*given)
+    assert grids == [grid, grid, (32,)]
     (table,) = tables(tmp_path / "store")
     found = {m.candidate.variant: m.grid for m in table.measurements}
     assert found == {"base": (32,), variant.name: grid}

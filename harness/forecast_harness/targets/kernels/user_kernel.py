@@ -165,7 +165,7 @@ class UserKernel:
 
         A kernel that cannot be imported by that name, as one made inside a function, is taken from the latest record of
         a call that the `store` (default: the user's) holds of it. `@` and the beginning of its source's digest tell
-        those of one name apart.
+        those of one name apart; nothing is imported for one that is recorded.
 
         Raises `UsageError` for anything else, for a file that is no Python and for a name that several captured kernels
         share, `CommandError` for a file that fails or that has another source of this name, and `RecordError` for a
@@ -182,8 +182,11 @@ class UserKernel:
             raise UsageError(
                 f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
             )
-        check_syntax(what)
         where, name, source = match["where"], match["name"], match["source"] or ""
+        store = store or Store.default()
+        if source and (recorded := cls._of_record(where, name, source, store)) is not None:
+            return recorded
+        check_syntax(what)
         own = _own_file(where, name)
         try:
             module, path = import_place(own)
@@ -194,7 +197,7 @@ class UserKernel:
                     f"{where} has another {name} by now, of the source {sha[:12]}: capture it again"
                 )
         except (Exception, SystemExit) as error:
-            if (recorded := cls._of_record(where, name, source, store or Store.default())) is not None:
+            if (recorded := cls._of_record(where, name, source, store)) is not None:
                 return recorded
             if isinstance(error, SettingsError) or (
                 isinstance(error, ImportError) and missing_package_text(error)
@@ -213,7 +216,7 @@ class UserKernel:
             c
             for c, _ in listed
             if c.source
-            and c.kernel.extra.get("module") in (module, "__main__")
+            and (source or c.kernel.extra.get("module") in (module, "__main__"))
             and c.kernel.source_sha256.startswith(source)
         ]
         if not ours:

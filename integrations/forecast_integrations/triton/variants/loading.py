@@ -60,13 +60,14 @@ class VariantConfig(Config):
     """The base's config for calls that the variant was not verified for; None: the first."""
 
     _all_kwargs: dict[str, Any] | None = None
+    _complete: VariantConfig | None = None
 
     @classmethod
     def of(cls, config: LaunchConfig, function: AlternativeKernel) -> VariantConfig:
         """A config with these values for this function."""
         config_of_variant = cls.__new__(cls)
         config_of_variant.__dict__.update(vars(config))
-        config_of_variant.function = function
+        config_of_variant.function, config_of_variant._complete = function, None
         return config_of_variant
 
     def all_kwargs(self) -> dict[str, Any]:
@@ -74,6 +75,15 @@ class VariantConfig(Config):
         if self._all_kwargs is None:  # nobody else has this config to change it, unlike those of the base
             self._all_kwargs = super().all_kwargs()
         return self._all_kwargs
+
+    def with_values_of(self, base: LaunchConfig) -> LaunchConfig:
+        """It with values of all the base's meta-parameters: wrappers of tuners evaluate the caller's grid with them."""
+        if self._complete is None:
+            self._complete = self
+            if not self.kwargs.keys() >= base.kwargs.keys():
+                self._complete = VariantConfig.of(self, self.function)
+                self._complete.kwargs = {**base.kwargs, **self.kwargs}
+        return self._complete
 
     def __hash__(self) -> int:
         return hash((self.function.name, super().__hash__()))
@@ -103,6 +113,8 @@ class AlternativeKernel:
 
     judgement: SourceJudgement | None = None
     """A language model's expectation of it, if one was asked."""
+    constants: Collection[str] = ()
+    """The base's constexpr parameters."""
     depends_on_call = False
     """Whether what it compiles to depends on more of the call than `call_kind` tells."""
 
@@ -134,6 +146,7 @@ class LoadedVariant(AlternativeKernel):
         """`base` is the tuner's function; its heuristics serve parameters that the variant has as well."""
         self.variant, self.entry, self.judgement = variant, entry, variant.judgement
         self._names = tuple(base.arg_names)
+        self.constants = {*self._names}.difference(parameters_of(innermost(base))[0])
         self._takes = frozenset((*entry.parameters, *entry.meta))
         layers = [
             {n: rule for n, rule in layer.items() if n in self._takes} for layer in heuristic_layers(base)
@@ -358,6 +371,38 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="forecast-variants-")
 
 
+class _CompiledVariant:
+    """What a launch of a variant returns: its compiled kernel, which is launched again as the base's would be.
+
+    Wrappers of tuners keep what a launch returned, and launch that from then on by the base's arguments and grid.
+    """
+
+    __slots__ = ("_config", "_constants", "_kernel", "_tuner")
+
+    def __init__(
+        self, kernel: object, tuner: Tuner, config: VariantConfig, args: Arguments, kwargs: NamedArguments
+    ) -> None:
+        self._kernel, self._tuner, self._config = kernel, tuner, config
+        listed = (*zip(tuner.arg_names, args, strict=False), *kwargs.items())
+        self._constants = {n: v for n, v in listed if n in config.function.constants}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def __getitem__(self, grid: CallGrid) -> Callable[..., object]:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: CallGrid, *args: object) -> object:
+        tuner, constants = self._tuner, self._config.function.constants
+        # Triton 3.7 and later leave out constants.
+        names = [n for n in tuner.arg_names if len(args) == len(tuner.arg_names) or n not in constants]
+        decided = {n for c in tuner.configs for n in c.kwargs}
+        decided |= {n for layer in heuristic_layers(tuner.fn) for n in layer}
+        named = {**self._constants, **dict(zip(names, args, strict=True))}
+        given = {n: v for n, v in named.items() if n not in decided}
+        return launch_variant(tuner, self._config, (), {**given, "grid": grid, "warmup": False})
+
+
 def launch_variant(
     tuner: Tuner, config: VariantConfig, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
@@ -365,11 +410,15 @@ def launch_variant(
     function = config.function
     covered = function.covers(args, kwargs)
     chosen: LaunchConfig = config if covered else config.fallback or tuner.configs[0]
-    tuner.best_config = chosen
+    tuner.best_config = config.with_values_of(config.fallback or tuner.configs[0]) if covered else chosen
     given = {**kwargs, **chosen.all_kwargs()}
     if chosen.pre_hook is not None:
         chosen.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
-    return function.launch(args, given) if covered else tuner.fn.run(*args, **given)
+    if not covered:
+        return tuner.fn.run(*args, **given)
+    kernel = function.launch(args, given)
+    is_own = isinstance(function, LoadedVariant) and kernel is not None
+    return _CompiledVariant(kernel, tuner, config, args, kwargs) if is_own else kernel
 
 
 def add_variants(
