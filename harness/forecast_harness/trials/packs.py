@@ -38,6 +38,11 @@ _CLEAR_ERRORS = 2.0
 verified in full."""
 
 
+def first_plan(plan: VerificationPlan) -> VerificationPlan:
+    """The plan by which a source is verified before it is timed."""
+    return replace(plan, cases=_FIRST_CASES, timed=0, launches=0)
+
+
 class PackJudge(SandboxJudge):
     """A `SandboxJudge` of solutions of one pack.
 
@@ -86,7 +91,7 @@ class PackJudge(SandboxJudge):
         A source that others are timed beside is verified in full at once.
         """
         in_full = trial.job.node.id == trial.job.against.id
-        plan = self._plan if in_full else replace(self._plan, cases=_FIRST_CASES, timed=0, launches=0)
+        plan = self._plan if in_full else first_plan(self._plan)
         trial.verification = self._verified(trial, {}, plan)
         trial.facts["verified_in_full"] = in_full
         if not trial.verification.accepted:

@@ -20,6 +20,7 @@ from forecast_harness.clocks.times import clocks_disagree, impossible_time, slow
 from forecast_harness.sandbox.cell import CandidateFault, Cell
 from forecast_harness.targets.packs.schema import Language, Pack, Workload
 from forecast_harness.verify.cost_control import ComputeDevice, PhaseTimer, SamplingBudget
+from forecast_harness.verify.inputs import DERIVED_REGIMES
 from forecast_harness.verify.launch_cell import PEAK
 from forecast_harness.verify.launcher import (
     LaunchResult,
@@ -38,6 +39,10 @@ from forecast_harness.verify.problem import (
 from forecast_harness.verify.tolerance import same_bits
 from forecast_harness.verify.verdict import CheckedLaunches, Reason, ReasonCode
 
+_NEW_SIZES = (1, 7, 11, 17)
+"""Launches of a Triton solution at sizes that it was not yet launched at: it compiles for each."""
+_PLAIN_SHARE = 0.5
+"""The share of launches beyond the trials whose arguments are as those that are timed."""
 _SUPPRESSED_LAUNCHES = 3
 """Launches without kernels that all have to be right, before kernels are called decoys."""
 _ALWAYS_REREAD = 6
@@ -188,6 +193,19 @@ class SolutionExaminer:
                 self._launcher.place(case)
             return case
 
+    def further_case(self, work: Workload) -> LaunchCase:
+        """Fresh arguments of a workload; half of the time other values and, where nothing compiles, other sizes."""
+        specs = list(self._definition.inputs.values())
+        regimes = [v for t in specs for v in t.values]
+        if not specs or self.rng.random() < _PLAIN_SHARE:
+            return self.new_case(work.axes)
+        regime = self.rng.choice(regimes)
+        if regime == "normal":
+            regime = self.rng.choice(DERIVED_REGIMES)
+        if self._language is not Language.TORCH:
+            return self.new_case(work.axes, regime)
+        return self.new_case(None, regime, self.rng.choice([v for t in specs for v in t.layouts]))
+
     def next_case(self, case: LaunchCase) -> LaunchCase:
         """The same arguments, slightly changed."""
         with self._phase_timer.phase("draw"):
@@ -262,12 +280,16 @@ class SolutionExaminer:
                 # For new sizes and strides it compiles anew, so most launches have other values alone.
                 if n % 3 == 0 and len(known) == enough:
                     axes, layout = known[(n // 3) % enough]
-                elif n % 3 and hidden and n % 10 != 1:
+                elif n % 3 and hidden and n not in _NEW_SIZES:
                     axes, layout = hidden
                 else:
                     layout = next(unlike)
             shift = self.rng.choice((0, 0, self.rng.randrange(1, 64)))
-            case = self.new_case(axes, regimes[n % len(regimes)] if n < len(regimes) else regime, layout)
+            if n < len(regimes):
+                regime = regimes[n]
+            if regime == "normal" and inputs:  # as most later launches are
+                regime = self.rng.choice(DERIVED_REGIMES)
+            case = self.new_case(axes, regime, layout)
             if n % 3:
                 hidden = case.sizes, layout
             elif len(known) < enough:
@@ -435,7 +457,7 @@ def check_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -> list
     while judge.checked_launches.launches < judge.plan.launches and time.perf_counter() < ends:
         work = workloads[judge.rng.randrange(len(workloads))]
         _pause_sometimes(judge, ends)
-        if reasons := judge.checked(judge.launch(judge.new_case(work.axes)), quick=True):
+        if reasons := judge.checked(judge.launch(judge.further_case(work)), quick=True):
             return reasons
     return []
 

@@ -14,6 +14,9 @@ from forecast_autotune.variants.constants import decode_constant
 
 _SPECIAL_VALUES = 3
 """How many elements a NaN or an infinity is put into."""
+DERIVED_REGIMES = ("triple", "hundredth", "negative", "tied", "spiked")
+"""Values that whatever takes `normal` ones is tried with, too: faults that N(0, 1) hides show there."""
+_SPIKE, _SPIKED_SHARE = 32.0, 64
 
 
 def draw(
@@ -28,7 +31,9 @@ def draw(
     normal: N(0, 1); uniform: [0, 1); offset: N(5, 1), where an operation that is nearly the identity or
     nearly zero on N(0, 1) shows; large and tiny: N(0, 1) scaled so that squares still fit the dtype;
     denormal: half of the elements below the smallest normal number; cauchy: heavy tails; nan, inf: a few
-    among normal ones. Integers are uniform in [0, 128), booleans fair.
+    among normal ones. triple, hundredth: N(0, 1) times 3, and 0.01; negative: none above zero; tied: multiples of
+    a half, many equal; spiked: one in 64 elements, at least one, 32 times as large. Integers are uniform in [0, 128),
+    booleans fair.
     """
     size = tuple(shape)
     if device != "cpu":
@@ -58,6 +63,16 @@ def draw(
     elif regime == "cauchy":
         normal /= torch.randn(size, generator=generator, dtype=wide, device=device)
         normal = normal.clamp(-1e3, 1e3)
+    elif regime in ("triple", "hundredth"):
+        normal *= 3.0 if regime == "triple" else 0.01
+    elif regime == "negative":
+        normal = -normal.abs()
+    elif regime == "tied":
+        normal = (2 * normal).round() / 2
+    elif regime == "spiked" and normal.numel():
+        count = -(-normal.numel() // _SPIKED_SHARE)
+        where = torch.randint(0, normal.numel(), (count,), generator=generator, device=device)
+        normal.reshape(-1)[where] *= _SPIKE
     elif regime in ("nan", "inf") and normal.numel():
         flat = normal.reshape(-1)
         where = torch.randint(0, flat.numel(), (_SPECIAL_VALUES,), generator=generator, device=device)

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from forecast_harness.targets.packs.expressions import evaluate
 from forecast_harness.targets.packs.schema import Definition, Pack, PackFormat, TensorSpec
 from forecast_harness.verify.cost_control import HOST_DEVICE, ComputeDevice
 from forecast_harness.verify.inputs import (
+    DERIVED_REGIMES,
     InputMutator,
     can_mutate,
     decode_arguments,
@@ -211,6 +212,8 @@ class NativeProblem:
         self.deterministic = pack.definition.deterministic
         self._row_scales: dict[tuple[Any, ...], list[float]] = {}
         """By regime and sizes: see `ExpectedOutput.row_scale`."""
+        self._turns: dict[str, list[int]] = {}
+        """How each hidden axis is drawn next: its least size, its largest, beside a power of two, or any."""
         self._static: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         module = load_module(pack.reference, folder, "pack_reference")
         result = getattr(module, "reference", None)
@@ -228,7 +231,15 @@ class NativeProblem:
                 results[name] = int(axes[name])
             else:
                 low, high = -(-axis.low // axis.multiple), axis.high // axis.multiple
+                turns = self._turns.setdefault(name, [])
+                if not turns:
+                    turns += [int(n) for n in torch.randperm(4, generator=generator)]
                 drawn = int(torch.randint(low, high + 1, (), generator=generator))
+                if (turn := turns.pop()) < 2:
+                    drawn = (low, high)[turn]
+                elif turn == 2:  # a tile, or one element less or more
+                    power = 1 << max(0, drawn.bit_length() - drawn % 2)
+                    drawn = min(high, max(low, power + drawn % 3 - 1))
                 results[name] = drawn * axis.multiple
         return results
 
@@ -307,7 +318,8 @@ class NativeProblem:
         """Fresh values, or the ones that a static input of this shape has got already."""
         if (name, shape) in self._static:
             return self._static[name, shape].clone()
-        regime = how.regime if how.regime in spec.values and not spec.static else spec.values[0]
+        known = (*spec.values, *(DERIVED_REGIMES if "normal" in spec.values else ()))
+        regime = how.regime if how.regime in known and not spec.static else spec.values[0]
         dtype = dtype_of(spec.dtype)
         if math.prod(shape) < _MANY:
             value = draw(shape, dtype, regime, how.generator)
@@ -358,7 +370,7 @@ class NativeProblem:
             compute=dtype_of(rule.compute),
             terms=evaluate(rule.reduction, sizes),
             safety=rule.safety,
-            floor=rule.floor,
+            floor=_scaled_floor(rule.floor, inputs.values()),
             generator=seeded_generator(outputs, seed),
         )
         self._learn_scales((regime, *sizes.items()), [one.row_scale for one in exact])
@@ -393,7 +405,7 @@ class NativeProblem:
                     compute=dtype_of(rule.compute),
                     terms=evaluate(rule.reduction, sizes),
                     safety=rule.safety,
-                    floor=rule.floor,
+                    floor=_scaled_floor(rule.floor, given.values()),
                 )
                 # As long as they are held, none has another's id. Other threads may ask, too.
                 kept.clear()
@@ -401,6 +413,16 @@ class NativeProblem:
             return all(surely_right(got, one) for got, one in zip(outputs, held[1], strict=True))
 
         return check
+
+
+def _scaled_floor(floor: float, inputs: Iterable[Any]) -> float:
+    """The size of intermediate results that cancel, for these inputs: they grow with what is computed from them."""
+    if not floor:
+        return floor
+    floats = [
+        t.double() for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()
+    ]
+    return floor * max(1.0, *(float(t.square().mean().sqrt().nan_to_num(1.0, 1.0)) for t in floats), 1.0)
 
 
 def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,17 @@ torch = pytest.importorskip("torch")
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
+from forecast_harness.targets.packs import load_pack
 from forecast_harness.targets.packs.schema import LAYOUTS, VALUE_REGIMES
 from forecast_harness.verify.blocks import GUARD_BYTES, build_arena, changed_bytes, strides_of
-from forecast_harness.verify.inputs import decode_arguments, draw, encode_arguments, perturb_values
+from forecast_harness.verify.inputs import (
+    DERIVED_REGIMES,
+    decode_arguments,
+    draw,
+    encode_arguments,
+    perturb_values,
+)
+from forecast_harness.verify.problem import DrawSpec, NativeProblem
 from forecast_harness.verify.run import static_hints
 from forecast_harness.verify.tolerance import (
     _ELEMENT_FACTOR,
@@ -219,7 +228,7 @@ def test_outputs_begin_as_nan_and_canaries_guard_both_ends() -> None:
 # --- draws ---
 
 
-@pytest.mark.parametrize("regime", VALUE_REGIMES)
+@pytest.mark.parametrize("regime", [*VALUE_REGIMES, *DERIVED_REGIMES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_regime_gives_what_it_promises(regime: str, dtype: Any) -> None:
     x = draw((64, 64), dtype, regime, generator())
@@ -231,6 +240,28 @@ def test_a_regime_gives_what_it_promises(regime: str, dtype: Any) -> None:
         assert ((x != 0) & (x.abs().double() < least)).any()
     if regime == "offset":
         assert 4 < float(x.double().mean()) < 6
+    if regime == "spiked":
+        assert float(x.double().abs().max()) > 30
+
+
+def test_four_hidden_draws_have_the_edges_of_every_axis(tmp_path: Path) -> None:
+    problem, draws = NativeProblem(load_pack("softmax"), tmp_path), generator()
+    sizes = [problem.case(None, DrawSpec("spiked", "contiguous", draws)).sizes for _ in range(4)]
+    assert {1, 33} <= {one["M"] for one in sizes if one}
+    assert {1, 130} <= {one["N"] for one in sizes if one}
+
+
+def test_intermediate_results_that_cancel_grow_with_the_inputs(tmp_path: Path) -> None:
+    """A gradient by log-sum-exp is right, though its logits are thousands and its sum has lost what is below 1e-4."""
+    problem, draws = NativeProblem(load_pack("cross_entropy"), tmp_path), generator()
+    for _ in range(200):
+        case = problem.case({"B": 8, "V": 2}, DrawSpec("large", "contiguous", draws))
+        logits, target = case.tensors["logits"].float(), case.tensors["target"]
+        total = logits.logsumexp(-1)
+        grad = (logits - total[:, None]).exp()
+        grad[torch.arange(8), target] -= 1
+        loss = total - logits[torch.arange(8), target]
+        assert case.check([loss, (grad / 8).bfloat16()])[0] is None
 
 
 def test_other_seeds_give_other_numbers() -> None:
