@@ -233,6 +233,7 @@ def test_every_record_of_this_package_is_a_cost_function_with_a_permissive_licen
     records = dict(installed_advice.every_installed())[path]
     assert len(records) == len(lines) == len({r.source_sha256 for r in records})
     for record in records:
+        assert record.functions
         assert record.extra["license"] in ("MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause"), record.kernel
         assert record.extra["package_version"]
         assert len(str(record.extra.get("normal_sha256", FORM))) == 64
