@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.records import codec
+from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.improve.child import end_child, start_command
 from forecast_harness.improve.parts import Part
@@ -62,6 +64,7 @@ class AgentSearch:
         self._folder = session.folder / f"search-agent-{name}"
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
+        self._lifecycle = threading.Lock()  # a client may leave while a child is started: that one ends, too
 
     def statement(self) -> str:
         """What is computed, how, at which sizes, and what is known by now. Raises `AgentProblem`."""
@@ -143,23 +146,28 @@ class AgentSearch:
             (self._asked / "stop").touch()
             with suppress(subprocess.TimeoutExpired):
                 self._child.wait(VERDICT_S)
-        self.close()
+        self._end()
         (self._asked / "stop").unlink(missing_ok=True)
         return self.best()
 
     def close(self) -> None:
-        """End the child. Its search goes on from its log another time."""
+        """End the child for good. Its search goes on from its log in another process."""
         self._closed = True
-        if self._child is not None:
-            end_child(self._child)
-            self._child = None
+        self._end()
+
+    def _end(self) -> None:
+        with self._lifecycle:
+            child, self._child = self._child, None
+        if child is not None:
+            end_child(child)
 
     def _open_request(self) -> Path:
         """The folder of a question that nobody has answered."""
         until = time.monotonic() + START_S
         while time.monotonic() < until:
-            if self._child is None:
-                self._child = self._start()
+            with self._lifecycle:
+                if self._child is None and not self._closed:
+                    self._child = self._start()
             self._check_alive()
             place = self._request()
             if place is not None and (self._folder / "log.jsonl").exists():
@@ -182,15 +190,15 @@ class AgentSearch:
         words += ["--proposer", f"files:{self._asked}", "--surrogate", "none", "--samples", "1", "--k", "1"]
         child = start_command([*words, "--parents", "1"], environment)
         self._asked.mkdir(parents=True, exist_ok=True)
-        pid_file.write_text(str(child.pid), encoding="utf-8")
-        self._closed = False
+        write_atomically(pid_file, str(child.pid).encode())
         return child
 
     def _check_alive(self) -> None:
         if self._closed:
             raise AgentProblem("the client has left")
-        if self._child is not None and self._child.poll() is not None:
-            errors = self._child.stderr.read() if self._child.stderr is not None else ""
+        child = self._child
+        if child is not None and child.poll() is not None:
+            errors = child.stderr.read() if child.stderr is not None else ""
             self._child = None
             lines = [line for line in errors.splitlines() if line.strip()]
             raise AgentProblem(f"the search has ended: {lines[-1] if lines else 'its budget is spent'}")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mcp import Client, StdioServerParameters
 
 from forecast_autotune.records import Argument
 from forecast_autotune.records.program import FunctionCall, TorchFunction
+from forecast_harness.improve import agent
 from forecast_harness.improve.parts import Part
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings
 from forecast_harness.targets.program_functions import function_pack, write_pack
@@ -150,6 +152,27 @@ def test_a_client_that_leaves_in_the_middle_is_noticed_and_its_search_goes_on(re
         assert "row.norm()" in await call("statement", kernel=KERNEL)
 
     session(recorded, talk)
+
+
+def test_a_client_that_leaves_while_the_search_is_started_leaves_no_process(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    improvement = ImproveSession((), ImproveSettings("cpu", 300.0), recorded, lambda line: None)
+    search = agent.AgentSearch(improvement, Part("module:none", "function", 0.9, 1.0, 1e-3), seconds=60.0)
+    leaving = threading.Thread(target=search.close)
+    children: list[subprocess.Popen[str]] = []
+
+    def start(*_: object) -> subprocess.Popen[str]:
+        leaving.start()
+        wait_until(lambda: search._closed)
+        children.append(subprocess.Popen(["sleep", "60"], text=True, start_new_session=True))
+        return children[0]
+
+    monkeypatch.setattr(agent, "start_command", start)
+    with pytest.raises(agent.AgentProblem, match="the client has left"):
+        search.statement()
+    leaving.join()
+    assert children[0].poll() is not None
 
 
 def test_what_is_no_protocol_ends_nothing_and_leaves_no_process(recorded: Path) -> None:
