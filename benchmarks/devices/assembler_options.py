@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from forecast_autotune.records.table import Table
 
 
+import re
 import struct
 import subprocess
 import time
@@ -40,9 +41,9 @@ from pathlib import Path
 
 import triton
 
-from forecast_autotune.features.ptx import resource_usage
 from forecast_integrations.triton.problem.call import outcome_of
 
+_USAGE = (("registers", "REG"), ("stack", "STACK"), ("static_shared", "SHARED"))
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -74,7 +75,8 @@ def cubin_resources(cubin: bytes) -> dict[str, int]:
         file.flush()
         command = [str(_CUOBJDUMP), "--dump-resource-usage", file.name]
         shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    return resource_usage(shown.stdout)
+    known = {name: re.findall(rf"\b{key}:(\d+)", shown.stdout) for name, key in _USAGE}
+    return {name: max(map(int, values)) for name, values in known.items() if values}
 
 
 def machine_code(cubin: bytes) -> bytes:

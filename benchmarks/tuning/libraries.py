@@ -62,7 +62,7 @@ LONGEST_READING_S = 20.0
 """For the IR of one problem; IR not read by then has no facts."""
 TEXT_SIZES = "text_sizes"
 """Key of a problem line: lines and characters of its IR by assignment, which compile seconds go by."""
-_KEPT_OF_EXTRA = ("shared", "registers", "spills", "ptx", "forecast")
+_KEPT_OF_EXTRA = ("shared", "registers", "spills", "forecast")
 
 
 def text_free(table: Table) -> Table:

@@ -18,7 +18,6 @@ from forecast_autotune.errors import (
     is_of_caller,
     mark_of_caller,
 )
-from forecast_autotune.features.ptx import ptx_facts
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.records.candidate import IN_TURNS
@@ -139,7 +138,6 @@ class TritonMeasurer:
         """
         self.workers = workers
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
-        self._patient = patient
         self._guard, self._say = guard, say
         self._timer: UserBenchmarkTimer | EventTimer = (
             UserBenchmarkTimer(call) if bench else timer or EventTimer(call, warm=l2 == "warm")
@@ -318,7 +316,7 @@ class TritonMeasurer:
                 self._outputs.prepare(kernel)
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
-            facts = _facts(kernel, self._patient)
+            facts = _facts(kernel)
             if compiled.cpu_seconds is not None:
                 facts["compile_cpu_s"] = round(compiled.cpu_seconds, 4)
             times = self._timer.time_adaptively(candidate, self._best_ms)
@@ -437,18 +435,12 @@ def quantiles(times: list[float]) -> tuple[float, float, float]:
     return max(at(0.2), 1e-9), max(at(0.5), 1e-9), max(at(0.8), 1e-9)
 
 
-def _facts(kernel: object, deep: bool) -> dict[str, object]:
-    """Return the compiler's figures: shared memory in bytes, registers per thread, spilled bytes.
-
-    `deep`, for harvests: static counts of the PTX as well, some milliseconds each.
-    """
+def _facts(kernel: object) -> dict[str, object]:
+    """Return the compiler's figures: shared memory in bytes, registers per thread, spilled bytes."""
     metadata = getattr(kernel, "metadata", None)
     values = {
         "shared": getattr(metadata, "shared", None),
         "registers": getattr(kernel, "n_regs", None),
         "spills": getattr(kernel, "n_spills", None),
     }
-    known: dict[str, object] = {name: int(value) for name, value in values.items() if value is not None}
-    if deep and "ptx" in (asm := getattr(kernel, "asm", {})):
-        known["ptx"] = ptx_facts(asm["ptx"])
-    return known
+    return {name: int(value) for name, value in values.items() if value is not None}
