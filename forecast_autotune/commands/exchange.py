@@ -221,16 +221,11 @@ class _Taken:
 
     def take(self, path: Path, form: Format) -> None:
         """Read one file into the store. Raises `RecordError` where nothing came of it, or it is damaged."""
-        importer, count = self.importer, self.importer.count
-        name = importer.name_of_contents(path, f"{form.name}|{self._device}")
-        if importer.is_known(name):
-            self.kinds[form.name] += 1
-            return
         rows: list[RecordError] = []
-        before, variants = count.distinct, len(self._variants)
+        variants = len(self._variants)
         reading = Reading(path, self._device, rows.append, self._take_variant, _device_here)
         with rare_collections():
-            taken = importer.add(form.read(reading))
+            taken = self.importer.add(form.read(reading))
         whole = form is choices.FORMAT
         left = [f"{path} {why}" if whole else f"{path}: {n} {why}" for why, n in reading.left_out.items()]
         if not taken and len(self._variants) == variants and not left:
@@ -243,8 +238,6 @@ class _Taken:
         self._refused.begin_file()
         for error in rows:
             self._refused.refuse_row(error)
-        if not (rows or left or reading.companions or len(self._variants) > variants):
-            importer.note(name, count.distinct - before)
 
     def _take_variant(self, data: dict[str, Any]) -> None:
         if data.get("type") == "variant":
