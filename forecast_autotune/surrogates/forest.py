@@ -17,9 +17,6 @@ _ROWS = 128
 """Rows at a time: their lookups stay in the cache."""
 _UNCHECKED_STEPS = 3
 """Steps that all take before those that have arrived are told apart."""
-_FEW_WALKS = 1 / 64
-"""Share of the nodes up to which walks are taken as they are listed: to put children side by side, once,
-would take longer than all of their steps."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,6 @@ class Forest:
         """The node in which each row ends, per tree, [n, trees]."""
         x = np.ascontiguousarray(features, dtype=np.float32)
         result = np.empty((len(x), len(self.roots)), dtype=np.int32)
-        if result.size <= _FEW_WALKS * len(self.feature):
-            return self._walk_as_listed(x)
         # Looking at every node once costs less than walking past those that send all rows the same way.
         roots, onward = (
             self._pruned_for(x)
@@ -90,20 +85,6 @@ class Forest:
             node = at.take(left)
             above = flat.take(row.take(left) + feature.take(node)) > threshold.take(node)
             node = onward.take(2 * node + above)
-            at[left] = node
-            left = left.compress(self.feature.take(node) >= 0)
-        return at.reshape(len(x), trees)
-
-    def _walk_as_listed(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-        flat, trees = x.ravel(), len(self.roots)
-        at = np.tile(self.roots, len(x))
-        row = np.repeat(np.arange(len(x), dtype=np.int32) * np.int32(x.shape[1]), trees)
-        feature = self.feature.take(at)
-        left = np.flatnonzero(feature >= 0)
-        while len(left):  # only those still on their way
-            node = at.take(left)
-            above = flat.take(row.take(left) + self.feature.take(node)) > self.threshold.take(node)
-            node = np.where(above, self.right.take(node), self.left.take(node))
             at[left] = node
             left = left.compress(self.feature.take(node) >= 0)
         return at.reshape(len(x), trees)
