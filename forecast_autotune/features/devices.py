@@ -1,7 +1,6 @@
 """Facts of accelerators that are known before any measurement on them, in one place.
 
-An `Architecture` has the resources of one multiprocessor, a `DeviceSpec` also the rates of a model, and a
-`LaunchOption` is an option of a backend's compiler besides warps and stages.
+An `Architecture` has the resources of one multiprocessor, and a `DeviceSpec` also the rates of a model.
 
 Limits are by backend and Triton's name for the target:
 
@@ -40,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.records import Config, Device, Scalar
+from forecast_autotune.records import Config, Device
 
 _KIB = 1024
 
@@ -346,66 +345,6 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
-@dataclass(frozen=True)
-class LaunchOption:
-    """One option of a backend's compiler."""
-
-    name: str
-    default: Scalar
-    values: tuple[Scalar, ...]
-    """Values that are worth trying."""
-    meaning: str
-
-
-BACKEND_OPTIONS = {
-    "cuda": (
-        LaunchOption(
-            "num_ctas", 1, (1, 2, 4), "thread blocks of a cluster that share one program (from cc 9.0)"
-        ),
-        LaunchOption(
-            "maxnreg", None, (None, 128, 168, 255), "registers that a thread may have; the rest spills"
-        ),
-        LaunchOption(
-            "ptx_options",
-            "",
-            (
-                "",
-                "--register-usage-level=10",
-                "--register-usage-level=0",
-                "--opt-level=1",
-                "--def-load-cache=cg",
-                "--def-load-cache=cs",
-                "--def-store-cache=cs",
-            ),
-            "what the assembler is told besides: how freely it uses registers, how far it moves instructions, and "
-            "what of loads and stores the caches keep",
-        ),
-    ),
-    "hip": (
-        LaunchOption(
-            "waves_per_eu", 0, (0, 1, 2, 3, 4), "waves that must fit on a SIMD: caps registers; 0 is free"
-        ),
-        LaunchOption(
-            "matrix_instr_nonkdim", 0, (0, 16, 32), "rows and columns of one MFMA; 0 leaves it open"
-        ),
-        LaunchOption(
-            "kpack", 1, (1, 2), "elements of K that are read from LDS together, in vectors (to CDNA3)"
-        ),
-        LaunchOption(
-            "schedule_hint", "", ("", "attention"), "how the compiler interleaves a dot's instructions"
-        ),
-    ),
-    "xpu": (
-        LaunchOption(
-            "grf_mode",
-            "default",
-            ("default", "128", "256"),
-            "registers of a hardware thread; 256 halve the threads",
-        ),
-    ),
-}
-"""By backend; values are Triton's own."""
-
 COMPILE_OPTIONS = frozenset(
     (
         *("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint", "llvm_fn_attrs", "wgp_cu_mode"),
@@ -445,11 +384,16 @@ def register_limits(configs: Sequence[Config], device: DeviceSpec) -> npt.NDArra
 
 
 _ASSEMBLER = "ptx_options"
+_ASSEMBLER_OPTIONS = (
+    *("", "--register-usage-level=10", "--register-usage-level=0", "--opt-level=1"),
+    *("--def-load-cache=cg", "--def-load-cache=cs", "--def-store-cache=cs"),
+)
+"""How freely the assembler uses registers, how far it moves instructions, and what of accesses the caches keep."""
 AnyConfig = TypeVar("AnyConfig")
 
 
 def with_assembler_options(
-    configs: Iterable[AnyConfig], values: Sequence[str] | None = None
+    configs: Iterable[AnyConfig], values: Sequence[str] = _ASSEMBLER_OPTIONS
 ) -> list[AnyConfig]:
     """Each of these configs once with every option of NVIDIA's assembler: experimental, for a kernel's last per cent.
 
@@ -461,9 +405,6 @@ def with_assembler_options(
         >>> [str(c) for c in with_assembler_options([Config.of({"BLOCK": 64})], ["", "--opt-level=1"])]
         ['BLOCK=64 warps=4 stages=3', 'BLOCK=64 ptx_options=--opt-level=1 warps=4 stages=3']
     """
-    if values is None:
-        (option,) = (one for one in BACKEND_OPTIONS["cuda"] if one.name == _ASSEMBLER)
-        values = [str(value) for value in option.values]
     return [_told(config, value) for config in configs for value in values]
 
 

@@ -32,13 +32,6 @@ SUFFIX = ".jsonl"
 _FOLDER = Path(__file__).parents[1] / "assets" / "advice"
 MAX_BYTES = 8 * 1024 * 1024
 """The most bytes of a layer: five thousand records."""
-MATCH, SAME_SOURCE, SAME_FORM, SAME_PLACE = (
-    "match",
-    "same source",
-    "same normal form",
-    "same name and parameters",
-)
-"""Key of `Advice.extra` that says how installed advice was matched with a kernel, and its values."""
 _MAX_LINES = 16
 """Lines that are parsed in search of one record: a file that repeats itself costs no more."""
 

@@ -55,8 +55,6 @@ class PooledRelatives:
     """Weight of the relatives where the config failed among those that tried it, [n]."""
     error: float
     """Root mean square error of a relative predicted from the others, at the fast end; nan for one."""
-    agreement: float
-    """Correlation of prediction and truth there, pooled over relatives, at least 0; nan for one."""
     tries: Array
     """Configs taken in predicted order until one is within `tolerance` of the best, per left-out
     relative, [r]; empty for a single one."""
@@ -108,9 +106,9 @@ def pool_relatives(
     held = np.maximum(support, 1e-12)
     spread = np.sqrt((gap**2 * weights * ran).sum(axis=1) / held)
     failed = (lost * weights).sum(axis=1) / np.maximum(((lost | ran) * weights).sum(axis=1), 1e-12)
-    error, agreement, tries = _leave_one_out(raw, devices, tolerance)
+    error, tries = _leave_one_out(raw, devices, tolerance)
     filled = np.where(ran, raw, mean[:, None])
-    return PooledRelatives(filled, weights, mean, support, spread, failed, error, agreement, tries)
+    return PooledRelatives(filled, weights, mean, support, spread, failed, error, tries)
 
 
 def kinship(problem: Problem, relatives: Sequence[Relative]) -> Kinship:
@@ -179,25 +177,21 @@ def _weighted_mean(raw: Array, weights: Array) -> tuple[Array, Array]:
     return mean, support
 
 
-def _leave_one_out(raw: Array, devices: Sequence[Device], tolerance: float) -> tuple[float, float, Array]:
-    """Each relative predicted from the others: error and correlation at the fast end, and tries."""
+def _leave_one_out(raw: Array, devices: Sequence[Device], tolerance: float) -> tuple[float, Array]:
+    """Each relative predicted from the others: error at the fast end, and tries."""
     count = raw.shape[1]
     if count < 2:
-        return math.nan, math.nan, np.zeros(0)
-    predicted, true, tries = [], [], []
+        return math.nan, np.zeros(0)
+    errors, tries = [], []
     for left in range(count):
         rest = [i for i in range(count) if i != left]
         away = np.array([device_distance(devices[left], devices[i]) for i in rest])
         guess, _ = _weighted_mean(raw[:, rest], _normalized(np.exp(-away)))
         ran = np.isfinite(raw[:, left])
         near = ran & ((guess - guess.min() < _FAST_END_LOG2) | (raw[:, left] < _FAST_END_LOG2))
-        predicted.append(guess[near] - guess[near].mean())
-        true.append(raw[near, left] - raw[near, left].mean())
+        errors.append(guess[near] - guess[near].mean() - raw[near, left] + raw[near, left].mean())
         tries.append(_tries_needed(guess, raw[:, left], tolerance))
-    x, y = np.concatenate(predicted), np.concatenate(true)
-    norm = math.sqrt(float(x @ x) * float(y @ y))
-    agreement = max(0.0, float(x @ y) / norm) if norm > 0 else 0.0
-    return float(np.sqrt(np.mean((x - y) ** 2))), agreement, np.array(tries, dtype=np.float64)
+    return float(np.sqrt(np.mean(np.concatenate(errors) ** 2))), np.array(tries, dtype=np.float64)
 
 
 def _tries_needed(guess: Array, slowdown: Array, tolerance: float) -> int:
