@@ -19,14 +19,14 @@ from forecast_autotune.llm.advice.language import parse_cost_function
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
-from forecast_harness.authors import llm_answers
+from forecast_harness.authors import llm
 from forecast_harness.authors.author import Draft, defines_entry, new_nodes
 from forecast_harness.authors.external import ExternalAuthor, RecordedSources
 from forecast_harness.authors.mechanical import RewriteAuthor
 from forecast_harness.authors.triton_rewrites import kernel_rewrites
 from forecast_harness.records import ConfirmationJob, NodeJob, NodeResult, ProposalRequest, Proposed
 from forecast_harness.sandbox.api import SandboxLane
-from forecast_harness.search.lineage import LineageForecaster, static_features
+from forecast_harness.search.forecasters import LineageForecaster, static_features
 from forecast_harness.search.log import read_log
 from forecast_harness.search.report.figures import display_source, line_opcodes
 from forecast_harness.search.run import LOG_FILE, ask_plugin
@@ -82,12 +82,12 @@ def answered(text: str) -> Any:
     fenced = f"Faster.\n\n```python\n{text}\n```\n"
     edit = f"<<<<<<< SEARCH\n    return torch.softmax(x, -1)\n=======\n{text}\n>>>>>>> REPLACE\n"
     for answer in (text, fenced, edit, f"```python\ndef run(x):\n{text}"):
-        for read in (llm_answers.extract_source, llm_answers.apply_edits):
+        for read in (llm.extract_source, llm.apply_edits):
             try:
                 read(answer, TARGET, SEED)
             except ForecastAutotuneError:
                 continue
-    return llm_answers.extract_note(text)
+    return llm.extract_note(text)
 
 
 def varied(text: str) -> Any:

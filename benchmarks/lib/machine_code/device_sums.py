@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.lib.machine_code.sums import COUNT, SumCall
-from forecast_harness.clocks.compilation.requests import BuildRequest
-from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.compilation.workers import BuildRequest, CompileWorkers
 from forecast_harness.clocks.records import Program
 
 _SOURCE = """import torch, triton, triton.language as tl

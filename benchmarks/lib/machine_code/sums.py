@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from forecast_harness.clocks.compilation.cubin import check_cubin
-from forecast_harness.clocks.compilation.requests import MOST_SCRATCH_BYTES, CallCase, TensorArgument
+from forecast_harness.clocks.compilation.workers import MOST_SCRATCH_BYTES, CallCase, TensorArgument
 from forecast_harness.clocks.records import MachineCodeError, Program
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.messages import (

@@ -19,27 +19,433 @@ are, and only the others are asked for the next time.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+from forecast_autotune import python_parser
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.llm.backend import LLMError, Usage, run_parallel
 from forecast_autotune.llm.providers import answers_directory, provider
 from forecast_autotune.llm.spec import parsed
-from forecast_autotune.records import digest
+from forecast_autotune.printable import printable_line
+from forecast_autotune.records import Outcome, digest
 from forecast_autotune.records.json_fields import read_integer, read_number
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.answer_files import AnswerFiles
+from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.authors import llm_answers, llm_prompts
-from forecast_harness.authors.author import Draft, draw_seed, new_nodes
-from forecast_harness.records import ProposalRequest, Proposed, SearchCost, SearchTarget
+from forecast_harness.authors.author import Draft, defines_entry, draft_identity, draw_seed, new_nodes
+from forecast_harness.records import (
+    Node,
+    NodeResult,
+    ProposalRequest,
+    Proposed,
+    SearchCost,
+    SearchTarget,
+    TargetKind,
+)
+from forecast_harness.targets.cuda.source import check_source_rules, read_launch
+from forecast_harness.targets.packs.schema import Pack, PackFormat
+from forecast_harness.targets.search_target import cuda_signature_of, is_cuda_kernel, subjects_of
+from forecast_harness.targets.statement import timed_work
+
+_FENCE_START = r"(?:^[ \t]*```[^\n`]*|```(?:python|py)[ \t]*)\n"
+"""A fence; one that names its language may end a line of text, as small models have it."""
+_CODE_BLOCK = re.compile(rf"{_FENCE_START}(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+_UNCLOSED_BLOCK = re.compile(rf"{_FENCE_START}(.*)\Z", re.MULTILINE | re.DOTALL)
+_EDIT_BLOCK = re.compile(
+    # The text that is searched for holds no second head, so that heads without an end are passed over in linear time.
+    r"^[ \t]*<{5,9}[ \t]*SEARCH[^\n]*\n(?P<old>(?:(?![ \t]*<{5,9}[ \t]*SEARCH)[^\n]*\n)*?)[ \t]*={5,9}[ \t]*\n"
+    r"(?P<new>(?:(?![ \t]*<{5,9}[ \t]*SEARCH)[^\n]*\n)*?)[ \t]*>{5,9}[ \t]*REPLACE",
+    re.MULTILINE | re.DOTALL,
+)
+_MAX_NOTE_CHARS = 300
+MAX_SOURCE_CHARS = 200_000
+"""Characters of a source."""
+_MAX_ANSWER_CHARS = 4 * MAX_SOURCE_CHARS
+
+
+def extract_source(answer: str, target: SearchTarget, parent: Node) -> str:
+    """The source in an answer: its last code block that defines the entry.
+
+    Raises `RecordError` saying, to the model, what is wrong.
+    """
+    text = _readable_part(answer)
+    blocks = _entry_blocks(text, target.entry)
+    if not blocks and "```" not in text and _names_entry(text, target.entry):
+        blocks = [text]  # code and nothing else
+    if not blocks:
+        if (cut := _UNCLOSED_BLOCK.search(_CODE_BLOCK.sub("", text))) and _names_entry(cut[1], target.entry):
+            raise RecordError(
+                f"the code block that defines {target.entry} is not closed: write a shorter one"
+            )
+        raise RecordError(f"it holds no code block that defines {target.entry}")
+    return check_source(blocks[-1], target, parent)
+
+
+def apply_edits(answer: str, target: SearchTarget, parent: Node) -> str:
+    """The parent's source with the edits in an answer. Raises `RecordError` as `extract_source` does.
+
+    An answer without edits may hold a whole source instead: small models write nothing else.
+    """
+    text = _readable_part(answer)
+    edits = [(m["old"], m["new"]) for m in _EDIT_BLOCK.finditer(text)]
+    if not edits and _entry_blocks(text, target.entry):
+        return extract_source(answer, target, parent)
+    if not edits:
+        raise RecordError("it holds no block of the form <<<<<<< SEARCH ... ======= ... >>>>>>> REPLACE")
+    source = parent.source
+    for number, (old, new) in enumerate(edits, 1):
+        source = _apply_edit(source, _without_fences(old), _without_fences(new), number)
+    return check_source(source, target, parent)
+
+
+def extract_note(answer: str) -> str:
+    """The model's own sentence: what stands before the code, as one line."""
+    before = re.split(r"```|<{5,9}[ \t]*SEARCH", _without_reasoning(answer)[:_MAX_ANSWER_CHARS], maxsplit=1)[
+        0
+    ]
+    return printable_line(before, _MAX_NOTE_CHARS)
+
+
+def check_source(source: str, target: SearchTarget, parent: Node) -> str:
+    """The source if it keeps the rules that can be read off it. Raises `RecordError` naming one it breaks."""
+    source = source.strip() + "\n"
+    if len(source) > MAX_SOURCE_CHARS:
+        raise RecordError(f"the source has {len(source)} characters, more than {MAX_SOURCE_CHARS}")
+    if is_cuda_kernel(target):
+        return _check_cuda_source(source, target, parent)
+    try:
+        tree = python_parser.parse_module(source)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise RecordError(f"the source is not Python: {error}") from error
+    if target.kind is TargetKind.KERNEL:
+        promised = read_contract(source, target.entry)
+        subjects_of(target)[0].require_fit(promised)
+    else:
+        _check_solution(tree, source, target)
+    if ast.dump(tree) == ast.dump(python_parser.parse_module(parent.source)):
+        raise RecordError("the source is the one that was given: change something")
+    return source
+
+
+def _check_cuda_source(source: str, target: SearchTarget, parent: Node) -> str:
+    check_source_rules(source)
+    read_launch(source)
+    if not re.search(rf"\b{target.entry}\s*\(", source):
+        raise RecordError(f"the source must define {cuda_signature_of(target).text}")
+    if draft_identity(target, Draft(source, parent.provenance, parent.language)) == parent.id:
+        raise RecordError("the source is the one that was given: change something")
+    return source
+
+
+def _check_solution(tree: ast.Module, source: str, target: SearchTarget) -> None:
+    if not defines_entry(source, target.entry, "torch"):
+        named = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        raise RecordError(
+            f"the source must define {target.entry!r} at its top level; it defines "
+            f"{', '.join(named) or 'nothing'}"
+        )
+    wanted = _entry_arguments(target)
+    for node in tree.body:
+        if wanted and isinstance(node, ast.FunctionDef) and node.name == target.entry:
+            a = node.args
+            given = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+            optional = len(a.defaults) + sum(d is not None for d in a.kw_defaults)
+            fits = set(wanted) <= set(given) and len(given) - optional <= len(wanted)
+            if not (fits or a.kwarg) or a.posonlyargs:
+                raise RecordError(
+                    f"{target.entry} is called with the arguments {', '.join(wanted)} by name; it has "
+                    f"{', '.join(given) or 'none'}"
+                )
+
+
+def _entry_arguments(target: SearchTarget) -> list[str]:
+    """Names that a pack's entry is called with; none where that is the format's business."""
+    given = target.payload.get("pack")
+    if given is None:
+        return []
+    about = Pack.from_json(given).definition
+    if about.format is not PackFormat.OWN:
+        return []
+    return [*about.inputs, *(about.outputs if about.destination else ())]
+
+
+def _without_reasoning(answer: str) -> str:
+    """An answer without the thoughts before it."""
+    return answer.rpartition("</think>")[2].replace("\r\n", "\n")
+
+
+def _readable_part(answer: str) -> str:
+    """An answer without the thoughts before it. Raises `RecordError` for one that is too long to be searched."""
+    if len(text := _without_reasoning(answer)) > _MAX_ANSWER_CHARS:
+        raise RecordError(f"it has {len(text)} characters; at most {_MAX_ANSWER_CHARS} are read")
+    return text
+
+
+def _entry_blocks(text: str, entry: str) -> list[str]:
+    """Code blocks that define the entry."""
+    return [block for block in _CODE_BLOCK.findall(text) if _names_entry(block, entry)]
+
+
+def _names_entry(block: str, entry: str) -> bool:
+    return (
+        re.search(
+            rf"\b(?:def|class)\s+{re.escape(entry)}\b|^{re.escape(entry)}\s*=|__global__[^;{{}}]*\b{re.escape(entry)}\s*\(",
+            block,
+            re.M,
+        )
+        is not None
+    )
+
+
+def _without_fences(text: str) -> str:
+    """The lines of an edit without fences that a model puts around them."""
+    lines = text.split("\n")[:-1] if text.endswith("\n") else text.split("\n")
+    if len(lines) > 1 and lines[0].lstrip().startswith("```") and lines[-1].strip() == "```":
+        lines = lines[1:-1]
+    return "\n".join(lines)
+
+
+def _apply_edit(source: str, old: str, new: str, number: int) -> str:
+    """One edit: exact lines first, then without trailing blanks, then with another indentation."""
+    lines, wanted = source.split("\n"), old.split("\n")
+    if not old.strip():
+        raise RecordError(f"edit {number} searches for nothing: copy lines of the source")
+    for form in (str, str.rstrip, str.strip):
+        looked = [form(line) for line in wanted]
+        places = [
+            i
+            for i in range(len(lines) - len(wanted) + 1)
+            if [form(line) for line in lines[i : i + len(wanted)]] == looked
+        ]
+        if len(places) > 1:
+            raise RecordError(
+                f"the lines that edit {number} searches for occur {len(places)} times: copy more of them"
+            )
+        if places:
+            at = places[0]
+            put = new.split("\n") if new else []
+            if form is str.strip:
+                put = _reindented(put, wanted, lines[at : at + len(wanted)])
+            return "\n".join([*lines[:at], *put, *lines[at + len(wanted) :]])
+    raise RecordError(
+        f"the lines that edit {number} searches for are not in the source: {wanted[0].strip()[:60]!r} ..."
+    )
+
+
+def _reindented(put: list[str], wanted: list[str], replaced: list[str]) -> list[str]:
+    """Replacing lines, moved as far as the lines they replace stand from the lines searched for."""
+    index = next(i for i, line in enumerate(wanted) if line.strip())
+    have = len(wanted[index]) - len(wanted[index].lstrip())
+    want = len(replaced[index]) - len(replaced[index].lstrip())
+    if want >= have:
+        return [" " * (want - have) + line if line.strip() else line for line in put]
+    return [line[min(have - want, len(line) - len(line.lstrip())) :] for line in put]
+
+
+# --- questions ---
+
+
+PROMPT_VERSION = "2"
+STYLES = ("rewrite", "diff", "crossover", "repair", "profile")
+LAUNCH_IDEA = (
+    "the launch: num_warps, num_stages, several rows or another tile for each program; with constants and "
+    "CONFIGS the fastest is found for you: WARPS = 4, num_warps=WARPS at the launch, and "
+    'CONFIGS = [{"WARPS": 2}, {"WARPS": 4}, {"WARPS": 8}, {"WARPS": 16}]'
+)
+"""Where the launch belongs to the source: the safest change, also for a model that gets little else right."""
+KERNEL_IDEAS = (
+    "fewer passes over memory, or values kept in registers between passes",
+    "another order of programs or tiles, so that neighbours share what lies in the cache",
+    "persistent programs that take tile after tile",
+    "full tiles without masks, and a remainder of their own",
+    "another order or shape of the reductions, with as many significant digits",
+    "software pipelining that the compiler does not do by itself, or loads issued earlier",
+    "splitting a long sum over programs, whose parts the last one adds, or which add atomically into zeroed memory",
+    "wider or better aligned accesses, tensor descriptors, cache modifiers, eviction policies",
+)
+TORCH_IDEAS = (
+    "fewer passes over memory: fused operations of torch, in-place operations, results written with out=",
+    "rows or blocks at a time, so that what lies between steps stays in the cache",
+    "a product of matrices in place of loops, einsum or broadcasting, in the layout that is fastest",
+    "less work: what does not change is worked out once, sums are not taken twice, small operands are scaled",
+    "less of the host: fewer and larger operations, no Python loops over rows",
+    "lower precision where the tolerance allows it, higher only where it is needed",
+)
+CUDA_IDEAS = (
+    "wider loads, coalesced accesses, values kept in registers or shared memory between passes",
+    "warp shuffles for reductions, several elements for each thread",
+    "another number of threads, unrolled loops, launch bounds",
+)
+_MAX_SHOWN_FAILURES = 6
+_MAX_SOURCE_CHARS = 24_000
+_MAX_FEEDBACK_CHARS = 3_000
+_MAX_FACTS = 16
+_HIDDEN_FACTS = frozenset(
+    ("harness", "launches", "level", "blocks", "ended", "checks", "contests", "standing")
+)
+
+
+def prompt(request: ProposalRequest, style: str) -> str:
+    """The whole question for a style; `feasible_style` says which one can be asked. The same for equal requests."""
+    parent, target = request.parents[0], request.target
+    judged = request.judged.get(parent.id)
+    known: dict[str, Any] = {
+        "statement": target.statement.strip(),
+        "title": "The source to start from",
+        "standing": _standing_text(request.score),
+        "fence": "cpp" if is_cuda_kernel(target) else "python",
+        "source": _shortened(parent.source),
+        "facts": list(_fact_lines(judged)) if style in ("profile", "rewrite") else [],
+        "tried": [_failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:]],
+        "entry": target.entry,
+        "ideas": _ideas(target),
+    }
+    if style == "crossover":
+        other = request.parents[1]
+        known |= {"other": _shortened(other.source), "other_standing": other.provenance.note}
+    if style == "repair":
+        failed = failure_to_repair(request)
+        assert failed is not None
+        judged_failure = request.judged[failed.id]
+        known["tried"] = [
+            _failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:] if f is not failed
+        ]
+        known |= {
+            "failed": _shortened(failed.source),
+            "stage": repair_stage(judged_failure),
+            "verdict": _verdict_text(judged_failure),
+            "feedback": judged_failure.feedback[:_MAX_FEEDBACK_CHARS].strip(),
+        }
+    if style == "profile":
+        known["rates"] = list(workload_rates(target, judged))
+    return str(_template(style).render(known))
+
+
+def retry_prompt(prompt: str, answer: str, complaint: str) -> str:
+    """The second turn, after an answer that broke a rule."""
+    return str(_template("again").render(prompt=prompt, answer=_shortened(answer), complaint=complaint))
+
+
+def feasible_style(request: ProposalRequest, style: str) -> str:
+    """The style that a request can be asked in: without a second parent, or a failure, it is a rewrite."""
+    if style == "crossover" and len(request.parents) < 2:
+        return "rewrite"
+    if style == "repair" and failure_to_repair(request) is None:
+        return "rewrite"
+    return style if style in STYLES else "rewrite"
+
+
+def failure_to_repair(request: ProposalRequest) -> Node | None:
+    """The failure to repair: the newest one that did not get as far as being timed, else the newest."""
+    judged = [f for f in request.failures if f.id in request.judged]
+    refused = [f for f in judged if request.judged[f.id].outcome is not Outcome.OK]
+    chosen = refused or judged
+    return chosen[-1] if chosen else None
+
+
+def repair_stage(judged: NodeResult) -> str:
+    """The next stage of a repair: `compile`, then `correct`, then `fast`."""
+    if judged.outcome is Outcome.OK:
+        return "fast"
+    return "correct" if judged.outcome is Outcome.INCORRECT else "compile"
+
+
+def workload_rates(target: SearchTarget, judged: NodeResult | None) -> Iterator[str]:
+    """Time, memory traffic and arithmetic of each workload of a pack, by its definition's counts."""
+    if judged is None or "pack" not in target.payload:
+        return
+    every = timed_work(target)
+    for name, seconds in judged.seconds.items():
+        text = f"{name}: {1e6 * seconds:.4g} us"
+        if (work := every.get(name)) is not None and seconds > 0:
+            moved, flops = work["bytes"], work["flops"]
+            text += f", at least {moved / seconds / 1e9:.3g} GB/s and {flops / seconds / 1e9:.3g} Gflop/s"
+            text += f" ({flops / max(moved, 1):.3g} flop per byte)"
+        yield text
+
+
+def _standing_text(score: float) -> str:
+    return f"{2.0**-score:.3g} times as fast as the first one" if score else "the first one"
+
+
+def _fact_lines(judged: NodeResult | None) -> Iterator[str]:
+    """Facts of the measurement of a source, one line each."""
+    if judged is None:
+        return
+    if judged.config:
+        yield "best config: " + ", ".join(f"{k}={v}" for k, v in judged.config.items())
+    shown = 0
+    for name, value in judged.facts.items():
+        plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+        if name not in _HIDDEN_FACTS and plain and value != "" and shown < _MAX_FACTS:
+            shown += 1
+            yield f"{name.replace('_', ' ')}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"
+
+
+def _failure_text(node: Node, request: ProposalRequest) -> str:
+    note = " ".join(node.provenance.note.split())[:160] or "a change without a note"
+    judged = request.judged.get(node.id)
+    return f"{note} ({_verdict_text(judged)})" if judged is not None else note
+
+
+def _verdict_text(judged: NodeResult) -> str:
+    if judged.log2_ratio is not None:
+        ratio = 2.0**judged.log2_ratio
+        return (
+            f"took {ratio:.3g} times as long as the best" if ratio >= 1 else "was not faster than its parent"
+        )
+    return {
+        Outcome.INCORRECT: "gave wrong results",
+        Outcome.COMPILE_ERROR: "did not compile",
+        Outcome.OUT_OF_RESOURCES: "needed more than the device has",
+        Outcome.TIMEOUT: "took too long",
+    }.get(judged.outcome, "failed when it ran")
+
+
+def _ideas(target: SearchTarget) -> tuple[str, ...]:
+    if target.language == "triton":
+        return (LAUNCH_IDEA, *KERNEL_IDEAS) if target.kind is TargetKind.PACK else KERNEL_IDEAS
+    return CUDA_IDEAS if target.language == "cuda" else TORCH_IDEAS
+
+
+def _shortened(text: str) -> str:
+    text = text.strip()
+    if len(text) <= _MAX_SOURCE_CHARS:
+        return text
+    half = _MAX_SOURCE_CHARS // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
+@cache
+def _template(style: str) -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise RecordError("prompts need jinja2: pip install 'forecast-autotune[llm]'") from error
+    # Plain text for a model: nothing to escape; an unknown name is a mistake, not an empty word.
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("forecast_harness", "authors/prompts"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
+    return environment.get_template(f"{style}-{PROMPT_VERSION}.j2")
+
+
+# --- the author ---
+
 
 SCHEMA = 1
 MAX_CACHE_BYTES = 256 * 2**20
@@ -114,7 +520,7 @@ def open_llm_author(text: str, target: SearchTarget, *, settings: Settings | Non
 class LLMAuthor:
     """See the module. Thread-safe."""
 
-    styles: Sequence[str] = llm_prompts.STYLES
+    styles: Sequence[str] = STYLES
 
     def __init__(self, text: str, target: SearchTarget, settings: Settings) -> None:
         spec = parsed(text, writing=True)
@@ -146,8 +552,8 @@ class LLMAuthor:
 
     def write(self, request: ProposalRequest) -> WrittenDrafts:
         """What the model answers a request, refused answers asked for once more. Raises `RecordError` for no jinja2."""
-        style = llm_prompts.feasible_style(request, request.arm.rpartition("/")[2])
-        question = llm_prompts.prompt(request, style)
+        style = feasible_style(request, request.arm.rpartition("/")[2])
+        question = prompt(request, style)
         generated, trouble = self._generate(question, request.n, draw_seed(request))
         drafts: list[Draft] = []
         refused: list[tuple[str, str]] = []
@@ -168,7 +574,7 @@ class LLMAuthor:
         """Drafts of a second turn, in which the model is told which rule its answer broke."""
 
         def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
-            prompt = llm_prompts.retry_prompt(question, answer, complaint)
+            prompt = retry_prompt(question, answer, complaint)
             generated, trouble = self._generate(prompt, 1, f"{draw_seed(request)}/{number}")
             if not generated.texts:
                 return None, trouble[0] if trouble else complaint, generated.spent
@@ -217,16 +623,16 @@ class LLMAuthor:
     def _draft(self, answer: str, request: ProposalRequest, style: str, question: str) -> Draft:
         """Raises `RecordError` saying, to the model, which rule its answer breaks."""
         parent = request.parents[0]
-        read = llm_answers.apply_edits if style == "diff" else llm_answers.extract_source
+        read = apply_edits if style == "diff" else extract_source
         source = read(answer, self._target, parent)
         others = {
             "crossover": request.parents[1:2],
-            "repair": tuple(filter(None, [llm_prompts.failure_to_repair(request)])),
+            "repair": tuple(filter(None, [failure_to_repair(request)])),
         }.get(style, ())
         provenance = Provenance(
             Origin.LLM,
             author=self._author,
             prompt_sha256=hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(),
-            note=llm_answers.extract_note(answer),
+            note=extract_note(answer),
         )
         return Draft(source, provenance, parents=(parent.id, *(o.id for o in others)))

@@ -71,7 +71,7 @@ def open_machine_code(
         return None
     if device != "cuda":
         raise UsageError("--path machine-code needs a CUDA device: the driver knows none, so leave it out")
-    from forecast_harness.clocks.runner.health import NoMachineCodePath
+    from forecast_harness.clocks.runner.client import NoMachineCodePath
     from forecast_harness.trials.devices import verification_plan
     from forecast_harness.trials.machine_lanes import open_machine_code_lanes
 

@@ -1,7 +1,7 @@
 """Processes from which the servers of lanes are forked, shared by all lanes that need the same.
 
 Sixteen lanes that open together would import torch and Triton sixteen times: 60 s of processor time. One process
-does it, and each lane's server is a fork of it; see `server_forks`. It ends with the last lane that uses it, or with
+does it, and each lane's server is a fork of it; see `fork_servers`. It ends with the last lane that uses it, or with
 the process that holds them.
 """
 

@@ -13,8 +13,8 @@ from forecast_harness.authors.torch.registry import RewrittenSource
 from forecast_harness.authors.triton_rewrites import kernel_rewrites
 from forecast_harness.records import SearchTarget
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxError, SandboxJob
-from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.judge_process import JobContext
+from forecast_harness.sandbox.lane_pools import CpuLanes
 from forecast_harness.targets.novelty import node_identity
 
 _LANES = 2

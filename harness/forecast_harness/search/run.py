@@ -34,7 +34,6 @@ from forecast_harness.records import (
     SearchTarget,
     VerificationJob,
 )
-from forecast_harness.search.archive import open_archive
 from forecast_harness.search.events import (
     Action,
     Confirmed,
@@ -54,7 +53,7 @@ from forecast_harness.search.events import (
 from forecast_harness.search.forecasters import Forecaster
 from forecast_harness.search.log import AnswerStore, SearchLog, read_log
 from forecast_harness.search.output import write_best, write_output
-from forecast_harness.search.plan import action_key, confirmation_reserve, pending_actions
+from forecast_harness.search.plan import action_key, confirmation_reserve, open_archive, pending_actions
 from forecast_harness.search.state import SearchState, apply_event, replay_events
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.schema import source_problem

@@ -18,7 +18,7 @@ from forecast_harness.clocks.compilation.nvcc import (
     CudaCompileError,
     compile_source,
 )
-from forecast_harness.clocks.compilation.requests import BuildRequest
+from forecast_harness.clocks.compilation.workers import BuildRequest
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.sandbox.api import JobResult, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.targets.cuda.signature import KernelSignature

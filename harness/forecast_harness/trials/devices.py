@@ -13,8 +13,7 @@ from forecast_autotune.errors import ForecastAutotuneError, SettingsError
 from forecast_autotune.records import Device
 from forecast_harness.clocks import devices
 from forecast_harness.clocks.compilation.workers import CompileWorkers
-from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.health import open_healthy_runner
+from forecast_harness.clocks.runner.client import RunnerClient, open_healthy_runner
 from forecast_harness.targets.search_target import cuda_device
 from forecast_harness.trials.confirmation import EarlyOpener
 from forecast_harness.verify.plan import VerificationPlan

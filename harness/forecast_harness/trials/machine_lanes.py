@@ -9,8 +9,7 @@ from pathlib import Path
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.paired_comparison import StoppingRules
-from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers
+from forecast_harness.clocks.runner.client import NoMachineCodePath, RunnerClient, facts_for_workers
 from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.sandbox.lane_pools import close_lanes
 from forecast_harness.targets.packs.schema import Pack

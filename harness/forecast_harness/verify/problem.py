@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from forecast_autotune.errors import RecordError
-from forecast_harness.targets.packs.expressions import evaluate
-from forecast_harness.targets.packs.schema import Definition, Pack, PackFormat, TensorSpec
+from forecast_harness.targets.packs.schema import Definition, Pack, PackFormat, TensorSpec, evaluate
 from forecast_harness.verify.cost_control import HOST_DEVICE, ComputeDevice
 from forecast_harness.verify.inputs import (
     DERIVED_REGIMES,

@@ -14,10 +14,15 @@ from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.settings import Settings
 from forecast_autotune.variants.records import Origin
-from forecast_harness.authors import llm_prompts, open_author
-from forecast_harness.authors.llm import LLMAuthor, open_llm_author
-from forecast_harness.authors.llm_answers import apply_edits, extract_note, extract_source
-from forecast_harness.authors.llm_prompts import prompt
+from forecast_harness.authors import llm, open_author
+from forecast_harness.authors.llm import (
+    LLMAuthor,
+    apply_edits,
+    extract_note,
+    extract_source,
+    open_llm_author,
+    prompt,
+)
 from forecast_harness.records import Node, NodeResult, ProposalRequest, SearchTarget, TargetKind
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from tests.harness.authors.chat_model import StubModel
@@ -201,12 +206,12 @@ def test_every_prompt_states_the_problem_and_the_parent() -> None:
         broken.id: judged(Outcome.INCORRECT, "element 3 is wrong"),
     }
     asked = request(TARGET, SEED, partner, failures=[broken], judged=told, score=-1.0)
-    for style in llm_prompts.STYLES:
-        text = llm_prompts.prompt(asked, style)
+    for style in llm.STYLES:
+        text = llm.prompt(asked, style)
         assert TARGET.statement.strip() in text
         assert SEED.source.strip() in text
         assert "2 times as fast as the first one" in text
-        assert text == llm_prompts.prompt(asked, style), "the same for equal requests"
+        assert text == llm.prompt(asked, style), "the same for equal requests"
         assert (partner.source.strip() in text) == (style == "crossover")
         assert ("<<<<<<< SEARCH" in text) == (style == "diff")
         assert ("element 3 is wrong" in text) == (style == "repair")
@@ -216,13 +221,13 @@ def test_a_launch_is_offered_where_it_belongs_to_the_source() -> None:
     triton = replace(TARGET, language="triton")
     kernel = replace(triton, kind=TargetKind.KERNEL)
     for target, offered in ((triton, True), (kernel, False), (TARGET, False)):
-        text = llm_prompts.prompt(request(target, SEED), "rewrite")
+        text = llm.prompt(request(target, SEED), "rewrite")
         assert ("num_warps=WARPS at the launch" in text) == offered
 
 
 def test_what_an_answer_must_look_like_is_said_last() -> None:
     for style, form in (("diff", ">>>>>>> REPLACE"), ("rewrite", f"It must define {TARGET.entry}.")):
-        assert llm_prompts.prompt(request(TARGET, SEED), style).rstrip().endswith(form)
+        assert llm.prompt(request(TARGET, SEED), style).rstrip().endswith(form)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ def test_what_an_answer_must_look_like_is_said_last() -> None:
 def test_repairs_go_stage_by_stage(outcome: Outcome, wanted: str) -> None:
     broken = failing("y")
     told = {broken.id: judged(outcome, "said so", log2_ratio=0.5 if outcome is Outcome.OK else None)}
-    text = llm_prompts.prompt(request(TARGET, SEED, failures=[broken], judged=told), "repair")
+    text = llm.prompt(request(TARGET, SEED, failures=[broken], judged=told), "repair")
     every = (
         "Repair it so that it compiles",
         "Find out why its results are wrong",
@@ -255,8 +260,8 @@ def test_the_newest_refused_child_is_repaired() -> None:
         slow.id: judged(Outcome.OK, log2_ratio=1.0),
     }
     asked = request(TARGET, SEED, failures=[old, wrong, slow], judged=told)
-    assert llm_prompts.failure_to_repair(asked) == wrong
-    text = llm_prompts.prompt(asked, "repair")
+    assert llm.failure_to_repair(asked) == wrong
+    text = llm.prompt(asked, "repair")
     assert "- old (failed when it ran)" in text
     assert "- slow (took 2 times as long as the best)" in text
     assert "- wrong" not in text
@@ -289,7 +294,7 @@ def test_a_profile_shows_figures() -> None:
     told = judged(
         Outcome.OK, log2_ratio=0.0, seconds={sizes["name"]: 1e-3}, facts={"registers": 40, "harness": "abc"}
     )
-    text = llm_prompts.prompt(request(target, seed, judged={seed.id: told}), "profile")
+    text = llm.prompt(request(target, seed, judged={seed.id: told}), "profile")
     moved = (2 * m * n + n) * 2
     assert f"{sizes['name']}: 1000 us, at least {moved / 1e-3 / 1e9:.3g} GB/s" in text
     assert f"{4 * m * n / 1e-3 / 1e9:.3g} Gflop/s" in text

@@ -17,8 +17,8 @@ from forecast_harness.authors.cuda_rewrites import constants_of
 from forecast_harness.authors.torch import rewrites_of
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
-from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.jobs import SandboxError
+from forecast_harness.sandbox.lane_pools import CpuLanes
 from forecast_harness.search.rewriting_lanes import RewritingLanes
 from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.search_target import solution_of

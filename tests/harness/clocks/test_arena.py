@@ -13,11 +13,10 @@ import pytest
 from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
-from forecast_harness.clocks.runner.arena import PAGE_BYTES, CanaryArena, Placed
-from forecast_harness.clocks.runner.call_memory import WorkInputs
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.driver import CudaDriver, DriverError
 from forecast_harness.clocks.runner.kernels import RunnerKernels
+from forecast_harness.clocks.runner.memory import PAGE_BYTES, CanaryArena, Placed, WorkInputs
 from forecast_harness.clocks.runner.messages import RunnerFaultKind
 
 OUT_OF_MEMORY = 2

@@ -17,15 +17,12 @@ import torch
 
 from benchmarks.lib.machine_code.device_sums import BODIES, compile_sums
 from benchmarks.lib.machine_code.sums import SumCall, objection
-from forecast_harness.clocks.compilation.requests import BuildRequest
-from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.compilation.workers import BuildRequest, CompileWorkers
 from forecast_harness.clocks.records import Program
-from forecast_harness.clocks.runner import kernel_texts
-from forecast_harness.clocks.runner.client import RunnerClient
+from forecast_harness.clocks.runner import kernels as texts
+from forecast_harness.clocks.runner.client import RunnerClient, facts_for_workers
 from forecast_harness.clocks.runner.driver import CudaDriver
-from forecast_harness.clocks.runner.health import facts_for_workers
-from forecast_harness.clocks.runner.kernel_texts import COMPARED_TYPES, error_kernel_text
-from forecast_harness.clocks.runner.kernels import RunnerKernels
+from forecast_harness.clocks.runner.kernels import COMPARED_TYPES, RunnerKernels, error_kernel_text
 from forecast_harness.sandbox.jobs import tensor_to_bytes
 from forecast_harness.targets.packs.load import load_pack
 from forecast_harness.targets.packs.schema import Language
@@ -33,14 +30,14 @@ from forecast_harness.trials.kernel_cell import relative_error
 from forecast_harness.trials.machine_code.targets import PackCalls
 
 TEXTS = {
-    "add": kernel_texts.ADD,
-    "pause": kernel_texts.PAUSE,
-    "overwrite": kernel_texts.OVERWRITE,
-    "mask": kernel_texts.MASK,
-    "gaps": kernel_texts.GAPS,
-    "renew": kernel_texts.RENEW,
-    **{f"compare {unit}": kernel_texts.compare_text(unit) for unit in (1, 8)},
-    **{f"digest {unit}": kernel_texts.digest_text(unit) for unit in (1, 8)},
+    "add": texts.ADD,
+    "pause": texts.PAUSE,
+    "overwrite": texts.OVERWRITE,
+    "mask": texts.MASK,
+    "gaps": texts.GAPS,
+    "renew": texts.RENEW,
+    **{f"compare {unit}": texts.compare_text(unit) for unit in (1, 8)},
+    **{f"digest {unit}": texts.digest_text(unit) for unit in (1, 8)},
     **{f"error {dtype}": error_kernel_text(dtype) for dtype in sorted(COMPARED_TYPES)},
 }
 
@@ -52,7 +49,7 @@ def test_the_assembler_takes_it(tmp_path: Path, name: str, arch: str) -> None:
     if not assembler.exists():
         pytest.skip("this Triton has no ptxas")
     source = tmp_path / "kernel.ptx"
-    source.write_text(kernel_texts.HEADER + TEXTS[name])
+    source.write_text(texts.HEADER + TEXTS[name])
     command = [str(assembler), f"--gpu-name={arch}", str(source), "-o", str(tmp_path / "kernel.cubin")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

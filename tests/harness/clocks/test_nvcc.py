@@ -23,13 +23,13 @@ from forecast_harness.clocks.compilation.nvcc import (
     compile_source,
     compiler_messages,
 )
-from forecast_harness.clocks.compilation.requests import (
+from forecast_harness.clocks.compilation.workers import (
     BuildRequest,
     BuildResult,
     CallCase,
+    CompileWorkers,
     TensorArgument,
 )
-from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import MachineCodeError
 from forecast_harness.sandbox.jobs import ResourceLimits
 from forecast_harness.targets.cuda.declaration import CudaDeclaration

@@ -14,14 +14,14 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from forecast_harness.clocks.compilation.cubin import cubin_sections, referred_sections
-from forecast_harness.clocks.compilation.requests import (
+from forecast_harness.clocks.compilation.workers import (
     BuildRequest,
     BuildResult,
     CallCase,
+    CompileWorkers,
     TensorArgument,
 )
-from forecast_harness.clocks.compilation.workers import CompileWorkers
-from forecast_harness.clocks.recording.tensors import HostCode, TensorRecorder, flat_tensors
+from forecast_harness.clocks.recording.solution import HostCode, TensorRecorder, flat_tensors
 from forecast_harness.clocks.records import BufferRole, Program
 from forecast_harness.clocks.runner.messages import ObservedLaunch
 from forecast_harness.targets.packs.load import load_pack

@@ -13,13 +13,13 @@ import pytest
 pytest.importorskip("triton")
 pytest.importorskip("torch")
 
-from forecast_harness.clocks.compilation.requests import (
+from forecast_harness.clocks.compilation.workers import (
     BuildRequest,
     BuildResult,
     CallCase,
+    CompileWorkers,
     TensorArgument,
 )
-from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.sandbox.jobs import ResourceLimits, SandboxError, SandboxJob
 from tests.waiting import wait_until
 

@@ -19,9 +19,8 @@ from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.commands import main
 from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.runner import health
-from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.health import clock_problem, runner_problem
+from forecast_harness.clocks.runner import client
+from forecast_harness.clocks.runner.client import RunnerClient, clock_problem, runner_problem
 from forecast_harness.commands import count_line
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.search import open_machine_code
@@ -85,8 +84,8 @@ def opened(
 def test_a_pack_is_judged_through_machine_code_where_its_seed_proves_it(
     library: str, zeros: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(health, "LIBRARY", library)
-    monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(client, "LIBRARY", library)
+    monkeypatch.setattr(client, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
     target, (seed,) = open_target(zeros, device="cuda")
     lanes = opened(target, seed, tmp_path)
     assert lanes is not None
@@ -110,7 +109,7 @@ def test_a_pack_is_judged_through_machine_code_where_its_seed_proves_it(
 def test_without_a_driver_sources_are_judged_as_host_code_and_a_line_says_why(
     zeros: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(health, "LIBRARY", str(tmp_path / "libnothing.so"))
+    monkeypatch.setattr(client, "LIBRARY", str(tmp_path / "libnothing.so"))
     target, (seed,) = open_target(zeros, device="cuda")
     assert opened(target, seed, tmp_path) is None
     said = capsys.readouterr().err
@@ -122,7 +121,7 @@ def test_without_a_driver_sources_are_judged_as_host_code_and_a_line_says_why(
 
 def test_a_seed_in_another_language_is_host_code(zeros: str, tmp_path: Path) -> None:
     target, (seed,) = open_target("cumsum", device="cpu")
-    with pytest.raises(health.NoMachineCodePath, match="written in torch"):
+    with pytest.raises(client.NoMachineCodePath, match="written in torch"):
         opening.open_machine_code_lanes(target, seed, [VerificationPlan()], folder=tmp_path)
 
 

@@ -17,7 +17,7 @@ from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_harness.authors import open_author
-from forecast_harness.clocks.runner import health
+from forecast_harness.clocks.runner import client
 from forecast_harness.records import (
     ConfirmationJob,
     Node,
@@ -82,9 +82,9 @@ def lanes(
     """Machine code of the fake driver in place of nvcc's, once that has been checked."""
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(health, "LIBRARY", str(fake_driver))
-        patched.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
-        patched.setattr(health, "runner_problem", lambda runner: "")
+        patched.setattr(client, "LIBRARY", str(fake_driver))
+        patched.setattr(client, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+        patched.setattr(client, "runner_problem", lambda runner: "")
         patched.setattr(devices, "CompileWorkers", StartedBuilder)
         patched.setattr(opening, "_HostOpening", lambda *_: ReadyHost(ConfirmingHost({})))
         folder = tmp_path_factory.mktemp("lanes") / "new"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from forecast_harness.sandbox.api import ContainmentLevel, Fault, JobStatus, SandboxLane, strongest_level
-from forecast_harness.sandbox.containment import filters, linux
+from forecast_harness.sandbox.containment import confine, linux
 from tests.harness.lanes import SMALL, judge, lane, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -269,15 +269,15 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_the_filter_decides(machine: str, call: str) -> None:
     x86, arm, argument, expected = CALLS[call]
-    program = filters.filter_program(machine, signal_only=None, unix_sockets=False, memfd=True)
+    program = confine.filter_program(machine, signal_only=None, unix_sockets=False, memfd=True)
     assert decide(program, ARCHES[machine], x86 if machine == "x86_64" else arm, argument) == expected
 
 
 @pytest.mark.parametrize("machine", ARCHES)
 def test_the_filter_knows_its_options(machine: str) -> None:
     arch, column = ARCHES[machine], list(ARCHES).index(machine)
-    strict = filters.filter_program(machine, signal_only=77, unix_sockets=False, memfd=False, connect=False)
-    loose = filters.filter_program(machine, signal_only=None, unix_sockets=True, memfd=True)
+    strict = confine.filter_program(machine, signal_only=77, unix_sockets=False, memfd=False, connect=False)
+    loose = confine.filter_program(machine, signal_only=None, unix_sockets=True, memfd=True)
     kill, tgkill, unix, memfd = (62, 129)[column], (234, 131)[column], (41, 198)[column], (319, 279)[column]
     assert [decide(strict, arch, kill, pid) for pid in (77, 78, 0, 1)] == [ALLOWED, REFUSED, REFUSED, REFUSED]
     assert [decide(strict, arch, tgkill, pid) for pid in (77, 78)] == [ALLOWED, REFUSED]
@@ -287,14 +287,14 @@ def test_the_filter_knows_its_options(machine: str) -> None:
     assert (decide(strict, arch, memfd), decide(loose, arch, memfd)) == (REFUSED, ALLOWED)
     connect = (42, 203)[column]
     assert (decide(strict, arch, connect), decide(loose, arch, connect)) == (REFUSED, ALLOWED)
-    bound = filters.filter_program(machine, signal_only=None, unix_sockets=True, memfd=True, affinity=False)
+    bound = confine.filter_program(machine, signal_only=None, unix_sockets=True, memfd=True, affinity=False)
     affinity = (203, 122)[column]
     assert (decide(bound, arch, affinity), decide(loose, arch, affinity)) == (REFUSED, ALLOWED)
 
 
 @pytest.mark.parametrize("machine", ARCHES)
 def test_calls_by_another_architectures_numbers_are_killed(machine: str) -> None:
-    program = filters.filter_program(machine, signal_only=None, unix_sockets=True, memfd=True)
+    program = confine.filter_program(machine, signal_only=None, unix_sockets=True, memfd=True)
     assert decide(program, 0x40000003, 11) == KILLED  # i386, whose execve would pass for munmap
     if machine == "x86_64":
         assert decide(program, ARCHES[machine], 0x40000000 | 101) == KILLED  # x32
@@ -302,4 +302,4 @@ def test_calls_by_another_architectures_numbers_are_killed(machine: str) -> None
 
 def test_an_unknown_machine_has_no_filter() -> None:
     with pytest.raises(OSError, match="riscv64"):
-        filters.filter_program("riscv64", signal_only=None, unix_sockets=False, memfd=False)
+        confine.filter_program("riscv64", signal_only=None, unix_sockets=False, memfd=False)

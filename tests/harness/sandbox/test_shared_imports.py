@@ -19,8 +19,7 @@ import pytest
 from forecast_harness.sandbox import warm_process
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.sandbox.containment import linux
-from forecast_harness.sandbox.cpu_lanes import CpuLanes
-from forecast_harness.sandbox.lane_pools import LanePool, lane_count
+from forecast_harness.sandbox.lane_pools import CpuLanes, LanePool, lane_count
 from tests.harness.lanes import RUN, SMALL, lane, run
 from tests.waiting import is_running, parent_of, wait_until
 

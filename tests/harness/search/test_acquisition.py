@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import Node, NodeForecast, NodeResult, SearchCost
-from forecast_harness.search import archive as archives
+from forecast_harness.search import plan
 from forecast_harness.search.acquisition import choose_by_forecast, choose_first, expected_improvement
-from forecast_harness.search.archive import ARCHIVES, open_archive, puct, puct_scores
-from forecast_harness.search.plan import allocate
+from forecast_harness.search.plan import ARCHIVES, allocate, open_archive, puct, puct_scores
 from forecast_harness.search.state import ArmStats
 
 
@@ -281,7 +280,7 @@ def test_puct_moves_on_when_a_node_is_expanded_often() -> None:
 
 
 def test_seeds_stay_when_the_archive_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "_CAPACITY", 2)
+    monkeypatch.setattr(plan, "_CAPACITY", 2)
     rows = [("seed", "", 1.0, 0), *((f"n{i}", "seed", 2.0 + i, 1) for i in range(5))]
     assert set(puct_scores(stub_view(rows))) == {"seed", "n4", "n3"}
 

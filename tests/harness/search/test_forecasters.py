@@ -29,18 +29,16 @@ from forecast_autotune.variants.records import (
 from forecast_harness.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import (
-    LLMNodeForecaster,
-    RecordedForecaster,
-    blend_forecast,
-    open_forecaster,
-    question_prompt,
-)
-from forecast_harness.search.lineage import (
     MIN_RESULTS,
     LineageForecaster,
+    LLMNodeForecaster,
+    RecordedForecaster,
     ScorePosterior,
+    blend_forecast,
     edit_embedding,
     fit_mixture,
+    open_forecaster,
+    question_prompt,
     relative_forecasts,
 )
 from forecast_harness.trials.configs.variant_tracing import (
@@ -225,7 +223,7 @@ def test_the_same_question_has_the_same_answer_in_another_process() -> None:
     program = (
         "import json, sys; from forecast_autotune.records.codec import from_json, to_json;"
         "from forecast_harness.search.events import NodeForecastRequest;"
-        "from forecast_harness.search.lineage import LineageForecaster;"
+        "from forecast_harness.search.forecasters import LineageForecaster;"
         "q = from_json(NodeForecastRequest, json.load(sys.stdin));"
         "print(json.dumps(to_json(LineageForecaster().forecast(q))))"
     )

@@ -26,7 +26,7 @@ from forecast_harness.targets.packs import (
     make_solution,
     parse_task_yml,
 )
-from forecast_harness.targets.packs.expressions import evaluate
+from forecast_harness.targets.packs.schema import evaluate
 from forecast_harness.targets.search_target import open_target, pack_of, solution_of
 from forecast_harness.trials.configs.source_configs import apply_config, configs_of, diverse_configs
 from forecast_harness.verify.plan import VerificationPlan

@@ -20,8 +20,7 @@ from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, TargetKind, VerificationJob
 from forecast_harness.search.events import NodeForecastRequest
-from forecast_harness.search.forecasters import UNTESTED_DIFFERENCE_SD, TritonForecaster
-from forecast_harness.search.lineage import UNINFORMED_SD
+from forecast_harness.search.forecasters import UNINFORMED_SD, UNTESTED_DIFFERENCE_SD, TritonForecaster
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_harness.targets.novelty import node_identity

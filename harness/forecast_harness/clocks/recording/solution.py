@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forecast_autotune.variants.constants import decode_constants
 from forecast_autotune.variants.entry import KernelEntry, nested_arguments
@@ -20,7 +24,6 @@ from forecast_harness.clocks.recording.device import (
     install_device,
     ptx_parameters,
 )
-from forecast_harness.clocks.recording.tensors import HostCode, TensorRecorder, flat_tensors
 from forecast_harness.clocks.records import (
     BufferRole,
     CompiledKernel,
@@ -33,6 +36,222 @@ from forecast_harness.clocks.records import (
 from forecast_harness.sandbox.cell_process import load
 from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 from forecast_harness.sandbox.judge_process import JobContext
+
+_BASE, _STRIDE = 0x7F00_0000_0000, 1 << 36
+"""Where the first buffer is said to lie, and how far apart two are."""
+_UNSET = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
+_FILLED = {
+    "zeros": 0,
+    "zeros_like": 0,
+    "new_zeros": 0,
+    "zero_": 0,
+    "ones": 1,
+    "ones_like": 1,
+    "new_ones": 1,
+    "full": None,
+    "full_like": None,
+    "new_full": None,
+    "fill_": None,
+}
+"""Operations that set every element to one value; None: to their argument."""
+_READS = {
+    "__bool__",
+    "__complex__",
+    "__float__",
+    "__index__",
+    "__int__",
+    "__setitem__",
+    "as_tensor",
+    "cpu",
+    "item",
+    "numpy",
+    "tensor",
+    "tolist",
+}
+"""Functions that read or write single values, or bring them from the host."""
+_VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1}
+
+
+class HostCode(Exception):
+    """The solution computes with torch what no launch does; the text names the operation."""
+
+
+class TensorRecorder:
+    """Makes tensors that lie in named buffers, and knows which buffer any tensor lies in."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        """Bytes by buffer, in the order in which they appeared."""
+        self.refused = ""
+        """The first operation that computed on data."""
+        self._names: dict[int, str] = {}
+        self._kept: list[torch.Tensor] = []
+        self._modes = (_DevicelessMode(), _Operations(self), _Addresses(self))
+        self.on_fill: Callable[[str, int, int, int, int], None] = lambda *_: None
+        """Told of every fill: buffer, offset, bytes, pattern, width."""
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, tensors have no memory."""
+        with contextlib.ExitStack() as stack:
+            for mode in self._modes:
+                stack.enter_context(mode)
+            yield
+
+    def give(self, name: str, dtype: str, shape: Sequence[int], stride: Sequence[int], late: int) -> Any:
+        """A tensor in a buffer of its own, `late` elements from its beginning; call within `active`."""
+        last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else -1
+        kind = getattr(torch, dtype)
+        base = torch.empty((max(0, late + last + 1),), dtype=kind, device="cuda")
+        self._rename(base, name)
+        return base.as_strided(tuple(shape), tuple(stride), late)
+
+    def place(self, tensor: torch.Tensor) -> tuple[str, int]:
+        """(buffer, bytes from its beginning). Raises `HostCode` for a tensor made in no known way."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._names:
+            raise HostCode("a tensor that was not allocated by torch.empty and the like")
+        return self._names[key], tensor.storage_offset() * tensor.element_size()
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """A made-up address, aligned as the tensor's real one will be."""
+        name, offset = self.place(tensor)
+        return _BASE + _STRIDE * list(self.sizes).index(name) + offset
+
+    def refuse(self, name: str) -> NoReturn:
+        """Raise `HostCode` for an operation of torch's, and remember it: the solution may catch it."""
+        self.refused = self.refused or name
+        raise HostCode(f"torch.{name} computes on data outside of a kernel")
+
+    def allocated(self, tensor: torch.Tensor) -> None:
+        """Take a new tensor's storage as a buffer."""
+        if tensor.untyped_storage()._cdata not in self._names:
+            self._rename(tensor, f"allocation-{len(self._kept)}")
+
+    def filled(self, tensor: torch.Tensor, value: Any) -> None:
+        """Take note that a contiguous tensor was set to `value`. Raises `HostCode` for any other."""
+        if not tensor.is_contiguous():
+            raise HostCode("filling a tensor that is not contiguous")
+        name, offset = self.place(tensor)
+        width = tensor.element_size()
+        with _no_modes():
+            raw = torch.full((1,), value, dtype=tensor.dtype).view(torch.uint8).tolist()
+        if width == 8 and raw[:4] == raw[4:]:
+            raw, width = raw[:4], 4
+        if width not in (1, 2, 4):
+            raise HostCode(f"filling {tensor.dtype} with {value!r:.40}")
+        if size := tensor.numel() * tensor.element_size():
+            self.on_fill(name, offset, size, int.from_bytes(bytes(raw), "little"), width)
+
+    def _rename(self, tensor: torch.Tensor, name: str) -> None:
+        storage = tensor.untyped_storage()
+        self.sizes.pop(self._names.get(storage._cdata, ""), None)
+        self._names[storage._cdata] = name
+        self.sizes[name] = int(storage.nbytes())
+        self._kept.append(tensor)  # a storage that is freed gives its address to the next
+
+
+@contextlib.contextmanager
+def _no_modes() -> Iterator[None]:
+    from torch._C import _DisableTorchDispatch  # type: ignore[attr-defined,unused-ignore]
+
+    with torch._C.DisableTorchFunction(), _DisableTorchDispatch():
+        yield
+
+
+class _DevicelessMode(FakeTensorMode):  # type: ignore[misc]
+    """torch is told that there is a device; tensors without memory must not ask for it."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        return True
+
+
+class _Addresses(TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self, recorder: TensorRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if function is torch.Tensor.data_ptr:
+            return self._recorder.address(args[0])
+        if function is torch.Tensor.__getitem__:  # torch's own asks the device that is not there
+            return self._item(args[0], args[1])
+        copied = name == "contiguous" and not args[0].is_contiguous()
+        if copied or name in _READS:
+            self._recorder.refuse(name)
+        return function(*args, **(kwargs or {}))
+
+    def _item(self, tensor: torch.Tensor, index: Any) -> torch.Tensor:
+        """A view by integers, slices, `None` and `...`; what else an index may be copies."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        if any(
+            not isinstance(p, int | slice | type(None) | type(...)) or p is True or p is False for p in parts
+        ):
+            self._recorder.refuse("__getitem__")
+        taken = sum(p is not None and p is not ... for p in parts)
+        if ... not in parts:
+            parts.append(...)
+        at = parts.index(...)
+        parts[at : at + 1] = [slice(None)] * (tensor.dim() - taken)
+        dim, result = 0, tensor
+        for part in parts:
+            if part is None:
+                result = result.unsqueeze(dim)
+            elif isinstance(part, int):
+                result = result.select(dim, part)
+                continue
+            elif part != slice(None):
+                start, stop, step = part.indices(result.shape[dim])
+                result = torch.ops.aten.slice.Tensor(result, dim, start, stop, step)
+            dim += 1
+        return result
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[misc]
+    def __init__(self, recorder: TensorRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        space, _, name = str(function._schema.name).rpartition("::")
+        if space == "prim" or name.startswith("sym_"):  # where a tensor is, how large: no data
+            return function(*args, **kwargs)
+        if name in _UNSET or name in _FILLED:
+            result = function(*args, **kwargs)
+            if result.device.type == "cuda":
+                self._recorder.allocated(result)
+                if name in _FILLED:
+                    value = _FILLED[name]
+                    if value is None:
+                        value = kwargs.get("fill_value", kwargs.get("value"))
+                        value = args[_VALUE_AT[name]] if value is None else value
+                    if isinstance(value, torch.Tensor):
+                        self._recorder.refuse(name)
+                    self._recorder.filled(result, value)
+            return result
+        schema = function._schema
+        written = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        view = any(r.alias_info is not None for r in schema.returns)
+        if view and not written:
+            return function(*args, **kwargs)
+        return self._recorder.refuse(name)
+
+
+def flat_tensors(returned: Any) -> list[torch.Tensor]:
+    """The tensors in what a solution returned: one, or a tuple, list or dict of them."""
+    if isinstance(returned, torch.Tensor):
+        return [returned]
+    if isinstance(returned, Mapping):
+        returned = list(returned.values())
+    if isinstance(returned, tuple | list):
+        return [t for one in returned for t in flat_tensors(one)]
+    return []
+
+
+# --- solutions ---
 
 
 def record(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from forecast_harness.clocks.recording.device import install_device
-from forecast_harness.clocks.recording.tensors import TensorRecorder
+from forecast_harness.clocks.recording.solution import TensorRecorder
 from forecast_harness.sandbox.toolchain import environment_variable
 
 _ARCH = 90

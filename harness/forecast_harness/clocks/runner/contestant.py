@@ -16,8 +16,8 @@ from forecast_harness.clocks.records import (
     MachineCodeError,
     Program,
 )
-from forecast_harness.clocks.runner.arena import Placed
 from forecast_harness.clocks.runner.driver import FUNCTION_LOCAL_BYTES, CudaDriver
+from forecast_harness.clocks.runner.memory import Placed
 
 MOST_LOCAL_BYTES = 64 << 10
 """Bytes of a thread's stack and spills; the device holds as much for every thread it can run."""

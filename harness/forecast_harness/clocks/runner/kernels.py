@@ -7,32 +7,407 @@ import ctypes
 import math
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from forecast_harness.clocks.runner.driver import (
     ATTRIBUTE_MULTIPROCESSORS,
     ATTRIBUTE_SHARED_OPT_IN,
     CudaDriver,
 )
-from forecast_harness.clocks.runner.kernel_texts import (
-    ADD,
-    COMPARED_TYPES,
-    GAPS,
-    HEADER,
-    MASK,
-    MOST_GAPS,
-    OVERWRITE,
-    PAUSE,
-    RENEW,
-    SECTOR_WORDS,
-    WORD,
-    compare_text,
-    digest_text,
-    element_size,
-    error_kernel_name,
-    error_kernel_text,
-    suffix,
-)
+
+HEADER = ".version 7.0\n.target sm_80\n.address_size 64\n"
+ADD = """
+.visible .entry trusted_add(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 n)
+{
+  .reg .pred %p; .reg .b32 %r<8>; .reg .b64 %d<8>;
+  mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x;
+  mad.lo.u32 %r4, %r1, %r2, %r3;
+  ld.param.u32 %r5, [n];
+  setp.ge.u32 %p, %r4, %r5;
+  @%p bra done;
+  ld.param.u64 %d1, [a]; ld.param.u64 %d2, [b]; ld.param.u64 %d3, [c];
+  cvta.to.global.u64 %d1, %d1; cvta.to.global.u64 %d2, %d2; cvta.to.global.u64 %d3, %d3;
+  mul.wide.u32 %d4, %r4, 4;
+  add.u64 %d1, %d1, %d4; add.u64 %d2, %d2, %d4; add.u64 %d3, %d3, %d4;
+  ld.global.u32 %r6, [%d1]; ld.global.u32 %r7, [%d2];
+  add.u32 %r6, %r6, %r7;
+  st.global.u32 [%d3], %r6;
+done:
+  ret;
+}
+"""
+PAUSE = """
+.visible .entry trusted_pause(.param .u64 cycles)
+{
+  .reg .pred %p; .reg .b64 %d<5>;
+  ld.param.u64 %d1, [cycles];
+  mov.u64 %d2, %clock64;
+wait:
+  mov.u64 %d3, %clock64;
+  sub.u64 %d4, %d3, %d2;
+  setp.lt.u64 %p, %d4, %d1;
+  @%p bra wait;
+  ret;
+}
+"""
+OVERWRITE = """
+.extern .shared .align 16 .b8 room[];
+.visible .entry trusted_overwrite(.param .u32 bytes, .param .u32 value)
+{
+  .reg .pred %p; .reg .b32 %r<8>;
+  ld.param.u32 %r1, [bytes]; ld.param.u32 %r2, [value];
+  mov.u32 %r3, %tid.x; shl.b32 %r3, %r3, 2;
+  mov.u32 %r4, %ntid.x; shl.b32 %r4, %r4, 2;
+  mov.u32 %r5, room;
+again:
+  setp.ge.u32 %p, %r3, %r1;
+  @%p bra done;
+  add.u32 %r6, %r5, %r3;
+  st.volatile.shared.u32 [%r6], %r2;
+  add.u32 %r3, %r3, %r4;
+  bra again;
+done:
+  ret;
+}
+"""
+_EACH_UNIT = """
+  mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x; mov.u32 %r4, %nctaid.x;
+  mul.wide.u32 %d1, %r1, %r2; cvt.u64.u32 %d2, %r3; add.u64 %d1, %d1, %d2;
+  mul.wide.u32 %d2, %r2, %r4;
+  mov.u64 %d3, 0;
+"""
+"""Head of a kernel over bytes or words: %d1 is a thread's first, %d2 the step to its next, %d3 its sum so far."""
+WORD = 8
+"""Bytes of a word: kernels over words take an eighth of the time, and addresses and sizes that are multiples of it."""
+
+
+def suffix(unit: int) -> str:
+    """The end of a kernel's name, for those over bytes or over words."""
+    return "_words" if unit == WORD else ""
+
+
+def _load(unit: int, base: str, index: str, into: str) -> str:
+    """PTX that loads one byte or word; %d11 is lost."""
+    if unit == WORD:
+        return f"shl.b64 %d11, {index}, 3; add.u64 %d11, {base}, %d11; ld.global.u64 {into}, [%d11];"
+    return f"add.u64 %d11, {base}, {index}; ld.global.u8 %r5, [%d11]; cvt.u64.u32 {into}, %r5;"
+
+
+def compare_text(unit: int) -> str:
+    """Counts units of one buffer that are not those of another, rotated by `turn` units."""
+    return f"""
+.visible .entry trusted_compare{suffix(unit)}(.param .u64 a, .param .u64 b, .param .u64 size, .param .u64 turn,
+  .param .u64 out)
+{{
+  .reg .pred %p; .reg .b32 %r<6>; .reg .b64 %d<13>;
+  {_EACH_UNIT}
+  ld.param.u64 %d4, [a]; ld.param.u64 %d5, [b]; ld.param.u64 %d6, [size]; ld.param.u64 %d7, [turn];
+  ld.param.u64 %d8, [out];
+  cvta.to.global.u64 %d4, %d4; cvta.to.global.u64 %d5, %d5; cvta.to.global.u64 %d8, %d8;
+again:
+  setp.ge.u64 %p, %d1, %d6;
+  @%p bra done;
+  {_load(unit, "%d4", "%d1", "%d9")}
+  add.u64 %d10, %d1, %d7;
+  setp.ge.u64 %p, %d10, %d6;
+  @%p sub.u64 %d10, %d10, %d6;
+  {_load(unit, "%d5", "%d10", "%d12")}
+  setp.ne.u64 %p, %d9, %d12;
+  @%p add.u64 %d3, %d3, 1;
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  setp.eq.u64 %p, %d3, 0;
+  @%p bra end;
+  red.global.add.u64 [%d8], %d3;
+end:
+  ret;
+}}
+"""
+
+
+_MIX = """
+  shr.u64 %d10, %d9, 30; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0xBF58476D1CE4E5B9;
+  shr.u64 %d10, %d9, 27; xor.b64 %d9, %d9, %d10; mul.lo.u64 %d9, %d9, 0x94D049BB133111EB;
+  shr.u64 %d10, %d9, 31; xor.b64 %d9, %d9, %d10;
+"""
+"""Mixing of %d9, as splitmix64 does (Steele, Lea and Flood, 2014); %d10 is lost."""
+
+
+def _shuffled_sum(distance: int) -> str:
+    halves = " ".join(
+        f"shfl.sync.down.b32 {into}, {half}, {distance}, 31, 0xffffffff;"
+        for into, half in (("%r3", "%r1"), ("%r4", "%r2"))
+    )
+    return f"mov.b64 {{%r1, %r2}}, %d3; {halves} mov.b64 %d9, {{%r3, %r4}}; add.u64 %d3, %d3, %d9;"
+
+
+_HALVED_SUMS = "\n  ".join(_shuffled_sum(distance) for distance in (16, 8, 4, 2, 1))
+# All additions to one address follow each other: a thousand blocks take a millisecond for one of each thread.
+_ADD_SUMS = f"""bar.warp.sync 0xffffffff;
+  {_HALVED_SUMS}
+  mov.u32 %r1, %laneid; setp.ne.u32 %p, %r1, 0;
+  @%p bra end;
+  setp.eq.u64 %p, %d3, 0;
+  @%p bra end;
+  red.global.add.u64 [%d7], %d3;
+end:
+  ret;"""
+"""Adds the sums %d3 of a warp's threads together, and what they come to, unless it is 0, to the word at %d7."""
+
+
+def digest_text(unit: int) -> str:
+    """Sums what each unit and its place are mixed to."""
+    return f"""
+.visible .entry trusted_digest{suffix(unit)}(.param .u64 a, .param .u64 size, .param .u64 key, .param .u64 out)
+{{
+  .reg .pred %p; .reg .b32 %r<6>; .reg .b64 %d<12>;
+  {_EACH_UNIT}
+  ld.param.u64 %d4, [a]; ld.param.u64 %d5, [size]; ld.param.u64 %d6, [key]; ld.param.u64 %d7, [out];
+  cvta.to.global.u64 %d4, %d4; cvta.to.global.u64 %d7, %d7;
+again:
+  setp.ge.u64 %p, %d1, %d5;
+  @%p bra done;
+  {_load(unit, "%d4", "%d1", "%d8")}
+  mad.lo.u64 %d9, %d1, 0x9E3779B97F4A7C15, %d6; xor.b64 %d9, %d9, %d8;
+  {_MIX}
+  add.u64 %d3, %d3, %d9;
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  {_ADD_SUMS}
+}}
+"""
+
+
+MOST_GAPS = 32
+"""Gaps in one launch of the kernel that watches them: they are among its parameters, where nothing can write."""
+# A gap is an address and a count of words, or of bytes with the topmost bit set; blocks along y take one each.
+GAPS = f"""
+.visible .entry trusted_gaps(.param .align 8 .b8 gaps[{16 * MOST_GAPS}], .param .u64 key, .param .u64 out)
+{{
+  .reg .pred %p, %bytes; .reg .b32 %r<6>; .reg .b64 %d<16>;
+  {_EACH_UNIT}
+  mov.u32 %r5, %ctaid.y; mul.wide.u32 %d12, %r5, 16; mov.b64 %d13, gaps; add.u64 %d12, %d12, %d13;
+  ld.param.u64 %d4, [%d12]; ld.param.u64 %d5, [%d12+8]; ld.param.u64 %d6, [key]; ld.param.u64 %d7, [out];
+  cvta.to.global.u64 %d4, %d4; cvta.to.global.u64 %d7, %d7;
+  setp.lt.s64 %bytes, %d5, 0;
+  and.b64 %d5, %d5, 0x7FFFFFFFFFFFFFFF;
+again:
+  setp.ge.u64 %p, %d1, %d5;
+  @%p bra done;
+  @%bytes bra byte;
+  {_load(WORD, "%d4", "%d1", "%d8")}
+  bra mix;
+byte:
+  {_load(1, "%d4", "%d1", "%d8")}
+mix:
+  mad.lo.u64 %d9, %d11, 0x9E3779B97F4A7C15, %d6; xor.b64 %d9, %d9, %d8;
+  {_MIX}
+  add.u64 %d3, %d3, %d9;
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  {_ADD_SUMS}
+}}
+"""
+"""Sums what each unit of several buffers and its address are mixed to."""
+SECTOR_WORDS = 4
+"""Words that memory is read and written by."""
+_RENEWED_PART = 16
+"""One sector in so many is replaced, at places that only the key tells."""
+
+
+def _chosen(key: str, into: str) -> str:
+    """Whether the sector %d1 is one of a key's; none is of the key 0."""
+    return f"""mad.lo.u64 %d9, %d1, 0x9E3779B97F4A7C15, {key};
+  {_MIX}
+  and.b64 %d9, %d9, {_RENEWED_PART - 1}; setp.eq.u64 {into}, %d9, 0; setp.ne.and.u64 {into}, {key}, 0, {into};"""
+
+
+RENEW = f"""
+.visible .entry trusted_renew(.param .u64 a, .param .u64 b, .param .u64 words, .param .u64 turn,
+  .param .u64 before, .param .u64 now)
+{{
+  .reg .pred %p, %old, %new; .reg .b32 %r<6>; .reg .b64 %d<17>;
+  {_EACH_UNIT}
+  ld.param.u64 %d4, [a]; ld.param.u64 %d5, [b]; ld.param.u64 %d6, [words]; ld.param.u64 %d7, [turn];
+  ld.param.u64 %d8, [before]; ld.param.u64 %d12, [now];
+  cvta.to.global.u64 %d4, %d4; cvta.to.global.u64 %d5, %d5;
+again:
+  shl.b64 %d13, %d1, 2;
+  setp.ge.u64 %p, %d13, %d6;
+  @%p bra done;
+  {_chosen("%d8", "%old")}
+  {_chosen("%d12", "%new")}
+  or.pred %p, %old, %new;
+  @!%p bra next;
+  selp.b64 %d14, %d7, 0, %new;
+  mov.u32 %r5, 0;
+word:
+  setp.ge.u64 %p, %d13, %d6;
+  @%p bra next;
+  add.u64 %d15, %d13, %d14;
+  setp.ge.u64 %p, %d15, %d6;
+  @%p sub.u64 %d15, %d15, %d6;
+  {_load(WORD, "%d5", "%d15", "%d16")}
+  shl.b64 %d11, %d13, 3; add.u64 %d11, %d4, %d11; st.global.u64 [%d11], %d16;
+  add.u64 %d13, %d13, 1; add.u32 %r5, %r5, 1;
+  setp.lt.u32 %p, %r5, {SECTOR_WORDS};
+  @%p bra word;
+next:
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  ret;
+}}
+"""
+"""A kernel that makes a buffer, a copy but for the sectors of one key, a copy but for those of another, which become
+the words `turn` further on."""
+
+
+# One key alone could be told from one word whose contents are known.
+MASK = f"""
+.visible .entry trusted_mask(.param .u64 a, .param .u64 count, .param .u64 key, .param .u64 other)
+{{
+  .reg .pred %p; .reg .b32 %r<6>; .reg .b64 %d<13>;
+  {_EACH_UNIT}
+  ld.param.u64 %d4, [a]; ld.param.u64 %d5, [count]; ld.param.u64 %d6, [key]; ld.param.u64 %d7, [other];
+  cvta.to.global.u64 %d4, %d4;
+again:
+  setp.ge.u64 %p, %d1, %d5;
+  @%p bra done;
+  mad.lo.u64 %d9, %d1, 0x9E3779B97F4A7C15, %d6;
+  {_MIX}
+  add.u64 %d9, %d9, %d7;
+  {_MIX}
+  shl.b64 %d11, %d1, 3; add.u64 %d11, %d4, %d11;
+  ld.global.u64 %d12, [%d11]; xor.b64 %d12, %d12, %d9; st.global.u64 [%d11], %d12;
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  ret;
+}}
+"""
+"""Masks words with noise of two keys; a second time, the words are as before."""
+
+
+_FROM_HALF = "cvt.f32.f16 {into}, %h1;"
+
+
+@dataclass(frozen=True)
+class _Element:
+    """How an element at %d10 becomes a float32."""
+
+    size: int
+    """Bytes."""
+    text: str
+
+
+def _integer(size: int, kind: str) -> _Element:
+    wide = "s32" if kind[0] == "s" else "u32"
+    return _Element(size, f"ld.global.{kind} %r5, [%d10]; cvt.rn.f32.{wide} {{into}}, %r5;")
+
+
+_ELEMENTS: Mapping[str, _Element] = {
+    "float32": _Element(4, "ld.global.f32 {into}, [%d10];"),
+    "float64": _Element(8, "ld.global.f64 %g1, [%d10]; cvt.rn.f32.f64 {into}, %g1;"),
+    "float16": _Element(2, f"ld.global.b16 %h1, [%d10]; {_FROM_HALF}"),
+    "bfloat16": _Element(2, "ld.global.u16 %r5, [%d10]; shl.b32 %r5, %r5, 16; mov.b32 {into}, %r5;"),
+    # The upper half of a float16.
+    "float8_e5m2": _Element(
+        1, f"ld.global.u8 %r5, [%d10]; shl.b32 %r5, %r5, 8; cvt.u16.u32 %h1, %r5; {_FROM_HALF}"
+    ),
+    # A float16 of a 256th of the value; the factor is the same in all, so that a ratio does not change.
+    "float8_e4m3fn": _Element(
+        1,
+        "ld.global.u8 %r5, [%d10]; and.b32 %r6, %r5, 0x7f; shl.b32 %r6, %r6, 7; and.b32 %r5, %r5, 0x80; "
+        f"shl.b32 %r5, %r5, 8; or.b32 %r5, %r5, %r6; cvt.u16.u32 %h1, %r5; {_FROM_HALF}",
+    ),
+    "bool": _integer(1, "u8"),
+    "uint8": _integer(1, "u8"),
+    "int8": _integer(1, "s8"),
+    "int16": _integer(2, "s16"),
+    "uint16": _integer(2, "u16"),
+    "int32": _integer(4, "s32"),
+    "uint32": _integer(4, "u32"),
+    "int64": _Element(8, "ld.global.s64 %d11, [%d10]; cvt.rn.f32.s64 {into}, %d11;"),
+    "uint64": _Element(8, "ld.global.u64 %d11, [%d10]; cvt.rn.f32.u64 {into}, %d11;"),
+}
+COMPARED_TYPES = frozenset(_ELEMENTS)
+"""Types whose elements are compared by value; of others, only equal bytes are right."""
+
+
+def element_size(dtype: str) -> int:
+    """Bytes of one element of a compared type."""
+    return _ELEMENTS[dtype].size
+
+
+def error_kernel_name(dtype: str) -> str:
+    """The symbol in the text."""
+    return f"trusted_error_{dtype}"
+
+
+def error_kernel_text(dtype: str) -> str:
+    """PTX of the kernel that compares results of one type with those of a right program, without its header.
+
+    It takes two addresses, a count, and an address for three words that it raises: the bits of the largest |a - b| and
+    of the largest |b| where both are finite, as float32, and how many elements of a thread are finite in only one of
+    them. Non-negative floats are ordered as their bits are.
+    """
+    element = _ELEMENTS[dtype]
+
+    def load(base: str, into: str) -> str:
+        address = f"mul.lo.u64 %d10, %d1, {element.size}; add.u64 %d10, {base}, %d10;"
+        return f"{address} {element.text.format(into=into)}"
+
+    return f"""
+.visible .entry {error_kernel_name(dtype)}(.param .u64 a, .param .u64 b, .param .u64 count, .param .u64 out)
+{{
+  .reg .pred %p; .reg .pred %q; .reg .pred %s;
+  .reg .b16 %h<2>; .reg .b32 %r<9>; .reg .f32 %f<6>; .reg .f64 %g<2>; .reg .b64 %d<12>;
+  mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mov.u32 %r3, %tid.x; mov.u32 %r4, %nctaid.x;
+  mul.wide.u32 %d1, %r1, %r2; cvt.u64.u32 %d2, %r3; add.u64 %d1, %d1, %d2;
+  mul.wide.u32 %d2, %r2, %r4;
+  ld.param.u64 %d4, [a]; ld.param.u64 %d5, [b]; ld.param.u64 %d6, [count]; ld.param.u64 %d7, [out];
+  cvta.to.global.u64 %d4, %d4; cvta.to.global.u64 %d5, %d5; cvta.to.global.u64 %d7, %d7;
+  mov.f32 %f3, 0f00000000; mov.f32 %f4, 0f00000000; mov.u32 %r7, 0;
+again:
+  setp.ge.u64 %p, %d1, %d6;
+  @%p bra done;
+  {load("%d4", "%f1")}
+  {load("%d5", "%f2")}
+  testp.finite.f32 %p, %f1;
+  testp.finite.f32 %q, %f2;
+  xor.pred %s, %p, %q;
+  @%s add.u32 %r7, %r7, 1;
+  and.pred %s, %p, %q;
+  @!%s bra next;
+  sub.f32 %f5, %f1, %f2; abs.f32 %f5, %f5; max.f32 %f3, %f3, %f5;
+  abs.f32 %f5, %f2; max.f32 %f4, %f4, %f5;
+next:
+  add.u64 %d1, %d1, %d2;
+  bra again;
+done:
+  bar.warp.sync 0xffffffff;
+  mov.b32 %r5, %f3; mov.b32 %r6, %f4;
+  redux.sync.max.u32 %r5, %r5, 0xffffffff;
+  redux.sync.max.u32 %r6, %r6, 0xffffffff;
+  redux.sync.max.u32 %r7, %r7, 0xffffffff;
+  mov.u32 %r8, %laneid; setp.ne.u32 %p, %r8, 0;
+  @%p bra end;
+  red.global.max.u32 [%d7], %r5;
+  red.global.max.u32 [%d7+4], %r6;
+  red.global.max.u32 [%d7+8], %r7;
+end:
+  ret;
+}}
+"""
+
+
+# --- the kernels on a device ---
+
 
 _CANARY_ELEMENTS = 4096
 _OVERWRITE_THREADS = 1024

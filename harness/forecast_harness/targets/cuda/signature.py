@@ -11,8 +11,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import one_of
-from forecast_harness.targets.packs.expressions import evaluate
-from forecast_harness.targets.packs.schema import DTYPES
+from forecast_harness.targets.packs.schema import DTYPES, evaluate
 
 _POINTERS: Mapping[str, tuple[str, str]] = {
     "float64": ("*fp64", "double"),

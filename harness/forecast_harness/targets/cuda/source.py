@@ -30,8 +30,7 @@ from typing import Any
 from forecast_autotune.errors import RecordError
 from forecast_harness.targets.cuda import MOST_BLOCK, MOST_GRID, MOST_THREADS
 from forecast_harness.targets.cuda.signature import read_expression
-from forecast_harness.targets.packs.expressions import evaluate
-from forecast_harness.targets.packs.schema import source_problem
+from forecast_harness.targets.packs.schema import evaluate, source_problem
 
 _TRIGRAPH = re.compile(r"\?\?[=/'()!<>-]")
 _LINE_SPLICE = re.compile(r"\\[ \t\f\v]*\r?\n")

@@ -35,8 +35,8 @@ from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_autotune.tuning.tracing import farthest_point_sample
 from forecast_harness.records import Node, SearchTarget
 from forecast_harness.sandbox.api import JobStatus, ResourceLimits, SandboxJob
-from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.jobs import JobResult
+from forecast_harness.sandbox.lane_pools import CpuLanes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.search_target import advice_of, configs_for, subjects_of
 from forecast_harness.trials.configs.source_configs import work_of_a_warp

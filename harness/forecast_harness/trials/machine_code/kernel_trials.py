@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from forecast_autotune.records import Config
-from forecast_harness.clocks.compilation.requests import (
+from forecast_harness.clocks.compilation.workers import (
     BuildRequest,
     BuildResult,
     CallCase,
+    CompileWorkers,
     TensorArgument,
 )
-from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import MachineCodeError, Program
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.messages import (
@@ -41,10 +41,10 @@ from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, Timing, VariantTracer
 from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR, TimedCall
 from forecast_harness.trials.kernel_cell import HOST_PERIOD, fill_tensor
-from forecast_harness.trials.machine_code.clock import violation_reason
 from forecast_harness.trials.machine_code.targets import (
     TrialCalls,
     TrialConfig,
+    violation_reason,
 )
 from forecast_harness.verify.plan import VerificationPlan
 

@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
-from forecast_harness.clocks.compilation.requests import BuildRequest
-from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.compilation.workers import BuildRequest, CompileWorkers
 from forecast_harness.clocks.devices import exclusive
 from forecast_harness.clocks.paired_comparison import StoppingRules, run_comparison
 from forecast_harness.clocks.records import Program
-from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers, open_healthy_runner
+from forecast_harness.clocks.runner.client import (
+    NoMachineCodePath,
+    RunnerClient,
+    facts_for_workers,
+    open_healthy_runner,
+)
 from forecast_harness.clocks.runner.messages import PAUSES, ProgramFault, RunnerFaultKind, TimingLimits
 from forecast_harness.clocks.times import impossible_time
 from forecast_harness.targets.packs.schema import Language, Pack, Solution
 from forecast_harness.trials.bench import ContestUnavailable
-from forecast_harness.trials.machine_code.clock import RunnerClock
-from forecast_harness.trials.machine_code.targets import PackCalls, PreparedCall
+from forecast_harness.trials.machine_code.targets import PackCalls, PreparedCall, RunnerClock
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import CheckedLaunches, ContestantRejected
 

@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Provenance
 from forecast_harness.records import Node, SearchTarget, TargetKind
-from forecast_harness.sandbox.cpu_lanes import CpuLanes
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, SandboxJob
+from forecast_harness.sandbox.lane_pools import CpuLanes
 from forecast_harness.targets.search_target import configs_for
 from forecast_harness.trials.configs.source_configs import (
     FEWEST_CONFIGS,

@@ -12,7 +12,7 @@ from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT, SumCall
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.workers import BuildRequest, BuildResult
 from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.records import (

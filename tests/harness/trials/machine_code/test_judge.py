@@ -18,15 +18,15 @@ from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
-from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
+from forecast_harness.clocks.compilation.workers import BuildRequest, BuildResult
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.messages import PAUSES
 from forecast_harness.records import ConfirmationJob, FullVerification, VerificationJob
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.trials.judge_pool import LocalJudgePool
-from forecast_harness.trials.machine_code import tuning as node_builds
-from forecast_harness.trials.machine_code.clock import block_means
-from forecast_harness.trials.machine_code.tuning import NodeTrial, parts_by_code
+from forecast_harness.trials.machine_code import judge as node_builds
+from forecast_harness.trials.machine_code.judge import NodeTrial, parts_by_code
+from forecast_harness.trials.machine_code.targets import block_means
 from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import log2_ratio, mean_log2_ratio
 from tests.harness.trials.machine_code.judged_sums import SEED, SMALL, TARGET, Judged, job, node, verification

@@ -19,9 +19,13 @@ from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.clocks.compilation.workers import CompileWorkers
 from forecast_harness.clocks.records import MachineCodeError
-from forecast_harness.clocks.runner import health
-from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.health import NoMachineCodePath, facts_for_workers, open_healthy_runner
+from forecast_harness.clocks.runner import client
+from forecast_harness.clocks.runner.client import (
+    NoMachineCodePath,
+    RunnerClient,
+    facts_for_workers,
+    open_healthy_runner,
+)
 from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.trials import devices
 from forecast_harness.trials import machine_lanes as opening
@@ -108,9 +112,9 @@ def opened_lanes(
     fake_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MachineCodeLanes]:
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(health, "LIBRARY", str(fake_driver))
-    monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
-    monkeypatch.setattr(health, "runner_problem", lambda runner: "")
+    monkeypatch.setattr(client, "LIBRARY", str(fake_driver))
+    monkeypatch.setattr(client, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(client, "runner_problem", lambda runner: "")
     monkeypatch.setattr(devices, "CompileWorkers", StartedBuilder)
     monkeypatch.setattr(opening, "_HostOpening", lambda *_: ReadyHost(NotingHost({})))
     answers: list[str] = []
@@ -219,11 +223,11 @@ def test_configs_of_the_base_that_do_not_fit_are_left_out(
 def test_a_clock_may_be_disturbed_for_a_while(
     fake_driver: Path, monkeypatch: pytest.MonkeyPatch, bad: int, fit: bool
 ) -> None:
-    monkeypatch.setattr(health, "LIBRARY", str(fake_driver))
-    monkeypatch.setattr(health, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
-    monkeypatch.setattr(health, "_HEALTH_PAUSE_S", 0.0)
+    monkeypatch.setattr(client, "LIBRARY", str(fake_driver))
+    monkeypatch.setattr(client, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
+    monkeypatch.setattr(client, "_HEALTH_PAUSE_S", 0.0)
     answer = iter(["the device's clock"] * bad + [""] * 3)
-    monkeypatch.setattr(health, "runner_problem", lambda runner: next(answer))
+    monkeypatch.setattr(client, "runner_problem", lambda runner: next(answer))
     if fit:
         with open_healthy_runner(0) as runner:
             assert runner.check_health() == ""

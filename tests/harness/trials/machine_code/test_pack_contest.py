@@ -17,8 +17,7 @@ from benchmarks.lib.machine_code import fake_code as code
 from benchmarks.lib.machine_code.fake_code import image
 from forecast_harness.clocks.compilation.cubin_solution import host_solution
 from forecast_harness.clocks.compilation.nvcc import COMPILE_LIMITS, compile_source
-from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
-from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.compilation.workers import BuildRequest, BuildResult, CompileWorkers
 from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules, run_comparison
 from forecast_harness.clocks.records import (
     BufferRole,
@@ -30,8 +29,7 @@ from forecast_harness.clocks.records import (
     Program,
     ReturnedTensor,
 )
-from forecast_harness.clocks.runner.client import RunnerClient
-from forecast_harness.clocks.runner.health import facts_for_workers
+from forecast_harness.clocks.runner.client import RunnerClient, facts_for_workers
 from forecast_harness.targets.packs.load import load_pack, make_solution
 from forecast_harness.targets.packs.schema import Language, Pack, Solution, Workload
 from forecast_harness.targets.search_target import open_target

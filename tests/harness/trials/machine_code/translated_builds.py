@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.lib.machine_code import fake_code as code
-from forecast_harness.clocks.compilation.requests import BuildRequest, BuildResult
-from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.compilation.workers import BuildRequest, BuildResult, CompileWorkers
 from forecast_harness.clocks.records import Program
 from forecast_harness.sandbox.jobs import JobResult, ResourceLimits, SandboxJob
 from tests.harness.trials.machine_code.judged_sums import QuickBuilds

@@ -23,8 +23,8 @@ from forecast_harness.trials.variants.base_runner import BaseKernelRunner, gap_m
 from forecast_harness.trials.variants.call_sampling import RecordedCalls, _has_gaps
 from forecast_harness.trials.variants.compilation import CELL_ENTRY
 from forecast_harness.trials.variants.files import READ_ENTRY, WRITE_ENTRY, BaseBinaries, binaries_as_arrays
+from forecast_harness.trials.variants.jobs import VariantProblem
 from forecast_harness.trials.variants.kernel_survey import calls_to_compile
-from forecast_harness.trials.variants.problem import VariantProblem
 from forecast_harness.verify.launcher import CELL_ENTRIES
 from forecast_harness.verify.problem import DrawSpec, LaunchCase
 from forecast_harness.verify.tolerance import WIDER_DTYPE

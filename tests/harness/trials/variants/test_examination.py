@@ -34,9 +34,8 @@ from forecast_harness.trials.variants.files import (
     read_cache,
     write_cache,
 )
-from forecast_harness.trials.variants.jobs import VariantExamination
+from forecast_harness.trials.variants.jobs import VariantExamination, VariantProblem
 from forecast_harness.trials.variants.kernel_survey import expected_survey
-from forecast_harness.trials.variants.problem import VariantProblem
 from forecast_harness.trials.variants.verify import VARIANT_PLAN, compile_early, survey
 from forecast_harness.verify.blocks import Slot
 from forecast_harness.verify.cost_control import PhaseTimer
