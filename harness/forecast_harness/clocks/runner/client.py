@@ -26,7 +26,6 @@ from forecast_harness.clocks.runner.messages import (
     CheckAnswer,
     ElementKind,
     FaultRecord,
-    KnownOutputs,
     LaunchMarker,
     ProgramFault,
     ProgramInputs,
@@ -36,6 +35,7 @@ from forecast_harness.clocks.runner.messages import (
     TimingRequest,
     Violation,
     create_marker,
+    decode_launches,
 )
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.containment.levels import module_search_path
@@ -148,7 +148,6 @@ class RunnerClient:
         self._runner: RunnerProcess | None = None
         self._known: list[str] = []
         self._learned: dict[str, tuple[Program, ProgramInputs, Mapping[str, ElementKind]]] = {}
-        self._outputs = KnownOutputs()
         self._number = 0
         self._closed = True
         self.facts: Mapping[str, Any] = {}
@@ -183,12 +182,9 @@ class RunnerClient:
 
     def check(self, program: Program, given: ProgramInputs, launches: int = 3) -> CheckAnswer:
         """Launch a program in several placements. Raises `ProgramFault`, `RunnerLost`."""
-        known = self._outputs.of_call(given.key)
-        more = {"launches": launches, "known": list(known)}
-        value, arrays = self._ask("check", [([program], given, more)])
+        value, arrays = self._ask("check", [([program], given, {"launches": launches})])
         (data,) = value["parts"]
-        observed = self._outputs.decode(given.key, known, data, arrays, "0")
-        return CheckAnswer(observed, self._violations(data, given))
+        return CheckAnswer(decode_launches(data["launches"], arrays, "0"), self._violations(data, given))
 
     def learn(
         self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]
@@ -217,21 +213,16 @@ class RunnerClient:
 
         Raises `ProgramFault`, `RunnerLost`.
         """
-        known = [self._outputs.of_call(one.given.key) for one in requests]
-        parts = [
-            (one.programs, one.given, {"limits": one.limits.to_json(), "known": list(have)})
-            for one, have in zip(requests, known, strict=True)
-        ]
+        parts = [(one.programs, one.given, {"limits": one.limits.to_json()}) for one in requests]
         value, arrays = self._ask("time", parts)
         answers = []
         for number, data in enumerate(value["parts"]):
-            key = requests[number].given.key
             answers.append(
                 TimingAnswer(
                     [[float(s) for s in one] for one in data["seconds"]],
                     data["stopped"],
                     data["recorded"],
-                    list(self._outputs.decode(key, known[number], data, arrays, f"{number}")),
+                    list(decode_launches(data["launches"], arrays, f"{number}")),
                     list(self._violations(data, requests[number].given)),
                 )
             )

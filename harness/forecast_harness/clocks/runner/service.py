@@ -99,12 +99,13 @@ class RunnerService:
             raise MachineCodeError(f"what is right at the call {given.key} has not been learned")
         if operation == "check":
             launches, violations = self._session.check(contestants[0], given, int(request["launches"]))
-            value, outputs = encode_launches(launches, name, request["known"])
-            return value | {"violations": [v.to_json() for v in violations]}, outputs
+            value, outputs = encode_launches(launches, name)
+            return {"launches": value, "violations": [v.to_json() for v in violations]}, outputs
         result = self._session.time(contestants, given, TimingLimits.from_json(request["limits"]))
-        value, outputs = encode_launches(result.launches, name, request["known"])
-        value |= {"seconds": result.seconds, "stopped": result.stopped, "recorded": result.recorded}
-        return value | {"violations": [v.to_json() for v in result.violations]}, outputs
+        value, outputs = encode_launches(result.launches, name)
+        answer = {"launches": value, "seconds": result.seconds, "stopped": result.stopped}
+        answer |= {"recorded": result.recorded, "violations": [v.to_json() for v in result.violations]}
+        return answer, outputs
 
     def _contestant(
         self, number: int, code: str, data: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
