@@ -281,6 +281,16 @@ def _environment() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _triton_as_it_was() -> Iterator[None]:
+    """Calls are captured, and kernels served, from one place on; no later test may launch through it."""
+    jit = sys.modules.get("triton.runtime.jit")
+    before = jit.JITFunction.run if jit else None
+    yield
+    if jit and jit.JITFunction.run is not before:
+        jit.JITFunction.run = before
+
+
+@pytest.fixture(autouse=True)
 def _free_locks() -> Iterator[None]:
     """A lock of `logging` that this thread keeps holds up other threads, of all later tests of the process."""
     yield

@@ -20,8 +20,10 @@ LONGEST = (
     "budgets_and_modes",
     "dynamic_shapes",
     "export_import",
+    "search_tiny",
     "space",
     "tilelang_matmul",
+    "torch_compile_cpu",
     "train_surrogate",
 )
 """Of more than ten seconds, of what other tests cover."""

@@ -96,6 +96,7 @@ def make(kind: str, path: Path) -> None:
         SPECIAL_FILES[kind](path)
 
 
+@pytest.mark.sampled(66)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("words", [*PYTHON, *LINES], ids=lambda words: "-".join(words)[:40])
 def test_what_is_no_such_file_is_told_at_once(

@@ -98,6 +98,7 @@ def command_and_signal() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize(("name", "number"), command_and_signal())
 def test_a_command_ends_alike_at_any_moment(

@@ -43,6 +43,7 @@ def test_every_option_that_takes_a_number_has_a_range() -> None:
         assert action.type not in (int, float), f"{words} --{action.dest} takes any number"
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("words", "action"), NUMBERS, ids=name_of)
 def test_what_is_out_of_range_is_refused_by_name(
     words: tuple[str, ...], action: argparse.Action, capsys: Capture

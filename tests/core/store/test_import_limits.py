@@ -39,6 +39,7 @@ def stored(root: Path) -> list[Measurement]:
 # --- bounds of files ---
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "row", [b"\0" * 64, b'{"type":"x"}\n', b"[", b'{"type":"measurement","problem":"p"}\n']
 )

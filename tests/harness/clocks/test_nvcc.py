@@ -103,6 +103,7 @@ def test_a_cubin_says_what_its_kernel_needs(workers: CompileWorkers, kernel: Cud
         cubin_facts(image[:200], "twice")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -195,6 +196,7 @@ def test_the_compiler_sees_no_files_of_the_users(
     assert "my_password_7" not in str(caught.value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "text",
     [

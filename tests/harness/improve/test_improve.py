@@ -37,6 +37,7 @@ def improve(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
+@pytest.mark.slow
 def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "work")
     folder = tmp_path / "work"

@@ -63,6 +63,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("function", FAULTS)
 def test_every_fault_has_its_name(each: SandboxLane, function: str) -> None:
     fault, limits = FAULTS[function]

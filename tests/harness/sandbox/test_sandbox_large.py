@@ -107,6 +107,7 @@ def test_arrays_are_the_own_of_whoever_received_them(opened: SandboxLane) -> Non
     assert asked(opened, "writable").value is True
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sent", "how", "fault"),
     [

@@ -33,7 +33,7 @@ def written(folder: Path, example: ExampleSearch) -> tuple[SearchState, str]:
     return state, file.as_uri()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize(
     "example",

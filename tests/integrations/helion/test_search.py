@@ -134,9 +134,11 @@ def test_what_failed_after_the_time_was_up_says_nothing_of_its_config(bound: Any
     pool = RankedPool(bound, ARGS, neighbours(generation, start, random.Random(0)))
     settings = Settings().with_(workers=8)
     calls: list[int] = []
+    first: list[Any] = []
 
     def benchmark(some: list[Any]) -> list[tuple[str, float]]:
         calls.append(len(some))
+        first.append(some[0])
         return [("ok", made_up_ms(some[0])), *[("error", float("inf"))] * (len(some) - 1)]
 
     measurer = BatchMeasurer(pool, benchmark, 8, lambda: bool(calls))
@@ -147,7 +149,7 @@ def test_what_failed_after_the_time_was_up_says_nothing_of_its_config(bound: Any
         pool, generation, benchmark, surrogate_for(settings), settings, lambda: len(calls) == 1
     )
     assert calls[0] > 1 == len(calls)
-    assert decision.chosen == next(iter(pool.configs))
+    assert pool.configs[decision.chosen] == first[-1]
 
 
 def test_facts_are_read_with_each_configs_own_arguments(bound: Any) -> None:
@@ -405,4 +407,4 @@ def test_children_that_hang_are_not_waited_for() -> None:
         time.sleep(60 * share[0])
         return list(share)
 
-    assert answers_of_children(answer, [[0], [1]], 6.0) == [[0], None]
+    assert answers_of_children(answer, [[0], [1]], 3.0) == [[0], None]

@@ -122,6 +122,7 @@ def name_of(fault: Fault) -> str:
     return str(getattr(fault, "name", getattr(fault, "__name__", "")))
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("fault", [*STALLS, *BROKEN, *STATUSES, *BODIES], ids=name_of)
 def test_each_fault_alone_is_an_error_in_time(fault: Fault, key: str) -> None:
     """A server that does nothing else: `LLMError`, within the time, and without the key."""

@@ -304,7 +304,7 @@ COMMAND_PLACES = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("listing")
 @pytest.mark.parametrize("place", [*COMMAND_PLACES, "a text", "a list of models"])
 def test_commands_neither_show_nor_keep_it(

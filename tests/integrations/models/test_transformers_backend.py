@@ -68,6 +68,7 @@ def keeps_prefix(backend: TransformersBackend) -> bool:
 WINDOW = {"sliding_window": 8}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

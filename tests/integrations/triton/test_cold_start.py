@@ -126,15 +126,12 @@ def programs(tmp_path: Path) -> Programs:
 
 
 def test_a_warmed_program_compiles_nothing(programs: Programs) -> None:
-    programs.write("plain", 6, 0, (64,))
     programs.write("varying", 4, 2, (64, 65))
-    recorded = [programs.result(name) for name in ("plain", "varying")]
-    assert len(recorded[0]["fresh"]) == 6
+    assert len(programs.result("varying")["fresh"]) >= 6
     programs.forget_binaries()
     report = programs.warm()
     assert not any("trouble" in one for one in report["compilations"])
-    for name in ("plain", "varying"):
-        assert programs.result(name)["fresh"] == []
+    assert programs.result("varying")["fresh"] == []
     # Each a second time: they are there.
     assert all(one["cached"] for one in programs.warm()["compilations"])
 

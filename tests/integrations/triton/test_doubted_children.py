@@ -125,6 +125,7 @@ def launch(tuner: Any, n: int = 4096) -> Any:
     return tuner[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, x, n)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("compiler", ["fork", "threads"])
 @pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize("mode", ["tune", "exhaustive"])

@@ -125,7 +125,7 @@ def test_a_compilation_that_hangs_is_given_up(
     device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
 ) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", compiler)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_TIMEOUT", "6")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_TIMEOUT", "3")
     patched(monkeypatch, 32, lambda: time.sleep(20))
     tuner = tuned(double, blocks(32, 128, 256), tmp_path / "store", mode="exhaustive")
     launch(tuner)
@@ -298,6 +298,7 @@ def refuse(device: Any, error: Exception, warps: set[int]) -> None:
     device.clock = clock
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "error",
     [

@@ -105,6 +105,7 @@ def unlike(change: Callable[[torch.Tensor], object], warps: int = 8) -> Effect:
 OTHER, TILE = (lambda out: out.mul_(3)), (lambda out: out[: N // 64].zero_())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("dtype", "change"),
     [

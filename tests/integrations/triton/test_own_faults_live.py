@@ -62,6 +62,7 @@ PARTS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_fails(device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str) -> None:
     home, name = PARTS[part]

@@ -91,7 +91,7 @@ def test_the_setting_chooses_the_pool(
 
 def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six quick compilations show what is usual; the seventh is not waited for."""
-    monkeypatch.setattr(pool, "_STRAGGLER_S", 5.0)
+    monkeypatch.setattr(pool, "_STRAGGLER_S", 2.0)
     with closing(ForkPool(compile_one, 4, 50.0, patient=False)) as made:
         made.schedule([*QUICK, SLOW])
         found = {done.candidate: done.outcome for done in (made.next() for _ in range(7))}

@@ -481,7 +481,7 @@ def decided(source: str) -> tuple[Any, list[dict[str, Any]]]:
     return tuner, seen
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("positions", [5, 2, 1, 0])
 def test_however_a_call_is_written_the_kernel_gets_its_arguments(

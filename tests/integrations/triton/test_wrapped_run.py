@@ -147,6 +147,7 @@ CALLED = {
 WARPS = {pins: 8, first_that_works: 2, forces_first: 2, prunes: 2}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("install", CALLED)
 @pytest.mark.parametrize("order", ["before us", "after us"])
 @pytest.mark.parametrize("ours", ["patched", "decorated"])

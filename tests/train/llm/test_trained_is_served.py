@@ -96,6 +96,7 @@ def llama(data: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Pat
     return model, folder / "out"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_served_as_it_was_trained(data: str, tmp_path: Path, family: str) -> None:
     """In float32 always; in bfloat16 too, or it is refused by the difference."""

@@ -275,6 +275,7 @@ def test_the_record_tells_how_other_configs_are_launched(captured: Captured) -> 
     assert "EVEN" not in [a.name for a in call.arguments]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kernel", "wrong"), WRONG)
 def test_a_kernel_is_a_target_as_it_was_called(
     captured: Captured, judging: SandboxLane, kernel: str, wrong: tuple[str, str]
