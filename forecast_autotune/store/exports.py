@@ -444,37 +444,6 @@ def write_export(
     return EXPORT_FORMATS[form](folder, tuned_problems(tables, decisions))
 
 
-_COLUMNS = {
-    "kernel": "string",
-    "language": "string",
-    "source_sha256": "string",
-    "device": "string",
-    "backend": "string",
-    "arch": "string",
-    "problem": "string",
-    "key": "string",
-    "arguments": "string",
-    "toolchain": "string",
-    "variant": "string",
-    "config": "string",
-    "kwargs": "string",
-    "num_warps": "int64",
-    "num_stages": "int64",
-    "num_ctas": "int64",
-    "maxnreg": "int64",
-    "grid": "string",
-    "outcome": "string",
-    "median_ms": "float64",
-    "p20_ms": "float64",
-    "p80_ms": "float64",
-    "repeats": "int64",
-    "compile_s": "float64",
-    "protocol": "string",
-    "at": "string",
-    "extra": "string",
-}
-"""Columns and their types; strings of structured values are JSON."""
-
 _ROWS_AT_ONCE = 50_000
 
 
@@ -482,47 +451,43 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _problem_columns(problem: Problem) -> dict[str, Any]:
-    return {
-        "kernel": problem.kernel.name,
-        "language": problem.kernel.language,
-        "source_sha256": problem.kernel.source_sha256,
-        "device": problem.device.name,
-        "backend": problem.device.backend,
-        "arch": problem.device.arch,
-        "problem": problem.id,
-        "key": _json(list(problem.key)),
-        "arguments": _json([a.to_json() for a in problem.arguments]),
-        "toolchain": _json(dict(problem.toolchain)),
-    }
+_COLUMNS: dict[str, tuple[str, Callable[[Problem, Measurement], Any]]] = {
+    "kernel": ("string", lambda p, m: p.kernel.name),
+    "language": ("string", lambda p, m: p.kernel.language),
+    "source_sha256": ("string", lambda p, m: p.kernel.source_sha256),
+    "device": ("string", lambda p, m: p.device.name),
+    "backend": ("string", lambda p, m: p.device.backend),
+    "arch": ("string", lambda p, m: p.device.arch),
+    "problem": ("string", lambda p, m: p.id),
+    "key": ("string", lambda p, m: _json(list(p.key))),
+    "arguments": ("string", lambda p, m: _json([a.to_json() for a in p.arguments])),
+    "toolchain": ("string", lambda p, m: _json(dict(p.toolchain))),
+    "variant": ("string", lambda p, m: m.candidate.variant),
+    "config": ("string", lambda p, m: _json(m.candidate.config.to_json())),
+    "kwargs": ("string", lambda p, m: _json(dict(m.candidate.config.kwargs))),
+    "num_warps": ("int64", lambda p, m: m.candidate.config.num_warps),
+    "num_stages": ("int64", lambda p, m: m.candidate.config.num_stages),
+    "num_ctas": ("int64", lambda p, m: m.candidate.config.num_ctas),
+    "maxnreg": ("int64", lambda p, m: m.candidate.config.maxnreg),
+    "grid": ("string", lambda p, m: None if (g := m.grid or p.grid) is None else _json(list(g))),
+    "outcome": ("string", lambda p, m: str(m.outcome)),
+    "median_ms": ("float64", lambda p, m: m.median_ms),
+    "p20_ms": ("float64", lambda p, m: m.p20_ms),
+    "p80_ms": ("float64", lambda p, m: m.p80_ms),
+    "repeats": ("int64", lambda p, m: m.repeats),
+    "compile_s": ("float64", lambda p, m: m.compile_s),
+    "protocol": ("string", lambda p, m: m.protocol),
+    "at": ("string", lambda p, m: m.at),
+    "extra": ("string", lambda p, m: _json(dict(m.extra))),
+}
+"""Columns, their types, and what is in them; strings of structured values are JSON."""
 
 
 def measurement_rows(tables: Iterable[Table]) -> Iterator[dict[str, Any]]:
     """One flat row per measurement, with its problem's columns repeated."""
     for table in tables:
-        shared = _problem_columns(table.problem)
         for m in table.measurements:
-            config, grid = m.candidate.config, m.grid or table.problem.grid
-            row = {
-                **shared,
-                "variant": m.candidate.variant,
-                "config": _json(config.to_json()),
-                "kwargs": _json(dict(config.kwargs)),
-                "num_warps": config.num_warps,
-                "num_stages": config.num_stages,
-                "num_ctas": config.num_ctas,
-                "maxnreg": config.maxnreg,
-                "grid": None if grid is None else _json(list(grid)),
-                "outcome": str(m.outcome),
-                "median_ms": m.median_ms,
-                "p20_ms": m.p20_ms,
-                "p80_ms": m.p80_ms,
-                "repeats": m.repeats,
-                "compile_s": m.compile_s,
-                "protocol": m.protocol,
-                "at": m.at,
-                "extra": _json(dict(m.extra)),
-            }
+            row = {name: get(table.problem, m) for name, (_, get) in _COLUMNS.items()}
             yield {k: without_halves(v) if isinstance(v, str) else v for k, v in row.items()}
 
 
@@ -539,7 +504,7 @@ def write_parquet(path: Path, tables: Iterable[Table]) -> int:
             f"writing {path.name} needs pyarrow ({error}): pip install 'forecast-autotune[parquet]', "
             "or write .jsonl.gz instead"
         ) from error
-    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in _COLUMNS.items()])
+    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, (kind, _) in _COLUMNS.items()])
     count, flat = 0, measurement_rows(tables)
     # A device or a pipe cannot be asked where it stands, as the format's writer does.
     with open_named_output(path) as stream, tempfile.TemporaryFile() as whole:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from forecast_autotune.surrogates.blend import (
     MovedSurrogate,
     disagreement,
     inclusion_probability,
+    latest_moved,
     mix_forecasts,
 )
 from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
@@ -162,7 +162,12 @@ def advised_forecasts(
     query = replace(query, candidates=CandidateList.of(query.candidates))
     before = base.prior(query)
     try:
-        advised = _advised(base, advice, before.informed, weights)
+        advised = latest_moved(
+            base,
+            AdvisedSurrogate,
+            (id(advice), before.informed, weights),
+            lambda: AdvisedSurrogate(base, advice, before.informed, weights),
+        )
         moved = advised.prior(query)
         followed = advised.answer(query, moved)
     except AdviceError as error:
@@ -176,26 +181,6 @@ def advised_forecasts(
     if share > 1.0 - advised.weights.least:
         return _noted(followed, note)
     return _noted(mix_forecasts(followed, base.answer(query, before), share), note)
-
-
-def _advised(
-    base: AnalyticSurrogate, advice: Advice, informed: bool, weights: AdviceWeights | None
-) -> AdvisedSurrogate:
-    """The surrogate of the latest question if it was about the same advice: a decision asks many."""
-    last = _LATEST.get(base)
-    if (
-        last is not None
-        and last.advice is advice
-        and last.informed is informed
-        and weights in (None, last.weights)
-    ):
-        return last
-    result = AdvisedSurrogate(base, advice, informed, weights)
-    _LATEST[base] = result
-    return result
-
-
-_LATEST: WeakKeyDictionary[AnalyticSurrogate, AdvisedSurrogate] = WeakKeyDictionary()
 
 
 def _noted(forecasts: Forecasts, note: str) -> Forecasts:

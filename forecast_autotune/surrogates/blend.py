@@ -7,8 +7,10 @@ prior mean, and how far they should is a slope of the Gaussian process, which me
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +62,23 @@ class MovedSurrogate(AnalyticSurrogate):
         leaves = plain.leaves if self.trees else None
         mean = self.hyper.expand(bent, least if floor is None else floor)
         return replace(plain, mean=mean, parts=parts, leaves=leaves)
+
+
+Moved = TypeVar("Moved", bound=MovedSurrogate)
+
+
+def latest_moved(
+    base: AnalyticSurrogate, kind: type[Moved], about: tuple[object, ...], make: Callable[[], Moved]
+) -> Moved:
+    """The surrogate of the latest question to `base` if it was made of the same: a decision asks many."""
+    known = _LATEST.get(base)
+    if known is None or type(known[1]) is not kind or known[0] != about:
+        known = _LATEST[base] = about, make()
+    assert isinstance(known[1], kind)
+    return known[1]
+
+
+_LATEST: WeakKeyDictionary[AnalyticSurrogate, tuple[tuple[object, ...], MovedSurrogate]] = WeakKeyDictionary()
 
 
 class BlendedSurrogate(MovedSurrogate):

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from forecast_autotune.features.candidate_list import CandidateList, Codes
 from forecast_autotune.records import is_base_variant
-from forecast_autotune.surrogates.blend import MovedSurrogate
+from forecast_autotune.surrogates.blend import MovedSurrogate, latest_moved
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
@@ -112,28 +111,11 @@ def judged_forecasts(
     before = base.prior(query)
     if not relevant:
         return base.answer(query, before)
-    surrogate = _judged(base, relevant, before.informed, weights)
+    surrogate = latest_moved(
+        base,
+        JudgedSurrogate,
+        (before.informed, relevant, weights),
+        lambda: JudgedSurrogate(base, relevant, before.informed, weights),
+    )
     result = surrogate.answer(query, surrogate.prior(query))
     return replace(result, reason=f"{result.reason}; {len(relevant)} sources judged")
-
-
-def _judged(
-    base: AnalyticSurrogate,
-    judgements: Mapping[str, SourceJudgement],
-    informed: bool,
-    weights: JudgementWeights | None,
-) -> JudgedSurrogate:
-    last = _LATEST.get(base)
-    if (
-        last is not None
-        and last.informed is informed
-        and last.judgements == judgements
-        and weights in (None, last.weights)
-    ):
-        return last
-    result = JudgedSurrogate(base, judgements, informed, weights)
-    _LATEST[base] = result
-    return result
-
-
-_LATEST: WeakKeyDictionary[AnalyticSurrogate, JudgedSurrogate] = WeakKeyDictionary()
