@@ -130,11 +130,8 @@ def facts_of_text(
 
 def encode_facts(text: str, arguments: tuple[Argument, ...], grids: Iterable[Grid]) -> list[Any]:
     """The facts of a text at each of these grids as JSON, for `decode_facts` in another process."""
-    results = []
-    for grid in grids:
-        one = cached_facts(text, arguments, grid)
-        results.append([None if grid is None else list(grid), None if one is None else facts_to_json(one)])
-    return results
+    known = ((grid, cached_facts(text, arguments, grid)) for grid in grids)
+    return [[grid and list(grid), one and facts_to_json(one)] for grid, one in known]
 
 
 def decode_facts(encoded: Iterable[Any]) -> dict[Grid, TtirFacts | None]:

@@ -37,17 +37,17 @@ class ProblemRow:
     """As in `Decision`, or `UNDECIDED`."""
     chosen: str
     median_ms: float | None
-    risk: float | None
-    """P(the regret exceeds `tolerance`) as it was stated; None where nothing was."""
-    tolerance: float
     candidates: int
     measured: int
     """Candidates with an outcome in the store."""
     failed: int
-    spent_s: float
-    saved_s: float
     at: str
-    reasons: tuple[str, ...]
+    risk: float | None = None
+    """P(the regret exceeds `tolerance`) as it was stated; None where nothing was."""
+    tolerance: float = 0.0
+    spent_s: float = 0.0
+    saved_s: float = 0.0
+    reasons: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, problem: Problem, rows: Sequence[Measurement], decision: Decision | None) -> ProblemRow:
@@ -63,18 +63,10 @@ class ProblemRow:
             "failed": len(labels) - len(ran),
         }
         if decision is None:
+            chosen, ms = ("", None) if best is None else (str(best.candidate), best.ms)
+            at = max((m.at for m in rows), default="")
             return cls(
-                **common,
-                evidence=UNDECIDED,
-                chosen="" if best is None else str(best.candidate),
-                median_ms=None if best is None else best.ms,
-                risk=None,
-                tolerance=0.0,
-                candidates=len(labels),
-                spent_s=0.0,
-                saved_s=0.0,
-                at=max((m.at for m in rows), default=""),
-                reasons=(),
+                **common, evidence=UNDECIDED, chosen=chosen, median_ms=ms, candidates=len(labels), at=at
             )
         reasons = tuple(dict.fromkeys((*decision.rounds, decision.reason)))
         if len(reasons) > MOST_REASONS:
@@ -85,12 +77,12 @@ class ProblemRow:
             evidence=str(decision.evidence),
             chosen=str(decision.chosen),
             median_ms=decision.median_ms,
+            candidates=decision.candidates,
+            at=decision.at,
             risk=decision.stated_risk,
             tolerance=decision.tolerance,
-            candidates=decision.candidates,
             spent_s=decision.cost.wall_s,
             saved_s=decision.saved_s,
-            at=decision.at,
             reasons=reasons,
         )
 
