@@ -7,7 +7,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -123,19 +122,36 @@ class CompilingThreads:
     """Compiles every candidate at most once. A compilation that has begun is never given up: threads cannot be."""
 
     def __init__(self, build: Callable[[Candidate], Any], workers: int) -> None:
-        self._build, self._pool = build, ThreadPoolExecutor(max(1, workers), "compile")
+        self._build, self._workers = build, max(1, workers)
         self._changed = threading.Condition()
-        self._futures: dict[Candidate, Future[None]] = {}
+        self._queue: list[Candidate] = []
         self._begun: dict[Candidate, float] = {}
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
         self.done: dict[Candidate, Compiled] = {}
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
         """Compile these next, in this order, in place of whatever has not begun."""
         with self._changed:
-            self._futures = {c: f for c, f in self._futures.items() if not f.cancel()}
-            for candidate in candidates:
-                if candidate not in self._futures:
-                    self._futures[candidate] = self._pool.submit(self._compile, candidate)
+            self._queue = [
+                c for c in dict.fromkeys(candidates) if c not in self.done and c not in self._begun
+            ]
+            self._begin()
+
+    def _begin(self) -> None:
+        for _ in range(min(len(self._queue) - self._idle, self._workers - len(self._threads))):
+            self._threads.append(threading.Thread(target=self._work, name="compile", daemon=True))
+            self._threads[-1].start()
+        self._changed.notify_all()
+
+    def leave_behind(self, candidate: Candidate, error: Exception) -> None:
+        """Count a compilation that hangs as failed by this; another thread takes the place of its own."""
+        with self._changed:
+            if (begin := self._begun.pop(candidate, None)) is not None:
+                self.done[candidate] = Compiled(candidate, None, error, time.perf_counter() - begin)
+                self._workers += 1
+                self._begin()
 
     def running(self) -> Mapping[Candidate, float]:
         """The candidates that compile now, with their seconds so far."""
@@ -146,24 +162,34 @@ class CompilingThreads:
     def wait(self, enough: Callable[[Collection[Candidate]], bool], within_s: float | None = None) -> bool:
         """Wait until `enough(what is not done yet)`, at most so many seconds; whether it is."""
         with self._changed:
-            return self._changed.wait_for(lambda: enough(self._futures.keys() - self.done.keys()), within_s)
+            return self._changed.wait_for(lambda: enough({*self._queue, *self._begun}), within_s)
 
-    def close(self) -> None:
-        """Drop what has not begun, and wait for what has."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _compile(self, candidate: Candidate) -> None:
+    def close(self, within_s: float | None = None) -> None:
+        """Drop what has not begun, and wait for what has, at most so many seconds."""
         with self._changed:
-            begin = self._begun[candidate] = time.perf_counter()
-        result, error = None, None
-        try:
-            result = self._build(candidate)
-        except Exception as raised:
-            error = raised
-        with self._changed:
-            del self._begun[candidate]
-            self.done[candidate] = Compiled(candidate, result, error, time.perf_counter() - begin)
+            self._queue, self._closed = [], True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._begun, within_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                self._idle -= 1
+                if not self._queue:
+                    return
+                candidate = self._queue.pop(0)
+                begin = self._begun[candidate] = time.perf_counter()
+            result, error = None, None
+            try:
+                result = self._build(candidate)
+            except Exception as raised:
+                error = raised
+            with self._changed:
+                if self._begun.pop(candidate, None) is not None:
+                    self.done[candidate] = Compiled(candidate, result, error, time.perf_counter() - begin)
+                    self._changed.notify_all()
 
 
 _TURNS = 3

@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,37 +39,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 """Refusals said one by one, of each file; garbage cannot flood a terminal."""
-
-
-class Refusals:
-    """Counts what is refused, and says the first of each file as `StoreWarning`s."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.files = 0
-        """Files that were refused as a whole."""
-        self._of_file = 0
-
-    def begin_file(self) -> None:
-        """The rows refused from here on are those of another file."""
-        self._of_file = 0
-
-    def refuse_row(self, error: RecordError) -> None:
-        """Count a row, which the others of its file do without."""
-        self.rows += 1
-        self._of_file += 1
-        if self._of_file <= _SHOWN:
-            warnings.warn(f"refused: {error}", StoreWarning, stacklevel=3)
-
-    def refuse_file(self, error: Exception) -> None:
-        """Count a file, which the other files do without."""
-        self.files += 1
-        warnings.warn(f"refused: {error}", StoreWarning, stacklevel=3)
-
-    def summary(self) -> str:
-        """How much was refused, in words; empty for nothing."""
-        counts = [(self.rows, "row"), (self.files, "file")]
-        return " and ".join(count_text(n, noun) for n, noun in counts if n)
 
 
 def _known_formats() -> str:
@@ -139,18 +108,17 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     if options.triton_cache is not None:
         names.append(str(_triton_cache(options.triton_cache)))
     files, passed = _files(names)
-    refused = Refusals()
     variants: list[Variant] = []
     store = open_store(options)
-    taken = _Taken(store.importer(), options.device_name, variants, refused)
+    taken = _Taken(store.importer(), options.device_name, variants)
     for path, form in files:
         try:
             taken.take(path, form)
         except RecordError as error:
             if len(files) == 1:
                 raise
-            refused.refuse_file(error)
-    if not +taken.kinds and not refused.summary():
+            taken.refuse("file", [error])
+    if not +taken.kinds and not taken.refused:
         raise RecordError(next(iter(taken.left_out)))
     for variant in without_checks(variants):
         store.put_variant(variant)
@@ -174,7 +142,8 @@ def import_(options: argparse.Namespace, output: Output) -> int:
     new = f"added {count_text(count.added, noun)} of {of}"
     known = "" if count.distinct == count.added else f"; {count.distinct - count.added} known already"
     output.emit({**data, "store": store.place}, new + known, _dim_text(store.place))
-    if text := refused.summary():
+    if taken.refused:
+        text = " and ".join(count_text(n, noun) for noun, n in sorted(taken.refused.items(), reverse=True))
         raise UsageError(f"{text} refused, as the warnings say; everything else was taken")
     return 0
 
@@ -209,15 +178,15 @@ def _is_compiled(path: Path) -> bool:
 class _Taken:
     """The files that an import took, and what it left out of them."""
 
-    def __init__(
-        self, importer: Importer, device: str | None, variants: list[Variant], refused: Refusals
-    ) -> None:
+    def __init__(self, importer: Importer, device: str | None, variants: list[Variant]) -> None:
         self.importer = importer
         self.kinds: Counter[str] = Counter()
         """Files by format."""
+        self.refused: Counter[str] = Counter()
+        """Rows, which the others of their file do without, and whole files."""
         self.left_out: list[str] = []
         self._device = device_from_name(device) if device else None
-        self._variants, self._refused = variants, refused
+        self._variants = variants
 
     def take(self, path: Path, form: Format) -> None:
         """Read one file into the store. Raises `RecordError` where nothing came of it, or it is damaged."""
@@ -225,7 +194,7 @@ class _Taken:
         variants = len(self._variants)
         reading = Reading(path, self._device, rows.append, self._take_variant, _device_here)
         with rare_collections():
-            taken = self.importer.add(form.read(reading))
+            taken = self.importer.add(form.rows(reading))
         whole = form is choices.FORMAT
         left = [f"{path} {why}" if whole else f"{path}: {n} {why}" for why, n in reading.left_out.items()]
         if not taken and len(self._variants) == variants and not left:
@@ -235,9 +204,13 @@ class _Taken:
             )
         self.left_out += left
         self.kinds[form.name] += bool(taken) or len(self._variants) > variants
-        self._refused.begin_file()
-        for error in rows:
-            self._refused.refuse_row(error)
+        self.refuse("row", rows)
+
+    def refuse(self, noun: str, errors: Sequence[RecordError]) -> None:
+        """Count what is refused of one file, and say the first few."""
+        self.refused += Counter({noun: len(errors)})
+        for error in errors[:_SHOWN]:
+            warnings.warn(f"refused: {error}", StoreWarning, stacklevel=3)
 
     def _take_variant(self, data: dict[str, Any]) -> None:
         if data.get("type") == "variant":
@@ -256,14 +229,9 @@ def clear(options: argparse.Namespace, output: Output) -> int:
     """Remove measurements and decisions, or variants, advice or captured calls instead, after asking."""
     if options.variants + options.advice + options.captures > 1:
         raise UsageError("--variants, --advice and --captures exclude each other: clear one, then the other")
-    if options.captures:
-        return _clear_captures(options, output)
-    if options.variants:
-        return _clear_variants(options, output)
-    if options.advice:
-        if options.device:
-            raise UsageError("advice belongs to no device: leave --device out")
-        return clear_advice(options, output)
+    for name in _KEPT:
+        if getattr(options, name):
+            return clear_kept(name, options, output)
     store = open_named_store(options, to_read=False)
     held = store.counts(options.kernel, options.device)
     if held != StoredCounts() and not options.yes:
@@ -279,49 +247,34 @@ def clear(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _clear_variants(options: argparse.Namespace, output: Output) -> int:
-    if options.device:
-        raise UsageError("variants belong to no device: leave --device out")
+_KEPT = {
+    "variants": ("variants belong to no device", "variant"),
+    "captures": ("captured calls are cleared whatever their device", "captured call"),
+    "advice": ("advice belongs to no device", "kernel source"),
+}
+"""What a store keeps beside its measurements: why no device can be named, and the noun that is counted."""
+
+
+def clear_kept(name: str, options: argparse.Namespace, output: Output) -> int:
+    """Remove the variants, advice or captures of kernels whose name contains `--kernel`, after asking."""
+    why, noun = _KEPT[name]
+    if getattr(options, "device", None):
+        raise UsageError(f"{why}: leave --device out")
     store = open_named_store(options, to_read=False)
-    held = len(store.variants_of(options.kernel))
-    return _clear_kept(options, output, store, "variants", held, store.clear_variants, "variant")
-
-
-def _clear_captures(options: argparse.Namespace, output: Output) -> int:
-    if options.device:
-        raise UsageError("captured calls are cleared whatever their device: leave --device out")
-    store = open_named_store(options, to_read=False)
-    files = store.captures
-    held = sum(1 for _ in files.every()) if files is not None else 0
-    return _clear_kept(options, output, store, "captures", held, store.clear_captures, "captured call")
-
-
-def clear_advice(options: argparse.Namespace, output: Output) -> int:
-    """Remove advice on kernels whose name contains `--kernel`, after asking."""
-    store = open_named_store(options, to_read=False)
-    held = len(store.advice_of(options.kernel))
-    return _clear_kept(
-        options, output, store, "advice", held, store.clear_advice, "kernel source", "advice on "
-    )
-
-
-def _clear_kept(
-    options: argparse.Namespace,
-    output: Output,
-    store: Store,
-    key: str,
-    held: int,
-    clear: Callable[[str | None], int],
-    noun: str,
-    before: str = "",
-) -> int:
-    """Remove what a store keeps beside its measurements, after asking; `key` names the count in the JSON."""
+    calls = [] if store.captures is None else store.captures.every()
+    kept: dict[str, Callable[[str | None], Sized]] = {
+        "variants": store.variants_of,
+        "advice": store.advice_of,
+        "captures": lambda kernel: list(calls),
+    }
+    held = len(kept[name](options.kernel))
+    before = "advice on " if name == "advice" else ""
     what = f"{before}{count_text(held, noun)} from {store.place}"
     if held and not options.yes and not _ask_confirmation(what, output):
         output.remark("nothing removed")
         return 1
-    removed = clear(options.kernel)
-    data = {key: removed, "store": store.place}
+    removed = getattr(store, f"clear_{name}")(options.kernel)
+    data = {name: removed, "store": store.place}
     output.emit(data, f"removed {before}{count_text(removed, noun)}", _dim_text(store.place))
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device
 from forecast_autotune.records.named_lines import Refuse
 from forecast_autotune.records.table import Table, read_rows
@@ -32,13 +31,8 @@ from forecast_autotune.store.formats.protocol import (
 def _read_table(reading: Reading) -> Iterator[Row]:
     """Read a table of ours. Raises `RecordError` for a file that cannot be opened."""
     tables: dict[str, Table] = {}
-    try:
-        for table, measurement in read_rows(
-            reading.path, tables, reading.other, reading.refuse, streamed=True
-        ):
-            yield table.problem, measurement
-    except OSError as error:
-        raise RecordError(f"{reading.path}: unreadable: {error}") from error
+    for table, measurement in read_rows(reading.path, tables, reading.other, reading.refuse, streamed=True):
+        yield table.problem, measurement
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
@@ -85,4 +79,4 @@ def read_file(
     """
     where = device_from_name(device) if isinstance(device, str) else device
     form = form or format_of(path) or TABLE
-    return tables_of(form.read(Reading(path, where, refuse)))
+    return tables_of(form.rows(Reading(path, where, refuse)))

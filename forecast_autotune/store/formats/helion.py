@@ -91,7 +91,7 @@ def _read_log(reading: Reading) -> Iterator[Row]:
                 if str(error).startswith(str(path)):
                     raise  # no row's fault
                 reading.refuse_row(reason(error), f":{number}")
-    except (OSError, csv.Error) as error:
+    except csv.Error as error:
         raise RecordError(f"{path}: unreadable: {error}") from error
     if not _COLUMNS.issubset(columns or ()):
         raise RecordError(f"{path}: no Helion log: it needs columns {sorted(_COLUMNS)}")
@@ -123,29 +123,26 @@ def _read_trace(reading: Reading) -> Iterator[Row]:
     name = path.name.removesuffix(".trace.jsonl")
     described = list(_described(reading, f"{name}.meta.jsonl"))
     runs: dict[str, _Run] = {}
-    try:
-        for number, data in read_lines(path, reading.refuse, streamed=True):
-            event, run = data.get("event"), str(data.get("run_id"))
-            try:
-                if run not in runs and event in _TRIALS:
-                    about = _of_run(described, len(runs), data.get("config_id"))
-                    runs[run] = _Run(_problem(reading, about, str(about.get("run_id") or run), name))
-                if event in _TRIALS:
-                    turns = IN_TURNS if event == "rebenchmark" else ""
-                    row = _measurement(
-                        reading, runs[run].problem, str(data["status"]), _config(data["config"]), data, turns
-                    )
-                    runs[run].rows += [] if row is None else [row]
-                elif event == "selected" and run in runs:
-                    runs[run].choose(Candidate(_config(data["config"])))
-                if run in runs and (event == "run_end" or len(runs[run].rows) >= _HELD):
-                    yield from runs[run].taken()
-            except MALFORMED as error:
-                if str(error).startswith(str(path)):
-                    raise
-                reading.refuse_row(reason(error), f":{number}")
-    except OSError as error:
-        raise RecordError(f"{path}: unreadable: {error}") from error
+    for number, data in read_lines(path, reading.refuse, streamed=True):
+        event, run = data.get("event"), str(data.get("run_id"))
+        try:
+            if run not in runs and event in _TRIALS:
+                about = _of_run(described, len(runs), data.get("config_id"))
+                runs[run] = _Run(_problem(reading, about, str(about.get("run_id") or run), name))
+            if event in _TRIALS:
+                turns = IN_TURNS if event == "rebenchmark" else ""
+                row = _measurement(
+                    reading, runs[run].problem, str(data["status"]), _config(data["config"]), data, turns
+                )
+                runs[run].rows += [] if row is None else [row]
+            elif event == "selected" and run in runs:
+                runs[run].choose(Candidate(_config(data["config"])))
+            if run in runs and (event == "run_end" or len(runs[run].rows) >= _HELD):
+                yield from runs[run].taken()
+        except MALFORMED as error:
+            if str(error).startswith(str(path)):
+                raise
+            reading.refuse_row(reason(error), f":{number}")
     for each in runs.values():
         yield from each.taken()
 

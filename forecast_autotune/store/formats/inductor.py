@@ -199,33 +199,30 @@ def _read_table(reading: Reading) -> Iterator[Row]:
     path = reading.path
     device = _device(reading, reading.device_named(None), "cuda")
     names: list[str] = []
-    try:
-        for number, raw in numbered_lines(path, reading.refuse, streamed=True, end=b"\n"):
-            try:
-                fields = csv_fields(raw.decode("utf-8"))
-                if number == 1:
-                    names = fields
-                    continue
-                if not fields:
-                    continue
-                row = dict(zip(names, fields, strict=False))
-                if not raw.endswith(b"\n") or any(row.get(column) in (None, "") for column in _COLUMNS):
-                    raise RecordError("the line is cut off")
-                kernel = Kernel(row["kernel_name"], "triton")
-                problem = Problem.of(
-                    kernel, (), device, identity=[METRICS_PROTOCOL, Path(row["kernel_path"]).stem]
-                )
-                problem = replace(
-                    problem, extra={IMPORTED_FROM: METRICS_PROTOCOL, "model": row.get("model_name")}
-                )
-                yield (
-                    problem,
-                    _metric_measurement(problem.id, row["triton_config"], _latency(row["latency_ms"])),
-                )
-            except _MALFORMED as error:
-                reading.refuse_row(reason(error), f":{number}")
-    except OSError as error:
-        raise RecordError(f"{path}: unreadable: {error}") from error
+    for number, raw in numbered_lines(path, reading.refuse, streamed=True, end=b"\n"):
+        try:
+            fields = csv_fields(raw.decode("utf-8"))
+            if number == 1:
+                names = fields
+                continue
+            if not fields:
+                continue
+            row = dict(zip(names, fields, strict=False))
+            if not raw.endswith(b"\n") or any(row.get(column) in (None, "") for column in _COLUMNS):
+                raise RecordError("the line is cut off")
+            kernel = Kernel(row["kernel_name"], "triton")
+            problem = Problem.of(
+                kernel, (), device, identity=[METRICS_PROTOCOL, Path(row["kernel_path"]).stem]
+            )
+            problem = replace(
+                problem, extra={IMPORTED_FROM: METRICS_PROTOCOL, "model": row.get("model_name")}
+            )
+            yield (
+                problem,
+                _metric_measurement(problem.id, row["triton_config"], _latency(row["latency_ms"])),
+            )
+        except _MALFORMED as error:
+            reading.refuse_row(reason(error), f":{number}")
 
 
 def _latency(text: str) -> float:

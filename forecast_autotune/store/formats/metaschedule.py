@@ -48,23 +48,20 @@ def _read(reading: Reading) -> Iterator[Row]:
     """
     hashes = _workloads(reading)
     problems: dict[str, Problem] = {}
-    try:
-        for number, raw in numbered_lines(reading.path, reading.refuse, streamed=True):
-            if not raw.strip():
+    for number, raw in numbered_lines(reading.path, reading.refuse, streamed=True):
+        if not raw.strip():
+            continue
+        try:
+            workload, (trace, seconds, target, arguments) = decode_document(raw.decode("utf-8"))
+            if seconds is None:
+                reading.left_out["schedules that were not measured"] += 1
                 continue
-            try:
-                workload, (trace, seconds, target, arguments) = decode_document(raw.decode("utf-8"))
-                if seconds is None:
-                    reading.left_out["schedules that were not measured"] += 1
-                    continue
-                name = digest(workload, target, arguments, trace[0])
-                if name not in problems:
-                    problems[name] = _problem(reading, workload, trace, target, arguments, hashes)
-                yield problems[name], _measurement(problems[name].id, trace, seconds)
-            except MALFORMED as error:
-                reading.refuse_row(reason(error), f":{number}")
-    except OSError as error:
-        raise RecordError(f"{reading.path}: unreadable: {error}") from error
+            name = digest(workload, target, arguments, trace[0])
+            if name not in problems:
+                problems[name] = _problem(reading, workload, trace, target, arguments, hashes)
+            yield problems[name], _measurement(problems[name].id, trace, seconds)
+        except MALFORMED as error:
+            reading.refuse_row(reason(error), f":{number}")
 
 
 def _workloads(reading: Reading) -> list[str]:

@@ -55,8 +55,6 @@ class Reading:
         """The file as one JSON value. Raises `RecordError`, naming the file."""
         try:
             return decode_document(read_document(self.path))
-        except OSError as error:
-            raise RecordError(f"{self.path}: unreadable: {error}") from error
         except RecordError as error:
             raise RecordError(
                 str(error) if str(self.path) in str(error) else f"{self.path}: {error}"
@@ -98,6 +96,13 @@ class Format:
     """How times, failures, device, shapes and dates are held, in words; None for a file without measurements."""
     lost: str
     """Parts that are not in the file, or not taken."""
+
+    def rows(self, reading: Reading) -> Iterator[Row]:
+        """The rows of a file, as `read` gives them. Raises `RecordError`, naming the file, where it cannot be read."""
+        try:
+            yield from self.read(reading)
+        except OSError as error:
+            raise RecordError(f"{reading.path}: unreadable: {error}") from error
 
 
 def head_text(path: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.exchange import clear_advice
+from forecast_autotune.commands.exchange import clear_kept
 from forecast_autotune.commands.output import CommandError, Output, UsageError, output_path, require_packages
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
@@ -49,7 +49,7 @@ def advise(options: argparse.Namespace, output: Output) -> int:
         given = " and ".join(name for name, there in named.items() if there) or "none"
         raise UsageError(f"advise takes one of {', '.join(named)}; given: {given}")
     if options.clear:
-        return clear_advice(options, output)
+        return clear_kept("advice", options, output)
     if options.list:
         return _list(options, output)
     if options.to is not None:
