@@ -67,6 +67,8 @@ class ProgramRecorder:
         atexit.register(self._write, os.getpid())
         for module in {name.partition(":")[0] for name in self._watched} - {"__main__"}:
             self._observe_module(module)
+        if self.plan.compare and self.plan.serve:
+            self._compare_variants()
         self._profiler = _device_profiler()
         self._began = time.perf_counter()
         if self._finder is not None:
@@ -161,6 +163,46 @@ class ProgramRecorder:
             return result
 
         return replacing
+
+    def _compare_variants(self) -> None:
+        with suppress(Exception):  # without Triton nothing is launched
+            from forecast_integrations.triton import engine
+            from forecast_integrations.triton.variants import loading
+
+            compared = self.compared(loading.launch_variant)
+            vars(engine)["launch_variant"] = vars(loading)["launch_variant"] = compared
+
+    def compared(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        """Launch variants of kernels, and at some calls the base behind them; the program gets the base's results."""
+        from forecast_integrations.triton.problem.source import innermost
+
+        def compare(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not config.function.covers(args, kwargs):
+                return launch(tuner, config, args, kwargs)
+            name = innermost(tuner.fn).__name__
+            count = self._replaced[name] = self._replaced.get(name, 0) + 1
+            if count > _COMPARED_CALLS and count % _COMPARED_CALLS:
+                return launch(tuner, config, args, kwargs)
+            tensors = [v for v in (*args, *kwargs.values()) if hasattr(v, "untyped_storage")]
+            try:
+                before, theirs = ([t.clone() for t in tensors] for _ in range(2))
+            except RuntimeError:  # the device has no memory for it
+                return launch(tuner, config, args, kwargs)
+            result = launch(tuner, config, args, dict(kwargs))
+            for kept, tensor in zip(theirs, tensors, strict=True):
+                kept.copy_(tensor)
+            for tensor, kept in zip(tensors, before, strict=True):
+                tensor.copy_(kept)
+            base = config.fallback or tuner.configs[0]
+            given = {**kwargs, **base.all_kwargs()}
+            if base.pre_hook is not None:
+                base.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
+            tuner.fn.run(*args, **given)
+            worst = max(map(_distance, theirs, tensors), default=0.0)
+            self._differences[name] = max(worst, self._differences.get(name, 0.0))
+            return result
+
+        return compare
 
     # --- the end ---
 
@@ -307,6 +349,21 @@ def relative_difference(
         if distance.numel():
             worst = max(worst, min(1e9, float((distance / limit.clamp_min(1e-300)).max())))
     return worst
+
+
+def _distance(new: Any, own: Any) -> float:
+    """How far a kernel's result lies from the original's, as a multiple of what is accepted: both are rounded."""
+    import torch
+
+    if not own.is_floating_point():
+        return 0.0 if torch.equal(new, own) else 1e9
+    limit = 2e-2 if own.element_size() <= 2 else 1e-3
+    a, b = new.double(), own.double()
+    finite = b.isfinite()
+    if not torch.equal(finite, a.isfinite()):
+        return 1e9
+    a, b = a[finite], b[finite]
+    return min(1e9, float((a - b).norm() / b.norm().clamp_min(1e-300)) / limit) if b.numel() else 0.0
 
 
 def _listed(result: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,21 @@ def improve(options: argparse.Namespace, output: Output) -> int:
     require_packages("improve", "torch")
     recorded = None if options.from_run is None else Path(options.from_run)
     words = _words(options, recorded)
-    folder = Path(options.out or _folder_name(words))
+    folder = Path(options.out or _folder_name(words) + ("" if recorded is None else "-again"))
     known = _known(folder, options.resume, words)
     session = ImproveSession(
         tuple(words), _settings(options), folder, (lambda line: None) if options.quiet else output.remark
     )
     if known is not None:
         session.adopt(known)
-    found = known or session.look(recorded)
-    session.save(found)
+    is_new = not folder.exists()
+    try:
+        found = known or session.look(recorded)
+        session.save(found)
+    except BaseException:
+        if is_new:  # it would be in the way of the next one
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     try:
         session.search(found)
         session.prove(found)
@@ -165,6 +172,6 @@ def _report(session: ImproveSession, found: Improvement, options: argparse.Names
 
 
 def _nothing_text(device: str) -> str:
-    if device == "cpu":
-        return "the program calls no function of its own that takes and returns tensors: there is nothing to improve"
-    return "the program launches no kernel on the GPU: there is nothing to improve"
+    missing = "calls no function of its own that takes and returns tensors"
+    missing = missing if device == "cpu" else "launches no kernel on the GPU"
+    return f"the program {missing}, and processes that it starts are not looked into: there is nothing to improve"

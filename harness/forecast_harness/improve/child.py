@@ -24,6 +24,7 @@ from forecast_autotune.records.program import (
 _GRACE_S = 30.0
 """For what a child has under way when it is asked to end."""
 _SHOWN = 300
+_ERROR = "forecast-autotune: error: "
 _SUMMARIES = ("forecast-autotune: captured", "forecast-autotune: no kernel")
 """Lines that `run` writes after the program's last one."""
 
@@ -86,9 +87,16 @@ def record(
     except FileNotFoundError:
         text = ""
     if ended.status and ended.in_time:
-        raise CommandError(f"the program fails, with exit status {ended.status}: {ended.last_line}")
+        how = f"with exit status {ended.status}" if ended.status > 0 else f"by signal {-ended.status}"
+        said = ended.last_line.removeprefix(_ERROR)
+        raise CommandError(f"the program fails, {how}: {said or 'it says nothing'}")
     if not text:
-        raise CommandError(f"the program left no recording: {ended.last_line or 'it was ended from outside'}")
+        why = (
+            "it ends by os._exit, which skips what is to be written then"
+            if ended.in_time
+            else "it was killed"
+        )
+        raise CommandError(f"the program left no recording: {ended.last_line or why}")
     recording = ProgramRecording.from_json(json.loads(text))
     if ended.in_time:
         return recording

@@ -100,15 +100,20 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
         refused[name] = reason
     if not replaced and not served:
         return ProgramProof(refused=refused)
+    names = [*replaced, *served]
     without: list[ProgramRecording] = []
     with_: list[ProgramRecording] = []
     for turn in range(TURNS):
         for which in (False, True) if turn % 2 == 0 else (True, False):
             progress(f"timing the program, {len(without) + len(with_) + 1} of {2 * TURNS} runs")
-            (with_ if which else without).append(
-                _run(request, replaced if which else {}, variants=which and bool(served))
-            )
-    names = [*replaced, *served]
+            try:
+                ran = _run(request, replaced if which else {}, variants=which and bool(served))
+            except CommandError as error:
+                if not which:
+                    raise
+                why = f"the program does not take it: {error}"
+                return ProgramProof(refused={**refused, **dict.fromkeys(names, why)})
+            (with_ if which else without).append(ran)
     before, after = [steps_of(r) for r in without], [steps_of(r) for r in with_]
     step = Gain.of([b.seconds / a.seconds for a, b in zip(before, after, strict=True)])
     peaks = max(r.peak_bytes for r in without), max(r.peak_bytes for r in with_)
@@ -157,9 +162,11 @@ def _compare(request: ProofRequest, replaced: Mapping[str, FunctionReplacement])
     """Why sources do not give the program's results, by name."""
     ran = _run(request, replaced, variants=bool(request.served), compare=True)
     problems = {}
-    for name in replaced:
+    for name in (*replaced, *request.served):
         if not ran.replaced_calls.get(name):
-            problems[name] = "the program makes no call that it was verified for"
+            problems[name] = (
+                "the program makes no call that it was verified for, or its tuner prefers the original"
+            )
         elif (difference := ran.differences.get(name, 0.0)) > 1.0:
             problems[name] = f"a live call's result differs by {difference:.3g} times what rounding explains"
     if request.plan.check:

@@ -7,8 +7,9 @@ the store holds a variant of its source. All other launches go on as before.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -20,8 +21,10 @@ from forecast_autotune.variants.signature import written
 from forecast_integrations.triton.decorator import ForecastAutotuner
 from forecast_integrations.triton.problem.describe import kernel_record
 from forecast_integrations.triton.problem.source import innermost
-from forecast_integrations.triton.protocols import is_descriptor, is_tensor
+from forecast_integrations.triton.protocols import is_tensor
 
+_LEAST_SIZE = 16
+"""Smaller numbers are sizes by chance."""
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
@@ -31,6 +34,7 @@ class _ServedKernel:
     def __init__(self, jit: Any, variants: list[Variant]) -> None:
         self._jit = jit
         names = [written(c.signature) for v in variants for c in v.checks if c.passed]
+        self._constants = {p.name for p in jit.params if p.is_constexpr}
         # Whoever tunes a kernel launches it many times: what it adds up must not be added up in the user's tensors.
         self._restored = sorted({n for listed in names for n in listed or jit.arg_names})
         self._tuners: dict[tuple[Any, ...], ForecastAutotuner] = {}
@@ -39,13 +43,23 @@ class _ServedKernel:
         options = tuple((n, kwargs.pop(n)) for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None)
         names = self._jit.arg_names
         named = {**dict(zip(names, args, strict=False)), **kwargs}
-        plain = tuple(n for n in names if n in named and not (is_tensor(named[n]) or is_descriptor(named[n])))
+        sizes = _sizes(v for v in named.values() if is_tensor(v))
+        plain = tuple(n for n in names if n in named and _tells(named[n], sizes, n in self._constants))
         if (tuner := self._tuners.get((options, plain))) is None:
             restored = [n for n in self._restored if is_tensor(named.get(n))]
             config = triton.Config({}, **dict(options))
             tuner = ForecastAutotuner(self._jit, names, [config], list(plain), None, restored or None)
             self._tuners[options, plain] = tuner
         return tuner.run(*args, **kwargs)
+
+
+def _sizes(tensors: Iterable[Any]) -> set[int]:
+    return {n for t in tensors for n in (*t.shape, *t.stride(), math.prod(t.shape)) if n >= _LEAST_SIZE}
+
+
+def _tells(value: Any, sizes: set[int], constant: bool) -> bool:
+    """Whether a decision depends on an argument: a constant, a flag or a size, as a seed or a count of steps is not."""
+    return constant or value is None or isinstance(value, bool) or (isinstance(value, int) and value in sizes)
 
 
 def _served(jit: Any) -> _ServedKernel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,17 +10,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
-import pytest  # noqa: TC002
+import pytest
+import torch
 
 from forecast_autotune.records import Argument, Config, Device, Kernel
 from forecast_autotune.records.captured_call import CapturedCall
-from forecast_autotune.records.program import ProgramRecording
+from forecast_autotune.records.program import PLAN_FILE, RECORDING_FILE, ProgramRecording, RecordingPlan
 from forecast_harness.improve import session as sessions
 from forecast_harness.improve.child import UserProgram
 from forecast_harness.improve.parts import Part, chosen_parts, parts_of
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings, SearchEnd
 from forecast_harness.improve.steps import steps_of
+from forecast_integrations.program_recording import ProgramRecorder
 
 PROGRAM = UserProgram(("program.py",))
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "improve"
@@ -169,6 +173,24 @@ def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
     assert 5e-7 < parts["mine"].roofline_s < 5e-6
     assert (tmp_path / "kernel-mine.py").read_text() == "import triton\n"
     assert "no module of its own" in parts["whole"].reason
+
+
+@pytest.mark.parametrize(("wrong", "differs"), [(0.0, False), (0.5, True)])
+def test_live_launches_of_a_variant_are_compared_with_the_originals(
+    tmp_path: Path, wrong: float, differs: bool
+) -> None:
+    (tmp_path / PLAN_FILE).write_text(json.dumps(RecordingPlan(compare=True).to_json()))
+    recorder = ProgramRecorder(tmp_path)
+    base = SimpleNamespace(all_kwargs=dict, pre_hook=None)
+    function = SimpleNamespace(covers=lambda args, kwargs: True)
+    own = SimpleNamespace(__name__="add", run=lambda x, out: out.add_(x))
+    tuner = SimpleNamespace(fn=own, configs=[base], arg_names=["x", "out"])
+    launch = recorder.compared(lambda tuner, config, args, kwargs: args[1].add_(args[0] + wrong))
+    x, out = torch.ones(64), torch.ones(64)
+    launch(tuner, SimpleNamespace(function=function, fallback=None), (x, out), {})
+    recorder._write(os.getpid())
+    ran = ProgramRecording.from_json(json.loads((tmp_path / RECORDING_FILE).read_text()))
+    assert (ran.replaced_calls, ran.differences["add"] > 1.0, out[0].item()) == ({"add": 1}, differs, 2.0)
 
 
 def test_a_kernel_of_another_process_is_named(tmp_path: Path) -> None:

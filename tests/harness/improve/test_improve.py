@@ -69,6 +69,8 @@ def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_pa
     [
         ("import torch\nprint(torch.ones(2).sum())\n", "no function of its own"),
         ("raise SystemExit('no data')\n", "the program fails, with exit status 1: no data"),
+        ("import os\nos.kill(os.getpid(), 9)\n", "the program fails, by signal 9: it says nothing"),
+        ("import os\nos._exit(0)\n", "left no recording: it ends by os._exit"),
     ],
 )
 def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: str, said: str) -> None:
@@ -76,6 +78,8 @@ def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: s
     command = [sys.executable, "-m", "forecast_autotune", "improve", "--device", "cpu", "program.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert said in " ".join((done.stdout + done.stderr).split())
+    # What never began is not in the way of the next run.
+    assert (tmp_path / "improve-program").exists() == (done.returncode == 0)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,12 @@ def test_a_verified_variant_is_launched_for_the_calls_that_it_was_verified_for(s
     before = served.launches
     assert plain[(32,)](x, out, n, BLOCK=128, num_warps=1, num_stages=1).metadata.num_warps == 4
     assert served.launches == before + 1
+    # Numbers that are no sizes, as seeds are, decide nothing.
+    plain[(32,)](x, out, 4095, BLOCK=128, num_warps=1, num_stages=1)
+    before = served.launches
+    for number in range(3000, 3005):
+        plain[(32,)](x, out, number, BLOCK=128, num_warps=1, num_stages=1)
+    assert served.launches == before + 5
     for _ in range(2):
         assert wrapped[(32,)](*arguments(), num_warps=1).metadata.num_warps == 4
     assert served.launches > before + 2
