@@ -11,6 +11,7 @@ from pathlib import Path
 from forecast_autotune.commands.output import CommandError
 from forecast_autotune.records.codec import Record
 from forecast_autotune.records.program import CHECK_FILE, FunctionReplacement, ProgramRecording, RecordingPlan
+from forecast_autotune.store import Store
 from forecast_harness.improve.child import UserProgram, record
 from forecast_harness.improve.steps import steps_of
 
@@ -89,6 +90,7 @@ class ProofRequest:
 def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProof:
     """Run the program with and without. Raises `CommandError` where it fails without."""
     replaced, served, refused = dict(request.replaced), list(request.served), {}
+    _serve_only(request.store, served)
     progress("comparing results in the program")
     try:
         problems = _compare(request, replaced)
@@ -98,6 +100,7 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
         replaced.pop(name, None)
         served = [n for n in served if n != name]
         refused[name] = reason
+    _serve_only(request.store, served)
     if not replaced and not served:
         return ProgramProof(refused=refused)
     names = [*replaced, *served]
@@ -143,6 +146,15 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
         refused,
         *peaks,
     )
+
+
+def _serve_only(root: Path, kernels: Sequence[str]) -> None:
+    """Remove the variants of all other kernels from the improvement's store, whose runs are served with all it has."""
+    store = Store(root)
+    kept = [v for v in store.variants() if v.kernel in kernels]
+    store.clear_variants()
+    for variant in kept:
+        store.put_variant(variant)
 
 
 def _run(

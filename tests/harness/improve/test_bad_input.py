@@ -15,12 +15,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from forecast_autotune.commands.output import CommandError
 from forecast_autotune.records import Argument, Config, Device, Kernel
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.records.program import PLAN_FILE, RECORDING_FILE, ProgramRecording, RecordingPlan
+from forecast_autotune.store import Store
+from forecast_autotune.variants import Origin, Provenance, Variant
+from forecast_harness.improve import proof as proofs
 from forecast_harness.improve import session as sessions
 from forecast_harness.improve.child import UserProgram
 from forecast_harness.improve.parts import Part, chosen_parts, parts_of
+from forecast_harness.improve.proof import ProofRequest
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings, SearchEnd
 from forecast_harness.improve.steps import steps_of
 from forecast_integrations.program_recording import ProgramRecorder
@@ -191,6 +196,37 @@ def test_live_launches_of_a_variant_are_compared_with_the_originals(
     recorder._write(os.getpid())
     ran = ProgramRecording.from_json(json.loads((tmp_path / RECORDING_FILE).read_text()))
     assert (ran.replaced_calls, ran.differences["add"] > 1.0, out[0].item()) == ({"add": 1}, differs, 2.0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_refused_is_not_served_while_the_program_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    for name in ("good", "wrong", "unproved"):
+        Store(tmp_path).put_variant(
+            Variant.of(name, f"{name}-base", f"def {name}(): 0", Provenance(Origin.HAND))
+        )
+    timed: list[set[str]] = []
+
+    def ran(program: UserProgram, plan: RecordingPlan, *rest: object, variants: bool, **_: object) -> object:
+        served = {v.kernel for v in Store(tmp_path).variants()}
+        if not plan.compare and variants:
+            timed.append(served)
+            if fails:
+                raise CommandError("it fails")
+        seconds = 1e-3 if variants else 2e-3
+        calls = tuple((0, 1e-2 * i, seconds * (1 + 1e-3 * (len(timed) + i % 2))) for i in range(12))
+        counted = dict.fromkeys(served, 1)
+        return ProgramRecording(
+            None, 1.0, ("good",), calls, differences={"wrong": 9.0}, replaced_calls=counted
+        )
+
+    monkeypatch.setattr(proofs, "record", ran)
+    request = ProofRequest(PROGRAM, RecordingPlan(), {}, ["good", "wrong"], tmp_path, tmp_path, 1.0)
+    proof = proofs.prove(request, lambda line: None)
+    assert set(map(frozenset, timed)) == {frozenset({"good"})}
+    assert "differs by 9" in proof.refused["wrong"]
+    assert ("it fails" in proof.refused.get("good", ""), "good" in proof.parts) == (fails, not fails)
 
 
 def test_a_kernel_of_another_process_is_named(tmp_path: Path) -> None:
