@@ -181,6 +181,17 @@ class NodeResult:
         found = self.facts.get("standing", _FASTER_OUTCOME) == _FASTER_OUTCOME
         return "confirmed" if found and self.log2_ratio + _CONFIDENT_ERRORS * self.sd < 0.0 else "undecided"
 
+    @property
+    def other_calls_text(self) -> str:
+        """The calls that the search never timed and at which it is slower, for a person; empty where it is at none."""
+        ratios = self.facts.get("other_calls", {})
+        each = [f"{n} ({2 ** -ratios[n][0]:.2f} times)" for n in self.facts.get("slower_at", ())]
+        return (
+            f"slower at calls that were not searched, use it at the others alone: {', '.join(each)}"
+            if each
+            else ""
+        )
+
 
 EVIDENCE_TEXTS = {
     "": "not confirmed",

@@ -97,6 +97,7 @@ def provenance_lines(state: SearchState) -> list[str]:
         how = EVIDENCE_TEXTS[state.evidence(node.id)]
         spread = f", standard error {judged.sd * math.log(2):.2%}" if node.id in state.confirmed else ""
         lines.append(f"speed: {2**-state.best_score:.3f} times the first seed, {how}{spread}")
+        lines += [f"calls: {text}" for text in [judged.other_calls_text] if text]
     if judged is not None and judged.config:
         lines.append(f"config: {json.dumps(codec.to_json(judged.config))}")
     if judged is not None and judged.device:
@@ -126,6 +127,9 @@ def summary(state: SearchState) -> dict[str, Any]:
         "confirmed": state.evidence(state.best) == "confirmed",
         "evidence": EVIDENCE_TEXTS[state.evidence(state.best)],
         "percent_saved": saved,
+        "slower_at": list(state.confirmed[state.best].facts.get("slower_at", ()))
+        if state.best in state.confirmed
+        else [],
         "batches": max(state.batches, default=0),
         "nodes": len(state.nodes),
         "refused": len(state.duplicates),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
 from forecast_harness.sandbox.api import SandboxError, SandboxJob
-from forecast_harness.targets.packs.schema import Pack, Solution
+from forecast_harness.targets.packs.schema import Language, Pack, Solution
 from forecast_harness.targets.search_target import pack_of, solution_of
 from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, SolutionBench, SolutionContest
 from forecast_harness.trials.configs.source_configs import (
@@ -36,6 +38,9 @@ _FIRST_CASES = 6
 _CLEAR_ERRORS = 2.0
 """Standard errors by which a source has to be ahead to count so: else busy machines had one lucky rival after another
 verified in full."""
+_MOST_OTHER_CALLS, _TOLERANCE = 4, math.log2(1.02)
+_OTHER_RULES = replace(QUICK_RULES, most=16, hopeless=100.0, seconds=2.0, wall=6.0)
+"""Of workloads that a search does not time: how many are tried, by how much a source may be slower there, how long."""
 
 
 def first_plan(plan: VerificationPlan) -> VerificationPlan:
@@ -153,9 +158,33 @@ class PackJudge(SandboxJudge):
             job = NodeJob("", node, seed, {}, self._target, 0, 1, confirm=True)
             trial = self._trial(job, self._thorough, lanes.verifying, fixed=[config])
             trial.verification, trial.device_seconds = entry.verdict, time.perf_counter() - began
-            return self._bench_verdict(trial, entry)
+            result = self._bench_verdict(trial, entry)
+            if result.evidence != "confirmed" or node.id == seed.id or limit.must_end(1):
+                return result
+            job = replace(job, against_config=confirm.configs.get(seed.id, {}))
+            return replace(result, facts={**result.facts, **self._other_calls(trial, job, config)})
 
         return confirmed
+
+    def _other_calls(self, trial: SandboxTrial, job: NodeJob, config: SourceConfig) -> dict[str, Any]:
+        """A source that won beside the seed at workloads that no search times: `other_calls`, log2 ratios and errors.
+
+        `slower_at` names those at which it is slower by more than the tolerance. Raises `Refusal` for a wrong one.
+        """
+        timed = {w.name for w in self._pack.timed_workloads(self._plan.device, Language(job.node.language))}
+        others = [w for w in self._pack.workloads if w.name not in timed and not w.large][:_MOST_OTHER_CALLS]
+        ratios: dict[str, tuple[float, float]] = {}
+        for work in others:
+            pack = self._pack.with_(workloads=(replace(work, host=False),))
+            with suppress(LaneFailure):  # a machine that is too busy to tell says nothing
+                value = self._run_race(
+                    self._race_job(job, [config], _OTHER_RULES, pack), trial.lanes[0], self._limits
+                )
+                if caught := [r for listed in value["caught"].values() for r in reasons_from_json(listed)]:
+                    raise self._refusal(trial, caught)
+                ratios[work.name] = log2_ratio(value["differences"])
+        slower = [n for n, (ratio, error) in ratios.items() if ratio - _CLEAR_ERRORS * error > _TOLERANCE]
+        return {"other_calls": ratios, "slower_at": slower} if ratios else {}
 
     def _bench_verdict(self, trial: SandboxTrial, entry: BenchResult) -> NodeResult:
         """One solution's standing in a bench. Raises `Refusal`."""
@@ -213,7 +242,9 @@ class PackJudge(SandboxJudge):
         trial.device_seconds += verdict.seconds
         return verdict
 
-    def _race_job(self, job: NodeJob, configs: Sequence[SourceConfig], rules: RaceRules) -> SandboxJob:
+    def _race_job(
+        self, job: NodeJob, configs: Sequence[SourceConfig], rules: RaceRules, pack: Pack | None = None
+    ) -> SandboxJob:
         contestants: list[dict[str, str]] = []
         files: dict[str, str] = {}
         against = self._solution(job.against, job.against_config)
@@ -222,7 +253,7 @@ class PackJudge(SandboxJudge):
             files[file] = one.source
             contestants.append({"file": file, "entry": one.entry, "language": str(one.language)})
         payload = {
-            "pack": self._pack.to_json(),
+            "pack": (pack or self._pack).to_json(),
             "plan": self._plan.to_json(),
             "rules": rules.to_json(),
             "against": contestants[0],

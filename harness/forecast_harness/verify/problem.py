@@ -211,8 +211,8 @@ class NativeProblem:
         self.deterministic = pack.definition.deterministic
         self._row_scales: dict[tuple[Any, ...], list[float]] = {}
         """By regime and sizes: see `ExpectedOutput.row_scale`."""
-        self._turns: dict[str, list[int]] = {}
-        """How each hidden axis is drawn next: its least size, its largest, beside a power of two, or any."""
+        self._runs: list[int] = []
+        """Rows of an orthogonal array: of four hidden draws, every pair of axes has each small beside each large."""
         self._static: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         module = load_module(pack.reference, folder, "pack_reference")
         result = getattr(module, "reference", None)
@@ -223,6 +223,10 @@ class NativeProblem:
 
     def _axes(self, axes: Mapping[str, Any] | None, generator: torch.Generator) -> dict[str, int]:
         results = {}
+        if axes is None:
+            self._runs = self._runs or [int(n) for n in torch.randperm(4, generator=generator)]
+            run = self._runs.pop()
+            halves = itertools.cycle((run & 1, run >> 1, (run & 1) ^ (run >> 1)))
         for name, axis in self._definition.axes.items():
             if axis.value is not None:
                 results[name] = axis.value
@@ -230,16 +234,7 @@ class NativeProblem:
                 results[name] = int(axes[name])
             else:
                 low, high = -(-axis.low // axis.multiple), axis.high // axis.multiple
-                turns = self._turns.setdefault(name, [])
-                if not turns:
-                    turns += [int(n) for n in torch.randperm(4, generator=generator)]
-                drawn = int(torch.randint(low, high + 1, (), generator=generator))
-                if (turn := turns.pop()) < 2:
-                    drawn = (low, high)[turn]
-                elif turn == 2:  # a tile, or one element less or more
-                    power = 1 << max(0, drawn.bit_length() - drawn % 2)
-                    drawn = min(high, max(low, power + drawn % 3 - 1))
-                results[name] = drawn * axis.multiple
+                results[name] = _draw_size(low, high, next(halves), generator) * axis.multiple
         return results
 
     def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
@@ -412,6 +407,18 @@ class NativeProblem:
             return all(surely_right(got, one) for got, one in zip(outputs, held[1], strict=True))
 
         return check
+
+
+def _draw_size(low: int, high: int, half: int, generator: torch.Generator) -> int:
+    """A size of the lower (0) or upper (1) half: mostly the last one, or beside a power of two, or any."""
+    middle = (low + high + half) // 2
+    least, most = (middle, high) if half else (low, middle)
+    drawn, kind = (int(torch.randint(n, m, (), generator=generator)) for n, m in ((least, most + 1), (0, 6)))
+    if kind < 4:
+        return high if half else low
+    if kind == 4:
+        drawn = min(most, max(least, (1 << drawn.bit_length()) + drawn % 3 - 1))
+    return drawn
 
 
 def _scaled_floor(floor: float, inputs: Iterable[Any]) -> float:

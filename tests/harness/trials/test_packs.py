@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from forecast_harness.records import (
     VerificationJob,
 )
 from forecast_harness.sandbox.api import ResourceLimits
-from forecast_harness.targets.search_target import open_target
+from forecast_harness.targets.search_target import open_target, pack_of
 from forecast_harness.trials import packs as pack_judge
 from forecast_harness.trials.configs.source_configs import configs_of
 from forecast_harness.trials.devices import device_slug
@@ -261,6 +262,23 @@ def test_finalists_are_confirmed_beside_the_seed_in_a_fresh_lane(judge: NodeJudg
     assert result["fast"].facts["standing"] == "faster"
     assert result["tunable"].config == {"TIMES": 16}
     assert {j.stage for j in result.values()} == {"confirm"}
+
+
+@pytest.mark.slow
+def test_a_win_that_does_not_hold_at_calls_that_were_not_timed_is_named(tmp_path: Path) -> None:
+    """The search timed wide rows alone; the winner is slower at short ones."""
+    pack = pack_of(TARGET)
+    wide = replace(pack.workloads[0], name="wide", axes={"M": 33, "N": 130}, host=True)
+    target = replace(TARGET, payload={"pack": pack.with_(workloads=(*pack.workloads, wide)).to_json()})
+    turning = OFTEN.replace("400", "2000 if x.shape[0] == 16 else 1")
+    with contextlib.closing(open_judge(target, device="cpu", folder=tmp_path)) as opened:
+        assert isinstance(opened, PackJudge)
+        asked = NodeJob("job", node("turning", turning), SEED, {}, target, 0, 1)
+        trial = opened._trial(asked, opened._rules, [opened._lane])
+        facts = opened._other_calls(trial, asked, {})
+    assert facts["slower_at"] == ["small"], facts
+    result = NodeResult(Outcome.OK, log2_ratio=-1.0, sd=0.1, facts=facts)
+    assert re.search(r"not searched.*small", result.other_calls_text)
 
 
 def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: NodeJudge) -> None:

@@ -599,8 +599,8 @@ def _best_text(story: SearchReport) -> str:
     note = escape_invisible(story.entries[final.node].node.provenance.note)
     sure, results = EVIDENCE_TEXTS[final.evidence], {**story.state.judged, **story.state.confirmed}
     own, base = (dict(results[n].facts.get("peak_bytes") or {}) for n in (final.node, story.root))
-    rise = memory_rise(own, base)
+    told = [text for text in (memory_rise(own, base), results[final.node].other_calls_text, note) if text]
     return (
         f"{factor_text(-final.score)} over the seed, 95 % interval {interval_text(final.score, final.sd)}, "
-        f"{sure}{f'; {rise}' if rise else ''}{f': {note}' if note else ''}"
+        f"{'; '.join([sure, *told])}"
     )
