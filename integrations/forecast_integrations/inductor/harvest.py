@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Measurement, Outcome, Problem
@@ -26,12 +25,8 @@ _MAX_MESSAGE_CHARS = 2000
 """Characters kept of a failure's message."""
 
 
-@dataclass
-class PendingTimings:
-    """Results of Inductor's benchmark in one round that no saver has taken yet, by choice."""
-
-    times: dict[ChoiceCaller, float] = field(default_factory=dict)
-    """Milliseconds; inf for a failure."""
+PendingTimings: TypeAlias = "dict[ChoiceCaller, float]"
+"""Milliseconds (inf for a failure) by choice that Inductor's benchmark gave in one round and no saver has taken yet."""
 
 
 def note_error(choice: ChoiceCaller, error: BaseException) -> None:
@@ -113,13 +108,13 @@ def save_timings(
     fresh: list[Measurement] = []
     replayed: list[Measurement] = []
     for choice, ms in timings.items():
-        measured = all_measured or _as_taken(pending.times.get(choice), ms)
-        if search is not None and choice in pending.times and not measured:
+        measured = all_measured or _as_taken(pending.get(choice), ms)
+        if search is not None and choice in pending and not measured:
             search.altered = True
         measured = measured and not (search is not None and search.disturbed)
         m = make_measurement(problem, choice, ms, compile_s.get(choice))
         (fresh if measured else replayed).append(m)
-        pending.times.pop(choice, None)
+        pending.pop(choice, None)
     if search is not None:
         search.compile_s += sum(compile_s.get(choice, 0.0) for choice in choices)
         search.compiled.update(m.candidate for m in fresh)
@@ -147,7 +142,7 @@ def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequ
             guess = failure_outcome(str(getattr(choice, _ERROR_ATTRIBUTE, "")))
             outcome = Outcome.COMPILE_ERROR if guess is Outcome.RUNTIME_ERROR else guess
             rows.append(make_measurement(search.timed_problem, choice, math.inf, None, outcome))
-        elif math.isinf(pending.times.pop(choice, 0.0)):
+        elif math.isinf(pending.pop(choice, 0.0)):
             rows.append(make_measurement(search.timed_problem, choice, math.inf))
     rows = [m for m in rows if m.candidate not in search.tried]
     search.add_measurements(rows)

@@ -270,7 +270,7 @@ class TuningSession:
             self.snapshot.add(problem, m)
         if rows:
             self.snapshot.store.sync()
-            self.tally.stored(len(rows))
+            self.tally.count(timings=len(rows))
 
     @property
     def prunes(self) -> bool:

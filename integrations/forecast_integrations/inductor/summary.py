@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from forecast_autotune.records import Decision
 from forecast_autotune.report.summary import ModelTally, summary_line
@@ -38,58 +38,34 @@ class TorchCompileSummary:
 
     def add_decision(self, label: str, decision: Decision, say: bool) -> None:
         """Count a decision, tell the listeners, and print its line if wanted."""
+        self.count(
+            operations=1,
+            considered=decision.candidates,
+            compiled=decision.measured,
+            trusted=decision.trusted + decision.refused,
+            known=int(not decision.measured),
+            saved_s=decision.saved_s,
+        )
         with self._mutex:
-            self.operations += 1
-            self.considered += decision.candidates
-            self.compiled += decision.measured
-            self.trusted += decision.trusted + decision.refused
-            self.known += not decision.measured
-            self.saved_s += decision.saved_s
             self.llm.add(decision.llm)
         for listener in list(LISTENERS):
             listener(label, decision)
         if say:
             print(summary_line(label, decision), file=sys.stderr)
 
-    def add_graph(self) -> None:
-        """Count a graph."""
+    def count(self, **more: float) -> None:
+        """Add to these sums."""
         with self._mutex:
-            self.graphs += 1
-
-    def add_saved(self, seconds: float) -> None:
-        """Count seconds that were saved besides those of decisions."""
-        with self._mutex:
-            self.saved_s += seconds
-
-    def add_later(self, seconds: float) -> None:
-        """Count seconds of a launch that went to timing configs of generated kernels."""
-        with self._mutex:
-            self.later_s += seconds
-
-    def stored(self, count: int) -> None:
-        """Count measurements that went into the store."""
-        with self._mutex:
-            self.timings += count
+            for name, number in more.items():
+                setattr(self, name, getattr(self, name) + number)
 
     @classmethod
     def total(cls, tallies: Iterable[TorchCompileSummary]) -> TorchCompileSummary:
         """The sum of several."""
         total = cls()
         for tally in tallies:
-            for name in (
-                *(
-                    "graphs",
-                    "operations",
-                    "considered",
-                    "compiled",
-                    "trusted",
-                    "known",
-                    "saved_s",
-                    "later_s",
-                    "timings",
-                ),
-            ):
-                setattr(total, name, getattr(total, name) + getattr(tally, name))
+            sums = {f.name: getattr(tally, f.name) for f in fields(cls)}
+            total.count(**{name: n for name, n in sums.items() if isinstance(n, int | float)})
             total.llm.merge(tally.llm)
         return total
 

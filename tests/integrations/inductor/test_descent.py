@@ -413,5 +413,5 @@ def test_launches_without_a_share_left_time_nothing_and_the_summary_tells_of_it(
     assert kernel.timed == []
     session = program.context.session
     assert session is not None
-    session.tally.add_later(0.3)
+    session.tally.count(later_s=0.3)
     assert "0.3 s of later launches, at most 10 % of any second" in session.tally.line()

@@ -165,7 +165,7 @@ def test_failures_are_named(message: str, outcome: Outcome) -> None:
 
 def test_a_service_without_a_choice_says_so() -> None:
     tally = TorchCompileSummary()
-    tally.add_graph()
+    tally.count(graphs=1)
     assert "nothing to choose in 1 graphs" in TorchCompileSummary.total([tally]).line()
 
 
@@ -416,19 +416,19 @@ def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_times() 
     context, found = HookContext(serving()), []
 
     def inner(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        context.thread.pending.times["theirs"] = 1.0
+        context.thread.pending["theirs"] = 1.0
         return {}
 
     def outer(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        context.thread.pending.times["mine"] = 2.0
+        context.thread.pending["mine"] = 2.0
         selection._autotuning(inner, context)(self, "mm", [], None, None, "key", [], None)
-        found.append(dict(context.thread.pending.times))
+        found.append(dict(context.thread.pending))
         return {}
 
     cache = SimpleNamespace(feedback_saver_fns=[])
     selection._autotuning(outer, context)(cache, "mm", [], None, None, "key", [], None)
     assert found == [{"mine": 2.0}]
-    assert context.thread.pending.times == {}
+    assert context.thread.pending == {}
 
 
 @pytest.mark.slow
@@ -523,7 +523,7 @@ def test_times_are_pending_unless_they_are_of_other_sizes_or_of_nobodys_service(
     if closed:
         context.close()
     assert wrapped(None, ["choice"]) == {"choice": 1.0}
-    assert len(context.thread.pending.times) == kept
+    assert len(context.thread.pending) == kept
 
 
 def test_leaving_a_service_that_was_disabled_inside_leaves_it_disabled() -> None:

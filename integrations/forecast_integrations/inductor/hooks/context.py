@@ -33,7 +33,7 @@ class ThreadState(threading.local):
         """The selections it is in, innermost last: a choice may be a graph with its own operations."""
         self.widened = False
         """Templates are being listed from a larger space than the user's."""
-        self.pending = PendingTimings()
+        self.pending: PendingTimings = {}
         """Results of its current round's benchmarks that no saver has taken yet."""
         self.under_way: list[OperationSearch] = []
         """Operations whose rounds have begun and not ended, innermost last: one waits, others are tuned."""

@@ -174,7 +174,7 @@ def _next_launcher(
         if not descent.patient:
             seconds, timed = time.perf_counter() - begin, descent.timed - before
             share.take(seconds, timed + bool(timed))
-            session.tally.add_later(seconds)
+            session.tally.count(later_s=seconds)
         descent.lock.release()
     return descent.launcher
 
@@ -238,7 +238,7 @@ def _end(session: TuningSession, kernel: CachingAutotuner, descent: Descent) -> 
     config: Any = descent.launcher.config
     config.found_by_coordesc = True
     delattr(kernel, _DESCENT)
-    session.tally.add_saved(descent.saved_s)
+    session.tally.count(saved_s=descent.saved_s)
     try:
         if kernel.save_cache_hook:
             kernel.save_cache_hook(config, kernel.autotune_time_taken_ns, found_by_coordesc=True)

@@ -14,7 +14,7 @@ from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import choice_timing, harvest, pruning, rounds
 from forecast_integrations.inductor.choice_timing import ChoiceTimings
 from forecast_integrations.inductor.choices.records import candidate_of
-from forecast_integrations.inductor.harvest import PendingTimings, make_measurement
+from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall, TimeExterns, UnplannedSpaceError
@@ -223,7 +223,7 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
             with _timings_paused(context):
                 return original(self, *before, choices, precompile_fn, *args, **kwargs)
         # A choice may be a graph, whose operations are tuned in the middle of the outer one's round.
-        outer, pending = thread.pending, PendingTimings()
+        outer, pending = thread.pending, dict[Any, float]()
         thread.pending = pending
 
         def measure(some: list[ChoiceCaller], prepared: Callable[[], object]) -> ChoiceTimings:
@@ -279,7 +279,7 @@ def _benchmark(original: AnyFunction, context: HookContext) -> AnyFunction:
         timings: ChoiceTimings = original(self, choices, *args, **kwargs)
         context.note_busy()
         if context.session is not None and not context.thread.paused:
-            context.thread.pending.times.update(timings)
+            context.thread.pending.update(timings)
             if (search := pruning.search_of(choices)) is not None:
                 search.seconds.add_benchmark(time.perf_counter() - begin, len(choices))
         return timings
@@ -360,7 +360,7 @@ def _hash_details(original: AnyFunction, context: HookContext) -> AnyFunction:
         session = context.session
         if session is None:
             return
-        session.tally.add_graph()
+        session.tally.count(graphs=1)
         try:
             identity = context.key_parts()[1]
         except Exception as error:
@@ -441,7 +441,7 @@ def _timed(
     )
     context.wake_device()
     thread = context.thread
-    outer, thread.pending = thread.pending, PendingTimings()
+    outer, thread.pending = thread.pending, {}
     thread.under_way.append(search)  # whose clock it is
     try:
         timings = benchmark(choices)

@@ -467,7 +467,7 @@ def save_user_timings(
         )
         count += 1
     expected.store.sync()
-    session.tally.stored(count)
+    session.tally.count(timings=count)
 
 
 def _config_key(config: LaunchConfig) -> tuple[object, ...]:
