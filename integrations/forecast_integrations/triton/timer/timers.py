@@ -9,7 +9,7 @@ Launches below 30 us are recorded as device graphs behind pauses (protocol `grap
 the L2 is flushed before each replay, and the time is that of the replay less its pause. A recording that fails may
 leave the user's process with a random generator that believes to be recorded. So possible causes are checked before,
 and after the first failure of a kernel nothing is recorded in this process any more. Calls that only their owner knows
-(`record_call`) cannot be checked: the effects of such a failure are undone.
+(`CallTimer`) cannot be checked: the effects of such a failure are undone.
 
 While kernels compile a device idles, and its clock falls: an H200's from 1980 to 345 MHz. The first candidate then
 looks slower than it is, so that a device is kept busy until its clock is up.
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from forecast_autotune.records import Candidate, Config
@@ -137,6 +137,8 @@ class ShortLaunchRecorder:
 
     def __init__(self, interface: Any, flush: Callable[[], object]) -> None:
         self._recorder, self._interface = GraphRecorder(interface), interface
+        self.stream: Any = self._recorder.stream
+        """Everything is recorded on it."""
 
         def timed_replay(graph: RecordedGraph) -> tuple[DeviceEvent, DeviceEvent]:
             start, end = (interface.Event(enable_timing=True) for _ in range(2))
@@ -149,11 +151,6 @@ class ShortLaunchRecorder:
         self._pause_cost_s = self._recorder.pause_cost(
             timed_replay, interface.synchronize, _CALIBRATION_ROUNDS
         )
-
-    @property
-    def stream(self) -> Any:
-        """Return the stream that everything is recorded on."""
-        return self._recorder.stream
 
     def record(self, launch: Callable[[], object], *, pool: Any = None) -> list[TimedLaunch]:
         """The launch behind every pause of `pause_lengths`; each was replayed once, so that the device holds it."""
@@ -200,78 +197,6 @@ class ShortLaunchRecorder:
 _RECORDERS: WeakKeyDictionary[Any, dict[int, ShortLaunchRecorder | None]] = WeakKeyDictionary()
 """By driver and device of this process; None for one that cannot record, or once failed to."""
 _NEEDED = ("CUDAGraph", "Stream", "stream", "current_stream", "graph_pool_handle", "_sleep")
-
-
-def _recorder_of(driver: Any, flush: Callable[[], object]) -> ShortLaunchRecorder | None:
-    """The active device's recorder; made where it is asked for first."""
-    recorders, device = _RECORDERS.setdefault(driver, {}), int(driver.get_current_device())
-    if device not in recorders:
-        recorders[device] = None
-        interface = driver.get_device_interface()
-        # Elsewhere a pause has other cycles.
-        if driver.get_current_target().backend == "cuda" and all(hasattr(interface, n) for n in _NEEDED):
-            with suppress(RuntimeError):
-                recorders[device] = ShortLaunchRecorder(interface, flush)
-    return recorders[device]
-
-
-def prepare_recording(flush: Callable[[], object]) -> None:
-    """Make ready to record on the active device, which takes some 50 ms, once a process."""
-    from triton.runtime.driver import driver
-
-    _recorder_of(driver.active, flush)
-
-
-def recording_stream(flush: Callable[[], object]) -> Any:
-    """The stream that calls are recorded on, on the active device; None where nothing can be recorded."""
-    from triton.runtime.driver import driver
-
-    recorder = _recorder_of(driver.active, flush)
-    return None if recorder is None else recorder.stream
-
-
-def record_call(call: Callable[[], object], flush: Callable[[], object]) -> list[TimedLaunch] | None:
-    """Launches of any call that has run before, recorded behind pauses; None where they cannot be.
-
-    Launches on streams other than the current one are not recorded.
-    """
-    from triton.runtime.driver import driver
-
-    active = driver.active
-    recorder = _recorder_of(active, flush)
-    if recorder is None:
-        return None
-    try:
-        return recorder.record_allocating(call)
-    except RuntimeError:
-        _RECORDERS[active][int(active.get_current_device())] = None
-        return None
-
-
-def record_launches(
-    call: KernelCall, candidate: Candidate, flush: Callable[[], object]
-) -> list[TimedLaunch] | None:
-    """Launches of a candidate that has run before, recorded behind pauses; None where they cannot be.
-
-    Not recorded is what does more at a launch than to launch: hooks of the user's or of a profiler, memory taken
-    for the kernel, variants with code of their own on the host, kernels that are interpreted. Arguments that the
-    tuner itself clears or restores are cleared and restored around replays, too.
-    """
-    from triton.runtime.driver import driver
-
-    active = driver.active
-    if not _may_be_recorded(call, candidate) or (recorder := _recorder_of(active, flush)) is None:
-        return None
-    full = call.run_before_hooks(candidate)
-    try:
-        launch = _bare_launch(call, candidate)
-        return None if launch is None else recorder.record(launch)
-    except Exception:
-        # Whatever it was: launches that are not recorded need none of this.
-        _RECORDERS[active][int(active.get_current_device())] = None
-        return None
-    finally:
-        call.run_after_hook(full)
 
 
 def _may_be_recorded(call: KernelCall, candidate: Candidate) -> bool:
@@ -372,27 +297,30 @@ def l2_flush(active: Any) -> Callable[[], object]:
     return reading_flush(torch, cache) if is_tensor(cache) else partial(active.clear_cache, cache)
 
 
-class LaunchableCall(Protocol):
-    """Launches by candidate, and the hooks around them: none, unless a subclass has some."""
+class PlainCalls:
+    """Functions that launch, by candidate, with no hooks around them; as much of a `KernelCall` as timing needs."""
 
-    def has_hooks(self, candidate: Candidate, /) -> bool:
-        """Whether anything has to run before or after a timed launch."""
+    def __init__(self, functions: dict[Candidate, Callable[[], object]]) -> None:
+        self.functions = functions
+
+    def has_hooks(self, candidate: Candidate) -> bool:
+        """Nothing has to run before or after a timed launch."""
         return False
 
-    def run_before_hooks(self, candidate: Candidate, /) -> dict[str, object]:
-        """Run what precedes a launch; returns what the hooks after it want."""
+    def run_before_hooks(self, candidate: Candidate) -> dict[str, object]:
+        """Nothing precedes a launch."""
         return {}
 
-    def launcher(self, candidate: Candidate, /) -> Callable[[], object]:
-        """A function that launches once, without hooks."""
+    def launcher(self, candidate: Candidate) -> Callable[[], object]:
+        """A function that launches once."""
+        return self.functions[candidate]
 
-    def launch_once(self, candidate: Candidate, /) -> None:
-        """Launch once, with the hooks around it."""
-        self.launcher(candidate)()
+    def launch_once(self, candidate: Candidate) -> None:
+        """Launch once."""
+        self.functions[candidate]()
 
-    def run_after_hook(self, full: dict[str, object], /) -> None:
-        """Run what follows a launch."""
-        return
+    def run_after_hook(self, full: dict[str, object]) -> None:
+        """Nothing follows a launch."""
 
 
 class LaunchTimer:
@@ -400,11 +328,12 @@ class LaunchTimer:
 
     compare_ms = _COMPARE_MS
 
-    def __init__(self, call: LaunchableCall, *, warm: bool = False) -> None:
+    def __init__(self, call: KernelCall | PlainCalls, *, warm: bool = False) -> None:
         """`warm`: launches find their data in the L2, as far as it holds them."""
         from triton.runtime.driver import driver
 
-        self._call = call
+        self._call: Any = call
+        self._driver = driver.active
         self._interface = driver.active.get_device_interface()
         self._flush, cache_state = self._flusher(driver)
         self._warm, cache_state = warm, "l2warm" if warm else cache_state
@@ -590,8 +519,24 @@ class LaunchTimer:
         return ways
 
     def _record_ways(self, candidate: Candidate) -> list[TimedLaunch] | None:
-        """Launches behind pauses, as `record_launches` makes them; None where a candidate cannot be recorded."""
+        """Launches of a candidate that has run before, behind pauses; None where it cannot be recorded."""
         return None
+
+    def _recorder(self) -> ShortLaunchRecorder | None:
+        """The device's recorder, made in some 50 ms where it is asked for first; None where nothing can be recorded."""
+        recorders = _RECORDERS.setdefault(self._driver, {})
+        if self._device not in recorders:
+            recorders[self._device] = None
+            # Elsewhere a pause has other cycles.
+            is_cuda = self._driver.get_current_target().backend == "cuda"
+            if is_cuda and all(hasattr(self._interface, n) for n in _NEEDED):
+                with suppress(RuntimeError):
+                    recorders[self._device] = ShortLaunchRecorder(self._interface, self._flush)
+        return recorders[self._device]
+
+    def _record_no_more(self) -> None:
+        """Nothing is recorded on the device in this process any more."""
+        _RECORDERS[self._driver][self._device] = None
 
     def _plain(self, candidate: Candidate) -> TimedLaunch:
         return TimedLaunch(self._call.launcher(candidate))
@@ -668,18 +613,31 @@ class LaunchTimer:
 class EventTimer(LaunchTimer):
     """Times the candidates of one call of a tuned kernel."""
 
-    def __init__(self, call: KernelCall, *, warm: bool = False) -> None:
-        super().__init__(call, warm=warm)
-        self._call: KernelCall = call
-
     def stay_awake(self) -> None:
         """As any timer does; and make ready for short launches, before one is waited for."""
         super().stay_awake()
         with suppress(RuntimeError):
-            prepare_recording(self._flush)
+            self._recorder()
 
     def _record_ways(self, candidate: Candidate) -> list[TimedLaunch] | None:
-        return record_launches(self._call, candidate, self._flush)
+        """Not recorded is what does more at a launch than to launch: hooks of the user's or of a profiler, memory taken
+        for the kernel, variants with code of their own on the host, kernels that are interpreted.
+
+        Arguments that the tuner itself clears or restores are cleared and restored around replays, too.
+        """
+        call: KernelCall = self._call
+        if not _may_be_recorded(call, candidate) or (recorder := self._recorder()) is None:
+            return None
+        full = call.run_before_hooks(candidate)
+        try:
+            launch = _bare_launch(call, candidate)
+            return None if launch is None else recorder.record(launch)
+        except Exception:
+            # Whatever it was: launches that are not recorded need none of this.
+            self._record_no_more()
+            return None
+        finally:
+            call.run_after_hook(full)
 
 
 def _round_ms(
@@ -716,16 +674,6 @@ class CallTime:
     """False if it was to be recorded as a graph and could not be."""
 
 
-class _Calls(LaunchableCall):
-    """Functions that launch, without hooks."""
-
-    def __init__(self) -> None:
-        self.functions: dict[Candidate, Callable[[], object]] = {}
-
-    def launcher(self, candidate: Candidate, /) -> Callable[[], object]:
-        return self.functions[candidate]
-
-
 class CallTimer(LaunchTimer):
     """Times one call after another. They have run before, and the device is awake.
 
@@ -734,10 +682,11 @@ class CallTimer(LaunchTimer):
     """
 
     def __init__(self) -> None:
-        self._one = _Calls()
+        self._one = PlainCalls({})
         super().__init__(self._one)
         self._may_record = self._recordable = True
-        self.stream: Any = recording_stream(self._flush)
+        recorder = self._recorder()
+        self.stream: Any = None if recorder is None else recorder.stream
         """None where no call can be recorded on this device."""
 
     @contextmanager
@@ -774,9 +723,14 @@ class CallTimer(LaunchTimer):
         pass
 
     def _record_ways(self, candidate: Candidate) -> list[TimedLaunch] | None:
+        """Launches on streams other than the current one are not recorded."""
         if not self._may_record:
             return None
-        ways = record_call(self._one.functions[_ONLY], self._flush)
+        ways, recorder = None, self._recorder()
+        try:
+            ways = None if recorder is None else recorder.record_allocating(self._one.functions[_ONLY])
+        except RuntimeError:
+            self._record_no_more()
         if ways and not self._does_all(ways):
             ways = None
         self._recordable = ways is not None
@@ -805,8 +759,7 @@ def time_in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
 
     Their order tells more than their times do: waits for the host are in the times of very short ones.
     """
-    launches = _Calls()
-    launches.functions = {Candidate(Config.of({"call": place})): call for place, call in enumerate(calls)}
+    launches = PlainCalls({Candidate(Config.of({"call": place})): call for place, call in enumerate(calls)})
     timer = _OneStreamTimer(launches)
     try:
         return [statistics.median(times) for times in timer.in_turns(list(launches.functions))]
