@@ -77,7 +77,6 @@ from forecast_integrations.triton.problem.copied_tensors import UncopyableArgume
 from forecast_integrations.triton.problem.describe import (
     L2,
     LazyGrids,
-    LazySources,
     candidate_grids,
     options_of,
 )
@@ -436,7 +435,6 @@ class TuningEngine:
             say=lambda candidate: None if bench else print_timed_candidate(call, candidate),
             compiler=settings.compiler if compiles else "none",
             compiled=[c for c in self._compiled.get(kind, ()) if c in call.configs],
-            patient=settings.mode is Mode.EXHAUSTIVE,
             bench=bench,
             l2="warm" if L2 in options_of(problem) else "both" if settings.l2 == "both" else "cold",
         )
@@ -594,7 +592,8 @@ class TuningEngine:
         task.hears_failures = call.hears_failures()
         task.struck = self._struck.get(problem.id, ())
         task.why_untimed = why_untimed(tuner)
-        task.sources = LazySources(problem.kernel.source, call.functions)
+        sources = {"base": problem.kernel.source, **{n: f.source for n, f in call.functions.items()}}
+        task.sources = {name: source for name, source in sources.items() if source}
         task.normal_form = partial(normal_form_hash, tuner.fn)
         if settings.advice != "off":
             judgements = {name: kernel.judgement for name, kernel in call.functions.items()}

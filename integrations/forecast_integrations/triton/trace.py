@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,8 +48,7 @@ class _Reader:
     """The work of a child on its share of the jobs; it answers for each by name."""
 
     call: KernelCall
-    arguments: tuple[Argument, ...] | None
-    """None: texts are traced and not read."""
+    arguments: tuple[Argument, ...]
 
     def answer(self, jobs: Sequence[_TraceJob]) -> dict[str, list[Any] | None]:
         """[compressed text, its length, facts as `encode_facts` gives them]; None where there is no TTIR."""
@@ -62,7 +61,7 @@ class _Reader:
                 answers[job.name] = None
                 continue
             whole = text.expand() if isinstance(text, CompressedText) else text
-            facts = [] if self.arguments is None else encode_facts(whole, self.arguments, job.grids)
+            facts = encode_facts(whole, self.arguments, job.grids)
             packed = CompressedText.of(whole) if job.text is None else None
             answers[job.name] = [packed and packed.data, packed and packed.characters, facts]
         return answers
@@ -98,25 +97,25 @@ class ChildTracer:
     def __init__(
         self,
         call: KernelCall,
-        known: MutableMapping[str, str],
+        known: TracedTexts,
         workers: int,
-        problem: Problem | None = None,
-        grids: Mapping[Candidate, tuple[int, ...]] | None = None,
+        problem: Problem,
+        grids: Mapping[Candidate, tuple[int, ...]],
     ) -> None:
         """Texts are remembered in `known`; about `workers` children trace at once, none if that is one.
 
-        With `problem`, its facts come along, for `grids` that depend on the candidate. Other shapes of the same kind
-        have the same texts; an assignment that cannot be traced has none.
+        The facts of `problem` come along, for `grids` that depend on the candidate. Other shapes of the same kind have
+        the same texts; an assignment that cannot be traced has none.
         """
         self._call, self._known, self._workers = call, known, workers
-        self._problem, self._grids = problem, grids or {}
-        self._reader = _Reader(call, None if problem is None else problem.arguments)
+        self._problem, self._grids = problem, grids
+        self._reader = _Reader(call, problem.arguments)
         self._children = ForkedChildren(_NICE)
         self._dispatchers: list[Dispatcher] = []
         self._in_children: dict[str, _TraceJob] = {}
         self._left: dict[str, _TraceJob] = {}
         """To be done in this process, when somebody waits."""
-        self._done = self._no_texts()
+        self._done = TracedTexts(problem.arguments)
 
     def __call__(self, wanted: Sequence[Candidate]) -> TracedTexts:
         """TTIR by assignment, traced before this returns; untraceable ones are left out."""
@@ -147,7 +146,7 @@ class ChildTracer:
                 break
         if self._left and not len(self._done):
             self._work_here(1)
-        done, self._done = self._done, self._no_texts()
+        done, self._done = self._done, TracedTexts(self._problem.arguments)
         return done
 
     @property
@@ -167,23 +166,16 @@ class ChildTracer:
             dispatcher.close()
         self._dispatchers.clear()
 
-    def _no_texts(self) -> TracedTexts:
-        return TracedTexts(() if self._problem is None else self._problem.arguments)
-
     def _queue(self, wanted: Sequence[Candidate]) -> None:
-        """Jobs for what is wanted; known ones that need no reading are done at once."""
+        """Jobs for what is wanted."""
         by_name: dict[str, list[Candidate]] = {}
         for candidate in wanted:
             by_name.setdefault(assignment_of(candidate), []).append(candidate)
         for name, some in by_name.items():
             if self._call.depends_on_call(some[0]):
                 self._known.pop(name, None)
-            text = _stored(self._known, name)
-            if text is not None and self._problem is None:
-                self._done.add(name, text)
-                continue
-            grid = None if self._problem is None else self._problem.grid
-            grids = tuple(dict.fromkeys(self._grids.get(c, grid) for c in some))
+            text = self._known.stored(name) if name in self._known else None
+            grids = tuple(dict.fromkeys(self._grids.get(c, self._problem.grid) for c in some))
             self._left[name] = _TraceJob(name, some[0], grids, text)
 
     def _start_children(self, least: int) -> None:
@@ -242,7 +234,7 @@ class ChildTracer:
                 text = self._known[job.name] = new
             if text is not None:
                 self._done.add(job.name, text)
-                for grid in job.grids if self._problem is not None else ():
+                for grid in job.grids:
                     self._done.facts(job.name, self._done.arguments, grid)
 
     def _take(self, answers: Mapping[str, list[Any] | None]) -> None:
@@ -252,10 +244,9 @@ class ChildTracer:
                 continue
             data, characters, facts = answer
             if data is not None:
-                _store(self._known, name, CompressedText(data, characters))
-            text = _stored(self._known, name)
-            if text is not None:
-                self._done.add(name, text, decode_facts(facts))
+                self._known.add(name, CompressedText(data, characters))
+            if name in self._known:
+                self._done.add(name, self._known.stored(name), decode_facts(facts))
 
 
 def _children_for(jobs: int, workers: int) -> int:
@@ -280,19 +271,6 @@ def _trace_variant(call: KernelCall, candidate: Candidate) -> str | FeatureError
         return FeatureError(f"{candidate} cannot be bound: {error!r}")
     ((_, text),) = trace_many(kernel, args, kwargs, [meta])
     return text
-
-
-def _stored(known: MutableMapping[str, str], name: str) -> str | CompressedText | None:
-    if name not in known:
-        return None
-    return known.stored(name) if isinstance(known, TracedTexts) else known[name]
-
-
-def _store(known: MutableMapping[str, str], name: str, text: CompressedText) -> None:
-    if isinstance(known, TracedTexts):
-        known.add(name, text)
-    else:
-        known[name] = text.expand()
 
 
 def _length(text: str | CompressedText | None) -> int:

@@ -19,7 +19,9 @@ from triton.runtime.jit import JITFunction
 
 from forecast_autotune import Store, autotune, patch_triton, unpatch_triton
 from forecast_autotune.errors import NoWorkingConfigError
+from forecast_autotune.features.traced_texts import TracedTexts
 from forecast_autotune.records import Outcome
+from forecast_autotune.testing import example_table
 from forecast_integrations.triton.compile.pool import CompileResult
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.call import KernelCall
@@ -178,7 +180,7 @@ def test_heuristics_are_asked_before_the_fork_and_their_code_compiles_in_childre
     launch(autotune(configs=blocks(32, 128), key=["n"], store=False, mode="exhaustive")(of_state("device")))
     assert results == []
     call, candidates = kernel_call(triton.autotune(blocks(32, 128), ["n"])(of_state("device")), *arguments())
-    texts = ChildTracer(call, {}, 2)(candidates)
+    texts = ChildTracer(call, TracedTexts(), 2, example_table().problem, {})(candidates)
     assert len(texts) == 2
     assert all("9.0" in text for text in texts.values())
 

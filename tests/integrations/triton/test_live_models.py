@@ -18,8 +18,6 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.variants.records import SourceJudgement
 from forecast_integrations.models.recorded import RecordedAnswers, read_answers, read_questions
 from forecast_integrations.triton.problem import describe
-from forecast_integrations.triton.problem.describe import LazySources
-from forecast_integrations.triton.variants.loading import AlternativeKernel
 from tests.core.llm.words import calibrated
 from tests.integrations.models.faulty_server import FaultyServer
 from tests.integrations.null import double, fresh, twice
@@ -108,26 +106,6 @@ def test_a_live_query_has_what_is_expected_of_stored_variants(
     before = len(surrogate.queries)
     call(tuned([judged], mode="tune", surrogate=surrogate))
     assert {len(query.judgements) for query in surrogate.queries[before:]} == {0}
-
-
-def test_a_decision_without_a_language_model_reads_no_source(
-    device: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(self: Any) -> str:
-        raise AssertionError("somebody read a source")
-
-    monkeypatch.setattr(AlternativeKernel, "source", property(read))
-    tuner = tuned({"mine": fresh(twice)}, mode="tune")
-    call(tuner)
-    assert tuner.decision.candidates == 4
-
-
-def test_a_kernel_whose_source_is_nowhere_is_absent() -> None:
-    made = LazySources("", {"lost": AlternativeKernel("lost", type("Kernel", (), {"run": len, "fn": len}))})
-    assert dict(made) == {}
-    assert len(made) == 0
-    with pytest.raises(KeyError, match="lost"):
-        made["lost"]
 
 
 def test_a_real_server_is_shown_what_a_variant_changes(device: Any, tmp_path: Path) -> None:

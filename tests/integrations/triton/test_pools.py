@@ -55,6 +55,10 @@ def problem_of(call: KernelCall) -> Problem:
     return describe.describe(_scale, describe.kernel_record(_scale), call.arguments(), ("64",), call.grid)
 
 
+def tracer_of(call: KernelCall, workers: int) -> ChildTracer:
+    return ChildTracer(call, TracedTexts(), workers, problem_of(call), {})
+
+
 def texts_of(tracer: ChildTracer, texts: TracedTexts) -> TracedTexts:
     """With all that the tracer was started for."""
     while tracer.outstanding:
@@ -87,24 +91,6 @@ def test_the_setting_chooses_the_pool(
         monkeypatch.setattr(pool, "_FORK_BELOW", fork_below)
     with null_device(), closing(pool.make_pool(compile_one, 2, 10.0, how)) as made:
         assert type(made) is kind
-
-
-def test_an_impatient_pool_leaves_stragglers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six quick compilations show what is usual; the seventh is not waited for."""
-    monkeypatch.setattr(pool, "_STRAGGLER_S", 2.0)
-    with closing(ForkPool(compile_one, 4, 50.0, patient=False)) as made:
-        made.schedule([*QUICK, SLOW])
-        found = {done.candidate: done.outcome for done in (made.next() for _ in range(7))}
-    assert found == {**dict.fromkeys(QUICK), SLOW: Outcome.TIMEOUT}
-
-
-def test_a_patient_pool_waits_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_STRAGGLER_S", 0.0)
-    with closing(ForkPool(compile_one, 4, 50.0, patient=True)) as made:
-        made.schedule([*QUICK, SLOW])
-        assert names_of([made.next() for _ in QUICK]) == set(QUICK)
-        time.sleep(0.6)
-        assert made.done() == []
 
 
 BOTH = pytest.mark.parametrize(
@@ -174,13 +160,13 @@ def test_answers_come_from_children_and_failures_are_left_out() -> None:
 def test_many_assignments_are_traced_in_children_with_the_same_texts(traced: Traced) -> None:
     """TTIR from children is what this process would have traced, and is remembered."""
     call, candidates = traced
-    known: dict[str, str] = {}
-    texts = ChildTracer(call, known, workers=3)(candidates)
-    alone = ChildTracer(call, {}, workers=1)(candidates)
+    known, problem = TracedTexts(), problem_of(call)
+    texts = ChildTracer(call, known, 3, problem, {})(candidates)
+    alone = ChildTracer(call, TracedTexts(), 1, problem, {})(candidates)
     assert len(texts) == len(candidates) == 8
     assert texts == alone == known
     known[next(iter(known))] = "remembered"
-    assert "remembered" in ChildTracer(call, known, workers=3)(candidates).values()
+    assert "remembered" in ChildTracer(call, known, 3, problem, {})(candidates).values()
 
 
 def test_facts_come_from_children_with_their_texts(traced: Traced) -> None:
@@ -195,7 +181,7 @@ def test_facts_come_from_children_with_their_texts(traced: Traced) -> None:
     texts = texts_of(tracer, TracedTexts(problem.arguments))
     assert len(tracer.poll(0.0)) == 0
     assert len(texts) == len(known) == 8
-    alone = ChildTracer(call, {}, 1, problem, grids)(candidates)
+    alone = ChildTracer(call, TracedTexts(), 1, problem, grids)(candidates)
     assert alone == texts
     for c in candidates:
         name, grid = assignment_of(c), grids[c]
@@ -250,7 +236,7 @@ def test_the_share_of_a_child_that_fails_is_traced_here(
         monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_S", 1.0)
         monkeypatch.setattr("forecast_integrations.triton.trace._TIMEOUT_PER_JOB_S", 0.1)
     call, candidates = traced
-    tracer = ChildTracer(call, {}, 7 if trouble == "dies" else 2)
+    tracer = tracer_of(call, 7 if trouble == "dies" else 2)
     tracer.start(candidates)
     assert len(texts_of(tracer, TracedTexts())) == len(candidates)
     tracer.start(candidates[:0])
@@ -263,7 +249,7 @@ def test_the_share_of_a_child_that_fails_is_traced_here(
 def test_a_few_more_children_than_workers_trace_where_each_then_has_one_text(
     jobs: int, workers: int, children: int, traced: Traced
 ) -> None:
-    with closing(ChildTracer(traced[0], {}, workers)) as tracer:
+    with closing(tracer_of(traced[0], workers)) as tracer:
         tracer.start(traced[1][:jobs])
         assert len(tracer._children.running()) == children
 
@@ -271,7 +257,7 @@ def test_a_few_more_children_than_workers_trace_where_each_then_has_one_text(
 def test_a_tracer_that_is_closed_leaves_no_child(traced: Traced) -> None:
     listing = Path(f"/proc/self/task/{os.getpid()}/children")
     before = set(listing.read_text().split())  # other tests' processes may still end
-    tracer = ChildTracer(traced[0], {}, 2)
+    tracer = tracer_of(traced[0], 2)
     tracer.start(traced[1])
     assert len(tracer._children.running()) == 2
     (own,) = set(listing.read_text().split()) - before

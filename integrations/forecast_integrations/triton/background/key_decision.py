@@ -354,7 +354,6 @@ class KeyDecision:
             say=lambda candidate: print_timed_candidate(self.call, candidate),
             compiler=settings.compiler,
             compiled=[c for c in dict.fromkeys((self.served, *self.compiled)) if c in self.call.configs],
-            patient=False,
             timer=timer,
         )
         if self.served not in latest_labels(self.guarded.measurements(self.problem)):

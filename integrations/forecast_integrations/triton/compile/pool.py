@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forecast_autotune.languages import CompilingThreads
 from forecast_autotune.records import Candidate, Outcome
@@ -76,47 +76,14 @@ def _exception(error: BaseException) -> tuple[Outcome | None, str, bool]:
     return outcome, f"{type(error).__name__}: {error}"[:2000], outcome is not None and is_of_compiler(error)
 
 
-class CompilePool(Protocol):
-    """The interface between the measurer and either kind of pool."""
-
-    quiet: bool
-    """Whether timing is undisturbed while compilations run."""
-    compile_s: float
-    finished: int
-    while_waiting: Callable[[], object]
-    """Called in `next` about four times a second, where that disturbs no compilation; does nothing unless set."""
-
-    def schedule(self, candidates: Sequence[Candidate]) -> None:
-        """Compile these next, in this order, as far as they have not been; all else in the queue is forgotten.
-
-        A running compilation that is not among them is given up where one of them needs its worker, if it can be.
-        """
-        ...
-
-    def compiling(self) -> Mapping[Candidate, float]:
-        """Return the candidates that compile now, with their seconds so far."""
-        ...
-
-    def next(self, within_s: float | None = None) -> CompileResult | None:
-        """Wait for the next finished (or given up) compilation; None if there is none within so many seconds."""
-        ...
-
-    def done(self) -> list[CompileResult]:
-        """The results by now, without waiting."""
-        ...
-
-    def close(self) -> None:
-        """Give up whatever is still queued or running."""
-        ...
-
-
 _MAX_THREAD_TRIES = 4
 
 
 class ThreadPool:
-    """Compile on daemon threads, where there is no `fork`. Timing has to wait until they are done."""
+    """Compile on daemon threads, where there is no `fork`."""
 
     quiet = False
+    """Timing has to wait until compilations are done."""
 
     def __init__(
         self,
@@ -200,14 +167,6 @@ class ThreadPool:
         return result
 
 
-_STRAGGLER_FACTOR = 5.0
-"""A compilation that takes this many times the median has usually unrolled or spilled without bounds,
-and makes a slow kernel: an impatient pool does not wait for it. A plan by wall time drops it sooner, by
-`CompileTimes`; this bounds what policies cost that do not look at the clock."""
-_STRAGGLER_S = 6.0
-"""Seconds that a compilation is always granted, however quick the others are."""
-
-
 class ForkPool:
     """One forked child per compilation, at most `workers` at a time."""
 
@@ -218,18 +177,15 @@ class ForkPool:
         compile_one: Callable[[Candidate], object],
         workers: int,
         timeout_s: float,
-        patient: bool = True,
         call: KernelCall | None = None,
     ) -> None:
-        """`timeout_s` is the most a compilation may take; an impatient pool gives up earlier.
+        """`timeout_s` is the most a compilation may take.
 
         With a `call`, children are forked by a `Dispatcher`, and the needs of its first launch are prepared besides,
         before the first binary is handed out. Without, `compile_one` may depend on what this process does later.
         """
         self.compile_s = 0.0
         self.finished = 0
-        self._patient = patient
-        self._seconds: list[float] = []
         self._delays: list[float] = []
         """Seconds until each child began to compile: it is forked, and others of the first wave with it."""
         self._compile, self._workers, self._timeout_s = compile_one, workers, timeout_s
@@ -243,6 +199,7 @@ class ForkPool:
         self._dispatcher: Dispatcher | None = None
         self._first_launch: FirstLaunch | None = None
         self.while_waiting: Callable[[], object] = lambda: None
+        """Called in `next` about four times a second."""
         if call is not None:
             # Last: children see this pool as it is when the dispatcher is forked.
             self._dispatcher = Dispatcher({"compile": self._attempt}, workers)
@@ -250,7 +207,10 @@ class ForkPool:
             self._first_launch.begin()
 
     def schedule(self, candidates: Sequence[Candidate]) -> None:
-        """Queue candidates that were not started; see `CompilePool`. Starts as many as there are free workers."""
+        """Compile these next, in this order, as far as they were not started; all else in the queue is forgotten.
+
+        A running compilation that is not among them is given up where one of them needs its worker.
+        """
         while self._listen(0.0):  # what has ended is not to be killed
             pass
         listed = dict.fromkeys(candidates)
@@ -289,19 +249,12 @@ class ForkPool:
             if self._listen(max(0.0, min(0.25, limit - time.perf_counter()))):
                 # Only a silent child can hang: others may have waited long for us to listen.
                 continue
-            most = self._most()
-            for child in self._children.overdue(most):
+            for child in self._children.overdue(self._timeout_s):
                 self._children.kill(child)
-                message = f"TimeoutError: not compiled after {most:.3g} s"
+                late = f"TimeoutError: not compiled after {self._timeout_s:.3g} s"
                 self._ended.append(
-                    CompileResult(child.tag, most, Outcome.TIMEOUT, message, began_s=child.began)
+                    CompileResult(child.tag, self._timeout_s, Outcome.TIMEOUT, late, began_s=child.began)
                 )
-
-    def _most(self) -> float:
-        """Seconds that a compilation may take by now."""
-        if self._patient or len(self._seconds) < 3:
-            return self._timeout_s
-        return min(self._timeout_s, max(_STRAGGLER_S, _STRAGGLER_FACTOR * statistics.median(self._seconds)))
 
     def done(self) -> list[CompileResult]:
         """Collect the children that have finished by now."""
@@ -383,7 +336,6 @@ class ForkPool:
         result.seconds, result.cpu_seconds = float(answer["seconds"]), float(answer["cpu_seconds"])
         result.began_s = float(answer["began"])
         self._delays.append(max(0.0, result.began_s - child.began))
-        self._seconds.append(result.seconds)
         self.compile_s += result.seconds
         self.finished += 1
         if "exception" in answer:
@@ -401,6 +353,7 @@ def _not_started(candidate: Candidate, reason: str) -> CompileResult:
     return CompileResult(candidate, 0.0, Outcome.INFRASTRUCTURE, f"no child could be started: {reason}")
 
 
+CompilePool: TypeAlias = ThreadPool | ForkPool
 _FORK_BELOW = 16 * 2**30
 """Forking copies about 2 MB of page tables per GB in use: beyond this, threads are quicker."""
 
@@ -441,7 +394,6 @@ def make_pool(
     workers: int,
     timeout_s: float,
     how: str,
-    patient: bool = True,
     call: KernelCall | None = None,
 ) -> CompilePool | None:
     """`how` is `fork`, `threads`, or `auto`: children where they can hand their binaries over.
@@ -464,7 +416,7 @@ def make_pool(
         if not own or not is_of_triton(JITFunction.run):
             return None
         return ThreadPool(compile_one, workers, timeout_s, _device_selector())
-    return ForkPool(without_device(compile_one), workers, timeout_s, patient, call)
+    return ForkPool(without_device(compile_one), workers, timeout_s, call)
 
 
 def without_device(function: Callable[..., Any]) -> Callable[..., Any]:

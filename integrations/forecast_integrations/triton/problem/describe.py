@@ -42,7 +42,6 @@ from forecast_integrations.triton.protocols import (
     NamedArguments,
     TensorDescriptor,
     Tuner,
-    VariantKernel,
     is_descriptor,
     is_tensor,
 )
@@ -539,28 +538,6 @@ class LazyGrids(Mapping[Candidate, tuple[int, ...]]):
 
     def __len__(self) -> int:
         return len(self._all())
-
-
-class LazySources(Mapping[str, str]):
-    """Source by variant, the base kernel's under `base`; only a language model reads any.
-
-    `functions` are the other kernels of a call by variant name; one whose source cannot be found is absent.
-    """
-
-    def __init__(self, base: str, functions: Mapping[str, VariantKernel]) -> None:
-        self._base, self._functions = base, functions
-
-    def __getitem__(self, variant: str) -> str:
-        source = self._base if variant == "base" else self._functions[variant].source
-        if not source:
-            raise KeyError(variant)
-        return str(source)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in ("base", *self._functions) if self.get(name) is not None)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def candidate_grids(

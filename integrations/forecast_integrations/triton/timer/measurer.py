@@ -125,16 +125,14 @@ class TritonMeasurer:
         say: Callable[[Candidate], None],
         compiler: str = "auto",
         compiled: Collection[Candidate] = (),
-        patient: bool = True,
         bench: bool = False,
         timer: EventTimer | None = None,
         l2: str = "cold",
     ) -> None:
         """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter).
 
-        `compiled` are candidates that this process has compiled for arguments of the same kind. Unless
-        `patient`, a compilation that takes many times longer than the others is given up. `timer` takes the place
-        of the one that launches on this thread.
+        `compiled` are candidates that this process has compiled for arguments of the same kind. `timer` takes
+        the place of the one that launches on this thread.
         """
         self.workers = workers
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
@@ -149,7 +147,7 @@ class TritonMeasurer:
         self._lost: str | None = None
         self._pool: CompilePool | None = None
         if compiler != "none":
-            self._pool = make_pool(call.compile, workers, timeout_s, compiler, patient, call)
+            self._pool = make_pool(call.compile, workers, timeout_s, compiler, call)
         if self._pool is not None:
             self._pool.while_waiting = self._timer.stay_awake
         self._earlier = frozenset(compiled)
