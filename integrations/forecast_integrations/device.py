@@ -6,10 +6,14 @@ import os
 import platform
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from forecast_autotune.features.devices import partition_name
 from forecast_autotune.records import Device, digest
+
+_MEMORY_SHARE = 0.8
+"""The share of the free memory that tensors of ours may take."""
 
 
 @cache
@@ -71,6 +75,27 @@ def device_index() -> int:
     import torch
 
     return int(torch.cuda.current_device()) if torch.cuda.is_available() else 0
+
+
+@cache
+def host_device() -> Device:
+    """The host's processor; its model's name where Linux tells it. Two hosts with the same model are one device."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return Device(next(models, "") or f"cpu-{platform.machine()}", "cpu", platform.machine())
+
+
+def fits_memory(count: int) -> bool:
+    """Whether so many bytes fit beside what the program holds; so it is where there is no CUDA device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return True
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return count <= _MEMORY_SHARE * free
 
 
 def current_device() -> Device:

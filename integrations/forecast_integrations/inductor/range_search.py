@@ -20,6 +20,7 @@ from forecast_autotune.records import Candidate, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query
+from forecast_integrations.device import fits_memory
 from forecast_integrations.inductor.choices.records import candidate_of, problem_of
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.policy import default_policy
@@ -222,10 +223,6 @@ def _range_plan(sized: SizedProblems) -> RangePlan:
     return RangePlan(points, measured, robust.weights(), robust.shares())
 
 
-_MEMORY_SHARE = 0.8
-"""Share of the free memory for the tensors of one size."""
-
-
 def operation_search(
     session: TuningSession,
     name: str,
@@ -355,17 +352,14 @@ def _renamed(extents: Sequence[Any], names: Mapping[str, str]) -> list[str]:
 
 def _fits(problem: Problem) -> bool:
     """Whether tensors of these sizes fit beside what the program holds."""
-    import torch
-
-    if problem.device.backend != "cuda" or not torch.cuda.is_available():
+    if problem.device.backend != "cuda":
         return True
     need = 0
     for argument in problem.arguments:
         if argument.kind == "tensor":
             span = 1 + sum((n - 1) * abs(s) for n, s in zip(argument.shape, argument.stride, strict=True))
             need += max(span, math.prod(argument.shape)) * _bytes_of(argument.dtype)
-    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return need <= _MEMORY_SHARE * free
+    return fits_memory(need)
 
 
 def _bytes_of(dtype: str | None) -> int:

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import inspect
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from forecast_autotune.languages import HOST_CLOCK, timed_launches
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem, digest
-from forecast_integrations.device import current_device
+from forecast_integrations.device import current_device, host_device
 
 Timer = Callable[[Callable[[], object]], Sequence[float]]
 _WARMUP_MS, _TIMED_MS = 5, 25
@@ -78,7 +77,12 @@ class TileLangKernel:
         return Problem.of(
             Kernel(self._build.__name__, "tilelang", source, name),
             [self._describe(n, tensor) for n, tensor in self._arguments.items()],
-            self._device or (current_device() if self.quiet else host_device()),
+            self._device
+            or (
+                current_device()
+                if self.quiet
+                else replace(host_device(), multiprocessors=os.cpu_count() or 1)
+            ),
             key=[self._target, *self._flags],
             toolchain={"tilelang": version("tilelang")},
         )
@@ -116,14 +120,3 @@ def device_launches(launch: Callable[[], object]) -> list[float]:
     from triton.testing import do_bench
 
     return list(do_bench(launch, warmup=_WARMUP_MS, rep=_TIMED_MS, return_mode="all"))
-
-
-def host_device() -> Device:
-    """The host's processor as a device; its model's name where Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = models[0] if models else platform.processor() or platform.machine()
-    return Device(name, "cpu", platform.machine(), multiprocessors=os.cpu_count() or 1)

@@ -38,14 +38,14 @@ def decision_depth() -> int:
     return int(getattr(_local, "depth", 0))
 
 
-def enter_decision() -> None:
-    """Begin a decision on this thread."""
+@contextmanager
+def inside_decision() -> Iterator[None]:
+    """A decision of this thread."""
     _local.depth = decision_depth() + 1
-
-
-def leave_decision() -> None:
-    """End the latest one."""
-    _local.depth = decision_depth() - 1
+    try:
+        yield
+    finally:
+        _local.depth = decision_depth() - 1
 
 
 def capturing_graph() -> bool:

@@ -55,11 +55,10 @@ from forecast_integrations.triton.device_access import (
     can_time,
     capturing_graph,
     decision_depth,
-    enter_decision,
     has_own_benchmark,
+    inside_decision,
     is_alive,
     is_interpreted,
-    leave_decision,
     note_capture_miss,
     settings_in_capture,
     untimed_settings,
@@ -81,8 +80,15 @@ from forecast_integrations.triton.problem.describe import (
     options_of,
 )
 from forecast_integrations.triton.problem.key import Bucket, InLine, KeyMaker
-from forecast_integrations.triton.problem.source import has_dot, normal_form_hash
-from forecast_integrations.triton.protocols import Arguments, Key, LaunchConfig, NamedArguments, Tuner
+from forecast_integrations.triton.problem.source import KernelText
+from forecast_integrations.triton.protocols import (
+    Arguments,
+    KernelFunction,
+    Key,
+    LaunchConfig,
+    NamedArguments,
+    Tuner,
+)
 from forecast_integrations.triton.publication import follow_up, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import RangeTuning, range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
@@ -180,6 +186,7 @@ class TuningEngine:
     last: Decision | None = None
     """The latest decision, for `explain` and for users."""
     _kernel: Kernel | None = None
+    _text: KernelText | None = None
     _listed: tuple[object, dict[Candidate, LaunchConfig], str] | None = None
     _running: threading.local = field(default_factory=threading.local)
     pending: dict[Key, PendingKey] = field(default_factory=dict)
@@ -219,6 +226,11 @@ class TuningEngine:
         """Whether a function of the user's has a part in keys, whose errors are the user's to see."""
         return callable(self.options.bucket)
 
+    def text(self, fn: KernelFunction) -> KernelText:
+        """The text of the tuner's kernel."""
+        self._text = self._text or KernelText(fn)
+        return self._text
+
     def is_deciding(self) -> bool:
         """Whether this thread is inside a decision of this very tuner (a hook called it again)."""
         return bool(getattr(self._running, "on", False))
@@ -232,13 +244,12 @@ class TuningEngine:
             return BACKGROUND.config_for(pending, args, kwargs) if is_launched else pending.served_config
         if key in self._captured and capturing_graph():
             return self._captured[key]
-        with LOCK:
+        with LOCK, inside_decision():
             if key in tuner.cache:  # another thread was faster
                 return tuner.cache[key]
             if (pending := self.pending.get(key)) is not None:
                 return pending.served_config
             self._running.on = True
-            enter_decision()
             tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
             pruned: list[LaunchConfig] = []
             unable = self._unable.pop(key, None)
@@ -259,7 +270,6 @@ class TuningEngine:
             finally:
                 tuner.nargs = None
                 self._running.on = False
-                leave_decision()
 
     def _resolve(
         self, tuner: Tuner, key: Key, args: Arguments, kwargs: dict[str, object], pruned: list[LaunchConfig]
@@ -538,7 +548,7 @@ class TuningEngine:
         return self._listed[1], self._listed[2]
 
     def _problem(self, call: KernelCall, key: Key, pruned: Sequence[LaunchConfig], own: bool) -> Problem:
-        self._kernel = self._kernel or describe.kernel_record(call.tuner.fn)
+        self._kernel = self._kernel or describe.kernel_record(call.tuner.fn, self.text(call.tuner.fn))
         fed = partial(self._dot_operands, call, pruned[0])
         # Addresses are in the arguments, as far as they count.
         key = tuple(part for part in key if not isinstance(part, InLine))
@@ -560,7 +570,7 @@ class TuningEngine:
         """Names of the tensors that feed a dot, by the TTIR of one config; all of them where that cannot be told."""
         kind = tuple((a.name, a.kind, a.dtype, a.value if a.kind == "constexpr" else None) for a in given)
         if kind not in self._dots:
-            fed: Collection[str] = () if not has_dot(call.tuner.fn) else {a.name for a in given}
+            fed: Collection[str] = () if not self.text(call.tuner.fn).has_dot else {a.name for a in given}
             with contextlib.suppress(FeatureError):
                 if fed and not is_interpreted():
                     kwargs = {n: v for n, v in call.kwargs.items() if n not in ("grid", "warmup")}
@@ -594,7 +604,7 @@ class TuningEngine:
         task.why_untimed = why_untimed(tuner)
         sources = {"base": problem.kernel.source, **{n: f.source for n, f in call.functions.items()}}
         task.sources = {name: source for name, source in sources.items() if source}
-        task.normal_form = partial(normal_form_hash, tuner.fn)
+        task.normal_form = lambda: self.text(tuner.fn).normal_form_hash
         if settings.advice != "off":
             judgements = {name: kernel.judgement for name, kernel in call.functions.items()}
             task.judgements = {name: one for name, one in judgements.items() if one is not None}
@@ -676,7 +686,7 @@ def launch(
                 raise
             key = triton_key(tuner, args, kwargs, error)
         config = tuner.cache.get(key)
-        if config is None and make_key.learn_addresses(partial(has_dot, tuner.fn), args, kwargs):
+        if config is None and make_key.learn_addresses(engine.text, tuner.fn, args, kwargs):
             key = make_key(tuner.keys, args, kwargs)
             config = tuner.cache.get(key)
         if config is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -19,7 +18,6 @@ from forecast_integrations.triton.patch import tuning_parts
 from forecast_integrations.triton.problem.describe import key_texts
 from forecast_integrations.triton.problem.key import KeyMaker
 from forecast_integrations.triton.problem.rebuilt_call import rebound_function
-from forecast_integrations.triton.problem.source import has_dot
 from forecast_integrations.triton.protocols import Key, Tuner, is_tensor
 
 _STATUS = {Evidence.MEASURED: "decided", Evidence.STORED: "stored", Evidence.FORECAST: "forecast"}
@@ -120,7 +118,7 @@ def _prepared(
         for layer in heuristics:
             for name, compute in layer.items():
                 kwargs[name] = compute({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs})
-        make_key.learn_addresses(partial(has_dot, tuner.fn), args, kwargs)
+        make_key.learn_addresses(engine.text, tuner.fn, args, kwargs)
         key = make_key(tuner.keys, args, kwargs)
         shown = tuple(key_texts(key))
         if len(tuner.configs) < 2 and not engine.has_variants:

@@ -18,7 +18,7 @@ from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.loop import GuardedStore, TuningTask
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_autotune.tuning.results import TuningStore
-from forecast_integrations.device import current_device, toolchain
+from forecast_integrations.device import current_device, fits_memory, toolchain
 from forecast_integrations.triton.background.arguments import copied_arguments, stand_in_call
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
@@ -39,9 +39,6 @@ from forecast_integrations.triton.problem.rebuilt_call import (
     resize_grid,
 )
 from forecast_integrations.triton.protocols import Key, is_tensor
-
-_MEMORY_SHARE = 0.8
-"""The share of the free memory for the tensors of all measured sizes."""
 
 MakeMeasurer = Callable[[KernelCall, Problem, str, bool], Measurer]
 """(call, problem, kind of its arguments, whether it compiles candidates or finds them compiled) -> what times them."""
@@ -256,19 +253,14 @@ class RangeTuning:
 
 def _require_memory(calls: Sequence[SizedCall]) -> None:
     """Raise `RebuildError` where the tensors of these calls do not fit beside what the program holds."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return
     total = 0
     for sized in calls:
         for name, value in sized.call.arguments().items():
             if is_tensor(value):
                 least = sized.resized.elements.get(name, 0) if sized.resized is not None else 0
                 total += max(math.prod(value.shape), least) * value.element_size()
-    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    if total > _MEMORY_SHARE * free:
-        raise RebuildError(f"tensors of {len(calls)} sizes take {total} bytes, of which {free} are free")
+    if not fits_memory(total):
+        raise RebuildError(f"tensors of {len(calls)} sizes take {total} bytes, which are not free")
 
 
 def range_of(

@@ -6,11 +6,8 @@ and the template's own parameters, which do not.
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.records import (
@@ -24,7 +21,7 @@ from forecast_autotune.records import (
     to_scalar,
 )
 from forecast_autotune.store.formats.inductor import LIBRARY
-from forecast_integrations.device import cuda_device, toolchain
+from forecast_integrations.device import cuda_device, host_device, toolchain
 from forecast_integrations.inductor.choices.identity import (
     callable_digest,
     code_digest,
@@ -130,7 +127,7 @@ def device_of(device: torch.device) -> Device:
     if device.type == "cuda":
         return cuda_device(_index(device))
     if device.type == "cpu":
-        return _cpu()
+        return host_device()
     return Device(name=str(device.type), backend=str(device.type))
 
 
@@ -138,16 +135,6 @@ def _index(device: torch.device) -> int:
     import torch
 
     return int(device.index if device.index is not None else torch.cuda.current_device())
-
-
-@cache
-def _cpu() -> Device:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return Device(name=next(names, "") or f"cpu-{platform.machine()}", backend="cpu", arch=platform.machine())
 
 
 def tools(device: torch.device) -> dict[str, str]:

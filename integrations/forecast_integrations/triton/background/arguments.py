@@ -68,15 +68,11 @@ class WeakArguments:
         """Positional and keyword arguments while all of them exist, else None."""
         args = tuple(reference() for reference in self._args)
         kwargs = {name: reference() for name, reference in self._kwargs.items()}
-        return None if _GONE in (*map(id, args), *map(id, kwargs.values())) else (args, kwargs)
+        return None if any(v is _GONE for v in (*args, *kwargs.values())) else (args, kwargs)
 
 
-class _Gone:
-    """Stands for what does not exist any more."""
-
-
-_THE_GONE = _Gone()
-_GONE = id(_THE_GONE)
+_GONE = object()
+"""Stands for what does not exist any more."""
 
 
 def _reference(value: object) -> Callable[[], object]:
@@ -85,8 +81,8 @@ def _reference(value: object) -> Callable[[], object]:
     try:
         reference = weakref.ref(value)
     except TypeError:  # a tuple of tensors, for one: nothing says when its like is gone
-        return lambda: _THE_GONE
-    return lambda: _THE_GONE if (held := reference()) is None else held
+        return lambda: _GONE
+    return lambda: _GONE if (held := reference()) is None else held
 
 
 def copied_arguments(

@@ -30,10 +30,10 @@ from forecast_autotune.variants.entry import CallGrid, flat_arguments, signature
 from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.source import (
+    KernelText,
     function_name,
     innermost,
     is_jit,
-    source_hash,
     source_of,
 )
 from forecast_integrations.triton.protocols import (
@@ -370,14 +370,14 @@ def launch_grid(grid: CallGrid, named: NamedArguments, parameters: NamedArgument
         return None
 
 
-def kernel_record(fn: KernelFunction) -> Kernel:
-    """Name, source and dependency-aware hash of a kernel."""
+def kernel_record(fn: KernelFunction, text: KernelText | None = None) -> Kernel:
+    """Name, source and dependency-aware hash of a kernel, whose `text` is walked where it is not given."""
     jit = innermost(fn)
     python = getattr(jit, "fn", jit)
     name = str(getattr(jit, "__name__", None) or getattr(python, "__name__", "kernel"))
     module = getattr(python, "__module__", "") or ""
     place = {"module": module, "qualname": str(getattr(python, "__qualname__", name))}
-    return Kernel(name, "triton", source_of(fn), source_hash(fn), place)
+    return Kernel(name, "triton", source_of(fn), (text or KernelText(fn)).hash, place)
 
 
 def describe(

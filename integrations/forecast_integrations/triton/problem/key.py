@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from forecast_integrations.device import current_device, mixed_devices
 from forecast_integrations.triton.problem.describe import line_bytes
-from forecast_integrations.triton.protocols import Key, NamedArguments, is_tensor
+from forecast_integrations.triton.problem.source import KernelText
+from forecast_integrations.triton.protocols import KernelFunction, Key, NamedArguments, is_tensor
 
 Bucket = str | Callable[[str, Any], Hashable]
 """`exact`, `pow2`, or a function (name, value) -> value."""
@@ -43,7 +44,11 @@ class KeyMaker:
         self._line = 128
 
     def learn_addresses(
-        self, has_dot: Callable[[], bool], args: tuple[object, ...], kwargs: NamedArguments
+        self,
+        text_of: Callable[[KernelFunction], KernelText],
+        fn: KernelFunction,
+        args: tuple[object, ...],
+        kwargs: NamedArguments,
     ) -> bool:
         """Learn from a first call which addresses count; returns whether its key may be another one by now."""
         if self._addressed is not None:
@@ -51,7 +56,7 @@ class KeyMaker:
         named = {**dict(zip(self._places, args, strict=False)), **kwargs}
         tensors = {name: value for name, value in named.items() if name in self._places and is_tensor(value)}
         self._line = max((line_bytes(value) for value in tensors.values()), default=self._line)
-        dots = has_dot()
+        dots = text_of(fn).has_dot
         self._addressed = self._tensors = tuple(self._places[name] for name in tensors) if dots else ()
         return dots
 

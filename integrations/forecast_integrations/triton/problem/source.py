@@ -22,6 +22,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import cached_property
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -51,28 +52,45 @@ def source_of(fn: object) -> str:
     return text[start:] if start >= 0 else text
 
 
+class KernelText:
+    """The texts of a kernel, of what it calls and of the globals that these read, walked once."""
+
+    def __init__(self, fn: object) -> None:
+        self._parts: _Parts = []
+        _collect(innermost(fn), self._parts, set())
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 over all of it."""
+        return _digest([text for text, _ in self._parts])
+
+    @cached_property
+    def normal_form_hash(self) -> str:
+        """sha256 over the same in a form that a release changes only where it changes the kernel.
+
+        Without comments, docstrings, formatting, annotations, decorators and unused parameters; local names count by
+        the order in which they are assigned. Parameters keep their names: advice and configs go by them.
+        """
+        return _digest([text if tree is None else _normal_form(tree) for text, tree in self._parts])
+
+    @cached_property
+    def has_dot(self) -> bool:
+        """Whether any of it may multiply matrices by a dot."""
+        return any("dot" in text for text, _ in self._parts)
+
+
 def source_hash(fn: object) -> str:
     """sha256 over the kernel, what it calls and the globals it reads."""
-    return _digest([text for text, _ in _parts(fn)])
+    return KernelText(fn).hash
 
 
 def normal_form_hash(fn: object) -> str:
-    """sha256 over the same in a form that a release changes only where it changes the kernel.
-
-    Without comments, docstrings, formatting, annotations, decorators and unused parameters; local names count by the
-    order in which they are assigned. Parameters keep their names: advice and configs go by them.
-    """
-    return _digest([text if tree is None else _normal_form(tree) for text, tree in _parts(fn)])
+    """See `KernelText.normal_form_hash`."""
+    return KernelText(fn).normal_form_hash
 
 
 def _digest(texts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-def _parts(fn: object) -> _Parts:
-    parts: _Parts = []
-    _collect(innermost(fn), parts, set())
-    return parts
 
 
 _Parts: TypeAlias = list[tuple[str, ast.Module | None]]
@@ -134,11 +152,6 @@ def imported(module: str, name: str) -> Any:
     for part in name.split("."):
         owner = getattr(owner, part)
     return owner
-
-
-def has_dot(fn: object) -> bool:
-    """Whether a kernel, or a function that it calls, may multiply matrices by a dot."""
-    return "dot" in source_of(fn) or any("dot" in text for text, _ in _parts(fn))
 
 
 def is_jit(value: object) -> bool:
