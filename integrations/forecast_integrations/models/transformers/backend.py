@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Us
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.probe import Probe, ProbeMismatch, find_probe, weights_identity
 from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
+from forecast_autotune.records import digest
+from forecast_autotune.settings import Settings, cache_directory
 from forecast_integrations.models.transformers.loading import ModelSource, load_model, unless_out_of_memory
 from forecast_integrations.models.transformers.prefill import (
     EMPTY_PREFIX,
@@ -171,9 +174,16 @@ class TransformersBackend(Backend):
 
         def check(way: _OpenModel) -> _OpenModel:
             self._forget()
+            passed = self._passed(way)
+            if passed.is_file():
+                probe.check_tokens(self.name, way.tokens)
+                return way
             ask = partial(self._answer, way, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf)
             dtype = str(way.model.dtype).removeprefix("torch.")
             probe.check(self.name, ask, dtype=dtype, tokens=way.tokens)
+            with contextlib.suppress(OSError):
+                passed.parent.mkdir(parents=True, exist_ok=True)
+                passed.touch()
             return way
 
         try:
@@ -183,6 +193,28 @@ class TransformersBackend(Backend):
             if not it.prefill.keeps_prefix or it.model.dtype.itemsize < 4:
                 raise
             return check(replace(it, prefill=Prefill(it.model, keeps_prefix=False)))
+
+    def _passed(self, it: _OpenModel) -> Path:
+        """A file that is there once these files passed their probe, read so, by these releases and on this device.
+
+        On a CPU, the answers take longer than loading does.
+        """
+        import torch
+        import transformers
+
+        folders = [Path(f).expanduser().resolve() for f in (self._source.adapter, self._source.model) if f]
+        files = [
+            (str(p), p.stat().st_size, p.stat().st_mtime_ns) for f in folders for p in sorted(f.glob("*"))
+        ]
+        device = torch.cuda.get_device_name(it.model.device) if it.model.device.type == "cuda" else "cpu"
+        how = (
+            device,
+            str(it.model.dtype),
+            it.prefill.keeps_prefix,
+            torch.__version__,
+            transformers.__version__,
+        )
+        return cache_directory(Settings.from_environment().cache_dir) / "llm" / "probes" / digest(files, how)
 
     def _past(self, it: _OpenModel, ids: Ids, shortest: int) -> tuple[Prefix, int]:
         """The prefix as the model keeps it, and how many tokens of it were known before."""
