@@ -12,7 +12,27 @@ from forecast_harness.sandbox.api import CellAnswer, Fault, JobContext, SandboxE
 from forecast_harness.sandbox.cell_process import load, receive_descriptor
 from forecast_harness.sandbox.wire import SharedMemory, map_shared
 
-_RUN = "forecast_harness.sandbox.cell_process:run_file"
+_RUN = "tests.harness.judges:run_in_cell"
+
+
+def run_file(work: JobContext) -> CellAnswer:
+    """In one cell, import the payload's `file` and call its `function`; it judges nothing.
+
+    The value is what the function returned (JSON), `seconds` the judge's clock.
+    """
+    with work.cell() as cell:
+        answer = cell.ask(_RUN, work.payload)
+    return CellAnswer({"returned": answer.value, "seconds": answer.seconds})
+
+
+def run_in_cell(payload: dict[str, Any], arrays: Any, state: dict[str, Any]) -> CellAnswer:
+    """Import `file`, call its `function` with `arguments`, return its JSON value."""
+    module = state.get(payload["file"])
+    if module is None:
+        module = state[payload["file"]] = load(payload["file"])
+    if (function := payload.get("function")) is None:
+        return CellAnswer(None)
+    return CellAnswer(getattr(module, function)(*payload.get("arguments", [])))
 
 
 def compare(work: JobContext) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from forecast_harness.sandbox.api import ContainmentLevel, JobResult, ResourceLi
 
 ROOT = Path(__file__).parents[2]
 FILES = {"attacks.py": Path(__file__).with_name("attacks.py").read_text()}
-RUN = "forecast_harness.sandbox.judge_process:run_file"
+RUN = "tests.harness.judges:run_file"
 SMALL = ResourceLimits(
     wall_s=20,
     cpu_s=20,

@@ -119,7 +119,6 @@ class AgentSearch:
                     judged=tuple(
                         (state.nodes[n], j, state.scores.get(n, 0.0)) for n, j in state.judged.items()
                     ),
-                    lineage={n: x.parents for n, x in state.nodes.items()},
                     target=state.target,
                 )
             )

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from forecast_harness.sandbox import wire
-from forecast_harness.sandbox.jobs import FILES_FOLDER, CellAnswer, SandboxError, TensorArrays, check_entry
+from forecast_harness.sandbox.jobs import FILES_FOLDER, CellAnswer, SandboxError, check_entry
 
 CHANNEL = "channel"
 """The key of the socket to the judge in a cell's state."""
@@ -36,17 +36,6 @@ def load(file: str, name: str = "candidate") -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def run_file(payload: dict[str, Any], arrays: TensorArrays, state: dict[str, Any]) -> CellAnswer:
-    """A ready-made cell entry: import `file`, call its `function` with `arguments`, return its JSON value."""
-    module = state.get(payload["file"])
-    if module is None:
-        module = state[payload["file"]] = load(payload["file"])
-    function = payload.get("function")
-    if function is None:
-        return CellAnswer(None)
-    return CellAnswer(getattr(module, function)(*payload.get("arguments", [])))
 
 
 def receive_descriptor(state: Mapping[str, Any]) -> int:

@@ -46,16 +46,6 @@ class JobContext:
         return Cell(self._link, limits or self.limits, processors)
 
 
-def run_file(work: JobContext) -> CellAnswer:
-    """A ready-made job entry: in one cell, import the payload's `file` and call its `function`.
-
-    The value is what the function returned (JSON), `seconds` the judge's clock. It judges nothing.
-    """
-    with work.cell() as cell:
-        answer = cell.ask("forecast_harness.sandbox.cell_process:run_file", work.payload)
-    return CellAnswer({"returned": answer.value, "seconds": answer.seconds})
-
-
 def run_judge(
     server: socket.socket,
     result: socket.socket,

@@ -7,7 +7,7 @@ that is done twice is recognised: `ProposalRequest.id`, the batch number, or `No
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
 from forecast_autotune.errors import RecordError
@@ -169,8 +169,6 @@ class NodeForecastRequest:
     nodes: tuple[Node, ...]
     judged: tuple[tuple[Node, NodeResult, float], ...]
     """Everything measured that this batch may know: node, result, score as in `ProposalRequest.score`."""
-    lineage: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Parents by node id."""
     target: SearchTarget | None = None
 
 

@@ -307,7 +307,6 @@ def _forecast_request(state: SearchState, number: int) -> NodeForecastRequest | 
         judged=tuple(
             (seen.nodes[n], j, seen.scores.get(n, seen.scores[j.against])) for n, j in seen.judged.items()
         ),
-        lineage={n: node.parents for n, node in seen.nodes.items()},
         target=state.target,
     )
 

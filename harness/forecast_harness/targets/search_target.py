@@ -26,7 +26,7 @@ from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import Node, SearchTarget, TargetKind
 from forecast_harness.targets import statement
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, read_cuda_declaration
-from forecast_harness.targets.cuda.signature import KernelSignature
+from forecast_harness.targets.cuda.source import KernelSignature
 from forecast_harness.targets.cuda.toolkit import nvcc_release
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE, UserKernel

@@ -10,7 +10,7 @@ from forecast_autotune.features.devices import device_spec
 from forecast_autotune.records import Argument, Config, Device
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.records import SearchTarget, TargetKind
-from forecast_harness.targets.cuda.signature import KernelSignature
+from forecast_harness.targets.cuda.source import KernelSignature
 from forecast_harness.targets.packs.schema import AxisSpec, Definition, Pack, PackFormat, TensorSpec, evaluate
 
 _MAX_LISTED = 12

@@ -21,8 +21,7 @@ from forecast_harness.clocks.compilation.nvcc import (
 from forecast_harness.clocks.compilation.workers import BuildRequest
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.sandbox.api import JobResult, SandboxError, SandboxJob, SandboxLane
-from forecast_harness.targets.cuda.signature import KernelSignature
-from forecast_harness.targets.cuda.source import cuda_configs
+from forecast_harness.targets.cuda.source import KernelSignature, cuda_configs
 from forecast_harness.targets.packs.schema import Solution
 from forecast_harness.targets.search_target import cuda_signature_of
 from forecast_harness.trials.bench import ContestUnavailable

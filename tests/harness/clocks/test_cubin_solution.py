@@ -14,8 +14,7 @@ from benchmarks.lib.machine_code import fake_code
 from forecast_harness.clocks.compilation import cubin_solution
 from forecast_harness.clocks.compilation.cubin_solution import CubinLauncher, LaunchFailed, host_solution
 from forecast_harness.clocks.compilation.nvcc import CompiledSource
-from forecast_harness.targets.cuda.signature import KernelParameter, KernelSignature
-from forecast_harness.targets.cuda.source import read_launch
+from forecast_harness.targets.cuda.source import KernelParameter, KernelSignature, read_launch
 
 SIGNATURE = KernelSignature(
     "twice",

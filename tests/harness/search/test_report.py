@@ -23,21 +23,19 @@ from forecast_autotune.records import Outcome
 from forecast_harness.records import MODEL_NOTE, NodeResult, SearchCost
 from forecast_harness.search.events import Confirmed, Event, Finished, Forecasted, Started
 from forecast_harness.search.log import encode
-from forecast_harness.search.report import charts, figures, page, render
-from forecast_harness.search.report.charts import (
-    AxisScale,
-    amount_text,
-    factor_ticks,
-    padded_bounds,
-    round_ticks,
-)
+from forecast_harness.search.report import figures, page, render
 from forecast_harness.search.report.figures import (
+    AxisScale,
     BestResult,
     ReportNode,
     SearchReport,
+    amount_text,
     build_report,
     factor_text,
+    factor_ticks,
     model_text,
+    padded_bounds,
+    round_ticks,
     summary_lines,
 )
 from forecast_harness.search.report.live import LiveDisplay
@@ -132,7 +130,7 @@ def test_outcomes_count_every_node_once() -> None:
 
 def test_the_progress_curve_ends_at_the_best_and_never_falls() -> None:
     _, story = story_of(ExampleSearch(confirmed=False))
-    panel = charts.progress_chart(story, {}, by="measurements")
+    panel = figures.progress_chart(story, {}, by="measurements")
     line = next(one.path for one in panel.lines if one.css == "best")
     heights = [float(v) for v in re.findall(r"V([\d.]+)", line)]
     assert heights == sorted(heights, reverse=True)  # upwards on paper is downwards in numbers
@@ -141,20 +139,20 @@ def test_the_progress_curve_ends_at_the_best_and_never_falls() -> None:
 
 
 def test_many_results_are_thinned_but_the_records_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charts, "MOST_DOTS", 40)
+    monkeypatch.setattr(figures, "MOST_DOTS", 40)
     _, story = story_of(ExampleSearch())
     assert len(story.state.history) > 80
-    panel = charts.progress_chart(story, {}, by="device_seconds")
+    panel = figures.progress_chart(story, {}, by="device_seconds")
     assert 20 < len(panel.dots) <= 40
     assert f"{len(panel.dots)} of {len(story.state.history)}" in panel.note
     best = min((s for s in story.state.history if s.score is not None), key=lambda s: s.score or 0.0)
     assert best.node in {dot.node for dot in panel.dots}
-    assert len(charts.forecast_chart(story, {}).dots) <= 40
+    assert len(figures.forecast_chart(story, {}).dots) <= 40
 
 
 def test_the_scatter_counts_what_lies_within_its_bars() -> None:
     _, story = story_of(ExampleSearch())
-    panel = charts.forecast_chart(story, {})
+    panel = figures.forecast_chart(story, {})
     told = [
         e for e in story.entries.values() if e.belief and not e.belief.abstains and e.measured is not None
     ]

@@ -9,8 +9,8 @@ from dataclasses import replace as with_
 from itertools import count
 
 from forecast_autotune.records import Config
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
-from forecast_harness.authors.triton.analysis.loops import (
+from forecast_harness.authors.triton.analysis.function_facts import (
+    FunctionFacts,
     MemoryAccess,
     RangeLoop,
     accesses,

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, axis_of
-from forecast_harness.authors.triton.analysis.loops import accesses
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, accesses, axis_of
 from forecast_harness.authors.triton.analysis.source_unit import (
     SourceUnit,
     assigned_names,

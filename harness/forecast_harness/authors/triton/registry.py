@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 
 from forecast_autotune.records import Argument, Config, digest
 from forecast_autotune.variants.records import Origin, Provenance, Variant
-from forecast_harness.authors.triton import (
-    hints,
-    interior,
-    math_functions,
-    one_pass,
-    peeling,
-    programs,
-    split_reductions,
-)
+from forecast_harness.authors.triton import local_changes, masks, one_pass, programs, split_reductions
 from forecast_harness.authors.triton.analysis.source_unit import (
     MAX_EDITS,
     Function,
@@ -100,18 +92,18 @@ def _bind_arguments(helper: Function, call: ast.Call) -> dict[str, ast.expr] | N
 REWRITES: tuple[TritonRewrite, ...] = (
     # In the order in which they are applied to one another: structure first, hints last. Functions touch
     # nothing else, and stand first so that what only adds code to them is left out.
-    TritonRewrite("sigmoid", math_functions.sigmoid, True, frozenset(("interior",))),
+    TritonRewrite("sigmoid", local_changes.sigmoid, True, frozenset(("interior",))),
     TritonRewrite("one-pass", one_pass.one_pass, incompatible=frozenset(("peel", "pipeline", "unroll"))),
-    TritonRewrite("peel", peeling.peel),
-    TritonRewrite("interior", interior.interior),
+    TritonRewrite("peel", masks.peel),
+    TritonRewrite("interior", masks.interior),
     TritonRewrite("split-reduction", split_reductions.split_reduction, True),
     TritonRewrite("stream-k", split_reductions.stream_k, True),
     TritonRewrite("group", programs.group),
-    TritonRewrite("exp2", math_functions.exp2, True),
-    TritonRewrite("pipeline", hints.pipeline),
-    TritonRewrite("unroll", hints.unroll),
-    TritonRewrite("evict", hints.evict),
-    TritonRewrite("stream-stores", hints.stream_stores),
+    TritonRewrite("exp2", local_changes.exp2, True),
+    TritonRewrite("pipeline", local_changes.pipeline),
+    TritonRewrite("unroll", local_changes.unroll),
+    TritonRewrite("evict", local_changes.evict),
+    TritonRewrite("stream-stores", local_changes.stream_stores),
 )
 
 _REPEAT_DISCOUNT = 0.7

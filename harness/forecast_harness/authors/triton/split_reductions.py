@@ -16,8 +16,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune.variants.contract import COUNTERS, MEMORY, WORKSPACE
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, argument, axis_of
-from forecast_harness.authors.triton.analysis.loops import RangeLoop, all_accesses_known, loops
+from forecast_harness.authors.triton.analysis.function_facts import (
+    FunctionFacts,
+    RangeLoop,
+    all_accesses_known,
+    argument,
+    axis_of,
+    loops,
+)
 from forecast_harness.authors.triton.analysis.polynomials import PolynomialReader, induction_variables
 from forecast_harness.authors.triton.analysis.source_unit import (
     BASE_GRID,

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_harness.clocks.compilation.nvcc import CompiledSource
 from forecast_harness.clocks.records import SCALAR_FORMATS
-from forecast_harness.targets.cuda.signature import KernelSignature
-from forecast_harness.targets.cuda.source import LaunchSizes, SourceLaunch
+from forecast_harness.targets.cuda.source import KernelSignature, LaunchSizes, SourceLaunch
 from forecast_harness.targets.packs.schema import Language, Solution
 
 if TYPE_CHECKING:

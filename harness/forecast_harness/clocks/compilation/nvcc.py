@@ -46,9 +46,9 @@ from forecast_harness.sandbox.jobs import (
     printable,
 )
 from forecast_harness.sandbox.judge_process import JobContext
-from forecast_harness.targets.cuda.signature import KernelSignature
 from forecast_harness.targets.cuda.source import (
     CudaConfig,
+    KernelSignature,
     LaunchSizes,
     SourceLaunch,
     check_source_rules,

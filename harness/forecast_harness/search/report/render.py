@@ -17,7 +17,7 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import codec
 from forecast_autotune.report.chart import milliseconds, percent, seconds
 from forecast_autotune.report.page_parts import STYLE, page_file, policy_source
-from forecast_harness.search.report import charts, figures
+from forecast_harness.search.report import figures
 from forecast_harness.search.report.figures import ReportNode, SearchReport, escape_invisible, factor_text
 
 MAX_DRAWN_NODES = 400
@@ -198,8 +198,8 @@ def render_parts(story: SearchReport, *, revision: str = "") -> dict[str, Any]:
     content = _template("content.html.j2").render(
         head=_page_header(story),
         cards=figures.header_cards(story),
-        progress=[charts.progress_chart(story, labels, by=by) for by in ("measurements", "device_seconds")],
-        forecasts=[charts.forecast_chart(story, labels)],
+        progress=[figures.progress_chart(story, labels, by=by) for by in ("measurements", "device_seconds")],
+        forecasts=[figures.forecast_chart(story, labels)],
         legend=_LEGEND,
         tree=drawing,
         tree_note=_tree_note(drawing),

@@ -33,8 +33,13 @@ from typing import Any
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import codec
 from forecast_autotune.records.named_lines import read_document
-from forecast_harness.targets.cuda.signature import KernelParameter, KernelSignature, check_signature
-from forecast_harness.targets.cuda.source import check_source_rules, read_launch
+from forecast_harness.targets.cuda.source import (
+    KernelParameter,
+    KernelSignature,
+    check_signature,
+    check_source_rules,
+    read_launch,
+)
 from forecast_harness.targets.packs.schema import Definition, Pack, Workload
 
 CUDA_PLACE = re.compile(r"^(?P<where>.+\.cu):(?P<name>[A-Za-z_]\w*)$", re.DOTALL)

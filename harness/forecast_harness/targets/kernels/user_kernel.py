@@ -265,11 +265,10 @@ class UserKernel:
             text = record.source
         return cls(path, name, module, fn, record, text, listed, zeroed)
 
-    def subjects(self, store: Store, device: str | None = None) -> list[BaseKernel]:
+    def subjects(self, store: Store) -> list[BaseKernel]:
         """The base kernels that variants are verified against, one per kind of call that is to be covered.
 
-        `device` is a substring of the device whose recorded problems count. Raises `CommandError` where it is not
-        known how the kernel is called, with what would help.
+        Raises `CommandError` where it is not known how the kernel is called, with what would help.
         """
         from forecast_harness.targets.kernels.base_kernel import BaseKernel
 
@@ -284,8 +283,8 @@ class UserKernel:
         )
         if callable(getattr(self.module, "inputs", None)):
             return [replace(kernel, file=str(self.path.absolute()), inputs=True)]
-        stored = list(self._stored(kernel, store, device))
-        known_calls = self._captured(kernel, store, device, stored) or list(self._cases(kernel)) or stored
+        stored = list(self._stored(kernel, store))
+        known_calls = self._captured(kernel, store, stored) or list(self._cases(kernel)) or stored
         if not known_calls:
             raise CommandError(
                 f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "
@@ -302,9 +301,7 @@ class UserKernel:
                 )
         return known_calls
 
-    def _captured(
-        self, base: BaseKernel, store: Store, device: str | None, stored: Sequence[BaseKernel]
-    ) -> list[BaseKernel]:
+    def _captured(self, base: BaseKernel, store: Store, stored: Sequence[BaseKernel]) -> list[BaseKernel]:
         """Captured calls of this very source: the largest of each form first, but for those that take minutes.
 
         All of them explain each other.
@@ -312,9 +309,6 @@ class UserKernel:
         files, sha = store.captures, self.kernel.source_sha256
         listed = [] if files is None else list(files.every(lambda name: name == self.kernel.name))
         ours = [(call, path) for call, path in listed if call.kernel.source_sha256 == sha]
-        ours = [
-            (c, p) for c, p in ours if device is None or device in c.device.slug or device in c.device.name
-        ]
         sizes = {c.id: sum(memory_span(a) for a in c.arguments if a.kind == "tensor") for c, _ in ours}
         ours.sort(key=lambda pair: (sizes[pair[0].id] > _MANY_ELEMENTS, -sizes[pair[0].id]))
         forms = [canonical_text(call_form(call.arguments)) for call, _ in ours]
@@ -348,10 +342,10 @@ class UserKernel:
             )
         return results
 
-    def _stored(self, base: BaseKernel, store: Store, device: str | None) -> Iterator[BaseKernel]:
+    def _stored(self, base: BaseKernel, store: Store) -> Iterator[BaseKernel]:
         """Recorded problems of this very source; each is a call to be covered, and explains the others."""
         sha = self.kernel.source_sha256
-        tables = [t for t in store.tables(self.kernel.name, device) if t.problem.kernel.source_sha256 == sha]
+        tables = [t for t in store.tables(self.kernel.name) if t.problem.kernel.source_sha256 == sha]
         calls = [t.problem.arguments for t in tables]
         known = tuple(x for t in tables for x in grid_samples(t))
         measured = [m.candidate.config for t in tables for m in t.measurements if m.candidate.is_base_variant]

@@ -13,8 +13,12 @@ from forecast_autotune.errors import ForecastAutotuneError, RecordError, Setting
 from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.targets.cuda import toolkit
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, read_cuda_declaration
-from forecast_harness.targets.cuda.signature import KernelSignature
-from forecast_harness.targets.cuda.source import check_source_rules, launch_comments, read_launch
+from forecast_harness.targets.cuda.source import (
+    KernelSignature,
+    check_source_rules,
+    launch_comments,
+    read_launch,
+)
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.schema import Pack
 from forecast_harness.targets.search_target import open_target

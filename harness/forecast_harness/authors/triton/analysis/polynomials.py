@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forecast_autotune import python_parser
-from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts
-from forecast_harness.authors.triton.analysis.loops import RangeLoop
+from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, RangeLoop
 from forecast_harness.authors.triton.analysis.source_unit import assigned_names, read_names
 
 Monomial = tuple[str, ...]
