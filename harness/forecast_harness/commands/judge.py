@@ -343,6 +343,7 @@ def _pack_lines(pack: Pack, refused: list[str]) -> list[Any]:
 
 def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
     from forecast_autotune.report.table import shown_text
+    from forecast_harness.verify.verdict import fault_power
 
     word = str(verdict.judgement)
     line = shown_text(f"{verdict.solution} on {verdict.pack}: ")
@@ -355,6 +356,7 @@ def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
     ]
     if verdict.accepted:
         lines.append(shown_text(f"  {verdict.checked}"))
+        lines.append(shown_text(f"  wrong sources that it is known to refuse, by fault: {fault_power()}"))
         if peaks := verdict.facts.get("peak_bytes"):
             most = ", ".join(f"{name} {size:,} bytes" for name, size in peaks.items())
             lines.append(shown_text(f"  memory at a time, beside inputs: {most}"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from forecast_autotune.records import Outcome
@@ -218,6 +221,13 @@ class SolutionVerdict(
         if ReasonCode.TIMEOUT in codes:
             return Outcome.TIMEOUT
         return Outcome.RUNTIME_ERROR if ReasonCode.FAILS in codes else Outcome.INCORRECT
+
+
+@cache
+def fault_power() -> str:
+    """How many known faults of each family verification refused, as a clause; `power.json` has what was counted."""
+    counted = json.loads((Path(__file__).parent / "power.json").read_text(encoding="utf-8"))["families"]
+    return ", ".join(f"{family} {refused} of {wrong}" for family, (refused, wrong) in counted.items())
 
 
 _MEMORY_RISE = 0.05

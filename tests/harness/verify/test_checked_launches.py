@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable
@@ -25,14 +26,25 @@ from forecast_harness.verify.verdict import (
     Judgement,
     ReasonCode,
     SolutionVerdict,
+    fault_power,
     found_share,
 )
 from tests.harness.small import checked_only
 
 
+ROOT = Path(__file__).parents[3]
+
+
 def launches_needed(share: float, confidence: float = 0.99) -> int:
     """How many launches find a fault in this share of them with this probability."""
     return math.ceil(math.log(1.0 - confidence) / math.log(1.0 - share))
+
+
+def test_a_verdict_states_the_counts_that_were_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/mutants_cpu.json").read_text())["summary"]["families"]
+    for family in (f for f in measured if f != "all"):
+        one = measured[family]
+        assert f"{family} {one['killed']['verify']} of {one['witnessed']}" in fault_power().split(", ")
 
 
 def test_as_many_launches_as_a_share_needs() -> None:
