@@ -31,7 +31,6 @@ from forecast_harness.verify.verdict import (
 )
 from tests.harness.small import checked_only
 
-
 ROOT = Path(__file__).parents[3]
 
 
