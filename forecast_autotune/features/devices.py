@@ -298,19 +298,15 @@ def datasheet_device(model: str) -> Device:
     if result is None:
         raise KeyError(f"no datasheet of {model!r}: there are {', '.join(sorted(_SHEETS))}")
     sheet = _SHEETS[result]
-    limits = architecture_of(sheet.backend, sheet.arch)
-    return Device(
-        result.upper(),
-        sheet.backend,
-        sheet.arch,
-        sheet.multiprocessors,
-        limits.shared_memory_bytes,
-        limits.registers,
-        limits.threads,
-        sheet.l2_mib * 2**20,
-        sheet.memory_gb * 10**9,
-        limits.warp_size,
-    )
+    counts = sheet.multiprocessors, sheet.l2_mib * 2**20, sheet.memory_gb * 10**9
+    return _device_of(result.upper(), sheet.backend, sheet.arch, *counts)
+
+
+def _device_of(name: str, backend: str, arch: str, units: int = 0, l2: int = 0, memory: int = 0) -> Device:
+    """The record of a device with the limits of its target."""
+    x = architecture_of(backend, arch)
+    limits = x.shared_memory_bytes, x.registers, x.threads
+    return Device(name, backend, arch, units, *limits, l2, memory, x.warp_size)
 
 
 def target_device(name: str) -> Device:
@@ -321,11 +317,7 @@ def target_device(name: str) -> Device:
     arch = name.lower().removeprefix("sm_")
     for backend, known in _ARCHITECTURES:
         if known == arch:
-            limits = architecture_of(backend, arch)
-            most, registers = limits.shared_memory_bytes, limits.registers
-            return Device(
-                f"any {name}", backend, arch, 0, most, registers, limits.threads, 0, 0, limits.warp_size
-            )
+            return _device_of(f"any {name}", backend, arch)
     return datasheet_device(name)
 
 

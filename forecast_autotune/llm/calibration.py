@@ -25,7 +25,7 @@ from forecast_autotune.llm.probe import FILE as PROBE
 from forecast_autotune.llm.probe import files_digest
 from forecast_autotune.records import Problem, digest
 from forecast_autotune.records.bounded_json import decode_bounded
-from forecast_autotune.records.codec import Record, json_option, reader_of
+from forecast_autotune.records.codec import Knots, Record, json_option, reader_of
 from forecast_autotune.records.named_lines import read_document
 
 Array = npt.NDArray[np.float64]
@@ -41,7 +41,7 @@ _MAX_LENGTH_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
-class MonotoneCurve(Record):
+class MonotoneCurve(Knots):
     """A rising curve through knots, linear in between; empty changes nothing.
 
     Beyond its ends it goes on as it does next to them, but no steeper than the identity: the fastest
@@ -67,19 +67,6 @@ class MonotoneCurve(Record):
         high = min(1.0, (self.y[-1] - self.y[-2]) / (self.x[-1] - self.x[-2]))
         under, over = np.minimum(values - self.x[0], 0.0), np.maximum(values - self.x[-1], 0.0)
         return np.asarray(result + low * under + high * over)
-
-    def to_json(self) -> Any:
-        """Knots as pairs."""
-        return [[a, b] for a, b in zip(self.x, self.y, strict=True)]
-
-    @classmethod
-    def from_json(cls, data: Any) -> MonotoneCurve:
-        """Read pairs. Raises `RecordError` for anything else."""
-        pairs = _read_knots(data)
-        return cls(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
-
-
-_read_knots = reader_of(tuple[tuple[float, float], ...])
 
 
 @dataclass(frozen=True)

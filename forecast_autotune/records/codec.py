@@ -282,6 +282,26 @@ def _record_reader(kind: Any) -> Reader:
     return lambda value: _read(kind, value)
 
 
+class Knots(Record):
+    """Base of curves that are lists of pairs: their two fields hold the first and the second of each."""
+
+    __slots__ = ()
+
+    def to_json(self) -> Any:
+        """The pairs."""
+        first, second = (getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        return [[a, b] for a, b in zip(first, second, strict=True)]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Read pairs. Raises `RecordError` for anything else."""
+        pairs = _read_pairs(data)
+        return cls(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))  # type: ignore[call-arg]
+
+
+_read_pairs = reader_of(tuple[tuple[float, float], ...])
+
+
 # --- writing ---
 
 

@@ -29,7 +29,7 @@ from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.devices import is_known_device, is_measured_device
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, Device, RiskVerdict
-from forecast_autotune.records.codec import Record, from_json, reader_of
+from forecast_autotune.records.codec import Knots, Record, from_json
 from forecast_autotune.surrogates.protocol import Array, Forecasts
 from forecast_autotune.surrogates.relatives import Kinship
 
@@ -57,7 +57,7 @@ _PESSIMISTIC_WIDTH = 1.3
 
 
 @dataclass(frozen=True)
-class CalibrationCurve(Record):
+class CalibrationCurve(Knots):
     """A monotone curve through (stated, observed) knots; linear in between."""
 
     stated: tuple[float, ...]
@@ -90,22 +90,6 @@ class CalibrationCurve(Record):
         """The curve that takes of both what `choose` (`max` or `min`) does, at the knots of either."""
         knots = tuple(sorted({*self.stated, *other.stated}))
         return CalibrationCurve(knots, tuple(choose(self(x), other(x)) for x in knots))
-
-    def to_json(self) -> Any:
-        """Knots as [stated, observed] pairs."""
-        return [[x, y] for x, y in zip(self.stated, self.observed, strict=True)]
-
-    @classmethod
-    def from_json(cls, data: Any) -> CalibrationCurve:
-        """Read pairs. Raises `RecordError` for anything else."""
-        try:
-            pairs = _read_knots(data)
-        except RecordError as error:
-            raise RecordError(f"a calibration curve is a list of [stated, observed]; it{error}") from error
-        return cls(tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
-
-
-_read_knots = reader_of(tuple[tuple[float, float], ...])
 
 
 def measurement_class(own: int) -> int:

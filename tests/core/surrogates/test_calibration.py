@@ -160,7 +160,7 @@ def test_json_there_and_back() -> None:
     ("change", "rule"),
     [
         ({"risk": [[[0.0, 0.5], [1.0, 0.1]]] * 4}, "rising knots"),
-        ({"risk": [3] * 4}, "list of"),
+        ({"risk": [3] * 4}, "risk\\[0\\] must be a list"),
         ({"risk": [[[0.0, 0.0], [1.0, 1.0]]]}, "4 curves"),
         ({"within": [[[0.0, 0.0], [1.0, 1.0]]]}, "4 curves"),
         ({"intervals": [[1.0]]}, "interval factors"),
