@@ -283,7 +283,10 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
         )
         across = np.where(wide, 0.0, np.minimum(facts["across_bytes"], buffered))
         if device.warp_size == 32:
-            along, turned = np.where(wide, 1.0 / 32.0, 1.0 / 16.0), 2.0 * turned
+            # The padding of a turned row does not grow beyond 256 bytes of it.
+            row = facts.dots[:, :, 1].max(axis=1, initial=1.0) * facts["dot_input_bits"] / 8.0
+            turned = 2.0 * turned * np.minimum(1.0, 256.0 / np.maximum(row, 1.0))
+            along = np.where(wide, 1.0 / 32.0, 1.0 / 16.0)
         turned = np.where(facts["flattened"] > 0.5, 0.0, turned)
         padding = np.where(facts["narrow_bytes"] > 0, 0.0, along * (buffered - across) + turned * across)
         buffers = (ahead + (facts["described"] < 0.5)) * (buffered + padding)

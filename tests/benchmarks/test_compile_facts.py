@@ -65,6 +65,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         *([("matmul_fp16", "hip:gfx950", TILE, [(4, 2), (4, 3), (8, 4)])] if RELEASE >= (3, 8) else []),
         *([("matmul_int8", "hip:gfx950", TILE, [(4, 3)])] if RELEASE >= (3, 8) else []),
         *([("matmul_fp16_k", "hip:gfx1250", TILE, [(4, 3)])] if RELEASE >= (3, 8) else []),
+        *([("matmul_fp16", "hip:gfx1250", {**TILE, "BN": 256}, [(8, 2)])] if RELEASE >= (3, 8) else []),
         ("matmul_fp16", "hip:gfx1100", TILE, [(4, 3)]),
         # 10: atomics, and descriptors that are rewritten.
         *([("matmul_split_k", "hip:gfx942", WIDE, [(4, 3), (8, 3)])] if RELEASE >= (3, 8) else []),
