@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from html import escape
+from pathlib import Path
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import printable
+from forecast_autotune.records.named_lines import read_document
+from forecast_harness.improve.parts import Part
 from forecast_harness.improve.session import Improvement
 from forecast_harness.targets.packs.load import load_pack
 
@@ -87,6 +92,15 @@ def step_text(found: Improvement) -> str:
     )
 
 
+def _own_source(part: Part) -> str:
+    """The source that a search began with; empty where the folder has been moved since."""
+    with suppress(OSError, RecordError):
+        if part.function is not None:
+            return load_pack(part.target).solutions[0].source
+        return read_document(Path(part.target.rpartition(":")[0]))
+    return ""
+
+
 def page(found: Improvement) -> str:
     """The page: table, then what each search did and the difference of its source."""
     body = [f"<h1>{escape(' '.join(found.words))}</h1><p>{escape(step_text(found))}</p><table><tr>"]
@@ -105,11 +119,11 @@ def page(found: Improvement) -> str:
                 f'<p><a href="{link}">its search</a>: lineage, forecasts against measurements, costs</p>'
             )
         if ended.source:
-            own = load_pack(part.target).solutions[0].source if part.function is not None else ""
+            own = _own_source(part)
             lines = difflib.unified_diff(
                 own.splitlines(), ended.source.splitlines(), "before", "after", lineterm=""
             )
-            body.append(f"<pre>{escape(chr(10).join(lines) if own else ended.source)}</pre>")
+            body.append(f"<pre>{escape(chr(10).join(lines))}</pre>")
     style = (
         "body{font:15px sans-serif;margin:2em auto;max-width:70em}td,th{text-align:left;padding:.2em .8em}"
         "pre{background:#f4f4f4;padding:1em}"

@@ -24,6 +24,7 @@ from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_harness.improve import proof as proofs
 from forecast_harness.improve import session as sessions
 from forecast_harness.improve.child import UserProgram
+from forecast_harness.improve.page import page
 from forecast_harness.improve.parts import Part, chosen_parts, parts_of
 from forecast_harness.improve.proof import ProofRequest
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings, SearchEnd
@@ -178,6 +179,10 @@ def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
     assert 5e-7 < parts["mine"].roofline_s < 5e-6
     assert (tmp_path / "kernel-mine.py").read_text() == "import triton\n"
     assert "no module of its own" in parts["whole"].reason
+    ends = {"mine": SearchEnd(1.2, True, source="import triton as t\n")}
+    assert "\n-import triton\n+import triton as t" in page(
+        Improvement(("x.py",), parts=tuple(parts.values()), searches=ends)
+    )
 
 
 @pytest.mark.parametrize(("wrong", "differs"), [(0.0, False), (0.5, True)])
