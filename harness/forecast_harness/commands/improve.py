@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.output import Output, UsageError, require_packages
+from forecast_autotune.commands.output import Output, UsageError, output_path, require_packages
 from forecast_autotune.file_access import misplaced_file, open_named_output
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def improve(options: argparse.Namespace, output: Output) -> int:
     recorded = None if options.from_run is None else Path(options.from_run)
     words = _words(options, recorded)
     folder = Path(options.out or _folder_name(words) + ("" if recorded is None else "-again"))
+    if options.patch is not None:
+        output_path("--patch", options.patch, "")
     known = _known(folder, options.resume, words)
     session = ImproveSession(
         tuple(words), _settings(options), folder, (lambda line: None) if options.quiet else output.remark

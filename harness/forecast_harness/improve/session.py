@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.commands.output import CommandError
 from forecast_autotune.records.codec import Record
 from forecast_autotune.records.program import (
+    CHECK_FILE,
     RECORDING_FILE,
     FunctionReplacement,
     ProgramRecording,
@@ -110,7 +112,10 @@ class ImproveSession:
         """Seconds of one run of the program."""
 
     def look(self, recorded: Path | None = None) -> Improvement:
-        """Record the program, or read the recording in a folder, and list its parts."""
+        """Record the program, or read the recording in a folder, and list its parts.
+
+        Raises `CommandError` for a program that fails, or that never calls the functions of `step` and `check`.
+        """
         if recorded is not None:
             self.store = recorded.absolute() / "store"  # with the calls that were captured
         folder = (recorded or self.folder) / "look"
@@ -135,6 +140,10 @@ class ImproveSession:
                 self._tell("recording it once more, now that everything is tuned")
                 recording = record(self.program, plan, folder, self.store, seconds=most)
             self.run_s = time.monotonic() - began
+        if self.settings.step and not recording.steps:
+            raise CommandError(f"--step {self.settings.step}: the program calls no such function")
+        if self.settings.check and not (folder / CHECK_FILE).exists():
+            raise CommandError(f"--check {self.settings.check}: the program calls no such function")
         self.run_limit_s = max(_LEAST_LOOK_S, _RUN_MARGIN * self.run_s)
         if recording.interrupted:
             self.run_s = self.run_limit_s = min(self.run_s, _ENDLESS_RUN_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -67,6 +68,7 @@ def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_pa
 @pytest.mark.parametrize(
     ("source", "said"),
     [
+        ("# --check\ndef fn(): 0\n", "--check __main__:fn: the program calls no such function"),
         ("import torch\nprint(torch.ones(2).sum())\n", "no function of its own"),
         ("raise SystemExit('no data')\n", "the program fails, with exit status 1: no data"),
         ("import os\nos.kill(os.getpid(), 9)\n", "the program fails, by signal 9: it says nothing"),
@@ -75,7 +77,17 @@ def test_the_tutorial_ends_with_a_faster_source_that_holds_in_the_program(tmp_pa
 )
 def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: str, said: str) -> None:
     (tmp_path / "program.py").write_text(source)
-    command = [sys.executable, "-m", "forecast_autotune", "improve", "--device", "cpu", "program.py"]
+    options = ["--check", "__main__:fn"] if "--check" in source else []
+    command = [
+        sys.executable,
+        "-m",
+        "forecast_autotune",
+        "improve",
+        "--device",
+        "cpu",
+        *options,
+        "program.py",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert said in " ".join((done.stdout + done.stderr).split())
     # What never began is not in the way of the next run.
@@ -89,6 +101,7 @@ def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: s
         (("nowhere.py",), "can't open file 'nowhere.py'"),
         (("--seconds", "-1", "x.py"), "must be a number above 0"),
         (("--from-run", "nowhere"), "no folder of `improve`"),
+        (("--patch", "nowhere/x.diff", os.__file__), "there is no directory nowhere"),
     ],
 )
 def test_mistakes_are_named(
