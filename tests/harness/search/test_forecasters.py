@@ -91,8 +91,7 @@ def family(n: int, seed: int = 0) -> list[Result]:
 
 
 def asked(known: Sequence[Result], nodes: Sequence[Node]) -> NodeForecastRequest:
-    lineage = {n.id: n.parents for n, _, _ in known}
-    return NodeForecastRequest(1, SEED, tuple(nodes), tuple(known), lineage, PACK)
+    return NodeForecastRequest(1, SEED, tuple(nodes), tuple(known), PACK)
 
 
 def split(n: int, seed: int) -> tuple[NodeForecastRequest, list[Result]]:
@@ -426,10 +425,9 @@ JUDGED = {
 def beliefs(*ran: tuple[Node, float], reference: Node = PLAIN_SEED) -> dict[str, NodeForecast]:
     known = [(PLAIN_SEED, NodeResult(Outcome.OK, "seed", 0.0), 0.0)]
     known += [(n, NodeResult(Outcome.OK, "seed", s, sd=0.01), s) for n, s in ran]
-    lineage = {n.id: n.parents for n, _, _ in known}
     done = {n.id for n, _ in ran}
     left = tuple(n for n in NODES if n.id not in done)
-    asked = NodeForecastRequest(1, reference, left, tuple(known), lineage, PLAIN_PACK)
+    asked = NodeForecastRequest(1, reference, left, tuple(known), PLAIN_PACK)
     return dict(RecordedForecaster(JUDGED, LineageForecaster()).forecast(asked).beliefs)
 
 

@@ -248,7 +248,6 @@ def test_questions_hold_the_new_and_the_best_of_the_deferred() -> None:
     assert new <= {n.id for n in last.nodes}
     assert len(old) == 2 * 2 * 8 < len(state.pool), "twice what a batch proposes"
     assert not {n.id for n in last.nodes} & {n.id for n, _, _ in last.judged}
-    assert all(last.lineage[n.id] == n.parents for n, _, _ in last.judged)
     reused = [n for b in state.batches.values() for n in (b.chosen.nodes if b.chosen else ())]
     assert any(state.nodes[n].batch < b.number for b in state.batches.values() for n in b.finished)
     assert len(reused) == len(set(reused))

@@ -314,7 +314,7 @@ def test_a_forecast_of_variants_needs_no_results() -> None:
     nodes = (node(NAIVE), node(heavy), node(broken))
     seed = (SEED, NodeResult(Outcome.OK, SEED.id, 0.0), 0.0)
     with contextlib.closing(TritonForecaster(TARGET)) as forecaster:
-        result = forecaster.forecast(NodeForecastRequest(1, SEED, nodes, (seed,), {}, TARGET)).beliefs
+        result = forecaster.forecast(NodeForecastRequest(1, SEED, nodes, (seed,), TARGET)).beliefs
     same, slow, bad = (result[n.id] for n in nodes)
     assert not same.abstains
     assert same.sd == UNTESTED_DIFFERENCE_SD
