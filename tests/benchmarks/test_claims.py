@@ -10,8 +10,6 @@ import pytest
 
 from benchmarks.claims.check import check_all, write_pages
 from benchmarks.claims.figures import find_figures, split_units
-from benchmarks.claims.history import History
-from benchmarks.claims.manifest import load_claims
 
 CLAIM = """
 [tuning.first-call]
@@ -177,41 +175,6 @@ def test_a_claim_that_breaks_a_rule_is_told(repository: Path, old: str, new: str
     assert said in "\n".join(check_all(repository))
 
 
-def changed(root: Path) -> list[str] | None:
-    (claim,) = load_claims(root)[0]
-    return History(root).changed_sources(claim)
-
-
-def test_sources_are_followed_through_a_move(repository: Path) -> None:
-    git(repository, "mv", "package/code.py", "package/other.py")
-    commit(repository, "Move")
-    assert changed(repository) == []
-    (repository / "package/other.py").write_text(CODE.replace("2 * x", "x + x"))
-    (repository / "package/new.py").write_text("X = 1\n")
-    commit(repository, "Edit")
-    assert changed(repository) == ["package/new.py", "package/other.py"]
-
-
-def test_a_deleted_source_is_a_change(repository: Path) -> None:
-    assert changed(repository) == []
-    (repository / "package/code.py").unlink()
-    commit(repository, "Delete")
-    assert changed(repository) == ["package/code.py"]
-
-
-def test_what_was_measured_on_a_merged_branch_is_known(repository: Path) -> None:
-    main = git(repository, "branch", "--show-current").strip()
-    git(repository, "checkout", "-q", "-b", "beside")
-    (repository / "package/code.py").write_text(CODE.replace("2 * x", "x * 2"))
-    write_result(repository, commit(repository, "Multiply"))
-    commit(repository, "Measure beside")
-    git(repository, "checkout", "-q", main)
-    assert changed(repository) == []
-    git(repository, "merge", "-q", "--no-edit", "beside")
-    assert changed(repository) == []
-    assert not History(repository).knows("0123456789abcdef")
-
-
 def test_the_pages_show_a_claim_and_its_headline(repository: Path) -> None:
     results, claims = (repository / f"docs/{name}.md" for name in ("results", "claims"))
     row = "| [2.17 s](claims.md#first-call) | for the first call, 28x less. | GPU | 2026-01-02 |"
@@ -219,8 +182,3 @@ def test_the_pages_show_a_claim_and_its_headline(repository: Path) -> None:
     assert '<a id="first-call"></a>The first call takes 2.17 s, 28x less than it took.' in claims.read_text()
     results.write_text("")
     assert problem(repository).startswith("docs/results.md is not what")
-
-
-def test_without_a_history_no_commit_is_missed(repository: Path) -> None:
-    (repository / ".git").rename(repository / "no-git")
-    assert check_all(repository) == []

@@ -11,15 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.environment import ROOT
-from benchmarks.lib.libraries.contexts import ENVIRONMENT
-from benchmarks.lib.libraries.workloads import LIBRARIES
-from benchmarks.tuning import libraries
 from benchmarks.tuning.libraries import (
     compact_rows,
     compare_arms,
-    list_class,
-    one_row_per_candidate,
     pack_tables,
     read_arms,
     text_free,
@@ -57,45 +51,6 @@ def test_ratios_are_of_contexts_that_both_arms_decided(tmp_path: Path) -> None:
     assert ratio["slower_contexts"] == 0
     assert result["contexts_in_common"] == {"before & forecast": 2}
     assert result["arms"]["before"]["median_s"] == 5.0
-
-
-def test_ratios_are_told_apart_by_the_length_of_lists(tmp_path: Path) -> None:
-    long = [{"id": C, "wall_s": 1.0, "n": 40}]
-    write_arm(tmp_path, "forecast", [*decisions({A: 2.0}), *long])
-    write_arm(tmp_path, "exhaustive", [*decisions({A: 1.0}), {**long[0], "wall_s": 8.0}])
-    ratio = compare_arms(read_arms([tmp_path]))["ratios"]["exhaustive/forecast"]
-    assert {name: (r["contexts"], r["ratio"]) for name, r in ratio["by_length"].items()} == {
-        "1-8": (1, 0.5),
-        ">32": (1, 8.0),
-    }
-    assert ratio["slower_contexts"] == 1
-    assert ratio["by_length"]["1-8"]["low"] is None, "one kernel has no interval"
-
-
-@pytest.mark.parametrize(("n", "said"), [(2, "1-8"), (8, "1-8"), (9, "9-16"), (32, "17-32"), (33, ">32")])
-def test_classes_of_lists(n: int, said: str) -> None:
-    assert list_class(n) == said
-
-
-def test_arms_on_fewer_cores_are_compared_with_ours_on_as_many(tmp_path: Path) -> None:
-    write_arm(tmp_path, "forecast", decisions({A: 1.0}))
-    write_arm(tmp_path, "forecast_4cores", decisions({A: 2.0}))
-    write_arm(tmp_path, "exhaustive_4cores", decisions({A: 6.0}))
-    assert {name: r["ratio"] for name, r in compare_arms(read_arms([tmp_path]))["ratios"].items()} == {
-        "exhaustive_4cores/forecast_4cores": 3.0
-    }
-
-
-def test_triton_which_compiles_on_one_core_is_compared_with_ours_on_any_number(tmp_path: Path) -> None:
-    write_arm(tmp_path, "forecast", decisions({A: 1.0}))
-    write_arm(tmp_path, "forecast_1cores", decisions({A: 4.0}))
-    write_arm(tmp_path, "triton", decisions({A: 12.0}))
-    write_arm(tmp_path, "triton_1cores", decisions({A: 16.0}))
-    assert {name: r["ratio"] for name, r in compare_arms(read_arms([tmp_path]))["ratios"].items()} == {
-        "triton/forecast": 12.0,
-        "triton/forecast_1cores": 3.0,
-        "triton_1cores/forecast_1cores": 4.0,
-    }
 
 
 def test_the_harvest_is_the_exhaustive_arm_and_later_folders_count(tmp_path: Path) -> None:
@@ -153,29 +108,6 @@ def test_wall_seconds_are_split_at_the_first_compilation_and_the_last_timing(tmp
     }
 
 
-def test_a_report_says_where_our_arm_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stages, out = tmp_path / "stages", tmp_path / "libraries.json"
-    write_arm(stages, "forecast", decisions({A: 1.0}))
-    where = {"environment": {"device": "some GPU", "commit": "0123abc"}, "options": {"seconds": 9.0}}
-    (stages / f"forecast{ENVIRONMENT}").write_text(json.dumps(where))
-    monkeypatch.setattr("sys.argv", ["libraries", "report", "--folders", str(stages), "--out", str(out)])
-    libraries.main()
-    written = json.loads(out.read_text())
-    assert (written["environment"]["device"], written["environment"]["commit"]) == ("some GPU", "0123abc")
-    assert written["raw"]["runs"] == {"stages/forecast": where}
-    assert written["summary"]["arms"]["forecast"]["wall_s"] == 1.0
-    assert str(tmp_path) not in out.read_text()
-
-
-def test_a_report_without_folders_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["libraries", "report", "--out", "libraries.json"])
-    with pytest.raises(SystemExit):
-        libraries.main()
-    assert "report needs --folders" in capsys.readouterr().err
-
-
 SECRET = "a line of the kernel"
 
 
@@ -198,12 +130,6 @@ def harvested() -> Table:
     return Table(replace(table.problem, kernel=kernel, ttir={"BLOCK=32": SECRET}), [*rows, again])
 
 
-def test_a_candidate_has_one_row_with_its_last_time_and_its_compilation() -> None:
-    one, two = one_row_per_candidate(harvested())
-    assert (one.median_ms, one.protocol, one.compile_s, one.extra["registers"]) == (1.25, "turns", 0.5, 32)
-    assert (two.outcome, two.compile_s) == (Outcome.COMPILE_ERROR, 0.75)
-
-
 def test_what_is_packed_holds_no_text_and_can_be_replayed(tmp_path: Path) -> None:
     table = harvested()
     write_arm(tmp_path, "harvest", [{"id": A, "wall_s": 1.0, "problem": table.problem.id}])
@@ -218,15 +144,3 @@ def test_what_is_packed_holds_no_text_and_can_be_replayed(tmp_path: Path) -> Non
     assert packed.problem.extra["label"] == "fla/norm"
     assert [m.compile_s for m in packed.measurements] == [0.5, 0.75]
     assert packed.measurements[1].extra["error"] == "SomeError"
-
-
-def test_the_packed_harvest_holds_facts_and_times_alone() -> None:
-    tables = load([ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"])
-    assert len(tables) >= 80
-    for table in tables:
-        problem = table.problem
-        assert not problem.kernel.source
-        assert not problem.ttir
-        assert problem.extra["label"].partition("/")[0] in LIBRARIES
-        assert all(m.compile_s is not None and "message" not in m.extra for m in table.measurements)
-        assert len(table.by_candidate()) == len(table.measurements), "a row per candidate"

@@ -106,9 +106,3 @@ def test_a_search_of_a_kernel_says_of_which_library_and_what_its_run_recorded(
     assert "no device" in result["calls"]["told"]
     assert result["status"] != 0, "a search that does not know how the kernel is called is refused"
     assert (result["judged"], result["cold_first_verdict_s"]) == (0, None)
-
-
-def test_a_library_that_is_not_installed_is_named_with_a_remedy() -> None:
-    missing = LibraryKernel("gone.ops:fn", "fla/softmax_8192x1024", "no-such-library")
-    with pytest.raises(ValueError, match="needs no-such-library: pip install"):
-        missing.version()

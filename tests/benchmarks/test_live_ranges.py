@@ -6,12 +6,9 @@ import math
 
 import pytest
 
-from benchmarks import kernels
 from benchmarks.ranges.live_ranges import (
-    RANGES,
     best_single,
     compared,
-    interpolated_choice,
     slowdown,
     summarise,
 )
@@ -34,14 +31,6 @@ def test_the_best_single_config_runs_everywhere() -> None:
     assert result["worst"] == {"best_single": 0.1, "robust": 0.1}
 
 
-def test_a_few_sizes_speak_for_those_between() -> None:
-    sizes = [2**i for i in range(7)]
-    steady = {"a": [1.0] * 7, "b": [2.0**i / 4 for i in range(7)], "c": [1.0, 9.0, 1.0, 1.0, 1.0, 1.0, 0.5]}
-    times = [{c: each[i] for c, each in steady.items()} for i in range(7)]
-    assert interpolated_choice(times, sizes) == "c", "size 2 is not among the four that are looked at"
-    assert best_single(times)[0] == "a"
-
-
 def test_means_are_over_kernels_in_which_all_choices_ran() -> None:
     def row(kernel: str, single: float, robust: float | None) -> dict[str, object]:
         measurements, seconds = (
@@ -59,18 +48,3 @@ def test_means_are_over_kernels_in_which_all_choices_ran() -> None:
     assert result["slowdown"]["robust"] == pytest.approx(0.1)
     assert result["within_5_percent"] == {"best_single": 1, "interpolated": 1, "robust": 1, "middle": 0}
     assert result["where_best_single_within_5_percent"]["kernels"] == 1
-
-
-@pytest.mark.parametrize("entry", RANGES, ids=lambda e: e.kernel)
-def test_sizes_of_a_range_reach_from_end_to_end(entry) -> None:  # type: ignore[no-untyped-def]
-    sizes = entry.sizes(16)
-    assert sizes[0] == entry.low
-    assert sizes[-1] == entry.high
-    assert len(sizes) >= 14
-    assert all(size % 16 == 0 for size in sizes)
-    case = entry.case(sizes[3])
-    assert entry.argument in case.key
-    result = case.make("meta")
-    values = {**dict(zip(case.kernel.arg_names, result["args"], strict=False)), **result["kwargs"]}
-    assert values[entry.argument] == sizes[3]
-    assert kernels.cases([entry.kernel])[0].kernel is case.kernel

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from benchmarks.corpus import retime_near_best
-from forecast_autotune.records import Measurement
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.testing import example_table
 
@@ -35,19 +32,3 @@ def test_what_is_close_to_the_best_is_named(tmp_path: Path) -> None:
     result = retime_near_best.close_configs([path], 0.1)
     assert [len(close) for close in result.values()] == [3]
     assert retime_near_best.close_configs([path], 0.01) == {}, "one config has no rival"
-
-
-def test_another_hosts_constant_is_taken_off() -> None:
-    old, new = table([0.010, 0.0101, 0.0102]), table([0.0112, 0.0110, 0.0112])
-    level = retime_near_best.levelled_measurements(old, new)
-    assert times(level) == pytest.approx([0.0102, 0.0100, 0.0102])
-    assert level.problem.ttir == {}
-    assert all(isinstance(m, Measurement) and m.problem == old.problem.id for m in level.measurements)
-
-
-def test_luck_is_what_the_first_timing_cost() -> None:
-    old, new = table([1.0, 1.01, 2.0]), table([1.05, 1.0])
-    assert retime_near_best.lucky_choice_regret([(old, new)]) == pytest.approx(0.05)
-    (result,) = retime_near_best.timing_differences([(old, new)])
-    assert result["configs"] == 2
-    assert result["median"] == pytest.approx(0.03, abs=0.005)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.zoo.packages import Package, fetch, packages, unpack
-from benchmarks.zoo.own_tests import Zoo, page, suite_command, summarize
+from benchmarks.lib.zoo.packages import Package, fetch, unpack
+from benchmarks.zoo.own_tests import Zoo, page, summarize
 
 KERNEL = """
 import pytest, torch, triton
@@ -68,14 +65,6 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     )
 
 
-def test_the_archive_has_the_files_of_the_commit_that_were_asked_for(source: Package, tmp_path: Path) -> None:
-    archive = fetch(tmp_path / "to", [source])
-    unpack(archive.parent, tmp_path / "top")
-    files = [str(p.relative_to(tmp_path / "top")) for p in (tmp_path / "top").rglob("*") if p.is_file()]
-    assert files == ["scattermoe/tests/test_double.py"]
-    assert [p.name for p in source.test_files(tmp_path / "top")] == ["test_double.py"]
-
-
 @pytest.mark.slow
 def test_both_arms_run_the_same_tests_and_make_the_same_calls(
     source: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,16 +84,6 @@ def test_both_arms_run_the_same_tests_and_make_the_same_calls(
     wrong = next(row for row in put["scattermoe"] if row["test"].endswith("test_wrong"))
     assert wrong["plain"]["exception"] == wrong["ours"]["exception"]
     assert "TypeError" in wrong["ours"]["exception"]
-
-
-def test_a_process_can_be_given_one_test() -> None:
-    package = packages(["vllm"])["vllm"]
-    words, variables = suite_command(
-        package, Path("top"), Path("home"), tests=["a.py::test"], null=True, out="o"
-    )
-    assert words[:2] == ["-m", "benchmarks.lib.zoo.suite"]
-    assert json.loads(words[2])["tests"] == ["a.py::test"]
-    assert str(ROOT) in variables["PYTHONPATH"].split(os.pathsep)
 
 
 def line(outcome: str, **more: Any) -> dict[str, Any]:
@@ -154,25 +133,3 @@ def test_a_test_is_lost_if_it_fails_again() -> None:
 def test_the_page_is_that_of_the_results() -> None:
     files = sorted((ROOT / "benchmarks" / "results").glob("zoo_[hn]*.json"))
     assert page(files) == (ROOT / "docs" / "tested_packages.md").read_text(encoding="utf-8")
-
-
-def test_absent_modules_are_false_and_bare_packages_run_no_code(tmp_path: Path) -> None:
-    engine = tmp_path / "engine"
-    engine.mkdir()
-    (engine / "__init__.py").write_text("raise RuntimeError", encoding="utf-8")
-    (engine / "kernels.py").write_text(
-        "from engine.platforms import p\nON = bool(p.is_on())", encoding="utf-8"
-    )
-    program = (
-        "from benchmarks.lib.zoo.stand_ins import import_without\n"
-        "import_without(['engine'], ['engine.platforms'])\n"
-        "import engine.kernels\nprint(engine.kernels.ON)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "False\n", done.stderr

@@ -12,12 +12,10 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console, RenderableType
 
-from forecast_autotune.report import chart
-from forecast_autotune.report.plot import MissingMatplotlibError, median_path, render_page, render_png
+from forecast_autotune.report.plot import MissingMatplotlibError, render_page, render_png
 from forecast_autotune.report.table import (
     checklist,
     decision_explanation,
-    replay_panel,
     replay_table,
     store_table,
 )
@@ -61,60 +59,6 @@ def rendered(shown: RenderableType, width: int = 140) -> str:
 # --- figures ---
 
 
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.0, "0 %"), (0.0004, "0 %"), (0.0234, "2.3 %"), (0.02, "2 %"), (0.355, "36 %"), (24.1, "2410 %")],
-)
-def test_percent(share: float, text: str) -> None:
-    assert chart.percent(share) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.839, "0.84 s"), (12.34, "12.3 s"), (100.2, "100 s"), (158.0, "2 min 38 s"), (7500.0, "2 h 5 min")],
-)
-def test_seconds(value: float, text: str) -> None:
-    assert chart.seconds(value) == text
-
-
-def test_times_change_their_unit_and_nothing_is_a_dash() -> None:
-    assert chart.milliseconds(0.0284321) == "28.43 µs"
-    assert chart.milliseconds(0.19360000640153885) == "0.1936 ms"
-    assert chart.milliseconds(3.80912, 2) == "3.8 ms"
-    assert chart.milliseconds(None) == "-"
-
-
-def test_a_step_of_the_sparkline_is_a_doubling_beyond_the_tolerance() -> None:
-    assert [chart.sparkline_step(r, 0.02) for r in (0.0, 0.02, 0.021, 0.039, 0.041, 0.081, 900.0)] == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        3,
-        7,
-    ]
-    assert chart.sparkline_step(0.0, 0.0) == 0
-    assert chart.sparkline_step(0.001, 0.0) == 1
-
-
-def test_a_sparkline_falls_with_the_regret_and_keeps_its_end() -> None:
-    assert chart.sparkline((9.0, 0.1, 0.0), 0.02) == "█▄▁"
-    assert chart.sparkline((9.0, 0.1, 0.0), 0.02, plain=True) == "#-_"
-    long = chart.sparkline([9.0] * 99 + [0.0], 0.02, width=10)
-    assert long == "█" * 9 + "▁"
-    assert chart.sparkline((), 0.02) == ""
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_bar_has_its_width_and_shows_that_something_is_there(plain: bool) -> None:
-    for share in (0.0, 0.001, 0.33, 0.5, 1.0, 7.0):
-        assert len(chart.bar(share, 10, plain=plain)) == 10
-    empty, little, full = (chart.bar(share, 10, plain=plain) for share in (0.0, 0.001, 1.0))
-    assert empty != little
-    assert len(set(full)) == 1
-
-
 # --- the terminal ---
 
 
@@ -140,12 +84,6 @@ def test_labels_are_text_and_never_markup() -> None:
     facts = {"kernel": odd, "device": odd, "problems": 1, "decided": 0, "candidates": 2, "ok": 1}
     assert rendered(store_table([{**facts, "failed": 1, "best_ms": 0.2, "last": ""}])).count(odd) == 2
     assert odd in rendered(checklist([("ok", "store", odd, "")]))
-
-
-def test_the_panel_counts_what_went_beyond_the_tolerance() -> None:
-    text = rendered(replay_panel(report(row("a", (0.5, 0.0)), row("b", (0.5, 0.3)))))
-    assert "50 % (forecast: 8 %): 1 of 2 ended more than 2 % above" in text
-    assert "15.0x faster" in text
 
 
 def store_row(name: str) -> dict[str, object]:
@@ -267,14 +205,6 @@ def test_the_picture_is_a_png_that_grows_with_the_problems() -> None:
 )
 def test_odd_reports_can_be_drawn(rows: list[ReplayRow]) -> None:
     assert render_png(report(*rows), dpi=30).startswith(b"\x89PNG")
-
-
-def test_the_median_path_goes_through_the_middle_problem() -> None:
-    rows = [row(path=(4.0, 0.0)), row(path=(2.0, 1.0, 0.5, 0.25)), row(path=(8.0, 8.0, 8.0, 8.0))]
-    shares, middle = median_path(rows, points=4)
-    # 20 candidates each: after 1, 2, 3 and 4 measurements.
-    assert shares == pytest.approx([0.05, 0.1, 0.15, 0.2])
-    assert middle == pytest.approx([4.0, 1.0, 0.5, 0.25])
 
 
 def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

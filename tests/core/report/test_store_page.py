@@ -5,18 +5,12 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
-from pathlib import Path
-
-import pytest
 
 from forecast_autotune.report.store_page import (
     MOST_PROBLEMS,
     MOST_REASONS,
     ProblemRow,
-    age_text,
-    disk_use,
     render_store_page,
-    size_text,
 )
 from forecast_autotune.testing import example_table
 from tests.core.report.store_rows import HOSTILE, overview, problem_row
@@ -103,34 +97,3 @@ def test_a_row_of_measurements_without_a_decision() -> None:
     assert row.median_ms == min(m.ms for m in table.by_candidate().values() if m.ok)
     assert row.risk is None
     assert len(ProblemRow.of(table.problem, (), None).reasons) <= MOST_REASONS
-
-
-@pytest.mark.parametrize(
-    ("at", "text"),
-    [
-        ("2026-11-23T11:59:30+00:00", "30 s"),
-        ("2026-11-23T11:00:00", "60 min"),
-        ("2026-11-22T12:00:00+00:00", "24 h"),
-        ("2026-11-03T12:00:00+00:00", "20 d"),
-        ("2027-01-01T00:00:00+00:00", "0 s"),
-        ("yesterday", "yesterday"),
-        ("", ""),
-    ],
-)
-def test_ages(at: str, text: str) -> None:
-    assert age_text(at, NOW)[0] == text
-
-
-def test_sizes(tmp_path: Path) -> None:
-    assert [size_text(n) for n in (0, 999, 1500, 3_200_000, 5 * 10**12)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "3.2 MB",
-        "5e+03 GB",
-    ]
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "file").write_bytes(b"x" * 10)
-    (tmp_path / "loop").symlink_to(tmp_path)
-    assert disk_use(tmp_path) == (1, 10)
-    assert disk_use(None) == disk_use(tmp_path / "absent") == (0, 0)

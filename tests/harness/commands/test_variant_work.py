@@ -16,7 +16,7 @@ from forecast_autotune.errors import VariantError
 from forecast_autotune.variants import Check, Variant
 from forecast_harness.commands import variant_verification
 from forecast_harness.commands.variant_verification import VariantWork
-from forecast_harness.sandbox.api import SandboxError, SandboxLane
+from forecast_harness.sandbox.api import SandboxLane
 from forecast_harness.sandbox.lane_pools import LanePool
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.trials.variants.verify import LaneJobs, VariantVerification
@@ -114,12 +114,6 @@ def test_every_variant_is_verified_for_every_kind_that_is_surveyed_once(
     assert sum("survey" in lane.asked for lane in lanes) == 1
 
 
-def test_a_kind_that_cannot_be_surveyed_takes_no_verdict_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, found, kept = verified(monkeypatch, "cuda", broken=1)
-    assert (found, [c.signature for c in kept]) == ([], ["0", "0"])
-    assert verified(monkeypatch, "cuda", broken=0)[2] == []
-
-
 def test_while_the_base_is_surveyed_the_other_lanes_compile_what_they_verify_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,12 +125,6 @@ def test_while_the_base_is_surveyed_the_other_lanes_compile_what_they_verify_the
     others = [lane.asked for lane in lanes if "survey" not in lane.asked]
     assert [asked[0] for asked in others] == ["compile early"] * 2
     assert all(what.startswith("verify") for asked in others for what in asked[1:])
-
-
-def test_nobody_waits_for_a_survey_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes, found, kept = verified(monkeypatch, "cuda", broken=0, architecture=90)
-    assert (found, kept) == ([], [])
-    assert sorted(what for lane in lanes for what in lane.asked) == ["compile early"] * 2 + ["survey"]
 
 
 class UsedLane(Lane):
@@ -221,11 +209,3 @@ def test_lanes_open_side_by_side_before_they_are_needed() -> None:
         with lanes.borrowed() as lane:
             assert lane in made
     assert [lane.closed for lane in made] == [True] * 3
-
-
-def test_a_lane_that_does_not_open_is_told_to_all_who_wait() -> None:
-    def broken() -> SandboxLane:
-        raise SandboxError("no device")
-
-    with LanePool(broken, 2) as lanes, pytest.raises(SandboxError, match="no device"):
-        done(lanes, range(4), lambda item, lane: item)

@@ -17,7 +17,7 @@ import pytest
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import BackendResponse, LLMError, Usage
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_autotune.records import Candidate, Config, Outcome
+from forecast_autotune.records import Outcome
 from forecast_autotune.records.codec import to_json
 from forecast_autotune.variants.records import (
     Origin,
@@ -29,24 +29,18 @@ from forecast_autotune.variants.records import (
 from forecast_harness.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import (
-    MIN_RESULTS,
     LineageForecaster,
     LLMNodeForecaster,
     RecordedForecaster,
-    ScorePosterior,
-    blend_forecast,
-    edit_embedding,
     fit_mixture,
     open_forecaster,
     question_prompt,
-    relative_forecasts,
 )
 from forecast_harness.trials.configs.variant_tracing import (
     MAX_TIMINGS,
     Timing,
     add_timings,
     is_known_at,
-    to_measurement,
 )
 from forecast_harness.trials.race import drift_corrected_seconds
 
@@ -150,16 +144,6 @@ def test_what_rewrites_do_together_is_what_they_do_alone() -> None:
     assert np.mean((mean - truth) ** 2) < 0.25 * np.mean(truth**2)
 
 
-def test_only_rewrites_are_parts_of_a_change_and_no_model_s_name() -> None:
-    one = replace(SEED, id="a", source=source(["rewrite_a"], 64), parents=("seed",))
-    changes = [
-        edit_embedding(replace(one, provenance=Provenance(origin, author="x")), SEED)
-        for origin in (Origin.LLM, Origin.REWRITE)
-    ]
-    assert changes[0] @ changes[0] == pytest.approx(2.0)
-    assert changes[1] @ changes[1] == pytest.approx(3.0)
-
-
 def test_scales_that_explain_results_as_well_are_all_believed() -> None:
     ones = {"a": np.eye(2)}
     targets, noise = np.array([0.2, -0.2]), np.full(2, 0.01)
@@ -186,16 +170,6 @@ def test_what_the_harness_broke_blames_no_rewrite() -> None:
     assert max(b.p_fail for b in beliefs.values()) < 0.05
 
 
-def test_few_results_abstain_and_say_so() -> None:
-    rows = [r for r in family(30) if r[1].log2_ratio is not None]
-    nodes = [r[0] for r in rows[12:]]
-    for count, abstains in ((0, True), (MIN_RESULTS - 1, True), (MIN_RESULTS + 2, False)):
-        beliefs = LineageForecaster().forecast(asked(rows[:count], nodes)).beliefs.values()
-        assert {b.abstains for b in beliefs} == {abstains}
-        assert all(math.isfinite(b.mean) and b.sd > 0 and 0 <= b.p_better <= 1 - b.p_fail for b in beliefs)
-    assert "2 results of" in LineageForecaster().forecast(asked(rows[:2], nodes)).beliefs[nodes[0].id].note
-
-
 def test_what_is_like_nothing_measured_abstains() -> None:
     rows = family(30)
     text = "__global__ void sums(const float* x, float* y) { y[blockIdx.x] = warp_reduce(x); }"
@@ -204,17 +178,6 @@ def test_what_is_like_nothing_measured_abstains() -> None:
     beliefs = LineageForecaster().forecast(asked(rows[:-1], [alien, kin])).beliefs
     assert (beliefs["alien"].abstains, beliefs[kin.id].abstains) == (True, False)
     assert beliefs["alien"].sd > beliefs[kin.id].sd
-
-
-def test_beliefs_are_relative_to_the_reference() -> None:
-    question, later = split(30, 2)
-    node = later[0][0].id
-    best = min((r for r in question.judged if r[1].log2_ratio is not None), key=lambda r: r[2])
-    plain = LineageForecaster().forecast(question).beliefs[node]
-    moved = LineageForecaster().forecast(replace(question, reference=best[0]))
-    assert moved.reference == best[0].id
-    assert moved.beliefs[node].mean == pytest.approx(plain.mean - best[2])
-    assert moved.beliefs[node].p_better <= plain.p_better
 
 
 def test_the_same_question_has_the_same_answer_in_another_process() -> None:
@@ -306,18 +269,6 @@ def test_a_model_that_is_out_or_lost_changes_nothing() -> None:
         assert said in found.problem
 
 
-def test_a_model_is_asked_against_the_incumbent() -> None:
-    question, later = split(30, 5)
-    best = min((r for r in question.judged if r[1].log2_ratio is not None), key=lambda r: r[2])
-    timed = replace(best[1], seconds={"a": 2e-3, "b": 8e-3})
-    judged = tuple((n, timed if n.id == best[0].id else j, s) for n, j, s in question.judged)
-    text = question_prompt(replace(question, reference=best[0], judged=judged))
-    assert "4 ms (measured)" in text.prefix
-    assert best[0].source.strip() in text.prefix
-    assert len(text.suffixes) == len(later)
-    assert any("+    x = rewrite_" in s for s in text.suffixes)
-
-
 def test_a_model_is_told_of_the_device_that_is_searched_on() -> None:
     question, _ = split(30, 5)
     on_host = question_prompt(question).prefix
@@ -328,24 +279,6 @@ def test_a_model_is_told_of_the_device_that_is_searched_on() -> None:
     on_device = question_prompt(replace(question, target=target)).prefix
     assert "NVIDIA H200, compute capability 90: 132 multiprocessors" in on_device
     assert "GPU kernel" in on_device
-
-
-def test_a_blend_is_a_product_of_normals() -> None:
-    belief = NodeForecast(0.4, 0.5, 0.1, 0.2)
-    sure = blend_forecast(belief, 0.0, 0.0, 0.1)
-    assert sure.mean == pytest.approx(0.2)  # the model's own error is as large as the belief's spread
-    assert sure.sd == pytest.approx(0.5 / math.sqrt(2))
-    assert sure.p_fail == pytest.approx(0.1)
-    assert blend_forecast(belief, 0.0, 0.0, 0.9).p_fail > 0.15
-
-
-def test_a_posterior_with_a_reason_abstains() -> None:
-    question, _ = split(10, 6)
-    n = len(question.nodes)
-    found = ScorePosterior(np.zeros(n), np.ones(n), np.ones(n), "for a test")
-    beliefs = relative_forecasts(question, found, np.full(n, 0.25), "x").beliefs.values()
-    assert all(b.abstains and b.note == "for a test" for b in beliefs)
-    assert all(b.p_better == pytest.approx(0.375) for b in beliefs)
 
 
 # --- what a lane has timed ---
@@ -363,25 +296,6 @@ def test_the_latest_timings_are_remembered() -> None:
     assert list(memory.items())[-1] == ("again", Outcome.OUT_OF_RESOURCES)
 
 
-@pytest.mark.parametrize(
-    "timing",
-    [
-        [1.0],
-        [1.0, 0.0],
-        [1.0, math.inf],
-        [math.nan, -1.0],
-        [math.nan] * 2,
-        [],
-        Outcome.OK,
-        Outcome.INFRASTRUCTURE,
-    ],
-)
-def test_what_is_no_timing_is_not_remembered(timing: Timing) -> None:
-    memory: dict[str, Timing] = {"a": [1.0, 1.0]}
-    add_timings(memory, {"a": timing, "b": timing}, 2)
-    assert memory == {"a": [1.0, 1.0]}
-
-
 def test_a_timing_at_some_calls_says_nothing_of_the_others() -> None:
     memory: dict[str, Timing] = {}
     add_timings(memory, {"a": [math.nan, 1.0], "b": Outcome.RUNTIME_ERROR}, 2)
@@ -389,13 +303,6 @@ def test_a_timing_at_some_calls_says_nothing_of_the_others() -> None:
         [False, True],
         [True, True],
     ]
-
-
-def test_a_failure_has_no_time() -> None:
-    candidate = Candidate(Config.of({"BLOCK": 16}), "other")
-    failed = to_measurement("p", candidate, Outcome.OUT_OF_RESOURCES, 0)
-    assert (failed.outcome, failed.median_ms) == (Outcome.OUT_OF_RESOURCES, None)
-    assert to_measurement("p", candidate, [1e-3, 2e-3], 1).ms == pytest.approx(2.0)
 
 
 def test_times_of_a_race_are_levelled_by_the_rival_that_all_met() -> None:
@@ -438,16 +345,6 @@ def test_judgements_say_what_nothing_else_knows() -> None:
     assert found["n5"].abstains, "nobody has judged it, and nothing has run"
     assert found["n0"].p_better > 0.8 > 0.1 > found["n4"].p_better
     assert found["n0"].p_fail > 0.02
-
-
-def test_they_are_relative_to_the_best_so_far() -> None:
-    first = NODES[0]
-    assert beliefs((first, -0.3), reference=first)["n1"].mean == pytest.approx(0.1, abs=0.01)
-
-
-def test_results_move_the_others() -> None:
-    before, after = beliefs(), beliefs((NODES[0], -0.1), (NODES[2], 0.2))
-    assert before["n1"].mean < after["n1"].mean < before["n1"].mean + 0.2
 
 
 def test_a_file_of_judgements(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import ConfirmationJob, NodeJob, VerificationJob
-from forecast_harness.search.ray_judges import RayJudgePool, RemoteJudge, load_ray
+from forecast_harness.search.ray_judges import RayJudgePool, load_ray
 from forecast_harness.trials import judge_pool
 from forecast_harness.trials.judge_pool import MAX_REQUEUES, LocalJudgePool
 from forecast_harness.trials.packs import PackJudge
@@ -91,13 +91,6 @@ def test_jobs_are_done_once_on_several_nodes(opened: Callable[..., RayJudgePool]
     confirm = ConfirmationJob((job("a").node,), {}, SEED, TARGET)
     assert lanes.confirm(confirm).result(60)["node-a"].log2_ratio == 0.25
     assert sorted(judged_jobs(tmp_path)) == sorted([*(f"job-{n}" for n in range(12)), "confirm"])
-
-
-@pytest.mark.slow
-def test_a_node_is_verified_in_full_by_an_actor(opened: Callable[..., RayJudgePool]) -> None:
-    found = opened().verify(VerificationJob("verify-a", job("a").node, {"N": 1}, TARGET)).result(60)
-    assert found.is_right
-    assert "lane" in found.facts
 
 
 def test_a_lost_lane_is_told_as_such(opened: Callable[..., RayJudgePool]) -> None:
@@ -188,30 +181,12 @@ def test_a_gpu_is_found_by_its_uuid_and_never_taken_for_another(monkeypatch: pyt
     assert "MIG-d, which the driver does not list" in problem
 
 
-@pytest.mark.slow
-def test_a_judge_that_does_not_open_is_told(cluster: Any) -> None:
-    with pytest.raises(LaneFailure, match="NotADirectoryError"):
-        RemoteJudge(_broken, 0, gpus=0)
-
-
-def _broken(number: int) -> NodeJudge:
-    raise NotADirectoryError("scratch is a file")
-
-
 # --- lanes of this machine ---
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Callable[[int], NodeJudge]:
     return partial(ScriptedJudge, folder=tmp_path)
-
-
-def test_every_job_is_done_once_whoever_asks(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
-    with contextlib.closing(LocalJudgePool(table, 3)) as lanes:
-        futures = [lanes.submit(job(str(n % 20), "sleep 0.01")) for n in range(60)]
-        assert [f.result(30).log2_ratio for f in futures] == [0.5] * 60
-        assert lanes.submit(job("3", "sleep 0.01")).result(30).device == futures[3].result().device
-        assert sorted(judged_jobs(tmp_path)) == sorted(f"job-{n}" for n in range(20))
 
 
 def test_finalists_are_confirmed_once(table: Callable[[int], NodeJudge], tmp_path: Path) -> None:
@@ -271,13 +246,6 @@ def test_a_lost_job_is_told_and_may_be_tried_again_in_a_fresh_lane(table: Callab
         assert lanes.capacity == 1
 
 
-def test_an_error_of_the_judge_blames_no_candidate(table: Callable[[int], NodeJudge]) -> None:
-    with contextlib.closing(LocalJudgePool(table, 1)) as lanes:
-        with pytest.raises(LaneFailure, match="a judge has bugs"):
-            lanes.submit(job("bug", "raise")).result(30)
-        assert lanes.submit(job("fine")).result(30).outcome is Outcome.OK
-
-
 def test_a_broken_lane_is_quarantined_and_comes_back(
     table: Callable[[int], NodeJudge], tmp_path: Path
 ) -> None:
@@ -296,17 +264,6 @@ def test_a_broken_lane_is_quarantined_and_comes_back(
         broken.unlink()
         wait_until(lambda: lanes.capacity == 2)
         assert lanes.lanes[1].state == "ready"
-
-
-def test_jobs_do_not_wait_for_lanes_that_are_all_broken() -> None:
-    def make(number: int) -> NodeJudge:
-        raise LaneFailure("no device answers")
-
-    with contextlib.closing(LocalJudgePool(make, 2)) as lanes:
-        for _ in range(2):  # before and after the quarantine
-            with pytest.raises(LaneFailure, match="no device answers"):
-                lanes.submit(job("a")).result(30)
-        assert lanes.capacity == 0
 
 
 def test_after_the_end_nothing_waits_for_ever(table: Callable[[int], NodeJudge]) -> None:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,18 @@ from rich.console import Console
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import MODEL_NOTE, NodeResult, SearchCost
-from forecast_harness.search.events import Confirmed, Event, Finished, Forecasted, Started
+from forecast_harness.search.events import Confirmed, Event, Forecasted, Started
 from forecast_harness.search.log import encode
 from forecast_harness.search.report import figures, page, render
 from forecast_harness.search.report.figures import (
-    AxisScale,
     BestResult,
-    ReportNode,
     SearchReport,
-    amount_text,
     build_report,
     factor_text,
-    factor_ticks,
-    model_text,
-    padded_bounds,
-    round_ticks,
     summary_lines,
 )
 from forecast_harness.search.report.live import LiveDisplay
-from forecast_harness.search.report.render import json_for_script, render_parts
+from forecast_harness.search.report.render import render_parts
 from forecast_harness.search.report.server import LogFollower, ReportServer, serve
 from forecast_harness.search.state import SearchState, apply_event, replay_events
 from tests.harness.search.example_log import ExampleSearch
@@ -119,12 +111,6 @@ def test_an_arm_tells_what_came_of_its_proposals() -> None:
         assert best == factor_text(-min(state.scores[n] for n in own if n in state.scores))
 
 
-def test_outcomes_count_every_node_once() -> None:
-    state, story = story_of(ExampleSearch())
-    counts = [int(bar.text.split()[0].replace(",", "")) for bar in figures.outcome_bars(story)]
-    assert sum(counts) == len(state.nodes)
-
-
 # --- charts ---
 
 
@@ -138,32 +124,6 @@ def test_the_progress_curve_ends_at_the_best_and_never_falls() -> None:
     assert len(panel.dots) == len(story.state.history)
 
 
-def test_many_results_are_thinned_but_the_records_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_DOTS", 40)
-    _, story = story_of(ExampleSearch())
-    assert len(story.state.history) > 80
-    panel = figures.progress_chart(story, {}, by="device_seconds")
-    assert 20 < len(panel.dots) <= 40
-    assert f"{len(panel.dots)} of {len(story.state.history)}" in panel.note
-    best = min((s for s in story.state.history if s.score is not None), key=lambda s: s.score or 0.0)
-    assert best.node in {dot.node for dot in panel.dots}
-    assert len(figures.forecast_chart(story, {}).dots) <= 40
-
-
-def test_the_scatter_counts_what_lies_within_its_bars() -> None:
-    _, story = story_of(ExampleSearch())
-    panel = figures.forecast_chart(story, {})
-    told = [
-        e for e in story.entries.values() if e.belief and not e.belief.abstains and e.measured is not None
-    ]
-    inside = sum(
-        abs((e.measured or 0) - e.belief.mean) <= 1.6449 * e.belief.sd for e in told if e.belief is not None
-    )
-    assert panel.note.startswith(f"{inside} of {len(told)} ")
-    assert sum(dot.css == "faster" for dot in panel.dots) == inside
-    assert sum(dot.css == "missed" for dot in panel.dots) == len(told) - inside
-
-
 def test_measured_is_relative_to_what_the_forecast_was_about() -> None:
     """Forecast against one node, timed beside another: the difference of their scores lies between."""
     state = replay_events(ExampleSearch(batches=3, confirmed=False).events())
@@ -175,74 +135,7 @@ def test_measured_is_relative_to_what_the_forecast_was_about() -> None:
             )
 
 
-@pytest.mark.parametrize("span", [(0.0, 1.0), (-0.02, 0.03), (0.0, 12345.0), (-3.0, 7.0)])
-def test_ticks_are_few_round_and_inside(span: tuple[float, float]) -> None:
-    found = round_ticks(*span)
-    assert 2 <= len(found) <= 8
-    assert all(span[0] - 1e-9 <= t <= span[1] + 1e-9 for t in found)
-    assert len({round(b - a, 9) for a, b in pairwise(found)}) == 1
-
-
-@pytest.mark.parametrize("span", [(-0.1, 0.1), (-1.0, 1.0), (0.0, 3.0), (-2.0, 9.0)])
-def test_ticks_of_factors_name_their_places(span: tuple[float, float]) -> None:
-    found = factor_ticks(*span)
-    assert 2 <= len(found) <= 9
-    for at, name in found:
-        assert span[0] - 1e-9 <= at <= span[1] + 1e-9
-        assert float(name.removesuffix("x")) == pytest.approx(2**at, rel=0.01)
-
-
-def test_scales_bound_and_figures_are_short() -> None:
-    assert AxisScale(0, 10, 0, 100)(5) == 50
-    assert AxisScale(0, 10, 0, 100)(99) == 100
-    assert padded_bounds([])[0] < 0 < padded_bounds([])[1]
-    assert padded_bounds([math.inf, 1.0, 2.0])[1] < 3
-    assert [amount_text(v) for v in (0, 950, 1200, 34_000, 2_500_000, 0.25)] == [
-        "0",
-        "950",
-        "1,200",
-        "34 k",
-        "2.5 M",
-        "0.25",
-    ]
-    assert [factor_text(v) for v in (0.0, 1.0, -1.0, 5.0, 9.0)] == [
-        "1.00x",
-        "2.00x",
-        "0.50x",
-        "32.0x",
-        "512x",
-    ]
-
-
 # --- the tree ---
-
-
-def test_every_drawn_node_has_its_ancestors_and_a_place_of_its_own() -> None:
-    state, story = story_of(ExampleSearch(batches=60))
-    drawing = render.draw_lineage(story, most=100)
-    names = {leaf.entry.node.id for leaf in drawing.leaves}
-    assert drawing.thinned
-    assert len(names) == len(drawing.leaves) <= 100
-    assert len({(leaf.x, leaf.y) for leaf in drawing.leaves}) == len(names)
-    assert state.best in names
-    for leaf in drawing.leaves:
-        assert leaf.parent in names or not state.nodes[leaf.entry.node.id].parents
-    hidden = sum(leaf.hidden for leaf in drawing.leaves)
-    children_of_drawn = [n for n in state.nodes.values() if n.parents and n.parents[0] in names]
-    assert hidden == sum(n.id not in names for n in children_of_drawn)
-
-
-def test_a_chain_two_thousand_long_is_drawn() -> None:
-    """Deeper than Python recurses."""
-    _, story = story_of(ExampleSearch(batches=1))
-    seed = story.entries[story.root]
-    chain = {story.root: seed}
-    for n in range(1, 2000):
-        node = replace(seed.node, id=f"n{n}", parents=(list(chain)[-1],))
-        chain[node.id] = ReportNode(node, n)
-    drawing = render.draw_lineage(replace(story, entries=chain, final=None), most=5000)
-    assert len(drawing.leaves) == 2000
-    assert {leaf.y for leaf in drawing.leaves} == {drawing.leaves[0].y}
 
 
 # --- the page ---
@@ -276,12 +169,6 @@ def test_no_source_leaves_its_place_in_the_page(line: str) -> None:
     ]
 
 
-def test_embedded_json_is_json_and_harmless() -> None:
-    data = {"a": "</script><!--&", "b": [1, None, "世界"]}
-    assert json.loads(json_for_script(data)) == data
-    assert not set("<>&") & set(json_for_script(data))
-
-
 def test_steps_turn_the_parents_source_into_the_nodes() -> None:
     state, story = story_of(ExampleSearch(batches=3))
     data = render_parts(story)["data"]
@@ -310,19 +197,6 @@ def test_large_searches_are_bounded_and_say_so(monkeypatch: pytest.MonkeyPatch) 
     assert f"the sources of {len(texts)} nodes" in parts["content"]
     assert sum(len(line) for text in texts for line in text) <= figures.MAX_CHARACTERS
     assert parts["data"]["nodes"][parts["data"]["best"]]["source"] >= 0
-
-
-def test_a_long_source_is_cut_and_says_so() -> None:
-    long = figures.display_source("x = 1\n" * 5000)
-    assert len(long.lines) == figures.MAX_LINES
-    assert long.cut
-    assert figures.display_source("y" * 9000).cut
-    assert not figures.display_source("x = 1\n").cut
-
-
-def test_hidden_characters_are_spelled_out_and_plain_ones_kept() -> None:
-    assert figures.escape_invisible("a\u202eb\u200bc\x00d\ud800e") == "a\\u{202e}b\\u{200b}c\\u{0}d\\u{d800}e"
-    assert figures.escape_invisible("naïve 世界 →\tx\n") == "naïve 世界 →\tx\n"
 
 
 def test_a_refuted_finalist_is_told_apart() -> None:
@@ -368,20 +242,6 @@ def test_the_last_lines_name_the_gain_and_its_price() -> None:
     assert nothing["best"] == "no source but the seed has run"
 
 
-def test_results_may_come_in_any_order() -> None:
-    """What is told of nodes does not depend on which lane was faster."""
-    events = list(ExampleSearch(batches=4).events())
-    ends = [n for n, e in enumerate(events) if isinstance(e, Finished)]
-    last = max(e.batch for e in events if isinstance(e, Finished))
-    own = [n for n in ends if events[n].batch == last]  # type: ignore[union-attr]
-    swapped = list(events)
-    for a, b in zip(own, reversed(own), strict=True):
-        swapped[a] = events[b]
-    one, other = build_report(replay_events(events)), build_report(replay_events(swapped))
-    assert one.entries == other.entries
-    assert one.final == other.final
-
-
 # --- what a search says of the language models that were named ---
 
 
@@ -414,21 +274,6 @@ def test_the_report_says_what_was_asked_and_what_it_moved() -> None:
     )
     assert "not heard: m: no answer (1x)" in told
     assert "Language model: asked for forecasts in 2 batches" in render_parts(build_report(state))["content"]
-
-
-def test_writers_are_counted_and_forecasts_not_asked_for_are_named() -> None:
-    told = model_text(replay_events(ExampleSearch(batches=2).events()))
-    assert told.startswith("not asked for forecasts: --surrogate llm:SPEC asks one; llm:coder asked ")
-    assert "times for sources: " in told
-
-
-def test_without_a_model_nothing_is_said() -> None:
-    def events() -> Iterator[Any]:
-        yield from ExampleSearch(batches=0, confirmed=False, stopped=False).events()
-
-    state = replay_events(events())
-    assert model_text(state) == ""
-    assert "language model" not in dict(summary_lines(state))
 
 
 # --- the live view and the server ---
@@ -473,11 +318,6 @@ def test_a_terminal_shows_where_the_search_stands_in_one_line() -> None:
         assert part in text
 
 
-def test_quiet_is_quiet() -> None:
-    assert watched(ExampleSearch(), terminal=False, quiet=True) == ""
-    assert watched(ExampleSearch(), terminal=True, quiet=True) == ""
-
-
 def test_names_are_no_markup_and_no_control_sequences() -> None:
     example = ExampleSearch(batches=1, name="[red]x[/red]\x1b]0;owned\x07")
     text = watched(example, terminal=True)
@@ -512,13 +352,6 @@ def server(tmp_path: Path) -> Iterator[ReportServer]:
         yield found
 
 
-def test_a_finished_folder_is_served(server: ReportServer) -> None:
-    status, text = ask(server, "/")
-    assert status == 200
-    assert "<h1>Search of swiglu</h1>" in text
-    assert "connect-src 'self'" in unescape(text)
-
-
 def test_news_come_once(tmp_path: Path) -> None:
     events = list(ExampleSearch(batches=4).events())
     put(tmp_path, events[:12])
@@ -532,25 +365,6 @@ def test_news_come_once(tmp_path: Path) -> None:
         later = json.loads(ask(server, f"/state.json?revision={first['revision']}")[1])
         assert int(later["revision"]) > int(first["revision"])
         assert len(later["data"]["nodes"]) == len(replay_events(events).nodes)
-
-
-@pytest.mark.parametrize("revision", ["-1", "abc", "%00", "9" * 400, "'><script>"])
-def test_a_nonsensical_revision_gets_the_whole(server: ReportServer, revision: str) -> None:
-    status, text = ask(server, f"/state.json?revision={revision}")
-    assert status == 200
-    assert "content" in json.loads(text)
-
-
-def test_drawing_does_not_take_the_search_its_core(tmp_path: Path) -> None:
-    """After drawing, a server rests ten times as long, however fast it is asked and the log grows."""
-    events = list(ExampleSearch(batches=4).events())
-    put(tmp_path, events[:12])
-    with ReportServer(tmp_path) as server:
-        first = server.changes_since("")
-        server._next_render_at = float("inf")
-        put(tmp_path, events)
-        assert server.changes_since(first["revision"]) == {"revision": first["revision"]}
-        assert server.changes_since("") is first
 
 
 def test_a_folder_without_a_log_waits_for_one(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import random
 import resource
@@ -49,7 +48,7 @@ from forecast_harness.records import (
 )
 from forecast_harness.search.events import Chosen, Confirmed, Finished, Started, Stopped
 from forecast_harness.search.log import AnswerStore, read_log
-from forecast_harness.search.output import store_variants, summary, write_output
+from forecast_harness.search.output import store_variants, write_output
 from forecast_harness.search.run import CANNOT_CONFIRM, LOG_FILE, search
 from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.trials.judge_pool import LocalJudgePool
@@ -409,20 +408,6 @@ def test_a_limit_on_the_clock_ends_a_search_that_waits(tmp_path: Path) -> None:
     assert comparable_outcome(again) == comparable_outcome(state)
 
 
-@pytest.mark.parametrize(("waited", "judged"), [(0.0, 30), (1000.0, 1)])
-def test_what_opening_took_counts_but_the_seed_is_judged_all_the_same(
-    tmp_path: Path, waited: float, judged: int
-) -> None:
-    limit = replace(settings(30), budget=SearchBudget(30, wall_seconds=1000.0))
-    state = run_search(tmp_path, limit, began=time.monotonic() - waited)
-    assert state.stopped is not None
-    assert state.spent.measurements == judged
-    assert (state.expired is not None) == (waited > 0)
-    if state.expired is not None:
-        assert state.expired.seconds >= waited
-        assert state.stopped.reason.startswith("the time is up")
-
-
 # --- kills ---
 
 
@@ -436,20 +421,6 @@ def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     assert comparable_state(killed.finish()) == comparable_state(calm)
     assert killed.counts["repeated"] == 0
     assert comparable_state(replay_events(read_log(tmp_path / "calm" / LOG_FILE))) == comparable_state(calm)
-
-
-def test_the_instrument_sees_what_is_done_twice(tmp_path: Path) -> None:
-    """A search whose answers and log are spoiled does everything again, and that is counted."""
-    spoiled = KilledSearch(tmp_path, 0, "")
-    assert spoiled.leg(0.8)
-    answers = list((tmp_path / "answers").iterdir())
-    assert answers
-    for path in answers:
-        path.write_text("")
-    (tmp_path / LOG_FILE).write_text("")
-    spoiled.finish()
-    assert spoiled.counts["repeated"] == len(answers)
-    assert spoiled.counts["complete_but_unseen"] >= len(answers)
 
 
 # --- what a search leaves behind ---
@@ -472,24 +443,6 @@ def test_the_best_source_can_be_imported_and_says_where_it_is_from(left: tuple[P
     assert f"# id: {state.best}\n" in text
     assert f"# speed: {2**-state.best_score:.3f} times the first seed, confirmed in a fresh process" in text
     assert "# toolchain: table 1\n" in text
-
-
-def test_every_measured_source_is_a_file(left: tuple[Path, SearchState]) -> None:
-    folder, state = left
-    assert {p.stem: p.read_text() for p in (folder / "nodes").iterdir()} == {
-        n: state.nodes[n].source for n in state.judged
-    }
-
-
-def test_the_summary_adds_up(left: tuple[Path, SearchState]) -> None:
-    folder, state = left
-    data = json.loads((folder / "summary.json").read_text())
-    assert data == summary(state)
-    assert data["confirmed"]
-    assert data["percent_saved"] == pytest.approx(100 * (1 - 1 / data["speedup"]))
-    assert data["per_percent"]["measurements"] == pytest.approx(30 / data["percent_saved"])
-    assert data["measured"] == 30
-    assert set(data["arms"]) == {"table/near", "table/far"}
 
 
 def test_the_best_file_follows_the_search(tmp_path: Path) -> None:

@@ -35,29 +35,25 @@ from forecast_harness.records import (
     SearchSettings,
 )
 from forecast_harness.search.events import (
-    Chosen,
     Confirmed,
     Expired,
     Finished,
     Forecasted,
     Lost,
     NodeForecastRequest,
-    RecordChoice,
     StopSearch,
     Verified,
 )
 from forecast_harness.search.plan import (
     NODES_AHEAD,
-    action_key,
     confirmation_reserve,
     paced_ahead,
     paced_as,
     pending_actions,
     proposers_problem,
 )
-from forecast_harness.search.run import lane_failure_event
 from forecast_harness.search.state import SearchState, apply_event, replay_events
-from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
+from forecast_harness.trials.protocol import LaneFailure
 from tests.harness.search.simulated_search import CountingJudge, SimulatedSearch, comparable_outcome, jobs
 
 # --- budgets ---
@@ -98,15 +94,6 @@ def test_a_budget_of_device_seconds_is_kept_up_to_the_batches_under_way(forecast
     assert 24.0 < state.spent_on["measurements"].device_seconds < 33.0
 
 
-def test_other_budgets_are_looked_at_before_each_batch() -> None:
-    _, state = SimulatedSearch(replace(settings(), budget=SearchBudget(None, tokens=2000))).run(
-        random.Random(0)
-    )
-    assert state.stopped.reason.startswith("tokens")
-    most = max(b.spent.tokens for b in state.batches.values())
-    assert 2000 <= state.spent.tokens <= 2000 + 2 * most, "no more than what the batches under way cost"
-
-
 def timed_out_search() -> SearchState:
     """A whole search whose time is up before its confirmation."""
     limits = SearchBudget(12, wall_seconds=60.0)
@@ -135,48 +122,7 @@ def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -
     ), "refuted ones are not replaced any more"
 
 
-def test_less_time_is_kept_while_there_is_nothing_to_confirm() -> None:
-    state = replay_events([SimulatedSearch(settings()).started])
-    assert confirmation_reserve(state, 60.0) == 7.5, "half of a quarter, for what may still be found"
-    assert confirmation_reserve(state, 1e6) == 10.0
-
-
-def test_a_confirmation_that_there_was_no_time_for_is_not_tried_again() -> None:
-    whole = timed_out_search()
-    (due,) = pending_actions(whole)
-    assert isinstance(due, ConfirmationJob)
-    ended = lane_failure_event(due, ConfirmationEnded("20 s were not enough"))
-    failed = lane_failure_event(due, LaneFailure("its server was lost"))
-    apply_event(whole, failed)
-    assert isinstance(pending_actions(whole)[0], ConfirmationJob), "a lane that failed may do better again"
-    apply_event(whole, ended)
-    assert pending_actions(whole) == (
-        StopSearch(
-            "the time is up: 46 s of search, and the rest to confirm, unconfirmed: 20 s were not enough"
-        ),
-    )
-
-
-def test_proposals_are_not_paid_for_where_the_batch_before_may_use_up_the_budget() -> None:
-    world = SimulatedSearch(settings(10))
-    log, state = world.run(random.Random(4))
-    batches = [b for b in state.batches.values() if b.answers]
-    assert all(b.chosen is not None and b.chosen.nodes for b in batches)
-    assert max(e.batch for e in log if isinstance(e, Proposed)) == max(b.number for b in batches)
-
-
 # --- order ---
-
-
-def until(world: SimulatedSearch, kind: type, order: int = 0) -> Any:
-    """The state before the first action of a kind is due, everything else answered."""
-    log = [world.started]
-    state = replay_events(log)
-    while True:
-        due = [a for a in pending_actions(state) if not isinstance(a, kind)]
-        if not due or any(isinstance(a, kind) for a in pending_actions(state)):
-            return state
-        apply_event(state, world.answer(due[order % len(due)]))
 
 
 def test_the_first_seed_is_judged_beside_itself_and_the_others_beside_it() -> None:
@@ -253,39 +199,6 @@ def test_questions_hold_the_new_and_the_best_of_the_deferred() -> None:
     assert len(reused) == len(set(reused))
 
 
-def test_without_forecasts_every_arm_gets_its_measurements() -> None:
-    _, state = SimulatedSearch(settings(60), forecasts=False).run(random.Random(0))
-    arms = Counter(state.nodes[n].arm for n in state.judged if state.nodes[n].arm)
-    assert min(arms["table/near"], arms["table/far"]) > 10
-    assert {state.reason(n) for n in state.judged} == {"seed", "unforecast"}
-
-
-def test_a_forecaster_that_fails_leaves_the_choice_to_the_order() -> None:
-    class Broken(LandscapeForecaster):
-        def forecast(self, question: NodeForecastRequest) -> Forecasted:
-            raise OSError("no route to the model")
-
-    _, state = SimulatedSearch(settings(20), forecaster=Broken()).run(random.Random(0))
-    assert state.spent.measurements == 20
-    assert {state.reason(n) for n in state.judged} == {"seed", "unforecast"}
-    problems = {b.forecasted.problem for b in state.batches.values() if b.forecasted}
-    assert problems == {"OSError: no route to the model"}
-
-
-def test_keys_name_what_is_asked() -> None:
-    world = SimulatedSearch(settings(20))
-    log, _ = world.run(random.Random(0))
-    state, keys = replay_events(log[:1]), set[str]()
-    for event in log[1:]:
-        waiting = [a for a in pending_actions(state) if not isinstance(a, RecordChoice | StopSearch)]
-        assert len({action_key(a) for a in waiting}) == len(waiting)
-        keys |= {action_key(a) for a in waiting}
-        apply_event(state, event)
-    assert len(keys) == sum(not isinstance(e, Chosen) for e in log[1:-1])
-    with pytest.raises(TypeError, match="no answer"):
-        action_key(StopSearch(""))
-
-
 def test_while_nothing_can_be_forecast_every_arm_gets_its_measurements() -> None:
     """A forecaster that learns abstains at first: equal candidates are taken in turn from all answers."""
 
@@ -311,19 +224,6 @@ def test_as_many_measurements_are_under_way_whatever_the_size_of_a_batch(k: int,
     assert found.parents == (parents or 1)
     batch = found.k * found.parents
     assert abs(found.depth * batch - NODES_AHEAD) <= batch / 2 or found.depth == SearchSettings().depth
-
-
-def test_large_batches_are_no_fewer_than_elsewhere() -> None:
-    usual = SearchSettings(k=100, parents=5)
-    assert paced_ahead(usual, 5).depth == usual.depth
-
-
-def test_smaller_batches_may_pass_in_vain_as_often_as_it_takes_for_as_many_measurements() -> None:
-    usual = SearchSettings()
-    found = paced_ahead(usual, None)
-    assert found.k * found.parents * found.patience == usual.k * usual.parents * usual.patience
-    assert paced_ahead(usual, 2).patience == usual.patience, "the user's batches are the usual ones"
-    assert paced_ahead(usual, 1) == found, "it is the default"
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
@@ -403,11 +303,6 @@ def test_a_first_seed_that_fails_ends_the_search() -> None:
     assert state.stopped.reason == "the first seed fails (compile_error): no such module"
     assert state.spent.measurements == 1
     assert state.best == SEEDS[0].id
-
-
-def test_a_first_seed_whose_lane_is_always_lost_ends_the_search() -> None:
-    _, state = SimulatedSearch(settings(), judge=LosingJudge(99, 1.1)).run(random.Random(0))
-    assert "could not be judged: the device fell off the bus" in state.stopped.reason
 
 
 # --- the end ---
@@ -511,14 +406,6 @@ def test_the_next_best_take_the_place_of_finalists_that_are_refuted() -> None:
     assert {state.status(n) for n in ranked[:3]} == {"refuted"}
 
 
-def test_nothing_refuted_is_ever_the_best() -> None:
-    spy = refuting_judge(99)
-    _, state = SimulatedSearch(settings(40), judge=spy).run(random.Random(0))
-    assert len(spy.confirmed) == 3
-    assert state.best not in state.confirmed
-    assert state.best == sorted(state.scores, key=lambda n: state.scores[n])[9]
-
-
 def test_finalists_that_are_slower_when_confirmed_lose_to_the_seed() -> None:
     slower = NodeResult(Outcome.OK, log2_ratio=0.01)
     judge = ChangedJudge(confirm=lambda job, found: dict.fromkeys(found, slower))
@@ -539,14 +426,6 @@ def test_a_confirmation_whose_lane_is_lost_is_tried_twice_more() -> None:
     assert state.stopped.reason.endswith("unconfirmed: no power")
     assert sum(isinstance(e, Lost) for e in log) == 3
     assert state.best == state.incumbent
-
-
-def test_a_judge_that_leaves_out_a_finalist_has_not_confirmed() -> None:
-    """And is not asked for ever."""
-    equal = NodeResult(Outcome.OK, log2_ratio=0.0)
-    judge = ChangedJudge(confirm=lambda job, found: {job.seed_node.id: equal} if found else {})
-    _, state = SimulatedSearch(settings(20), judge=judge).run(random.Random(0))
-    assert "unconfirmed: the judge says nothing of" in state.stopped.reason
 
 
 def test_where_time_is_limited_a_word_on_the_first_finalist_will_do() -> None:

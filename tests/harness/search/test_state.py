@@ -21,19 +21,11 @@ from benchmarks.lib.search.synthetic_landscape import CONTEXT, SEEDS, TARGET, se
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import NodeResult, Proposed, SearchCost
-from forecast_harness.search.events import Chosen, Event, Finished, Lost, Resumed, Started, Stopped
+from forecast_harness.search.events import Chosen, Event, Finished, Resumed, Started, Stopped
 from forecast_harness.search.log import SearchLog, read_log
 from forecast_harness.search.plan import pending_actions
 from forecast_harness.search.state import SearchState, apply_event, batch_view, replay_events
-from tests.harness.search.simulated_search import SimulatedSearch, comparable_outcome, log_text
-
-KINDS: list[dict[str, Any]] = [
-    {"depth": 1},
-    {"depth": 2, "archive": "greedy"},
-    {"depth": 3, "archive": "greedy", "parents": 3},
-    {"depth": 2, "audit": 0.5, "archive": "greedy"},
-]
-
+from tests.harness.search.simulated_search import SimulatedSearch, comparable_outcome
 
 Whole = tuple[list[Event], SearchState]
 
@@ -41,16 +33,6 @@ Whole = tuple[list[Event], SearchState]
 @pytest.fixture(scope="module")
 def finished() -> Whole:
     return SimulatedSearch(settings(24)).run(random.Random(0))
-
-
-@pytest.mark.parametrize("forecasts", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_order_of_answers_changes_nothing(kind: dict[str, Any], forecasts: bool) -> None:
-    world = SimulatedSearch(settings(30, **kind), forecasts=forecasts)
-    logs, states = zip(*(world.run(random.Random(seed)) for seed in range(6)), strict=True)
-    assert len({log_text(log) for log in logs}) == 6, "the orders were the same, so this shows nothing"
-    assert all(comparable_outcome(s) == comparable_outcome(states[0]) for s in states)
-    assert states[0].spent.measurements == 30
 
 
 @hypothesis_settings(max_examples=25)
@@ -69,16 +51,6 @@ def test_a_search_resumed_at_any_event_ends_as_if_it_had_not_been(finished: Whol
             f"after {cut} of {len(events)} events"
         )
         assert resumed.resumed == 1
-
-
-def test_what_is_known_already_changes_nothing(finished: Whole) -> None:
-    events, state = finished
-    twice = replay_events(e for event in events for e in (event, event))
-    again = replay_events([*events, *events])
-    for other in (twice, again):
-        assert comparable_outcome(other) == comparable_outcome(state)
-        assert other.spent == state.spent
-        assert other.history == state.history
 
 
 def test_scores_add_up_along_what_each_node_was_timed_beside(finished: Whole) -> None:
@@ -135,13 +107,6 @@ def test_a_view_knows_the_batches_that_it_may(depth: int) -> None:
         assert sum(seen.expansions.values()) == sum(asked)
 
 
-def test_a_view_of_what_is_not_known_yet_is_refused(finished: Whole) -> None:
-    events, _ = finished
-    first_jobs = next(i for i, e in enumerate(events) if isinstance(e, Chosen))
-    with pytest.raises(RecordError, match=r"rests on its results|are not all there"):
-        batch_view(replay_events(events[: first_jobs + 1]), 4)
-
-
 def test_what_is_no_event_or_out_of_place_is_refused(finished: Whole) -> None:
     events, state = finished
     with pytest.raises(RecordError, match="is no event"):
@@ -169,25 +134,6 @@ def test_an_interruption_can_be_resumed_and_an_end_cannot(finished: Whole) -> No
         != ()
     )
     assert pending_actions(replay_events([*events, Resumed("")])) == ()
-
-
-def test_status_texts(finished: Whole) -> None:
-    events, state = finished
-    texts = {n: state.status(n) for n in state.nodes}
-    assert set(texts.values()) == {"measured", "incorrect", "deferred", "confirmed"}
-    assert state.status("nobody") == "unknown"
-    assert state.text == "finished: measurements 24 of 24 spent"
-    assert "measured, " in replay_events(events[:30]).text
-    chosen = next(i for i, e in enumerate(events) if isinstance(e, Chosen) and e.nodes)
-    node = cast("Chosen", events[chosen]).nodes[0]
-    early = replay_events(events[: chosen + 1])
-    assert early.status(node) == "chosen"
-    for number in (0, 0, 1, 1):
-        apply_event(early, Lost(f"job-{number}", node, 1, "gone"))
-    assert early.status(node) == "chosen", "twice, and each was told twice"
-    apply_event(early, Lost("job-2", node, 1, "gone"))
-    assert early.status(node) == "dropped"
-    assert SearchState().text == "not started"
 
 
 def test_a_node_that_was_not_verified_in_full_leads_nowhere(finished: Whole) -> None:
@@ -264,22 +210,6 @@ def test_a_log_cut_anywhere_holds_the_whole_lines_before(path: Path, events: lis
             assert path.stat().st_size == sum(map(len, lines[:whole]))
             log.append(Resumed("now"))
         assert list(read_log(path)) == [*events[:whole], Resumed("now")]
-
-
-def test_a_log_cut_in_its_first_line_is_started_anew(path: Path) -> None:
-    path.parent.mkdir()
-    path.write_bytes(b'{"type":"started","con')
-    assert read_log(path) == ()
-    with SearchLog.create(path, STARTED) as log:
-        assert log.events == [STARTED]
-    assert read_log(path) == (STARTED,)
-
-
-def test_a_log_with_events_is_not_started_over(path: Path) -> None:
-    SearchLog.create(path, STARTED).close()
-    with pytest.raises(StoreError, match="holds 1 events of an earlier search"):
-        SearchLog.create(path, STARTED)
-    assert read_log(path) == (STARTED,)
 
 
 def test_a_changed_context_is_refused_with_what_changed(path: Path) -> None:
@@ -360,20 +290,6 @@ def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="name a folder that can be"):
-        SearchLog.create(tmp_path / "file" / "search" / "log.jsonl", STARTED)
-
-
-def test_what_json_cannot_hold_is_refused_and_leaves_no_trace(path: Path) -> None:
-    with SearchLog.create(path, STARTED) as log:
-        with pytest.raises(RecordError, match="JSON values only"):
-            log.append(Finished("j", "n", 1, NodeResult(Outcome.OK, "s", float("nan"))))
-        log.append(Resumed("x"))
-    assert read_log(path) == (STARTED, Resumed("x"))
-
-
 def test_damage_is_named_with_its_line(path: Path) -> None:
     with SearchLog.create(path, STARTED) as log:
         log.append(Resumed("1"))
@@ -385,12 +301,3 @@ def test_damage_is_named_with_its_line(path: Path) -> None:
     path.write_bytes(lines[1])
     with pytest.raises(RecordError, match="it is not a search's log"):
         SearchLog.open(path, CONTEXT)
-
-
-def test_a_closed_log_takes_no_more(path: Path) -> None:
-    log = SearchLog.create(path, STARTED)
-    log.close()
-    with pytest.raises(StoreError, match="is closed"):
-        log.append(Resumed(""))
-    with pytest.raises(StoreError, match="there is no search to continue"):
-        SearchLog.open(path.with_name("other.jsonl"), CONTEXT)

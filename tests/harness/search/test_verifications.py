@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 
 from benchmarks.lib.search.synthetic_landscape import CallLedger, settings
-from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import (
     MIN_PROGRESS,
@@ -32,9 +31,9 @@ from forecast_harness.search.plan import pending_actions
 from forecast_harness.search.report import page
 from forecast_harness.search.report.figures import build_report, finalist_rows
 from forecast_harness.search.report.live import LiveDisplay
-from forecast_harness.search.state import MAX_RETRIES, SearchState, apply_event, batch_view, replay_events
+from forecast_harness.search.state import MAX_RETRIES, SearchState, apply_event, replay_events
 from forecast_harness.trials.protocol import LaneFailure
-from tests.harness.search.simulated_search import LateJudge, SimulatedSearch, is_cheat, run_search
+from tests.harness.search.simulated_search import LateJudge, SimulatedSearch, run_search
 
 
 class PatientSearch(SimulatedSearch):
@@ -87,36 +86,6 @@ def test_only_what_is_verified_leads_or_is_timed_beside(late: Late) -> None:
             assert one.config == state.judged[one.node.id].config
         assert len(verifications(due)) <= 1
     assert asked, "nothing waited, so this shows nothing"
-
-
-def test_a_refused_node_counts_as_if_it_had_been_judged_so(late: Late) -> None:
-    _, events, state = late
-    refused = [e.node for e in events if isinstance(e, Verified) and not e.found.is_right]
-    assert refused
-    for node in refused:
-        assert node not in state.scores
-        assert state.judged[node].outcome is Outcome.INCORRECT
-        assert state.judged[node].feedback == "wrong at a hidden size"
-        assert state.status(node) == "incorrect"
-        assert [p.score for p in state.history if p.node == node] == [None]
-    failed = sum(a.failed for a in state.arms.values())
-    assert failed == sum(j.log2_ratio is None for n, j in state.judged.items() if state.nodes[n].arm)
-    assert not any(is_cheat(state.nodes[n]) for n in state.confirmed if n in state.verifications)
-
-
-def test_a_refused_node_leaves_the_views_and_its_arms_lose_their_gain() -> None:
-    world = SimulatedSearch(settings(60), judge=LateJudge())
-    _, state = world.run(random.Random(5))
-    seen = batch_view(state, max(b for b in state.batches if state.batch(b).chosen is not None))
-    known = {v.node: v.found.is_right for v in state.verifications[: seen.verifications]}
-    assert not all(known.values())
-    for node, right in known.items():
-        if node in seen.judged:
-            assert (node in seen.scores) == right == seen.judged[node].may_lead
-    assert sum(a.measured for a in seen.arms.values()) == sum(bool(state.nodes[n].arm) for n in seen.judged)
-    gains = [-(j.log2_ratio or 0.0) for n, j in seen.judged.items() if state.nodes[n].arm]
-    assert sum(a.gain for a in seen.arms.values()) == pytest.approx(sum(max(0.0, g) for g in gains))
-    assert seen.judged[seen.incumbent].may_lead or seen.incumbent == state.seeds[0]
 
 
 def test_decisions_are_a_function_of_the_log(late: Late) -> None:
@@ -224,27 +193,6 @@ def test_after_a_lost_confirmation_only_what_is_verified_is_a_finalist() -> None
         assert len(state.lost_confirmations) == 1
         assert state.evidence(state.best) == "confirmed"
         assert set(state.confirmed) <= {*judge.verified, state.seeds[0]}
-
-
-def test_what_was_not_timed_cannot_be_verified(late: Late) -> None:
-    _, events, state = late
-    begun = replay_events(events[:1])
-    with pytest.raises(RecordError, match="not timed before"):
-        apply_event(begun, Verified("job", state.seeds[0], FullVerification(Outcome.OK)))
-    known = next(e for e in events if isinstance(e, Verified))
-    before = state.spent
-    apply_event(state, known)
-    assert state.spent == before
-
-
-def test_where_a_search_stands_says_what_is_not_verified() -> None:
-    world = SimulatedSearch(settings(40), judge=LateJudge())
-    events, state = world.run(random.Random(1))
-    seen = [replay_events(events[:n]) for n in range(2, len(events))]
-    waiting = next(s for s in seen if verifications(pending_actions(s)))
-    assert "best 1.000x (" in waiting.text
-    assert "x is not verified in full yet)" in waiting.text
-    assert state.spent_on["verification"].wall_seconds == 2.0 * len(state.verifications)
 
 
 def test_a_pipe_is_told_of_the_best_once_it_is_verified() -> None:
@@ -372,14 +320,3 @@ def test_the_end_of_the_time_gives_up_a_verification_and_confirms_what_waited_fo
     assert state.confirmed
     assert state.evidence(state.best) == "confirmed"
     assert not state.verifications
-
-
-def test_an_end_without_a_limit_gives_up_a_verification_too(tmp_path: Path) -> None:
-    given_up = threading.Event()
-
-    state = run_search(tmp_path, settings(30), make_judge=lambda _: HangingJudge(given_up))
-    assert state.expired is None
-    assert state.spent.measurements == 30
-    assert given_up.is_set()
-    assert state.evidence(state.best) == "confirmed"
-    assert not state.lost_verifications

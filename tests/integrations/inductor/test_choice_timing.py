@@ -40,7 +40,6 @@ from forecast_integrations.inductor.policy import (
 from forecast_integrations.inductor.pruning import SelectionCall, prune_before_codegen
 from forecast_integrations.inductor.session import TuningSession
 from forecast_integrations.triton.timer.timers import CallTime
-from tests.integrations.inductor import test_selection
 from tests.integrations.inductor.graphs import (
     graph,
     number,
@@ -170,24 +169,6 @@ def test_what_cannot_be_recorded_is_remembered_and_said_where_it_waits() -> None
     other = ChoiceTiming(session, "bmm", clock)
     benchmarked(other, {first: 0.05})
     assert clock.may_record[-1], "of another operation nothing is known"
-
-
-def test_kernels_inside_of_a_choice_are_not_the_choice() -> None:
-    """A choice that is a graph may tune its own kernels at its first run."""
-    whole = choice("whole")
-    clock = of({"whole": CallTime(0.02, RECORDED)})
-    calls = ChoiceTiming(serving(), "mm", clock)
-    inner: list[float] = []
-
-    def run() -> Any:
-        inner.append(calls.benchmark_call(lambda: choice("inner"), lambda: 0.001))
-        return whole
-
-    assert calls.benchmark_choice(whole, lambda: calls.benchmark_call(run, lambda: 0.03)) == 0.02
-    assert set(inner) == {0.001}
-    assert len(clock.best) == 1
-    assert calls.benchmark_call(lambda: whole, lambda: 0.01) == 0.01, "outside of a choice nothing is timed"
-    assert len(clock.best) == 1
 
 
 def problem(device: str) -> Any:
@@ -376,12 +357,6 @@ def test_where_the_clock_fails_once_inductors_decides_alone(tmp_path: Path, devi
     assert set(map(tuple, protocols(tmp_path).values())) == {("inductor",)}
 
 
-def test_other_devices_and_choices_that_inductor_records_have_no_other_clock() -> None:
-    assert choice_timing.open_clock(torch.device("cpu")) is None
-    assert choice_timing.has_own_graphs([choice("plain"), _Choice(_benchmark_with_cudagraphs=True)])
-    assert not choice_timing.has_own_graphs([choice("plain")])
-
-
 def test_fused_kernels_are_timed_by_the_clock_of_the_choices(
     monkeypatch: pytest.MonkeyPatch, device: Benchmarked
 ) -> None:
@@ -465,20 +440,6 @@ def test_where_nothing_is_likely_to_be_faster_nothing_is_compiled(
     assert again.reason != TRUSTED
 
 
-@pytest.mark.parametrize("listed", [1, 2])
-def test_a_choice_that_is_listed_alone_is_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: int, device: Benchmarked
-) -> None:
-    """However slow it is thought to be: somebody has narrowed the list to it."""
-    monkeypatch.setattr(test_selection, "COUNT", listed)
-    device.stand_at(GraphPosition(fusion_ms=0.0))
-    decision = chosen_by(serving(lambda _: 3.0, tmp_path))
-    assert set(device.taken) == ({LIBRARY, 0} if listed == 1 else {LIBRARY})
-    assert (decision.reason == TRUSTED) == (listed == 2)
-    assert (decision.measured, decision.candidates) == ((2, 2) if listed == 1 else (1, 3))
-    assert decision.stated_risk == (0.0 if listed == 1 else LIBRARY_BEST_RISK)
-
-
 def test_what_is_likely_to_be_faster_is_compiled_and_what_is_asked_for_is_obeyed(
     tmp_path: Path, device: Benchmarked
 ) -> None:
@@ -515,17 +476,6 @@ def test_a_decision_for_the_library_leaves_choices_to_be_fused(tmp_path: Path, d
         assert device.taken == taken, "nothing is timed again"
         assert len(handed_on(serving(lambda _: 3.0, tmp_path, mode=mode))) == (2 if mode is Mode.TUNE else 1)
     device.stand_at(GraphPosition(fusion_ms=0.0))
-    assert handed_on(ours) == [LIBRARY]
-
-
-def test_where_inductor_times_otherwise_a_decision_is_all_that_is_handed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Benchmarked
-) -> None:
-    device.stand_at(GraphPosition(fusion_ms=0.01))
-    ours = serving(lambda _: 3.0, tmp_path)
-    chosen_by(ours)
-    monkeypatch.setattr(operation_search, "times_calls", lambda *_: False)
-    monkeypatch.setattr(operation_search, "is_of_clock", lambda *_, **__: True)
     assert handed_on(ours) == [LIBRARY]
 
 
@@ -581,15 +531,3 @@ def test_inputs_that_may_be_places_are_left_to_inductor(
         monkeypatch.setattr(type(inputs.nodes()[0]), "get_dtype", lambda _: torch.int32)
         prune_before_codegen(serving(), "mm", inputs, listed, time_externs=time_externs)
     assert len(timed) == 1
-
-
-def test_a_library_that_cannot_be_timed_ahead_is_timed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Benchmarked
-) -> None:
-    monkeypatch.setattr(choice_timing, "can_time", _fails)
-    decision = chosen_by(serving(log2_ms_of, tmp_path), warned=True)
-    assert (decision.median_ms, device.taken.count(LIBRARY)) == (0.019, 1)
-
-
-def _fails(device: torch.device) -> bool:
-    raise RuntimeError("on purpose")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from forecast_autotune.records import Candidate, Config, Decision, Evidence
 from forecast_integrations.inductor.inductor_seconds import (
-    RECOMPILE_RATIO,
     OperationSeconds,
     inductor_seconds_saved,
 )
@@ -68,16 +66,6 @@ def test_seconds_are_about_those_that_were_measured(
     assert took / 2 <= seconds(product(k, dtype), *tile) <= took * 2
 
 
-def test_what_is_no_template_of_a_product_counts_as_the_shortest() -> None:
-    strange = Candidate(Config(kwargs=(("BLOCK_M", "many"),)), "triton::mm")
-    cpp = replace(template(128, 128, 32, 4), variant="cpp::gemm")
-    least = compile_seconds(product(1024), [LIBRARY, strange, cpp])
-    assert least[0] == least[1] == least[2] > 0
-    assert least[0] <= seconds(product(1024), 16, 16, 16, 8)
-    flat = compile_seconds(product(1024, name="convolution"), [template(128, 128, 32, 4), LIBRARY])
-    assert flat.tolist() == least[:2].tolist()
-
-
 CANDIDATES = [LIBRARY, *(template(16 << i, 64, 32, 4) for i in range(4)), template(64, 64, 64, 4)]
 
 
@@ -119,13 +107,6 @@ def test_a_first_round_is_small_where_hardly_anything_can_be_faster() -> None:
     assert (unknown, far, near) == (3, 2, 3)
 
 
-@pytest.mark.parametrize("quick", [(1, 2, 3), (2, 4, 5), (1, 3, 5)])
-def test_of_equal_promises_those_are_tried_that_compile_sooner(quick: tuple[int, ...]) -> None:
-    long = [0.3 if i in quick else 9.0 for i in range(len(CANDIDATES))]
-    plan = FewRoundsPolicy(least=2).plan(state(1.0, long))
-    assert set(plan.measure) == {CANDIDATES[i] for i in quick}
-
-
 def test_a_round_does_not_last_for_the_one_that_compiles_far_longer() -> None:
     long = [0.3, 0.3, 0.3, 1.05, 0.3, 0.3]
     late, asked = CANDIDATES[3], state(1.0, long, {1: -0.3, 3: -0.28, 2: 0.3, 4: 0.3, 5: 0.3})
@@ -160,20 +141,6 @@ def saved(
         workers=workers,
         compiles_twice=twice,
     )
-
-
-def test_seconds_of_workers_are_shared_by_the_workers() -> None:
-    assert saved() == pytest.approx(16 * 0.5 / 16 + 16 * 0.02)
-    assert saved(workers=1) == pytest.approx(16 * 0.5 + 16 * 0.02)
-
-
-def test_what_inductor_compiles_once_more_by_itself_is_one_after_the_other() -> None:
-    assert saved(twice=True) - saved() == pytest.approx(20 * 0.5 * RECOMPILE_RATIO)
-
-
-def test_forecasts_and_further_rounds_are_ours_alone() -> None:
-    assert saved(forecast_s=0.1, later_rounds=0.2) == pytest.approx(saved() - 0.3)
-    assert saved(later_rounds=10.0) == 0.0
 
 
 def test_nothing_is_claimed_without_three_compilations_or_a_benchmark() -> None:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-import time
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
 
 from torch._inductor.runtime import triton_heuristics
-from torch._inductor.runtime.hints import HeuristicType
 
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
 from forecast_integrations.inductor import descent as coordinate_descent
 from forecast_integrations.inductor.choice_timing import FusedKernelTiming
-from forecast_integrations.inductor.config_worker import ConfigJob
 from forecast_integrations.inductor.descent import ConfigsAhead, LaunchShare, first_jobs
 from forecast_integrations.inductor.hooks import descent
 from forecast_integrations.inductor.hooks.context import HookContext
@@ -92,11 +84,6 @@ def test_every_config_that_is_timed_was_compiled_by_a_worker() -> None:
     assert set(kernel.timed) - {job(1024)} <= set(program.workers.taken)
 
 
-def test_configs_of_the_kernels_own_list_are_in_the_first_wave() -> None:
-    program, kernel = Program(), generated_kernel(others=(128, 64))
-    assert values(program.launch(kernel, 2)) == (128, 4)
-
-
 def test_no_wave_is_waited_for() -> None:
     program, kernel = Program(at_once=False), generated_kernel()
     assert values(program.launch(kernel, 3)) == (1024, 4)  # the workers hang
@@ -108,22 +95,6 @@ def test_no_wave_is_waited_for() -> None:
     assert len(kernel.timed) == timed
     end_all(program.workers)
     assert values(program.launch(kernel)) == (256, 4)
-
-
-def test_a_wave_is_timed_whole_unless_a_part_of_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, kernel = Program(at_once=False), generated_kernel()
-    program.launch(kernel)
-    slow = program.workers.futures.pop(job(2048))
-    end_all(program.workers)
-    assert values(program.launch(kernel)) == (1024, 4)
-    assert kernel.timed == []
-    monkeypatch.setattr(coordinate_descent, "STRAGGLER_S", 0.0)
-    assert values(program.launch(kernel)) == (512, 4)
-    assert job(2048) not in kernel.timed
-    end_all(program.workers)
-    slow.set_result(1.0)
-    program.launch(kernel)
-    assert job(2048) in kernel.timed
 
 
 def test_where_workers_hang_what_must_not_wait_compiles_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,14 +156,6 @@ def test_with_the_service_descents_end_where_they_are() -> None:
     assert (program.inductor, len(program.context.descending)) == (0, 0)
 
 
-def test_a_kernel_that_is_gone_is_not_kept() -> None:
-    program, kernel = Program(), generated_kernel()
-    program.launch(kernel)
-    del kernel
-    gc.collect()
-    assert not program.context.descending
-
-
 def test_configs_that_cannot_be_launched_are_passed_over() -> None:
     program, kernel = Program(), generated_kernel(4096)
     assert values(program.launch(kernel, 2)) == (2048, 4)
@@ -206,19 +169,6 @@ def test_without_workers_inductor_descends_itself() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         program.launch(kernel)
-    assert program.inductor == 1
-
-
-def test_while_we_only_listen_inductor_descends_itself() -> None:
-    program, kernel = Program(mode=Mode.LISTEN), generated_kernel()
-    program.launch(kernel)
-    assert (program.inductor, program.workers.taken) == (1, [])
-
-
-def test_a_template_is_asked_for_once() -> None:
-    program, kernel = Program(), generated_kernel()
-    kernel.heuristic_type = HeuristicType.TEMPLATE
-    program.launch(kernel, 3)
     assert program.inductor == 1
 
 
@@ -266,26 +216,6 @@ def test_stored_configs_of_a_graph_compile_in_the_workers_before_its_first_launc
     assert set(second.workers.taken) == {job(*ended)}, "no descent begins"
 
 
-def test_a_kernel_that_begins_where_a_descent_ended_is_not_compiled_again() -> None:
-    store = Store(None)
-    block, warps = values(Program(store).launch(generated_kernel(), 20))
-    kernel = generated_kernel(block)
-    (launcher,) = kernel.launchers
-    launcher.config.num_warps = warps
-    found = Program(store).launch(kernel)
-    assert kernel.launchers == [launcher]
-    assert found.found_by_coordesc
-
-
-def test_a_stored_config_of_other_parameters_is_not_taken() -> None:
-    store = Store(None)
-    Program(store).launch(generated_kernel(), 20)
-    other = generated_kernel()
-    other.launchers[0].config.kwargs = {"XBLOCK": 1024, "YBLOCK": 1}
-    assert Program(store).launch(other, 2).kwargs["YBLOCK"] >= 1
-    assert other.timed
-
-
 def test_where_a_graph_is_compiled_the_first_waves_of_its_kernels_are() -> None:
     assert set(first_jobs(generated_kernel(others=(64,)))) == {
         job(2048),
@@ -297,85 +227,6 @@ def test_where_a_graph_is_compiled_the_first_waves_of_its_kernels_are() -> None:
 
 
 # --- configs compile ahead in workers ---
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread does."""
-    end = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def test_no_more_than_the_limit_compile_at_once_and_urgent_ones_do_not_wait() -> None:
-    workers = Workers(at_once=False)
-    ahead = ConfigsAhead(workers, 2)
-    ahead.add([job(1), job(2), job(4), job(8)])
-    until(lambda: workers.taken == [job(1), job(2)])
-    ahead.add([job(8), job(16), job(1)], urgent=True)
-    assert workers.taken[2:] == [job(8), job(16)]
-    for block in (2, 1, 8):
-        assert job(4) not in workers.taken
-        workers.futures[job(block)].set_result(1.0)
-    until(lambda: workers.taken[4:] == [job(4)])
-
-
-def test_an_end_is_waited_for_no_longer_than_wanted() -> None:
-    workers = Workers(at_once=False)
-    ahead = ConfigsAhead(workers, 2)
-    ahead.add([job(1)], urgent=True)
-    assert not ahead.has_ended(job(1), time.perf_counter() + 0.01)
-    assert not ahead.has_ended(job(2), time.perf_counter() + 60.0)  # nobody is at it
-    assert ahead.seconds(job(1)) == 0.0
-    threading.Timer(0.05, lambda: workers.futures[job(1)].set_result(7.0)).start()
-    assert ahead.has_ended(job(1), time.perf_counter() + 60.0)
-    assert ahead.seconds(job(1)) == 7.0
-
-
-def test_a_worker_that_fails_has_ended() -> None:
-    workers = Workers(at_once=False)
-    ahead = ConfigsAhead(workers, 1)
-    ahead.add([job(1), job(2)])
-    until(lambda: workers.taken == [job(1)])
-    workers.futures[job(1)].set_exception(RuntimeError("broken"))
-    until(lambda: ahead.has_ended(job(1), 0.0))
-    assert ahead.seconds(job(1)) == 0.0
-    until(lambda: workers.taken == [job(1), job(2)])
-
-    def refuses(given: ConfigJob, environment: Mapping[str, str]) -> Future[float]:
-        raise RuntimeError("no pool")
-
-    closed = ConfigsAhead(refuses, 1)
-    closed.add([job(1), job(2)])
-    closed.add([job(4)], urgent=True)
-    until(lambda: closed.has_ended(job(4), 0.0))
-
-
-def test_a_decided_kernel_leaves_the_queue() -> None:
-    workers = Workers(at_once=False)
-    ahead = ConfigsAhead(workers, 1)
-    ahead.add([job(1), job(2), job(2, path="/x/other.py")])
-    until(lambda: workers.taken == [job(1)])
-    ahead.forget("/x/c1.py")
-    workers.futures[job(1)].set_result(1.0)
-    until(lambda: workers.taken == [job(1), job(2, path="/x/other.py")])
-
-
-def test_who_hears_of_an_end_begins_nothing() -> None:
-    """Inductor's pool tells of an end under the lock that it needs to begin something."""
-    lock = threading.Lock()
-    workers = Workers(at_once=False)
-
-    def submit(given: ConfigJob, environment: Mapping[str, str]) -> Future[float]:
-        with lock:
-            return workers(given, environment)
-
-    ahead = ConfigsAhead(submit, 1)
-    ahead.add([job(1), job(2)])
-    until(lambda: workers.taken == [job(1)])
-    with lock:
-        workers.futures[job(1)].set_result(1.0)
-    until(lambda: workers.taken == [job(1), job(2)])
 
 
 @pytest.mark.parametrize("each_s", [0.0004, 0.003, 0.02])
@@ -393,16 +244,6 @@ def test_of_any_second_of_launches_a_tenth_is_timing_at_most(each_s: float) -> N
         window = [seconds for at, seconds in spent if end - 1.0 < at <= end]
         assert sum(window) <= 0.1 + max(0.0, 10 * each_s - 0.1), "but for the first guess"
     assert sum(seconds for _, seconds in spent) > 0.4, "and what may be used is used"
-
-
-def test_one_timing_that_takes_longer_is_waited_out() -> None:
-    now = 0.0
-    share = LaunchShare(lambda: now)
-    share.take(0.5, 2)
-    now = 4.9
-    assert share.configs() == 0
-    now = 5.1
-    assert share.configs() == 1, "it is timed at some time none the less"
 
 
 def test_launches_without_a_share_left_time_nothing_and_the_summary_tells_of_it() -> None:

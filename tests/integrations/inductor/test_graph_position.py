@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -75,29 +74,10 @@ def test_what_follows_has_none(f: Callable[..., object]) -> None:
     assert not has_own_pass(product_of(f))
 
 
-def test_a_kernel_ends_where_something_later_is_needed() -> None:
-    # The residual's sum comes before the second product, which it is added to; only then is it reduced.
-    def blocks(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        y = torch.relu(x @ w)
-        return (y + y @ v).mean(-1)
-
-    assert has_own_pass(product_of(blocks, W))
-    assert not has_own_pass(product_of(blocks, W, which=1))
-
-
 def position_of(node: torch.fx.Node, *size: int, device: Device = H200) -> GraphPosition:
     with graph():
         V.graph.current_node = node
         return graph_position(FixedLayout(torch.device("cpu"), torch.bfloat16, list(size)), device)
-
-
-def test_a_pass_is_one_result_written_and_read() -> None:
-    with graph():
-        nowhere = graph_position(FixedLayout(torch.device("cpu"), torch.bfloat16, [16, 32]), H200)
-    assert (nowhere.fusion_ms, nowhere.share(1e-3)) == (math.inf, 1.0), "nobody says where it stands"
-    found = position_of(product_of(lambda x, w: torch.relu(x @ w)), 4096, 4096)
-    assert found.fusion_ms == pytest.approx(2 * 2 * 4096**2 / 4.8e9, rel=0.05)
-    assert position_of(product_of(lambda x, w: x @ w), 4096, 4096).fusion_ms == 0.0
 
 
 def test_an_operand_that_is_made_of_fewer_bytes_may_be_made_in_the_kernel() -> None:
@@ -107,34 +87,6 @@ def test_an_operand_that_is_made_of_fewer_bytes_may_be_made_in_the_kernel() -> N
     node = product_of(weights_in_whole_numbers, torch.ones(64, 32, dtype=torch.int8))
     assert position_of(node, 16, 64).fusion_ms == pytest.approx(2 * 4 * 64 * 32 / 4.8e9, rel=0.05)
     assert position_of(product_of(lambda x, w: (2.0 * x) @ w), 16, 32).fusion_ms == 0.0, "of as many bytes"
-
-
-def test_the_share_counts_operations_alike() -> None:
-    def two_alike_and_a_large_one(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(v, (x @ w) @ w, w) @ torch.ones(32, 1024)
-
-    node = product_of(two_alike_and_a_large_one, torch.randn(32))
-    found = position_of(node, 16, 32)
-    bytes_moved = 2 * (2 * 16 * 32 + 32 * 32) + (2 * 16 * 32 + 32 * 32 + 32) + 16 * 32 + 32 * 1024 + 16 * 1024
-    assert found.products.ms == pytest.approx(4 * bytes_moved / 4.8e9, rel=0.05)
-    assert found.share(found.products.ms / 8) == pytest.approx(0.25), "two of an eighth"
-    assert found.share(found.products.ms) == 1.0
-
-
-def test_what_is_not_known_is_all_of_its_graph() -> None:
-    node = product_of(lambda x, w: x @ w)
-    assert position_of(node, 16, 32, device=replace(H200, name="NVIDIA Z900")).share(1e-9) == 1.0
-    other = next(iter(node.graph.nodes))
-    assert position_of(other, 16, 32).share(1e-9) == 1.0, "an operation that is not among the products"
-
-
-def test_inputs_named_like_operations_are_none() -> None:
-    # AOTAutograd names what a backward graph is given after what made it.
-    traced = torch.fx.Graph()
-    saved = traced.placeholder("convolution")
-    node = traced.call_function(torch.ops.aten.mm.default, (saved, saved))
-    traced.output(node)
-    assert set(position_of(node, 16, 32).products.least_ms) == {("mm", ())}
 
 
 def test_many_small_ones_are_not_small() -> None:

@@ -199,12 +199,6 @@ def test_trust_is_part_of_a_graphs_name_and_never_asks_nobody(server: FaultyServ
     assert "asked in 0 of 2 decisions" in TorchCompileSummary.total([tally, tally]).line()
 
 
-def test_untimed_modes_wait_for_the_answer(server: FaultyServer, tmp_path: Path) -> None:
-    ours = serving(settings(server, tmp_path, mode="skip"))
-    assert len(OperationSearch(PROBLEM, CHOICES, [ATEN], ours).first()) == 1
-    assert server.requests
-
-
 # --- what goes wrong ---
 
 
@@ -255,14 +249,6 @@ def test_warnings_as_errors_do_not_cost_the_forecast(tmp_path: Path) -> None:
 # --- ranks ---
 
 
-def test_one_of_several_asks_nobody(
-    given: Settings, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert same(asked(serving(given)), plain())
-    assert server.requests == []
-
-
 def test_ranks_hear_what_was_answered_before_their_moment(
     given: Settings, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,35 +263,6 @@ def test_ranks_hear_what_was_answered_before_their_moment(
     early = [asked(serving(given, until="2020-01-01T00:00:00+00:00")) for _ in range(2)]
     assert all(same(one, plain()) for one in early)
     assert len(server.requests) == count
-
-
-def test_ranks_agree_while_others_are_answered(
-    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One rank forecasts before, one after another process has asked the very same question."""
-    given, until = settings(server, tmp_path), "2026-01-01T00:00:00+00:00"
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    first = asked(serving(given, until))
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert heard(asked(serving(given)))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert same(asked(serving(given, until)), first)
-
-
-def test_a_group_that_exists_is_trusted_more_than_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.distributed as dist
-
-    found = {}
-    for size in ("", "1", "2", "16", "none"):
-        monkeypatch.setenv("WORLD_SIZE", size)
-        found[size] = language_model.is_distributed()
-    assert found == {"": False, "1": False, "2": True, "16": True, "none": True}
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert not language_model.is_distributed()
-    finally:
-        dist.destroy_process_group()
 
 
 def test_deterministic_mode_knows_no_model(server: FaultyServer, tmp_path: Path) -> None:
@@ -330,12 +287,6 @@ def test_the_keys_of_compiled_graphs_name_the_model(
     assert serving(given).identity() != names[1]
     assert server.requests == []
     assert "http" not in "".join(names)
-
-
-def test_another_calibration_is_another_name(given: Settings, server: FaultyServer, tmp_path: Path) -> None:
-    before = serving(given).identity()
-    scope = CalibrationScope((H200.slug,), ("inductor",), 5000, 0.0)
-    assert serving(settings(server, tmp_path, scope=scope)).identity() != before
 
 
 def test_a_users_kernels_share_one_model(given: Settings) -> None:

@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +23,6 @@ from torch._inductor import codecache, config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.kernel import mm
 from torch._inductor.kernel_template_choice import KernelTemplateChoice
-from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from forecast_autotune.errors import SettingsError
@@ -34,7 +32,6 @@ from forecast_autotune.records import (
     Config,
     Device,
     Kernel,
-    Measurement,
     Outcome,
     Problem,
 )
@@ -52,12 +49,10 @@ from forecast_integrations.inductor.choices.records import (
 from forecast_integrations.inductor.harvest import failure_outcome
 from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
-from forecast_integrations.inductor.pruning import SelectionCall, prune_before_compilation
-from forecast_integrations.inductor.session import SafeSurrogate, StoreSnapshot, TuningSession, WarnOnce
+from forecast_integrations.inductor.session import SafeSurrogate, TuningSession, WarnOnce
 from forecast_integrations.inductor.summary import TorchCompileSummary
 from tests.integrations.inductor.graphs import (
     H200,
-    FunctionSurrogate,
     graph,
     node,
     product_inputs,
@@ -172,25 +167,6 @@ def test_a_service_without_a_choice_says_so() -> None:
 # --- the view ---
 
 
-def row(problem: Problem, ms: float, at: str) -> Measurement:
-    return Measurement(problem.id, TWO[0], Outcome.OK, ms, at=at)
-
-
-def test_a_view_does_not_see_what_came_later_but_what_this_process_adds() -> None:
-    store, problem, other = Store(None), a_problem(), a_problem(16)
-    for where in (problem, other):
-        store.add(where, row(where, 1.0, "2026-01-01T00:00:00+00:00"))
-        store.add(where, row(where, 2.0, "2026-01-03T00:00:00+00:00"))
-    view = StoreSnapshot(store, "2026-01-02T00:00:00+00:00")
-    assert [m.ms for m in view.rows(problem)] == [1.0]
-    assert [[m.ms for m in r.measurements] for r in view.relatives(problem)] == [[1.0]]
-    store.add(problem, row(problem, 3.0, "2026-01-01T00:00:00+00:00"))
-    assert [m.ms for m in view.rows(problem)] == [1.0]
-    view.add(problem, row(problem, 4.0, "2026-01-04T00:00:00+00:00"))
-    assert [m.ms for m in view.rows(problem)] == [1.0, 4.0]
-    assert [m.ms for m in store.measurements(problem)] != [m.ms for m in view.rows(problem)]
-
-
 # --- the leash ---
 
 
@@ -206,30 +182,6 @@ class Counting:
             self.wait.wait(30)
         n = len(query.candidates)
         return Forecasts(query.candidates, np.zeros(n), np.ones(n), np.zeros(n))
-
-
-TIMED = [Measurement(a_problem().id, c, Outcome.OK, 1.0) for c in TWO]
-
-
-@pytest.mark.parametrize(
-    ("questions", "alike", "asked"),
-    [
-        ([{}, {}], False, 1),
-        ([{}, {"candidates": TWO[:1]}], False, 2),
-        ([{"measured": [TIMED[0]]}, {"measured": [TIMED[1]]}, {"measured": [TIMED[0]]}], False, 2),
-        ([{"provisional": True}, {"provisional": False}], True, 1),
-        ([{"provisional": True}, {"provisional": False}], False, 2),
-    ],
-    ids=["same", "candidates", "measured", "a draft where the surrogate knows no more", "a draft"],
-)
-def test_the_same_question_is_asked_once(questions: list[dict[str, Any]], alike: bool, asked: int) -> None:
-    surrogate, complain = FunctionSurrogate(lambda c: 0.0), WarnOnce()
-    surrogate.answers_drafts_alike = alike  # type: ignore[attr-defined]
-    ask = SafeSurrogate(surrogate, 5.0, complain)
-    answers = [ask(Query(a_problem(), **{"candidates": list(TWO), **given})) for given in questions]
-    assert None not in answers
-    assert len(set(map(id, answers))) == len(surrogate.queries) == asked
-    assert complain.messages == []
 
 
 def test_a_surrogate_that_hangs_is_not_asked_again_and_warned_of_once() -> None:
@@ -267,23 +219,6 @@ class Foreign:
         return "original"
 
 
-def test_patches_keep_the_kind_and_are_taken_back_exactly() -> None:
-    before = dict(vars(Foreign))
-    patches = PatchSet()
-    patches.replace(Foreign, "plain", lambda f: lambda self, x: f(self, x) + 1)
-    patches.replace(Foreign, "of_class", lambda f: lambda cls, x: f(cls, x + 1))
-    patches.replace(Foreign, "static", lambda f: lambda x: f(x) + 1)
-    patches.replace(Foreign, "absent", lambda f: f)
-    patches.append(Foreign.entries, "ours")
-    assert (Foreign().plain(1), Foreign.of_class(1), Foreign.static(1)) == (2, ("Foreign", 2), 2)
-    assert Foreign.plain.__doc__ == "Foreign words."
-    assert patches.missing == ["Foreign.absent"]
-    patches.restore()
-    assert dict(vars(Foreign)) == before
-    assert all(vars(Foreign)[name] is value for name, value in before.items())
-    assert Foreign.entries == ["theirs"]
-
-
 # --- enabling ---
 
 
@@ -312,12 +247,6 @@ def test_the_identity_follows_the_rules_and_the_surrogate() -> None:
     assert len(set(names)) == len(names)
     assert of() == names[0]
     assert of(mode=Mode.LISTEN) == ""
-
-
-def test_a_cpu_is_named_after_its_model() -> None:
-    device = records.device_of(torch.device("cpu"))
-    assert (device.backend, device.name != "") == ("cpu", True)
-    assert device == records.device_of(torch.device("cpu"))
 
 
 # --- what must not happen when something of ours fails ---
@@ -364,19 +293,6 @@ def test_without_forecasts_the_exhaustive_space_shrinks_to_the_users_own() -> No
     assert sum(map(is_extern, found)) == 1
 
 
-@pytest.mark.usefixtures("in_graph", "without_code")
-def test_a_surrogate_that_fails_later_does_not_bring_the_exhaustive_reserve_back() -> None:
-    surrogate = FunctionSurrogate(lambda c: float(c.config.num_warps))
-    ours = serving(inductor_space="exhaustive")
-    ours.safe_surrogate.surrogate = surrogate
-    drafted = listed(ours)
-    surrogate.log2_ms = failing
-    operation = SelectionCall("mm", product_inputs().nodes(), drafted[0].layout)
-    ours.safe_surrogate._answers.clear()
-    with pytest.warns(RuntimeWarning, match="on purpose"):
-        assert prune_before_compilation(ours, operation, drafted) == drafted
-
-
 @pytest.mark.filterwarnings("error")
 def test_where_warnings_are_errors_a_failure_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     complain = WarnOnce()
@@ -409,26 +325,6 @@ def test_rules_that_cannot_be_named_share_no_compiled_graph(monkeypatch: pytest.
         assert vars(Details()) == {"theirs": 1}
     finally:
         patches.restore()
-
-
-def test_a_graph_tuned_in_the_middle_of_a_round_leaves_the_outer_rounds_times() -> None:
-    """A choice may be a graph whose operations are tuned while the outer operation's are timed."""
-    context, found = HookContext(serving()), []
-
-    def inner(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        context.thread.pending["theirs"] = 1.0
-        return {}
-
-    def outer(self: Any, *args: Any, **kwargs: Any) -> dict[Any, float]:
-        context.thread.pending["mine"] = 2.0
-        selection._autotuning(inner, context)(self, "mm", [], None, None, "key", [], None)
-        found.append(dict(context.thread.pending))
-        return {}
-
-    cache = SimpleNamespace(feedback_saver_fns=[])
-    selection._autotuning(outer, context)(cache, "mm", [], None, None, "key", [], None)
-    assert found == [{"mine": 2.0}]
-    assert context.thread.pending == {}
 
 
 @pytest.mark.slow
@@ -483,19 +379,6 @@ def hooked(context: HookContext) -> PatchSet:
     return patches
 
 
-def test_a_group_of_hooks_is_installed_once_and_taken_out_on_closing() -> None:
-    before = Foreign.method
-    context = HookContext(serving())
-    for _ in range(2):
-        context.install("foreign", hooked)
-    assert Foreign().method() == "original hooked"
-    assert "foreign" in context._patches
-    assert context.missing == ["Foreign.absent"]
-    context.close()
-    assert Foreign.method is before
-    assert (context.session, context.missing, context._patches) == (None, [], {})
-
-
 def test_a_hook_that_others_have_wrapped_does_nothing_after_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = HookContext(serving()), HookContext(serving())
     monkeypatch.setattr(Foreign, "method", Foreign.method)
@@ -507,34 +390,3 @@ def test_a_hook_that_others_have_wrapped_does_nothing_after_closing(monkeypatch:
     second.install("foreign", hooked)
     assert Foreign().method() == "original wrapped hooked", "once, by the service in force"
     second.close()
-
-
-@pytest.mark.parametrize(("paused", "closed", "kept"), [(0, False, 1), (1, False, 0), (0, True, 0)])
-def test_times_are_pending_unless_they_are_of_other_sizes_or_of_nobodys_service(
-    paused: int, closed: bool, kept: int
-) -> None:
-    context = HookContext(serving())
-
-    def benchmark(self: Any, choices: list[Any]) -> dict[Any, float]:
-        return dict.fromkeys(choices, 1.0)
-
-    wrapped = selection._benchmark(benchmark, context)
-    context.thread.paused = paused
-    if closed:
-        context.close()
-    assert wrapped(None, ["choice"]) == {"choice": 1.0}
-    assert len(context.thread.pending) == kept
-
-
-def test_leaving_a_service_that_was_disabled_inside_leaves_it_disabled() -> None:
-    before = AlgorithmSelectorCache.__call__
-    with api.enable_torch_compile(surrogate=Counting(), store=Store(None)) as handle:
-        assert AlgorithmSelectorCache.__call__ is not before
-        assert api.current() is handle.session
-        assert api.missing_hooks() == [], "this release of torch has everything that is hooked"
-        with api.enable_torch_compile(surrogate=Counting(), store=Store(None)):
-            api.disable_torch_compile()
-            assert AlgorithmSelectorCache.__call__ is before
-        assert api.current() is None
-        assert api.missing_hooks() == []
-    assert api.current() is None

@@ -105,28 +105,6 @@ def test_what_takes_three_times_as_long_as_half_of_them_is_left_out(graph: Graph
     assert graph.clock.now == pytest.approx(1.5, abs=0.1)
 
 
-def test_time_before_anybody_waits_counts(graph: Graph) -> None:
-    futures = graph.compiling(0.5, 0.4, 9.0)
-    graph.clock.now = 0.6
-    for future in list(futures)[:2]:
-        future.set_result(None)
-    graph.clock.now = 5.0
-    assert waited_for(futures) == [True, True, False]
-    assert graph.clock.now == pytest.approx(5.0, abs=0.1)
-
-
-def test_the_best_forecast_is_given_longer(graph: Graph) -> None:
-    futures = graph.compiling(0.5, 0.4, 4.0)
-    graph.search.best = [candidate_of(list(futures.values())[2])]
-    assert waited_for(futures) == [True, True, True]
-    assert graph.search.aside == []
-
-
-def test_half_of_them_are_always_waited_for(graph: Graph) -> None:
-    assert waited_for(graph.compiling(8.0, 9.0)) == [True, True]
-    assert waited_for(graph.compiling(30.0)) == [True]
-
-
 def test_inductors_own_limit_stays(graph: Graph) -> None:
     with pytest.raises(TimeoutError, match="2 of 2 choices"):
         waited_for(graph.compiling(8.0, 9.0), timeout=1)

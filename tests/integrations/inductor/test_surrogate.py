@@ -28,10 +28,8 @@ from forecast_autotune.surrogates.learned import LearnedModel
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Surrogate
 from forecast_autotune.testing import SurrogateContract
 from forecast_integrations.inductor.choices.geometry import (
-    AttentionGeometry,
     ConvolutionGeometry,
     MatmulGeometry,
-    bits,
     operation_geometry,
 )
 from forecast_integrations.inductor.choices.surrogate import (
@@ -113,11 +111,6 @@ def test_more_shared_memory_than_there_is_fails() -> None:
     assert found.p_fail[1] < 0.1
 
 
-def test_one_stage_is_forecast_slower_than_two() -> None:
-    found = asked(matmul(4096, 4096, 4096), [tile(128, 256, 64, 8, 1), tile(128, 256, 64, 8, 2)])
-    assert found.mean[0] > found.mean[1]
-
-
 def test_a_measured_vendor_kernel_says_nothing_about_templates() -> None:
     problem, candidates = matmul(2048, 2048, 2048), [ATEN, tile(128, 128, 64), tile(64, 64, 32)]
     before = asked(problem, candidates)
@@ -163,13 +156,6 @@ def test_a_failed_vendor_kernel_is_not_chosen() -> None:
     found = asked(problem, [ATEN, tile(64, 64, 32)], measured=[failed])
     assert found.p_fail[0] == 1.0
     assert found.order()[0] == 1
-
-
-def test_the_place_in_the_list_does_not_matter() -> None:
-    problem, candidates = matmul(1024, 1024, 512), [tile(64, 64, 32), ATEN, tile(128, 64, 32, 4)]
-    one, two = asked(problem, candidates), asked(problem, candidates[::-1])
-    np.testing.assert_allclose(one.mean, two.mean[::-1])
-    np.testing.assert_allclose(one.sd, two.sd[::-1])
 
 
 @pytest.mark.parametrize("backend", ["cpp::gemm", "subgraph::split"])
@@ -242,26 +228,3 @@ def test_convolutions_without_a_result_take_it_from_the_candidate() -> None:
     assert isinstance(conv, ConvolutionGeometry)
     assert conv.result({"STRIDE_H": 2, "STRIDE_W": 2, "PADDING_H": 0, "PADDING_W": 0}) == (15, 15)
     assert conv.result({}) == (32, 32)
-
-
-@pytest.mark.parametrize("operands", [[], ["x"], ["x", "y"]])
-def test_other_operations_have_no_geometry(operands: list[str]) -> None:
-    given = [tensor(name, "float32", 16) for name in operands]
-    assert operation_geometry(Problem.of(Kernel("sort"), given, H200)) is None
-
-
-def test_attention_needs_four_dimensions() -> None:
-    flat = [tensor(f"in{i}", "float16", 16, 128, 64) for i in range(3)]
-    assert operation_geometry(Problem.of(Kernel("flex_attention"), flat, H200)) is None
-    whole = [tensor("in0", "float16", 1, 8, 128, 64), *(tensor(n, "float16", 1, 2, 256, 64) for n in "kv")]
-    found = operation_geometry(Problem.of(Kernel("flex_attention"), whole, H200))
-    assert isinstance(found, AttentionGeometry)
-    assert (found.heads, found.kv_heads, found.queries, found.keys) == (8, 2, 128, 256)
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [("torch.float16", 16), ("bf16", 16), ("float8_e4m3fn", 8), ("int8", 8), ("bool", 8), ("odd", 32)],
-)
-def test_bits_of_a_dtype_by_its_name(name: str, size: int) -> None:
-    assert bits(name) == size
