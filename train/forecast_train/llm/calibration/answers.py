@@ -102,6 +102,8 @@ class ModelAnswers(
     """Length of the longest prompt: prefix and one suffix."""
     tokens: int
     seconds: float
+    candidates: tuple[str, ...] = ()
+    """`Candidate.id` of each of `rows`: a decision lists candidates in an order of its own, [m]."""
 
     @property
     def answered(self) -> npt.NDArray[np.bool_]:
@@ -181,7 +183,7 @@ class TableQuestion:
         prompt, problem = self.question.prompt, self.table.problem
         answer = backend.forecast(prompt.prefix, prompt.suffixes, prompt.labels, timeout_s=timeout_s)
         log2_ms = np.array(self.table.log2_ms())
-        usage = answer.usage
+        usage, listed = answer.usage, list(self.table.by_candidate())
         return ModelAnswers(
             problem.id,
             str(problem.extra.get("label") or f"{problem.kernel.name}/{problem.id}"),
@@ -202,6 +204,7 @@ class TableQuestion:
             len(prompt.prefix) + max(map(len, prompt.suffixes)),
             usage.prompt_tokens + usage.output_tokens,
             usage.seconds,
+            tuple(listed[row].id for row in self.question.rows),
         )
 
 

@@ -53,7 +53,11 @@ class RecordedAnswersLLM(LLMSurrogate):
             raise LLMError(f"nothing was answered about problem {query.problem.id}")
         texts = (" " * (a.characters // 2),)
         prompt = Prompt(a.prompt, texts[0], texts, BINS.labels)
-        question = ForecastQuestion(prompt, a.rows, None, a.reference, a.reference_log2_ms, False)
+        row_of = {candidate.id: row for row, candidate in enumerate(query.candidates)}
+        if not a.candidates or not row_of.keys() >= set(a.candidates):
+            raise LLMError(f"the answers about problem {query.problem.id} name other candidates: ask again")
+        rows = np.array([row_of[one] for one in a.candidates], dtype=np.intp)
+        question = ForecastQuestion(prompt, rows, None, a.reference, a.reference_log2_ms, False)
         usage = Usage(1, a.tokens, seconds=a.seconds)
         return self.interpret(query, before, question, BackendResponse(a.stated, a.mass, usage))
 

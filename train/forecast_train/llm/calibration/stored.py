@@ -74,6 +74,7 @@ def _answers_of_table(table: Table, model: str) -> ModelAnswers | None:
         characters=0,
         tokens=0,
         seconds=0.0,
+        candidates=tuple(m.candidate.id for m, _ in noted),
     )
 
 
