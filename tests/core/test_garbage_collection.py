@@ -41,20 +41,6 @@ def test_collections_are_rare_until_the_last_user_is_done() -> None:
     assert gc.get_threshold() == USUAL
 
 
-@pytest.mark.parametrize("own", [(0, 10, 10), (1_000_000, 5, 5)])
-def test_a_program_that_collects_more_rarely_is_left_alone(own: tuple[int, int, int]) -> None:
-    gc.set_threshold(*own)
-    with rare_collections():
-        assert gc.get_threshold() == own
-    assert gc.get_threshold() == own
-
-
-def test_what_a_program_sets_meanwhile_stays() -> None:
-    with rare_collections():
-        gc.set_threshold(123, 4, 5)
-    assert gc.get_threshold() == (123, 4, 5)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_forked_meanwhile_collects_as_usual() -> None:
     with rare_collections():

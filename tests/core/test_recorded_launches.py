@@ -71,29 +71,6 @@ def test_what_is_left_of_the_steps_is_the_pauses_own() -> None:
     assert max(steps) - min(steps) > 1.0e-6
 
 
-@pytest.mark.parametrize("interval_s", [1.0e-6, 1.1e-6, 1.25e-6, 1.3e-6])
-def test_a_device_with_other_intervals_is_timed_better_than_by_events(interval_s: float) -> None:
-    kernels = [3e-6 + n * 0.073e-6 for n in range(40)]
-    cuda = SteppedCuda(interval_s)
-    errors = [seconds_behind_pauses(cuda, s, pause_lengths()) - s for s in kernels]
-    assert max(errors) - min(errors) < 0.3e-6
-    steps = [seconds_by_events(cuda, s) - s for s in kernels]
-    assert max(steps) - min(steps) > 3 * (max(errors) - min(errors))
-
-
-@pytest.mark.parametrize("gap_s", [0.0, 0.33e-6, 1.1e-6])
-def test_what_a_pause_costs_is_found_between_the_ticks(gap_s: float) -> None:
-    cuda = SteppedCuda(gap_s=gap_s)
-    result = GraphRecorder(cuda).pause_cost(partial(timed_replay, cuda), cuda.synchronize, 2)
-    assert result == pytest.approx(gap_s, abs=0.16e-6)
-
-
-def test_one_disturbed_launch_is_not_in_the_mean() -> None:
-    steady = [5e-6, 5.6e-6, 6.2e-6, 5.2e-6, 5.9e-6, 5.4e-6, 5.7e-6]
-    assert mean_without_strays([*steady, 40e-6]) == statistics.fmean(steady)
-    assert mean_without_strays([7e-6]) == 7e-6
-
-
 def test_what_cannot_be_recorded_raises_and_leaves_nothing_behind() -> None:
     cuda = SteppedCuda()
     recorder = GraphRecorder(cuda)
@@ -110,10 +87,3 @@ def test_what_cannot_be_recorded_raises_and_leaves_nothing_behind() -> None:
     assert (result, cuda.now_s) == ("returned", before), "nothing runs while it is recorded"
     graph.replay()
     assert cuda.now_s - before == pytest.approx(1e-3)
-
-
-def test_nothing_is_collected_while_a_graph_is_recorded() -> None:
-    seen = []
-    GraphRecorder(SteppedCuda()).record(lambda: seen.append(gc.isenabled()))
-    assert seen == [False]
-    assert gc.isenabled()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.settings import Budget, Mode, Settings, parse_user_directory
+from forecast_autotune.settings import Mode, Settings
 
 GOOD: dict[str, tuple[str, Any]] = {
     "enabled": ("1", True),
@@ -127,30 +127,9 @@ def test_an_address_with_secrets_is_refused_and_not_shown(text: str) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_empty_means_unset() -> None:
-    assert Settings.from_environment({variable(name): "" for name in GOOD}) == Settings()
-    assert Settings.from_environment({}) == Settings()
-
-
-def test_the_real_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_SEED", "11")
-    assert Settings.from_environment().seed == 11
-
-
-@pytest.mark.parametrize("text", ["0", "false", "No", "OFF"])
-def test_words_for_off(text: str) -> None:
-    assert not Settings.from_environment({"FORECAST_AUTOTUNE_SUMMARY": text}).summary
-
-
 def test_a_home_directory_is_found_without_a_shell() -> None:
     result = Settings.from_environment({"FORECAST_AUTOTUNE_CACHE_DIR": "~/kernels"}).cache_dir
     assert result == Path.home() / "kernels"
-
-
-@pytest.mark.parametrize("text", ["", "s3://bucket/folder"])
-def test_no_name_and_an_address_are_no_directories(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"no directory|not a directory"):
-        parse_user_directory(text)
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -176,24 +155,6 @@ def test_with_takes_what_the_variable_takes(name: str) -> None:
 def test_with_obeys_the_rules(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Settings().with_(**change)
-
-
-def test_budget_collects_the_limits() -> None:
-    settings = Settings(max_measurements=3, max_seconds=1.0, max_gpu_seconds=0.5)
-    assert settings.budget == Budget(3, 1.0, 0.5)
-    assert Settings().budget == Budget()
-
-
-@pytest.mark.parametrize("name", ["measurements", "seconds", "gpu_seconds"])
-@pytest.mark.parametrize("value", [0, -1, True, float("nan")])
-def test_a_budget_is_positive(name: str, value: Any) -> None:
-    with pytest.raises(SettingsError, match=rf"budget\.{name} must be a positive number or None, got"):
-        Budget(**{name: value})
-
-
-def test_workers_default_to_the_cores_of_this_process() -> None:
-    assert Settings(workers=5).worker_count() == 5
-    assert Settings().worker_count() >= 1
 
 
 def test_describe_lists_every_variable_once() -> None:

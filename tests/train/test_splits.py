@@ -14,19 +14,14 @@ from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.splits import (
     Fold,
     LeakageError,
-    LeaveOut,
-    SplitError,
     check_leakage,
     hand_of,
-    kernel_of,
     make_folds,
     rows_by_tool,
     source_hash,
-    spread_over_kernels,
     tools_text,
 )
 
-KINDS: tuple[LeaveOut, ...] = ("family", "hand", "kernel", "shape", "device")
 SOURCE = '''
 @triton.jit
 def scale(x, n, BLOCK: tl.constexpr):
@@ -80,20 +75,6 @@ def test_every_problem_is_tested_once_and_never_learnt_from_then() -> None:
     assert {f.name for f in make_folds(tables, "kernel")} >= {"matmul", "softmax"}
 
 
-def test_family_and_hand_fall_back() -> None:
-    a = numbered("a", 1, family="row-wise", hand="lib")
-    b, c = numbered("b", 1, family="row-wise"), numbered("c", 1)
-    assert {f.name: labels(f.test) for f in make_folds([a, b, c], "family")} == {
-        "row-wise": {"a/1", "b/1"},
-        "c": {"c/1"},
-    }
-    assert {f.name: labels(f.test) for f in make_folds([a, b, c], "hand")} == {
-        "lib": {"a/1"},
-        "unknown": {"b/1", "c/1"},
-    }
-    assert kernel_of(replace(a.problem, extra={})) == "a"
-
-
 def test_copies_in_other_groups_are_dropped_from_training() -> None:
     one = problem("scale", SOURCE, "scale/1", hand="x")
     copy = problem("twice", COPY, "twice/1", hand="y")
@@ -130,20 +111,6 @@ def test_shapes() -> None:
     assert labels(second.test) == {"a/2", "b/2"}
     for fold in make_folds(tables, "kernel"):
         assert fold.relatives(fold.test[0]) == []
-
-
-def test_one_group_cannot_be_left_out() -> None:
-    for kind in KINDS:
-        with pytest.raises(SplitError, match="two"):
-            make_folds([numbered("a", 1)], kind)
-
-
-def test_few_problems_are_many_kernels() -> None:
-    tables = load(shipped_tables())
-    assert len({kernel_of(t.problem) for t in spread_over_kernels(tables, 12)}) == 12
-    assert len(spread_over_kernels(tables, 13)) == 13
-    with pytest.raises(SplitError, match="at least 1"):
-        spread_over_kernels(tables, 0)
 
 
 def test_rows_are_counted_by_the_tool_that_measured_them() -> None:

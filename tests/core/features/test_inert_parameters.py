@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,6 @@ import pytest
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.inert_parameters import (
     MIN_PAIRS,
-    equivalence_classes,
     find_inert,
     trace_parameters,
 )
@@ -21,7 +20,6 @@ from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import Candidate, Config, Problem
 from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.prior import formula_prior
-from forecast_autotune.tuning.tracing import FULL_TRACE_LIMIT, TRACES_PER_ROUND, LazyTraces
 
 Spaced = tuple[Problem, list[Candidate], dict[Candidate, tuple[int, ...]]]
 TILES, ORDERS = [16, 32, 64, 128, 256], range(1, 9)
@@ -50,70 +48,8 @@ def test_only_what_never_makes_a_difference_is_mute() -> None:
     assert find_inert(columns, rows[:0], []) == ()
 
 
-def test_classes_share_all_that_counts() -> None:
-    listed = CandidateList(GRID)
-    rows = np.arange(len(GRID))
-    alike = equivalence_classes(trace_parameters(listed), rows, ("ORDER",))
-    assert len(set(alike.tolist())) == len(TILES) ** 2
-    for i, j in ((0, 3), (0, 15), (0, 16), (0, len(GRID) - 1)):
-        a, b = (dict(GRID[k].config.kwargs) for k in (i, j))
-        assert (alike[i] == alike[j]) == ((a["A"], a["B"]) == (b["A"], b["B"]))
-    assert len(set(equivalence_classes(trace_parameters(listed), rows, ()).tolist())) == len(GRID) // 2, (
-        "warps have one text"
-    )
-
-
-class Tracer:
-    """Traces everything but what it is told not to, and counts."""
-
-    def __init__(self, without: Sequence[Candidate] = ()) -> None:
-        self.asked: list[str] = []
-        self.without = {assignment_of(c) for c in without}
-
-    def __call__(self, wanted: Sequence[Candidate]) -> Mapping[str, str]:
-        names = [assignment_of(c) for c in wanted]
-        self.asked += names
-        return {name: f"module {name}" for name in names if name not in self.without}
-
-
 def tiles(names: Sequence[str]) -> set[str]:
     return {name.rpartition(",")[0] for name in names}
-
-
-def test_one_of_each_tile_is_traced_where_the_order_is_mute() -> None:
-    tracer = Tracer()
-    traces = LazyTraces(GRID, tracer, of)
-    traces.trace_initial()
-    assert len(tiles(tracer.asked)) == len(TILES) ** 2
-    assert len(tracer.asked) == len(set(tracer.asked)) < FULL_TRACE_LIMIT < len(GRID) // 2
-    assert not traces.trace_best(np.arange(len(GRID))), "nothing that is left could differ"
-
-
-def test_without_a_reader_or_a_mute_parameter_the_best_are_traced_next() -> None:
-    for read in (None, lambda c, text: replace(of(c), special=float(dict(c.config.kwargs)["ORDER"]))):
-        tracer = Tracer()
-        traces = LazyTraces(GRID, tracer, read)
-        traces.trace_initial()
-        before = len(tracer.asked)
-        assert traces.trace_best(np.arange(len(GRID)))
-        assert len(tracer.asked) == before + TRACES_PER_ROUND
-
-
-def test_a_tile_whose_first_text_failed_is_tried_with_another_order() -> None:
-    # Every text of one tile but those of the last order.
-    broken = [
-        c
-        for c in GRID
-        if c.config.kwargs[:2] == (("A", 16), ("B", 256)) and ("ORDER", 8) not in c.config.kwargs
-    ]
-    tracer = Tracer(without=broken)
-    traces = LazyTraces(GRID, tracer, of)
-    traces.trace_initial()
-    order = np.arange(len(GRID))
-    for _ in range(len(ORDERS)):
-        traces.trace_best(order)
-    assert tiles(list(traces.texts)) == tiles(tracer.asked)
-    assert len(tiles(list(traces.texts))) == len(TILES) ** 2
 
 
 @pytest.fixture(name="spaced")
@@ -154,19 +90,6 @@ def test_a_few_texts_stand_for_a_space_with_a_mute_parameter(spaced: Spaced) -> 
     assert 0 < rough.exact.sum() < len(candidates)
     assert (np.ptp(rough.mean.reshape(-1, len(ORDERS)), axis=1) == 0).all()
     np.testing.assert_array_equal(rough.mean[rough.exact], whole.mean[rough.exact])
-
-
-def test_where_one_assignment_has_several_grids_nothing_is_merged(spaced: Spaced) -> None:
-    problem, some, grids = spaced
-    more = [replace(c, config=replace(c.config, num_warps=8)) for c in some]
-    # A kernel that is launched once per warp, say.
-    grids = {**grids, **{c: (2 * grids[one][0],) for c, one in zip(more, some, strict=True)}}
-    texts = {
-        name: text for i, (name, text) in enumerate(problem.ttir.items()) if i % len(ORDERS) == 0 or i < 9
-    }
-    result = formula_prior(problem, [*some, *more], grids, texts)
-    assert result.informed
-    assert not result.exact.all()
 
 
 def test_forests_that_walk_each_distinct_row_once_say_the_same(

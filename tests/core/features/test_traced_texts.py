@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from forecast_autotune.features import traced_texts
@@ -11,8 +10,6 @@ from forecast_autotune.features.traced_texts import (
     TracedTexts,
     cached_facts,
     collect_facts,
-    decode_facts,
-    encode_facts,
     facts_by_unit,
     facts_of_text,
 )
@@ -31,20 +28,6 @@ ARGUMENTS = TABLE.problem.arguments
 MARKED = TtirFacts(load_bytes=12345.5, ops=7, dot_shapes=((16, 16, 16, 1.0),))
 
 
-def test_a_compressed_text_is_the_same_text() -> None:
-    packed = CompressedText.of(TEXT)
-    assert packed.expand() == TEXT
-    assert packed.characters == len(TEXT)
-    assert len(packed.data) < len(TEXT) / 2
-
-
-def test_facts_survive_the_way_through_json() -> None:
-    grids = [None, (7, 3, 1), (1000, 1, 1)]
-    data = json.loads(json.dumps(encode_facts(TEXT, ARGUMENTS, grids)))
-    assert decode_facts(data) == {grid: cached_facts(TEXT, ARGUMENTS, grid) for grid in grids}
-    assert decode_facts(json.loads(json.dumps(encode_facts("no module", ARGUMENTS, [None])))) == {None: None}
-
-
 def test_facts_that_came_along_are_taken_for_their_arguments_only() -> None:
     texts = TracedTexts(ARGUMENTS)
     texts.add(NAME, CompressedText.of(TEXT), {(5, 1, 1): MARKED})
@@ -53,22 +36,6 @@ def test_facts_that_came_along_are_taken_for_their_arguments_only() -> None:
     assert texts.facts(NAME, ARGUMENTS, (6, 1, 1)) == cached_facts(TEXT, ARGUMENTS, (6, 1, 1))
     other = ARGUMENTS[:-1]
     assert texts.facts(NAME, other, (5, 1, 1)) == cached_facts(TEXT, other, (5, 1, 1)) != MARKED
-
-
-def test_a_merge_takes_facts_of_the_same_arguments() -> None:
-    given = TracedTexts(ARGUMENTS)
-    given.add(NAME, TEXT, {None: MARKED})
-    same, elsewhere = TracedTexts(ARGUMENTS), TracedTexts(())
-    same.merge(given)
-    elsewhere.merge(given)
-    elsewhere.merge({"plain": TEXT})
-    assert same.facts(NAME, ARGUMENTS, None) is MARKED
-    assert elsewhere.facts(NAME, ARGUMENTS, None) != MARKED
-    assert elsewhere == {NAME: TEXT, "plain": TEXT}
-    del same[NAME]
-    assert NAME not in same
-    same[NAME] = TEXT
-    assert same.facts(NAME, ARGUMENTS, None) != MARKED, "what was read of a text is forgotten with it"
 
 
 def facts_alone() -> TracedTexts:

@@ -11,18 +11,13 @@ from forecast_autotune.features.ttir.extraction import (
     DEFAULT_TRIPS,
     FeatureError,
     TtirFacts,
-    assignment_key,
     extract_facts,
 )
 from forecast_autotune.features.ttir.parser import parse_ttir, parse_type, strip_locations
 from forecast_autotune.features.ttir.scalars import (
-    PROGRAM_SAMPLES,
     Environment,
     bind_parameters,
     evaluate,
-    mean,
-    program_ids,
-    trip_count,
 )
 from forecast_autotune.records import Argument
 
@@ -125,37 +120,6 @@ def test_numbers_of_the_literal_module() -> None:
     assert got.serial_chain == 2
     assert got.masked_share == 0
     assert got.unknown_trips == 0
-
-
-def test_multi_result_names() -> None:
-    function = parse_ttir(NAMED)["k"]
-    loop = next(op for op in function.blocks[0].ops if op.name == "scf.for")
-    assert loop.results == ["%acc_7#0", "%acc_7#1"]
-    assert loop.operands == ["%c0_i32", "%end", "%c32_i32"]
-    assert loop.inits == ["%acc", "%p_6"]
-    assert [t.kind for t in loop.outputs] == ["float", "pointer"]
-    reduce = next(op for op in loop.regions[0][0].ops if op.name == "tt.reduce")
-    assert (reduce.operands, reduce.outputs[0].shape) == (["%w"], (16,))
-    printed = next(op for op in function.blocks[0].ops if op.name == "tt.print")
-    assert printed.operands == ["%acc_7#0"]
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "bits", "shape"),
-    [
-        ("tensor<128x64xf16>", "float", 16, (128, 64)),
-        ("tensor<4xbf16>", "float", 16, (4,)),
-        ("tensor<8x2xf8E4M3FN>", "float", 8, (8, 2)),
-        ("tensor<32x!tt.ptr<f32>>", "pointer", 64, (32,)),
-        ("tensor<16xi1, #enc>", "int", 1, (16,)),
-        ("!tt.ptr<f16, 3>", "pointer", 64, ()),
-        ("index", "int", 64, ()),
-        ("!llvm.struct<(i32)>", "other", 0, ()),
-    ],
-)
-def test_types(text: str, kind: str, bits: int, shape: tuple[int, ...]) -> None:
-    result = parse_type(text)
-    assert (result.kind, result.bits, result.shape) == (kind, bits, shape)
 
 
 @pytest.mark.parametrize(
@@ -358,27 +322,6 @@ def test_scaled_dot_counts_packed_operands_unpacked() -> None:
     assert got.dot_input_bits == 4
 
 
-def test_elementwise_map_counts_its_body() -> None:
-    got = count(
-        """
-        %z = arith.constant dense<1.000000e+00> : tensor<64xf32>
-        %r = "tt.map_elementwise"(%z) <{pack = 1 : i32}> ({
-        ^bb0(%a: f32):
-          %b = arith.mulf %a, %a : f32
-          %c = math.exp %b : f32
-          tt.map_elementwise.return %c : f32
-        }) : (tensor<64xf32>) -> tensor<64xf32>
-        """
-    )
-    assert (got.elementwise, got.special) == (64, 64)
-
-
-def test_assignment_key_ignores_order() -> None:
-    assert assignment_key({"B": 2, "A": True, "C": None}) == "A=True,B=2,C=None"
-    assert assignment_key({"A": True, "C": None, "B": 2}) == assignment_key({"B": 2, "C": None, "A": True})
-    assert assignment_key({}) == ""
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -409,28 +352,6 @@ def bound(parameters: str, arguments: list[Argument]) -> Environment:
     return bind_parameters(parse_ttir(text)["k"], arguments)
 
 
-def test_positions_skip_what_has_no_parameter() -> None:
-    parameters = "%arg0: !tt.ptr<f16>, %arg1: i32, %arg2: f32, %arg3: i1, %arg4: i64"
-    arguments = [
-        Argument("one", "scalar", value=1),
-        Argument("x", "tensor", "float16"),
-        Argument("none", "none"),
-        Argument("a", "scalar", value=7),
-        Argument("BLOCK", "constexpr", value=64),
-        Argument("f", "scalar", value=1.0),
-        Argument("flag", "scalar", value=True),
-        Argument("stride", "scalar", value=1),
-        Argument("b", "scalar", value=9),
-    ]
-    assert bound(parameters, arguments) == {"%arg1": 7, "%arg3": 1, "%arg4": 9}
-
-
-def test_an_unspecialised_one_keeps_its_parameter() -> None:
-    parameters = "%arg0: i32, %arg1: i32"
-    arguments = [Argument("a", "scalar", value=1), Argument("b", "scalar", value=5)]
-    assert bound(parameters, arguments) == {"%arg0": 1, "%arg1": 5}
-
-
 def test_a_descriptor_takes_its_shape_and_strides() -> None:
     parameters = "%arg0: !tt.tensordesc<8x8xf16>, %arg1: i32, %arg2: i32, %arg3: i64, %arg4: i64, %arg5: i32"
     arguments = [
@@ -445,17 +366,6 @@ def test_a_descriptor_takes_its_shape_and_strides() -> None:
 
 def test_arguments_that_do_not_fit_bind_nothing() -> None:
     assert bound("%arg0: !tt.ptr<f32>, %arg1: i32", [Argument("n", "scalar", value=5)]) == {}
-
-
-@pytest.mark.parametrize("extent", [2, 3, 5, 8, 12, 64, 1000])
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_sampled_programs_keep_the_mean(axis: int, extent: int) -> None:
-    places = program_ids(axis, extent)
-    assert isinstance(places, tuple)
-    assert len(places) == PROGRAM_SAMPLES
-    assert min(places) >= 0
-    assert max(places) < extent
-    assert mean(places) == (extent - 1) / 2
 
 
 @pytest.mark.parametrize(
@@ -493,13 +403,3 @@ def test_operations_on_constants(line: str, expected: int | None) -> None:
     op = parse_ttir(text)["k"].blocks[0].ops[0]
     known: Environment = {"%a": 7, "%b": -2, "%two": 2, "%zero": 0}
     assert evaluate(op, known, (4, 5)) == expected
-
-
-def test_trip_counts() -> None:
-    assert trip_count(0, 10, 3) == 4
-    assert trip_count(5, 5, 1) == 0
-    assert trip_count(9, 5, 1) == 0
-    assert trip_count(0, None, 1) is None
-    assert trip_count(0, 2.5, 1) == 2.5  # a mean of whole trip counts stays a mean
-    per_program = trip_count(0, program_ids(0, 8), 2)
-    assert mean(per_program or 0) == (0 + 1 + 1 + 2 + 2 + 3 + 3 + 4) / 8

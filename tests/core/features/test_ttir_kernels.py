@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from forecast_autotune.features.cost import CostBreakdown, CostConstants, FactColumns, costs
 from forecast_autotune.features.devices import device_spec
 from forecast_autotune.features.trace import trace
-from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS
-from forecast_autotune.features.ttir.extraction import ASSUMED_EXTENT, TtirFacts, extract_facts
+from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
 from forecast_autotune.records import Argument, Config, Device
 
 torch = pytest.importorskip("torch")
@@ -20,7 +18,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl
 
-from tests.core.features.traced import call_of, gathered, read
+from tests.core.features.traced import call_of, read
 
 F16, F32, I32 = torch.float16, torch.float32, torch.int32
 
@@ -287,121 +285,6 @@ def test_a_text_that_was_read_at_another_shape_is_read_afresh() -> None:
 # --- loops whose length data decide, and accesses whose place they decide ---
 
 
-@triton.jit
-def to_a_length(x, lengths, y, B: tl.constexpr):
-    o = tl.arange(0, B)
-    total = tl.zeros((B,), tl.float32)
-    for start in range(0, tl.load(lengths + tl.program_id(0)), B):
-        total += tl.load(x + start + o)
-    tl.store(y + o, total)
-
-
-@triton.jit
-def between_places(x, places, y, B: tl.constexpr):
-    o = tl.arange(0, B)
-    total = tl.zeros((B,), tl.float32)
-    at = places + tl.program_id(0)
-    for start in range(tl.load(at), tl.load(at + 1), B):
-        total += tl.load(x + start + o)
-    tl.store(y + o, total)
-
-
-@triton.jit
-def split_evenly(x, lengths, y, B: tl.constexpr):
-    o = tl.arange(0, B)
-    total = tl.zeros((B,), tl.float32)
-    length = tl.load(lengths + tl.program_id(0))
-    share = tl.cdiv(length, tl.num_programs(1))
-    first = share * tl.program_id(1)
-    for start in range(first, tl.minimum(first + share, length), B):
-        total += tl.load(x + start + o)
-    tl.store(y + o, total)
-
-
-@pytest.mark.parametrize("block", [16, 64, 256])
-def test_a_loaded_length_is_the_same_for_every_tile(block: int) -> None:
-    for fn, parts in ((to_a_length, 1), (between_places, 1), (split_evenly, 4)):
-        got = read(fn, (F32, I32, F32), {"B": block}, (8, parts))
-        assert got.loop_trips == ASSUMED_EXTENT / parts / block
-        assert got.unknown_trips == 1
-
-
-@triton.jit
-def whole_tiles_then_the_rest(x, lengths, y, B: tl.constexpr):
-    o = tl.arange(0, B)
-    total = tl.zeros((B,), tl.float32)
-    length = tl.load(lengths)
-    whole = length // B * B
-    for start in range(0, whole, B):
-        total += tl.load(x + start + o)
-    for start in range(whole, length, B):
-        total += tl.load(x + start + o, mask=start + o < length)
-    tl.store(y + o, total)
-
-
-def test_the_rest_of_a_loaded_length_is_one_tile() -> None:
-    got = read(whole_tiles_then_the_rest, (F32, I32, F32), {"B": 64}, (8,))
-    assert got.iterations == ASSUMED_EXTENT / 64 + 1
-    assert got.unknown_trips == 2
-
-
-@triton.jit
-def in_rounds(x, sizes, y, groups, B: tl.constexpr, PROGRAMS: tl.constexpr):
-    o = tl.arange(0, B)
-    tile = tl.program_id(0)
-    before = 0
-    for group in range(0, groups):
-        until = before + tl.cdiv(tl.load(sizes + group), B)
-        while tile < until:
-            tl.store(y + tile * B + o, tl.load(x + tile * B + o))
-            tile += PROGRAMS
-        before = until
-
-
-@pytest.mark.parametrize(("block", "programs"), [(4, 32), (16, 32), (4, 8)])
-def test_programs_that_go_on_where_a_round_ended_share_the_work(block: int, programs: int) -> None:
-    got = read(in_rounds, (F32, I32, F32, 6), {"B": block, "PROGRAMS": programs}, (programs,))
-    assert got.store_ops == pytest.approx(6 * ASSUMED_EXTENT / block / programs, rel=0.1)
-
-
-@triton.jit
-def by_pixel(x, y, width, pitch, total, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + i // width * pitch + i % width, mask=i < total))
-
-
-@pytest.mark.parametrize(("width", "run"), [(48, 48), (4096, 256), (1000, 256)])
-def test_runs_end_where_a_wrapped_index_wraps(width: int, run: int) -> None:
-    got = read(by_pixel, (F32, F32, width, 8192, 65536), {"B": 256}, (256,))
-    assert got.mean_contiguous == (run + 256) / 2
-
-
-@triton.jit
-def rows_of(x, index, y, N, B: tl.constexpr, ROWS: tl.constexpr):
-    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    o = tl.arange(0, B)
-    row = tl.load(index + r)
-    tl.store(y + r[:, None] * N + o[None, :], tl.load(x + row[:, None] * N + o[None, :]))
-
-
-def test_gathered_rows_are_contiguous_within_themselves() -> None:
-    got = read(rows_of, (F32, I32, F32, 4096), {"B": 128, "ROWS": 8}, (16,))
-    tile, indices = 4 * 8 * 128, 4 * 8
-    assert got.mean_contiguous == pytest.approx((2 * tile * 128 + indices * 8) / (2 * tile + indices))
-    # The addresses of a tile are made anew from the numbers of its rows, which the tile replaces.
-    assert got.live_bytes == tile
-
-
-@triton.jit
-def safely(x, y, N, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + tl.where(i < N, i, 0)), mask=i < N)
-
-
-def test_a_safe_index_for_the_lanes_beyond_the_end_leaves_runs_whole() -> None:
-    assert read(safely, (F32, F32, 1000), {"B": 128}, (8,)).mean_contiguous == 128
-
-
 # --- what loads and stores ask of the first-level cache ---
 
 
@@ -422,12 +305,6 @@ def copy_of_any_length(x, y, N, B: tl.constexpr):
     tl.store(y + i, tl.load(x + i, mask=i < N), mask=i < N)
 
 
-@triton.jit
-def apart(x, y, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + i, tl.load(x + 2 * i))
-
-
 def test_the_formula_charges_for_lines_and_for_instructions() -> None:
     aligned = read(copy, ((F16, 1 << 24), (F16, 1 << 24), 1 << 24), {"B": 1024}, (1 << 14,))
     parted = read(copy, ((F16, 1 << 24), (F16, 1 << 24), (1 << 24) - 5), {"B": 1024}, (1 << 14,))
@@ -446,15 +323,6 @@ def test_the_formula_charges_for_lines_and_for_instructions() -> None:
     assert bad.lines_ms[2] == bad.lines_ms[1]
 
 
-@triton.jit
-def in_steps(x, y, N, B: tl.constexpr):
-    o = tl.arange(0, B)
-    at, total = x + tl.program_id(0) * N, tl.zeros((B,), tl.float32)
-    for start in range(0, N, B):
-        total += tl.load(at + start + o)
-    tl.store(y + tl.program_id(0) * B + o, total)
-
-
 def test_aligned_runs_move_16_bytes_per_thread_and_every_line_once() -> None:
     got = read(copy, ((F16, 65536), (F16, 65536), 65536), {"B": 1024})
     # 2048 bytes each way: 4 instructions of 512 bytes, 4 lines each.
@@ -464,13 +332,6 @@ def test_aligned_runs_move_16_bytes_per_thread_and_every_line_once() -> None:
     # ... until threads repeat what others load, which they do not when they store.
     few = read(copy, ((F16, 65536), (F16, 65536), 65536), {"B": 64})
     assert asked(few, 8) == (8 + 2, 8 + 2)
-
-
-def test_a_mask_that_ends_anywhere_parts_neighbours_but_not_their_layout() -> None:
-    got = read(copy, ((F16, 65536), (F16, 65536), 65531), {"B": 1024})
-    # One warp holds 8 neighbours per thread and moves them one by one, each instruction over all 4 lines.
-    assert asked(got, 1) == (64, 64 * 4)
-    assert asked(got, 32) == (64, 64)
 
 
 def test_a_length_that_the_compiler_is_not_told_parts_neighbours_however_even_it_is() -> None:
@@ -489,58 +350,6 @@ def test_a_text_that_tells_of_no_parameter_is_read_by_the_values() -> None:
         extract_facts(text, [*arguments, Argument("N", "scalar", value=n)], (64,)) for n in (65536, 65531)
     )
     assert (asked(even, 1), asked(odd, 1)) == ((8, 32), (64, 64 * 4))
-
-
-def test_strided_loads_touch_more_lines_the_more_a_thread_holds() -> None:
-    got = read(apart, ((F32, 65536), (F32, 65536)), {"B": 1024})
-    store = {warps: (8.0 if warps <= 8 else 16.0 if warps == 16 else 32.0) for warps in COUNTED_WARPS}
-    assert [asked(got, warps)[0] - store[warps] for warps in COUNTED_WARPS] == [32] * 6
-    # 32 lanes, 8 bytes apart for each element that a thread holds: 2 lines with one, 8 with four.
-    assert [asked(got, warps)[1] - 32 for warps in COUNTED_WARPS] == [32 * 8] * 4 + [32 * 4, 32 * 2]
-
-
-@pytest.mark.parametrize(("length", "vector"), [(4096, 4), (4100, 1)])
-def test_steps_of_a_loop_keep_what_they_are_multiples_of(length: int, vector: int) -> None:
-    got = read(in_steps, ((F32, 1 << 20), (F32, 65536), length), {"B": 256})
-    trips = -(-length // 256)
-    assert asked(got, 1)[0] == pytest.approx(trips * 8 / vector + 2)
-
-
-def test_gathered_elements_have_a_line_each() -> None:
-    got = read(gathered, ((F32, 65536), (I32, 65536), (F32, 65536)), {"B": 128})
-    assert asked(got, 4) == (4 + 4 + 4, 128 + 4 + 4)
-
-
-@triton.jit
-def between(x, offsets, y, B: tl.constexpr):
-    o = tl.arange(0, B)
-    total = tl.zeros((B,), tl.float32)
-    at = offsets + tl.program_id(0)
-    start = tl.load(at)
-    length = tl.load(at + 1) - start
-    for step in range(0, length, B):
-        total += tl.load(x + start + step + o, mask=step + o < length)
-    tl.store(y + tl.program_id(0) * B + o, total)
-
-
-@triton.jit
-def longest_of(x, offsets, y, R: tl.constexpr, B: tl.constexpr):
-    row = tl.program_id(0) * R + tl.arange(0, R)
-    o = tl.arange(0, B)
-    start = tl.load(offsets + row)
-    end = tl.load(offsets + row + 1)
-    total = tl.zeros((R, B), tl.float32)
-    for step in range(0, tl.max(end - start, axis=0), B):
-        i = start[:, None] + step + o[None, :]
-        total += tl.load(x + i, mask=i < end[:, None])
-    tl.store(y + row, tl.sum(total, axis=1))
-
-
-def test_offsets_share_the_rows_of_the_longest_tensor_evenly() -> None:
-    parts = read(between, ((F32, 32768), (I32, 65), (F32, 64 * 128)), {"B": 128})
-    assert (parts.loop_trips, parts.unknown_trips) == (512 / 128, 1)
-    rows = read(longest_of, ((F32, 32768), (I32, 1025), (F32, 1024)), {"R": 16, "B": 8})
-    assert rows.loop_trips == 32 / 8
 
 
 # --- what decides times beyond bytes and FLOPs, and what the formula makes of it ---
@@ -604,18 +413,6 @@ def test_a_product_that_feeds_another_is_chained_and_the_last_one_is_not() -> No
     assert sums.chained_flops == sums.chained_rows == 0
 
 
-def test_warps_without_rows_of_their_own_repeat_a_chained_product() -> None:
-    few = costed(_attention(64), (64,), 4, 8, 16)
-    assert few.repeated.tolist() == [1, 2, 4]
-    assert few.alu_ms[2] == pytest.approx(4 * few.alu_ms[0], rel=0.01)
-    enough = costed(_attention(256), (64,), 4, 8, 16)
-    assert enough.repeated.tolist() == [1, 1, 1]
-    # 16 rows and 64 columns are no warp-group product: all warps to the columns, 8 for each.
-    assert costed(_attention(16), (64,), 4, 8, 16).repeated.tolist() == [1, 1, 2]
-    plain = read(_copy, ((F16, 4096), (F16, 4096)), {"B": 64})
-    assert costed(plain, (64,), 1, 32).repeated.tolist() == [1, 1]
-
-
 # --- stores that leave gaps ---
 
 
@@ -625,50 +422,6 @@ def _copy(x, y, B: tl.constexpr):
     tl.store(y + i, tl.load(x + i))
 
 
-@triton.jit
-def interleaved(x, y, B: tl.constexpr):
-    i = tl.program_id(0) * B + tl.arange(0, B)
-    v = tl.load(x + i)
-    tl.store(y + 2 * i, v)
-    tl.store(y + 2 * i + 1, v)
-
-
-@triton.jit
-def paged(x, slots, y, T: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr):
-    token, deep = tl.program_id(0) * T + tl.arange(0, T), tl.arange(0, D)
-    slot = tl.load(slots + token)
-    v = tl.load(x + token[:, None] * D + deep[None, :])
-    tl.store(y + (slot // PAGE * PAGE * D + slot % PAGE)[:, None] + deep[None, :] * PAGE, v)
-
-
-@triton.jit
-def one_number(x, y, B: tl.constexpr):
-    tl.store(y + tl.program_id(0), tl.sum(tl.load(x + tl.arange(0, B)), 0))
-
-
-def test_sectors_written_in_parts_are_counted_until_something_completes_them() -> None:
-    assert read(_copy, ((F16, 4096), (F16, 4096)), {"B": 256}).partial_bytes == 0
-    # The halves of 256 elements are stored within 512 bytes of each other ...
-    near = read(interleaved, ((F16, 4096), (F16, 8192)), {"B": 256})
-    assert near.partial_bytes == 0
-    # ... those of 4096 are not: each store writes every second element of 32 bytes at a time, 8 of 16.
-    far = read(interleaved, ((F16, 8192), (F16, 16384)), {"B": 4096})
-    assert far.partial_bytes == 2 * 4096 / 8 * 32
-    # Neighbouring programs store the other single numbers.
-    assert read(one_number, ((F32, 128), (F32, 64)), {"B": 128}).partial_bytes == 0
-
-
-def test_tokens_of_a_page_complete_what_one_of_them_leaves() -> None:
-    def got(tokens: int, deep: int) -> float:
-        tensors = ((F16, (4096, deep)), (I32, 4096), (F16, (256, deep, 16)))
-        return read(paged, tensors, {"T": tokens, "D": deep, "PAGE": 16}).partial_bytes
-
-    assert got(1, 128) == 128 * 32  # an element per sector
-    assert got(4, 128) == 4 * 128 * 32 / 4  # four tokens share it
-    assert got(16, 128) == 0
-    assert got(16, 2048) == 16 * 2048 * 32  # but not when a row of 4 KiB comes between
-
-
 # --- atomic operations ---
 
 
@@ -676,18 +429,6 @@ def test_tokens_of_a_page_complete_what_one_of_them_leaves() -> None:
 def counted(x, y, N, B: tl.constexpr):
     i = tl.arange(0, B)
     tl.atomic_add(y + i, tl.load(x + tl.program_id(0) * B + i), mask=i < N)
-
-
-def test_atomic_operations_on_few_addresses_wait_for_each_other() -> None:
-    few = read(counted, ((F32, 1 << 20), (F32, 64), 64), {"B": 64})
-    many = read(counted, ((F32, 1 << 20), (F32, 1 << 16), 1 << 16), {"B": 64})
-    assert few.atomic_elements == many.atomic_elements == 64
-    assert (few.atomic_repeats, many.atomic_repeats) == (1, 64 / (1 << 16))
-    wide = read(counted, ((F32, 1 << 20), (F32, 64), 64), {"B": 256})
-    assert wide.atomic_repeats == 1  # lanes past the end add nothing
-    again = CostConstants().again_ms
-    assert costed(few, (1 << 15,), 4).again_ms[0] == pytest.approx(again * (1 << 15))
-    assert costed(few, (1 << 15,), 4).total_ms[0] > 2 * costed(many, (1 << 15,), 4).total_ms[0]
 
 
 # --- reductions across warps ---
@@ -712,37 +453,6 @@ def test_warps_that_share_columns_exchange_them() -> None:
 
 
 # --- loops, loads that wait for loads, masks, programs ---
-
-
-@triton.jit
-def rows_of_tiles(x, y, N, M, B: tl.constexpr, S: tl.constexpr):
-    o = tl.arange(0, B)
-    for row in range(0, M):
-        total = tl.zeros((B,), tl.float32)
-        for start in tl.range(0, N, B, num_stages=S):
-            total += tl.load(x + row * N + start + o)
-        tl.store(y + row * B + o, total)
-
-
-def test_a_loop_exposes_its_first_load_each_time_it_is_entered() -> None:
-    def got(n: int, stages: int) -> TtirFacts:
-        tensors = ((F32, (16, n)), (F32, (16, 256)))
-        return read(rows_of_tiles, (*tensors, n, 16), {"B": 256, "S": stages})
-
-    assert (got(4096, 3).loop_entries, got(4096, 3).iterations) == (16, 256)
-
-    def gain(n: int) -> float:
-        return float(costed(got(n, 1), (64,), 4).latency_ms[0] / costed(got(n, 3), (64,), 4).latency_ms[0])
-
-    assert gain(256) == 1  # one iteration: nothing to load ahead of
-    assert 1.5 < gain(4096) < gain(65536) < 2  # two ahead at best
-
-
-def test_a_load_whose_address_was_loaded_waits_twice() -> None:
-    got = read(gathered, ((F32, 4096), (I32, 4096), (F32, 4096)), {"B": 256})
-    assert (got.load_chain, got.serial_chain) == (2, 2)
-    once = replace(got, load_chain=1.0)
-    assert costed(got, (64,), 4).latency_ms[0] > 1.5 * costed(once, (64,), 4).latency_ms[0]
 
 
 @triton.jit

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
@@ -70,14 +69,6 @@ def test_a_damaged_file_is_refused_with_its_name_and_a_remedy(
         read(path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"schema": 1}'])
-def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "c.json"
-    path.write_text(text)
-    with pytest.raises(RecordError, match=r"c\.json"):
-        read(path)
-
-
 def test_the_first_file_that_is_there_counts(tmp_path: Path) -> None:
     beside, cached = tmp_path / "adapter" / "c.json", calibration_path("m", tmp_path)
     assert find_calibration("m", FORECAST_VERSION, [beside, cached]) == LLMCalibration("m", FORECAST_VERSION)
@@ -120,16 +111,3 @@ def test_a_file_of_schema_1_is_read_with_its_pooled_weight(tmp_path: Path) -> No
     }
     (tmp_path / "c.json").write_text(json.dumps(data))
     assert read(tmp_path / "c.json") == FULL
-
-
-def test_a_monotone_correction_goes_on_beyond_its_ends() -> None:
-    """The fastest candidates lie there: made alike, they could not be told apart."""
-    curve = MonotoneCurve((0.0, 1.0, 2.0), (0.0, 0.5, 2.5))
-    np.testing.assert_allclose(curve(np.array([-1.0, 0.5, 1.0, 3.0])), [-0.5, 0.25, 0.5, 3.5])
-    assert MonotoneCurve((1.0,), (0.3,))(np.array([-5.0, 5.0])).tolist() == [0.3, 0.3]
-    assert MonotoneCurve()(np.array([0.7])).tolist() == [0.7]
-
-
-def test_a_mark_names_what_it_says_and_not_where_it_comes_from() -> None:
-    assert replace(FULL, about={}, pace=ModelLatency()).mark() == FULL.mark()
-    assert replace(FULL, temperature=1.8).mark() != FULL.mark()

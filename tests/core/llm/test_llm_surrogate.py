@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +16,9 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.surrogate import (
     LLMForecasts,
     LLMSurrogate,
-    annotation_of,
-    consultation,
 )
 from forecast_autotune.testing import query_of
-from tests.core.llm.words import TABLE, Said, calibrated, favours, nothing, same
+from tests.core.llm.words import TABLE, Said, calibrated, favours, same
 
 
 def consult(model: LLMSurrogate, known: int = 0) -> LLMForecasts:
@@ -50,12 +47,6 @@ def test_a_temperature_widens_without_reordering() -> None:
     assert (warm.sd > plain.sd).all()
     assert (warm.trust < plain.trust).all()
     assert np.corrcoef(warm.log2_ms, plain.log2_ms)[0, 1] > 0.95
-
-
-def test_an_answer_that_gives_the_labels_no_mass_is_none() -> None:
-    cal = calibrated()
-    assert consult(LLMSurrogate(Said(favours(64), mass=0.11), cal)).usable
-    assert not consult(LLMSurrogate(Said(favours(64), mass=0.09), cal)).usable
 
 
 @pytest.mark.parametrize(
@@ -100,22 +91,6 @@ def test_answers_that_are_no_probabilities_are_refused(answer: np.ndarray) -> No
         consult(model)
 
 
-def test_what_was_said_is_kept_with_each_candidate() -> None:
-    query, model = query_of(TABLE), LLMSurrogate(Said(favours(128)))
-    view = consult(model)
-    note: Any = annotation_of(model, view, 3)["llm"]
-    text = f"BLOCK={dict(query.candidates[3].config.kwargs)['BLOCK']} "
-    np.testing.assert_allclose(note["stated"], favours(128)(text), atol=1e-4)
-    assert note["model"] == "said"
-    assert note["reference"] in {c.id for c in query.candidates}
-    part = consultation(model, view)
-    assert (part.model, part.trouble) == ("said", "")
-    assert part.tokens > 100
-    assert part.seconds == 0.01
-    silent = LLMSurrogate(Said(nothing))
-    assert annotation_of(silent, consult(silent), 3) == {}
-
-
 def test_its_version_names_model_prompt_and_calibration() -> None:
     plain, other = (
         LLMSurrogate(Said(same)),
@@ -123,12 +98,3 @@ def test_its_version_names_model_prompt_and_calibration() -> None:
     )
     assert "forecast-2-said" in plain.version
     assert plain.version != other.version
-
-
-def test_hopeless_candidates_stay_hopeless_although_nobody_asked() -> None:
-    query = query_of(TABLE)
-    model = LLMSurrogate(Said(favours(64)))
-    before = replace(AnalyticSurrogate().prior(query), p_fail=np.where(np.arange(35) == 7, 0.95, 0.01))
-    answer = model.consult(query, before)
-    assert answer.trust[7] == 0.0
-    assert answer.p_fail[7] == 0.95

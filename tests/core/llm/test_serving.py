@@ -20,7 +20,6 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.factory import calibration_paths, open_backend, surrogate_for
-from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 from forecast_autotune.testing import query_of
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.splits import kernel_of
@@ -57,13 +56,6 @@ def vouched(server: FaultyServer, cache: Path) -> None:
 
 def test_without_a_model_it_is_what_ships() -> None:
     assert surrogate_for(Settings()) is default_surrogate(None)
-
-
-def test_the_same_settings_share_one_model(server: FaultyServer, tmp_path: Path) -> None:
-    one, two = (surrogate_for(settings(server, tmp_path, tolerance=t)) for t in (0.01, 0.05))
-    assert one is two
-    assert isinstance(one, EnsembleSurrogate)
-    assert server.requests == [], "nothing is asked before it is needed"
 
 
 @pytest.mark.parametrize("text", ["nonsense", "transformers:", "http://h:1/v1", "ftp://x?model=m"])
@@ -130,16 +122,6 @@ def test_surrogates_load_no_torch() -> None:
     modules = ("surrogates.factory", f"{rooms}.ensemble", f"{rooms}.questions", "llm.gate", "llm.calibration")
     program = "import sys\n" + "\n".join(f"import forecast_autotune.{m}" for m in modules)
     program += "\nprint(sorted({'torch', 'triton', 'transformers', 'jinja2'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_without_a_model_none_of_it_is_loaded() -> None:
-    program = (
-        "import sys\nfrom forecast_autotune.settings import Settings\n"
-        "from forecast_autotune.surrogates.factory import surrogate_for\nsurrogate_for(Settings())\n"
-        "print([m for m in sys.modules if m.startswith('forecast_autotune.llm')])"
-    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -25,7 +25,7 @@ from forecast_autotune.surrogates.language_model.ensemble import (
 )
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_integrations.commands.run import RunSummary
-from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours, nothing, same
+from tests.core.llm.words import TABLE, Said, calibrated, ensemble, favours
 from tests.core.tuning.loop import Bench, decide
 
 PLAIN = DefaultSurrogate(AnalyticSurrogate())
@@ -69,21 +69,6 @@ def test_never_asks_nobody_and_every_decision_says_so(tmp_path: Path) -> None:
     assert "language model not asked: FORECAST_AUTOTUNE_LLM_TRUST=never" in decision.reason
 
 
-def test_a_decision_counts_what_the_model_moved() -> None:
-    """One that favours what the plain plan leaves out moves it in, and as much out."""
-    decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(favours(1024))))
-    assert decision.llm.moved_in > 0
-    assert decision.llm.moved_out > 0
-    assert decision.llm.effect in decision.reason
-    agreeing = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(same)))
-    assert agreeing.llm.weight > 0.0
-    assert (agreeing.llm.moved_in, agreeing.llm.moved_out) == (0, 0), "it says what is believed anyway"
-    silent = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=ensemble(Said(nothing)))
-    assert silent.llm.asked
-    assert silent.llm.trouble
-    assert (silent.llm.moved_in, silent.llm.moved_out, silent.llm.effect) == (0, 0, "")
-
-
 def test_the_model_stays_with_the_decision_and_old_decisions_have_none() -> None:
     store = Store(None)
     decision = decide(store, Bench(TABLE), table=TABLE, surrogate=ensemble(Said(favours(64))))
@@ -92,13 +77,6 @@ def test_the_model_stays_with_the_decision_and_old_decisions_have_none() -> None
     assert plain.llm is None
     assert "llm" not in plain.to_json()
     assert Decision.from_json(plain.to_json()) == plain
-
-
-def test_a_consultation_of_an_earlier_release_was_asked() -> None:
-    old = {"model": "m", "weight": 0.2, "tokens": 7, "seconds": 0.1, "trouble": ""}
-    assert LLMConsultation.from_json(old) == LLMConsultation(
-        "m", weight=0.2, tokens=7, seconds=0.1, asked=True
-    )
 
 
 def test_summaries_say_what_the_model_did() -> None:
@@ -120,19 +98,6 @@ def test_summaries_say_what_the_model_did() -> None:
         "language model: asked in 3 of 5 decisions, moved 4 candidates into and 2 out of the plans, 0.8 s; "
         "not heard: no answer within 1 s; not asked: few candidates (2x)"
     )
-
-
-@pytest.mark.parametrize("text", ["transformers:/no/such/folder", "recorded:/no/such/file.jsonl"])
-def test_a_path_that_does_not_exist_is_said_once_and_in_every_decision(text: str, tmp_path: Path) -> None:
-    settings = Settings(llm=text, cache_dir=tmp_path)
-    with pytest.warns(UserWarning, match="does not exist"):
-        surrogate = surrogate_for(settings)
-    for _ in range(2):
-        decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=surrogate_for(settings))
-        assert "does not exist" in decision.llm.why
-        assert "does not exist" in decision.reason
-        assert "does not exist" in summary_line("k", decision)
-    assert surrogate_for(settings) is surrogate
 
 
 # --- what commands tell of it ---
@@ -160,27 +125,6 @@ def test_explain_tells_the_models_part(root: Path, capsys: pytest.CaptureFixture
     assert main(["explain", TABLE.problem.kernel.name, "--json"]) == 0
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem["decision"]["llm"]["asked"] is True
-
-
-def test_explain_tells_why_a_model_was_not_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    decided(root, UNASKED)
-    assert main(["explain", TABLE.problem.kernel.name]) == 0
-    assert "not asked: nobody wants it" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_calibration_has_a_section_on_the_model(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model that is wrong about the sizes is further from the measurements than one that says nothing."""
-    decision = decided(root, ensemble(Said(favours(1024))))
-    assert main(["show", "--calibration", "--json"]) == 0
-    (record,) = json.loads(capsys.readouterr().out)["language_models"]
-    assert (record["model"], record["decisions"], record["asked"]) == ("said", 1, 1)
-    assert (record["moved_in"], record["moved_out"]) == (decision.llm.moved_in, decision.llm.moved_out)
-    assert record["forecasts"] > 3
-    assert 0.0 <= record["learned_error"] < record["error"]
-    assert main(["show", "--calibration"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "language model said: asked in 1 of 1 decision, moved" in shown
-    assert f"its forecasts of {record['forecasts']} measured candidates were off by" in shown
 
 
 def test_a_stored_decision_says_that_it_was_made_before(root: Path) -> None:

@@ -75,20 +75,6 @@ def test_a_tolerance_wide_enough_ends_it() -> None:
     assert not RiskBounded().plan(replace(state, tolerance=0.3)).measure
 
 
-def test_joint_samples_keep_copies_out_of_a_batch() -> None:
-    """Row 1 is row 0 again; a batch of two spends its second place on row 2, which may win by itself."""
-
-    def sampler(rows: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:  # type: ignore[type-arg]
-        noise = generator.standard_normal((count, 3))
-        noise[:, 1] = noise[:, 0]
-        means = np.array([0.0, 0.0, 0.1])
-        return np.asarray((means + noise)[:, rows])
-
-    tied = Forecasts(NAMES[:3], np.array([0.0, 0.0, 0.1]), np.ones(3), np.zeros(3), sampler)
-    plan = RiskBounded(least=2).plan(TuningState(tied, {}, budget=Budget(measurements=2)))
-    assert sorted(rows(plan)) in ([0, 2], [1, 2])
-
-
 def test_certain_failures_are_refused_unless_nothing_else_is_left() -> None:
     made = forecasts([0.0, 1.0, 2.0, 3.0])
     made.p_fail[0] = REFUSED
@@ -117,20 +103,6 @@ def test_the_share_caps_a_decision_and_failures_do_not() -> None:
     )
     measured = failed(*range(12))
     assert RiskBounded().plan(TuningState(made, measured, new=12)).measure
-
-
-def test_rounds_are_narrow_after_the_first_look() -> None:
-    made = forecasts([0.0] * 40, sd=1.0)
-    sizes, new = [], 0
-    while True:
-        state = TuningState(
-            made, ran(dict.fromkeys(range(new), 1.0)), new=new, risk=-1.0, budget=Budget(measurements=12)
-        )
-        if not (found := RiskBounded().plan(state).measure):
-            break
-        sizes.append(len(found))
-        new += len(found)
-    assert sizes == [3, 1, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("budget", [Budget(measurements=5), Budget(seconds=3.0), Budget(gpu_seconds=2.0)])
@@ -230,25 +202,6 @@ def test_a_huge_space_is_planned_from_its_promising_part() -> None:
     assert names[-1] in plan.measure
 
 
-@pytest.mark.parametrize("incumbent", [None, 0.4, 3.0])
-def test_a_round_takes_whatever_improves_most_on_what_it_has_already(incumbent: float | None) -> None:
-    policy, n = RiskBounded(first=1.0, least=1), len(NAMES) - 1
-    wide = forecasts(list(np.linspace(0.0, 1.5, n + 1)), sd=0.7, p_fail=0.2)
-    known = {} if incumbent is None else ran({n: 2.0**incumbent})
-    state = TuningState(wide, known, new=len(known), risk=-1.0, ready=(NAMES[7], NAMES[30]))
-    chosen = rows(policy.plan(state))
-    numbers, samples = policy._promising(state)
-    assert len(samples) == (policy.draws if known else policy.glance)
-    cheap = np.array([policy.cheap if i in (7, 30) else 1.0 for i in numbers])
-    usual = np.where(np.isfinite(samples), samples, samples[np.isfinite(samples)].max())
-    bar = np.median(usual, axis=1) if incumbent is None else np.full(len(samples), incumbent)
-    for i in chosen:
-        gain = cheap * np.maximum(0.0, bar[:, None] - samples).mean(axis=0)
-        assert gain[list(numbers).index(i)] == pytest.approx(gain.max())
-        bar = np.minimum(bar, samples[:, list(numbers).index(i)])
-    assert len(set(chosen)) == len(chosen) > 4
-
-
 def test_rounds_of_a_long_list_leave_no_core_idle() -> None:
     policy = RiskBounded()
     names = [Candidate(Config.of({"N": n})) for n in range(1000)]
@@ -308,12 +261,6 @@ def test_a_program_that_the_harness_could_not_measure_is_tried_in_another_candid
     fault, one = failed(0, outcome=Outcome.INFRASTRUCTURE), state([0.0] * 3, programs=programs)
     assert replace(one, measured=fault).pending().tolist() == [1, 2]
     assert replace(one, measured=failed(0)).pending().tolist() == [2]
-
-
-def test_without_compile_seconds_it_plans_in_rounds_as_its_base() -> None:
-    plain = replace(state(spread(20, 3)), compile_s=None)
-    assert WallTime().plan(plain) == RiskBounded().plan(plain)
-    assert WallTime().plan(plain).within_s is None
 
 
 def test_every_worker_has_something_to_compile() -> None:
@@ -381,17 +328,6 @@ def test_a_worker_that_is_busy_with_what_may_win_keeps_it() -> None:
     assert len(plan.measure) == 4, "and nobody gets their workers"
 
 
-def test_a_worker_that_is_busy_with_what_cannot_win_is_free_for_others() -> None:
-    means = [0.0] + [-0.3] * 4 + [4.0] * 5
-    plan = WallTime().plan(state(means, sd=0.1, measured={0: 1.0}, compiling=[5, 6, 7, 8]))
-    assert set(rows(plan)) == {1, 2, 3, 4}
-
-
-def test_of_what_began_before_the_first_timing_only_the_best_goes_on() -> None:
-    plan = WallTime().plan(state([0.0, 0.1, 0.2, 0.3, 3.0, 3.0, 3.0, 3.0], compiling=[4, 5, 6, 7]))
-    assert set(rows(plan)) == {0, 1, 2, 3}
-
-
 def test_what_is_compiled_already_comes_first() -> None:
     plan = WallTime().plan(state(spread(20, 3), ready=[10, 11]))
     assert set(rows(plan)) == {10, 11}, "binaries of an earlier decision may be all that it takes"
@@ -402,29 +338,12 @@ def test_what_is_compiled_already_comes_first() -> None:
     assert len(later.measure) == 6, "what is compiled takes no worker"
 
 
-def test_what_is_compiled_and_cannot_win_keeps_nothing_from_compiling() -> None:
-    plan = WallTime().plan(state(spread(20, 3), measured={0: 4.0}, sd=0.02, ready=[19]))
-    assert rows(plan)[0] == 3
-
-
 def test_what_compiles_far_too_long_is_expected_to_be_slow() -> None:
     known = {0: 1.0, 1: 1.0, 2: 1.0}
     plain = state([0.0, 0.0, 0.0, -0.5], 1.0, sd=0.05, measured=known, compiling=[3])
     assert rows(WallTime().plan(plain)) == [3]
     late = replace(plain, slowdown=np.array([0.0, 0.0, 0.0, 2.0]))
     assert WallTime().plan(late).measure == ()
-
-
-@pytest.mark.parametrize(("timed", "waits"), [(2, True), (7, False)])
-def test_what_may_win_is_waited_for_longer_while_little_is_timed(timed: int, waits: bool) -> None:
-    one = state(
-        [5.0] * 12 + [0.4],
-        [9.0] * 12 + [0.12],
-        sd=0.2,
-        measured=dict.fromkeys(range(timed), 1.0),
-        compiling=[12],
-    )
-    assert (rows(WallTime().plan(one))[:1] == [12]) is waits
 
 
 def test_what_is_sure_to_fail_is_refused_unless_nothing_else_is_left() -> None:
@@ -442,12 +361,6 @@ def test_a_limit_of_measurements_counts_what_compiles() -> None:
     plan = WallTime().plan(none_left)
     assert plan.measure == ()
     assert "budget" in plan.reason
-
-
-def test_there_is_a_measurement_for_every_worker() -> None:
-    few = state([0.0] * 20, sd=1.0, workers=16)
-    assert WallTime().cap(few) == 16 > RiskBounded().cap(few)
-    assert WallTime().cap(replace(few, budget=Budget(measurements=3))) == 3
 
 
 def test_the_audit_is_drawn_once_the_risk_is_accepted() -> None:

@@ -17,7 +17,6 @@ from forecast_autotune.ranges.tuning import (
     RangePlan,
     RangePoint,
     RangeRows,
-    _with_best_of_range,
     range_slowdowns,
     tune_range,
 )
@@ -101,12 +100,6 @@ def test_what_is_known_of_a_size_is_not_measured_again() -> None:
     assert len(store.measurements(table.problem)) == 4
 
 
-def test_a_config_that_fails_at_one_size_is_not_chosen() -> None:
-    assert decide(Store(None), mode=Mode.EXHAUSTIVE).chosen != BROKEN
-    first_two = decide(Store(None), mode=Mode.EXHAUSTIVE, measured=(0, 1))
-    assert first_two.chosen == BROKEN, "nobody has launched it at the third"
-
-
 def test_sizes_between_are_interpolated_and_marked() -> None:
     decision = decide(Store(None), mode=Mode.EXHAUSTIVE, measured=(0, 2))
     assert "M=1 +10.0%, ~M=16 +0.0%, M=256 +15.0%" in decision.reason
@@ -120,14 +113,6 @@ def test_sizes_between_are_interpolated_and_marked() -> None:
     between = {c: TIMES[1][c] ** 0.25 * TIMES[256][c] ** 0.75 for c in (SMALL, ALL_ROUND)}
     assert small.by_point == pytest.approx([0.0, between[SMALL] / between[ALL_ROUND] - 1.0, 8.0 / 2.3 - 1.0])
     assert middle.by_point == pytest.approx([0.1, 0.0, 0.0])
-
-
-def test_a_decision_of_which_no_size_is_known_stands() -> None:
-    decision = decide(Store(None), mode=Mode.EXHAUSTIVE)
-    points = [RangePoint(sized_table(size).problem, f"M={size}") for size in TIMES]
-    plan = RangePlan(points, (0, 1, 2), np.full(3, 1 / 3), np.eye(3))
-    nothing = RangeRows("range", points, (0, 1, 2), (1 / 3,) * 3, [[], [], []])
-    assert _with_best_of_range(decision, plan, nothing) == decision
 
 
 def test_the_worst_size_decides_where_that_is_asked_for() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import NoWorkingConfigError
-from forecast_autotune.ranks.job import Job, JobLimits, JobStoreLostError, RankWarning
+from forecast_autotune.ranks.job import Job, JobStoreLostError, RankWarning
 from forecast_autotune.records import Candidate, Decision, Evidence, Measurement, Outcome
 from forecast_autotune.records.table import Table
-from forecast_autotune.settings import Mode, Settings
+from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from tests.core.ranks.small_jobs import (
     EXHAUSTIVE,
@@ -90,15 +90,6 @@ class Beating(MemoryKeyValueStore):
         return str(self.count)
 
 
-def test_a_living_rank_that_measures_nothing_is_waited_for_until_the_deadline_and_no_longer() -> None:
-    clock = ManualClock()
-    slow, rank = ranks(clock=clock, values=Beating())
-    claim(slow).acquire(60.0)
-    decision = decide(rank)
-    assert decision.chosen == FASTEST
-    assert 60 <= clock.now() <= 62
-
-
 def test_a_rank_that_measures_is_waited_for() -> None:
     clock = ManualClock()
     slow, rank = ranks(clock=clock, values=Beating())
@@ -138,14 +129,6 @@ def test_nothing_is_waited_for_inside_another_decision() -> None:
     assert clock.now() < 1
 
 
-def test_a_rank_that_gives_up_leaves_the_claim_to_others() -> None:
-    first, second = ranks()
-    with pytest.raises(KeyboardInterrupt):
-        decide(first, Bench(TABLE, stop_after=3))
-    assert decide(second).chosen == FASTEST
-    assert second.now() < 1, "without waiting for a lease to end"
-
-
 def test_the_first_decision_counts_and_stands_over_what_a_store_held() -> None:
     first, second = ranks()
     kept = Store(None)
@@ -157,14 +140,6 @@ def test_the_first_decision_counts_and_stands_over_what_a_store_held() -> None:
     decision = decide(second, no_device, store=kept)
     assert decision.chosen == NAMES[1]
     assert kept.decision(TABLE.problem) == another
-
-
-def test_a_stored_decision_becomes_the_jobs() -> None:
-    first, second = ranks()
-    kept = Store(None)
-    decide(None, store=kept)
-    assert decide(first, no_device, store=kept).evidence is Evidence.STORED
-    assert decide(second, no_device).chosen == FASTEST
 
 
 def test_a_decision_that_comes_while_measuring_counts() -> None:
@@ -202,17 +177,6 @@ def test_ranks_with_other_devices_settings_or_candidates_decide_apart(change: di
     bench = Bench(change.get("table", TABLE))
     decision = decide(second, bench, **change)
     assert decision.measured == len(bench.asked) > 0
-
-
-@pytest.mark.parametrize("mode", [Mode.SKIP, Mode.FROZEN, Mode.DETERMINISTIC])
-def test_modes_that_time_nothing_ask_no_rank(mode: Mode) -> None:
-    class Untouched:
-        def __getattr__(self, name: str) -> Any:
-            raise AssertionError(f"the store's {name} was used")
-
-    settings = Settings(mode=mode, on_miss="forecast")
-    decision = decide(Job(Untouched(), 0, 2), no_device, settings=settings)
-    assert decision.evidence is Evidence.FORECAST
 
 
 def test_where_all_candidates_fail_every_rank_says_so() -> None:
@@ -336,15 +300,6 @@ def test_a_decision_that_cannot_be_is_not_taken(bad: Decision) -> None:
         assert decide(rank).chosen == FASTEST
 
 
-def test_long_messages_are_shortened_for_the_others() -> None:
-    first, second = ranks()
-    long = replace(TABLE.measurements[0], extra={"message": "x" * 100_000})
-    claim(first).conclude(None, [long])
-    result = claim(second).acquire(0.0)
-    assert result is not None
-    assert [(m.median_ms, m.extra) for m in result.rows] == [(long.median_ms, {})]
-
-
 def test_a_rank_beats_while_it_decides_and_not_after() -> None:
     beating: list[str] = []
 
@@ -358,8 +313,3 @@ def test_a_rank_beats_while_it_decides_and_not_after() -> None:
     assert beating == [claim(rank).beat_key]
     decide(rank, no_device)
     assert beating == [claim(rank).beat_key], "a decision that is there needs no sign of life"
-
-
-def test_limits_say_that_a_dead_rank_is_found_before_the_wait_ends() -> None:
-    limits = JobLimits()
-    assert 3 * limits.beat_s < limits.lease_s < limits.wait_s

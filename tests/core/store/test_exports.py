@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.commands.grammar import OTHER_TOOLS
 from forecast_autotune.records import (
     Argument,
     Candidate,
@@ -23,7 +22,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.store.exports import EXPORT_FORMATS, ExportReport, write_export
+from forecast_autotune.store.exports import ExportReport, write_export
 from forecast_autotune.store.formats import read_file
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
@@ -81,10 +80,6 @@ def only_file(report: ExportReport, folder: Path) -> tuple[str, Any]:
     return str(path.relative_to(folder)), json.loads(path.read_text())
 
 
-def test_the_grammar_lists_every_format() -> None:
-    assert set(OTHER_TOOLS) == set(EXPORT_FORMATS)
-
-
 def test_vllm_finds_a_file_by_experts_width_and_device(tmp_path: Path) -> None:
     small = table(first(16), {config(16): 0.5, config(64): 0.75})
     large = table(first(4096), {config(16): 9.0, config(64, 8): 4.0, config(128): Outcome.OUT_OF_RESOURCES})
@@ -100,20 +95,6 @@ def test_vllm_finds_a_file_by_experts_width_and_device(tmp_path: Path) -> None:
         "num_warps": 8,
         "num_stages": 4,
     }
-
-
-@pytest.mark.parametrize(
-    ("flags", "suffix"),
-    [
-        ({"use_fp8_w8a8": True}, ",dtype=fp8_w8a8"),
-        ({"use_int8_w8a16": True, "use_fp8_w8a8": False}, ",dtype=int8_w8a16"),
-        ({"use_fp8_w8a8": True, "group_n": 128, "group_k": 128}, ",dtype=fp8_w8a8,block_shape=[128,128]"),
-        ({"use_fp8_w8a8": True, "group_n": 0, "group_k": 0}, ",dtype=fp8_w8a8"),
-    ],
-)
-def test_a_precision_is_part_of_the_name(tmp_path: Path, flags: dict[str, Any], suffix: str) -> None:
-    name, _ = only_file(export("vllm-moe", tmp_path, table(first(16, **flags), {config(16): 1.0})), tmp_path)
-    assert name == f"E=8,N=14336,device_name=NVIDIA_H200{suffix}.json"
 
 
 def test_both_products_of_a_layer_share_the_config_that_is_best_for_both(tmp_path: Path) -> None:
@@ -137,12 +118,6 @@ def test_devices_have_files_of_their_own_and_amd_its_options(tmp_path: Path) -> 
     }
     result = json.loads((tmp_path / "E=8,N=14336,device_name=AMD_Instinct_MI300X.json").read_text())["16"]
     assert (result["waves_per_eu"], result["matrix_instr_nonkdim"], result["kpack"]) == (2, 16, 2)
-
-
-def test_sglang_has_a_folder_for_each_release_of_triton(tmp_path: Path) -> None:
-    name, data = only_file(export("sglang-moe", tmp_path, table(first(16), {config(16): 1.0})), tmp_path)
-    assert name == "configs/triton_3_6_0/E=8,N=14336,device_name=NVIDIA_H200.json"
-    assert list(data) == ["16"]
 
 
 @pytest.mark.parametrize(
@@ -180,16 +155,6 @@ def test_packed_weights_count_twice_in_vllm_and_once_in_sglang(tmp_path: Path) -
     assert report.problems == 2, "the second product is of the same layer"
     theirs, _ = only_file(export("sglang-moe", tmp_path, one, other), tmp_path)
     assert Path(theirs).name == "E=8,N=1024,device_name=NVIDIA_H200,dtype=int4_w4a16.json"
-
-
-def test_only_sglang_is_told_of_its_own_option(tmp_path: Path) -> None:
-    blocks = dict(config(16, USE_TMA=True, grf_mode=256).config.kwargs)
-    chosen = Candidate(Config.of(blocks, num_warps=4, num_stages=4, num_ctas=2))
-    given = table(first(16), {chosen: 1.0})
-    _, theirs = only_file(export("vllm-moe", tmp_path, given), tmp_path)
-    _, other = only_file(export("sglang-moe", tmp_path, given), tmp_path)
-    assert "USE_TMA" not in theirs["16"]
-    assert (other["16"]["USE_TMA"], other["16"]["grf_mode"], other["16"]["num_ctas"]) == (True, 256, 2)
 
 
 def test_other_kernels_and_configs_are_left_out_and_named(tmp_path: Path) -> None:

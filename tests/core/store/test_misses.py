@@ -6,7 +6,6 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -87,28 +86,6 @@ def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     assert len(text) == 1
 
 
-def test_the_file_is_read_again_only_if_others_wrote_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Path] = []
-
-    def counted(path: Path, *rest: Any) -> bytes:
-        read.append(path)
-        return misses_read(path, *rest)
-
-    misses_read = misses.read_regular
-    monkeypatch.setattr(misses, "read_regular", counted)
-    store, other = Store(tmp_path), Store(tmp_path)
-    add_all(store, *range(1, 8))
-    assert not read, "nobody else wrote"
-    add_all(other, 8)
-    assert len(read) == 1
-    assert not store.misses.add(miss(8)), "what another process recorded is seen"
-    assert len(read) == 2
-    assert len(store.misses.all()) == 8
-    assert len(read) == 2
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_that_is_forked_while_a_miss_is_recorded_records_its_own(tmp_path: Path) -> None:
     store = Store(tmp_path)
@@ -121,12 +98,3 @@ def test_a_child_that_is_forked_while_a_miss_is_recorded_records_its_own(tmp_pat
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(store.misses.all()) == 2
-
-
-def test_misses_without_a_folder_stay_in_memory() -> None:
-    store = Store(None)
-    store.add_miss(miss())
-    store.add_miss(miss())
-    assert store.misses.all() == [miss()]
-    store.misses.remove([problem().id])
-    assert store.misses.all() == []

@@ -9,7 +9,7 @@ import pytest
 
 from forecast_autotune.records import Device
 from forecast_autotune.settings import Mode, Settings
-from forecast_autotune.store import Store, relatives
+from forecast_autotune.store import Store
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.loop import TuningTask, tune
@@ -56,31 +56,6 @@ def test_what_another_process_adds_elsewhere_is_seen(tmp_path: Path) -> None:
         (result,) = reader.relatives(request)
         assert result.problem == there
         assert result.measurements == tuple(writer.measurements(there))
-
-
-def test_only_so_many_devices_are_looked_at(store: Store) -> None:
-    request = problem(1024)
-    for i in range(relatives.DEVICES + 3):
-        p = problem(1024, device=device(i))
-        store.add(p, measured(p, 16))
-    assert len(store.relatives(request)) == relatives.DEVICES
-
-
-def test_a_log_that_takes_long_to_read_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request, large, small = problem(1024), problem(1024, device=device(1)), problem(1024, device=device(2))
-    store = Store(tmp_path)
-    store.add(small, measured(small, 16))
-    for block in range(40):
-        store.add(large, measured(large, block))
-    assert {r.problem for r in store.relatives(request)} == {large, small}
-    sizes = sorted(p.stat().st_size for p in tmp_path.glob("v1/*/*/log-*.jsonl"))
-    monkeypatch.setattr(relatives, "BYTES", sizes[-1] - 1)
-    fresh = Store(tmp_path)
-    assert [r.problem for r in fresh.relatives(request)] == [small]
-    # Not read at all: nothing of it is held.
-    assert sum(len(list(d.tables())) for d in fresh._directories.values()) == 1
 
 
 def test_a_stored_decision_opens_no_other_devices_log(tmp_path: Path) -> None:

@@ -9,16 +9,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Device, Evidence, Measurement, Outcome, Problem
 from forecast_autotune.records.table import latest_labels, read_tables
-from forecast_autotune.store import Store, StoreWarning, directory
+from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import device_directory, kernel_directory, problem_file
-from forecast_autotune.store.relatives import feature_distance, similarity_features
-from forecast_autotune.testing import example_table
 from tests.core.store.stored import A100, H200, decided, log_of, measured, problem
 
 # --- measurements ---
@@ -45,27 +41,6 @@ def test_a_measurement_is_on_disk_when_add_returns_and_seen_by_others(tmp_path: 
         writer.add(p, measured(p, block))
         assert reader.measurements(p) == [measured(p, b) for b in range(block + 1)]
         assert Store(tmp_path).measurements(p) == [measured(p, b) for b in range(block + 1)]
-
-
-def test_what_is_added_together_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, store, written = example_table(), Store(tmp_path), list[bytes]()
-
-    def noted(path: Path, payload: bytes, *, exclusive: bool) -> None:
-        written.append(payload)
-
-    monkeypatch.setattr(directory, "append", noted)
-    store.add_all(table.problem, table.measurements[:3])
-    (payload,) = written  # so a kill leaves all of it, or a line that is torn and not read
-    assert payload.count(b'"type":"measurement"') == 3
-
-
-def test_only_new_bytes_are_read_again(tmp_path: Path) -> None:
-    p = problem()
-    store = Store(tmp_path)
-    store.add(p, measured(p, 1))
-    first = store.measurements(p)
-    store.add(p, measured(p, 2))
-    assert store.measurements(p)[0] is first[0]
 
 
 def test_the_log_is_a_table_file(tmp_path: Path) -> None:
@@ -252,36 +227,6 @@ def test_relatives_are_ordered_by_source_then_size(store: Store) -> None:
     assert list(result[0].measurements) == [measured(near, 16), measured(near, 32, None)]
     assert [r.problem for r in store.relatives(request, limit=1)] == [near, elsewhere]
     assert store.relatives(request, limit=0) == []
-
-
-def test_relatives_come_with_the_facts_that_are_kept_of_them(store: Store) -> None:
-    request, other = problem(1024), problem(2048)
-    store.add(other, measured(other, 16))
-    store.put_facts(other, {"version": "any", "units": []})
-    (result,) = store.relatives(request)
-    assert result.problem.extra["facts"] == {"version": "any", "units": []}
-    assert result.problem == other
-
-
-def test_two_unknown_sources_are_not_the_same_source(store: Store) -> None:
-    request, far, near = problem(1024, source=""), problem(8192, source=""), problem(2048, source="bb")
-    for p in (far, near):
-        store.add(p, measured(p, 16))
-    assert [r.problem for r in store.relatives(request)] == [near, far]
-
-
-@given(a=st.integers(0, 10**6), b=st.integers(0, 10**6))
-def test_distance_is_symmetric_and_zero_only_for_equal_sizes(a: int, b: int) -> None:
-    x, y = similarity_features(problem(a)), similarity_features(problem(b))
-    assert feature_distance(x, y) == pytest.approx(feature_distance(y, x))
-    assert (feature_distance(x, y) == 0) == (a == b)
-
-
-def test_distance_grows_with_size_dtype_and_key() -> None:
-    base = similarity_features(problem(1024))
-    sizes = [feature_distance(base, similarity_features(problem(n))) for n in (1024, 2048, 4096, 8192)]
-    assert 0.0 == sizes[0] < sizes[1] < sizes[2] < sizes[3]
-    assert feature_distance(base, similarity_features(problem(1024, dtype="float32"))) == 1.0
 
 
 # --- locks ---

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import random
 import re
@@ -17,12 +16,11 @@ from typing import Any
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.store.exports import ExpertLayer, sglang_file_name, vllm_file_name, write_export
-from forecast_autotune.store.formats import FORMATS, TABLE, choices, format_of, read_file
+from forecast_autotune.store.formats import choices, format_of, read_file
 from forecast_autotune.store.formats.cuda_tile import cuda_tile_table
 from forecast_autotune.store.formats.protocol import device_from_name
 from forecast_autotune.testing import example_table
@@ -71,13 +69,6 @@ def test_a_killed_run_of_kernel_tuner_is_read(tmp_path: Path) -> None:
     assert Counter(m.outcome for m in stored(tmp_path / "s")) == {Outcome.OK: 2, Outcome.COMPILE_ERROR: 1}
 
 
-def test_a_cache_for_c_is_not_called_cuda() -> None:
-    (table,) = read_file(FILES / "kernel_tuner" / "failures.json", "NVIDIA H200")
-    assert table.problem.kernel.language == "c"
-    (table,) = read_file(FILES / "kernel_tuner" / "failures.json", "x86_64")
-    assert (table.problem.device.backend, table.problem.kernel.language) == ("cpu", "c")
-
-
 def test_callable_problem_sizes_are_problems_of_their_own(tmp_path: Path) -> None:
     ids = []
     for name in ("failures", "interrupted"):
@@ -91,15 +82,6 @@ def test_callable_problem_sizes_are_problems_of_their_own(tmp_path: Path) -> Non
     grown["cache"]["2048,1,0"] = {**grown["cache"]["32,1,0"], "block_size_x": 2048}
     (tmp_path / "failures.json").write_text(json.dumps(grown))
     assert read_file(tmp_path / "failures.json", "A100")[0].problem.id == ids[0]
-
-
-@pytest.mark.parametrize("text", ['{"metadata": {"a": 1}}', '{"results": [1, 2]}', '{"schema_version": 1}'])
-def test_not_every_file_with_results_is_of_kernel_tuner(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    assert format_of(tmp_path / "a.json") is None
-    t4 = FILES / "kernel_tuner" / "failures_T4.json"
-    with pytest.raises(RecordError, match="neither kernel nor device"):
-        read_file(t4, "H200")
 
 
 # --- exports ---
@@ -168,17 +150,6 @@ def test_vllm_replaces_slashes_in_the_name_of_a_device() -> None:
 
 
 # --- identity ---
-
-
-def test_a_copy_of_a_cache_adds_nothing(tmp_path: Path, capsys: Capture) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(FILES / "triton_one_option_more", copy)
-    for file in copy.rglob("*.json"):
-        file.touch()
-    alone = shutil.copy(TRITON, tmp_path / TRITON.name)
-    for place, added in ((FILES / "triton_one_option_more", 5), (copy, 0), (alone, 5), (alone, 0)):
-        assert imported(place, *NAMED, store=tmp_path / "s") == 0
-        assert shown(capsys)["added"] == added
 
 
 def test_rows_of_earlier_releases_are_known_again(tmp_path: Path) -> None:
@@ -579,14 +550,6 @@ def test_a_file_is_known_again_under_another_name(tmp_path: Path, capsys: Captur
     capsys.readouterr()
     assert imported(copy, store=tmp_path / "s") == 0
     assert shown(capsys)["added"] == 2_000
-
-
-def test_every_format_says_what_it_holds() -> None:
-    for each in FORMATS:
-        assert all((each.tool, each.files, each.lost))
-        assert each.holds is None or all(each.holds)
-    assert TABLE in FORMATS
-    assert not math.isnan(len(FORMATS))
 
 
 def test_a_fuller_record_of_a_problem_joins_the_first(tmp_path: Path) -> None:

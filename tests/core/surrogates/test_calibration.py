@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.numerics import INTERVAL_LEVELS
@@ -28,7 +25,6 @@ from forecast_autotune.surrogates.calibration import (
     LONG_LIST,
     OWN_MEASUREMENT_BOUNDS,
     RELATED,
-    SCHEMA,
     UNINFORMED,
     UNKNOWN,
     CalibrationCurve,
@@ -57,37 +53,6 @@ GROUP = CalibrationGroup(
 
 
 # --- curves ---
-
-
-def test_linear_between_knots() -> None:
-    curve = CalibrationCurve((0.0, 0.5, 1.0), (0.0, 0.2, 0.6))
-    assert curve(0.25) == pytest.approx(0.1)
-    assert curve(0.75) == pytest.approx(0.4)
-    assert curve(2.0) == pytest.approx(0.6)
-    np.testing.assert_allclose(curve.array(np.array([[0.25], [0.75]])), [[0.1], [0.4]])
-
-
-@pytest.mark.parametrize(
-    ("stated", "observed"),
-    [((0.0,), (0.0,)), ((0.0, 1.0), (0.5, 0.1)), ((1.0, 0.0), (0.0, 1.0)), ((0.0, 1.0), (0.0, 1.5))],
-)
-def test_a_curve_must_rise_within_zero_and_one(
-    stated: tuple[float, ...], observed: tuple[float, ...]
-) -> None:
-    with pytest.raises(RecordError, match="rising knots"):
-        CalibrationCurve(stated, observed)
-
-
-@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_shifted_and_combined_curves_rise_and_stay_on_their_side(a: float, b: float) -> None:
-    low, high = sorted((a, b))
-    other = CalibrationCurve((0.0, 0.3, 1.0), (0.0, 0.4, 0.5))
-    shifted, worse = CURVE.odds(2.0), CURVE.combined(other, max)
-    for curve in (shifted, worse):
-        assert 0.0 <= curve(low) <= curve(high) <= 1.0
-    assert shifted(a) >= CURVE(a)
-    knot = min(worse.stated, key=lambda x: abs(x - a))
-    assert worse(knot) == max(CURVE(knot), other(knot))
 
 
 # --- groups ---
@@ -148,12 +113,6 @@ def test_a_group_without_data_is_less_sure_than_any_with() -> None:
 
 
 # --- the file ---
-
-
-def test_json_there_and_back() -> None:
-    one = SurrogateCalibration({ALL_GROUPS: GROUP, INFORMED: CalibrationGroup()})
-    text = json.dumps({"schema": SCHEMA, "surrogates": {"a/1": one.to_json()}})
-    assert parse_calibrations(text) == {"a/1": one}
 
 
 @pytest.mark.parametrize(
@@ -288,10 +247,3 @@ def test_intervals_cover_what_they_promise() -> None:
     )
     assert one.spread > result[0].spread == pytest.approx(0.5)
     assert one.point == 2.0
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, 90.0])
-def test_an_interval_has_a_level_between_zero_and_one(level: float) -> None:
-    forecasts = AnalyticSurrogate().forecast(query_of(example_table()))
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        forecasts.interval(level)

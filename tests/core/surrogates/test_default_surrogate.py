@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forecast_autotune.records import Device, Problem
+from forecast_autotune.records import Problem
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate, same_sizes
+from forecast_autotune.surrogates.default import DefaultSurrogate, default_surrogate
 from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.protocol import Query, Relative
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
@@ -51,33 +51,12 @@ def test_dense_tables_of_the_same_sizes_on_other_devices_are_pooled(table: Table
     assert answered(replace(query, relatives=[relative(table, device="", size=77)])) == "single"
 
 
-def test_without_ir_any_dense_table_is(table: Table) -> None:
-    query = replace(query_of(table), ttir={})
-    assert answered(query) == "single"
-    assert answered(replace(query, relatives=[relative(table, device="", size=77)])) == "pooled"
-
-
 def test_only_what_may_be_pooled_is(table: Table) -> None:
     mixed = [relative(table), relative(table, device="", size=77), relative(table, share=0.3)]
     query = replace(query_of(table), relatives=mixed, ttir={"BLOCK=16": "some IR"})
     alone = replace(query, relatives=mixed[:1])
     assert "1 relatives pooled" in default_surrogate().forecast(query).reason
     assert (default_surrogate().forecast(query).mean == default_surrogate().forecast(alone).mean).all()
-
-
-def test_the_version_names_both_parts() -> None:
-    both = default_surrogate()
-    for part in (both.single, both.pooled):
-        assert f"{part.name}-{part.version}" in both.version
-
-
-def test_same_sizes_ignores_the_device_alone(table: Table) -> None:
-    p = table.problem
-    assert same_sizes(p, replace(p, id="x", device=Device("another")))
-    assert not same_sizes(p, replace(p, key=(*p.key, "1")))
-    assert not same_sizes(p, relative(table, size=77).problem)
-    dtype = (replace(p.arguments[0], dtype="float64"), *p.arguments[1:])
-    assert not same_sizes(p, replace(p, arguments=dtype))
 
 
 def test_a_model_of_ones_own_takes_the_shipped_ones_place(tmp_path: Path) -> None:

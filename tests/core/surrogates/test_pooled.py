@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections.abc import Sequence
 
@@ -13,8 +12,7 @@ import pytest
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.policy import TuningState, stated_risk
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
-from forecast_autotune.surrogates.calibration import INFORMED, UNINFORMED, UNKNOWN
-from forecast_autotune.surrogates.pooled import PooledSurrogate, pool_group
+from forecast_autotune.surrogates.pooled import PooledSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.testing import SurrogateContract
 
@@ -70,14 +68,6 @@ def test_what_was_fastest_elsewhere_is_forecast_to_be_fastest() -> None:
     assert "3 relatives pooled; 0 own" in forecasts.reason
 
 
-def test_before_anything_ran_the_level_is_open_and_shared() -> None:
-    forecasts = PooledSurrogate().forecast(asked())
-    assert (forecasts.sd >= 2.0).all()
-    drawn = forecasts.samples(np.arange(len(NAMES)), 400)
-    # All candidates move together: differences are far surer than levels.
-    assert drawn.std(axis=0).mean() > 4 * (drawn - drawn.mean(axis=1, keepdims=True)).std(axis=0).mean()
-
-
 def test_measurements_here_outweigh_relatives_that_are_wrong() -> None:
     here = rows(problem(), curve(9))
     tried = [here[i] for i in (near(4), near(3), near(6), near(8), near(10))]
@@ -114,10 +104,6 @@ def test_the_stated_risk_heeds_how_the_relatives_fared() -> None:
         assert stated_risk(state, pending, drawn) == pytest.approx(forecasts.weigh_risk(0.5))
 
 
-def test_relatives_that_nothing_checks_are_calibrated_apart() -> None:
-    assert [pool_group(n) for n in (0, 1, 2, 7)] == [UNKNOWN, UNINFORMED, INFORMED, INFORMED]
-
-
 def same(a: Forecasts, b: Forecasts) -> bool:
     drawn = [f.samples(np.arange(len(f)), 8) for f in (a, b)]
     return bool((a.mean == b.mean).all() and (a.sd == b.sd).all() and (drawn[0] == drawn[1]).all())
@@ -149,18 +135,3 @@ def test_threads_do_not_share_what_they_ask() -> None:
     for t in threads:
         t.join()
     assert results == {b: [near(b)] * 5 for b in range(12)}
-
-
-def test_p_within_of_a_large_space_is_told_of_the_most_promising() -> None:
-    n = 2000
-    forecasts = Forecasts(
-        CandidateList(Candidate(Config.of({"X": i})) for i in range(n)),
-        np.concatenate([np.zeros(2), np.linspace(1, 9, n - 2)]),
-        np.full(n, 0.01),
-        np.zeros(n),
-    )
-    share = forecasts.p_within(0.05)
-    assert share.shape == (n,)
-    assert share[:2].min() > 0.9
-    assert not share[2:].any()
-    assert math.isfinite(share.sum())

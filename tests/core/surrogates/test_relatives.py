@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,7 +19,6 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.surrogates.relatives import (
-    DENSE_SHARE,
     MIN_TUNED,
     device_distance,
     kinship,
@@ -56,13 +54,6 @@ def relative(
     return Relative(p, rows)
 
 
-def test_the_level_of_a_relative_does_not_matter() -> None:
-    slow = pool_relatives(problem(), NAMES, [relative(CURVE, fastest_ms=40.0)])
-    fast = pool_relatives(problem(), NAMES, [relative(CURVE, fastest_ms=0.01)])
-    np.testing.assert_allclose(slow.mean, CURVE, atol=1e-9)
-    np.testing.assert_allclose(fast.mean, CURVE, atol=1e-9)
-
-
 def test_the_mean_is_weighted_by_the_likeness_of_the_devices() -> None:
     other = tuple(reversed(CURVE))
     result = pool_relatives(
@@ -74,30 +65,6 @@ def test_the_mean_is_weighted_by_the_likeness_of_the_devices() -> None:
     shifted = np.array(other) - min(other)
     np.testing.assert_allclose(result.mean, near * np.array(CURVE) + far * shifted)
     assert result.columns.shape == (6, 2)
-
-
-def test_relatives_that_tried_too_little_are_left_to_others() -> None:
-    few = math.ceil(DENSE_SHARE * len(NAMES)) - 1
-    assert pool_relatives(problem(), NAMES, []) is None
-    assert pool_relatives(problem(), NAMES, [relative(dict.fromkeys(range(few), 0.5))]) is None
-    assert pool_relatives(problem(), NAMES, [relative([None] * 5 + [0.0])]) is None
-    result = pool_relatives(
-        problem(), NAMES, [relative(CURVE), relative(dict.fromkeys(range(few), 0.5), "GPU 2")]
-    )
-    assert len(result.weights) == 1
-
-
-def test_support_failures_and_disagreement_are_told_per_config() -> None:
-    first = relative((0.0, 0.5, 1.0, None, 0.3, None), "GPU 1")
-    second = relative({0: 0.0, 1: 1.1, 2: 1.0, 3: 0.7, 5: None}, "GPU 2")
-    result = pool_relatives(problem(), NAMES, [first, second])
-    np.testing.assert_allclose(result.support, [1, 1, 1, 0.5, 0.5, 0])
-    np.testing.assert_allclose(result.failed, [0, 0, 0, 0.5, 0, 1])
-    np.testing.assert_allclose(result.spread, [0, 0.3, 0, 0, 0, 0], atol=1e-9)
-    # Nobody ran the last: slow, but not the slowest of all.
-    ran = result.mean[:5]
-    assert np.median(ran) < result.mean[5] <= ran.max()
-    assert np.isfinite(result.columns).all()
 
 
 def test_relatives_that_agree_are_trusted() -> None:
@@ -116,14 +83,6 @@ def test_relatives_that_contradict_each_other_are_not() -> None:
     risks = [result.miss_probability(count) for count in (1, 5, 6)]
     assert risks[0] == risks[1] > 0.8
     assert risks[2] < 0.2
-
-
-def test_the_tolerance_decides_when_a_try_is_good_enough() -> None:
-    near_miss = (0.05, 0.0, 1.0, 1.0, 1.0, 1.0)  # 3.5 % slower than the best
-    given = [relative(CURVE, "GPU 1"), relative(near_miss, "GPU 2")]
-    strict = pool_relatives(problem(), NAMES, given, tolerance=0.01)
-    lenient = pool_relatives(problem(), NAMES, given, tolerance=0.05)
-    assert strict.tries[1] > lenient.tries[1] == 1
 
 
 def test_device_distance_orders_models_architectures_and_backends() -> None:

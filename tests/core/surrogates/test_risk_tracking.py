@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forecast_autotune.commands import main
-from forecast_autotune.commands.calibration import coverage, reliability
+from forecast_autotune.commands.calibration import coverage
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Decision, Problem, RiskVerdict
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.calibration import KNOTS, CorrectedRisk, fit_correction
+from forecast_autotune.surrogates.calibration import fit_correction
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from tests.core.captured_output import Capture
 from tests.core.store.stored import A100, H200, decided, problem
@@ -38,8 +36,8 @@ def cocksure(best_is_near: bool) -> Told:
     def say(query: Query) -> Forecasts:
         n = len(query.candidates)
         mean = np.zeros(n)
-        order = [NAMES.index(BEST), 0, 1] if best_is_near else [0, 1, 2]
-        mean[order] = -9.0
+        sure = [BEST, *NAMES[:2]] if best_is_near else NAMES[:3]
+        mean[[query.candidates.index(candidate) for candidate in sure]] = -9.0
         # Anything not told about is far slower than whatever was measured.
         return Forecasts(query.candidates, mean + 9.0, np.full(n, 0.01), np.full(n, 0.0))
 
@@ -85,38 +83,6 @@ def test_audits_of_a_share_find_the_true_rate() -> None:
     curve = fit_correction(results)
     assert curve is not None
     assert curve(0.1) == pytest.approx(0.3, abs=0.04)
-
-
-_VERDICTS = st.lists(
-    st.builds(verdict, st.floats(0.0, 1.0), st.booleans(), st.floats(0.01, 1.0)), min_size=1, max_size=30
-)
-
-
-@given(_VERDICTS, st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_it_rises_stays_a_probability_and_can_be_undone(
-    verdicts: list[RiskVerdict], a: float, b: float
-) -> None:
-    curve = fit_correction(verdicts)
-    assert curve is not None
-    low, high = sorted((a, b))
-    assert 0.0 <= curve(low) <= curve(high) <= 1.0
-    whole = CorrectedRisk(float, curve)
-    assert whole.invert(whole(a)) == pytest.approx(a, abs=1e-6)
-
-
-@given(_VERDICTS)
-def test_it_is_a_pure_function_whatever_the_order(verdicts: list[RiskVerdict]) -> None:
-    one, two = fit_correction(verdicts), fit_correction(list(reversed(verdicts)))
-    np.testing.assert_allclose(one.observed, two.observed, atol=1e-9)
-
-
-@given(_VERDICTS)
-def test_it_becomes_no_surer_than_the_data_allow(verdicts: list[RiskVerdict]) -> None:
-    """With n full verdicts, however good, a risk is not talked down below 40 / (40 + n) of itself."""
-    curve = fit_correction([replace(v, beaten=False) for v in verdicts])
-    assert curve is not None
-    for p in KNOTS:
-        assert curve(p) >= p * 40 / (40 + len(verdicts)) - 1e-9
 
 
 # --- verdicts, as tuning finds them ---
@@ -245,19 +211,6 @@ def test_a_damaged_decision_costs_its_verdicts_only(tmp_path: Path) -> None:
 
 
 # --- the table that anyone can regenerate ---
-
-
-def test_reliability_by_bin() -> None:
-    rows = reliability(
-        [verdict(0.0, False), verdict(0.05, True, 0.5), verdict(0.3, True, 0.25), verdict(0.3, True, 0.25)]
-    )
-    assert [(r["low"], r["high"], r["n"], r["refuted"], r["seen"]) for r in rows] == [
-        (0.0, 0.05, 2, 1, 1.5),
-        (0.2, 0.4, 2, 2, 0.5),
-    ]
-    assert rows[0]["stated"] == pytest.approx(0.05 * 0.5 / 1.5)
-    assert [r["observed"] for r in rows] == [pytest.approx(1 / 1.5), 1.0]
-    assert reliability([]) == []
 
 
 def test_coverage_counts_first_measurements_with_a_forecast() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.policy.state import REFUSED
 from forecast_autotune.records import (
     Candidate,
@@ -21,12 +20,11 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
-from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.formula import AnalyticSurrogate, problem_distance
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.testing import example_table, query_of
-from forecast_autotune.tuning.loop import uninformative_forecasts, validate_forecasts
+from forecast_autotune.tuning.loop import validate_forecasts
 
 NAMES = [Candidate(Config.of({"N": n})) for n in range(4)]
 
@@ -49,12 +47,6 @@ def test_outcomes_are_drawn_once_for_the_same_question() -> None:
     np.testing.assert_array_equal(sure.sampled_outcomes(rows, 64, 1), forecasts.samples(rows, 64, 1))
     assert not np.array_equal(forecasts.sampled_outcomes(rows, 64, 2), drawn)
     np.testing.assert_array_equal(forecasts.sampled_outcomes(rows, 64, 1), drawn)
-
-
-def test_flat_forecasts_prefer_nobody() -> None:
-    forecasts = validate_forecasts(uninformative_forecasts(NAMES, "none"), NAMES)
-    assert list(forecasts.order()) == [0, 1, 2, 3]
-    assert len(set(forecasts.mean)) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,25 +151,6 @@ def out_of(resource: str, problem: str, candidate: Candidate, limit: int = 23244
     )
 
 
-@pytest.mark.parametrize("resource", ["threads", "registers", "tensor memory", "triton_mm", ""])
-def test_a_failure_says_nothing_of_another_resource(resource: str) -> None:
-    """Configs far off in all else stay candidates, whatever shared memory they need."""
-    query = products()
-    sizes = np.array([shared(c) for c in query.candidates])
-    victim = int(np.argmin(sizes))
-    failure = out_of(resource, query.problem.id, query.candidates[victim], 512)
-    if not resource:
-        failure = replace(failure, extra={"message": "the benchmark function returned inf"})
-    before = AnalyticSurrogate().forecast(query)
-    after = AnalyticSurrogate().forecast(replace(query, measured=[failure]))
-    assert after.p_fail[victim] == 1.0
-    others = np.delete(np.arange(len(sizes)), victim)
-    assert (after.p_fail[others] < REFUSED).sum() == (before.p_fail[others] < REFUSED).sum() > 1
-    said = "out of resource: triton_mm Required: 278528 Hardware limit:232448 Reducing block sizes"
-    inductors = replace(failure, extra={"message": f"RuntimeError: No valid triton configs. {said}"})
-    assert inductors.shared_bytes == 278528, "its limit is of nothing else"
-
-
 def test_running_vouches_for_whoever_needs_less() -> None:
     query = products()
     sizes = np.array([shared(c) for c in query.candidates])
@@ -214,23 +187,6 @@ def test_a_measurement_moves_its_neighbours() -> None:
     assert (after.sd < before.sd).all()
 
 
-def test_two_numbers_of_warps_tell_of_a_third() -> None:
-    """Eight warps are twice as slow beside four as thought: where kernels may have a trend, two should be faster."""
-    query = products()
-    tile = query.candidates[0].config.kwargs
-    listed = [Candidate(Config.of(dict(tile), num_warps=w, num_stages=3)) for w in (2, 4, 8)]
-    asked = replace(query, candidates=listed, grids=dict.fromkeys(listed, query.grids[query.candidates[0]]))
-    moved = []
-    for trend in (0.0, 0.3):
-        surrogate = AnalyticSurrogate(Hyperparameters(warp_trend=trend))
-        before = surrogate.forecast(asked).mean
-        times = {listed[1]: before[1], listed[2]: before[2] + 1.0}
-        seen = [Measurement(query.problem.id, c, Outcome.OK, 2.0 ** float(t)) for c, t in times.items()]
-        after = surrogate.forecast(replace(asked, measured=seen)).mean
-        moved.append(float((after[0] - after[1]) - (before[0] - before[1])))
-    assert moved[1] < min(moved[0], 0.0) - 0.1
-
-
 def test_ir_makes_forecasts_surer() -> None:
     query = products()
     informed, blind = (
@@ -241,20 +197,6 @@ def test_ir_makes_forecasts_surer() -> None:
     assert np.ptp(informed.mean) > 0.5 > np.ptp(blind.mean)
     assert "TTIR" in informed.reason
     assert "no TTIR" in blind.reason
-
-
-def test_partial_ir_is_interpolated_and_doubted() -> None:
-    """Rows whose own IR was not read get a forecast too, but a less certain one."""
-    query = products()
-    keys = [assignment_key(dict(c.config.kwargs)) for c in query.candidates]
-    part = {key: query.ttir[key] for key in sorted(set(keys))[:4]}
-    traced = np.array([key in part for key in keys])
-    # Without the squeezing of the slow end, spreads of different candidates can be compared.
-    plain = AnalyticSurrogate(Hyperparameters(knee=50.0))
-    whole, some = plain.forecast(query), plain.forecast(replace(query, ttir=part))
-    validate_forecasts(some, query.candidates)
-    assert (some.sd[~traced] > whole.sd[~traced]).all()
-    assert some.sd[~traced].mean() > some.sd[traced].mean()
 
 
 def test_the_nearest_relative_teaches_most() -> None:
@@ -294,23 +236,6 @@ def test_a_relative_that_never_ran_teaches_nothing() -> None:
     )
     np.testing.assert_array_equal(before.mean, after.mean)
     np.testing.assert_array_equal(before.p_fail, after.p_fail)
-
-
-def test_a_relative_from_a_store_needs_no_ir_of_its_own() -> None:
-    """A store keeps no IR: the relative's formula is evaluated with this problem's texts."""
-    query = products()
-    bare = replace(query.problem, id="elsewhere", ttir={})
-    rows = [
-        Measurement(bare.id, c, Outcome.OK, 0.1 + 0.01 * i, grid=query.grids.get(c, (64,)))
-        for i, c in enumerate(query.candidates[:8])
-    ]
-    whole = replace(bare, ttir=dict(query.ttir))
-    with_ir, without = (
-        AnalyticSurrogate().forecast(replace(query, relatives=[Relative(p, rows)])) for p in (whole, bare)
-    )
-    np.testing.assert_array_equal(with_ir.mean, without.mean)
-    np.testing.assert_array_equal(with_ir.sd, without.sd)
-    assert (with_ir.mean != AnalyticSurrogate().forecast(query).mean).any()
 
 
 def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:

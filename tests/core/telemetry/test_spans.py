@@ -10,30 +10,6 @@ from forecast_autotune.telemetry.spans import Attributes
 from tests.core.telemetry.recorder import Recorder
 
 
-def test_without_exporters_every_span_is_the_same_and_takes_anything() -> None:
-    first, second = spans.span("decide", kernel="k"), spans.span("measure")
-    assert first is second
-    with first as shown:
-        shown.set(outcome=object())
-    spans.record("compile", "compile", 1.0, 2.0)
-    spans.count("hits", 1)
-
-
-def test_spans_nest_and_say_what_ended_them(recorder: Recorder) -> None:
-    def decide() -> None:
-        with spans.span("decide", kernel="k"):
-            with spans.span("measure", candidate=None) as inner:
-                inner.set(outcome="ok", median_ms=0.5)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        decide()
-    assert recorder.spans == [
-        ("measure", {"outcome": "ok", "median_ms": 0.5, "failed": False}, "decide"),
-        ("decide", {"kernel": "k", "outcome": "KeyError", "failed": True}, ""),
-    ]
-
-
 def test_attributes_are_bounded_and_hold_no_control_characters(recorder: Recorder) -> None:
     with spans.span("decide", kernel="\x1b[31m" + "k" * 10_000, measured=3, quiet=True):
         pass

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -170,15 +169,6 @@ def decide_early(bench: Bench, tracer: SlowTracer, store: Store, told: Told) -> 
     return tune(task, bench, settings=Settings(), store=store, surrogate=told)
 
 
-def test_what_compiles_before_the_first_traces_come_is_timed_meanwhile() -> None:
-    store, told = Store(None), Told(truth())
-    decision = decide_early(Ticking(3), SlowTracer(4), store, told)
-    early = [m for m in store.measurements(WIDE.problem) if "forecast" not in m.extra]
-    assert len(early) == len({m.candidate for m in early}) == 3
-    assert {m.candidate for m in early} <= {m.candidate for m in told.queries[0].measured}
-    assert decision.chosen == BEST
-
-
 def test_a_list_that_is_timed_whole_before_its_traces_come_needs_no_forecast() -> None:
     told = Told(truth())
     decision = decide_early(Ticking(), SlowTracer(10**6), Store(None), told)
@@ -282,17 +272,6 @@ def test_an_exhaustive_sweep_traces_everything_while_it_compiles() -> None:
 # --- while compilations go on ---
 
 
-def test_a_plan_is_made_again_after_two_timings_and_then_after_every_four() -> None:
-    told = Told(truth(sd=0.5))
-    bench = Logged(workers=36)
-    decision = run(bench, surrogate=told)
-    assert set(bench.within) == {WallTime().patience_s}
-    assert len(bench.listed) >= decision.measured / 4
-    known = sorted({len(query.measured) for query in told.queries})
-    assert known[:2] == [0, 2]
-    assert max(b - a for a, b in pairwise(known)) <= 4
-
-
 def test_what_cannot_win_is_not_waited_for() -> None:
     slow = [
         m.candidate for m in WIDE.measurements if m.candidate.config.num_warps == 2 and m.candidate != BEST
@@ -302,40 +281,6 @@ def test_what_cannot_win_is_not_waited_for() -> None:
     assert decision.chosen == BEST
     assert not set(bench.asked) & set(slow)
     assert decision.cost.wall_s < 10
-
-
-def test_what_promises_much_is_waited_for() -> None:
-    bench = Logged(workers=36, table=compiling_for({BEST: 3.0}))
-    gain = {BEST: -4.0}
-
-    def say(query: Query) -> Forecasts:
-        made = truth()(query)
-        return replace(made, mean=made.mean + np.array([gain.get(c, 0.0) for c in query.candidates]))
-
-    decision = run(bench, surrogate=Told(say))
-    assert decision.chosen == BEST
-    assert bench.asked[-1] == BEST
-
-
-def test_a_straggler_of_the_first_look_does_not_hold_up_the_others() -> None:
-    bench = Logged(workers=4, table=compiling_for({BEST: 60.0}))
-    decision = run(bench, surrogate=Told(truth()))
-    assert BEST not in bench.asked
-    assert decision.measured >= 3
-    assert decision.cost.wall_s < 60
-    assert decision.cost.compiled >= decision.measured
-
-
-def test_a_plan_that_only_waits_gives_no_further_reason() -> None:
-    bench, told = Logged(workers=36, table=compiling_for({}, others=2.0)), Told(truth())
-    decision = run(bench, surrogate=told)
-    waited = [listed for listed in bench.listed if listed == bench.listed[0]]
-    assert len(waited) > 5, "two seconds at a tenth"
-    assert len({len(query.measured) for query in told.queries}) == len(told.queries), (
-        "nor is it a new forecast"
-    )
-    assert len(decision.rounds) < len(bench.listed)
-    assert bench.asked[0] in bench.listed[0]
 
 
 class Waiting:
@@ -357,30 +302,12 @@ def test_waiting_takes_time_and_ends() -> None:
     assert 8 <= len(bench.listed) <= 9
 
 
-def test_workers_are_not_taken_back_and_forth_for_ever() -> None:
-    """Whatever is left hardly promises anything, compiles for long, and no risk at all is accepted."""
-    slow = compiling_for({c: 3.0 + i % 5 for i, c in enumerate(NAMES[6:])})
-    store = Store(None)
-    run(Logged(workers=2), store=store, settings={"max_measurements": 6})
-    bench = Logged(workers=2, table=slow)
-    decision = run(bench, store=store, settings={"max_measurements": 14, "risk": 0.0, "tolerance": 0.0})
-    assert decision.measured == len(bench.asked) > 0
-
-
 def test_faults_of_the_harness_end_a_wait() -> None:
     rows = [Measurement(m.problem, m.candidate, Outcome.INFRASTRUCTURE) for m in WIDE.measurements]
     bench = Logged(workers=4, table=Table(WIDE.problem, rows))
     decision = run(bench)
     assert decision.evidence == "forecast"
     assert len(bench.asked) == len(set(bench.asked))
-
-
-def test_seconds_of_a_budget_end_it_while_others_compile() -> None:
-    slow = compiling_for({c: 1.0 + i for i, c in enumerate(NAMES)})
-    bench = Logged(workers=36, table=slow)
-    decision = run(bench, surrogate=Told(truth(sd=3.0)), settings={"max_seconds": 2.0})
-    assert 0 < decision.measured < 6
-    assert "budget" in decision.reason
 
 
 # --- measurers that cannot time while they compile ---
@@ -404,17 +331,6 @@ def of_texts(texts: int, each: int = 1) -> list[Any]:
     for text in TEXTS[:texts]:
         found += [name for name in NAMES if assignment_of(name) == text][:each]
     return found
-
-
-@pytest.mark.parametrize("texts", [2, 4, 6])
-def test_one_worker_measures_a_short_list_of_many_texts_and_traces_nothing(texts: int) -> None:
-    names = of_texts(texts)
-    log: list[tuple[str, int]] = []
-    bench = Logged(log, workers=1)
-    decision = run(bench, log, names=names)
-    assert "trace" not in dict(log)
-    assert (decision.measured, decision.stated_risk) == (len(names), 0.0)
-    assert sorted(bench.ahead, key=str) == sorted(names, key=str)
 
 
 @pytest.mark.parametrize(

@@ -64,37 +64,12 @@ def test_what_is_expected_follows_what_compiled_what_compiles_and_what_is_ready(
     np.testing.assert_array_equal(remaining({stranger: 9.0}, {stranger: 9.0}, {stranger}), before)
 
 
-def test_nobody_is_penalised_before_some_have_compiled() -> None:
-    times = untraced()
-    assert not times.expected({NAMES[0]: 0.1}, {NAMES[3]: 50.0}, ()).penalties.any()
-    found = times.expected({NAMES[0]: 0.1, NAMES[1]: 0.1}, {NAMES[2]: 0.2, NAMES[3]: 50.0}, ()).penalties
-    assert found[:3].tolist() == [0.0, 0.0, 0.0]
-    assert found[3] > 1.0
-    found = untraced().expected({NAMES[0]: 0.1}, {NAMES[3]: 50.0}, (), programs=2).penalties
-    assert found[3] > 1.0, "of two programs, one that has compiled is enough"
-
-
 def test_the_longer_it_compiles_the_slower_it_is_expected_to_run() -> None:
     took = {NAMES[0]: 0.5, NAMES[1]: 0.5}
     found = [untraced().expected(took, {NAMES[3]: s}, ()).penalties[3] for s in (0.9, 2.0, 4.0, 8.0)]
     assert found[0] == 0.0
     assert found == sorted(found)
     assert found[3] - found[2] == pytest.approx(found[2] - found[1]), "the same for each doubling"
-
-
-def test_what_was_given_up_is_expected_to_take_longer_than_it_had() -> None:
-    times, took = untraced(), {NAMES[0]: 0.5, NAMES[1]: 0.5}
-    fresh = times.expected(took, {}, ()).remaining[3]
-    going = times.expected(took, {NAMES[3]: 8.0}, ()).remaining[3]
-    given_up = times.expected(took, {}, ()).remaining[3]
-    assert fresh < 8.0 < given_up == pytest.approx(8.0 + going)
-    assert times.expected(took, {NAMES[3]: 1.0}, ()).remaining[3] == pytest.approx(7.0 + going), (
-        "a second time"
-    )
-    penalty = times.expected(took, {}, ()).penalties[3]
-    assert penalty == untraced().expected(took, {NAMES[3]: 8.0}, ()).penalties[3] > 0.0
-    assert times.expected(took, {}, {NAMES[3]}).penalties[3] == 0.0, "it has ended, and can be timed"
-    assert times.expected(took, {}, {NAMES[3]}).remaining[3] == 0.0
 
 
 def test_ir_tells_long_compilations_from_short_ones() -> None:
@@ -166,11 +141,6 @@ def test_fewer_warps_of_a_program_that_spills_are_expected_to_lose_in_any_number
     # A limit on registers spills by itself: another config's spills are no sign.
     names = CandidateList([config(64, 8, maxnreg=64), config(64, 4, maxnreg=64), config(64, 4)])
     assert slower(measured(names[0], 36), names=names) == {names[1]}
-
-
-@pytest.mark.parametrize("spills", [0, 8, None, "many", float("inf")])
-def test_where_hardly_anything_spills_or_nothing_is_known_all_stays_open(spills: object) -> None:
-    assert slower(measured(config(64, 8), spills)) == set()
 
 
 @pytest.mark.parametrize(("spills", "waits"), [(36, False), (0, True)])

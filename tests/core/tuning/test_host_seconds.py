@@ -59,12 +59,6 @@ def test_recorded_compilations_are_forecast_from_the_nine_fastest_configs() -> N
     assert ours < 0.45 < of_means
 
 
-def test_what_was_compiled_keeps_its_seconds() -> None:
-    forecast = forecast_compile_seconds(LISTED, {c: 0.1 * (i + 1) for i, c in enumerate(LISTED[:4])})
-    assert forecast is not None
-    assert list(forecast[:4]) == pytest.approx([0.1, 0.2, 0.3, 0.4])
-
-
 def test_triton_compiles_and_times_one_after_the_other() -> None:
     predicted = seconds_of(MEASURED, triton="3.9.0")
     assert predicted == pytest.approx(10 * 0.4 * HOST_COMPILE_RATIO + 10 * HOST_TIMING_S, rel=0.1)
@@ -77,23 +71,12 @@ def seconds_of(measured: dict[Candidate, Measurement], **options: Any) -> float:
     return predicted
 
 
-def test_what_cannot_run_is_compiled_but_not_timed() -> None:
-    all_run = seconds_of(MEASURED)
-    assert all_run - seconds_of(MEASURED, failing=2) == pytest.approx(2 * (HOST_TIMING_S + 7 * 0.01 / 1000))
-    assert seconds_of({**MEASURED, LISTED[4]: timed(LISTED[4], 0.4, None)}) < all_run
-
-
 @pytest.mark.parametrize(
     ("ms", "timing_s"), [(0.01, 7 * 0.01 / 1000), (50.0, 0.35)], ids=["short", "long kernels take longer"]
 )
 def test_with_binaries_at_hand_triton_only_times(ms: float, timing_s: float) -> None:
     ready = {c: timed(c, 0.0, ms) for c in LISTED[:4]}
     assert seconds_of(ready) == pytest.approx(10 * (HOST_TIMING_S + timing_s), rel=1e-6)
-
-
-def test_waiting_for_a_core_is_not_charged_to_triton() -> None:
-    crowded = {c: replace(m, compile_s=1.2, extra={"compile_cpu_s": 0.4}) for c, m in MEASURED.items()}
-    assert seconds_of(crowded) == pytest.approx(seconds_of(MEASURED))
 
 
 def test_nothing_is_predicted_without_three_compilations_or_for_far_larger_tiles() -> None:
@@ -104,11 +87,6 @@ def test_nothing_is_predicted_without_three_compilations_or_for_far_larger_tiles
 
 def saved(listed: list[Candidate] = LISTED, problem: Problem = PROBLEM, **options: Any) -> float:
     return seconds_saved(problem, listed, options.pop("measured", MEASURED), **{"wall_s": 0.0, **options})
-
-
-def test_a_saving_is_what_triton_takes_on_top() -> None:
-    assert saved(wall_s=1.0) == pytest.approx(seconds_of(MEASURED, triton="3.6.0") - 1.0)
-    assert saved(wall_s=1e6) == 0.0
 
 
 def test_neither_other_sources_nor_what_was_known_before_is_charged_to_triton() -> None:

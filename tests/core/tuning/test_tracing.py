@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forecast_autotune.features.ttir.extraction import TtirModule, assignment_key
-from forecast_autotune.features.ttir.parser import TtirFunction
+from forecast_autotune.features.ttir.extraction import assignment_key
 from forecast_autotune.records import Candidate, Config
-from forecast_autotune.tuning import tracing
 from forecast_autotune.tuning.tracing import (
     FULL_TRACE_LIMIT,
     SPREAD_TRACES,
     TRACES_PER_ROUND,
     LazyTraces,
-    farthest_point_sample,
 )
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def blocks(count: int, warps: Sequence[int] = (4,)) -> list[Candidate]:
@@ -96,20 +89,6 @@ def test_what_cannot_be_traced_is_not_asked_again_nor_a_reason_to_forecast_again
     assert without.texts == {}
 
 
-def test_a_spread_covers_the_space_and_nothing_comes_twice() -> None:
-    """Both ends of each axis are among a few of a hundred, also where configs differ in warps alone."""
-    grid = [Candidate(Config.of({"M": 2**m, "N": 2**n})) for m in range(10) for n in range(10)]
-    chosen = farthest_point_sample(grid, 9)
-    assert len(set(chosen)) == 9
-    corners = [c for c in chosen if set(dict(c.config.kwargs).values()) <= {1, 512}]
-    assert len(corners) == 4
-    assert farthest_point_sample(grid, 9) == chosen
-    assert len(farthest_point_sample(grid[:4], 9)) == 4
-    listed = [Candidate(Config.of({"M": m}, num_warps=w)) for w in (1, 2, 4, 8) for m in (16, 32, 64)]
-    assert len(set(farthest_point_sample(listed, 10))) == 10
-    assert {dict(c.config.kwargs)["M"] for c in farthest_point_sample(listed, 3)} == {16, 32, 64}
-
-
 class Background(Tracer):
     """Answers one assignment a poll, and counts."""
 
@@ -148,21 +127,6 @@ def test_traces_come_in_from_the_background_each_once() -> None:
     assert sorted(tracer.asked) == sorted(key(c) for c in candidates)
 
 
-def test_whoever_waits_gets_what_the_background_had_begun_and_what_is_given_up_is_not_outstanding() -> None:
-    candidates, tracer = blocks(3 * FULL_TRACE_LIMIT), Background()
-    traces = LazyTraces(candidates, tracer)
-    traces.start_initial()
-    traces.trace_initial()
-    assert traces.outstanding == 0
-    assert len(traces.texts) == SPREAD_TRACES == len(set(tracer.asked)) == len(tracer.asked)
-    tracer = Background()
-    given_up = LazyTraces(blocks(5), tracer)
-    given_up.start_initial()
-    given_up.close()
-    assert given_up.outstanding == 0
-    assert tracer.asked == []
-
-
 class KnowingAll(Background):
     """Has read what it is asked for before `start` returns, as a tracer that remembers another shape's IR."""
 
@@ -182,31 +146,3 @@ def test_what_was_known_before_is_there_as_soon_as_it_is_asked_for() -> None:
     assert set(traces.texts) == {key(c) for c in candidates}
     traces.trace_initial()
     assert tracer.asked == [key(c) for c in candidates], "each once"
-
-
-def test_texts_are_parsed_ahead_once_and_long_ones_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[str] = []
-
-    def parse(text: str) -> TtirModule:
-        parsed.append(text)
-        if text.endswith("=2"):
-            raise IndexError("a module without a function")
-        return TtirModule({"f": TtirFunction("f", True, [], {})})
-
-    monkeypatch.setattr(tracing, "cached_module", parse)
-    candidates = [Candidate(Config.of({"B": n})) for n in range(5)]
-    traces = LazyTraces(candidates, Tracer())
-    traces.parse_ahead()
-    assert parsed == [], "nothing is traced yet"
-    traces.trace_initial()
-    monkeypatch.setattr(tracing, "_PARSE_S", 0.0)
-    traces.parse_ahead()
-    assert parsed == [], "there is no time"
-    monkeypatch.setattr(tracing, "_PARSE_S", 60.0)
-    monkeypatch.setattr(tracing, "READ_HERE_CHARACTERS", traces.texts.characters - 1)
-    traces.parse_ahead()
-    assert parsed == [], "they are read by children, too, when they are known"
-    monkeypatch.setattr(tracing, "READ_HERE_CHARACTERS", traces.texts.characters)
-    for _ in range(2):
-        traces.parse_ahead()
-        assert parsed == list(traces.texts.values()), "each once, also what cannot be read"

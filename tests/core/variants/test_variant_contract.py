@@ -264,14 +264,6 @@ def entry(**options: Any) -> tuple[KernelEntry, Recorder]:
     return KernelEntry(recorder, ("x", "out", "n"), ("BLOCK",), **options), recorder
 
 
-def test_an_entry_takes_what_it_has_parameters_for() -> None:
-    result, recorder = entry()
-    given = {"x": 1, "out": 2, "n": 300, "GROUP": 8}
-    assert result.run(lambda meta: (meta["n"] // meta["BLOCK"],), given, {"BLOCK": 64}, {"num_warps": 4})
-    expected = {"x": 1, "out": 2, "n": 300, "BLOCK": 64, "num_warps": 4, "grid": (4,), "warmup": False}
-    assert recorder.launches == [expected]
-
-
 def test_an_own_grid_sees_options_arguments_and_the_calls_grid() -> None:
     def own(meta: dict[str, Any], named: dict[str, Any], base: tuple[int, ...]) -> tuple[int, ...]:
         return meta["num_warps"], meta["BLOCK"], named["n"] + base[0]
@@ -284,12 +276,6 @@ def test_an_own_grid_sees_options_arguments_and_the_calls_grid() -> None:
     two, other = entry(grid=lambda meta, named: (named["n"],))
     two.run(None, {"x": 1, "out": 2, "n": 300}, {"BLOCK": 64}, {})
     assert other.launches[0]["grid"] == (300,)
-
-
-def test_a_base_grid_that_cannot_be_told_is_an_error() -> None:
-    result, _ = entry(base=("BASE_GRID_0",))
-    with pytest.raises(RecordError, match="need the call's own grid"):
-        result.run(lambda meta: (meta["GONE"],), {"x": 1, "out": 2, "n": 3}, {"BLOCK": 64}, {})
 
 
 def sized(numbers: Any, *memory: str) -> tuple[KernelEntry, Recorder]:
@@ -322,16 +308,6 @@ def test_a_launch_has_memory_of_its_own_and_what_is_compiled_has_its_types_alone
     given = result.arguments((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
     assert (given["WORKSPACE"], given["COUNTERS"]) == ("0 of float32 on meta", "0 of int32 on meta")
     assert beside.made == []  # nothing of the device's, which a forked process cannot reach
-
-
-@pytest.mark.usefixtures("_dtypes")
-def test_only_the_memory_that_is_asked_for_is_made() -> None:
-    result, recorder = sized(lambda *given: (5, 6), "COUNTERS")
-    beside = Tensor()
-    result.run((7,), {"x": beside, "out": 2, "n": 3}, {"BLOCK": 64}, {})
-    assert beside.made == [("zeros", 6, "int32")]
-    assert "WORKSPACE" not in recorder.launches[0]
-    assert not result.is_direct
 
 
 @pytest.mark.usefixtures("_dtypes")

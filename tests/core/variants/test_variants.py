@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -14,29 +13,18 @@ from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Candidate, Config, Kernel, Problem
-from forecast_autotune.variants import Variant, admission, admitted, covers, signature_of
+from forecast_autotune.variants import admission, admitted, covers, signature_of
 from forecast_autotune.variants.signature import (
     INTERPRETER,
     memory_span,
     stride_structure,
     strides_from_structure,
-    written,
 )
 from forecast_harness.targets.kernels.grids import GridSample, fit_grid, sizes_of
 from forecast_harness.targets.kernels.sizes import CallSizes
 from tests.core.variants.varied import CPU, H200, SUM, arguments, check, problem, variant
 
 # --- what a check holds for ---
-
-
-def test_a_check_at_recorded_sizes_holds_for_these_alone() -> None:
-    signature = signature_of(problem(4096), ["out"])
-    assert covers(signature, problem(4096))
-    assert covers(signature, problem(4096, device=CPU)), "the device is the check's, not the signature's"
-    others = [problem(4095), problem(dtype="float16"), problem(rows=1), problem(aligned=False)]
-    assert not any(covers(signature, p) for p in others)
-    assert written(signature) == {"out"}
-    assert written(signature_of(problem(4096))) is None
 
 
 def test_a_call_may_hand_its_arguments_over_in_another_order() -> None:
@@ -125,11 +113,6 @@ def test_a_failure_outweighs_what_passed() -> None:
     assert admitted(variant(SUM, check(signature, at=early), other), problem(100)), "wrong for halves only"
 
 
-def test_a_variant_survives_json() -> None:
-    result = dataclasses.replace(variant(SUM, check("s")), configs=(Config.of({"BLOCK": 64}, num_warps=2),))
-    assert Variant.from_json(json.loads(json.dumps(result.to_json()))) == result
-
-
 # --- drawing sizes ---
 
 
@@ -177,16 +160,6 @@ def test_what_is_drawn_is_covered(call: list[Argument], seed: int) -> None:
             assert stride_structure(a) == stride_structure(b)
             assert strides_from_structure(b.shape, stride_structure(b) or []) == b.stride
             assert memory_span(b) <= 1 << 20
-
-
-def test_drawn_sizes_differ_and_reach_far() -> None:
-    sizes, rng = CallSizes.of([arguments(512, rows=64)]), random.Random(3)
-    shapes = [sizes.draw(rng, most=1 << 16, reach=1000)[0].shape for _ in range(200)]
-    assert len(set(shapes)) > 100
-    assert max(rows for rows, _ in shapes) > 500
-    assert max(columns for _, columns in shapes) > 500
-    ragged = [columns % 16 != 0 for _, columns in shapes]
-    assert 20 < sum(ragged) < 180
 
 
 def test_every_size_is_large_once_and_small_once_whatever_is_drawn() -> None:
@@ -248,14 +221,6 @@ def test_a_size_that_is_a_scalar_times_another_hangs_together() -> None:
     signature = sizes.signature()
     assert covers(signature, Problem("", Kernel("k"), tuple(call(9, 5, 4)), H200))
     assert not covers(signature, Problem("", Kernel("k"), tuple(call(9, 5, 3)), H200))
-
-
-def test_sizes_that_look_like_a_constexpr_are_known() -> None:
-    tables = Argument("cos", "tensor", "float16", (300, 64), (64, 1), True)
-    call = [tables, Argument("x", "tensor", "float16", (7, 128), (128, 1), True)]
-    sizes = CallSizes.of([[*call, Argument("HEAD", "constexpr", value=128)]])
-    assert [s.places for s in sizes.near_constants] == [("cos.1",)]
-    assert {s.recorded: s.size_class for s in sizes.sizes}[128] == 128, "compiled in"
 
 
 def test_a_scalar_can_be_told_from_a_size_that_it_equals() -> None:
@@ -322,11 +287,6 @@ def test_a_grid_function_is_told_from_its_results(grid: Any) -> None:
         assert formula(arguments(n, rows=m), {"BLOCK": b, "SPLIT": s}) == grid(m, n, b, s)
 
 
-def test_a_grid_that_is_no_product_is_not_explained() -> None:
-    assert fit_grid(recorded([(96, 1000), (40, 777)], lambda m, n, b, s: (m + n // b,))) is None
-    assert fit_grid([]) is None
-
-
 def test_a_grid_may_turn_with_a_word() -> None:
     def grid(meta: dict[str, Any]) -> tuple[int, int]:
         tiles = -(-900 // meta["BLOCK"])
@@ -338,13 +298,6 @@ def test_a_grid_may_turn_with_a_word() -> None:
     assert formula is not None
     assert formula(arguments(100, rows=3), {"BLOCK": 64, "ROWS_FIRST": True}) == (3, 2)
     assert formula(arguments(100, rows=3), {"BLOCK": 64, "ROWS_FIRST": False}) == (2, 3)
-
-
-def test_a_formula_says_when_it_lacks_a_parameter() -> None:
-    formula = fit_grid(recorded([(96, 1000)], lambda m, n, b, s: (-(-n // b),)))
-    assert formula is not None
-    with pytest.raises(KeyError):
-        formula(arguments(10, rows=2), {})
 
 
 # --- names of IR ---

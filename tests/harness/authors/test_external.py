@@ -101,12 +101,6 @@ def test_a_child_that_answers_badly_is_started_once_more(mode: str, said: str, t
     assert not any(is_running(int(p)) for p in pids)
 
 
-def test_a_second_start_can_succeed(tmp_path: Path) -> None:
-    with contextlib.closing(opened("once", tmp_path / "starts")) as proposer:
-        answer = proposer.propose(request(TARGET, SEED))
-    assert (len(answer.nodes), answer.problem) == (4, "")
-
-
 def test_silence_ends_in_time(tmp_path: Path) -> None:
     with contextlib.closing(opened("sleeps", tmp_path / "starts", timeout_s=0.5)) as proposer:
         answer = proposer.propose(request(TARGET, SEED))
@@ -231,12 +225,6 @@ def test_files_that_are_no_answer_say_why(tmp_path: Path, done: str, said: str) 
     assert said in answer.problem
 
 
-def test_a_stop_ends_what_is_asked_now_and_later(tmp_path: Path) -> None:
-    assert answered(tmp_path, lambda place: (tmp_path / "stop").touch()).exhausted
-    later = open_author(f"files:{tmp_path}", TARGET).propose(request(TARGET, SEED, seed=2))
-    assert later.exhausted
-
-
 def test_closing_ends_the_wait_for_files(tmp_path: Path) -> None:
     author = open_author(f"files:{tmp_path}", TARGET)
     assert "closed" in answered(tmp_path, lambda place: author.close(), author).problem
@@ -297,27 +285,6 @@ def test_a_folder_is_dealt_until_nothing_is_left(tmp_path: Path) -> None:
     last = author.propose(request(TARGET, seed, known=known))
     assert (last.nodes, last.exhausted) == ((), True)
     assert "known already" in last.problem
-
-
-def test_dealing_is_a_function_of_the_request(tmp_path: Path) -> None:
-    spec, seed = folder(tmp_path), node(TARGET, numbered(100))
-
-    def dealt(number: int) -> list[str]:
-        return [n.source for n in open_author(spec, TARGET).propose(request(TARGET, seed, seed=number)).nodes]
-
-    assert dealt(1) == dealt(1)
-    assert len({tuple(dealt(number)) for number in range(6)}) > 1, "other requests draw another order"
-
-
-def test_folders_that_cannot_be_dealt_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="missing is no folder"):
-        open_author(f"recorded:{tmp_path / 'missing'}", TARGET)
-    (tmp_path / "a.py").write_text("def other(): pass\n")
-    with pytest.raises(SettingsError, match="has 1 sources, and none defines 'run'"):
-        open_author(f"recorded:{tmp_path}", TARGET)
-    (tmp_path / "b.py").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(SettingsError, match=r"b\.py"):
-        open_author(f"recorded:{tmp_path}", TARGET)
 
 
 def test_a_pack_takes_a_folder_of_solutions(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +137,6 @@ def test_what_is_missing_of_an_answer_is_asked_for_later(tmp_path: Path) -> None
     assert second.spent.tokens == 2 * 120
 
 
-def test_another_request_gets_texts_of_its_own(tmp_path: Path) -> None:
-    model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)), code_block(NATIVE_SOFTMAX.format(1)))
-    one, two = (request(TARGET, SEED, style="rewrite", n=1, seed=s) for s in (1, 2))
-    first, second = ask(model, tmp_path, one, two)
-    assert first.nodes[0].id != second.nodes[0].id
-    assert model.prompts[0] == model.prompts[1]
-
-
 def test_known_sources_are_left_out(tmp_path: Path) -> None:
     known = node(TARGET, NATIVE_SOFTMAX.format(-1))
     asked = request(TARGET, SEED, style="rewrite", n=1, known=[known])
@@ -217,19 +208,6 @@ def test_every_prompt_states_the_problem_and_the_parent() -> None:
         assert ("element 3 is wrong" in text) == (style == "repair")
 
 
-def test_a_launch_is_offered_where_it_belongs_to_the_source() -> None:
-    triton = replace(TARGET, language="triton")
-    kernel = replace(triton, kind=TargetKind.KERNEL)
-    for target, offered in ((triton, True), (kernel, False), (TARGET, False)):
-        text = llm.prompt(request(target, SEED), "rewrite")
-        assert ("num_warps=WARPS at the launch" in text) == offered
-
-
-def test_what_an_answer_must_look_like_is_said_last() -> None:
-    for style, form in (("diff", ">>>>>>> REPLACE"), ("rewrite", f"It must define {TARGET.entry}.")):
-        assert llm.prompt(request(TARGET, SEED), style).rstrip().endswith(form)
-
-
 @pytest.mark.parametrize(
     ("outcome", "wanted"),
     [
@@ -252,21 +230,6 @@ def test_repairs_go_stage_by_stage(outcome: Outcome, wanted: str) -> None:
     assert "said so" in text
 
 
-def test_the_newest_refused_child_is_repaired() -> None:
-    old, wrong, slow = failing("a", "old"), failing("b", "wrong"), failing("c", "slow")
-    told = {
-        old.id: judged(Outcome.RUNTIME_ERROR),
-        wrong.id: judged(Outcome.INCORRECT),
-        slow.id: judged(Outcome.OK, log2_ratio=1.0),
-    }
-    asked = request(TARGET, SEED, failures=[old, wrong, slow], judged=told)
-    assert llm.failure_to_repair(asked) == wrong
-    text = llm.prompt(asked, "repair")
-    assert "- old (failed when it ran)" in text
-    assert "- slow (took 2 times as long as the best)" in text
-    assert "- wrong" not in text
-
-
 def test_a_style_that_cannot_be_asked_is_a_rewrite(tmp_path: Path) -> None:
     model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)))
     ask(model, tmp_path, *(request(TARGET, SEED, style=s, n=1) for s in ("repair", "crossover", "rewrite")))
@@ -285,21 +248,6 @@ def test_children_of_two_name_both(tmp_path: Path) -> None:
     )
     assert crossed.nodes[0].parents == (SEED.id, partner.id)
     assert repaired.nodes[0].parents == (SEED.id, broken.id)
-
-
-def test_a_profile_shows_figures() -> None:
-    target, seed = pack_target("rms_norm")
-    sizes = target.payload["pack"]["workloads"][0]
-    m, n = sizes["axes"]["M"], sizes["axes"]["N"]
-    told = judged(
-        Outcome.OK, log2_ratio=0.0, seconds={sizes["name"]: 1e-3}, facts={"registers": 40, "harness": "abc"}
-    )
-    text = llm.prompt(request(target, seed, judged={seed.id: told}), "profile")
-    moved = (2 * m * n + n) * 2
-    assert f"{sizes['name']}: 1000 us, at least {moved / 1e-3 / 1e9:.3g} GB/s" in text
-    assert f"{4 * m * n / 1e-3 / 1e9:.3g} Gflop/s" in text
-    assert "registers: 40" in text
-    assert "abc" not in text
 
 
 def test_diffs_are_asked_and_applied(tmp_path: Path) -> None:
@@ -331,11 +279,6 @@ def parent(target: SearchTarget) -> Node:
 def test_the_block_with_the_kernel_is_the_source(target: SearchTarget, parent: Node, fence: str) -> None:
     answer = f"More threads.\n```cpp\nint other;\n```\nand\n```{fence}\n{BETTER}```\n"
     assert extract_source(answer, target, parent) == BETTER
-
-
-def test_edits_apply_to_cuda_too(target: SearchTarget, parent: Node) -> None:
-    answer = "<<<<<<< SEARCH\nTHREADS = [128, 256]\n=======\nTHREADS = [512, 1024]\n>>>>>>> REPLACE\n"
-    assert apply_edits(answer, target, parent) == BETTER
 
 
 @pytest.mark.parametrize(
@@ -391,22 +334,6 @@ def test_edits_are_applied_in_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("    y = x + 1", "    y = x - 1", "    y = x - 1\n    for"),
-        ("    y = x + 1   ", "    y = x - 1", "    y = x - 1\n    for"),
-        ("y = y * 2", "y = y * 3\ny = y.neg()", "        y = y * 3\n        y = y.neg()\n    z"),
-        ("            y = y * 2", "            y = y * 3", "        y = y * 3\n    z"),
-        ("    z = x + 1\n    return y + z", "    return y + x + 1", "y * 2\n    return y + x + 1\n"),
-        ("    for i in range(2):\n        y = y * 2", "", "    y = x + 1\n    z = x + 1\n"),
-        ("```python\n    y = x + 1\n```", "```python\n    y = x - 1\n```", "    y = x - 1\n    for"),
-    ],
-)
-def test_an_edit_fits_though_blanks_differ(old: str, new: str, expected: str) -> None:
-    assert expected in applied((old, new))
-
-
-@pytest.mark.parametrize(
     ("old", "said"),
     [
         ("= x + 1", "are not in the source"),
@@ -446,15 +373,6 @@ def test_the_last_block_that_defines_the_entry_counts() -> None:
     ) == NATIVE_SOFTMAX.format(-1)
 
 
-def test_a_block_may_begin_behind_the_sentence() -> None:
-    code = NATIVE_SOFTMAX.format(-1)
-    assert extract_source(f"One native operation. ```python\n{code}```\n", TARGET, SEED) == code
-    inline = f"It calls ```run```\n\n```python\n{code}```\n"
-    assert extract_source(inline, TARGET, SEED) == code, "what ends a line is not always an opening"
-    with pytest.raises(RecordError, match="is not closed"):
-        extract_source(f"One native operation. ```python\n{code}", TARGET, SEED)
-
-
 def test_a_whole_source_is_taken_where_edits_were_asked_for() -> None:
     answer = code_block(NATIVE_SOFTMAX.format(-1))
     assert apply_edits(answer, TARGET, SEED) == NATIVE_SOFTMAX.format(-1)
@@ -471,13 +389,6 @@ def test_notes_are_one_printable_line() -> None:
         == "First this, then that."
     )
     assert len(extract_note("word " * 200)) <= 300
-
-
-def test_arguments_may_be_optional_or_gathered() -> None:
-    for head in ("run(x, chunk=64)", "run(x, *, chunk=64)", "run(**inputs)"):
-        assert head in extract_source(
-            code_block(NATIVE_SOFTMAX.format(-1).replace("run(x)", head)), TARGET, SEED
-        )
 
 
 KERNEL = """

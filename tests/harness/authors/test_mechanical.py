@@ -13,7 +13,6 @@ import pytest
 
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.authors import open_author, triton_rewrites
-from forecast_harness.authors.cuda_rewrites import constants_of
 from forecast_harness.authors.torch import rewrites_of
 from forecast_harness.records import SearchTarget, TargetKind
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob, SandboxLane
@@ -70,69 +69,11 @@ def test_draws_repeat_and_styles_come_first() -> None:
     assert {n.id for n in other.nodes} != {n.id for n in one.nodes}
 
 
-def test_a_parent_is_exhausted_when_all_is_known() -> None:
-    target, seed = pack_target("softmax")
-    proposer = open_author("mechanical", target)
-    every = proposer.propose(request(target, seed, n=999))
-    assert every.exhausted
-    assert len(every.nodes) > 8
-    rest = proposer.propose(request(target, seed, n=2, known=[seed, *every.nodes[:-1]]))
-    assert (len(rest.nodes), rest.exhausted) == (1, True)
-    none = proposer.propose(request(target, seed, n=2, known=[seed, *every.nodes]))
-    assert (none.nodes, none.exhausted) == ((), True)
-    assert "known already" in none.problem
-
-
-CHUNKED = """
-import torch
-
-CHUNK = {}
-WIDTH = {}
-
-
-def run(x):
-    return torch.cat([p * 2 for p in x.split(CHUNK)])
-"""
-
-
-def test_constants_vary() -> None:
-    target = plain_target()
-    one = node(target, CHUNKED.format(64, 8))
-    proposer = open_author("mechanical", target)
-    varied = proposer.propose(request(target, one, style="constants", n=8))
-    values = {n.source.split("def run")[0].partition("CHUNK")[2] for n in varied.nodes}
-    assert len(values) == 8, "two constants, each x2, /2, x4 and /4"
-
-
 def test_a_text_that_is_not_python_is_told() -> None:
     target = plain_target()
     answer = open_author("mechanical", target).propose(request(target, node(target, "def run(x:\n")))
     assert answer.exhausted
     assert "not Python" in answer.problem
-
-
-CUDA = """
-#define TILE 32
-constexpr int THREADS = 256;
-__global__ void add(const float* x, float* y, int n) {
-    for (int i = threadIdx.x; i < n; i += THREADS) y[i] = expf(x[i]) * TILE;
-}
-"""
-
-
-def test_cuda_texts_vary_in_numbers_and_hints() -> None:
-    target = plain_target("cuda")
-    parent = node(target, CUDA)
-    proposer = open_author("mechanical", target)
-    answer = proposer.propose(request(target, parent, n=99))
-    assert answer.exhausted
-    texts = [n.source for n in answer.nodes]
-    assert {constants_of(t)["TILE"] for t in texts} == {16, 32, 64}
-    assert {constants_of(t)["THREADS"] for t in texts} == {128, 256, 512}
-    assert any("    #pragma unroll 4\n    for (int i" in t for t in texts)
-    assert any("__global__ void __launch_bounds__(256) add(" in t for t in texts)
-    assert any("const float* __restrict__ x, float* y" in t for t in texts)
-    assert any("__expf(x[i])" in t for t in texts)
 
 
 def test_triton_solutions_keep_their_launch() -> None:

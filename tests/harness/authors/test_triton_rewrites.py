@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Argument, Config
+from forecast_autotune.records import Argument
 from forecast_autotune.variants import Origin, Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_harness.authors.triton import REWRITES, variants_of
@@ -111,11 +111,6 @@ def test_the_same_call_gives_the_same_list_and_a_limit_its_beginning() -> None:
     assert any(len(v.extra["rewrites"]) > 1 for v in every)
     assert all(len(v.extra["rewrites"]) == 1 for v in made("softmax"))
     assert made("softmax", limit=0) == []
-
-
-def test_the_first_variants_are_of_different_rewrites() -> None:
-    first = made("softmax", limit=4)
-    assert len({v.extra["rewrites"][0] for v in first}) == 4
 
 
 def test_wrong_calls_say_what_is_wrong() -> None:
@@ -215,13 +210,6 @@ def test_a_reduction_is_shared_for_results_of_any_type() -> None:
     ]
 
 
-def test_enough_tiles_fill_the_device_without_sharing() -> None:
-    (first, _) = made("matmul", "split-reduction")
-    grid, workspace = plain_functions(first.source)
-    assert grid({}, {}, (200,)) == (200, 1)
-    assert workspace({"BLOCK_M": 32, "BLOCK_N": 16}, {}, (200,), (200, 1)) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -252,28 +240,7 @@ def test_a_loop_is_shared_only_where_it_is_nothing_but_a_sum_from_zero(old: str,
     assert made("matmul", *SHARED, source=EVERY["matmul"].replace(old, new, 1)) == []
 
 
-def test_iterations_of_all_tiles_are_shared_where_their_number_depends_on_no_tile() -> None:
-    ranged = "range(0, tl.cdiv(K, BLOCK_K))"
-    assert ranged in EVERY["matmul"]
-    named = EVERY["matmul"].replace(ranged, "range(0, steps)")
-    before = BEFORE_THE_LOOP + "    steps = tl.cdiv(K, BLOCK_K)\n"
-    assert len(made("matmul", *SHARED, source=named.replace(BEFORE_THE_LOOP, before))) == 4
-    before = BEFORE_THE_LOOP + "    steps = tl.cdiv(K, BLOCK_K) + pid\n"
-    assert used(made("matmul", *SHARED, source=named.replace(BEFORE_THE_LOOP, before))) == {"split-reduction"}
-
-
 # --- configs ---
-
-
-def test_one_pass_asks_for_tiles_that_hold_the_row() -> None:
-    base = [Config.of({"BLOCK": b}, num_warps=w) for b in (256, 1024) for w in (4, 8)]
-    (short,) = made("softmax", "one-pass", configs=base, arguments=[scalar("n_cols", 1000)])
-    assert {dict(c.kwargs)["BLOCK"] for c in short.configs} == {1024}
-    (long,) = made("softmax", "one-pass", configs=base, arguments=[scalar("n_cols", 5000)])
-    assert {dict(c.kwargs)["BLOCK"] for c in long.configs} == {8192}
-    (unknown,) = made("softmax", "one-pass", configs=base)
-    assert set(base) < set(unknown.configs)
-    assert all(v.configs == () for v in made("softmax", "peel", configs=base))
 
 
 # --- what they compute ---

@@ -16,7 +16,7 @@ from benchmarks.lib.machine_code.sums import COUNT, SumCall, objection
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.clocks.runner.driver import CudaDriver, DriverError
 from forecast_harness.clocks.runner.kernels import RunnerKernels
-from forecast_harness.clocks.runner.memory import PAGE_BYTES, CanaryArena, Placed, WorkInputs
+from forecast_harness.clocks.runner.memory import CanaryArena, Placed, WorkInputs
 from forecast_harness.clocks.runner.messages import RunnerFaultKind
 
 OUT_OF_MEMORY = 2
@@ -100,30 +100,6 @@ def test_who_writes_where_a_larger_call_had_its_buffers_is_blamed(runner: Runner
         assert objection(runner, evil, small) == str(RunnerFaultKind.DEVICE_ERROR)
         assert runner.faults[-1].candidate == "evil"
         assert objection(runner, right, small) == ""
-
-
-def test_memory_of_another_size_is_given_back(driver: NotingDriver, arena: CanaryArena) -> None:
-    for number in range(12):
-        arena.place(SIZES[number % len(SIZES)])
-        assert not arena.broken_canaries()
-    counts = driver.counts()
-    assert (counts["cuMemAlloc_v2"], counts["cuMemFree_v2"]) == (12, 11)
-    before, at = arena.size, arena.address
-    arena.place({"x": 64 * MIB})
-    assert arena.size > before
-    arena.place({"x": 1 * MIB})
-    with pytest.raises(DriverError):
-        driver.download(at + 32 * MIB, 1)
-
-
-def test_memory_of_one_page_more_is_taken_again(driver: NotingDriver, arena: CanaryArena) -> None:
-    for _ in range(4):
-        arena.place(SIZES[0])
-    assert driver.counts()["cuMemAlloc_v2"] == 1
-    assert arena.size % PAGE_BYTES == 0
-    arena.place({"x": 4 * arena.size})
-    arena.place(SIZES[0])
-    assert driver.counts()["cuMemAlloc_v2"] == 2
 
 
 def test_too_little_memory_is_no_error_of_the_context(driver: NotingDriver, arena: CanaryArena) -> None:

@@ -20,7 +20,6 @@ from forecast_harness.clocks.compilation.cubin import (
 from forecast_harness.clocks.records import (
     CompiledKernel,
     KernelArgument,
-    LaunchPlan,
     MachineCodeError,
     Program,
 )
@@ -158,11 +157,6 @@ def test_no_bytes_break_the_reading_of_sections(referred: bool) -> None:
         cubin_sections(b"")
     with pytest.raises(MachineCodeError):
         cubin_sections(struct.pack("<16s", b"\x7fELF\x02\x01"))
-
-
-def test_an_empty_plan_is_no_plan() -> None:
-    with pytest.raises(MachineCodeError, match="a plan has 1 to"):
-        LaunchPlan(PROGRAM.plan.buffers, ()).check(PROGRAM.kernels, GIVEN, scratch_limit=1 << 20)
 
 
 def test_outputs_and_errors_of_launches_arrive_as_they_are() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
 
@@ -124,18 +124,6 @@ def test_one_that_fails_does_not_take_the_others_with_it(opened: CompileWorkers)
     assert isinstance(wrong.exception(PATIENT_S), TypeError)
 
 
-def test_what_was_begun_first_is_compiled_first(opened: CompileWorkers) -> None:
-    busy = kept_busy(opened)
-    order: list[float] = []
-    waiting = [opened.submit(replace(request(64), began=began)) for began in (3.0, 1.0, 2.0, 1.0)]
-    for one in waiting:
-        one.add_done_callback(lambda done: order.append(done.result().request.began))
-    end(opened, busy)
-    results(waiting)
-    wait_until(lambda: len(order) == 4)
-    assert order == [1.0, 1.0, 2.0, 3.0]
-
-
 def test_what_is_cancelled_while_it_waits_is_not_compiled(opened: CompileWorkers) -> None:
     busy = kept_busy(opened)
     waiting = [opened.submit(request(block)) for block in (32, 64, 128)]
@@ -154,33 +142,6 @@ def test_a_compilation_that_nobody_waits_for_frees_its_worker(opened: CompileWor
     assert not opened.end(busy), "it has ended: nothing else is"
     assert_compiled(second.result(PATIENT_S))
     wait_until(lambda: opened.idle == 1, "nobody asks any more")
-
-
-def test_other_jobs_go_before_requests_that_wait(opened: CompileWorkers) -> None:
-    job = SandboxJob("tests.harness.clocks.lane_jobs:say", {"word": "quick"}, {})
-    busy, waiting = kept_busy(opened), opened.submit(request(64))
-    with ThreadPoolExecutor(1) as pool:
-        quick = pool.submit(opened.run_jobs, [job, job], ResourceLimits(wall_s=60.0))
-        wait_until(lambda: len(opened._waiting) == 3)
-        end(opened, busy)
-        assert [one.value for one in quick.result(PATIENT_S)] == ["quick", "quick"]
-        assert not waiting.done()
-    assert_compiled(waiting.result(PATIENT_S))
-
-
-def test_nobody_waits_once_no_worker_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(workers: CompileWorkers) -> None:
-        raise SandboxError("no room")
-
-    monkeypatch.setattr(CompileWorkers, "_open_lane", never)
-    with pytest.raises(SandboxError, match="no room"), CompileWorkers(FACTS, 2):
-        raise AssertionError("it opened")
-    workers = CompileWorkers(FACTS, 2).start()
-    assert "no room" in workers.submit(request(64)).result(PATIENT_S).infrastructure
-    job = SandboxJob("tests.harness.clocks.lane_jobs:say", {"word": "quick"}, {})
-    with pytest.raises(SandboxError, match="no room"):
-        workers.run_jobs([job], ResourceLimits())
-    workers.close()
 
 
 def test_nobody_waits_for_workers_that_are_closed() -> None:

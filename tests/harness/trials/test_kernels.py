@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("triton")
@@ -28,12 +27,9 @@ from forecast_harness.targets.search_target import configs_for, open_target
 from forecast_harness.trials import confirmation as confirmation_limit
 from forecast_harness.trials import kernel_cell as call_values
 from forecast_harness.trials.configs.variant_tracing import (
-    MAX_TRACED_ASSIGNMENTS,
-    ConfigForecasts,
     Timing,
     VariantTracer,
     is_compatible,
-    most_promising,
 )
 from forecast_harness.trials.kernel_calls import CallKinds
 from forecast_harness.trials.kernel_cell import fill_tensor, relative_error
@@ -54,7 +50,6 @@ TUNABLE = SOFTMAX.replace(
     'CONFIGS = [{"kwargs": {"BLOCK": b}} for b in (16, 32, 64, 128, 256, 512)]\n\n\n@triton.jit',
     1,
 )
-SIBLING = TUNABLE.replace(*CHANGE)
 
 
 def node(source: str) -> Node:
@@ -198,19 +193,6 @@ def test_ir_is_traced_without_a_device_and_forecast(tracer: VariantTracer) -> No
     assert tracer.forecast("import triton\n", configs) is None
 
 
-def test_long_lists_are_forecast_whole_where_few_traces_tell_of_them(tracer: VariantTracer) -> None:
-    listed = configs_for(TARGET, TUNABLE)
-    configs = [replace(c, num_warps=w, num_stages=s) for w in (1, 2, 4, 8) for s in (1, 2, 3) for c in listed]
-    result = tracer.forecast(TUNABLE, configs)
-    assert result.configs == tuple(configs)
-    assert result.mean.shape == result.p_fail.shape == (len(configs),)
-    assert len(set(tracer.best_configs(TUNABLE, configs, 8))) == 8
-    # More than can be traced: a spread over them.
-    many = [Config.of({"BLOCK": 16 + n}) for n in range(MAX_TRACED_ASSIGNMENTS + 20)]
-    spread = tracer.forecast(TUNABLE, many)
-    assert len(set(spread.configs)) == MAX_TRACED_ASSIGNMENTS
-
-
 def test_advice_on_the_base_moves_forecasts_of_the_base_alone(tracer: VariantTracer) -> None:
     text = "def cost(config, args, device, launch):\n    return config.BLOCK\n"
     advice = Advice("kernel", "5" * 64, text, "somebody")
@@ -222,15 +204,6 @@ def test_advice_on_the_base_moves_forecasts_of_the_base_alone(tracer: VariantTra
             assert (plain.mean.tolist() != result.mean.tolist()) is moved
     finally:
         advised.close()
-
-
-def test_what_is_timed_is_what_promises_most_and_one_more(tracer: VariantTracer) -> None:
-    configs = configs_for(TARGET, TUNABLE)
-    result = tracer.forecast(TUNABLE, configs)
-    chosen = tracer.best_configs(TUNABLE, configs, 4)
-    assert chosen[:3] == [result.configs[i] for i in result.order[:3]]
-    assert len(set(chosen)) == 4
-    assert tracer.best_configs(TUNABLE, configs, 99) == configs
 
 
 def sizes(configs: Sequence[Config]) -> list[object]:
@@ -249,60 +222,6 @@ def test_the_rivals_config_is_timed_first_where_a_source_can_run_it(tracer: Vari
     for other in (replace(worst, num_warps=32), Config.of({"BLOCK": 2})):
         assert tracer.best_configs(TUNABLE, configs, 4, other) == tracer.best_configs(TUNABLE, configs, 4)
     assert is_compatible(Config.of({"BLOCK": 16}), Config.of({"BLOCK": 16, "SPLIT": 2}))
-
-
-def test_no_config_is_explored_that_compiles_far_longer_than_the_promising_ones() -> None:
-    sizes_of = [(block, warps) for block in (64, 128, 256, 4096) for warps in (1, 4)]
-    configs = [replace(Config.of({"BLOCK": block}), num_warps=warps) for block, warps in sizes_of]
-    work = {c: block / warps for c, (block, warps) in zip(configs, sizes_of, strict=True)}
-    means = np.array([work[c] for c in configs])  # the least work is forecast to be the fastest
-    result = ConfigForecasts(tuple(configs), means, np.ones(8), np.zeros(8))
-    *top, explored = most_promising(result, configs, 4)
-    assert [work[c] for c in top] == [16, 32, 64]
-    assert work[explored] in (64, 128)
-    monsters = [c for c in configs if work[c] > 128]
-    only = ConfigForecasts((*top, *monsters), np.arange(6.0), np.ones(6), np.zeros(6))
-    assert most_promising(only, [*top, *monsters], 4)[-1] in monsters, "where there is nothing else"
-
-
-def test_what_was_timed_of_a_sibling_outdoes_a_forecast(tracer: VariantTracer) -> None:
-    configs = configs_for(TARGET, TUNABLE)
-    before = tracer.forecast(TUNABLE, configs)
-    first, last = configs[before.order[0]], configs[before.order[-1]]
-    with contextlib.closing(VariantTracer(TARGET)) as taught:
-        # What is no time, of a source that cannot be read, or of another number of calls, teaches nothing.
-        odd: dict[Config, Timing] = {first: [math.nan], last: [1.0, 1.0], configs[1]: Outcome.INFRASTRUCTURE}
-        taught.learn(SIBLING, odd)
-        taught.learn("import triton\n", {first: [1.0]})
-        same = taught.forecast(TUNABLE, configs)
-        assert same is not None
-        for name in ("mean", "sd", "p_fail"):
-            assert getattr(same, name) == pytest.approx(getattr(before, name))
-        # Small blocks are forecast to be slow, and turn out to be fast. Nobody traces what was timed for a forecast.
-        taught.learn(SIBLING, {c: [1e-5 * 2**i] for i, c in enumerate(configs)})
-        unread = taught.forecast(TUNABLE, configs)
-        assert unread.mean == pytest.approx(before.mean)
-        taught.prepare_source(TUNABLE, rival=SIBLING, beside=configs[0])
-        taught.learn(SIBLING, {})
-        level = taught.forecast(TUNABLE, configs)
-        assert level.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0), "the rival's config was traced"
-        taught.prepare_source(SIBLING)
-        taught.learn(SIBLING, {})
-        after = taught.forecast(TUNABLE, configs)
-        assert sizes([configs[i] for i in after.order]) == sorted(sizes(configs), key=lambda n: int(str(n)))
-        assert sizes([first]) != [16]
-        assert after.mean[0] == pytest.approx(math.log2(1e-2), abs=1.0)
-        assert taught.best_configs(TUNABLE, configs, 2) == configs[:2]
-        assert taught.best_configs(TUNABLE, configs, 2, first) == [first, configs[0]]
-        taught.learn(SIBLING, {configs[0]: Outcome.COMPILE_ERROR})
-        failing = taught.forecast(TUNABLE, configs)
-        assert failing.p_fail[0] > after.p_fail[0] + 0.05
-        assert failing.sd[0] > after.sd[0], "what fails has no time"
-        # Its own times are evidence, too.
-        taught.learn(TUNABLE, {configs[3]: [1e-7]})
-        own = taught.forecast(TUNABLE, configs)
-        assert own.order[0] == 3
-        assert own.mean[3] == pytest.approx(math.log2(1e-4), abs=0.1)
 
 
 def test_a_forecast_of_variants_needs_no_results() -> None:

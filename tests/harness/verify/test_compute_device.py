@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,10 +22,7 @@ from forecast_harness.sandbox.api import (
 from forecast_harness.targets.packs import load_pack, make_solution
 from forecast_harness.targets.packs.load import builtin_names
 from forecast_harness.targets.packs.schema import Pack, PackFormat, Workload
-from forecast_harness.verify import cost_control
-from forecast_harness.verify import problem as problems
 from forecast_harness.verify.cost_control import ComputeDevice, PhaseTimer
-from forecast_harness.verify.inputs import draw
 from forecast_harness.verify.launcher import Launcher
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import DrawSpec, LaunchCase, problem_of
@@ -34,7 +30,6 @@ from forecast_harness.verify.run import verify
 
 DEVICE = "cpu:0"
 """The host under another name: it takes the way of a device."""
-REGIMES = ["normal", "uniform", "offset", "large", "tiny", "denormal", "cauchy", "zeros", "nan", "inf"]
 TASK = Path(__file__).parents[1] / "tasks" / "linear.py"
 
 
@@ -54,29 +49,6 @@ def test_work_is_done_on_the_device() -> None:
     assert ComputeDevice("cpu").run(lambda device: device) == "cpu"
     assert ComputeDevice("meta").run(lambda device: torch.zeros(1).device.type) == "meta"
     assert where.failure == ""
-
-
-@pytest.mark.parametrize(
-    ("cores", "devices", "threads"), [(64, 0, 8), (64, 4, 8), (64, 8, 4), (16, 1, 8), (16, 4, 1), (2, 1, 1)]
-)
-@pytest.mark.parametrize("hidden", [False, True])
-def test_lanes_on_all_devices_together_take_half_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int, devices: int, threads: int, hidden: bool
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    monkeypatch.setattr(cost_control, "device_count", lambda: 0 if hidden else devices)
-    monkeypatch.setattr(cost_control, "GPUS", tmp_path)
-    for number in range(devices if hidden else 0):
-        (tmp_path / f"0000:0{number}").mkdir()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert ComputeDevice("cuda").run(lambda _: torch.get_num_threads(), portable=False) == threads
-        beside_others = ComputeDevice("cuda", alone=False)
-        assert beside_others.run(lambda _: torch.get_num_threads(), portable=False) == 1
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_what_a_device_fails_at_is_done_on_the_host_from_then_on() -> None:
@@ -128,38 +100,6 @@ def test_a_device_checks_as_the_host_does(name: str, tmp_path: Path) -> None:
     assert fallen.failure
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool]
-)
-def test_numbers_of_a_device_follow_the_seed(dtype: Any) -> None:
-    for regime in REGIMES:
-        host, again = generator(3), generator(3)
-        one = draw((40, 50), dtype, regime, host, DEVICE)
-        assert (one.shape, one.dtype, one.device) == ((40, 50), dtype, torch.device("cpu"))
-        assert torch.equal(_bits(one), _bits(draw((40, 50), dtype, regime, again, DEVICE)))
-        other = draw((40, 50), dtype, regime, host, DEVICE)
-        assert regime == "zeros" or not torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: Any) -> Any:
-    return tensor.view(torch.uint8)
-
-
-def test_large_tensors_are_drawn_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problems, "_MANY", 1000)
-    requests = []
-
-    def noted(shape: Any, dtype: Any, regime: str, source: Any, device: str = "cpu") -> Any:
-        requests.append((math.prod(shape), device))
-        return draw(shape, dtype, regime, source, device)
-
-    monkeypatch.setattr(problems, "draw", noted)
-    pack = load_pack("layer_norm")
-    how = DrawSpec("normal", "contiguous", generator(), ComputeDevice(DEVICE))
-    problem_of(pack, tmp_path).case({"M": 16, "N": 128}, how)
-    assert sorted(requests) == [(128, "cpu"), (128, "cpu"), (2048, DEVICE)]
-
-
 # --- where the time went ---
 
 
@@ -183,14 +123,6 @@ def test_a_verdict_says_where_the_time_went(judging: SandboxLane) -> None:
     assert seconds["inside"] <= seconds["launch"]
     assert sum(seconds.values()) - seconds["inside"] <= verdict.seconds
     assert "host" not in verdict.facts
-
-
-@pytest.mark.parametrize("said", [1e6, 0.0, -3.0])
-def test_a_time_that_is_none_breaks_no_sum(said: float, tmp_path: Path) -> None:
-    spent = PhaseTimer()
-    launcher = Launcher(Forger(said), PackFormat.OWN, random.Random(0), "cpu", spent)
-    launcher.launch(case_of(load_pack("softmax"), tmp_path))
-    assert 0 <= spent.to_json()["inside"] <= spent.to_json()["launch"]
 
 
 @pytest.mark.parametrize("said", ["nan", "inf", math.nan, -math.inf, 1e300, 10**400, True, None])

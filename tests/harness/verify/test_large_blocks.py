@@ -24,7 +24,6 @@ from forecast_harness.targets.packs import Pack, load_pack, make_solution
 from forecast_harness.targets.packs.load import builtin_names
 from forecast_harness.targets.packs.schema import PackFormat, Workload
 from forecast_harness.verify.blocks import BlockHasher, build_arena, complement_spans, digest_values
-from forecast_harness.verify.cost_control import SamplingBudget
 from forecast_harness.verify.inputs import integer_view
 from forecast_harness.verify.launch_cell import BlockStore
 from forecast_harness.verify.launcher import Launcher, LaunchResult, ResidentBlock
@@ -164,15 +163,6 @@ def _bits(tensor: Any) -> Any:
     return integer_view(tensor.contiguous())
 
 
-def test_whoever_is_far_behind_starts_anew() -> None:
-    case = some_case("softmax")
-    resident = ResidentBlock(case, random.Random(1), 99)
-    resident.update()
-    for step in range(70):
-        case.next(generator(step))
-    assert resident.is_outdated
-
-
 def test_what_a_pack_promises_survives_a_drift() -> None:
     case = some_case("gdn_recompute_w_u")
     for step in range(5):
@@ -185,45 +175,12 @@ def test_what_a_pack_promises_survives_a_drift() -> None:
 # --- limits and effort ---
 
 
-def test_limits_are_what_the_largest_workload_needs() -> None:
-    pack = load_pack("softmax")
-    large = next(w for w in pack.workloads if w.large)
-    result = cell_limits_for(pack, ResourceLimits(), "cuda")
-    given, written = workload_bytes(pack, large)
-    assert given == written == 8192 * 4096 * 4
-    assert result.answer_bytes >= given + written
-    assert result.memory_bytes > ResourceLimits().memory_bytes + given + written
-    assert result.output_bytes == ResourceLimits().output_bytes
-    small = pack.with_(workloads=pack.checked_workloads)
-    assert cell_limits_for(small, ResourceLimits(), "cuda").answer_bytes == ResourceLimits().answer_bytes
-
-
 def test_a_workload_beyond_what_can_be_judged_is_named() -> None:
     axes = {"M": 1 << 16, "N": 8192}
     pack = load_pack("softmax").with_(workloads=(Workload("huge", axes, large=True),))
     assert sum(workload_bytes(pack, pack.workloads[0])) > MAX_LAUNCH_BYTES
     with pytest.raises(RecordError, match="workload huge: arguments and outputs take 4294967296 bytes"):
         cell_limits_for(pack, ResourceLimits(), "cuda")
-
-
-def test_the_usual_share_is_kept_where_it_costs_little() -> None:
-    effort = SamplingBudget(2.0)
-    assert effort.launch_share("a", 0.25) == 0.25
-    effort.note("a", 0.001)
-    effort.note("b", 2.0)
-    assert effort.launch_share("a", 0.25) == 0.25
-    assert 0 < effort.launch_share("b", 0.25) <= 2 / (2.0 * 200)
-
-
-def test_what_is_slow_at_first_alone_is_not_left_out_for_good() -> None:
-    effort = SamplingBudget(2.0)
-    for seconds in (0.5, 0.01, 0.5):
-        assert effort.launch_share("a", 1.0) == 1.0
-        effort.note("a", seconds)
-    assert effort.launch_share("a", 1.0) == pytest.approx(2.0 / (0.5 * 200))
-    for _ in range(4):
-        effort.note("a", 0.01)
-    assert effort.launch_share("a", 1.0) == 1.0
 
 
 # --- replies ---
@@ -274,13 +231,6 @@ def test_a_block_is_sent_once_and_read_when_asked(judging: SandboxLane, pack: Pa
     assert 0 < max(patches) < result["block"] / 8
     assert {sent + came for question, sent, came in result["log"] if question in ("launch", "idle")} == {0}
     assert [came >= result["block"] for question, _, came in result["log"] if question == "again"] == [True]
-
-
-def test_a_small_block_travels_with_every_launch(judging: SandboxLane) -> None:
-    pack = SOFTMAX.with_(workloads=(Workload("few", {"M": 16, "N": 128}),))
-    result = launched(judging, pack, HONEST["softmax"], check=True)
-    assert result["codes"] == [[]] * 4
-    assert {question for question, _, _ in result["log"]} == {"prepare", "launch"}
 
 
 @pytest.mark.parametrize(

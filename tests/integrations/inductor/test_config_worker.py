@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from torch._inductor.runtime import compile_tasks, triton_helpers
+from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.hints import DeviceProperties, HeuristicType, ReductionHint
 
 from forecast_integrations.inductor.config_worker import (
     OTHER_CONFIGS,
-    CompileTask,
     compile_config,
-    compile_first_config,
     is_descended,
     keep_first_config,
 )
@@ -111,22 +108,6 @@ def test_a_worker_compiles_the_config_that_inductor_would_take_alone(
     keep_first_config(kernel)
     assert [c.kwargs["XBLOCK"] for c in kernel.configs] == [1 << first]
     assert len(getattr(kernel, OTHER_CONFIGS)) == 3
-
-
-def test_the_lists_of_other_kernels_compile_whole() -> None:
-    kernel = generated_kernel()
-    kernel.heuristic_type = HeuristicType.TEMPLATE
-    kernel.configs = [triton.Config({"XBLOCK": block}) for block in (1, 2)]
-    keep_first_config(kernel)
-    assert len(kernel.configs) == 2
-
-
-def test_a_task_is_pickled_as_what_it_stands_for_then() -> None:
-    wanted = [True]
-    task = CompileTask(lambda: wanted[0])
-    assert pickle.loads(pickle.dumps(task)) is compile_first_config
-    wanted[0] = False
-    assert pickle.loads(pickle.dumps(task)) is compile_tasks._worker_compile_triton
 
 
 POOL = """

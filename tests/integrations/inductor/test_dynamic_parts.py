@@ -11,20 +11,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import sympy
-from torch._inductor import config, ir
-from torch._inductor.choices import InductorChoices
+from torch._inductor import ir
 from torch._inductor.kernel import mm
-from torch._inductor.kernel_inputs import MMKernelInputs
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.utils import fresh_cache
-from torch._inductor.virtualized import V
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.settings import Settings
-from forecast_integrations.inductor.choices.records import size_hints
 from forecast_integrations.inductor.hooks import selection
 from forecast_integrations.inductor.hooks.context import HookContext
-from forecast_integrations.inductor.range_search import further_choices
 from forecast_integrations.inductor.size_range import (
     NoRangeError,
     NotResizableError,
@@ -103,48 +98,6 @@ def test_a_choice_that_would_have_other_code_is_refused(device: None) -> None:
             resized_choice(choice)
 
 
-def test_blocks_of_both_ends_of_a_range_are_listed() -> None:
-    """For 16 rows Inductor lists blocks of 16 rows alone; they would serve 4096 rows badly."""
-    with config.patch(max_autotune=True), symbolic_graph(16, 1, 4096) as (graph, rows):
-        nodes, _ = operands(graph, rows)
-        inputs, handler, templates = MMKernelInputs(nodes), InductorChoices(), [mm.aten_mm, mm.mm_template]
-        listed = {t.uid: handler.get_ktc(inputs, t, "mm") for t in templates}
-        own = handler._finalize_template_configs(listed, inputs, templates, "mm", {})
-        given = [listed, inputs, templates, "mm", {}]
-        session = serving()
-        more = further_choices(session, handler, inputs, "mm", given, own)
-        assert session.warn_once.messages == []
-        static = serving(inductor_dynamic="hint")
-        assert further_choices(static, handler, inputs, "mm", given, own) == []
-
-    def blocks(choices: list[Any]) -> set[int]:
-        return {c.params.to_kwargs().get("BLOCK_M", 16) for c in choices}
-
-    assert blocks(own) == {16}
-    assert {64, 128} <= blocks(more)
-    assert not {id(c) for c in own} & {id(c) for c in more}
-    assert all(c.template is mm.mm_template for c in more)
-
-
-def test_hints_are_those_of_the_given_size_and_come_back() -> None:
-    with symbolic_graph(64, 1, 4096) as (graph, rows):
-        with replaced_hints({rows: 1000}):
-            assert size_hints([rows, 2 * rows, K, rows * K]) == (1000, 2000, K, 1000 * K)
-            assert graph.sizevars.optimization_hint(rows // 3) == 333
-            with replaced_hints({rows: 7}):
-                assert size_hints([rows]) == (7,)
-            assert size_hints([rows]) == (1000,)
-        assert size_hints([rows, 2 * rows]) == (64, 128)
-        with pytest.raises(ZeroDivisionError), replaced_hints({rows: 7}):
-            raise ZeroDivisionError
-        assert size_hints([rows]) == (64,)
-        # What is guarded on is the size that was met.
-        sizes = V.graph.sizevars
-        guarded = getattr(sizes, "guarding_hint_or_throw", None) or sizes.size_hint_or_throw
-        with replaced_hints({rows: 1000}):
-            assert guarded(rows) == 64
-
-
 @pytest.mark.parametrize(
     ("met", "low", "high", "measured"),
     [
@@ -171,13 +124,6 @@ def test_sizes_that_the_programs_guards_rule_out_are_not_measured() -> None:
         assert environment.evaluate_expr(sympy.Ne(rows % 4, 2))
         found = size_range(*operands(graph, rows), "declared")
         assert found.measured == (3, 32, 100, 255, 4000)
-
-
-def test_of_a_size_that_must_be_a_multiple_only_multiples_are_measured() -> None:
-    with symbolic_graph(96, 2, 4090) as (graph, rows):
-        assert graph.sizevars.shape_env.evaluate_expr(sympy.Eq(rows % 8, 0))
-        found = size_range(*operands(graph, rows), "declared")
-        assert found.measured == (8, 32, 96, 256, 4088)
 
 
 def test_two_sizes_with_ranges_are_one_too_many() -> None:

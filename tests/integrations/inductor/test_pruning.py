@@ -13,12 +13,10 @@ torch = pytest.importorskip("torch")
 
 from torch._inductor.select_algorithm import ExternKernelChoice, NoValidChoicesError
 
-from forecast_autotune.policy import RiskBounded, TuningState
+from forecast_autotune.policy import RiskBounded
 from forecast_autotune.records import (
     Candidate,
-    Measurement,
     Outcome,
-    Plan,
 )
 from forecast_autotune.settings import Mode
 from forecast_autotune.store import Store
@@ -28,7 +26,6 @@ from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
 from forecast_integrations.inductor.harvest import make_measurement, note_error
-from forecast_integrations.inductor.policy import FewRoundsPolicy
 from forecast_integrations.inductor.pruning import (
     SelectionCall,
     prune_before_codegen,
@@ -85,16 +82,6 @@ def test_a_handful_gets_code_and_the_library_stays(space: str, most: int) -> Non
     order = [listed.index(c) for c in kept]
     assert order == sorted(order)
     assert not any(hasattr(c, "_choice") for c in listed), "no code may have been generated"
-
-
-def test_candidates_are_named_by_parameters() -> None:
-    inputs = product_inputs()
-    names = [candidate_of(c) for c in product_choices(inputs)]
-    assert {c.variant for c in names} == {"aten::mm", "triton::mm"}
-    some = next(c for c in names if c.variant == "triton::mm")
-    assert {"BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M", "EVEN_K"} <= dict(some.config.kwargs).keys()
-    assert "num_warps" not in dict(some.config.kwargs)
-    assert len({(c.config.num_warps, c.config.num_stages) for c in names}) > 2
 
 
 @pytest.mark.parametrize("mode", [Mode.LISTEN, Mode.EXHAUSTIVE])
@@ -222,32 +209,6 @@ def test_an_operations_decision_is_told_with_the_figures_of_the_summary(
     }
 
 
-def test_a_short_list_is_mostly_timed_in_one_round() -> None:
-    """What Inductor hears of at once it compiles while it lowers the rest; later rounds are waited for."""
-    bench, timings = select(serving(log2_ms_of), {})
-    assert bench.rounds[0] == [-1, 0, 1, 2, 3, 4]
-    assert len(timings) <= 10 < COUNT
-
-
-def test_layers_of_equal_shape_share_a_plan_until_something_is_measured() -> None:
-    plans: list[TuningState] = []
-
-    class Counting(FewRoundsPolicy):
-        def plan(self, state: TuningState) -> Plan:
-            plans.append(state)
-            return super().plan(state)
-
-    ours = serving(log2_ms_of, policy=Counting())
-    inputs = product_inputs(64, 32, 16, device="cpu")
-    listed = [list(prune_before_codegen(ours, "mm", inputs, listed_here(inputs))) for _ in range(3)]
-    assert [[number(c) for c in one] for one in listed] == [[number(c) for c in listed[0]]] * 3
-    assert len(plans) == 1
-    problem = problem_of("mm", inputs.nodes(), listed[0][0].layout)
-    ours.snapshot.add(problem, make_measurement(problem, listed[0][1].choice, 0.5))
-    prune_before_codegen(ours, "mm", inputs, listed_here(inputs))
-    assert len(plans) == 2
-
-
 def test_when_nothing_of_the_first_round_runs_everything_else_is_tried() -> None:
     broken = dict.fromkeys((-1, 0, 1, 2), math.inf)
     bench, timings = select(serving(log2_ms_of, policy=NARROW), broken)
@@ -341,15 +302,3 @@ def test_what_was_not_waited_for_is_not_asked_for_again() -> None:
     assert not any(4 in r for r in bench.rounds)
     (_, decision), *_ = ours.snapshot.store.decisions()
     assert "was not waited for" in decision.reason
-
-
-def test_an_imported_row_counts_as_known() -> None:
-    inputs = product_inputs(64, 32, 16, device="cpu")
-    listed = listed_here(inputs)
-    problem = problem_of("mm", inputs.nodes(), listed[0].layout)
-    ours = serving(log2_ms_of)
-    row = Measurement(problem.id, candidate_of(listed[1]), Outcome.OK, 3.0)
-    ours.snapshot.store.add(problem, row)
-    bench, timings = select(ours, {})
-    assert 0 not in {i for r in bench.rounds for i in r}
-    assert timings[0] == 3.0

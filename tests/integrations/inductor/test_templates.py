@@ -15,17 +15,15 @@ pytest.importorskip("triton")
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
 from forecast_autotune.features.ttir.extraction import TtirFacts, extract_facts
-from forecast_autotune.records import Candidate, Config
 from forecast_integrations.inductor.choices.geometry import (
     AttentionGeometry,
     MatmulGeometry,
     OperandLayout,
 )
-from forecast_integrations.inductor.choices.templates import attention_facts, closed_form, has_closed_form
+from forecast_integrations.inductor.choices.templates import attention_facts, closed_form
 from tests.integrations.inductor import templates
 
 SMS = 132
-PRODUCT = MatmulGeometry(1, 64, 64, 64, OperandLayout(16), OperandLayout(16), 16)
 UNCHECKED = {"ops", "unknown_trips", "inactive_bytes", *coalesced_access_counts(0.0)}
 UNCHECKED |= {f.name for f in dataclasses.fields(TtirFacts) if f.name.startswith("epilogue_")}
 """The text's length says nothing of the candidate; a closed form assumes no trips, whole lines and tiles, and
@@ -99,19 +97,3 @@ def test_decoding_puts_the_heads_of_one_key_head_into_one_tile() -> None:
     assert found.grid == (8, 8, 4)
     assert found.facts.iterations == 4096 / 4 / 64
     assert found.facts.dot_shapes[0][:3] == (16, 64, 128)
-
-
-@pytest.mark.parametrize("missing", ["BLOCK_M", "BLOCK_N", "BLOCK_K"])
-def test_a_candidate_without_its_tile_has_no_facts(missing: str) -> None:
-    given = parameters((64, 64, 64))
-    assert has_closed_form(PRODUCT, Candidate(Config.of(given), "triton::mm"))
-    del given[missing]
-    assert not has_closed_form(PRODUCT, Candidate(Config.of(given), "triton::mm"))
-    assert closed_form(PRODUCT, "triton::mm", given, SMS) is None
-
-
-@pytest.mark.parametrize(
-    "variant", ["aten::mm", "cpp::mm", "triton::convolution2d_bwd_weight", "triton::flex_attention_backward"]
-)
-def test_vendor_kernels_and_gradients_have_no_closed_form(variant: str) -> None:
-    assert not has_closed_form(PRODUCT, Candidate(Config.of(parameters((64, 64, 64))), variant))

@@ -119,9 +119,6 @@ def test_what_is_known_is_answered_when_the_model_is_not_there(tmp_path: Path) -
     assert answer.trouble == ("the network is down",)
 
 
-GOOD = [[0.25, 0.75], 1.0]
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -163,16 +160,6 @@ def test_damaged_files_count_as_absent(tmp_path: Path, content: bytes) -> None:
     assert len(model.asked) == 2, "and it is mended"
 
 
-def test_a_good_row_of_a_file_made_by_hand_is_read(tmp_path: Path) -> None:
-    """So that the test before cannot pass because nothing is ever read."""
-    it = CachingBackend(Model(), tmp_path)
-    ask(it, ["s"], BINS.labels[:2])
-    (path,) = files(tmp_path)
-    (key,) = json.loads(path.read_bytes())["rows"]
-    path.write_text(json.dumps({"schema": cache.SCHEMA, "rows": {key: GOOD}}))
-    assert ask(it, ["s"], BINS.labels[:2]).probabilities.tolist() == [GOOD[0]]
-
-
 def test_the_directory_is_bounded_and_the_oldest_go_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,17 +193,6 @@ def test_threads_do_not_lose_each_others_rows(tmp_path: Path) -> None:
     ask(it, asked)
     assert sum(map(len, model.asked)) == 40
     assert [p.suffix for p in files(tmp_path)] == [".json"], "no part is left over"
-
-
-def test_the_rest_is_passed_through(tmp_path: Path) -> None:
-    model = Model("a name")
-    it = CachingBackend(model, tmp_path)
-    assert it.name == "a name"
-    assert not it.ready()
-    it.prepare()
-    it.close()
-    assert model.asked == [["prepare"], ["close"]]
-    assert isinstance(it, Backend)
 
 
 # --- what was kept by a moment ---
@@ -255,11 +231,3 @@ def test_rows_that_do_not_say_since_when_are_nobodys_knowledge(tmp_path: Path) -
     assert not ask(CacheOnlyBackend(CachingBackend(model, tmp_path), "9999"), asked).answered.any()
     assert ask(CachingBackend(model, tmp_path), asked).answered.all(), "they answer whoever may ask"
     assert model.asked == [asked]
-
-
-def test_a_model_whose_answers_are_not_kept_is_silent() -> None:
-    model = Model()
-    found = ask(CacheOnlyBackend(model, "9999"), suffixes(2))
-    assert found.probabilities.shape == (2, len(BINS.labels))
-    assert not found.answered.any()
-    assert model.asked == []

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -138,13 +138,6 @@ def test_a_refusal_is_not_retried(status: int) -> None:
             ask(client_of(server))
         assert caught.value.status == status
         assert len(server.requests) == 1
-
-
-def test_attempts_are_limited() -> None:
-    with FaultyServer(script(ERROR)) as server:
-        with pytest.raises(LLMError, match=r"HTTP 500.* after 3 attempts"):
-            ask(client_of(server, attempts=3), 30.0)
-        assert len(server.requests) == 3
 
 
 def test_a_server_that_asks_for_more_time_than_there_is_gets_no_second_request() -> None:
@@ -533,15 +526,3 @@ def test_openai_is_loaded_when_a_server_is_asked() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
-
-
-def test_jobs_side_by_side_keep_their_order_and_their_errors() -> None:
-    def failing() -> int:
-        raise LLMError("no")
-
-    jobs: Sequence[Callable[[], int]] = [lambda: 1, failing, lambda: 3]
-    for width in (1, 3):
-        first, second, third = run_parallel(jobs, width)
-        assert (first, third) == (1, 3)
-        assert isinstance(second, LLMError)
-    assert run_parallel([], 4) == []

@@ -11,17 +11,15 @@ import pytest
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Backend, LLMError, Usage
-from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.spec import parsed
 from forecast_autotune.settings import Settings
-from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.factory import backend, text_generator
 from forecast_integrations.models.http.backend import HTTPBackend
 from forecast_integrations.models.http.chat import ChatBackend
 from forecast_integrations.models.http.completions import CompletionsBackend
 from forecast_integrations.models.http.decisions import SystemOneBackend
 from forecast_integrations.models.http.limits import SpendingLimits, TokenPrices
-from tests.integrations.models.faulty_server import PREFIX, FaultyServer, suffixes
+from tests.integrations.models.faulty_server import FaultyServer
 
 URL = "http://127.0.0.1:1/v1"
 
@@ -141,22 +139,6 @@ def test_keys_are_refused_and_not_repeated(text: str, monkeypatch: pytest.Monkey
     assert "swordfish" not in str(caught.value)
 
 
-def test_names_that_only_look_a_little_like_keys_are_fine() -> None:
-    for text in ("transformers:hf-internal-testing/tiny-random-LlamaForCausalLM", f"{URL}?model=sk-learn"):
-        assert parsed(text).location
-
-
-def test_a_servers_answers_are_kept(tmp_path: Path) -> None:
-    with FaultyServer() as server:
-        text = f"{server.url}?model=m&kind=chat"
-        for _ in range(2):
-            it = backend(text, settings=Settings(cache_dir=tmp_path))
-            assert isinstance(it, CachingBackend)
-            assert it.forecast(PREFIX, suffixes(2), BINS.labels, timeout_s=9).answered.all()
-        assert len(server.requests) == 1
-    assert [p.parent for p in tmp_path.rglob("*.json")] == [tmp_path / "llm"]
-
-
 # --- writers ---
 
 
@@ -204,12 +186,6 @@ def test_a_writer_brings_what_it_gets() -> None:
         assert len(write("x", 3)) == 1
         with pytest.raises(LLMError, match=r"no text was written.*HTTP 400"):
             write("x", 2)
-
-
-def test_what_does_not_write() -> None:
-    for text in (f"{URL}?model=m&kind=systemone", "vllm:p"):
-        with pytest.raises(SettingsError, match="does not generate text"):
-            text_generator(text)
 
 
 # --- adapters ---

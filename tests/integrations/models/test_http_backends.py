@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,13 +72,6 @@ def test_rows_are_the_servers_in_the_order_asked(kind: str) -> None:
     assert it.name.startswith(f"{kind}:m")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_asked_is_nothing_sent(kind: str) -> None:
-    with FaultyServer() as server:
-        assert ask(opened(kind, server), []).probabilities.shape == (0, len(BINS.labels))
-        assert server.requests == []
-
-
 # --- completions ---
 
 
@@ -113,13 +105,6 @@ def test_a_server_of_other_weights_than_the_probes_is_refused() -> None:
                 with pytest.raises(ProbeMismatch, match="2 recorded prompts differ by up to"):
                     ask(it)
             assert len([path for path, _, _ in server.requests if path == "/v1/completions"]) == 1
-
-
-def test_one_prompt_per_request_is_no_list() -> None:
-    with FaultyServer() as server:
-        assert ask(opened("completions", server, batch=1)).answered.all()
-        sent = [body["prompt"] for path, body, _ in server.requests if path == "/v1/completions"]
-    assert sorted(sent) == sorted(tokenized(PREFIX + s) for s in suffixes(3))
 
 
 def test_a_batch_that_fails_leaves_the_others() -> None:
@@ -200,36 +185,6 @@ def test_labels_that_are_not_single_tokens_are_an_error() -> None:
 # --- System One ---
 
 
-def _only(status: int, body: Any, reply: Any) -> Any:
-    return status, {}
-
-
-def test_a_server_without_system_one_says_what_else_there_is() -> None:
-    for status in (404, 501):
-        with FaultyServer(replying(partial(_only, status))) as server:
-            with pytest.raises(LLMError, match=r"vLLM >= 0\.32.*kind=completions"):
-                ask(opened("systemone", server, attempts=1))
-            assert len(server.requests) == 1
-
-
-def test_servers_without_diagnostics_have_mass_one() -> None:
-    with FaultyServer(replying(lambda body, reply: {"answers": reply["answers"]})) as server:
-        assert np.array_equal(ask(opened("systemone", server)).mass, np.ones(3))
-
-
-def test_letters_in_another_order_are_not_asked() -> None:
-    with FaultyServer() as server:
-        with pytest.raises(LLMError, match="in order"):
-            ask(opened("systemone", server), labels=PAIR_LABELS[::-1])
-        assert server.requests == []
-
-
-def test_at_most_64_questions_at_a_time() -> None:
-    with FaultyServer() as server:
-        assert ask(opened("systemone", server, batch=1000), suffixes(70)).answered.all()
-        assert [len(body["questions"]) for _, body, _ in server.requests] in ([64, 6], [6, 64])
-
-
 # --- chat ---
 
 
@@ -291,12 +246,6 @@ def test_what_is_not_read_at_all(content: Any, reason: str) -> None:
         ask(opened("chat", server, attempts=1), suffixes(1), PAIR_LABELS)
 
 
-def test_an_answer_that_was_all_thoughts_names_the_remedy() -> None:
-    server = FaultyServer(replying(lambda body, reply: says("", "length")))
-    with server, pytest.raises(LLMError, match="raise max_tokens"):
-        ask(opened("chat", server, attempts=1))
-
-
 def test_the_form_is_a_schema_that_bounds_everything() -> None:
     with FaultyServer() as server:
         ask(opened("chat", server))
@@ -345,13 +294,6 @@ def test_what_a_server_does_not_take_is_left_out(refused: tuple[str, ...], kept:
         assert len(server.requests) == tried + 1, "it remembers"
         (_, body, _) = server.requests[-1]
     assert set(body) - {"model", "messages"} == kept
-
-
-def test_a_refusal_for_another_reason_is_passed_on() -> None:
-    with FaultyServer(replying(lambda body, reply: (400, {"error": "the prompt is too long"}))) as server:
-        with pytest.raises(LLMError, match="too long"):
-            ask(opened("chat", server))
-        assert len(server.requests) == 1
 
 
 def test_reasoning_models_get_room_for_their_thoughts() -> None:

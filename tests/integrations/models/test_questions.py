@@ -11,7 +11,7 @@ import pytest
 
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.prompt import shown
-from forecast_autotune.records import Argument, Candidate, Config, Device, Measurement, Outcome, Problem
+from forecast_autotune.records import Candidate, Device, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -51,15 +51,6 @@ def known(prefix: str) -> list[str]:
     return prefix.split("\nMeasured, as time")[1].split("\nAnswer with")[0].strip().split("\n")[1:]
 
 
-def test_one_suffix_per_row_in_the_order_of_the_candidates(matmul: Table) -> None:
-    query = query_of(matmul)
-    found = asked(query)
-    assert len(found.prompt.suffixes) == len(found.rows)
-    assert (np.diff(found.rows) > 0).all()
-    for row, suffix in zip(found.rows, found.prompt.suffixes, strict=True):
-        assert suffix.startswith(f"{query.candidates[row].config} | formula=")
-
-
 def test_the_same_question_whatever_the_order_of_the_list(matmul: Table) -> None:
     query = query_of(matmul, 7)
     turned = replace(
@@ -94,10 +85,6 @@ def test_without_measurements_it_is_the_estimated_best_and_said_to_be_estimated(
     )
 
 
-def test_own_measurements_can_be_left_out_entirely(matmul: Table) -> None:
-    assert asked(query_of(matmul, 9), own=False).prompt == asked(query_of(matmul)).prompt
-
-
 def test_own_results_are_a_handful_from_fast_to_slow_with_failures_among_them() -> None:
     rows = [*TABLE.measurements]
     found = known(asked(replace(query_of(TABLE), measured=rows)).prompt.prefix)
@@ -127,16 +114,6 @@ def test_relatives_are_shown_where_they_come_from_and_few_of_them() -> None:
     assert sum("(1.00)" in line for line in found) == MAX_RELATIVES
 
 
-def test_a_relative_where_nothing_ran_is_not_shown() -> None:
-    one = relative(TABLE, 128, 30)
-    failures = tuple(m for m in one.measurements if not m.ok)
-    assert failures
-    assert (
-        known(asked(replace(query_of(TABLE), relatives=[Relative(one.problem, failures)])).prompt.prefix)
-        == []
-    )
-
-
 def test_of_many_candidates_the_most_promising_are_asked_about(matmul: Table) -> None:
     query = query_of(matmul)
     before = AnalyticSurrogate().prior(query)
@@ -155,13 +132,6 @@ def test_candidates_that_cannot_launch_are_not_asked_about(matmul: Table) -> Non
     assert not hopeless & set(asked(query).rows)
 
 
-def test_where_everything_seems_hopeless_everything_is_asked_about(matmul: Table) -> None:
-    tiny = replace(matmul.problem.device, shared_memory_bytes=64)
-    query = replace(query_of(matmul), problem=replace(matmul.problem, device=tiny))
-    assert (AnalyticSurrogate().prior(query).p_fail >= 0.9).all()
-    assert len(asked(query).rows) == len(query.candidates)
-
-
 def test_variants_are_shown_as_changes(matmul: Table) -> None:
     source = matmul.problem.kernel.source
     changed = source.replace("tl.float32", "tl.float16")
@@ -174,20 +144,6 @@ def test_variants_are_shown_as_changes(matmul: Table) -> None:
     assert "+    acc = tl.zeros((BM, BN), dtype=tl.float16)" in suffix
     assert suffix.rstrip().endswith("Bin:")
     assert "Changed kernel" not in asked(replace(query, sources={})).prompt.suffixes[-1]
-
-
-def test_a_bare_problem_can_be_asked_about() -> None:
-    query = Query(Problem("x", TABLE.problem.kernel, (), Device("?")), [Candidate(Config.of({"A": 1}))])
-    found = asked(query)
-    assert found.prompt.suffixes == (f"{query.candidates[0].config}\nBin:",)
-    assert math.isfinite(found.log2_ms)
-
-
-def test_without_ir_the_reference_time_is_that_of_moving_the_tensors() -> None:
-    tensor = Argument("x", "tensor", "float32", (1 << 28,), (1,), True)
-    problem = replace(TABLE.problem, arguments=(tensor,), device=Device("NVIDIA H200", "cuda", "90"))
-    found = asked(replace(query_of(TABLE), problem=problem))
-    assert 2**found.log2_ms == pytest.approx(2**30 / 4800e6, rel=1e-6)
 
 
 def test_true_ratios_are_against_the_true_time_of_an_estimated_reference(matmul: Table) -> None:
@@ -203,13 +159,6 @@ def test_true_ratios_are_against_the_true_time_of_an_estimated_reference(matmul:
     np.testing.assert_allclose(
         found.ratios(lost)[place + 1 :], truth[found.rows][place + 1 :] - found.log2_ms
     )
-
-
-def test_true_ratios_are_against_the_measured_time_of_a_measured_reference(matmul: Table) -> None:
-    query = query_of(matmul, 9)
-    best = min(m.ms for m in query.measured if m.ok)
-    truth = np.array(matmul.log2_ms())
-    np.testing.assert_allclose(asked(query).ratios(truth), truth[asked(query).rows] - math.log2(best))
 
 
 def test_a_learned_surrogate_changes_guesses_and_no_facts() -> None:
@@ -243,15 +192,6 @@ def test_guesses_are_told_in_the_words_of_the_answer(matmul: Table) -> None:
         ].token
         assert line.startswith(f"Guess: {letter} ("), (row, line)
     assert told[int(np.flatnonzero(found.rows == found.reference)[0])] == "Guess: F (1.00)"
-
-
-def test_suffixes_are_short() -> None:
-    """A model reads every suffix anew: beside the config itself some forty tokens."""
-    for table in load(shipped_tables())[::5]:
-        query = query_of(table)
-        found = asked(query)
-        for row, suffix in zip(found.rows, found.prompt.suffixes, strict=True):
-            assert len(suffix) - len(str(query.candidates[row].config)) < 110
 
 
 def test_nothing_but_labels_is_shown_of_a_broken_harness() -> None:

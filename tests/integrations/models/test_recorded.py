@@ -43,15 +43,6 @@ def written(path: Path, *lines: Any) -> Path:
     return path
 
 
-def test_a_key_is_that_of_canonical_json() -> None:
-    """Whoever writes answers with another program can compute it."""
-    import hashlib
-
-    text = '["forecast-2","prefix",["one\\nBin:","two\\nBin:","drei äöü\\nBin:"]]'
-    assert hashlib.sha256(text.encode()).hexdigest() == KEY
-    assert len({KEY, question_key("", "prefix", SUFFIXES), question_key(FORECAST_VERSION, "prefix")}) == 3
-
-
 def test_listwise_forecasts_become_probabilities_of_the_bins(tmp_path: Path) -> None:
     stated = answer(log2_slowdown=[0.0, 1.0, -0.2], sd=[0.1, 0.3, 0.05], p_fail=[0.0, 0.25, 1.0])
     backend = RecordedBackend(str(written(tmp_path / "a.jsonl", HEADER, stated)))
@@ -66,19 +57,6 @@ def test_listwise_forecasts_become_probabilities_of_the_bins(tmp_path: Path) -> 
     np.testing.assert_allclose(p_fail, [0.0, 0.25, 1.0])
     assert mean[1] == pytest.approx(1.0, abs=0.05)
     assert sd[1] == pytest.approx(0.3, abs=0.1)
-
-
-def test_one_spread_may_stand_for_all_and_failures_may_be_left_out(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", HEADER, answer(log2_slowdown=[0, 1, 2], sd=0.2))
-    found = RecordedBackend(str(path)).forecast("prefix", SUFFIXES, BINS.labels, timeout_s=1.0)
-    np.testing.assert_allclose(found.probabilities[2], BINS.soft_targets(2.0, 0.2)[0], atol=1e-12)
-
-
-def test_probabilities_are_taken_as_they_are(tmp_path: Path) -> None:
-    row = [0.25, 0.75, *[0.0] * (len(BINS.labels) - 2)]
-    line = {"type": "answer", "key": question_key(FORECAST_VERSION, "p", ("x",)), "probabilities": [row]}
-    found = RecordedBackend(str(written(tmp_path / "a.jsonl", HEADER, line)))
-    np.testing.assert_allclose(found.forecast("p", ("x",), BINS.labels, timeout_s=1.0).probabilities, [row])
 
 
 def test_a_text_is_written_once_and_never_executed(tmp_path: Path) -> None:
@@ -178,22 +156,6 @@ def test_a_bad_line_is_named_with_the_remedy(line: Any, complaint: str, tmp_path
 def test_answers_without_provenance_are_refused(header: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="line 1"):
         RecordedAnswers.read(str(written(tmp_path / "a.jsonl", header)))
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "torn.jsonl.gz").write_bytes(b"\x1f\x8b\x08")
-    for name, complaint in (("empty.jsonl", "is empty"), ("torn.jsonl.gz", "cannot be read")):
-        with pytest.raises(SettingsError, match=complaint):
-            RecordedAnswers.read(str(tmp_path / name))
-
-
-def test_an_answer_of_another_length_is_no_answer(tmp_path: Path) -> None:
-    backend = RecordedBackend(
-        str(written(tmp_path / "a.jsonl", HEADER, answer(log2_slowdown=[0, 1], sd=0.2)))
-    )
-    with pytest.raises(LLMError, match=r"shape \(2, 16\), not \(3, 16\)"):
-        backend.forecast("prefix", SUFFIXES, BINS.labels, timeout_s=1.0)
 
 
 def test_the_specification(tmp_path: Path) -> None:

@@ -137,17 +137,6 @@ def test_the_child_of_a_fork_that_a_handler_ends_is_gone(
         os.waitpid(pid, 0)
 
 
-def test_handlers_run_after_the_block_once_for_each_signal_in_order(handle: Any) -> None:
-    came, note = noting_handler()
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        handle(number, note)
-    with deferred_signals():
-        for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2):
-            signal.raise_signal(number)
-        assert came == []
-    assert came == [signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2]
-
-
 def test_all_handlers_are_back_where_one_raises(handle: Any) -> None:
     came, note = noting_handler()
     handle(signal.SIGUSR1, give_up)
@@ -175,20 +164,6 @@ def test_a_child_has_the_programs_handlers_and_none_of_its_signals(handle: Any) 
         os._exit(0 if signal.getsignal(signal.SIGUSR1) is note and not came else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert came == [signal.SIGUSR1]
-
-
-def test_other_threads_change_no_handler(handle: Any) -> None:
-    handle(signal.SIGUSR1, give_up)
-    found: list[object] = []
-
-    def look() -> None:
-        with deferred_signals():
-            found.append(signal.getsignal(signal.SIGUSR1))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert found == [give_up]
 
 
 HERE = os.getpid()
@@ -297,18 +272,6 @@ def test_sixteen_children_of_a_large_process_cost_it_one_fork(owner: Owner, fork
     assert owner.answers() == {("square", i): i * i for i in range(16)}
     assert len(forks) == 1
     assert table[-1] == 1.0
-
-
-def test_nothing_is_forked_before_something_is_asked(forks: list[int]) -> None:
-    Dispatcher(TASKS, 16).close()
-    assert forks == []
-
-
-def test_children_are_not_the_owners_own(owner: Owner) -> None:
-    owner.start("pid")
-    ((pid, parent),) = owner.answers().values()
-    assert pid != HERE
-    assert parent != HERE
 
 
 def test_long_answers_come_whole_and_besides_others(owner: Owner) -> None:
@@ -438,17 +401,6 @@ def test_an_argument_that_cannot_be_sent_is_used_here(owner: Owner) -> None:
     assert owner.answers() == {"lambda": HERE}
 
 
-def test_two_owners_hear_their_own_children(owner: Owner) -> None:
-    other = ForkedChildren()
-    other.start("other", os.getpid, DispatchedTask(owner.dispatcher, "square", 7))
-    for i in range(8):
-        owner.start("square", i)
-    assert owner.answers() == {("square", i): i * i for i in range(8)}
-    while (found := other.finished(1.0)[0]) == []:
-        pass
-    assert [(child.tag, child.answer()) for child, _ in found] == [("other", 49)]
-
-
 def test_a_fork_of_the_owner_neither_ends_nor_keeps_the_dispatcher(owner: Owner) -> None:
     owner.start("square", 2)
     assert owner.answers() == {("square", 2): 4}
@@ -511,44 +463,6 @@ def test_a_host_that_ignores_children_hears_how_they_ended(
         signal.signal(signal.SIGCHLD, before)
     assert found["square", 4][0].answer() == 16
     assert os.WTERMSIG(found["signal", signal.SIGALRM][1]) == signal.SIGALRM
-
-
-WARNING = """
-import sys, warnings
-from functools import partial
-from forecast_integrations.triton.compile.children import Dispatcher
-from forecast_integrations.triton.compile.children import DispatchedTask, ForkedChildren
-
-def warn(text):
-    warnings.warn(text, UserWarning)
-
-def ended(children):
-    while len(children):
-        yield from children.finished(1.0)[0]
-
-dispatcher, children = Dispatcher({"warn": warn}, 16), ForkedChildren()
-for text in ("of one kernel", "of one kernel", "of another"):
-    children.start(text, partial(warn, text), DispatchedTask(dispatcher, "warn", text))
-    list(ended(children))
-    children.start(text, partial(warn, text))
-    print([status for _, status in ended(children)])
-dispatcher.close()
-"""
-
-
-@pytest.mark.parametrize("are_errors", [False, True])
-def test_a_warning_of_many_children_is_shown_once(are_errors: bool) -> None:
-    """Each child compiles a config of the same kernel, of which the compiler may warn; errors are errors there."""
-    options = ["-W", "error::UserWarning"] if are_errors else []
-    done = subprocess.run(
-        [sys.executable, *options, "-c", WARNING], capture_output=True, text=True, timeout=60
-    )
-    if are_errors:
-        assert "[0]" not in done.stdout
-        return
-    assert done.stderr.count("UserWarning: of one kernel") == 1
-    assert done.stderr.count("UserWarning: of another") == 1
-    assert done.stdout.splitlines() == ["[0]"] * 3
 
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what a process computes")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +25,8 @@ from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.describe import call_arguments, call_kind, problem_identity
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_arguments, rebuilt_value
 from forecast_integrations.triton.problem.source import (
-    innermost,
     normal_form_hash,
     source_hash,
-    source_of,
     standalone_source,
 )
 from tests.integrations.null import fresh
@@ -75,22 +71,6 @@ def test_a_twin_keeps_every_value_and_its_type() -> None:
     assert [repr(describe.to_config(c)) for c in configs] == list(map(repr, expected))
 
 
-class OwnConfig(triton.Config):  # type: ignore[misc]
-    """A config of a library's, which launches with what its attributes do not say."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__({}, num_warps=8)
-        self.size = size
-
-    def all_kwargs(self) -> dict[str, Any]:
-        return {"BLOCK": self.size, "num_warps": 2}
-
-
-def test_a_config_is_what_it_launches_with() -> None:
-    found = list(describe.configs_by_candidate([OwnConfig(size) for size in (128, 256, 512)]))
-    assert [c.config for c in found] == [Config.of({"BLOCK": b}, num_warps=2) for b in (128, 256, 512)]
-
-
 def test_a_file_of_ir_is_known_by_what_is_in_it(tmp_path: Path) -> None:
     file = tmp_path / "kernel.ttgir"
     config = triton.Config({"BLOCK": 128}, ir_override=str(file))
@@ -102,20 +82,6 @@ def test_a_file_of_ir_is_known_by_what_is_in_it(tmp_path: Path) -> None:
         seen.add(found := describe.to_config(config))
         assert found.parameters()["ir_override"] == str(file)
     assert len(seen) == 3
-
-
-def test_configs_of_one_assignment_share_their_pairs() -> None:
-    found = list(describe.configs_by_candidate(LISTED))
-    assert len({id(c.config.kwargs) for c in found}) == 2
-    assert len(found) == 6
-
-
-def test_a_grid_is_asked_once_per_assignment() -> None:
-    calls, found = asked(plain)
-    assert calls == 2
-    assert len(found) == 6
-    assert set(found.values()) == {(8,), (2,)}
-    assert asked(plain, lambda meta: (meta["unknown"],)) == (2, {}), "one that cannot say is not asked again"
 
 
 def test_where_launch_options_are_parameters_or_heuristics_may_read_them_each_candidate_is_asked() -> None:
@@ -268,17 +234,6 @@ def test_neither_keys_nor_options_hold_values_of_tensors_or_addresses(device: An
         assert " at 0x" not in text
 
 
-def test_a_set_has_one_text_in_every_process() -> None:
-    imported = "from forecast_integrations.triton.problem.describe import value_text"
-    code = f"{imported}; print(value_text(frozenset('abcdef')))"
-    command = [sys.executable, "-c", code]
-    seeds = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
-    one, other = (
-        subprocess.run(command, env=e, capture_output=True, text=True, check=True).stdout for e in seeds
-    )
-    assert one == other == "['a', 'b', 'c', 'd', 'e', 'f']\n"
-
-
 def times(factor: int) -> Any:
     """A JIT function of one name whatever it does."""
     by = tl.constexpr(factor)
@@ -293,14 +248,6 @@ def times(factor: int) -> Any:
 @triton.jit
 def applied(x, n, F: tl.constexpr):
     pass
-
-
-def test_functions_of_one_name_are_different_values() -> None:
-    configs = [triton.Config({"F": f}) for f in (times(2), times(7), times(2), (times(2),), (times(7),))]
-    found = list(describe.configs_by_candidate(configs))
-    assert len({repr(c) for c in found}) == len(found) == 4
-    again = describe.to_config(triton.Config({"F": times(2)}))
-    assert again == found[0].config, "the same in another process"
 
 
 @triton.jit
@@ -526,16 +473,6 @@ def test_a_standalone_source_holds_what_lies_deep(nested: Callable[..., str]) ->
     assert "value * NAME + BLOCK" in text
     assert "function(value" in text
     assert "def function(x)" in text
-
-
-def test_layers_above_do_not_count(build: Build) -> None:
-    kernel = build()
-    stacked = triton.autotune(configs=[triton.Config({"BLOCK": 16})], key=["n"])(
-        triton.heuristics({"BLOCK": lambda args: 16})(kernel)
-    )
-    assert innermost(stacked) is kernel
-    assert source_hash(stacked) == source_hash(kernel)
-    assert source_of(stacked).startswith("def kernel(")
 
 
 @triton.jit

@@ -18,7 +18,6 @@ from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.traced_texts import CompressedText, TracedTexts
 from forecast_autotune.features.ttir.extraction import assignment_of, extract_facts
 from forecast_autotune.records import Candidate, Config, Outcome, Problem
-from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 from forecast_integrations.triton.compile import pool
 from forecast_integrations.triton.compile.pool import ForkPool, ThreadPool
 from forecast_integrations.triton.null_device import null_device
@@ -157,18 +156,6 @@ def test_answers_come_from_children_and_failures_are_left_out() -> None:
     assert os.getpid() not in found
 
 
-def test_many_assignments_are_traced_in_children_with_the_same_texts(traced: Traced) -> None:
-    """TTIR from children is what this process would have traced, and is remembered."""
-    call, candidates = traced
-    known, problem = TracedTexts(), problem_of(call)
-    texts = ChildTracer(call, known, 3, problem, {})(candidates)
-    alone = ChildTracer(call, TracedTexts(), 1, problem, {})(candidates)
-    assert len(texts) == len(candidates) == 8
-    assert texts == alone == known
-    known[next(iter(known))] = "remembered"
-    assert "remembered" in ChildTracer(call, known, 3, problem, {})(candidates).values()
-
-
 def test_facts_come_from_children_with_their_texts(traced: Traced) -> None:
     """What children read is what this process reads; a further shape is read again, not traced."""
     call, candidates = traced
@@ -195,30 +182,6 @@ def test_facts_come_from_children_with_their_texts(traced: Traced) -> None:
     assert again.facts(name, problem.arguments, grids[candidates[0]]) is None
 
 
-@pytest.mark.parametrize("longest", [10**6, 10])
-def test_short_texts_of_another_shape_are_read_at_once(
-    longest: int, traced: Traced, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Longer ones by children; what they say is the same."""
-    monkeypatch.setattr("forecast_integrations.triton.trace.READ_HERE_CHARACTERS", longest)
-    call, candidates = traced
-    problem, known = problem_of(call), TracedTexts()
-    first = ChildTracer(call, known, 1, problem, {})(candidates)
-    tracer = ChildTracer(call, known, 3, problem, {})
-    tracer.start(candidates)
-    assert tracer.outstanding == (0 if longest > 10 else 8)
-    texts = texts_of(tracer, tracer.poll(0.0))
-    assert texts == first
-    for name in texts:
-        found = texts.facts(name, problem.arguments, problem.grid)
-        assert found == first.facts(name, problem.arguments, problem.grid)
-        assert found is not None
-    traces = LazyTraces(candidates, ChildTracer(call, known, 3, problem, {}), LaunchFacts(problem, {}))
-    traces.start_initial()
-    traces.trace_initial()
-    assert traces.texts == first, "whether they were read at once or by children"
-
-
 @pytest.mark.parametrize("trouble", ["dies", "hangs"])
 def test_the_share_of_a_child_that_fails_is_traced_here(
     trouble: str, traced: Traced, monkeypatch: pytest.MonkeyPatch
@@ -243,17 +206,6 @@ def test_the_share_of_a_child_that_fails_is_traced_here(
     assert tracer.outstanding == 0
 
 
-@pytest.mark.parametrize(
-    ("jobs", "workers", "children"), [(3, 2, 3), (8, 2, 2), (8, 5, 5), (8, 6, 8), (8, 16, 8)]
-)
-def test_a_few_more_children_than_workers_trace_where_each_then_has_one_text(
-    jobs: int, workers: int, children: int, traced: Traced
-) -> None:
-    with closing(tracer_of(traced[0], workers)) as tracer:
-        tracer.start(traced[1][:jobs])
-        assert len(tracer._children.running()) == children
-
-
 def test_a_tracer_that_is_closed_leaves_no_child(traced: Traced) -> None:
     listing = Path(f"/proc/self/task/{os.getpid()}/children")
     before = set(listing.read_text().split())  # other tests' processes may still end
@@ -264,15 +216,6 @@ def test_a_tracer_that_is_closed_leaves_no_child(traced: Traced) -> None:
     tracer.close()
     assert tracer.outstanding == 0
     assert eventually(lambda: own not in listing.read_text().split())
-
-
-def test_who_waits_for_children_may_use_the_time() -> None:
-    calls: list[float] = []
-    with closing(ForkPool(lambda candidate: time.sleep(0.6), 1, 10.0)) as made:
-        made.while_waiting = lambda: calls.append(time.perf_counter())
-        made.schedule(ITEMS[:1])
-        assert made.next().outcome is None
-    assert len(calls) >= 2
 
 
 def names_of(results: Sequence[Any]) -> set[Candidate]:
@@ -304,23 +247,6 @@ def test_a_compilation_whose_worker_is_needed_is_given_up_unless_it_is_listed(tm
         assert made.next().candidate == ITEMS[0], "what was given up starts again"  # type: ignore[union-attr]
         assert made.next(0.0) is None
         assert made.finished == 3
-
-
-def test_the_youngest_is_given_up_first(tmp_path: Path) -> None:
-    with closing(ForkPool(blocked_on(tmp_path / "go", ITEMS), 3, 20.0)) as made:
-        for count in (1, 2, 3):
-            made.schedule(ITEMS[:count])
-        made.schedule(ITEMS[3:5])
-        assert set(made.compiling()) == {ITEMS[0], *ITEMS[3:5]}
-
-
-def test_what_has_ended_is_not_given_up() -> None:
-    with closing(ForkPool(lambda candidate: None, 1, 20.0)) as made:
-        made.schedule(ITEMS[:1])
-        (child,) = made._children.running()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        made.schedule(ITEMS[1:2])
-        assert names_of([made.next(), made.next()]) == set(ITEMS[:2])
 
 
 @BOTH

@@ -45,28 +45,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return made
 
 
-def test_a_missing_key_is_not_waited_for_and_not_written(store: Any) -> None:
-    values = TorchKeyValueStore(store)
-    assert values.get("key") is None
-    assert values.get("key") is None
-    assert not store.check(["key"])
-    values.set("key", "größer")
-    assert values.get("key") == "größer"
-
-
-def test_the_first_to_write_where_nothing_is_wins(store: Any) -> None:
-    values = TorchKeyValueStore(store)
-    assert values.compare_set("key", "", '{"by": "one"}') == '{"by": "one"}'
-    assert values.compare_set("key", "", '{"by": "two"}') == '{"by": "one"}'
-    assert values.compare_set("key", '{"by": "one"}', "three") == "three"
-    assert values.get("key") == "three"
-
-
-def test_bytes_of_another_program_are_no_error(store: Any) -> None:
-    store.set("key", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"))
-    assert isinstance(TorchKeyValueStore(store).get("key"), str)
-
-
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.TCPStore]:
     made = server()
@@ -97,13 +75,6 @@ def test_attempts_of_a_job_are_kept_apart(agent: dist.TCPStore, monkeypatch: pyt
     second = current_job(Settings())
     assert second is not None
     assert second.store.get("key") is None
-
-
-def test_the_settings_say_how_long_ranks_wait_and_whether(agent: dist.TCPStore) -> None:
-    assert current_job(Settings(ranks="alone")) is None
-    job = current_job(Settings(ranks_wait_s=7.0))
-    assert job is not None
-    assert job.limits.wait_s == 7.0
 
 
 @pytest.mark.parametrize(

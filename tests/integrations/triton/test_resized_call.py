@@ -12,7 +12,6 @@ from forecast_autotune.records import Argument
 from forecast_integrations.triton.problem.rebuilt_call import (
     RebuildError,
     ResizedArguments,
-    rebuilt_value,
     resize_arguments,
     resize_grid,
 )
@@ -71,16 +70,6 @@ def test_strides_that_span_the_size_follow_it_in_tensors_and_in_scalars() -> Non
     assert found["padded"].stride == (640, 1)
     names = ("stride_xb", "stride_xt", "padded_stride", "count")
     assert [found[n].value for n in names] == [600 * 64, 64, 640, 2 * 600 * 64]
-
-
-def test_storage_never_shrinks_and_grows_where_nobody_knows_how() -> None:
-    small = resize_arguments(MATMUL, "M", 16)
-    assert small.elements == {"a_ptr": 300 * 64, "c_ptr": 300 * 128}
-    made: Any = rebuilt_value(small.by_name()["a_ptr"], small.elements["a_ptr"], "cpu")
-    assert tuple(made.shape) == (16, 64)
-    assert made.untyped_storage().nbytes() == 300 * 64 * 2
-    workspace = (*MATMUL, tensor("partial", (5, 7)))
-    assert resize_arguments(workspace, "M", 600).elements["partial"] == 70
 
 
 ONE_ROW = (
@@ -148,14 +137,6 @@ def test_a_grid_function_follows_the_size_wherever_it_has_it_from(how: str) -> N
 def depending_on(unknown: Any) -> Callable[[Any], tuple[int, ...]]:
     """A grid function with something of its own."""
     return lambda meta: (unknown,)
-
-
-def test_what_does_not_depend_on_the_size_stays_and_numbers_follow_if_they_are_the_size() -> None:
-    assert grid_at(lambda meta: (meta["K"] // meta["BLOCK"], 7)) == (4, 7)
-    assert grid_at(depending_on(64)) == (64,)
-    arguments = (tensor("x", (300, 64)), number("M", 300), number("K", 64))
-    resized = resize_arguments(arguments, "M", 16)
-    assert resize_grid((300, 64, 1), "M", resized, {}, {}, {}) == (16, 64, 1)
 
 
 @pytest.mark.parametrize("grid", [(19,), depending_on(19), depending_on([19]), torch.nn.Identity()])

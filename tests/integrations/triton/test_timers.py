@@ -6,7 +6,6 @@ import math
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,12 +28,10 @@ from forecast_integrations.triton.timer import timers
 from forecast_integrations.triton.timer.timers import (
     CallTimer,
     EventTimer,
-    contenders,
     prompt_turns,
-    time_in_turns,
 )
 from tests.core.stepped_cuda import SteppedCuda, SteppedGraph
-from tests.integrations.null import double, fresh, kernel_call, launch, tables
+from tests.integrations.null import double, fresh, kernel_call
 
 
 class _OneBuffer:
@@ -78,51 +75,10 @@ def test_no_mode_of_the_caller_sees_a_flush() -> None:
     assert seen.names == []
 
 
-def test_a_device_is_busy_for_as_long_as_asked_and_waited_for() -> None:
-    log: list[str] = []
-    begin = time.perf_counter()
-    steps = timers.keep_busy(lambda: log.append("step"), lambda: log.append("wait"), 0.005)
-    assert time.perf_counter() - begin >= 0.005
-    assert log[-1] == "wait"
-    assert log.count("step") == 50 * log.count("wait") == steps
-
-
-def test_no_device_is_opened_for_it() -> None:
-    torch = pytest.importorskip("torch")
-    before = torch.cuda.is_initialized()
-    timers.warm_up_cuda()
-    assert torch.cuda.is_initialized() == before
-
-
 def times(median: float, spread: float, rounds: int = 20, seed: int = 0) -> list[float]:
     """Times around a median, a few of which the machine has disturbed."""
     draw = random.Random(seed)
     return [median + draw.gauss(0.0, spread) for _ in range(rounds)] + [3.0 * median]
-
-
-@pytest.mark.parametrize(
-    ("gap", "spread", "left"),
-    [
-        (0.05, 0.01, []),
-        (0.02, 0.10, [0, 1]),  # as likely by chance
-        (0.00, 0.10, [0, 1]),
-        (0.00, 0.001, []),  # whichever is taken, it costs nothing
-        (0.01, 0.001, []),
-    ],
-)
-def test_a_gap_beyond_the_noise_or_one_that_does_not_matter_is_enough(
-    gap: float, spread: float, left: list[int]
-) -> None:
-    found = [times(1.0 + gap, spread, seed=1), times(1.0, spread, seed=2), times(2.0, spread, seed=3)]
-    assert contenders(found) == left
-
-
-def test_only_close_rivals_are_left_and_single_times_tell_nothing() -> None:
-    far, close = times(1.5, 0.02, seed=1), times(1.002, 0.02, seed=2)
-    assert contenders([far, times(1.0, 0.02)]) == []
-    assert contenders([times(1.0, 0.02), far, close]) == [0, 2]
-    assert contenders([[1.0], [2.0]]) == [0, 1]
-    assert contenders([[1.0]]) == []
 
 
 FLUSH_S = 80e-6
@@ -229,20 +185,6 @@ def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDe
     assert device.cuda.captures == captures, "they replay what was recorded"
 
 
-def test_finalists_that_differ_or_are_behind_need_a_sixth_of_the_turns(
-    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call, by = call_of()
-    finalists = [by[8], by[16]]
-    few = len(EventTimer(call).in_turns(finalists)[0])
-    monkeypatch.setattr(timers, "contenders", lambda times: [0, 1])
-    assert few <= len(EventTimer(call).in_turns(finalists)[0]) / 6 + 2
-    monkeypatch.setattr(timers, "contenders", lambda times: [0, 2])
-    first, behind, other = map(len, EventTimer(call).in_turns([by[8], by[16], by[8]]))
-    assert first == other
-    assert behind <= first / 6 + 2
-
-
 def test_candidates_in_turns_are_launched_back_and_forth(device: SteppedDevice) -> None:
     """Every other launch of a device takes longer: it is not to be the same candidate's."""
     timer, by = timer_of()
@@ -280,18 +222,6 @@ def test_every_replay_is_behind_a_flush(device: SteppedDevice) -> None:
     timer._extend([], by[1], timer._recorded[by[1]], 5)
     assert device.cuda.replays - replays == 5 * 8
     assert device.flushes - flushes == 5 * 8 + 2
-
-
-def test_longer_launches_are_not_recorded(device: SteppedDevice) -> None:
-    timer, by = timer_of()
-    assert looked_at(timer, by[8]) == pytest.approx(50.0, abs=1.2)
-    assert timer.protocol_of(by[8]) == "events-l2read-3"
-    assert device.cuda.captures == 0
-    # Beside a short one, what is not hopeless is timed as that one is: 50 us against 29.
-    looked_at(timer, by[8], 0.029)
-    assert timer.protocol_of(by[8]) == "graph-l2read-2"
-    timer.in_turns([by[16], by[8]])
-    assert {timer.protocol_of(by[n]) for n in (8, 16)} == {"events-l2read-3"}
 
 
 @pytest.mark.parametrize("reason", ["hook", "profiler", "scratch"])
@@ -360,32 +290,6 @@ def test_after_a_recording_that_failed_none_is_tried(
     assert device.cuda.captures == captures
 
 
-def test_a_device_that_was_kept_awake_is_not_warmed_up_again(
-    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    idle_s = 3600.0  # no busy machine keeps this test waiting for so long
-    monkeypatch.setattr("forecast_integrations.triton.timer.timers.IDLE_S", idle_s)
-    call, by = call_of()
-    timer = EventTimer(call)
-
-    def flushes_of(act: Callable[[], object]) -> int:
-        before = device.flushes
-        act()
-        return device.flushes - before
-
-    first = flushes_of(timer.stay_awake)
-    assert first > WARM_UP, "short launches are made ready for, too"
-    assert flushes_of(timer.stay_awake) == 0, "it has been at work just now"
-    timer._busy -= 0.6 * idle_s
-    assert flushes_of(timer.stay_awake) == WARM_UP
-    timer.first(by[8], 10.0)
-    awake = flushes_of(lambda: timer.time_adaptively(by[8], 1e-3))
-    timer._busy -= 1.1 * idle_s
-    assert flushes_of(lambda: timer.time_adaptively(by[8], 1e-3)) == awake + WARM_UP
-    timer.close()
-    assert flushes_of(EventTimer(call).stay_awake) == 0, "by an earlier decision"
-
-
 def test_a_host_that_cannot_keep_ahead_is_noticed(device: SteppedDevice) -> None:
     timer, by = timer_of()
     looked_at(timer, by[8])
@@ -396,16 +300,6 @@ def test_a_host_that_cannot_keep_ahead_is_noticed(device: SteppedDevice) -> None
     device.cuda.host_is_slow = lambda: False
     looked_at(timer, by[8])
     assert not timer.is_host_bound(by[8])
-
-
-def test_a_wait_for_the_host_makes_no_short_launch_hopeless(device: SteppedDevice) -> None:
-    timer, by = timer_of()
-    best = looked_at(timer, by[1])
-    device.cuda.host_is_slow, device.host_wait_s = lambda: True, 30e-6
-    assert looked_at(timer, by[2], 1e-3 * best) == pytest.approx(best + 0.3, abs=0.1)
-    assert timer.protocol_of(by[2]) == "graph-l2read-2"
-    # What takes long takes long however it is looked at.
-    assert looked_at(timer, by[16], 1e-3 * best) > 400.0
 
 
 def test_busy_threads_give_way_while_launches_are_queued(device: SteppedDevice) -> None:
@@ -447,21 +341,6 @@ def test_a_candidate_costs_milliseconds(
     assert spent(true_ms) < contender_ms
 
 
-def test_a_decision_over_short_kernels_picks_the_fastest(
-    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
-    listed = [triton.Config({"BLOCK": 128}, num_warps=w) for w in (2, 1, 4, 8)]
-    tuner = autotune(listed, ["n"], store=tmp_path / "store")(fresh(double))
-    launch(tuner)
-    assert tuner.best_config.num_warps == 1
-    (table,) = tables(tmp_path / "store")
-    protocols = {(m.candidate.config.num_warps, m.protocol) for m in table.measurements}
-    assert (1, "graph-l2read-2-turns") in protocols
-    assert (8, "events-l2read-3") in protocols, "hopeless after a few launches, which nobody records"
-    assert all(m.repeats >= 3 for m in table.measurements if m.candidate.config.num_warps != 8)
-
-
 RECORDED, BY_EVENTS = "graph-l2read-2", "events-l2read-3"
 
 
@@ -485,23 +364,6 @@ def test_short_calls_are_recorded_and_told_apart(steady_device: SteppedDevice) -
     assert fast.recordable
     assert not fast.host_bound
     assert not timer._recorded, "graphs are gone"
-
-
-def test_longer_and_hopeless_calls_are_timed_by_events(steady_device: SteppedDevice) -> None:
-    timer = CallTimer()
-    captures = steady_device.cuda.captures
-    long, hopeless = (
-        timer.time(working(steady_device, 50.0), math.inf),
-        timer.time(working(steady_device, 20.0), 0.005),
-    )
-    assert {long.protocol, hopeless.protocol} == {BY_EVENTS}
-    assert long.recordable, "nobody has tried"
-    assert steady_device.cuda.captures == captures
-    assert not long.host_bound
-    # Beside a short one, it is timed as that one is.
-    assert timer.time(working(steady_device, 50.0), 0.029).protocol == RECORDED
-    steady_device.cuda.host_is_slow = lambda: True
-    assert CallTimer().time(working(steady_device, 50.0), math.inf).host_bound
 
 
 def waiting(steady_device: SteppedDevice) -> None:
@@ -594,10 +456,3 @@ def test_a_failing_call_leaves_nothing_in_the_timer(steady_device: SteppedDevice
         timer.time(fails, math.inf)
     assert not timer._recorded
     assert timer.time(working(steady_device, 5.0), math.inf).protocol == RECORDED
-
-
-def test_calls_in_turns_are_told_apart_without_a_recording(steady_device: SteppedDevice) -> None:
-    captures = steady_device.cuda.captures
-    times_ms = time_in_turns([working(steady_device, us) for us in (60.0, 40.0, 52.0)])
-    assert [1e3 * ms for ms in times_ms] == pytest.approx([60.0, 40.0, 52.0], abs=1.5)
-    assert steady_device.cuda.captures == captures

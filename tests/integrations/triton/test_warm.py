@@ -16,18 +16,14 @@ from forecast_autotune import Robust
 from forecast_autotune.commands import main
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import FrozenMissError
-from forecast_autotune.records import Argument, Device, Evidence, Kernel
+from forecast_autotune.records import Argument, Device, Evidence
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
 from forecast_integrations.commands.warm import parse_shapes
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 from forecast_integrations.triton.problem.key import KeyMaker
 from forecast_integrations.triton.problem.rebuilt_call import (
-    RebuildError,
-    find_tuner,
-    infer_grids,
     rebuilt_arguments,
-    resize_arguments,
 )
 from tests.integrations import warmed_kernels
 from tests.integrations.null import binaries, tables
@@ -264,50 +260,11 @@ def test_sizes_that_cannot_be_made_are_said(
 
 
 @pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("M=1..10:pow2", (1, 2, 4, 8)),
-        ("M=3..9:pow2", (4, 8)),
-        ("M=16..64:16", (16, 32, 48, 64)),
-        ("M=5..7", (5, 6, 7)),
-        ("M=300,17", (17, 300)),
-    ],
-)
-def test_shapes_are_read(text: str, values: tuple[int, ...]) -> None:
-    assert parse_shapes(text) == ("M", values)
-
-
-@pytest.mark.parametrize(
     "text", ["M", "M=", "=4", "M=0..4", "M=4..1", "M=a", "M=1..8:x", "M=-1", "M=9..15:pow2"]
 )
 def test_what_are_no_shapes_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="are no shapes"):
         parse_shapes(text)
-
-
-GRIDS = [
-    ((300, 128), lambda m, p: (-(-m // p["BLOCK_M"]) * -(-128 // p["BLOCK_N"]),), True),
-    ((256, 128), lambda m, p: (-(-m // p["BLOCK_M"]), -(-128 // p["BLOCK_N"])), True),
-    ((300, 128), lambda m, p: (-(-(m * 128) // p["BLOCK_N"]),), True),
-    ((300, 128), lambda m, p: (m, 1, 1), True),
-    ((300, 128), lambda m, p: (132,), False),
-    ((300, 128), lambda m, p: (-(-m // p["BLOCK_M"]) + 1,), False),
-]
-
-
-@pytest.mark.parametrize(("sizes", "rule", "can"), GRIDS)
-def test_grids_at_another_size_follow_from_the_recorded_ones(sizes: Any, rule: Any, can: bool) -> None:
-    m, n = sizes
-    x = Argument("x", "tensor", "float16", (m, n), (n, 1), aligned=True)
-    before = (x, Argument("M", "scalar", "i32", value=m), Argument("N", "scalar", "i32", value=n))
-    after = resize_arguments(before, "M", 17).arguments
-    parameters = [{"BLOCK_M": i, "BLOCK_N": j} for i in (16, 32, 64) for j in (16, 64)]
-    known = tuple((p, rule(m, p)) for p in parameters)
-    if not can:
-        with pytest.raises(RebuildError):
-            infer_grids(known, before, after)
-        return
-    assert infer_grids(known, before, after) == tuple((p, rule(17, p)) for p in parameters)
 
 
 def test_arguments_are_made_as_they_were() -> None:
@@ -329,33 +286,6 @@ def test_arguments_are_made_as_they_were() -> None:
     assert not i.any(), "what may be an index stays inside"
     assert n == 7
     assert kwargs == {"s": 2.0, "none": None, "C": "relu"}
-
-
-BAD = [
-    Argument("a", "tensor", "float17", (4,), (1,)),
-    Argument("a", "tensor", "float16", (2**40, 2**20), (2**20, 1)),
-    Argument("a", "tensor", "float16", (4, 4), (1,)),
-    Argument("a", "tensor", "float16", (4,), (-1,)),
-    Argument("a", "tensor", "__dict__", (4,), (1,)),
-    Argument("a", "magic"),
-    Argument("b", "none"),
-    Argument("a", "tensor", "float16", (4,), (1,), extra={"descriptor": True}),
-]
-
-
-@pytest.mark.parametrize("argument", BAD)
-def test_arguments_that_cannot_be_made_are_refused(argument: Argument) -> None:
-    with pytest.raises(RebuildError):
-        rebuilt_arguments(replace(example_table().problem, arguments=(argument,)), ["a"])
-
-
-@pytest.mark.parametrize(
-    "place", [":k", "__main__:k", "math:sqrt", "math:f.<locals>.k", "no.such:k", "math:none"]
-)
-def test_what_is_no_tuner_is_not_called(place: str) -> None:
-    module, _, name = place.partition(":")
-    with pytest.raises(RebuildError):
-        find_tuner(Kernel("k", extra={"module": module, "qualname": name}))
 
 
 def test_a_plan_for_a_device_that_is_not_here_counts_what_can_launch_there(

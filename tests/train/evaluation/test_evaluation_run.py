@@ -13,20 +13,16 @@ import numpy as np
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Kernel, Problem
-from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.evaluation import evaluate, summarize
 from forecast_train.evaluation.methods import (
-    MedianConfigBaseline,
     NearestProblemBaseline,
     methods,
-    methods_by_name,
 )
-from forecast_train.evaluation.run import MixedResults
 from forecast_train.evaluation.summary import HEADLINE_FIGURES
 
 FEW = ("random", "first", "formula", "analytic")
@@ -133,31 +129,6 @@ def test_a_second_run_takes_up_the_rows_of_the_first(tables: list[Table], tmp_pa
     assert other.reused == 0, "rows of other tables were taken up"
 
 
-def test_rows_of_another_version_are_not_mixed_in(tables: list[Table], tmp_path: Path) -> None:
-    class Newer(Oracle):
-        version = "2"
-
-    evaluate(tables[:2], methods={"x": lambda train: Oracle(tables)}, seeds=1, out=tmp_path)
-    with pytest.raises(MixedResults, match=r"oracle/1, oracle/2.*--out"):
-        evaluate(tables[:2], methods={"x": lambda train: Newer(tables)}, seeds=2, out=tmp_path)
-
-
-def test_a_damaged_file_is_named(tables: list[Table], tmp_path: Path) -> None:
-    evaluate(tables, methods=["random"], seeds=1, out=tmp_path)
-    (victim, *_) = tmp_path.rglob("*.json")
-    for text in ("{", '[{"problem": "x"}]'):
-        victim.write_text(text)
-        with pytest.raises(RecordError, match="delete the file"):
-            evaluate(tables, methods=["random"], seeds=1, out=tmp_path)
-
-
-@pytest.mark.slow
-def test_processes_give_the_same_rows(tables: list[Table]) -> None:
-    alone = evaluate(tables, methods=FEW, seeds=1)
-    crowd = evaluate(tables, methods=FEW, seeds=1, jobs=2)
-    assert [r.to_json() for r in crowd.rows] == [r.to_json() for r in alone.rows]
-
-
 @pytest.mark.slow
 def test_shapes_are_forecast_from_other_shapes() -> None:
     tables = [t for t in load(shipped_tables()) if t.problem.kernel.name == "row_cumsum"]
@@ -219,17 +190,6 @@ def test_wrong_usage(words: list[str], rule: str, capsys: pytest.CaptureFixture[
     assert re.search(rule, capsys.readouterr().err)
 
 
-def test_the_command_reads_given_tables(
-    tables: list[Table], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "mine.jsonl"
-    write_tables(path, tables)
-    assert main(["eval", str(path), "--methods", "first", "--seeds", "1", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert set(data["folds"]) == {"alpha", "beta"}
-    assert data["not_beaten"] == []
-
-
 # --- baselines ---
 
 
@@ -262,27 +222,6 @@ class TestNearest(SurrogateContract):
         return methods["nearest"]([other_shape()])
 
 
-def test_first_keeps_the_order_given_also_when_it_is_told_the_truth() -> None:
-    table = example_table()
-    forecasts = methods["first"]([]).forecast(query_of(table, 4))
-    order = [i for i in forecasts.order() if i >= 4]
-    assert order == sorted(order)
-
-
-def test_median_config_averages_the_slowdowns_at_other_shapes() -> None:
-    known = [other_shape(1), other_shape(2, 2048)]
-    query = query_of(example_table())
-    forecasts = MedianConfigBaseline(known).forecast(query)
-    rows = [t.by_candidate() for t in known]
-    best = [min(m.ms for m in r.values() if m.ok) for r in rows]
-    slowdowns = [
-        np.mean([math.log2(r[c].ms / b) for r, b in zip(rows, best, strict=True)])
-        for c in query.candidates
-        if rows[0][c].ok
-    ]
-    np.testing.assert_allclose(forecasts.mean[: len(slowdowns)], slowdowns)
-
-
 def test_nearest_copies_the_nearest_shape_and_never_the_problem_itself() -> None:
     table, near, far = example_table(seed=0), other_shape(1, 8192), other_shape(2, 65536)
     reversed_times = [
@@ -297,9 +236,3 @@ def test_nearest_copies_the_nearest_shape_and_never_the_problem_itself() -> None
     assert (forecasts.p_fail[failed] > 0.5).all()
     alone = NearestProblemBaseline([table]).forecast(query_of(table))
     assert (alone.mean == alone.mean[0]).all()
-
-
-def test_unknown_methods_are_named() -> None:
-    with pytest.raises(ValueError, match=r"unknown method magic: choose from learned, random, .*analytic"):
-        methods_by_name(["random", "magic"])
-    assert list(methods_by_name(["formula", "random", "formula"])) == ["formula", "random"]

@@ -18,15 +18,12 @@ from forecast_train.llm.grpo import (
     REGRET_REWARD,
     REWARDS,
     GrpoRun,
-    RolloutSettings,
     StatedDistribution,
     _trainer_arguments,
     brier,
     crps,
     forecast_messages,
-    order_messages,
     parse_distribution,
-    parse_fastest,
     parse_reward,
     reward_function,
     rollout_prompts,
@@ -94,13 +91,6 @@ DEGENERATE = [
     "```json" + " " * 200_000,
     "\ud800",
 ]
-
-
-@pytest.mark.parametrize("text", DEGENERATE, ids=range(len(DEGENERATE)))
-def test_a_degenerate_reply_has_the_worst_reward(text: str) -> None:
-    for reward in (*REWARDS, REGRET_REWARD):
-        assert reward_function(reward)([text], [F], [[0.0, 1.0]]) == [0.0]
-    assert parse_reward([text], [[]]) == [0.0]
 
 
 def test_rewards_are_total_and_finite_for_ten_thousand_replies() -> None:
@@ -178,28 +168,12 @@ def test_rewards_keep_their_scale_as_a_groups_spread_teaches_overconfidence(
     """The table of the page on training."""
     assert stated_in_the_end(p, "none") == pytest.approx(none, abs=1e-6)
     assert stated_in_the_end(p, "group") == pytest.approx(group, abs=1e-6)
-    assert f"| {p:.1f} of the cases | {none:.2f} | {group:.2f} |" in PAGE.read_text(encoding="utf-8")
     assert _trainer_arguments(GrpoRun("m", "d", str(tmp_path)), tmp_path).scale_rewards == "none"
 
 
 def test_dropout_is_refused_where_replies_are_drawn() -> None:
     with pytest.raises(SettingsError, match=r"lora\.dropout must be 0"):
         GrpoRun("m", "d", "o", lora=LoraSettings(dropout=0.1))
-
-
-def test_rewards_see_replies_as_texts_or_messages() -> None:
-    replies = [GOOD, [{"role": "assistant", "content": GOOD}]]
-    brier = 1 - 0.5 * (0.2**2 + 0.4**2 + 0.2**2)
-    assert reward_function("correctness_brier")(replies, [F, F], [[], []]) == pytest.approx([1 + brier] * 2)
-    assert parse_reward(replies, [[], []]) == [1.0, 1.0]
-
-
-def test_naming_the_fastest_earns_by_its_slowdown() -> None:
-    times = [[1.0, 0.0, None]] * 5
-    replies = ['{"fastest": 2}', '{"fastest": 1}', '{"fastest": 3}', '{"fastest": 4}', '{"fastest": true}']
-    assert reward_function(REGRET_REWARD)(replies, [-1] * 5, times) == [1.0, 0.5, 0.0, 0.0, 0.0]
-    assert parse_reward(replies, times) == [1.0, 1.0, 1.0, 0.0, 0.0]
-    assert parse_fastest("", 3) is None
 
 
 def test_prompts_ask_what_is_judged() -> None:
@@ -213,27 +187,6 @@ def test_prompts_ask_what_is_judged() -> None:
     assert [r["truth"] for r in rollout_prompts(EXAMPLES, run)] == [r["truth"] for r in rows]
     stored = [a.label for e in EXAMPLES for a in e.candidates]
     assert [r["truth"] for r in rows] != stored  # shuffled: a short run sees every kernel
-
-
-def test_comparisons_hold_distinct_candidates_of_one_problem() -> None:
-    run = GrpoRun("m", "d", "o", reward=REGRET_REWARD, rollouts=RolloutSettings(candidates=3))
-    rows = rollout_prompts(EXAMPLES, run)
-    assert rows
-    for row in rows:
-        assert len(row["times"]) == 3
-        assert any(t is not None for t in row["times"])
-        listed = [s for s in row["prompt"][0]["content"].splitlines() if s[:3] in ("1. ", "2. ", "3. ")]
-        assert len({s[3:] for s in listed[-3:]}) == 3
-
-
-def test_only_who_is_asked_to_think_is_told_to() -> None:
-    e = EXAMPLES[0]
-    for messages in (forecast_messages, order_messages):
-        arguments = (e, e.candidates[0]) if messages is forecast_messages else (e, e.candidates[:2])
-        plain, thinking = (messages(*arguments, think=t)[0]["content"] for t in (False, True))  # type: ignore[operator]
-        assert "Think about" in thinking
-        assert "Think about" not in plain
-        assert "Bin:" not in plain
 
 
 UNIFORM = StatedDistribution((0.125,) * 8, 3)
@@ -260,12 +213,6 @@ def test_rewards_are_the_papers(
     stated: StatedDistribution | None, truth: int, expected: tuple[float, ...]
 ) -> None:
     assert [reward(stated, truth) for reward in REWARDS.values()] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("bad", [(0.5, 0.6), (1.5, -0.5), (0.2, 0.2)])
-def test_what_is_no_distribution_is_refused(bad: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="sums to 1"):
-        StatedDistribution(bad, 0)
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4), st.lists(st.floats(0.01, 1.0), min_size=4))

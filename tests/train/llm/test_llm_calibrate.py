@@ -31,15 +31,10 @@ from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.testing import query_of
 from forecast_autotune.tuning.replays.replay import load, replay_one, shipped_tables
 from forecast_train.commands.calibrate_llm import _summary_text
-from forecast_train.evaluation.methods import fit_learned_with_llm, fit_llm_only, llm_methods
-from forecast_train.llm.calibration.answers import ModelAnswers, collect_answers, question_about
+from forecast_train.llm.calibration.answers import ModelAnswers, collect_answers
 from forecast_train.llm.calibration.fit import (
-    StackingEvidence,
     fit_calibration,
-    fit_corrections,
-    fit_weight,
     isotonic,
-    stacking_evidence,
 )
 from forecast_train.llm.calibration.saving import (
     PairedReplay,
@@ -49,7 +44,7 @@ from forecast_train.llm.calibration.saving import (
     replay_pairs,
 )
 from forecast_train.llm.calibration.stored import recalibrate, stored_answers
-from forecast_train.splits import SplitError, kernel_of
+from forecast_train.splits import kernel_of
 from tests.core.llm.words import thinned
 
 OracleBehaviour = Literal["honest", "liar", "blind"]
@@ -176,22 +171,6 @@ def test_a_model_that_guesses_is_rarely_followed(tables: list[Table]) -> None:
     assert np.mean(weights) < 0.2
 
 
-def test_temperatures_undo_what_was_sharpened_or_flattened(honest: list[ModelAnswers]) -> None:
-    plain = fit_corrections(honest).temperature
-    for factor in (0.5, 2.0):
-        changed = [
-            replace(h, stated=LLMCalibration("x", temperature=factor).temperature_scaled(h.stated))
-            for h in honest
-        ]
-        assert fit_corrections(changed).temperature == pytest.approx(plain / factor, rel=0.15)
-
-
-def test_means_are_corrected_by_what_was_observed() -> None:
-    x = np.linspace(-1.0, 2.0, 400)
-    curve = isotonic(x, 0.5 * x + 0.1, np.ones(400))
-    np.testing.assert_allclose(curve(x), 0.5 * x + 0.1, atol=0.06)
-
-
 def test_a_correction_never_turns_an_order_around() -> None:
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal(200), generator.standard_normal(200)
@@ -203,48 +182,7 @@ def test_a_correction_never_turns_an_order_around() -> None:
     assert constant(np.array([0.3])).tolist() == [4.5]
 
 
-def test_the_scope_is_what_was_heard(honest: list[ModelAnswers]) -> None:
-    result = fit_calibration(honest)
-    assert result.scope.devices == tuple({h.device for h in honest})
-    assert result.scope.characters == max(h.characters for h in honest)
-    assert result.about["kernels"] == 6
-
-
-def test_fewer_than_three_families_are_refused(honest: list[ModelAnswers]) -> None:
-    with pytest.raises(SplitError, match="three or more"):
-        fit_calibration([h for h in honest if h.family in ("softmax", "norm")])
-
-
 # --- the weight ---
-
-
-def evidence(
-    skill: float, *, noise: float = 1.0, families: int = 15, each: int = 3, seed: int = 0
-) -> list[StackingEvidence]:
-    """Problems of 40 candidates whose learned forecast errs by 0.3 and whose model knows a share of that error."""
-    generator = np.random.default_rng(seed)
-    results = []
-    for number in range(families * each):
-        believed = np.sort(generator.uniform(0.0, 1.2, 40))
-        error = 0.3 * generator.standard_normal(40)
-        gap = skill * error + 0.3 * noise * generator.standard_normal(40)
-        weight = 2.0 ** -(believed + error - (believed + error).min())
-        weight /= weight.sum()
-        centred = [v - weight @ v for v in (believed, error, gap)]
-        results.append(StackingEvidence(f"f{number % families}", *centred, weight))
-    return results
-
-
-def test_what_gains_no_more_than_rounding_is_not_followed() -> None:
-    assert fit_weight([replace(e, gap=1e-12 * e.gap) for e in evidence(1.0)])[0] == BlendWeight()
-    assert fit_weight([])[0] == BlendWeight()
-
-
-def test_two_candidates_are_no_evidence(honest: list[ModelAnswers]) -> None:
-    calibration = fit_calibration(honest)
-    assert stacking_evidence(honest[0], calibration) is not None
-    mass = np.where(np.arange(len(honest[0].rows)) < 2, honest[0].mass, 0.0)
-    assert stacking_evidence(replace(honest[0], mass=mass), calibration) is None
 
 
 def test_the_summary_tells_weight_counts_gain_and_latency() -> None:
@@ -286,21 +224,6 @@ def test_a_question_is_the_one_that_an_ensemble_asks(tables: list[Table]) -> Non
     assert asked[-1] in asked[:3]
 
 
-def test_samples_hold_the_fastest_forecast_and_spread_over_the_rest(tables: list[Table]) -> None:
-    posed = question_about(tables[0], AnalyticSurrogate().prior, sample=8)
-    rows = posed.question.rows
-    assert len(rows) == len(posed.question.prompt.suffixes) == 8
-    believed = posed.prior.mean
-    assert believed.argmin() in rows
-    ranks = np.argsort(np.argsort(believed))[rows]
-    n = len(believed)
-    assert sorted(ranks * 8 // n) == list(range(8)) or np.ptp(ranks) > 0.7 * n
-    assert (
-        question_about(tables[0], AnalyticSurrogate().prior, sample=8).question.prompt
-        == posed.question.prompt
-    )
-
-
 def test_answers_are_kept_and_taken_up(tables: list[Table], tmp_path: Path) -> None:
     path, oracle = tmp_path / "answers.jsonl", OracleBackend(tables)
     few = tables[:6:2]
@@ -339,12 +262,6 @@ def test_savings_are_measurements_to_the_same_regret() -> None:
     assert result.error == pytest.approx(math.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum()))
 
 
-def test_nothing_is_saved_by_deciding_worse() -> None:
-    result = estimate_saving([PairedReplay(f, 0.0, 0.2, 5, 1) for f in "abc"])
-    assert result.saved > 0.5
-    assert result.expected == 0.0
-
-
 def test_a_good_model_decides_better_and_a_useless_one_costs_nothing(
     tables: list[Table], honest: list[ModelAnswers]
 ) -> None:
@@ -380,38 +297,7 @@ def test_a_model_that_began_to_lie_after_its_calibration_is_found_out(
     assert result.regret <= max(0.005, 2 * result.regret_error)
 
 
-def test_what_was_heard_is_repeated_word_by_word(tables: list[Table], honest: list[ModelAnswers]) -> None:
-    table, oracle = tables[0], OracleBackend(tables, error=0.1)
-    cal = fit_calibration(honest)
-    query = query_of(table)
-    before = AnalyticSurrogate().prior(query)
-    live = LLMSurrogate(oracle, cal).consult(query, before)
-    again = RecordedAnswersLLM(honest, cal).consult(query, before)
-    np.testing.assert_allclose(live.log2_ms, again.log2_ms)
-    np.testing.assert_allclose(live.trust, again.trust)
-    assert live.doubts == again.doubts == ()
-
-
 # --- methods of an evaluation ---
-
-
-def test_a_fold_s_calibration_sees_its_training_side_alone(
-    tables: list[Table], honest: list[ModelAnswers]
-) -> None:
-    poisoned = [replace(h, ratios=-h.ratios) if h.family == "softmax" else h for h in honest]
-    train = [t for t in tables if kernel_of(t.problem) != "softmax"]
-    one, two = (fit_llm_only(train, answers=h).forecast(query_of(tables[0])) for h in (honest, poisoned))
-    np.testing.assert_array_equal(one.mean, two.mean)
-    assert set(llm_methods(honest)) == {"llm", "learned+llm"}
-
-
-def test_too_few_families_to_calibrate_on_leave_the_learned_forecast(
-    tables: list[Table], honest: list[ModelAnswers]
-) -> None:
-    with pytest.warns(UserWarning, match="not calibrated"):
-        result = fit_learned_with_llm([], answers=honest).forecast(query_of(tables[0]))
-    plain = DefaultSurrogate(AnalyticSurrogate()).forecast(query_of(tables[0]))
-    np.testing.assert_array_equal(result.mean, plain.mean)
 
 
 # --- calibrating anew from a store ---

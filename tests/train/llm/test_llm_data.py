@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.bins import BINS
@@ -19,13 +16,9 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.llm.data.build import (
-    ExampleSettings,
-    balanced_rows,
     build_examples,
     cross_fit,
     cross_fit_sides,
-    even_counts,
-    formula_surrogate,
 )
 from forecast_train.llm.data.examples import (
     Example,
@@ -72,13 +65,6 @@ def test_what_the_prompt_tells_is_not_asked(made: list[Example]) -> None:
         assert not own & {a.config for a in e.candidates}
 
 
-def test_the_same_seed_gives_the_same_set_and_no_question_twice(made: list[Example]) -> None:
-    again = build_examples(FEW, seed=3)
-    assert [e.id for e in again] == [e.id for e in made]
-    assert len({e.id for e in made}) == len(made)
-    assert [e.id for e in build_examples(FEW, seed=4)] != [e.id for e in made]
-
-
 def test_infrastructure_failures_are_no_labels() -> None:
     table = FEW[0]
     broken = [replace(m, outcome=Outcome.INFRASTRUCTURE, median_ms=None, p20_ms=None, p80_ms=None)
@@ -89,29 +75,6 @@ def test_infrastructure_failures_are_no_labels() -> None:
     }
     assert lost
     assert all(a.outcome != "infrastructure" and a.config not in lost for e in result for a in e.candidates)
-
-
-def test_a_problem_where_nothing_ran_gives_nothing() -> None:
-    table = FEW[0]
-    failed = [
-        replace(m, outcome=Outcome.COMPILE_ERROR, median_ms=None, p20_ms=None, p80_ms=None)
-        for m in table.measurements
-    ]
-    assert build_examples([Table(table.problem, failed)]) == []
-
-
-def test_balanced_sets_are_even_over_bins() -> None:
-    plain = np.concatenate([e.labels() for e in build_examples(FEW)])
-    even = np.concatenate([e.labels() for e in build_examples(FEW, ExampleSettings(per_bin=10))])
-    have = np.bincount(plain, minlength=len(BINS) + 1)
-    assert np.bincount(even, minlength=len(BINS) + 1).tolist() == np.minimum(have, 10).tolist()
-
-
-def test_audited_rows_carry_their_probability() -> None:
-    table = FEW[0]
-    audited = [replace(m, extra={**m.extra, "audit_probability": 0.25}) for m in table.measurements]
-    result = build_examples([Table(table.problem, audited)])
-    assert {a.propensity for e in result for a in e.candidates} == {0.25}
 
 
 def test_examples_survive_a_file(made: list[Example], tmp_path: Path) -> None:
@@ -173,27 +136,6 @@ def test_the_card_counts_what_is_there(made: list[Example]) -> None:
     assert '"seed": 3' in text
 
 
-def test_counts_cannot_be_negative() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        even_counts([3], -1)
-
-
-@given(st.integers(0, 2**31), st.integers(1, 20))
-def test_rare_bins_and_small_groups_are_not_drowned(seed: int, per_bin: int) -> None:
-    generator = np.random.default_rng(seed)
-    # One group has a hundred rows of bin 0, the others three; bin 2 is rare everywhere.
-    bins = [np.array([0] * 100 + [1] * 5), np.array([0, 0, 0, 1]), np.array([0, 1, 2])]
-    kept = balanced_rows(bins, per_bin, 4, generator)
-    for group, rows in zip(bins, kept, strict=True):
-        assert len(set(rows.tolist())) == len(rows)
-        assert set(rows.tolist()) <= set(range(len(group)))
-    chosen = [group[rows] for group, rows in zip(bins, kept, strict=True)]
-    joined = np.concatenate(chosen)
-    assert [(joined == b).sum() for b in range(4)] == [min(per_bin, have) for have in (104, 7, 1, 0)]
-    zeros = [(group == 0).sum() for group in chosen]
-    assert zeros[1] >= min(3, per_bin // 3)
-
-
 class Learned(AnalyticSurrogate):
     """Remembers what it was taught."""
 
@@ -211,15 +153,6 @@ def test_no_surrogate_has_seen_the_family_or_the_kernel_it_is_asked_about() -> N
         for other in surrogate.taught:
             assert family_of(other.problem) != family_of(table.problem)
             assert not kernel_identities(other.problem) & kernel_identities(table.problem)
-
-
-def test_one_family_and_nothing_to_learn_are_believed_by_the_formula() -> None:
-    assert cross_fit(TABLES[:1], learn=Learned) is formula_surrogate
-
-    def nothing(tables: Sequence[Table]) -> AnalyticSurrogate:
-        raise FitError("no IR")
-
-    assert type(cross_fit(TABLES, learn=nothing)(TABLES[0])) is AnalyticSurrogate
 
 
 def test_a_missing_package_is_told() -> None:

@@ -58,26 +58,6 @@ def test_a_wrong_file_is_told_its_rule(tmp_path: Path, text: str, said: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (TOML.encode() + "# é".encode() * 400_000, "more than 1000000 bytes"),
-        (TOML.encode() + b"# \xff", "unreadable or cut off"),
-    ],
-    ids=["of more bytes than characters", "no UTF-8"],
-)
-def test_a_file_is_read_whole_and_as_it_is(tmp_path: Path, data: bytes, said: str) -> None:
-    path = tmp_path / "run.toml"
-    path.write_bytes(data)
-    with pytest.raises(SettingsError, match=said):
-        SftRun.load(path)
-
-
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no TOML file"):
-        GrpoRun.load(tmp_path / "none.toml")
-
-
-@pytest.mark.parametrize(
     "extra", ['reward = "speed"', "steps = 0", "kl = -1.0", "[rollouts]\ngenerations = 1", "rate = 0.0"]
 )
 def test_grpo_settings_have_rules(tmp_path: Path, extra: str) -> None:

@@ -21,12 +21,8 @@ from forecast_train.llm.grpo import GrpoRun, RolloutSettings
 from forecast_train.llm.runs import LoraSettings, TrainingError
 from forecast_train.llm.settings import ScheduleSettings, SftRun
 from forecast_train.llm.sft import (
-    BinTrainer,
-    PackedSequence,
-    bin_loss,
     collate,
     pack_example,
-    rank_loss,
     train,
     tree_mask,
 )
@@ -90,18 +86,6 @@ def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
     assert packed.target[-1, BINS.failure_index] == 1.0
 
 
-def test_long_examples_are_dealt_out_with_every_candidate_once() -> None:
-    tokens = ForecastTokenizer(tiny_tokenizer())
-    whole = pack_example(example(0), tokens, most=4096, sigma=0.1)[0]
-    prefix = int((whole.segment == 0).sum())
-    parts = pack_example(example(0), tokens, most=prefix + 60, sigma=0.1)
-    assert len(parts) > 1
-    assert all(len(p.ids) <= prefix + 60 for p in parts)
-    np.testing.assert_array_equal(np.concatenate([p.log2_ratio for p in parts]), whole.log2_ratio)
-    with pytest.raises(ValueError, match=r"more than steps\.tokens"):
-        pack_example(example(0), tokens, most=prefix + 3, sigma=0.1)
-
-
 def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path) -> None:
     import transformers
 
@@ -120,38 +104,6 @@ def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path)
         ).logits[0][inputs["column"]][:, labels]  # fmt: skip
     served = forecast_of(e, base["model"])
     np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
-
-
-def test_sequences_read_at_once_cost_the_mean_of_what_each_costs(
-    base: dict[str, str], tmp_path: Path
-) -> None:
-    """Of different lengths, so that one of them is padded; and so are the gradients."""
-    import transformers
-
-    tokens = ForecastTokenizer(tiny_tokenizer())
-    run = run_of(base, tmp_path / "out")
-    whole = pack_example(example(0), tokens, most=4096, sigma=0.1)
-    prefix = int((whole[0].segment == 0).sum())
-    packs = [*whole, *pack_example(example(1), tokens, most=prefix + 60, sigma=0.1)]
-    assert len({len(p.ids) for p in packs}) > 1
-    model = transformers.AutoModelForCausalLM.from_pretrained(base["model"], attn_implementation="sdpa")
-    trainer = BinTrainer(
-        labels=tokens.labels([example(0).candidates[0].suffix], BINS.labels),
-        run=run,
-        model=model.eval(),
-        args=transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[]),
-    )
-
-    def gradient(batches: list[list[PackedSequence]]) -> tuple[float, torch.Tensor]:
-        model.zero_grad()
-        losses = [trainer.compute_loss(model, collate(batch)) for batch in batches]
-        loss = torch.stack(losses).mean()
-        loss.backward()
-        return float(loss), next(model.parameters()).grad.clone()
-
-    alone, together = gradient([[p] for p in packs]), gradient([packs])
-    assert together[0] == pytest.approx(alone[0], rel=1e-5)
-    torch.testing.assert_close(together[1], alone[1], rtol=1e-3, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -216,32 +168,6 @@ def test_a_run_that_diverges_ends_at_once(base: dict[str, str], tmp_path: Path) 
     with pytest.raises(TrainingError, match=r"after [1-4] steps.*lower steps\.rate"):
         train(run_of(base, tmp_path / "out", steps=steps))
     assert torch.backends.cuda.cudnn_sdp_enabled(), "only the training kept off cuDNN's attention"
-
-
-def test_bin_loss_is_least_at_the_target_and_grows_with_the_distance() -> None:
-    target = torch.as_tensor(BINS.soft_targets([0.3, math.nan], 0.1)).float()
-    at_target = bin_loss(target.clamp_min(1e-9).log(), target)
-    entropy = -(target * target.clamp_min(1e-9).log()).sum(-1).mean()
-    assert float(at_target) == pytest.approx(float(entropy), abs=1e-5)
-    near, far = (torch.full((1, len(BINS) + 1), -8.0) for _ in range(2))
-    k = int(BINS.index(0.3))
-    near[0, k + 1], far[0, k + 5] = 8.0, 8.0
-    hard = torch.nn.functional.one_hot(torch.tensor([k]), len(BINS) + 1).float()
-    assert bin_loss(near, hard) < bin_loss(far, hard)
-    assert float(bin_loss(near, hard, 0.0)) == pytest.approx(float(bin_loss(far, hard, 0.0)))
-
-
-def test_rank_loss_sees_only_pairs_that_were_told_apart() -> None:
-    truth = torch.tensor([0.0, 0.01, 1.0, math.nan])
-    right, wrong = torch.tensor([0.0, 0.01, 1.0, 5.0]), torch.tensor([1.0, 0.01, 0.0, -5.0])
-    assert rank_loss(right, truth) < 1e-6
-    assert rank_loss(wrong, truth) > 1.0
-    # The first two are within the noise: their order does not matter.
-    swapped = torch.tensor([0.01, 0.0, 1.0, 5.0])
-    assert float(rank_loss(swapped, truth)) == pytest.approx(float(rank_loss(right, truth)), abs=1e-6)
-    alone = torch.tensor([1.0], requires_grad=True)
-    rank_loss(alone, torch.tensor([0.5])).backward()
-    assert alone.grad.item() == 0.0
 
 
 def test_a_folder_of_another_run_and_empty_data_are_refused(base: dict[str, str], tmp_path: Path) -> None:

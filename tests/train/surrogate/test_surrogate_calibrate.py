@@ -11,7 +11,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.calibration import (
@@ -24,7 +23,6 @@ from forecast_autotune.surrogates.calibration import (
     UNINFORMED,
     UNKNOWN,
     SurrogateCalibration,
-    measurement_class,
 )
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
@@ -32,25 +30,19 @@ from forecast_autotune.surrogates.relatives import KIN_DISTANCE, problem_distanc
 from forecast_autotune.tuning.replays.replay import load, shipped_tables, tables_of_other_shapes
 from forecast_train.splits import SplitError, family_of, kernel_identities
 from forecast_train.surrogate.calibrate import (
-    KNOTS,
     calibrate_cross_device,
     calibrate_surrogate,
     fit_curves,
     platt_curve,
     reliability_report,
-    table,
     z_scores,
 )
 from forecast_train.surrogate.replays import (
-    DEVICE_TOLERANCES,
     ReplayRecord,
     ReplayStep,
-    _tuned_before,
     collect_replays,
     device_replays,
     observe_replay,
-    run_device_replay,
-    shorten_table,
 )
 
 
@@ -94,24 +86,6 @@ def test_a_logistic_curve_finds_a_known_distortion() -> None:
     assert list(curve.observed) == sorted(curve.observed)
 
 
-def test_a_curve_rises_where_the_data_fall_and_is_never_below_its_least() -> None:
-    stated = np.linspace(0, 1, 200)
-    curve = platt_curve(stated, (stated < 0.3).astype(float), np.ones(200), least=0.1)
-    assert list(curve.observed) == sorted(curve.observed)
-    assert min(curve.observed) >= 0.1
-    assert curve.stated == KNOTS
-
-
-def test_intervals_come_out_as_wide_as_the_errors() -> None:
-    seen = [made_up(name, [0.5] * 4, [False] * 4) for name in ("a", "bb", "ccc")]
-    group = fit_curves(seen).group(INFORMED)
-    np.testing.assert_allclose(group.intervals, 2.0, rtol=0.1)
-    result = reliability_report(seen)[INFORMED]
-    for when in ("coverage_first", "coverage_later"):
-        for level in INTERVAL_LEVELS:
-            assert result[when][str(level)] == pytest.approx(level, abs=0.03)
-
-
 def test_one_measurement_of_many_sources_fixes_the_level_of_all() -> None:
     def step(own: int, each: int, size: float) -> ReplayStep:
         z = np.array([size, -size])
@@ -124,35 +98,12 @@ def test_one_measurement_of_many_sources_fixes_the_level_of_all() -> None:
     assert group.intervals[2] == group.intervals[3]
 
 
-def test_no_failure_in_few_families_is_no_proof() -> None:
-    seen = [made_up(name, [0.0] * 30, [False] * 30) for name in ("a", "bb", "ccc")]
-    assert min(curve(0.0) for curve in fit_curves(seen).group(INFORMED).risk) >= 0.5 / 4
-
-
-def test_the_same_share_says_less_after_few_measurements() -> None:
-    # Steps have 0, 4, 8, 12 and 16 measurements: wrong at first, right later.
-    seen = [made_up(name, [0.3] * 5, [True, True, True, False, False]) for name in ("a", "bb", "ccc")]
-    curves = fit_curves(seen).group(INFORMED).risk
-    assert curves[measurement_class(5)](0.3) > 0.6 > 0.3 > curves[measurement_class(12)](0.3)
-    assert curves[measurement_class(1)] == curves[measurement_class(5)], (
-        "nothing was recorded after one to three"
-    )
-
-
 def test_renamed_devices_are_checked_but_not_learnt_from() -> None:
     honest = [made_up(name, [0.3] * 5, [False] * 5) for name in ("a", "bb")]
     strange = [replace(made_up("ccc", [0.3] * 5, [True] * 5), group=UNKNOWN)]
     assert fit_curves([*honest, *strange]) == fit_curves(honest)
     assert UNKNOWN in reliability_report([*honest, *strange])
     assert fit_curves(strange) == SurrogateCalibration({})
-
-
-def test_a_reliability_table() -> None:
-    result = table([0.05, 0.05, 0.95, 0.95], [False, False, True, False])
-    assert result["n"] == 4
-    assert result["ece"] == pytest.approx((2 * 0.05 + 2 * 0.45) / 4)
-    assert result["brier_of_base_rate"] == pytest.approx(0.25 * 0.75)
-    assert [b["observed"] for b in result["bins"]] == [0.0, 0.5]
 
 
 # --- replays ---
@@ -230,16 +181,6 @@ def test_the_whole_calibration_is_json_and_the_same_in_two_processes() -> None:
 
 
 @pytest.mark.slow
-def test_unseen_kernels_alone_are_the_first_of_all_replays() -> None:
-    _, every = collect_replays(tables(), analytic, (0,))
-    _, first = collect_replays(tables(), analytic, (0,), unseen=True)
-    assert {s.group for s in first} <= {INFORMED, FEW}
-    assert sorted(s.problem for s in first) == sorted(t.problem.id for t in tables())
-    risks = {(s.problem, s.group): [step.risk for step in s.steps] for s in every}
-    assert all(risks[s.problem, s.group] == [step.risk for step in s.steps] for s in first if s.group != FEW)
-
-
-@pytest.mark.slow
 def test_problems_with_a_like_shape_tuned_before_are_a_group_of_their_own() -> None:
     """Every problem is played once with its kernel's other one, which is near for some kernels only."""
     _, seen = collect_replays(tables(), analytic, (0,))
@@ -252,30 +193,6 @@ def test_problems_with_a_like_shape_tuned_before_are_a_group_of_their_own() -> N
     for problem in near & long:
         # Alone, and after the other one.
         assert [s.group for s in seen if s.problem == problem].count(INFORMED) == 1
-
-
-def test_a_problem_is_met_after_some_of_its_kernel_s() -> None:
-    kernels = tables()[:2]
-    assert [p.id for p in _tuned_before(kernels[0].problem, tables(), 0)] == [kernels[1].problem.id]
-    assert _tuned_before(kernels[0].problem, kernels[:1], 0) == []
-    many = [t for t in load(shipped_tables()) if t.problem.kernel.name == kernels[0].problem.kernel.name]
-    counts = {len(_tuned_before(many[0].problem, many, seed)) for seed in range(30)}
-    assert counts == set(range(1, len(many)))
-
-
-def test_a_short_list_is_a_part_of_its_table() -> None:
-    whole = tables()[0]
-    rows = whole.by_candidate()
-    few = shorten_table(whole, 10, 0)
-    assert len(few.by_candidate()) == 10
-    assert all(rows[c] == m for c, m in few.by_candidate().items())
-    assert few == shorten_table(whole, 10, 0) != shorten_table(whole, 10, 1)
-    assert shorten_table(few, 10, 0) is None
-
-
-def test_one_family_cannot_be_held_out() -> None:
-    with pytest.raises(SplitError, match="two or more"):
-        calibrate_surrogate(tables()[:2], analytic, (0,))
 
 
 # --- what goes by other devices' tables ---
@@ -317,16 +234,6 @@ def test_each_table_is_asked_with_all_others_and_with_one_of_them() -> None:
 def test_one_family_is_not_enough() -> None:
     with pytest.raises(SplitError, match=r"two or more kernel families .*, got conv: add tables"):
         device_replays(TABLES[:3], 0)
-
-
-def test_replays_say_what_they_went_by() -> None:
-    for job in device_replays(TABLES, 0)[:2]:
-        seen = run_device_replay(job, seed=0)
-        assert len(seen) == len(DEVICE_TOLERANCES)
-        assert {s.group for s in seen} == {INFORMED if len(job[1]) > 1 else UNINFORMED}
-        assert {s.family for s in seen} == {"conv"}
-        assert all(len(step.p_within) <= 40 for s in seen for step in s.steps)
-        assert any(step.beaten is not None for s in seen for step in s.steps)
 
 
 def test_the_curves_of_both_groups_are_fitted_and_judged_by_the_other_family() -> None:

@@ -21,13 +21,12 @@ from forecast_autotune.surrogates.calibration import (
 )
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, TrainingCorpus
+from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate
 from forecast_autotune.surrogates.prior import Prior, formula_prior
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.surrogate import fit, fit_model
 from forecast_train.surrogate.fit import FitError, FitSettings, summed_forest
-from forecast_train.surrogate.hyperparameters import fit_hyper
 
 SMALL = FitSettings(trees=12, leaf=8, rounds=60, rate=0.2, jobs=1)
 
@@ -103,17 +102,6 @@ def test_a_kernel_unlike_all_that_were_learned_from_is_strange_to_the_model(
     assert LearnedSurrogate(replace(model, corpus=None)).forecast(query_of(long)).group == INFORMED
 
 
-def test_a_distance_is_that_of_the_nearest_problems_of_the_nearest_kernels() -> None:
-    names = ["size", "steps", "size~"]
-    near, far, other = (np.array([[x, x, 7.0]]) for x in (0.0, 4.0, 9.0))
-    every = TrainingCorpus.of(names, [near, far, far, other, other], ["a", "a", "b", "c", "d"])
-    assert every.points.shape == (5, 2), "what is relative to a problem's own candidates says nothing of it"
-    scale = every.points.std(axis=0)[0]
-    at = np.zeros(2)
-    assert every.training_distance(at) == pytest.approx((0.0 + 4.0 + 9.0) / 3 / scale, rel=1e-5)
-    assert every.training_distance(np.array([1e9, 0.0])) < 10.0, "one feature alone does not decide"
-
-
 def test_boosted_trees_as_arrays_predict_what_the_library_does() -> None:
     import lightgbm
 
@@ -131,23 +119,6 @@ def test_boosted_trees_as_arrays_predict_what_the_library_does() -> None:
         edges[2 * row : 2 * row + 2, forest.feature[node]] = forest.threshold[node]
         edges[2 * row + 1, forest.feature[node]] = np.nextafter(forest.threshold[node], np.float32(9))
     np.testing.assert_allclose(forest(edges).mean(axis=1), fitted.predict(edges), atol=1e-5)
-
-
-def test_the_residual_is_the_mean_of_models_that_differ_in_what_they_draw(
-    tables: list[Table], model: LearnedModel
-) -> None:
-    """Fitted alone, no two of them are alike, and together they are all the trees there are."""
-    query = query_of(tables[0])
-
-    def residual(one: LearnedModel) -> np.ndarray[Any, Any]:
-        return LearnedSurrogate(one).prior(query).mean - AnalyticSurrogate().prior(query).mean
-
-    bags = [fit_model(tables, recipe=replace(SMALL, bags=1), seed=i) for i in range(SMALL.bags)]
-    assert SMALL.bags > 1
-    assert len(model.residual.roots) == sum(len(b.residual.roots) for b in bags)
-    each = np.array([residual(b) for b in bags])
-    assert len({tuple(one) for one in each}) == SMALL.bags
-    np.testing.assert_allclose(residual(model), each.mean(axis=0), atol=1e-5)
 
 
 def test_a_model_of_other_features_is_refused(tmp_path: Path, model: LearnedModel) -> None:
@@ -199,15 +170,6 @@ def test_a_forest_whose_walk_would_not_end_is_refused() -> None:
             value=np.zeros(2, dtype=np.float32),
             roots=np.array([0], dtype=np.int32),
         )
-
-
-def test_fitted_hyperparameters_make_the_tables_likelier(tables: list[Table], model: LearnedModel) -> None:
-    surrogate = LearnedSurrogate(model)
-    some = tables[:4]
-    _, before = fit_hyper(some, lambda t: surrogate, rounds=0, rows=24)
-    hyper, after = fit_hyper(some, lambda t: surrogate, rounds=3, rows=24)
-    assert after > before
-    assert hyper != surrogate.hyper
 
 
 def test_what_is_learned_is_what_the_given_formula_gets_wrong(tables: list[Table]) -> None:

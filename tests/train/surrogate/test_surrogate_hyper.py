@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from forecast_autotune.records.table import Table
-from forecast_autotune.surrogates.advised import AdviceWeights
 from forecast_autotune.surrogates.covariance import (
     Covariance,
     CovarianceInputs,
@@ -23,8 +22,8 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.splits import kernel_identities
 from forecast_train.surrogate import hyperparameters
-from forecast_train.surrogate.advice_weights import AdviceEvidence, fit_advice_weights, log_likelihood
-from forecast_train.surrogate.fit import FitError, FitSettings
+from forecast_train.surrogate.advice_weights import AdviceEvidence, fit_advice_weights
+from forecast_train.surrogate.fit import FitSettings
 
 SMALL = FitSettings(trees=12, leaf=8, rounds=60, rate=0.2, jobs=1)
 FAMILIES = {"transpose_kernel": "layout", "swiglu_kernel": "activation", "online_softmax": "reduction"}
@@ -72,16 +71,6 @@ def test_no_surrogate_forecasts_a_kernel_that_it_was_fitted_to(monkeypatch: pyte
         known = {i for t in fitted_to[forecast_by[table.problem.id]] for i in kernel_identities(t.problem)}
         assert known
         assert not known & kernel_identities(table.problem)
-
-
-def test_one_family_cannot_be_held_out() -> None:
-    with pytest.raises(FitError, match="two families or more"):
-        hyperparameters.fit_all(tables()[:2], recipe=SMALL)
-
-
-def test_one_kernel_under_two_families_cannot_be_held_out() -> None:
-    with pytest.raises(FitError, match=r"not of \['attention'\], and there are none"):
-        hyperparameters.fit_all(tables()[-2:], recipe=SMALL)
 
 
 def observed(
@@ -145,15 +134,3 @@ def _evidence(kernel: int, truth: float) -> AdviceEvidence:
 def test_the_weight_is_what_the_times_bear_out(truth: float, low: float, high: float) -> None:
     result = fit_advice_weights([_evidence(kernel, truth) for kernel in range(20)])
     assert low <= result.mean <= high
-
-
-def test_true_advice_is_likelier_than_none() -> None:
-    evidence = _evidence(3, 0.8)
-    assert log_likelihood(evidence, AdviceWeights(mean=0.8)) > log_likelihood(
-        evidence, AdviceWeights(mean=0.0)
-    )
-
-
-def test_weights_need_evidence() -> None:
-    with pytest.raises(ValueError, match="at least one problem"):
-        fit_advice_weights([])

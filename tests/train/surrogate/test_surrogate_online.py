@@ -12,14 +12,10 @@ from forecast_autotune.surrogates.learned import LearnedModel
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.surrogate.fit import FitError, FitSettings, fit_model
 from forecast_train.surrogate.model_refresh import (
-    ForecastScore,
-    RefreshState,
     is_held_out,
-    is_refresh_due,
     previous_model_path,
     refresh_model,
     roll_back,
-    score_surrogate,
 )
 
 TABLES = [t for i, t in enumerate(load(shipped_tables())) if i % 3]
@@ -95,34 +91,3 @@ def test_the_model_before_can_be_put_back(tmp_path: Path, bad: LearnedModel) -> 
     assert path.read_bytes() == old
     with pytest.raises(FitError, match="nothing was replaced"):
         roll_back(path)
-
-
-def test_a_refresh_is_due_after_so_many_measurements(tmp_path: Path) -> None:
-    count = sum(len(t.by_candidate()) for t in TABLES)
-    assert is_refresh_due(TABLES, RefreshState(), 1000)
-    assert not is_refresh_due(TABLES, RefreshState(count - 999), 1000)
-    assert is_refresh_due(TABLES, RefreshState(count - 1000), 1000)
-    state = tmp_path / "s.json"
-    assert RefreshState.read(state) == RefreshState()
-    RefreshState(7).write(state)
-    assert RefreshState.read(state) == RefreshState(7)
-    state.write_text("{half")
-    assert RefreshState.read(state) == RefreshState()
-
-
-def test_scores_are_zero_for_an_oracle_and_noise_is_no_reason() -> None:
-    assert not ForecastScore(3, 0.31, 0.11).worse_than(ForecastScore(3, 0.30, 0.10))
-    assert ForecastScore(3, 0.30, 0.13).worse_than(ForecastScore(3, 0.30, 0.10))
-
-    class Oracle:
-        def forecast(self, query):  # type: ignore[no-untyped-def]
-            import numpy as np
-
-            from forecast_autotune.surrogates.protocol import Forecasts
-
-            rows = next(t for t in TABLES if t.problem.id == query.problem.id).by_candidate()
-            slow = np.array([rows[c].ms if rows[c].ok else 1e9 for c in query.candidates])
-            n = len(slow)
-            return Forecasts(query.candidates, np.log2(slow), np.ones(n), np.zeros(n))
-
-    assert score_surrogate(Oracle(), TABLES) == ForecastScore(len(TABLES), 0.0, 0.0)  # type: ignore[arg-type]

@@ -11,10 +11,8 @@ from forecast_autotune.records import Candidate, Config, Outcome
 from forecast_autotune.records.table import Table
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.replays.table_measurer import (
-    DEFAULT_COMPILE_S,
     HUNG_COMPILE_S,
     TableMeasurer,
-    recorded_compile_seconds,
 )
 
 PLAIN = example_table()
@@ -50,19 +48,6 @@ def test_a_failure_takes_no_time_on_the_device_and_a_recorded_timeout_is_given_u
     assert clock.spent().wall_s == HUNG_COMPILE_S
 
 
-def test_rows_that_were_not_compiled_take_what_others_of_the_table_took() -> None:
-    """A binary from a cache, and a row that was timed again, would else seem far quicker or slower to compile."""
-    seconds = [3.0, 2.0, 4.0, 0.001, None]
-    rows = [replace(m, compile_s=s) for m, s in zip(PLAIN.measurements, seconds, strict=False)]
-    table = Table(PLAIN.problem, rows)
-    assert list(recorded_compile_seconds(table).values()) == [3.0, 2.0, 4.0, 3.0, 3.0]
-    few = Table(PLAIN.problem, rows[1:])
-    assert list(recorded_compile_seconds(few).values()) == [2.0, 4.0, DEFAULT_COMPILE_S, DEFAULT_COMPILE_S]
-    clock = TableMeasurer(table, workers=1, timing_s=0.0)
-    assert [m.candidate for m in clock.measure(NAMES[3:5])] == NAMES[3:5]
-    assert clock.spent().wall_s == pytest.approx(6.0)
-
-
 def test_what_is_prefetched_uses_idle_workers_and_is_compiled_once() -> None:
     clock = measurer()
     clock.prefetch(NAMES[:5])
@@ -72,48 +57,6 @@ def test_what_is_prefetched_uses_idle_workers_and_is_compiled_once() -> None:
     assert clock.spent().wall_s == pytest.approx(1.25)
     assert set(clock.ready()) == {NAMES[1]}
     assert clock.spent().compiled == 2
-
-
-def test_what_is_prefetched_waits_for_a_worker_and_what_is_timed_is_not_compiled_again() -> None:
-    clock = measurer(1.0, 1.0, 1.0, workers=1, timing_s=0.0)
-    clock.prefetch(NAMES[:3])
-    for name in NAMES[:3]:
-        list(clock.measure([name], prefetch=NAMES[:3]))
-    assert clock.spent().wall_s == 3.0
-    assert clock.spent().compiled == 3
-
-
-def test_who_waits_hears_when_nothing_has_come_in_time() -> None:
-    clock = measurer(1.0, 3.0)
-    assert list(clock.measure(NAMES[:2], within_s=0.5)) == []
-    assert clock.compiling() == {NAMES[0]: 0.5, NAMES[1]: 0.5}
-    assert [m.candidate for m in clock.measure(NAMES[:2], within_s=0.5)] == [NAMES[0]]
-    # 1 s of compilation, 0.25 s of timing, and half a second without news.
-    assert clock.spent().wall_s == pytest.approx(1.75)
-    assert [m.candidate for m in clock.measure(NAMES[1:2])] == [NAMES[1]]
-    assert clock.spent().wall_s == pytest.approx(3.25)
-    assert clock.spent().compiled == 2
-
-
-def test_what_is_not_listed_is_given_up_where_its_worker_is_needed_and_goes_on_elsewhere() -> None:
-    clock = measurer(9.0, 9.0)
-    clock.prefetch(NAMES[:2])
-    assert list(clock.measure([], within_s=0.1)) == []
-    assert set(clock.compiling()) == set(NAMES[:2]), "nobody needs a worker"
-    assert [m.candidate for m in clock.measure(NAMES[2:3])] == [NAMES[2]]
-    assert len(set(clock.compiling()) & set(NAMES[:2])) == 1, "one worker was needed"
-    assert [m.candidate for m in clock.measure([*NAMES[3:4], *clock.compiling()], within_s=1.0)] == [NAMES[3]]
-    assert len(set(clock.compiling()) & set(NAMES[:2])) == 1, "what is listed goes on"
-    assert clock.spent().compiled == 2, "what was given up was not compiled"
-
-
-def test_a_list_replaces_what_was_queued() -> None:
-    clock = measurer(workers=1)
-    next(clock.measure(NAMES[:3]))
-    rest = [m.candidate for m in clock.measure([NAMES[3]])]
-    assert rest == [NAMES[3]]
-    assert NAMES[2] not in clock.ready()
-    assert clock.spent().compiled <= 3
 
 
 def test_a_candidate_without_a_row_is_refused() -> None:

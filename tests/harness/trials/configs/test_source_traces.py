@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,15 +14,13 @@ pytest.importorskip("torch")
 
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.variants import Origin, Provenance
-from forecast_harness.records import Node, SearchTarget, TargetKind
+from forecast_harness.records import Node, SearchTarget
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, SandboxJob
 from forecast_harness.sandbox.lane_pools import CpuLanes
 from forecast_harness.targets.search_target import configs_for
 from forecast_harness.trials.configs.source_configs import (
     FEWEST_CONFIGS,
-    MOST_CONFIGS,
     configs_to_launch,
-    work_of_a_warp,
 )
 from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, SourceTraces, VariantTracer
 from tests.harness.variant_kernels import (
@@ -41,9 +37,6 @@ from tests.harness.variant_kernels import (
 )
 
 BASE = subject(DOUBLE, vector_call(1000))
-TARGET = SearchTarget(
-    TargetKind.KERNEL, "kernel", "id", "triton", "kernel", "", {"subjects": [BASE.to_json()]}
-)
 CONFIGS = [replace(BASE.configs[0], num_warps=warps) for warps in (1, 2, 4, 8)]
 
 
@@ -78,42 +71,6 @@ def warps(configs: Sequence[Config]) -> list[int]:
     return [c.num_warps for c in configs]
 
 
-def test_only_what_is_missing_is_traced_and_all_of_it_together() -> None:
-    cells = Sandboxes()
-    with contextlib.closing(SourceTraces(TARGET)) as traces:
-        traces.trace_in(cells)
-        traces.prepare({"one": CONFIGS[:2], "broken": CONFIGS[:2]})
-        traces.prepare({"one": CONFIGS, "broken": CONFIGS, "two": CONFIGS[:1]})
-        (result,) = traces.get("one", CONFIGS)
-        assert traces.get("broken", CONFIGS) == ()
-    assert warps(list(result.texts)) == [1, 2, 4, 8]
-    first, second = [request for request in cells.asked if request]
-    assert first == {"one": [1, 2], "broken": [1, 2]}
-    assert second == {"one": [4, 8], "two": [1]}
-
-
-def test_a_source_of_which_a_part_cannot_be_traced_has_no_trace() -> None:
-    many = [replace(BASE.configs[0], num_warps=1 << n) for n in range(40)]
-    cells = Sandboxes()
-
-    def failing(jobs: Sequence[SandboxJob]) -> list[JobResult]:
-        lost = JobResult(JobStatus.CANDIDATE_ERROR, Fault.EXCEPTION)
-        odd = [any(c["num_warps"] == 2 for c in job.payload["configs"]) for job in jobs]
-        return [lost if bad else answer for bad, answer in zip(odd, cells(jobs), strict=True)]
-
-    with contextlib.closing(SourceTraces(TARGET)) as traces:
-        traces.trace_in(failing, lambda: 8)
-        assert traces.get("one", many) == ()
-
-
-def test_an_answer_of_another_form_is_no_trace() -> None:
-    with contextlib.closing(SourceTraces(TARGET)) as traces:
-        traces.trace_in(Sandboxes())
-        traces.prepare({"odd": CONFIGS[:1], "one": CONFIGS[:1]})
-        assert traces.get("odd", CONFIGS[:1]) == ()
-        assert traces.known("one")
-
-
 @pytest.mark.parametrize(
     "grid", [5, ["x"], [0], [-1], [1.5], [True], [], [1] * 4, [10**39], [1 << 31], {"x": 1}, None]
 )
@@ -128,40 +85,12 @@ def test_a_grid_that_no_device_launches_is_none(grid: object) -> None:
     assert result["facts"] == {"0": [[None, None]]}
 
 
-@pytest.mark.parametrize("which", [[True, None], [1, None], [-1, None], ["0", None], [0], [0, None, None]])
-def test_texts_that_are_not_there_are_no_trace(which: list[object]) -> None:
-    pytest.importorskip("torch")
-    from forecast_harness.trials.kernel_calls import TimedCall
-    from forecast_harness.trials.race_job import _with_facts
-
-    with pytest.raises(ValueError, match="a trace"):
-        _with_facts(TimedCall.of(BASE), {"ttir": ["no module"], "which": which, "grids": [[1], [1]]}, 2)
-
-
 GRID = [
     Config(kwargs=(("BLOCK", block), ("ROWS", rows)), num_warps=warps, num_stages=stages)
     for block, rows, warps, stages in itertools.product(
         (64, 128, 256, 512), (1, 2, 4), (1, 2, 4, 8), (1, 2, 5)
     )
 ]
-
-
-def test_every_value_of_a_parameter_is_launched() -> None:
-    chosen = configs_to_launch(GRID)
-    assert FEWEST_CONFIGS < len(chosen) == len(set(chosen)) <= MOST_CONFIGS
-    assert chosen[0] == GRID[0]
-    for name in GRID[0].parameters():
-        assert {c.parameters()[name] for c in chosen} == {c.parameters()[name] for c in GRID}
-
-
-def test_every_pair_of_warps_and_stages_is_launched() -> None:
-    chosen = configs_to_launch(GRID)
-    assert {(c.num_warps, c.num_stages) for c in chosen} == set(itertools.product((1, 2, 4, 8), (1, 2, 5)))
-
-
-def test_short_lists_are_launched_whole_and_each_once() -> None:
-    assert configs_to_launch([GRID[3], GRID[1], GRID[3]]) == [GRID[3], GRID[1]]
-    assert configs_to_launch([]) == []
 
 
 def test_no_more_are_launched_than_show_every_value_and_every_schedule() -> None:
@@ -171,18 +100,6 @@ def test_no_more_are_launched_than_show_every_value_and_every_schedule() -> None
     assert {c.num_warps for c in chosen} == {1, 2, 4, 8}
     assert {dict(c.kwargs)["BLOCK"] for c in chosen} == {64, 128, 256, 512}
     assert len(configs_to_launch(alike[:FEWEST_CONFIGS])) == FEWEST_CONFIGS
-
-
-def test_large_blocks_are_launched_where_they_are_cheap_to_compile() -> None:
-    tiles = [
-        Config(kwargs=(("M", m), ("N", n)), num_warps=warps, num_stages=stages)
-        for m, n, warps, stages in itertools.product((16, 64, 256), (16, 64, 256), (2, 4, 8), (3, 4))
-    ]
-    chosen = configs_to_launch(tiles)
-    assert {dict(c.kwargs)["M"] for c in chosen} == {dict(c.kwargs)["N"] for c in chosen} == {16, 64, 256}
-    assert {c.num_warps for c in chosen} == {2, 4, 8}
-    usual = statistics.median(map(work_of_a_warp, tiles))
-    assert max(map(work_of_a_warp, chosen)) <= 2 * usual < max(map(work_of_a_warp, tiles)) / 4
 
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
@@ -254,24 +171,6 @@ def test_only_the_calls_that_are_asked_for_are_traced(traces: SourceTraces, note
     assert [set(one.texts) for one in result] == [set(), set(), set(LISTED)]
     assert result[2].arguments[0].shape == (4096,)
     assert result[2].grids == {LISTED[0]: (64,), LISTED[1]: (32,)}
-
-
-def test_who_asks_at_all_calls_has_all_of_them_as_if_none_had_been_traced_before(
-    traces: SourceTraces, noted: NotedTracing
-) -> None:
-    traces.prepare({DOUBLE: LISTED}, [2])
-    result = traces.get(DOUBLE, LISTED)
-    assert noted.asked == [[4096], list(SIZES)]
-    assert [one.arguments[0].shape[0] for one in result] == list(SIZES)
-    fresh = SourceTraces(doubling())
-    fresh.trace_in(noted)
-    try:
-        assert result == fresh.get(DOUBLE, LISTED)
-    finally:
-        fresh.close()
-    noted.asked.clear()
-    assert traces.get(DOUBLE, LISTED) == result
-    assert noted.asked == []
 
 
 @pytest.mark.parametrize("calls", [(SMALL, LARGE), (LARGE, SMALL)])

@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.machine_code.fake_code import addition, honest
 from benchmarks.lib.machine_code.sums import COUNT
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
@@ -25,7 +24,6 @@ from forecast_harness.records import ConfirmationJob, FullVerification, Verifica
 from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.machine_code import judge as node_builds
-from forecast_harness.trials.machine_code.judge import NodeTrial, parts_by_code
 from forecast_harness.trials.machine_code.targets import block_means
 from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import log2_ratio, mean_log2_ratio
@@ -75,27 +73,6 @@ def test_what_is_not_shown_to_be_faster_is_not_called_so(judged: Judged, cost: i
     assert result.log2_ratio >= 0
     assert result.log2_ratio == pytest.approx(ratio, abs=0.03)
     assert not result.is_unverified_gain
-
-
-@pytest.mark.parametrize(
-    ("cost", "warps", "tried"),
-    [
-        (80_000, (4, 8, 2, 16), 4),
-        (150_000, (4, 8, 2, 16), 1),
-        (80_000, (4, 2, 8, 16), 2),
-        (60_000, (4, 2, 8, 16), 4),
-    ],
-)
-def test_the_farther_a_source_is_behind_the_fewer_configs_are_compiled(
-    runner: RunnerClient, tmp_path: Path, cost: int, warps: tuple[int, ...], tried: int
-) -> None:
-    """Of sources that take longer with fewer warps; the rival takes 50,000."""
-    with contextlib.closing(Judged(runner, tmp_path, warps)) as built:
-        result = built.judge.judge(job("slow", f"honest {cost}"))
-    assert result.measurements == len(result.facts["configs"]) == tried
-    assert sorted(w for name, w in built.builder.asked if name == "slow") == sorted(warps[:tried])
-    assert ("given up" in result.feedback) == (tried < 4)
-    assert result.facts.get("given_up_after", 4) == tried
 
 
 def test_the_best_of_all_configs_counts(tuned: Judged) -> None:
@@ -267,23 +244,6 @@ def test_what_cannot_be_built_is_judged_as_host_code(judged: Judged, error: Exce
     assert (result.facts["path"], result.facts["path_reason"]) == ("host code", str(error))
 
 
-def test_a_rival_that_was_not_built_once_is_built_again(judged: Judged) -> None:
-    once = judged.builder.submit
-    requests: list[str] = []
-
-    def submit(request: BuildRequest) -> Future[BuildResult]:
-        requests.append(request.candidate)
-        if requests.count("seed") > 1 or request.candidate != "seed":
-            return once(request)
-        lost: Future[BuildResult] = Future()
-        lost.set_result(BuildResult(request, infrastructure="a worker was lost"))
-        return lost
-
-    judged.builder.submit = submit  # type: ignore[method-assign]
-    assert judged.judge.judge(job("fast", "honest 24000")).facts["path"] == "host code"
-    assert judged.judge.judge(job("faster", "honest 20000")).facts["path"] == "machine code"
-
-
 class Hanging:
     """Has the host's verification wait until it is given up or closed."""
 
@@ -305,17 +265,6 @@ class Hanging:
             yield
             with pytest.raises(LaneFailure, match="ended"):
                 verifying.result(60)
-
-
-def test_what_is_given_up_ends_at_once_and_the_judge_goes_on(judged: Judged) -> None:
-    hanging = Hanging(judged)
-    judged.host.give_up = hanging.ended.set  # type: ignore[method-assign]
-    with hanging.waited_for(judged):
-        judged.judge.give_up()
-    assert not judged.host.closed
-    assert judged.judge.judge(job("fast", "honest 24000")).outcome is Outcome.OK
-    judged.judge.confirm(ConfirmationJob((SEED,), {}, SEED, TARGET))
-    assert judged.host.asked == ["seed"]
 
 
 def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_at_once(
@@ -514,30 +463,3 @@ def test_one_that_is_wrong_at_the_small_call_is_never_the_best(special: Judged) 
     assert _compiled(special, "node")[16] == [FIRST, REST]
     assert (result.outcome, result.config) == (Outcome.OK, {"num_warps": 4})
     assert {config["num_warps"] for config, _ in special.trials.timed["node"]} == {4}
-
-
-@pytest.mark.parametrize(
-    ("costs", "first", "rest"),
-    [
-        ((1, 1, 1), [0, 1, 2], []),
-        ((1, 2, 2, 1), [1, 2], [0, 3]),
-        ((1, 1, 2, 3), [0, 1], [2, 3]),
-        ((1, 2, 2), [1, 2], [0]),
-        ((1, 2, 3), [1], [0, 2]),
-    ],
-)
-def test_the_first_part_is_the_code_that_most_timed_calls_share(
-    costs: Sequence[int], first: Sequence[int], rest: Sequence[int]
-) -> None:
-    assert parts_by_code([addition("one", honest(c), COUNT) for c in costs]) == (first, rest)
-
-
-@pytest.mark.parametrize(("slower", "behind"), [(1.0, False), (1.03, False), (1.05, True), (0.9, False)])
-def test_a_config_is_behind_that_would_have_to_be_far_better_elsewhere(slower: float, behind: bool) -> None:
-    rivals = dict.fromkeys(SIZES, addition("rival", honest(), COUNT))
-    trial = NodeTrial(job("node", "special 1"), [{}, {}], rivals=rivals, rival_s=dict.fromkeys(SIZES, 1.0))
-    trial.add(0, {}, dict.fromkeys(SIZES, 1.0), is_whole=True)
-    trial.add(1, {}, {"large": slower, "larger": slower}, is_whole=False)
-    assert trial.is_behind(1) == behind
-    trial.add(1, {}, {"middle": 1.0}, is_whole=True)
-    assert (trial.is_behind(1), trial.measurements, len(trial.seconds)) == (False, 2, 2)

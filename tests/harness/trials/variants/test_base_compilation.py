@@ -20,35 +20,20 @@ from forecast_harness.sandbox.api import CandidateFault, CellAnswer, Fault, JobC
 from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.targets.kernels.base_kernel import KernelSurvey
 from forecast_harness.trials.variants.base_runner import BaseKernelRunner, gap_mask
-from forecast_harness.trials.variants.call_sampling import RecordedCalls, _has_gaps
+from forecast_harness.trials.variants.call_sampling import _has_gaps
 from forecast_harness.trials.variants.compilation import CELL_ENTRY
 from forecast_harness.trials.variants.files import READ_ENTRY, WRITE_ENTRY, BaseBinaries, binaries_as_arrays
 from forecast_harness.trials.variants.jobs import VariantProblem
-from forecast_harness.trials.variants.kernel_survey import calls_to_compile
 from forecast_harness.verify.launcher import CELL_ENTRIES
 from forecast_harness.verify.problem import DrawSpec, LaunchCase
-from forecast_harness.verify.tolerance import WIDER_DTYPE
 from tests.harness.base_doubler import BaseDoubler
-from tests.harness.variant_kernels import CONFIGS, DOUBLE, SOFTMAX, rows, softmax_call, subject, vector_call
+from tests.harness.variant_kernels import CONFIGS, DOUBLE, subject, vector_call
 
 SMALL, LARGE = Config.of({"BLOCK": 64}), Config.of({"BLOCK": 1024})
 
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(7)
-
-
-def test_one_call_of_each_form_is_compiled_in_both_dtypes() -> None:
-    request = subject(SOFTMAX, softmax_call(256, 1024), softmax_call(64, 96), grid=rows)
-    source = RecordedCalls(request, "cuda")
-    plain = calls_to_compile(source, SMALL, (), generator())
-    wide = calls_to_compile(source, SMALL, (), generator(), wide_on="cuda")
-    dtypes = {dtype for call in wide for dtype, _, _ in call["tensors"].values()}
-    assert dtypes == {"float16", str(WIDER_DTYPE["cuda"]).removeprefix("torch.")}
-    assert len(wide) == 2 * len(plain)
-    even = {call["call"]["kwargs"]["n"]["v"] % 16 == 0 for call in plain}
-    assert even == {True, False}
-    assert all(call["call"]["kwargs"]["_meta"]["v"] == {"BLOCK": 64} for call in plain)
 
 
 class Cell:
@@ -162,43 +147,12 @@ def drawn(
     return case
 
 
-@pytest.mark.parametrize(("dtype", "runs"), [("float32", 1), ("float16", 2)])
-def test_the_result_on_what_was_drawn_is_known_already(dtype: str, runs: int) -> None:
-    base = BaseDoubler()
-    case = drawn(base, dtype=dtype)
-    assert case.check([2 * case.tensors["x"]])[0] is None
-    assert base.ran == []
-    nearly = case.twin(torch.Generator().manual_seed(1))
-    assert nearly.check([2 * nearly.tensors["x"]])[0] is None
-    assert base.ran == [OWN] * runs, "other values are the base's to work on, in its wider dtype, too"
-
-
 def test_values_that_changed_in_place_are_given_to_the_base_anew() -> None:
     base = BaseDoubler()
     case = drawn(base)
     case.tensors["x"].add_(1)
     assert case.check([2 * case.tensors["x"]])[0] is None
     assert base.ran == [OWN]
-
-
-def test_whether_a_case_is_right_already_asks_no_other_config() -> None:
-    base = BaseDoubler(*OTHERS)
-    case = drawn(base)
-    assert not case.already_right
-    assert base.ran == []
-    assert base.compiled == []
-
-
-def test_a_wrong_result_asks_the_variants_config_first_and_the_rest_two_at_a_time() -> None:
-    own = OTHERS[-2]
-    base = BaseDoubler()
-    case = drawn(base, own)
-    finding, _ = case.check([3 * case.tensors["x"]])
-    assert finding is not None
-    assert base.ran[0] == own
-    assert set(base.ran) == set(OTHERS)
-    rest = len(OTHERS) - 1
-    assert base.compiled == [2] * (rest // 2), "one that is left alone is compiled by its launch"
 
 
 DIMENSIONS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=3)

@@ -9,11 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Hashable
-from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import PurePath
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -22,29 +20,19 @@ pytest.importorskip("torch")
 
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import (
-    CellAnswer,
-    JobContext,
     JobResult,
     ResourceLimits,
     SandboxJob,
     SandboxLane,
 )
-from forecast_harness.sandbox.jobs import TensorBytes
 from forecast_harness.trials.variants import compilation as compile_ahead
-from forecast_harness.trials.variants import compilation as compile_beside
 from forecast_harness.trials.variants.compilation import (
     CompiledForms,
-    VariantCompiler,
     call_form,
-    call_without_values,
     compile_calls,
     compile_most,
-    compile_side_by_side,
-    numbers_of_late,
 )
 from forecast_harness.trials.variants.files import (
-    architecture_of,
-    binaries_as_arrays,
     launcher_files,
 )
 from forecast_harness.verify.launch_cell import (
@@ -53,34 +41,10 @@ from forecast_harness.verify.launch_cell import (
     process_report,
     remember_process,
 )
-from forecast_harness.verify.problem import LaunchCase
 from tests.harness.large import MARK
 from tests.harness.variant_kernels import DOUBLE
 
 torch = pytest.importorskip("torch")
-
-
-def test_in_tritons_mode_all_are_asked_for_and_a_failure_ends_nothing() -> None:
-    done: list[int] = []
-
-    def failing() -> None:
-        raise ValueError("does not compile")
-
-    compile_side_by_side([failing, lambda: done.append(1)])
-    assert done == [1]
-
-
-def test_the_cell_is_told_forms_and_no_values() -> None:
-    case = LaunchCase(
-        "one",
-        {"args": [], "kwargs": {"x": {"t": "x"}, "n": {"v": 5}}},
-        {"x": torch.tensor([3.0, 4.0])},
-        lambda given, written: (None, 0.0),
-        {"out": torch.zeros(7, dtype=torch.int32)},
-        {"out": "offset"},
-    )
-    answer = call_without_values(case)
-    assert answer == {"tensors": {"x": ["float32", 2, 0], "out": ["int32", 7, 1]}, "call": case.call}
 
 
 def test_what_compiling_computes_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,19 +64,6 @@ def test_what_compiling_computes_was_asked_for(monkeypatch: pytest.MonkeyPatch) 
     compile_calls({"calls": [{"tensors": {}, "call": {"kwargs": {}}}]}, {}, state)
     note_question(state)
     assert process_report(state)["threads"] == []
-
-
-def test_what_takes_far_longer_than_half_of_them_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 0.1)
-    ends: list[Future[None]] = [Future() for _ in range(5)]
-    for place in (0, 3, 4):
-        ends[place].set_result(None)
-    ends[1].set_exception(ValueError("it cannot be compiled"))
-    assert numbers_of_late(ends) == [2]
-    monkeypatch.setattr(compile_ahead, "LEAST_WAIT_S", 60.0)
-    threading.Timer(0.1, ends[2].set_result, [None]).start()
-    assert numbers_of_late(ends) == [], "it is not late yet"
-    assert numbers_of_late([]) == []
 
 
 def test_what_is_late_is_told_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,59 +126,12 @@ def test_a_variant_that_cannot_be_compiled_so_is_left_to_the_cell_that_launches(
     assert (result.value, result.arrays) == ([], {}), result.detail
 
 
-def test_binaries_tell_what_they_were_compiled_for() -> None:
-    other = b'{"child_paths": {}}'
-    files = {"key/__grp__double.json": other, "key/odd.json": b"none", "key/double.json": HOPPER}
-    assert architecture_of({n: TensorBytes("uint8", (len(d),), d) for n, d in files.items()}) == 90
-    assert architecture_of({}) is None
-
-
-class Cell:
-    """Answers whatever it is asked with which calls are late."""
-
-    def __init__(self, late: Any) -> None:
-        self._late = late
-
-    def ask(self, entry: str, payload: Any, arrays: Any = None) -> CellAnswer:
-        return CellAnswer({"late": self._late}, {"key/double.cubin": TensorBytes("uint8", (1,), b"1")})
-
-
-def late_of(told: Any) -> Any:
-    """What the judge believes of what a variant's cell says of four calls."""
-    work = SimpleNamespace(cell=lambda: nullcontext(Cell(told)))
-    compiler = VariantCompiler(cast("JobContext", work), binaries_as_arrays(BINARIES))
-    result = compiler.compiled([call(64, 32)] * 4)
-    assert result.files
-    return list(result.late)
-
-
-def test_what_a_variant_calls_late_is_believed_of_few_calls_and_after_a_long_compilation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert late_of([1]) == [], "nothing took long"
-    monkeypatch.setattr(compile_beside, "LEAST_WAIT_S", 0.0)
-    assert late_of([1]) == [1]
-    assert late_of([3, 1, 3, 17, "2", None]) == [1, 3]
-    assert late_of([0, 1, 2]) == []
-    assert late_of("0") == late_of(None) == late_of([]) == []
-
-
 SMALL, LARGE, HUGE = (Config.of({"BLOCK": block}) for block in (64, 128, 1024))
 
 
 def form(n: int, *, aligned: bool = True, dtype: str = "float32", constant: bool = False) -> Hashable:
     tensor = Argument("x", "tensor", dtype, (n,), (1,), aligned)
     return call_form([tensor, Argument("n", "constexpr" if constant else "scalar", value=n)], {"n": n})
-
-
-def test_calls_of_one_form_differ_by_sizes_alone() -> None:
-    assert form(48) == form(64)
-    assert form(47) == form(63)
-    kinds = [form(48), form(47), form(1), form(1 << 40), form(48, aligned=False), form(48, dtype="float16")]
-    assert len(set(kinds)) == len(kinds)
-    assert form(48, constant=True) != form(64, constant=True), "what is compiled in"
-    assert call_form([], {"s": 0.5}) == call_form([], {"s": 0.7})
-    assert call_form([], {"s": True}) != call_form([], {"s": False})
 
 
 def test_a_config_gives_way_to_one_that_was_compiled_for_such_a_call() -> None:

@@ -150,24 +150,6 @@ def test_all_that_is_launched_was_compiled_while_the_base_was_asked() -> None:
     assert len(base.ran) >= 2 * (len(CONFIGS) + VARIANT_PLAN.cases), "every case is another one"
 
 
-def test_a_config_that_compiles_far_longer_than_others_is_not_launched() -> None:
-    base = BaseDoubler()
-    cell, slow = DoublingCell(base), f"{{'BLOCK': {CONFIGS[1].kwargs[0][1]}}}"
-    reasons, result = examined(cell, base, Compiler(BINARIES, lambda form: form.startswith(slow)))
-    assert (reasons, result.unable) == ([], [str(CONFIGS[1])])
-    assert not any(f.startswith(slow) for f in (*cell.launched, *cell.compiled))
-    assert cell.late == 0
-
-
-def test_a_config_that_cannot_run_is_not_launched_again() -> None:
-    base = BaseDoubler()
-    cell = DoublingCell(base, unable=128)
-    reasons, result = examined(cell, base)
-    assert reasons == []
-    assert result.unable == [str(CONFIGS[2])]
-    assert sum("128" in call for call in cell.launched) == 1
-
-
 def test_a_wrong_result_is_found_at_the_first_launch() -> None:
     base = BaseDoubler()
     cell = DoublingCell(base, factor=3)
@@ -280,13 +262,6 @@ def test_a_verification_takes_what_was_compiled_for_the_calls_that_it_draws(
     assert {name.rpartition(".")[2] for name in compiled.files} == {"json", "cubin"}
     assert compiled.files == early.arrays()
     assert "compile_beside" not in cell.asked
-
-
-def test_nothing_comes_of_a_variant_that_cannot_be_compiled(compiling: SandboxLane) -> None:
-    broken = variant(DOUBLE.replace("2 *", "nothing *"))
-    result = compile_early(broken, SUBJECT, compiling, architecture=90, plan=PLAN)
-    assert not result.files
-    assert not result.is_for([])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,7 @@ from forecast_integrations.triton.background.arguments import (
     stand_in_call,
 )
 from forecast_integrations.triton.problem.copied_tensors import UncopyableArgumentsError
-from forecast_integrations.triton.problem.describe import call_form
-from forecast_integrations.triton.problem.rebuilt_call import RebuildError
-from tests.integrations.null import blocks, double, kernel_call
+from tests.integrations.null import double, kernel_call
 
 
 def test_copies_hold_the_same_and_are_others() -> None:
@@ -32,15 +29,6 @@ def test_copies_hold_the_same_and_are_others() -> None:
     assert x.max() < 100
     assert torch.equal(named["y"], copy.t()), "what overlaps still does"
     assert (number, nothing, named["grid"]) == (7, None, (1,))
-
-
-@pytest.mark.parametrize("offset", [0, 1, 2, 5])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float64])
-def test_a_copy_is_aligned_as_its_tensor(offset: int, dtype: torch.dtype) -> None:
-    x = torch.zeros(64, dtype=dtype)[offset:]
-    ((copy,), _) = copied_arguments((x,), {})
-    assert copy.data_ptr() % 256 == x.data_ptr() % 256
-    assert StandInTensor(x).data_ptr() % 256 == x.data_ptr() % 256
 
 
 def test_a_kernel_may_read_beside_a_view() -> None:
@@ -91,18 +79,6 @@ def test_a_stand_in_says_what_its_tensor_does() -> None:
         stand_in.sum().item()
 
 
-def test_a_stand_in_call_knows_the_grids_and_not_their_function() -> None:
-    x, n = torch.ones(4096), 4096
-    tuner = triton.autotune(configs=blocks(128, 256), key=["n"])(double)
-    grid: Any = lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)  # noqa: E731
-    bare = stand_in_call(kernel_call(tuner, x, x, n, grid=grid)[0], tuner.configs[0])
-    grid = bare.grid
-    assert [grid({"BLOCK": size, "n": n}) for size in (128, 256)] == [(32,), (16,)]
-    with pytest.raises(RebuildError, match="no launch grid was recorded"):
-        grid({"BLOCK": 512})
-    assert not any(value is x for value in bare.args)
-
-
 def test_heuristics_that_read_values_cannot_be_stood_in_for() -> None:
     x, n = torch.ones(4096), 4096
     reads = triton.heuristics({"BLOCK": lambda args: 128 if args["x"].sum().item() > 0 else 256})(double)
@@ -112,27 +88,3 @@ def test_heuristics_that_read_values_cannot_be_stood_in_for() -> None:
     shapes = triton.heuristics({"BLOCK": lambda args: 128 if args["x"].shape[0] > 0 else 256})(double)
     tuner = triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (1, 2)], key=["n"])(shapes)
     assert stand_in_call(kernel_call(tuner, x, x, n, grid=(1,))[0], tuner.configs[0]).args[2] == n
-
-
-def test_a_stand_in_call_has_the_form_of_the_call() -> None:
-    x, n = torch.ones(4097)[1:], 4096
-    given = call_form(double, (x, x, n), {"BLOCK": 64})
-    assert given == call_form(double, (StandInTensor(x), StandInTensor(x), 32), {"BLOCK": 64})
-    for others in (
-        (torch.ones(4096), x, n),
-        (x, x.double(), n),
-        (x, x, 1),
-        (x, x, 17),
-        (x, x, 2**40),
-        (x, x[:2048], n),
-        (x, torch.ones(8192)[::2], n),
-    ):
-        assert given != call_form(double, others, {"BLOCK": 64})
-    assert given != call_form(double, (x, x, n), {"BLOCK": 128})
-
-
-def test_with_heuristics_every_value_is_of_a_calls_form() -> None:
-    x = torch.ones(4096)
-    reads = triton.heuristics({"BLOCK": lambda args: args["n"]})(double)
-    assert call_form(reads, (x, x, 32), {}) != call_form(reads, (x, x, 64), {})
-    assert call_form(double, (x, x, 32), {}) == call_form(double, (x, x, 64), {})
