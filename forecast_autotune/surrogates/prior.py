@@ -141,9 +141,9 @@ def prior_from_facts(
     doubt = np.hypot(_doubt(table), np.where(exact, 0.0, _INTERPOLATED_DOUBT))
     p_fail = memory_failure(cost.shared_bytes, doubt, device.shared_memory_bytes)
     # Some of AMD's pipeliners leave operands of flattened loops out, by their layouts; earlier ones scales, too.
-    opaque = (table["opaque"] > 0.5) | (
-        loose & ((table["flattened"] > 0.5) | (earlier & (table["scaled"] > 0.5)))
-    )
+    hip = device.backend == "hip"
+    opaque = (table["opaque"] > 0.5) | (loose & earlier & (table["scaled"] > 0.5))
+    opaque |= (table["flattened"] > 0.5) & (loose | (hip & (table["described"] > 0.5)))
     opaque |= device.backend not in _KNOWN_COMPILERS
     p_fail = np.minimum(p_fail, np.where(opaque, _MOST_OPAQUE_FAILURE, 1.0))
     warps = np.array([float(c.num_warps) for c in configs])

@@ -97,6 +97,7 @@ def test_forecast_bytes_are_what_the_compiler_allocates(
             ("cuda:80", "cuda:90", "cuda:100", "cuda:120", "hip:gfx942", "hip:gfx1100"),
         ),
         ("matmul_specialised", "cuda:100"),
+        ("matmul_persistent_descriptors", "hip:gfx942"),
     ],
 )
 def test_what_fits_is_not_refused(kernel: str, target: str) -> None:
