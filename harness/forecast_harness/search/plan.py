@@ -668,8 +668,10 @@ def _confirmation_seconds(state: SearchState) -> float | None:
     return max(LEAST_CONFIRMATION_S, limit - state.expired.seconds)
 
 
-def confirmation_reserve(state: SearchState, limit: float) -> float:
+def confirmation_reserve(state: SearchState, limit: float, least: float = 0.0) -> float:
     """Seconds of a wall-clock limit to keep for confirming the best, by what full verifications took so far.
+
+    `least`: the seconds that one has taken which is still under way.
 
     Where nodes are verified while they are judged, that is what judging took. While nothing is faster than the seed,
     half of it: it is for what may still be found.
@@ -678,8 +680,8 @@ def confirmation_reserve(state: SearchState, limit: float) -> float:
     if not taken:
         taken = [j.wall_seconds for n, j in state.judged.items() if j.may_lead and n not in state.seeds]
     wanted = (
-        CONFIRMATION_CONTESTS_S + CONFIRMATION_VERIFICATIONS * max(taken)
-        if taken
+        CONFIRMATION_CONTESTS_S + CONFIRMATION_VERIFICATIONS * max([*taken, least])
+        if taken or least
         else min(LEAST_RESERVE * limit, UNKNOWN_RESERVE_S)
     )
     if not any(score < 0.0 for score in state.scores.values()):

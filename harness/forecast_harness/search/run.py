@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -144,6 +144,7 @@ class _ActionInProgress:
     future: Future[Event]
     lane_future: Future[Any] | None = None
     """The lanes' own, to cancel it by."""
+    began: float = field(default_factory=time.monotonic)
 
 
 class _SearchRunner:
@@ -247,7 +248,10 @@ class _SearchRunner:
         spent = self._elapsed()
         if state.seeds[0] not in state.judged:  # without it nothing is known, however long opening took
             spent -= self._waited
-        return spent >= limit - confirmation_reserve(state, limit)
+        # One that has not ended yet shows, too, how long the best takes to verify.
+        going = [a.began for a in self._in_progress.values() if isinstance(a.action, VerificationJob)]
+        least = time.monotonic() - min(going) if going else 0.0
+        return spent >= limit - confirmation_reserve(state, limit, least)
 
     def _has_room(self, action: Action) -> bool:
         """Whether its queue is not full."""

@@ -27,17 +27,18 @@ _CONTEST_SHARE, _LEAST_CONTEST_S = 1 / 6, 2.0
 two seconds in any case."""
 _GRACE_S = 5.0
 """Beyond its seconds, after which a confirmation is ended."""
-_LEAST_S = {"cpu": 120.0, "cuda": 15.0}
-"""Before which none is ended: an interpreter runs one program after the other."""
+_LEAST_S = 120.0
+"""Before which none is ended: the gain of a whole search hangs on it. An interpreter runs one program after the other,
+and cases of a captured call of 100 MiB take seconds each."""
 _GIVE_UP_AGAIN_S = 0.2
 
 
 class ConfirmationLimit:
     """The limit of one confirmation, which begins now; without `seconds` there is none."""
 
-    def __init__(self, seconds: float | None, device: str) -> None:
+    def __init__(self, seconds: float | None) -> None:
         self._seconds, self._began = seconds, time.perf_counter()
-        self._most = None if seconds is None else max(seconds + _GRACE_S, _LEAST_S[device])
+        self._most = None if seconds is None else max(seconds + _GRACE_S, _LEAST_S)
         self.is_over = False
         """Whether it was ended."""
 

@@ -217,7 +217,7 @@ class SandboxJudge(Judge[SandboxTrial]):
         Those that there is no time for are left out, but for the first. The seed is in the answer, at ratio 0. Raises
         `ConfirmationEnded` where the first takes far longer than there is time.
         """
-        limit = ConfirmationLimit(confirm.seconds, self._plan.device)
+        limit = ConfirmationLimit(confirm.seconds)
         seed, result = confirm.seed_node, dict[str, NodeResult]()
         of_seed: NodeResult | None = None
         if self._plan.device != "cpu":

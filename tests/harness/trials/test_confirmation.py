@@ -19,7 +19,7 @@ from tests.harness.clocks.simulated_clock import SimulatedPairedClock
 
 
 def test_without_a_limit_contests_are_as_thorough_as_ever() -> None:
-    limit = ConfirmationLimit(None, "cuda")
+    limit = ConfirmationLimit(None)
     assert limit.rules(THOROUGH_RULES) == THOROUGH_RULES
     assert not limit.must_end(100)
     with limit.enforced(lambda: pytest.fail("nobody may end it")):
@@ -27,20 +27,20 @@ def test_without_a_limit_contests_are_as_thorough_as_ever() -> None:
 
 
 def test_contests_share_the_time_there_is() -> None:
-    rules = ConfirmationLimit(30.0, "cuda").rules(THOROUGH_RULES)
+    rules = ConfirmationLimit(30.0).rules(THOROUGH_RULES)
     assert (rules.seconds, rules.wall, rules.least) == (5.0, 5.0, THOROUGH_RULES.least)
-    assert ConfirmationLimit(3.0, "cuda").rules(THOROUGH_RULES).wall == 2.0, "two seconds in any case"
+    assert ConfirmationLimit(3.0).rules(THOROUGH_RULES).wall == 2.0, "two seconds in any case"
 
 
 def test_the_first_is_confirmed_and_others_as_far_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConfirmationLimit, "spent", 20.0)
-    assert not ConfirmationLimit(1.0, "cuda").must_end(0)
-    assert not ConfirmationLimit(30.0, "cuda").must_end(2), "a third at 10 s each fits"
-    assert ConfirmationLimit(29.0, "cuda").must_end(2)
+    assert not ConfirmationLimit(1.0).must_end(0)
+    assert not ConfirmationLimit(30.0).must_end(2), "a third at 10 s each fits"
+    assert ConfirmationLimit(29.0).must_end(2)
 
 
 def test_what_takes_too_long_is_given_up_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirmation_limit, "_LEAST_S", {"cuda": 0.0})
+    monkeypatch.setattr(confirmation_limit, "_LEAST_S", 0.0)
     monkeypatch.setattr(confirmation_limit, "_GRACE_S", 0.0)
     monkeypatch.setattr(confirmation_limit, "_GIVE_UP_AGAIN_S", 0.001)
     answer, often = list[int](), threading.Event()
@@ -50,7 +50,7 @@ def test_what_takes_too_long_is_given_up_until_it_ends(monkeypatch: pytest.Monke
         if len(answer) == 3:
             often.set()
 
-    limit = ConfirmationLimit(0.0, "cuda")
+    limit = ConfirmationLimit(0.0)
     with limit.enforced(give_up):
         assert often.wait(60)
     assert limit.is_over

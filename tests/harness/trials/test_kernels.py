@@ -166,7 +166,7 @@ def test_contests_that_were_made_ready_are_not_run_for_a_wrong_finalist(judge: K
 def test_a_confirmation_is_ended_far_beyond_its_time(
     judge: KernelJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirmation_limit, "_LEAST_S", {"cpu": 0.1})
+    monkeypatch.setattr(confirmation_limit, "_LEAST_S", 0.1)
     monkeypatch.setattr(confirmation_limit, "_GRACE_S", 0.0)
     slow = ConfirmationJob((node(NAIVE),), {}, SEED, TARGET, seconds=0.1)
     with pytest.raises(ConfirmationEnded, match="there was no time"):
