@@ -698,8 +698,12 @@ class _TuningRun(Rounds):
         )
 
     def _choice(self, fast: Sequence[Measurement]) -> tuple[Measurement, list[Measurement]]:
-        """The canonical one of those that tie with the fastest, and all of these."""
-        alike = tied(fast, self.settings.tolerance)
+        """The canonical one of those that tie with the fastest, and all of these.
+
+        In exhaustive mode the fastest, and the first of equals, as Triton chooses.
+        """
+        is_exhaustive = self.settings.mode is Mode.EXHAUSTIVE
+        alike = list(fast[:1]) if is_exhaustive else tied(fast, self.settings.tolerance)
         return min(alike, key=lambda m: self._canonical(m.candidate)), alike
 
     def _conclude(self, plan: Plan) -> Decision:
