@@ -51,17 +51,16 @@ _PAGE = """<!-- Written by `python -m benchmarks.zoo.own_tests page`. Do not edi
 
 # Packages that were tried
 
-A program that works without this project works with it. These packages have Triton kernels, most of them autotuned,
-and tests of their own: plain Triton ran a seeded sample of each, and then the same tests ran under
-`FORECAST_AUTOTUNE=1`, with fresh caches, a fresh store and the same cores.
+Plain Triton ran a seeded sample of these packages' own tests, and then the same tests ran under
+`FORECAST_AUTOTUNE=1`, with fresh caches, a fresh store and the same cores. Pairs are plain / ours.
 
 *Lost* counts tests that plain Triton alone passes, twice; *gained*, those that it alone fails. A test that fails in
-both lacks a device, a package or another release of Triton. *Keys* are problems that plain Triton tuned, and rich
-tests those that tune five or more. Seconds are the tests' own. On a null device kernels are compiled and not run: the
-calls of kernels, by types, shapes and strides of their arguments, and the exceptions are compared, results are not,
-and two configs of each list are kept. `python -m benchmarks.zoo.own_tests` fetches the packages and runs them.
+both lacks a device, a package or another release of Triton. *Keys* are problems that plain Triton tuned. On a
+null device kernels are compiled and not run: calls of kernels and exceptions are compared, results are not.
+[On a GPU](claims.md#zoo) and [without one](claims.md#zoo-null) no test is lost.
+`python -m benchmarks.zoo.own_tests` fetches the packages and runs them.
 """
-_COLUMNS = ("package", "tests", "passed, plain / ours", "lost", "gained", "keys", "rich tests")
+_COLUMNS = ("package", "tests", "passed", "lost", "gained", "keys")
 
 
 def suite_command(package: Package, top: Path, home: Path, **given: Any) -> tuple[list[str], dict[str, str]]:
@@ -277,25 +276,24 @@ def page(files: Sequence[Path]) -> str:
         parts.append(
             f"\n## On {place}\n\nTriton {about['triton']}, torch {about['torch']}, {about['date'][:10]}.\n\n"
         )
-        last = "calls, unlike tests" if data["null"] else "seconds, plain / ours"
-        columns = (*_COLUMNS, last, "how")
+        columns = (*_COLUMNS, "calls / unlike" if data["null"] else "seconds")
         parts.append(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n")
         for name, s in data["summary"]["packages"].items():
             package = known[name]
             cells = (
                 f"[{name}](https://github.com/{package.repository}/tree/{package.commit})",
                 f"{s['tests'] - s['unfinished']}",
-                f"{s['passed_plain']} / {s['passed_ours']}",
+                f"{s['passed_plain']}/{s['passed_ours']}",
                 f"{len(s['lost'])}",
                 f"{len(s['gained'])}",
                 f"{s['keys']}",
-                f"{s['tests_of_5_keys']}",
-                f"{s['calls']}, {len(s['unlike'])}"
+                f"{s['calls']}/{len(s['unlike'])}"
                 if data["null"]
-                else f"{s['seconds_plain']} / {s['seconds_ours']}",
-                package.note,
+                else f"{s['seconds_plain']}/{s['seconds_ours']}",
             )
             parts.append(f"| {' | '.join(cells)} |\n")
+    parts.append("\n")
+    parts += [f"- {p.name}: {p.note}.\n" for p in known.values() if p.note]
     return "".join(parts)
 
 
