@@ -190,11 +190,16 @@ class _Taken:
 
     def take(self, path: Path, form: Format) -> None:
         """Read one file into the store. Raises `RecordError` where nothing came of it, or it is damaged."""
+        importer, count = self.importer, self.importer.count
+        name = importer.name_of_contents(path, f"{form.name}|{self._device}")
+        if importer.is_known(name):
+            self.kinds[form.name] += 1
+            return
         rows: list[RecordError] = []
-        variants = len(self._variants)
+        before, variants = count.distinct, len(self._variants)
         reading = Reading(path, self._device, rows.append, self._take_variant, _device_here)
         with rare_collections():
-            taken = self.importer.add(form.rows(reading))
+            taken = importer.add(form.rows(reading))
         whole = form is choices.FORMAT
         left = [f"{path} {why}" if whole else f"{path}: {n} {why}" for why, n in reading.left_out.items()]
         if not taken and len(self._variants) == variants and not left:
@@ -205,6 +210,8 @@ class _Taken:
         self.left_out += left
         self.kinds[form.name] += bool(taken) or len(self._variants) > variants
         self.refuse("row", rows)
+        if not (rows or left or reading.companions or len(self._variants) > variants):
+            importer.note(name, count.distinct - before)
 
     def refuse(self, noun: str, errors: Sequence[RecordError]) -> None:
         """Count what is refused of one file, and say the first few."""

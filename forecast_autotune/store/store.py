@@ -356,7 +356,7 @@ class Store:
             with self._mutex:
                 return self._directory_at(device, kernel)
 
-        return Importer(directory_of, self._take_advice)
+        return Importer(directory_of, self._take_advice, self.root)
 
     def _with_advice(self, table: Table) -> Table:
         advice = self.advice(table.problem.kernel.source_sha256)

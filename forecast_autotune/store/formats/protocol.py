@@ -43,6 +43,8 @@ class Reading:
     """The device of this machine, for files that lie only where they were measured."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Sound entries that are no measurements, by the reason."""
+    companions: set[Path] = field(default_factory=set)
+    """Files beside this one that were read with it."""
 
     def __post_init__(self) -> None:
         self.refuse = bounded_refusals(self.path, self.refuse)
@@ -65,7 +67,10 @@ class Reading:
     def beside(self, name: str) -> Path | None:
         """A file in the same folder, if there is one."""
         path = self.path.with_name(name)
-        return path if path.is_file() else None
+        if not path.is_file():
+            return None
+        self.companions.add(path)
+        return path
 
     def device_named(self, name: object) -> Device:
         """The user's device, else that of the file. Raises `RecordError` where neither is named."""

@@ -20,9 +20,11 @@ from forecast_autotune.records import Candidate, Config, Device, Kernel, Measure
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.store.exports import ExpertLayer, sglang_file_name, vllm_file_name, write_export
+from forecast_autotune.store.files import encode
 from forecast_autotune.store.formats import choices, format_of, read_file
 from forecast_autotune.store.formats.cuda_tile import cuda_tile_table
 from forecast_autotune.store.formats.protocol import device_from_name
+from forecast_autotune.store.importing import line_of
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture, shown
 from tests.core.store.test_flaggems import TABLE as FLAGGEMS_TABLE
@@ -538,18 +540,30 @@ def test_two_imports_at_once_lose_nothing_and_double_nothing(tmp_path: Path) -> 
     assert sorted(taken) == list(range(35_000))
 
 
-def test_a_file_is_known_again_under_another_name(tmp_path: Path, capsys: Capture) -> None:
-    path = tuner_cache(tmp_path / "a.json", 0, 2_000)
+def test_a_file_of_known_contents_is_read_no_more(tmp_path: Path, capsys: Capture, monkeypatch: Any) -> None:
+    path = tuner_cache(tmp_path / "a.json", 0, 20_000)
     assert imported(path, store=tmp_path / "s") == 0
-    assert shown(capsys)["added"] == 2_000
+    assert shown(capsys)["added"] == 20_000
     copy = shutil.copy(path, tmp_path / "copy.json")
-    assert imported(copy, store=tmp_path / "s") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("forecast_autotune.store.formats.kernel_tuner._Cache.row", None)  # would fail
+        assert imported(copy, store=tmp_path / "s") == 0
     data = shown(capsys)
-    assert (data["measurements"], data["added"], data["problems"]) == (2_000, 0, 1)
+    assert (data["measurements"], data["added"], data["problems"]) == (20_000, 0, 1)
     assert main(["clear", "--yes", "--store", str(tmp_path / "s"), "--json"]) == 0
     capsys.readouterr()
     assert imported(copy, store=tmp_path / "s") == 0
-    assert shown(capsys)["added"] == 2_000
+    assert shown(capsys)["added"] == 20_000
+
+
+def test_a_line_of_an_import_is_the_records_own() -> None:
+    tables = [
+        example_table(),
+        *read_file(QUACK, "H200"),
+        *read_file(FILES / "kernel_tuner" / "failures.json", "H200"),
+    ]
+    for m in (m for t in tables for m in t.measurements):
+        assert line_of(m) == encode(m.to_json())
 
 
 def test_a_fuller_record_of_a_problem_joins_the_first(tmp_path: Path) -> None:
