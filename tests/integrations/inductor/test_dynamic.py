@@ -169,6 +169,7 @@ def test_a_static_size_is_tuned_as_ever(tmp_path: Path) -> None:
     assert "met" not in decision.reason
 
 
+@pytest.mark.slow  # a real clock times what sleeps: beside a full suite another candidate may win
 def test_where_other_sizes_cannot_be_timed_the_met_one_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
