@@ -155,14 +155,21 @@ class ProgramRecorder:
             tensors = _covered(signature, replacement, args, kwargs)
             if tensors is None:
                 return fn(*args, **kwargs)
-            count = self._replaced[name] = self._replaced.get(name, 0) + 1
+            compared = self._counts_compared(name)
             result = run(**tensors)
-            if self.plan.compare and (count <= _COMPARED_CALLS or count % _COMPARED_CALLS == 0):
-                difference = relative_difference(fn, tensors, replacement, result)
-                self._differences[name] = max(difference, self._differences.get(name, 0.0))
+            if self.plan.compare and compared:
+                self._note_difference(name, relative_difference(fn, tensors, replacement, result))
             return result
 
         return replacing
+
+    def _counts_compared(self, name: str) -> bool:
+        """Count a replaced call; whether it is one to compare: of the first ones, or one of many later."""
+        count = self._replaced[name] = self._replaced.get(name, 0) + 1
+        return count <= _COMPARED_CALLS or count % _COMPARED_CALLS == 0
+
+    def _note_difference(self, name: str, difference: float) -> None:
+        self._differences[name] = max(difference, self._differences.get(name, 0.0))
 
     def _compare_variants(self) -> None:
         with suppress(Exception):  # without Triton nothing is launched
@@ -175,13 +182,13 @@ class ProgramRecorder:
     def compared(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         """Launch variants of kernels, and at some calls the base behind them; the program gets the base's results."""
         from forecast_integrations.triton.problem.source import innermost
+        from forecast_integrations.triton.variants.loading import launch_base
 
         def compare(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not config.function.covers(args, kwargs):
                 return launch(tuner, config, args, kwargs)
             name = innermost(tuner.fn).__name__
-            count = self._replaced[name] = self._replaced.get(name, 0) + 1
-            if count > _COMPARED_CALLS and count % _COMPARED_CALLS:
+            if not self._counts_compared(name):
                 return launch(tuner, config, args, kwargs)
             tensors = [v for v in (*args, *kwargs.values()) if hasattr(v, "untyped_storage")]
             try:
@@ -193,13 +200,8 @@ class ProgramRecorder:
                 kept.copy_(tensor)
             for tensor, kept in zip(tensors, before, strict=True):
                 tensor.copy_(kept)
-            base = config.fallback or tuner.configs[0]
-            given = {**kwargs, **base.all_kwargs()}
-            if base.pre_hook is not None:
-                base.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
-            tuner.fn.run(*args, **given)
-            worst = max(map(_distance, theirs, tensors), default=0.0)
-            self._differences[name] = max(worst, self._differences.get(name, 0.0))
+            launch_base(tuner, config, args, kwargs)
+            self._note_difference(name, max(map(_distance, theirs, tensors), default=0.0))
             return result
 
         return compare

@@ -407,18 +407,31 @@ def launch_variant(
     tuner: Tuner, config: VariantConfig, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """Launch another source, or the base kernel where this call is none of those it was verified for."""
-    function = config.function
-    covered = function.covers(args, kwargs)
-    chosen: LaunchConfig = config if covered else config.fallback or tuner.configs[0]
-    tuner.best_config = config.with_values_of(config.fallback or tuner.configs[0]) if covered else chosen
+    function, base = config.function, config.fallback or tuner.configs[0]
+    if not function.covers(args, kwargs):
+        tuner.best_config = base
+        return launch_base(tuner, config, args, kwargs)
+    tuner.best_config = config.with_values_of(base)
+    kernel = function.launch(args, _prepared(tuner, config, args, kwargs))
+    is_own = isinstance(function, LoadedVariant) and kernel is not None
+    return _CompiledVariant(kernel, tuner, config, args, kwargs) if is_own else kernel
+
+
+def launch_base(
+    tuner: Tuner, config: VariantConfig, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    """Launch the base kernel where a variant was chosen."""
+    return tuner.fn.run(*args, **_prepared(tuner, config.fallback or tuner.configs[0], args, kwargs))
+
+
+def _prepared(
+    tuner: Tuner, chosen: LaunchConfig, args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, object]:
+    """The named arguments of a launch under a config, whose hook has run."""
     given = {**kwargs, **chosen.all_kwargs()}
     if chosen.pre_hook is not None:
         chosen.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **given})
-    if not covered:
-        return tuner.fn.run(*args, **given)
-    kernel = function.launch(args, given)
-    is_own = isinstance(function, LoadedVariant) and kernel is not None
-    return _CompiledVariant(kernel, tuner, config, args, kwargs) if is_own else kernel
+    return given
 
 
 def add_variants(
