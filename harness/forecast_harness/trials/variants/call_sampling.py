@@ -290,7 +290,7 @@ class CapturedCalls(RecordedCalls):
             return self._large[values]
         arguments = self.subject.calls[0]
         tensors = [a for a in arguments if a.kind == "tensor"]
-        size = check_call_bytes(arguments, self._device)
+        is_large = is_large_call(arguments, self._device)
         factor = 2.0 ** float(torch.empty(()).uniform_(-1.5, 1.5, generator=generator))
         memory = {}
         for a in tensors:
@@ -303,7 +303,7 @@ class CapturedCalls(RecordedCalls):
         scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
         is_own = values == CAPTURED_VALUES[0]
         drawn = DrawnCall(arguments, memory, scalars, partial(self.grid_of, arguments), is_own)
-        if size > LARGE_CALL_BYTES:
+        if is_large:
             self._large[values] = drawn
         return drawn
 
@@ -335,7 +335,7 @@ CAPTURED_VALUES = ("captured", "permuted", "rescaled", "drawn")
 OTHER_SIZES = "other sizes"
 _FEWEST_LIKE_CALLS = 2
 """Calls of one form that tell which of its sizes hang together."""
-LARGE_CALL_BYTES = 16 << 20
+_LARGE_CALL_BYTES = 16 << 20
 
 
 def read_captured_call(subject: BaseKernel) -> tuple[CapturedCall, Path]:
@@ -385,6 +385,11 @@ def check_call_bytes(arguments: Sequence[Argument], device: str) -> int:
             "capture a smaller call, or give inputs(random)"
         )
     return size
+
+
+def is_large_call(arguments: Sequence[Argument], device: str) -> bool:
+    """Whether a call takes seconds to draw, to send and to compare. Raises `RecordError` as `check_call_bytes` does."""
+    return check_call_bytes(arguments, device) > _LARGE_CALL_BYTES
 
 
 def recorded_grid(

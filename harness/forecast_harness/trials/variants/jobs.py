@@ -38,13 +38,13 @@ from forecast_harness.trials.variants.base_runner import (
 )
 from forecast_harness.trials.variants.call_sampling import (
     CALL_REGIMES,
+    CAPTURED_VALUES,
     HUGE_REGIME,
-    LARGE_CALL_BYTES,
     CapturedCalls,
     DrawnCall,
     UserCalls,
-    check_call_bytes,
     heuristics_of,
+    is_large_call,
     unset_like,
     with_heuristics,
 )
@@ -570,8 +570,9 @@ def _examination(
 ) -> tuple[SolutionExaminer, VariantExamination]:
     """One variant's judge, and its examination; equal nonces and surveys draw equal calls."""
     plan = VerificationPlan.from_json(request["plan"])
-    if subject.captured and check_call_bytes(subject.calls[0], plan.device) > LARGE_CALL_BYTES:
-        plan = replace(plan, cases=min(plan.cases, _LARGE_CASES))
+    if subject.captured and is_large_call(subject.calls[0], plan.device):
+        # Its values of a kind are drawn once: a second case would be the same.
+        plan = replace(plan, cases=min(plan.cases, len(CAPTURED_VALUES)))
     configs = [Config.from_json(c) for c in request["configs"]]
     deterministic = bool(request["deterministic"])
     problem = VariantProblem(
@@ -594,9 +595,6 @@ def _variant_pack(subject: BaseKernel, deterministic: bool) -> Pack:
     return Pack(definition, "", (Workload("call", {}),))
 
 
-_LARGE_CASES = 4
-"""Cases of a captured call of many bytes, each of which takes seconds to draw, to send and to compare; every kind of
-values occurs, and each case has as many elements as all cases of a small call."""
 _MOST_HELD_BYTES = 1 << 29
 """The most bytes of arguments that are drawn before they are launched."""
 _NONE: TensorArrays = {}

@@ -31,7 +31,6 @@ from forecast_harness.trials.variants.base_runner import (
 )
 from forecast_harness.trials.variants.call_sampling import (
     CAPTURED_VALUES,
-    LARGE_CALL_BYTES,
     MAX_ELEMENTS,
     OTHER_SIZES,
     CallSource,
@@ -39,10 +38,10 @@ from forecast_harness.trials.variants.call_sampling import (
     DrawnCall,
     RecordedCalls,
     UserCalls,
-    check_call_bytes,
     grid_programs,
     heuristics_of,
     is_index_dtype,
+    is_large_call,
     scalar_value,
     unset_like,
     with_heuristics,
@@ -138,7 +137,7 @@ class KernelSurveyor:
 
     def _captured(self, source: CapturedCalls) -> KernelSurvey:
         """The survey of a captured call: which other values it accepts, and whether other sizes, too."""
-        values, large = [], check_call_bytes(self.subject.calls[0], self.device) > LARGE_CALL_BYTES
+        values, large = [], is_large_call(self.subject.calls[0], self.device)
         for one in CAPTURED_VALUES:
             if self._accepts(source.with_values((one,)), 1 if large else _CAPTURED_DRAWS):
                 values.append(one)
