@@ -119,18 +119,11 @@ def pipeline(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     Loads of later iterations are issued before the stores of earlier ones, so a loop must not read what
     it writes.
     """
-    fitting = []
-    for function in unit.kernels:
+    fitting: list[RangeLoop] = []
+    for function, listed in _loading_loops(unit):
         facts = FunctionFacts(unit, function)
-        for loop in loops(unit, function):
-            fits = (
-                loop.innermost
-                and not loop.has_dots
-                and not loop.may_exit_early
-                and "num_stages" not in loop.options
-            )
-            if fits and "load" in unit.effects(loop.node.body) and loads_may_move(facts, loop.node.body):
-                fitting.append(loop)
+        plain = [loop for loop in listed if "num_stages" not in loop.options]
+        fitting += [loop for loop in plain if loads_may_move(facts, loop.node.body)]
     if not fitting:
         return
     for place, stages in enumerate(STAGES):
@@ -143,12 +136,7 @@ def pipeline(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 
 def unroll(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`loop_unroll_factor` on innermost loops with loads: more of them in flight, fewer branches."""
-    fitting = []
-    for function in unit.kernels:
-        for loop in loops(unit, function):
-            fits = loop.innermost and not loop.has_dots and not loop.may_exit_early and not loop.options
-            if fits and "load" in unit.effects(loop.node.body):
-                fitting.append(loop)
+    fitting = [loop for _, listed in _loading_loops(unit) for loop in listed if not loop.options]
     if not fitting:
         return
     for place, factor in enumerate(FACTORS):
@@ -156,6 +144,22 @@ def unroll(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
             with_options(unit, fitting, {"loop_unroll_factor": factor}),
             f"{_count(fitting)} unrolled {factor} times (tl.range loop_unroll_factor={factor})",
             5.0 - 2.0 * place,
+        )
+
+
+def _loading_loops(unit: SourceUnit) -> Iterator[tuple[ast.FunctionDef, list[RangeLoop]]]:
+    """The innermost loops of each kernel that load, have no dot and run to their end."""
+    for function in unit.kernels:
+        yield (
+            function,
+            [
+                loop
+                for loop in loops(unit, function)
+                if loop.innermost
+                and not loop.has_dots
+                and not loop.may_exit_early
+                and "load" in unit.effects(loop.node.body)
+            ],
         )
 
 
