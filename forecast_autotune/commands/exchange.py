@@ -268,11 +268,10 @@ def clear_kept(name: str, options: argparse.Namespace, output: Output) -> int:
     if getattr(options, "device", None):
         raise UsageError(f"{why}: leave --device out")
     store = open_named_store(options, to_read=False)
-    calls = [] if store.captures is None else store.captures.every()
     kept: dict[str, Callable[[str | None], Sized]] = {
         "variants": store.variants_of,
         "advice": store.advice_of,
-        "captures": lambda kernel: list(calls),
+        "captures": lambda _: [] if store.captures is None else list(store.captures.every()),
     }
     held = len(kept[name](options.kernel))
     before = "advice on " if name == "advice" else ""

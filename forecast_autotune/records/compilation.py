@@ -106,7 +106,7 @@ def probable_compilations(known: Sequence[Compilation]) -> list[ProbableCompilat
     for group in groups.values():
         varied = [n for n in group[0].states if len({one.states[n] for one in group}) > 1]
         types = {n: next((one.types[n] for one in group if one.types[n]), "") for n in varied}
-        # What is too improbable goes as soon as it is: all combinations would be 3 to the number of arguments.
+        # Improbable ones go at once: all combinations would be 3 to the number of arguments.
         chances: list[tuple[dict[str, str], float]] = [({}, 1.0)] if varied else []
         for name in varied:
             counts = Counter(one.states[name] for one in group)

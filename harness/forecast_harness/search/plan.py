@@ -109,7 +109,7 @@ def puct_scores(view: BatchView) -> dict[str, float]:
     - Counts are derived from the number of expansions per node, which includes batches under way: what a batch
       before has just expanded loses its bonus although its children are not known yet.
     - An expansion counts whether or not a valid child came of it; there, failed ones count as well.
-    - What is measured enters the archive, as it does there with as many measurements as places per parent; an
+    - Measured nodes enter the archive, as they do there with as many measurements as places per parent; an
       expanded node of which no child ran keeps its own reward as Q.
     - With several parents, a node descends from the first.
     - Nodes of which nothing more can be made are ranked, and never selected.

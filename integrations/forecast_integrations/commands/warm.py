@@ -142,7 +142,7 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     }
     lines = _lines(listed, options.plan, data) if listed or not binaries else []
     output.emit(data, *lines, *_compilation_lines(binaries, compiled, options.plan))
-    # What can never be compiled again was said; the program compiles it, as it always did.
+    # One that can never be compiled again was named; the program compiles it, as it always did.
     return 1 if failed or any(one.fails for one in compiled) else 0
 
 

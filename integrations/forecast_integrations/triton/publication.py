@@ -86,9 +86,8 @@ def print_timed_candidate(call: KernelCall, candidate: Candidate) -> None:
 
 def follow_up(settings: Settings, store: Store, kernel: Kernel, call: KernelCall, decision: Decision) -> None:
     """Keep for `warm` what a tuner has just chosen, and have a language model write advice where that is asked for."""
-    if (
-        decision.median_ms is not None
-    ):  # else this process may not have compiled it, and is not to before its launch
+    # Without a time this process may not have compiled it, and is not to before its launch.
+    if decision.median_ms is not None:
         with suppress(Exception):
             RECORDER.note_choice(lambda: call.compile(decision.chosen), store)
     if settings.advice == "background":
