@@ -238,7 +238,7 @@ def clear(options: argparse.Namespace, output: Output) -> int:
         raise UsageError("--variants, --advice and --captures exclude each other: clear one, then the other")
     for name in _KEPT:
         if getattr(options, name):
-            return clear_kept(name, options, output)
+            return _clear_kept(name, options, output)
     store = open_named_store(options, to_read=False)
     held = store.counts(options.kernel, options.device)
     if held != StoredCounts() and not options.yes:
@@ -262,10 +262,10 @@ _KEPT = {
 """What a store keeps beside its measurements: why no device can be named, and the noun that is counted."""
 
 
-def clear_kept(name: str, options: argparse.Namespace, output: Output) -> int:
+def _clear_kept(name: str, options: argparse.Namespace, output: Output) -> int:
     """Remove the variants, advice or captures of kernels whose name contains `--kernel`, after asking."""
     why, noun = _KEPT[name]
-    if getattr(options, "device", None):
+    if options.device:
         raise UsageError(f"{why}: leave --device out")
     store = open_named_store(options, to_read=False)
     kept: dict[str, Callable[[str | None], Sized]] = {

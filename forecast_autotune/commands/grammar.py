@@ -287,7 +287,7 @@ def _store(commands: Commands) -> None:
     group = commands.group("store", "merge, compare, check and ship stores", "commands", "COMMAND")
     _merge(group)
     _diff(group)
-    _verify(group)
+    _check(group)
     _gc(group)
     _bundle(group)
     _install(group)
@@ -319,20 +319,20 @@ def _diff(group: Commands) -> None:
     store_option(diff)
 
 
-def _verify(group: Commands) -> None:
-    verify = group.add(
-        "verify",
-        "forecast_autotune.commands.stores:verify_stores",
+def _check(group: Commands) -> None:
+    check = group.add(
+        "check",
+        "forecast_autotune.commands.stores:check_stores",
         "check every file of stores and bundles; exit status 1 if anything is wrong",
         examples=(
-            "store verify",
-            "store verify bundle",
+            "store check",
+            "store check bundle",
         ),
     )
-    verify.add_argument(
+    check.add_argument(
         "places", nargs="*", metavar="PLACE", help="stores, bundles and addresses (default: --store)"
     )
-    store_option(verify)
+    store_option(check)
 
 
 def _gc(group: Commands) -> None:

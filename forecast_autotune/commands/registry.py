@@ -29,7 +29,7 @@ MOST_SECONDS = 1e8
 """Three years."""
 _SHOWN_CHARS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_DEVICE = re.compile(r"cpu|[0-9]{1,4}")
+_DEVICE = re.compile(r"cpu|cuda|[0-9]{1,4}")
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class SettingText:
 
 
 def device_number(text: str) -> str:
-    """An `argparse` type: `cpu`, or a device's number. Raises `argparse.ArgumentTypeError`."""
+    """An `argparse` type: `cpu`, `cuda` or a device's number. Raises `argparse.ArgumentTypeError`."""
     if not _DEVICE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"must be cpu or a device's number, got {_shown(text)}")
+        raise argparse.ArgumentTypeError(f"must be cpu, cuda or a device's number, got {_shown(text)}")
     return text
 
 

@@ -1,4 +1,4 @@
-"""`store merge`, `diff`, `verify`, `gc`, `bundle` and `install`."""
+"""`store merge`, `diff`, `check`, `gc`, `bundle` and `install`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def verify_stores(options: argparse.Namespace, output: Output) -> int:
+def check_stores(options: argparse.Namespace, output: Output) -> int:
     """Read everything in stores and bundles; say what is wrong."""
     places = options.places or [str(own_root(options, to_read=True))]
     checked = [_checked(place) for place in places]

@@ -253,7 +253,7 @@ def test_a_bundle_is_downloaded_from_a_hub(
     (command,) = [shlex.split(line) for line in text.splitlines() if line.startswith("hf download")]
     assert command[2] == "OWNER/tuned-kernels"
     place = command[command.index("--local-dir") + 1]
-    assert f"forecast-autotune store verify {place}/h200\n" in text
+    assert f"forecast-autotune store check {place}/h200\n" in text
     assert f"FORECAST_AUTOTUNE_STORES={place}/h200\n" in text
     downloads.snapshot_download(
         "owner/tuned-kernels",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune import frameworks
-from forecast_autotune.commands.exchange import clear_kept
 from forecast_autotune.commands.output import CommandError, Output, UsageError, output_path, require_packages
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
@@ -36,20 +35,17 @@ _MAX_SHOWN_SKIPS = 5
 
 
 def advise(options: argparse.Namespace, output: Output) -> int:
-    """Ask for advice, take it from files, list or remove it; 1 if one was refused or there was nothing to ask about."""
+    """Ask for advice, take it from files, or list it; 1 if one was refused or there was nothing to ask about."""
     named = {
         "KERNEL": options.what is not None,
         "--stored": options.stored,
         "--library": options.library is not None,
         "--from": bool(options.sources),
         "--list": options.list,
-        "--clear": options.clear,
     }
     if sum(named.values()) != 1:
         given = " and ".join(name for name, there in named.items() if there) or "none"
         raise UsageError(f"advise takes one of {', '.join(named)}; given: {given}")
-    if options.clear:
-        return clear_kept("advice", options, output)
     if options.list:
         return _list(options, output)
     if options.to is not None:

@@ -9,6 +9,7 @@ from forecast_autotune.commands.registry import SECONDS, Commands, IntegerRange,
 CODE_PATHS = ("auto", "machine-code", "host-code")
 """How Triton sources come to the clock."""
 KERNEL_HELP = "a kernel: KERNEL.py:FN, or package.module:FN of an installed package"
+DEVICE_HELP = "run there: cuda (default, if there is one), cpu"
 CASES = IntegerRange(1, 100_000)
 
 
@@ -98,11 +99,7 @@ def variants(commands: Commands) -> None:
     )
     parser.add_argument("--kernel", metavar="TEXT", help="with list: only kernels whose name contains this")
     store_option(parser)
-    parser.add_argument(
-        "--device", type=device_number, metavar="N", help="a device's number, or cpu (default: 0, if any)"
-    )
-    parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
-    parser.add_argument("--cases", type=CASES, default=12, metavar="N", help="launches with varied inputs")
+    _contained(parser, 12)
 
 
 def advise(commands: Commands) -> None:
@@ -111,7 +108,7 @@ def advise(commands: Commands) -> None:
         "advise",
         "forecast_harness.commands.advise:advise",
         "have a language model write down, once per kernel source, what its time depends on",
-        usage="forecast-autotune advise [options] (KERNEL | --stored | --library PKG | --list | --clear)",
+        usage="forecast-autotune advise [options] (KERNEL | --stored | --library PKG | --list)",
         epilog="Advice is kept in the store by source, and followed as far as measurements bear it out.",
         examples=(
             "advise kernels.py:softmax --llm http://localhost:8000/v1#model",
@@ -150,20 +147,19 @@ def advise(commands: Commands) -> None:
         help="with --library: write the advice on its kernels as it ships in a wheel (.jsonl)",
     )
     parser.add_argument("--list", action="store_true", help="show what advice there is")
-    parser.add_argument("--clear", action="store_true", help="remove advice")
-    parser.add_argument("--yes", action="store_true", help="with --clear: do not ask")
     parser.add_argument("--kernel", metavar="TEXT", help="only kernels whose name contains this")
     store_option(parser)
 
 
 def _judged(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", type=device_number, metavar="N", help="a device's number, or cpu (default: 0, if any)"
-    )
-    parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
-    parser.add_argument("--cases", type=CASES, default=18, metavar="N", help="launches with varied inputs")
+    _contained(parser, 18)
     parser.add_argument("--language", choices=("torch", "triton", "cuda"), help="default: by the file's text")
-    parser.add_argument("--trace", metavar="FILE", help="append verdicts and times to this .jsonl file")
+
+
+def _contained(parser: argparse.ArgumentParser, cases: int) -> None:
+    parser.add_argument("--device", type=device_number, metavar="DEVICE", help=f"{DEVICE_HELP}, or a number")
+    parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
+    parser.add_argument("--cases", type=CASES, default=cases, metavar="N", help="launches with varied inputs")
 
 
 def path_option(parser: argparse._ActionsContainer) -> None:
@@ -172,6 +168,6 @@ def path_option(parser: argparse._ActionsContainer) -> None:
         "--path",
         choices=CODE_PATHS,
         default="auto",
-        help="Triton sources on a GPU: compiled without it and launched by a process that runs none of their Python "
-        "(machine-code), or run in a sandbox (host-code); auto: the first, where it proves to work (default)",
+        help="launch Triton sources on a GPU without their Python (machine-code), or in a sandbox (host-code); auto: "
+        "the first, where it works",
     )

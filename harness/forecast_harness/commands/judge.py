@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.errors import RecordError
-from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records.named_lines import read_document
-from forecast_autotune.store.files import append
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, CudaDeclaration, read_cuda_declaration
 from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE
@@ -115,7 +111,6 @@ def verify(options: argparse.Namespace, output: Output) -> int:
     from forecast_harness.verify.run import verify as judge
 
     require_packages("verify", "torch")
-    _check_trace(options)
     problem = open_problem(options.pack)
     pack, plan = problem.pack, build_plan(options)
     named = [] if options.solution is None else [options.solution]
@@ -129,7 +124,6 @@ def verify(options: argparse.Namespace, output: Output) -> int:
         return 1 if refused else 0
     data = {**verdict.to_json(), "level": level}
     output.emit(data, *_verdict_lines(verdict, level))
-    _trace(options, [data])
     return 0 if verdict.accepted else 1
 
 
@@ -144,7 +138,6 @@ def _verify_kernel(options: argparse.Namespace, output: Output) -> int:
     from forecast_harness.trials.variants.verify import VARIANT_PLAN, survey, verify_variant
 
     require_packages("verify", "torch", "triton")
-    _check_trace(options)
     store = Store.default()
     kernel, plan = UserKernel.of(options.pack, store), replace(build_plan(options), timed=VARIANT_PLAN.timed)
     text = kernel.text if options.solution is None else read_document(Path(options.solution))
@@ -166,7 +159,6 @@ def _verify_kernel(options: argparse.Namespace, output: Output) -> int:
     data = [{**v.to_json(), "level": level} for v in verdicts]
     lines = [line for v in verdicts for line in _verdict_lines(v, level)]
     output.emit({"kernel": kernel.kernel.name, "verdicts": data}, *lines)
-    _trace(options, data)
     return 0 if all(v.accepted for v in verdicts) else 1
 
 
@@ -179,7 +171,6 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     from forecast_harness.verify.run import check_pack
 
     require_packages("bench", "torch")
-    _check_trace(options)
     problem = open_problem(options.pack)
     pack, plan = problem.pack, build_plan(options)
     first_named = [] if options.against is None else [options.against]
@@ -201,7 +192,6 @@ def bench(options: argparse.Namespace, output: Output) -> int:
         output.remark(text)
     data = [{**e.to_json(), "type": "contest", "schema": 1, "level": level} for e in entries]
     output.emit({"pack": pack.definition.name, "entries": data}, _table(entries), *_notes(entries))
-    _trace(options, data)
     return 0 if any(e.outcome for e in entries) else 1
 
 
@@ -251,8 +241,8 @@ def build_plan(options: argparse.Namespace) -> VerificationPlan:
     from forecast_harness.verify.plan import VerificationPlan
 
     number = options.device
-    if number is None:
-        number = next(map(str, device.visible_devices()), "cpu")
+    if number in (None, "cuda"):
+        number = next(map(str, device.visible_devices()), number or "cpu")
     if number == "cpu":
         return VerificationPlan(cases=options.cases)
     if not number.isdigit() or int(number) >= device.device_count():
@@ -306,29 +296,6 @@ def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
     if solution.language is Language.TRITON:
         require_packages(f"{solution.name}, which is written in Triton,", "triton")
     return solution
-
-
-def _check_trace(options: argparse.Namespace) -> None:
-    """Raises `UsageError` for a `--trace` that cannot be written, before anything is judged for it."""
-    if options.trace is None:
-        return
-    path = Path(options.trace)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--trace must be a file that can be written, and {path} is none: name another")
-
-
-def _trace(options: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
-    if options.trace is None:
-        return
-    path, payload = (
-        Path(options.trace),
-        "".join(f"{json.dumps(x, allow_nan=False)}\n" for x in lines).encode(),
-    )
-    if path.exists() and not path.is_file():  # a device or a pipe
-        with open_named_output(path) as stream:
-            stream.write(payload)
-    else:
-        append(path, payload, exclusive=True)
 
 
 def _pack_lines(pack: Pack, refused: list[str]) -> list[Any]:

@@ -13,7 +13,7 @@ from forecast_autotune.commands.registry import (
     IntegerRange,
     RealRange,
 )
-from forecast_harness.commands.grammar import path_option
+from forecast_harness.commands.grammar import DEVICE_HELP, path_option
 
 
 def search(commands: Commands) -> None:
@@ -232,7 +232,7 @@ def _shared_budget(parser: argparse.ArgumentParser) -> None:
 
 
 def _device_option(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda, if there is one")
+    group.add_argument("--device", choices=("cpu", "cuda"), help=DEVICE_HELP)
 
 
 def _model_limits(group: argparse._ActionsContainer, tokens: str, money: str) -> None:

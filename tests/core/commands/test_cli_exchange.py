@@ -46,7 +46,7 @@ def test_what_a_file_repeats_counts_once(file: Path, root: Path, capsys: Capture
     assert main(["import", str(file), "--json"]) == 0
     counts = {"problems": 1, "measurements": 15, "added": 0, "variants": 0}
     assert shown(capsys) == {**counts, "store": str(root)}
-    assert main(["store", "verify"]) == 0
+    assert main(["store", "check"]) == 0
     assert "16 rows (1 problem, 15 measurements, 0 decisions), 0 faults" in " ".join(
         capsys.readouterr().out.split()
     )

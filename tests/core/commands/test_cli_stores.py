@@ -40,7 +40,7 @@ def test_a_store_is_bundled_checked_and_merged(
     assert result["carries"] == []
     assert [(c["kernel"], c["problems"]) for c in result["covers"]] == [("matmul", 2)]
     assert result["digest"] == Bundle.open(Path(folder)).manifest.digest
-    checked = json_of(capfd, "store", "verify", folder, str(root))
+    checked = json_of(capfd, "store", "check", folder, str(root))
     assert [entry["wrong"] for entry in checked["places"]] == [[], []]
     assert json_of(capfd, "store", "merge", folder, "--into", str(tmp_path / "other"))["added"] == 10
     differing = json_of(capfd, "store", "diff", folder)["kernels"]
@@ -57,7 +57,7 @@ def test_what_is_wrong_is_told_and_costs_status_1(
     (result / "note.txt").write_text("x")
     log = next(root.rglob("log-*.jsonl"))
     log.write_bytes(log.read_bytes() + b"nonsense\n")
-    checked = json_of(capfd, "store", "verify", str(result), str(root), str(tmp_path / "nowhere"), status=1)
+    checked = json_of(capfd, "store", "check", str(result), str(root), str(tmp_path / "nowhere"), status=1)
     messages = [entry["wrong"][0] for entry in checked["places"]]
     assert "does not belong to it" in messages[0]
     assert "not a line of JSON" in messages[1]
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_told_and_costs_status_1(
     before = row_digests(source)
     assert json_of(capfd, "store", "gc")["lines"] == 1
     assert row_digests(source) == before
-    json_of(capfd, "store", "verify")
+    json_of(capfd, "store", "check")
 
 
 def test_a_bundle_is_no_target_and_a_store_not_its_own_source(
@@ -97,7 +97,7 @@ def test_a_bundle_is_read_as_a_store_and_never_written_to(
     assert json_of(capfd, "export", str(table), *given)["measurements"] == 12
     assert json_of(capfd, "store", "bundle", str(tmp_path / "again"), *given)["digest"]
     assert json_of(capfd, "store", "diff", str(tmp_path / "source"), *given)["kernels"] == []
-    json_of(capfd, "store", "verify", *given)
+    json_of(capfd, "store", "check", *given)
     writing = (
         ("import", str(table)),
         ("clear", "--yes"),
@@ -131,12 +131,12 @@ def test_what_a_newer_release_keeps_is_told_and_stays(
     damaged.write_bytes(b"{")
     before = newer.read_bytes()
     (root / "v2").mkdir()
-    wrong = json_of(capfd, "store", "verify", status=1)["places"][0]["wrong"]
+    wrong = json_of(capfd, "store", "check", status=1)["places"][0]["wrong"]
     assert len(wrong) == 3
     assert all(text.endswith(("upgrade forecast-autotune", "`store gc` removes it")) for text in wrong)
     assert json_of(capfd, "store", "gc")["decisions"] == 1
     assert not damaged.exists()
-    assert len(json_of(capfd, "store", "verify", status=1)["places"][0]["wrong"]) == 2
+    assert len(json_of(capfd, "store", "check", status=1)["places"][0]["wrong"]) == 2
     assert json_of(capfd, "store", "merge", str(filled(tmp_path / "other").root))["added"] == 1
     assert main(["show"]) == 0
     assert "v2 is of a newer release and not read" in capfd.readouterr().err
@@ -164,7 +164,7 @@ def test_a_place_that_is_not_there_is_wrong_usage(
         for words in (("merge",), ("diff",)):
             assert main(["store", *words, str(place)]) == 2
             assert message in capfd.readouterr().err
-        assert message in json_of(capfd, "store", "verify", str(place), status=1)["places"][0]["wrong"][0]
+        assert message in json_of(capfd, "store", "check", str(place), status=1)["places"][0]["wrong"][0]
 
 
 def test_a_store_is_a_folder_with_a_name(
@@ -172,14 +172,14 @@ def test_a_store_is_a_folder_with_a_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     filled(tmp_path)
-    for words in (("clear", "--yes"), ("show",), ("doctor",), ("store", "verify")):
+    for words in (("clear", "--yes"), ("show",), ("doctor",), ("store", "check")):
         assert main([*words, "--store", ""]) == 2
         assert "an empty name is no directory" in capfd.readouterr().err
         assert main([*words, "--store", "redis://:secret@localhost:1/0"]) == 2
         message = capfd.readouterr().err
         assert "redis://... is an address, not a directory: name it in FORECAST_AUTOTUNE_REMOTE" in message
         assert "secret" not in message
-    assert main(["store", "verify", ""]) == 2
+    assert main(["store", "check", ""]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["v1"]
 
 

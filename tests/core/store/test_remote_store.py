@@ -354,7 +354,7 @@ def test_stores_are_merged_with_a_remote_store_by_command(
     assert row_digests(StoreFolder(root)) == row_digests(source)
     assert main(["store", "diff", str(source.root), address]) == 0
     assert "the two hold the same" in capfd.readouterr().out
-    assert main(["store", "verify", address]) == 0
+    assert main(["store", "check", address]) == 0
     assert "20 rows (4 problems, 12 measurements, 4 decisions), 0 faults" in capfd.readouterr().out
     assert main(["store", "merge", "redis://user:secret@host/0"]) == 2
     assert "secret" not in capfd.readouterr().err

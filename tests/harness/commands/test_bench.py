@@ -162,25 +162,14 @@ def test_a_broken_pack_is_the_harness_fault(judging: SandboxLane) -> None:
 
 def test_verify_prints_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "wrong.py").write_text("def run(x):\n    return x\n")
-    trace = tmp_path / "trace.jsonl"
-    options = ["--device", "cpu", "--cases", "3", "--trace", str(trace)]
+    options = ["--device", "cpu", "--cases", "3"]
     assert main(["verify", "softmax", "torch_plain", *options]) == 0
     assert "torch_plain on softmax: accepted" in capsys.readouterr().out
     assert main(["verify", "softmax", str(tmp_path / "wrong.py"), "--json", *options]) == 1
     said = json.loads(capsys.readouterr().out)
     assert (said["judgement"], said["reasons"][0]["code"]) == ("rejected", "aliases_input")
-    lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert [line["judgement"] for line in lines] == ["accepted", "rejected"]
-    assert all(line["type"] == "verdict" and line["facts"]["harness"] for line in lines)
-
-
-@pytest.mark.slow
-def test_a_verdict_is_printed_before_its_trace_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--device", "cpu", "--cases", "3", "--trace", "/dev/full"]
-    assert main(["verify", "softmax", "torch_plain", *options]) == 1
-    said = capsys.readouterr()
-    assert "torch_plain on softmax: accepted" in said.out
-    assert "No space left" in said.err
+    assert said["type"] == "verdict"
+    assert said["facts"]["harness"]
 
 
 def test_verify_judges_a_pack_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,11 +199,6 @@ def test_bench_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["verify", "softmax", "torch_plain", "--device", "77"], "--device 77"),
         (["verify", "softmax", "torch_plain", "--device", "cpu", "--level", "none"], "--level must be"),
         (["verify", "softmax", "torch_plain", "--cases", "0"], "--cases: must be"),
-        (
-            ["verify", "softmax", "torch_plain", "--device", "cpu", "--trace", "no/x"],
-            "--trace must be a file",
-        ),
-        (["bench", "softmax", "torch_plain", "--device", "cpu", "--trace", "/"], "--trace must be a file"),
         (
             ["verify", "softmax", "torch_plain", "--device", "cpu", "--language", "cuda"],
             "--language cuda is for",

@@ -248,8 +248,9 @@ def test_taking_listing_and_clearing(tmp_path: Path, capsys: Capture) -> None:
     assert main(["advise", "--from", str(tmp_path / "store"), "--store", other]) == 0
     assert "1 there already" in capsys.readouterr().out
     assert Store(tmp_path / "other").advice("0" * 64) == one
-    assert main(["advise", "--clear"]) == 2, "nobody can be asked here"
-    assert main(["advise", "--clear", "--yes", "--kernel", "nobody"]) == 0
+    assert main(["clear", "--advice"]) == 2, "nobody can be asked here"
+    assert main(["clear", "--advice", "--device", "H200", "--yes"]) == 2
+    assert main(["clear", "--advice", "--yes", "--kernel", "nobody"]) == 0
     assert kept(tmp_path)
     assert main(["clear", "--advice", "--yes"]) == 0
     assert not kept(tmp_path)
