@@ -164,8 +164,11 @@ class Parser(argparse.ArgumentParser):
             raise
 
     def error(self, message: str) -> NoReturn:
-        """Leave printing to `main`, so that all errors look alike."""
-        raise UsageError(f"{message} (`{self.prog} --help` explains)")
+        """Leave printing to `main`, so that all errors look alike; of a missing value, with an example."""
+        option = re.match(r"argument (?:\S+/)?(--\S+): expected ", message)
+        shown = [e for e in self.examples if option and f"{option[1]} " in e][:1]
+        examples = "".join(f", as in `{example}`" for example in shown)
+        raise UsageError(f"{message}{examples} (`{self.prog} --help` explains)")
 
 
 class Commands:

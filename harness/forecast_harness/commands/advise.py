@@ -129,7 +129,10 @@ def layer_of(records: Sequence[Advice]) -> bytes:
 def _ask(options: argparse.Namespace, output: Output) -> int:
     spec = options.llm or Settings.from_environment().llm
     if not spec:
-        raise UsageError("advise asks a language model: name it with --llm, as in FORECAST_AUTOTUNE_LLM")
+        raise UsageError(
+            "advise asks a language model: name it by --llm or FORECAST_AUTOTUNE_LLM, as in "
+            "--llm 'http://localhost:8000/v1?model=NAME'"
+        )
     from forecast_autotune.llm.providers import provider
 
     provider().check(spec)

@@ -1,33 +1,35 @@
-"""One line of counts while a command works: written over itself on a terminal, anew every two seconds elsewhere."""
+"""The stage of a command at work: one line in place on a terminal; elsewhere a line per stage, and one a minute."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from forecast_autotune.commands.output import SILENCE_S
 from forecast_autotune.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_TERMINAL_INTERVAL_S, _PIPE_INTERVAL_S = 0.5, 2.0
+_INTERVAL_S = 0.5
 
 
 class CountLine:
     """Shows what `text()` says, at once and while it lasts; use as a context manager.
 
-    A terminal's line is written anew with the seconds spent. Elsewhere a line is written every two seconds, so that a
-    log shows that work goes on: a text that has not changed with the seconds spent. The last text is always shown.
+    A terminal's line is written anew with the seconds spent. Elsewhere a text is written when more of it changed than
+    its numbers, and after a minute without a line, with the seconds spent. The last text is always shown.
     """
 
     def __init__(self, console: Console, text: Callable[[], str]) -> None:
         self._console, self._text = console, text
         self._ended = threading.Event()
         self._shown, self._width = "", 0
-        self._began = time.monotonic()
+        self._began = self._shown_at = time.monotonic()
 
     def __enter__(self) -> CountLine:
         self._show()
@@ -40,26 +42,31 @@ class CountLine:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        self._show()
+        self._show(last=True)
         if self._console.is_terminal:
             self._console.file.write("\n")
             self._console.file.flush()
 
     def _repeat(self) -> None:
-        interval = _TERMINAL_INTERVAL_S if self._console.is_terminal else _PIPE_INTERVAL_S
-        while not self._ended.wait(interval):
-            self._show(again=True)
+        while not self._ended.wait(_INTERVAL_S):
+            self._show()
 
-    def _show(self, *, again: bool = False) -> None:
-        """Write the text; elsewhere than on a terminal one that was written already only `again`."""
-        text = printable(self._text())
-        timed = f"{text} ({time.monotonic() - self._began:.0f} s)"
+    def _show(self, *, last: bool = False) -> None:
+        """Write the text on a terminal; elsewhere where it says something new."""
+        text, now = printable(self._text()), time.monotonic()
+        timed = f"{text} ({now - self._began:.0f} s)"
         if self._console.is_terminal:
             line = timed[: max(1, self._console.width - 1)]
             self._console.file.write(f"\r{line:{self._width}}")
             self._console.file.flush()
             self._width = len(line)
-        elif again or text != self._shown:
-            line = timed if text == self._shown else text
+            return
+        is_new = (text if last else _stage(text)) != (self._shown if last else _stage(self._shown))
+        if is_new or (not last and now - self._shown_at >= SILENCE_S):
+            line = timed if self._shown else text
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-        self._shown = text
+            self._shown, self._shown_at = text, now
+
+
+def _stage(text: str) -> str:
+    return re.sub(r"\d+", "", text)

@@ -111,7 +111,7 @@ def advise(commands: Commands) -> None:
         usage="forecast-autotune advise [options] (KERNEL | --stored | --library PKG | --list)",
         epilog="Advice is kept in the store by source, and followed as far as measurements bear it out.",
         examples=(
-            "advise kernels.py:softmax --llm http://localhost:8000/v1#model",
+            "advise kernels.py:softmax --llm 'http://localhost:8000/v1?model=NAME'",
             "advise --stored --from answered.jsonl",
             "advise --library mylib --to src/mylib/data/advice.jsonl",
             "advise --list",

@@ -101,6 +101,7 @@ def open_problem(text: str) -> JudgedProblem:
 
 COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
 """Of verdicts."""
+PACK_CHECK = "checking that the pack tells right from wrong"
 
 
 def verify(options: argparse.Namespace, output: Output) -> int:
@@ -115,9 +116,10 @@ def verify(options: argparse.Namespace, output: Output) -> int:
     pack, plan = problem.pack, build_plan(options)
     named = [] if options.solution is None else [options.solution]
     solution = next(iter(_solutions(options, problem, named, plan)), None)
-    work = f"judging {pack.definition.name if solution is None else solution.name} in a sandbox"
-    with CountLine(output.errors, lambda: work), open_lane(options, plan) as lane:
+    work = [PACK_CHECK]
+    with CountLine(output.errors, lambda: work[-1]), open_lane(options, plan) as lane:
         refused, level = check_pack(pack, lane), lane.level.name
+        work += [] if solution is None else [f"judging {solution.name} in a sandbox"]
         verdict = None if refused or solution is None else judge(pack, solution, lane, plan=plan)
     if verdict is None:
         output.emit({"pack": pack.definition.name, "refused": refused}, *_pack_lines(pack, refused))
@@ -178,15 +180,24 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     against = solutions.pop(0) if first_named else None
     if len(solutions) + (against is not None) < 2:
         raise UsageError("bench needs something to compare: give another SOLUTION, or --against REF")
-    work, remarks = f"timing {', '.join(s.name for s in solutions)}", list[str]()
-    with CountLine(output.errors, lambda: work), open_lane(options, plan) as lane:
+    work, remarks = [PACK_CHECK], list[str]()
+    with CountLine(output.errors, lambda: work[-1]), open_lane(options, plan) as lane:
         if refused := check_pack(pack, lane):
             raise CommandError(
                 f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}"
             )
         rules = replace(DEFAULT_RULES, seconds=options.seconds, wall=options.seconds)
         first = _first_contest(options, remarks, problem, plan, rules)
-        entries = contest(pack, solutions, lane, against=against, plan=plan, rules=rules, first_contest=first)
+        entries = contest(
+            pack,
+            solutions,
+            lane,
+            against=against,
+            plan=plan,
+            rules=rules,
+            first_contest=first,
+            watch=work.append,
+        )
         level = lane.level.name
     for text in remarks:
         output.remark(text)
@@ -337,12 +348,12 @@ def _table(entries: list[BenchResult]) -> Any:
     from rich.table import Table
 
     works = list(dict.fromkeys(name for e in entries for name in e.labels))
-    table = Table("solution", "outcome", "gain", "blocks")
+    table = Table("solution", "outcome", "speed-up", "rounds")
     for name in works:
         table.add_column(f"{name}, us", justify="right")
     for entry in entries:
         blocks = "+".join(str(d["blocks"]) for d in entry.duels)
-        gain = "" if entry.gain is None else f"{entry.gain:+.1%}"
+        gain = "" if entry.gain is None else f"{1 + entry.gain:.3f}x"
         peaks = _peaks(entry)
         times = [f"{1e3 * entry.labels[w].median_ms:.1f}" if w in entry.labels else "" for w in works]
         times = [f"{t}\n{peaks[w]:,} B" if w in peaks else t for t, w in zip(times, works, strict=True)]

@@ -21,6 +21,7 @@ from forecast_autotune import frameworks
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.file_access import misplaced_file, open_named_output
 from forecast_autotune.shared_setting import rare_collections
+from forecast_harness.commands.judge import PACK_CHECK
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE
 from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE
 
@@ -243,7 +244,7 @@ def _search(
         stack.callback(_remove_unbegun, folder)
         checking = None
         if not options.resume and target.kind is TargetKind.PACK:
-            tell("checking that the pack tells right from wrong")
+            tell(PACK_CHECK)
             checker = stack.enter_context(ThreadPoolExecutor(1, "pack-check"))
             checking = checker.submit(_require_sound_pack, target, device)
         lanes = stack.enter_context(

@@ -142,7 +142,7 @@ def improve(commands: Commands) -> None:
         "SCRIPT or MODULE belongs to the program. Ctrl-C keeps what is done; --resume goes on.",
         examples=(
             "improve train.py",
-            "improve --seconds 600 --llm http://localhost:8000/v1#model --patch faster.diff train.py --steps 20",
+            "improve --seconds 600 --llm 'http://localhost:8000/v1?model=NAME' --patch faster.diff train.py --steps 20",
             "improve --step __main__:step --check __main__:evaluate -m package.train",
         ),
     )

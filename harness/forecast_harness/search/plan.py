@@ -478,7 +478,8 @@ def pending_actions(state: SearchState) -> tuple[Action, ...]:
         return ()
     if state.expired is not None:
         return _final_actions(
-            state, f"the time is up: {state.expired.seconds:.0f} s of search, and the rest to confirm"
+            state,
+            f"the time is up: {state.expired.seconds:.0f} s went to the search, the rest to confirmation",
         )
     if state.seeds[0] not in state.batch(0).open and (reason := _seed_failure(state)):
         return (StopSearch(reason),)

@@ -354,8 +354,8 @@ class SearchState:
         faster, ahead = 2**-self.best_score, self.next_to_verify
         waits = f" ({2 ** -self.scores[ahead]:.3f}x is not verified in full yet)" if ahead else ""
         return (
-            f"batch {max(self.batches, default=0)}: {len(self.nodes)} nodes, "
-            f"{self.spent.measurements} measured, {len(self.pool)} deferred, best {faster:.3f}x{waits}"
+            f"batch {max(self.batches, default=0)}: sources {len(self.nodes)}, waiting {len(self.pool)}, "
+            f"measurements {self.spent.measurements}, best {faster:.3f}x{waits}"
         )
 
     def close(self, number: int) -> None:

@@ -60,7 +60,7 @@ class SolutionBench:
     the gain that is kept is the second one's, which was not selected for being large. Solutions that fail
     verification, or are caught during a contest, have no times. `first_contest` is another way to the clock for the
     first of the two, where no candidate can touch it; where it raises `ContestUnavailable`, and for the second, it is
-    the sandbox.
+    the sandbox. `watch` gets the name of each stage.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class SolutionBench:
         limits: ResourceLimits = BENCH_LIMITS,
         *,
         first_contest: SolutionContest | None = None,
+        watch: Callable[[str], object] = str,
     ) -> None:
         self._pack, self._lane, self._plan, self._first = pack, lane, plan, first_contest
+        self._watch = watch
         self._in_sandbox = partial(_run_timing_job, pack, lane, plan, rules, limits)
         self._solution: Solution | None = None
         self.incumbent: BenchResult | None = None
@@ -81,6 +83,7 @@ class SolutionBench:
 
     def enter(self, solution: Solution, *, timed: bool = True) -> BenchResult:
         """Its standing; not `timed`: its verification alone."""
+        self._watch(f"verifying {solution.name}")
         verdict = verify(self._pack, solution, self._lane, plan=self._plan)
         entry = BenchResult(solution.name, verdict, checked=verdict.checked)
         if not (timed and verdict.accepted):
@@ -88,9 +91,7 @@ class SolutionBench:
         if self.incumbent is None or self._solution is None:
             self._solution, self.incumbent = solution, replace(entry, outcome="incumbent")
             return self.incumbent
-        entry, labels = _compare_candidate(
-            self._solution, solution, verdict, self._plan, self._first, self._in_sandbox
-        )
+        entry, labels = self._compared(self._solution, solution, verdict)
         if labels and not self.incumbent.labels:
             self.incumbent = replace(self.incumbent, labels=labels)
         if entry.gain is not None:  # every contest of the incumbent's takes other times
@@ -100,6 +101,47 @@ class SolutionBench:
             labels = {n: one.scaled(shown[n] / one.median_ms) for n, one in entry.labels.items()}
             entry = replace(entry, labels=labels)
         return entry
+
+    def _compared(
+        self, incumbent: Solution, candidate: Solution, verdict: SolutionVerdict
+    ) -> tuple[BenchResult, dict[str, TimingSummary]]:
+        """One candidate's contest and, if it wins, its confirmation; its entry and the incumbent's labels."""
+        duels: list[Mapping[str, Any]] = []
+        checked = verdict.checked
+        outcome, gain = "", None
+        labels: tuple[dict[str, TimingSummary], dict[str, TimingSummary]] = ({}, {})
+        trusted_gain: float | None = None
+        for number in range(CONTESTS):
+            value: Mapping[str, Any] | None = None
+            self._watch(f"{'confirming' if number else 'timing'} {candidate.name} against {incumbent.name}")
+            if number == 0 and self._first is not None:
+                with contextlib.suppress(ContestUnavailable):
+                    value = self._first(incumbent, candidate)
+                    trusted_gain = value["duel"]["gain"] if "duel" in value else None
+            if value is None:
+                value = self._in_sandbox(incumbent, candidate, trusted_gain)
+            if "caught" in value:
+                reasons = tuple(Reason.from_json(r) for r in value["reasons"])
+                if value["caught"] == 0:
+                    reasons = (Reason(ReasonCode.HARNESS, f"the incumbent was caught: {reasons[0].detail}"),)
+                caught = SolutionVerdict(
+                    verdict.pack,
+                    verdict.solution,
+                    reasons,
+                    verdict.hints,
+                    verdict.trials,
+                    seconds=verdict.seconds,
+                )
+                return BenchResult(candidate.name, caught, "", None, tuple(duels)), {}
+            duels.append(value["duel"])
+            checked += CheckedLaunches.from_json(value["checked"])
+            labels = (_timing_summaries(value, 0, self._plan), _timing_summaries(value, 1, self._plan))
+            before, outcome, gain = outcome, value["duel"]["outcome"], value["duel"]["gain"]
+            if outcome != ComparisonOutcome.FASTER:
+                outcome = "unconfirmed" if before == ComparisonOutcome.FASTER else outcome
+                break
+        result = BenchResult(candidate.name, verdict, str(outcome), gain, tuple(duels), labels[1], checked)
+        return result, labels[0]
 
 
 def compare_solutions(
@@ -112,9 +154,10 @@ def compare_solutions(
     rules: StoppingRules = DEFAULT_RULES,
     limits: ResourceLimits = BENCH_LIMITS,
     first_contest: SolutionContest | None = None,
+    watch: Callable[[str], object] = str,
 ) -> list[BenchResult]:
     """The standing of each in a `SolutionBench`, of `against` (default: the first accepted one) first."""
-    bench = SolutionBench(pack, lane, plan, rules, limits, first_contest=first_contest)
+    bench = SolutionBench(pack, lane, plan, rules, limits, first_contest=first_contest, watch=watch)
     everyone = [*([against] if against is not None else []), *solutions]
     results: list[BenchResult] = []
     first: int | None = None
@@ -124,52 +167,6 @@ def compare_solutions(
     if first is not None and bench.incumbent is not None:
         results[first] = bench.incumbent
     return results
-
-
-def _compare_candidate(
-    incumbent: Solution,
-    candidate: Solution,
-    verdict: SolutionVerdict,
-    plan: VerificationPlan,
-    first_contest: SolutionContest | None,
-    in_sandbox: Callable[[Solution, Solution, float | None], Mapping[str, Any]],
-) -> tuple[BenchResult, dict[str, TimingSummary]]:
-    """One candidate's contest and, if it wins, its confirmation; its entry and the incumbent's labels."""
-    duels: list[Mapping[str, Any]] = []
-    checked = verdict.checked
-    outcome, gain = "", None
-    labels: tuple[dict[str, TimingSummary], dict[str, TimingSummary]] = ({}, {})
-    trusted_gain: float | None = None
-    for number in range(CONTESTS):
-        value: Mapping[str, Any] | None = None
-        if number == 0 and first_contest is not None:
-            with contextlib.suppress(ContestUnavailable):
-                value = first_contest(incumbent, candidate)
-                trusted_gain = value["duel"]["gain"] if "duel" in value else None
-        if value is None:
-            value = in_sandbox(incumbent, candidate, trusted_gain)
-        if "caught" in value:
-            reasons = tuple(Reason.from_json(r) for r in value["reasons"])
-            if value["caught"] == 0:
-                reasons = (Reason(ReasonCode.HARNESS, f"the incumbent was caught: {reasons[0].detail}"),)
-            caught = SolutionVerdict(
-                verdict.pack,
-                verdict.solution,
-                reasons,
-                verdict.hints,
-                verdict.trials,
-                seconds=verdict.seconds,
-            )
-            return BenchResult(candidate.name, caught, "", None, tuple(duels)), {}
-        duels.append(value["duel"])
-        checked += CheckedLaunches.from_json(value["checked"])
-        labels = (_timing_summaries(value, 0, plan), _timing_summaries(value, 1, plan))
-        before, outcome, gain = outcome, value["duel"]["outcome"], value["duel"]["gain"]
-        if outcome != ComparisonOutcome.FASTER:
-            outcome = "unconfirmed" if before == ComparisonOutcome.FASTER else outcome
-            break
-    result = BenchResult(candidate.name, verdict, str(outcome), gain, tuple(duels), labels[1], checked)
-    return result, labels[0]
 
 
 def _run_timing_job(

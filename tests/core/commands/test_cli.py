@@ -18,6 +18,7 @@ from forecast_autotune.commands import grammar, main
 from forecast_autotune.commands.registry import Parser
 from forecast_autotune.commands.show import key_contains
 from forecast_autotune.commands.store_access import first_forecasts
+from forecast_autotune.llm import spec
 from forecast_autotune.records import Candidate, Config, Decision, Measurement, Outcome
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
@@ -122,6 +123,7 @@ def test_wrong_usage_and_bad_input_exit_2_with_one_line(arguments: Sequence[str]
         (["--versio", "show"], "--versio show; the nearest option is --version (`forecast-autotune --help`"),
         (["serach", "softmax"], "did you mean search? (`forecast-autotune --help`"),
         (["version"], "did you mean --version? (`forecast-autotune --help`"),
+        (["advise", "--llm"], "as in `forecast-autotune advise kernels.py:softmax --llm 'http://localhost"),
         (["replay", "--policy", "exaustive"], "did you mean exhaustive? (`forecast-autotune replay --help`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -151,7 +153,10 @@ def test_every_command_shows_examples_that_its_grammar_takes() -> None:
         for example in parser.examples:
             words = shlex.split(example)
             assert example.startswith(parser.prog), example
-            whole.parse_args(words[1:])
+            options = whole.parse_args(words[1:])
+            models = getattr(options, "llm", None) or []
+            for model in [models] if isinstance(models, str) else models:
+                spec.parsed(model, writing=True)
             assert f"  {example}\n" in parser.format_help()
 
 
@@ -345,6 +350,7 @@ NULL_DEMO = """
 import gc, sys
 from forecast_autotune.commands import grammar, main
 from forecast_autotune.commands.registry import Parser
+from forecast_autotune.llm import spec
 from forecast_integrations import demo
 from forecast_integrations.triton.null_device import null_device
 

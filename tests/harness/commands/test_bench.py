@@ -185,7 +185,10 @@ def test_bench_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     options = ["--device", "cpu", "--cases", "2", "--seconds", "1", "--json"]
     options += ["--against", str(tmp_path / "slow.py")]
     assert main(["bench", small_folder("softmax", tmp_path), "torch_plain", *options]) == 0
-    slow, plain = json.loads(capsys.readouterr().out)["entries"]
+    said = capsys.readouterr()
+    stages = [line for line in said.err.splitlines() if "torch_plain" in line or "pack" in line]
+    assert [stage.split()[0] for stage in stages[:3]] == ["checking", "verifying", "timing"], "a line a stage"
+    slow, plain = json.loads(said.out)["entries"]
     assert (slow["outcome"], plain["solution"]) == ("incumbent", "torch_plain")
     assert plain["outcome"] in ("faster", "undecided", "unconfirmed", "slower")
     assert plain["labels"]["small"]["median_ms"] > 0

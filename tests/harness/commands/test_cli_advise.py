@@ -187,6 +187,10 @@ def test_a_kernel_that_nobody_has_called(tmp_path: Path, capsys: Capture) -> Non
     assert "advice needs sizes that double is called with" in said
     assert "forecast-autotune run" in said
     assert main(["advise", f"{path}:nothing", "--llm", recorded(tmp_path, [])]) == 2
+    path.write_text(f"{path.read_text()}\nraise RuntimeError('0 active drivers')\n")
+    capsys.readouterr()
+    assert main(["advise", f"{path}:double", "--llm", recorded(tmp_path, [])]) == 1
+    assert 'below if __name__ == "__main__":' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,7 @@ def test_a_kernel_that_nobody_has_called(tmp_path: Path, capsys: Capture) -> Non
     [
         (["advise"], "advise takes one of"),
         (["advise", "--stored", "--list"], "given: --stored and --list"),
-        (["advise", "--stored"], "name it with --llm"),
+        (["advise", "--stored"], "as in --llm 'http://localhost"),
         (["advise", "--stored", "--llm", "recorded:nowhere.jsonl"], "does not exist"),
         (["advise", "--from", "nowhere.jsonl"], "nowhere.jsonl"),
     ],

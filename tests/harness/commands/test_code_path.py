@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -171,12 +171,22 @@ def test_counts_are_shown_at_once_and_at_the_end(terminal: bool) -> None:
     assert all(t.name != "count-line" for t in threading.enumerate())
 
 
-def test_a_log_shows_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(count_line, "_PIPE_INTERVAL_S", 0.01)
-    file = io.StringIO()
-    with CountLine(Console(file=file), lambda: "none of 2 judged"):
-        while file.getvalue().count("\n") < 3:
-            time.sleep(0.01)
+@pytest.mark.parametrize(("silence", "lines"), [(0.0, 3), (60.0, 1)])
+def test_a_log_has_a_line_a_minute(silence: float, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(count_line, "_INTERVAL_S", 0.001)
+    monkeypatch.setattr(count_line, "SILENCE_S", silence)
+    file, count = io.StringIO(), itertools.count()
+    looked = threading.Event()
+
+    def text() -> str:
+        number = next(count)
+        if number > 10:
+            looked.set()
+        return f"{min(number, 9)} of 9 judged"
+
+    with CountLine(Console(file=file), text):
+        assert looked.wait(30)
     first, *later = file.getvalue().splitlines()
-    assert first == "none of 2 judged"
-    assert later[0] == "none of 2 judged (0 s)", "the seconds, where nothing else changed"
+    assert first == "0 of 9 judged"
+    assert later[-1] == "9 of 9 judged (0 s)"
+    assert len(later) >= lines if lines > 1 else len(later) == lines, "no line for each number"

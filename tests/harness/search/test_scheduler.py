@@ -118,7 +118,7 @@ def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -
         assert confirmation_reserve(whole, 60.0) == kept, "by what one takes without waiting, half at most"
     apply_event(whole, Confirmed({n.id: NodeResult(Outcome.INCORRECT) for n in due.nodes}))
     assert pending_actions(whole) == (
-        StopSearch("the time is up: 46 s of search, and the rest to confirm"),
+        StopSearch("the time is up: 46 s went to the search, the rest to confirmation"),
     ), "refuted ones are not replaced any more"
 
 

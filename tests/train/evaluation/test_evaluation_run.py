@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from forecast_autotune.commands import main
 from forecast_autotune.records import Kernel, Problem
@@ -23,7 +26,7 @@ from forecast_train.evaluation.methods import (
     NearestProblemBaseline,
     methods,
 )
-from forecast_train.evaluation.summary import HEADLINE_FIGURES
+from forecast_train.evaluation.summary import HEADLINE_FIGURES, shown
 
 FEW = ("random", "first", "formula", "analytic")
 
@@ -147,6 +150,10 @@ def test_a_summary_says_what_is_not_beaten(tables: list[Table]) -> None:
     summary = summarize(evaluate(tables, methods=fits, seeds=1), subject="oracle", draws=50)
     copies = {u.figure for u in summary.unbeaten if u.method == "copy"}
     assert copies == set(HEADLINE_FIGURES)
+    page = io.StringIO()
+    Console(file=page, width=132).print(shown(summary))
+    assert "best of 3 or 10%, measured" in page.getvalue()
+    assert not re.search(r"(?:static|adaptive|default)\.", page.getvalue()), "names of the code"
     assert "static.top1" not in {u.figure for u in summary.unbeaten if u.method == "first"}
     data = summary.to_json()
     figure = data["methods"]["first"]["figures"]["static.top1"]

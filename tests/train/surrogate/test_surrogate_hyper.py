@@ -63,7 +63,12 @@ def test_no_surrogate_forecasts_a_kernel_that_it_was_fitted_to(monkeypatch: pyte
 
     monkeypatch.setattr(hyperparameters, "fit", noting)
     monkeypatch.setattr(hyperparameters, "fit_hyper", asking)
-    result, likelihood = hyperparameters.fit_all(tables(), recipe=SMALL)
+    steps: list[tuple[int, int, str]] = []
+    result, likelihood = hyperparameters.fit_all(
+        tables(), recipe=SMALL, progress=lambda *step: steps.append(step)
+    )
+    assert all(done < total for done, total, _ in steps)
+    assert {what for *_, what in steps} == {"groups of families left out", "steps"}
     assert np.isfinite(likelihood)
     assert result != SMALL.hyper
     assert len(fitted_to) == 4, "one per family"

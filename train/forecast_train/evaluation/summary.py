@@ -235,18 +235,27 @@ def _reliability(rows: Sequence[EvaluationRow]) -> list[metrics.ReliabilityBin]:
     return metrics.reliability_of(metrics.bin_sums(stated, np.array([_slow(r) for r in rows]) > 0))
 
 
+def _budget_text(name: str) -> str:
+    """`best of 3 or 10%` for `max3_10%`: so many configs, or that share of the list where it is more."""
+    return name.replace("max", "best of ").replace("_", " or ").replace("top", "best of ")
+
+
 _STATIC_COLUMNS = {
-    **{name.replace("_", ", "): f"static.{name}" for name in ("top1", "top3", STATIC_BUDGETS[2])},
+    **{_budget_text(name): f"static.{name}" for name in ("top1", "top3", STATIC_BUDGETS[2])},
     "rank corr.": "static.spearman",
     "in 90 %": "static.coverage.90%",
 }
 _MEASURED_COLUMNS = {
-    **{name.replace("_", ", "): f"adaptive.{name}" for name in BUDGETS},
+    **{_budget_text(name): f"adaptive.{name}" for name in BUDGETS},
     "beyond": "default.beyond_tolerance",
     "stated": "default.mean_stated_risk",
     "ECE risk": "default.ece_risk",
     f"share n>={LONG_LIST}": "default.measured_share.long",
     f"n<{LONG_LIST}": "default.measured_share.short",
+}
+_HEADLINE_TEXTS = {
+    **{figure: f"{name}, unmeasured" for name, figure in _STATIC_COLUMNS.items()},
+    **{figure: f"{name}, measured" for name, figure in _MEASURED_COLUMNS.items()},
 }
 _PLAIN_COLUMNS = ("static.spearman", "default.ece_risk")
 """Not shown in percent."""
@@ -307,7 +316,7 @@ def _unbeaten_text(summary: Summary) -> RenderableType:
         cells = [(100 * i.value, 100 * i.low, 100 * i.high) for i in (u.subject, u.other, u.difference)]
         table.add_row(
             shown_text(u.method),
-            shown_text(u.figure),
+            shown_text(_HEADLINE_TEXTS[u.figure]),
             *(shown_text(f"{v:.1f} [{a:.1f}, {b:.1f}]") for v, a, b in cells),
         )
     note = (

@@ -59,6 +59,7 @@ def fit_hyper(
     rounds: int = 12,
     rows: int = 64,
     seed: int = 0,
+    progress: Callable[[int, int, str], object] | None = None,
 ) -> tuple[Hyperparameters, float]:
     """Hyperparameters and their mean log likelihood per observation, by `rounds` passes of Adam.
 
@@ -84,6 +85,8 @@ def fit_hyper(
     generator = torch.Generator().manual_seed(seed)
     batches = math.ceil(len(lists) / _BATCH)
     for step in range(rounds * batches):
+        if progress is not None:
+            progress(step, rounds * batches, "steps")
         optimiser.param_groups[0]["lr"] = _RATE * min(1.0, 2.0 * (1.0 - step / (rounds * batches)))
         drawn = torch.randperm(len(lists), generator=generator)[:_BATCH]
         loss = -_likelihood({k: v[drawn] for k, v in everything.items()}, logs, first.intercept).mean()
@@ -100,7 +103,12 @@ def fit_hyper(
 
 
 def fit_all(
-    tables: Sequence[Table], *, groups: int = 6, seed: int = 0, recipe: FitSettings | None = None
+    tables: Sequence[Table],
+    *,
+    groups: int = 6,
+    seed: int = 0,
+    recipe: FitSettings | None = None,
+    progress: Callable[[int, int, str], object] | None = None,
 ) -> tuple[Hyperparameters, float]:
     """`fit_hyper` on surrogates that were each fitted without a group of families, for the whole corpus.
 
@@ -112,14 +120,16 @@ def fit_all(
         families = sorted({family_of(t.problem) for t in tables})
         raise FitError(f"hyperparameters need tables of two families or more, these are of {families}")
     forecaster: dict[str, AnalyticSurrogate] = {}
-    for group in held:
+    for number, group in enumerate(held):
+        if progress is not None:
+            progress(number, len(held), "groups of families left out")
         apart = tables_without(tables, group)
         if not apart:
             held_out = sorted({family_of(t.problem) for t in group})
             raise FitError(f"hyperparameters need kernels that are not of {held_out}, and there are none")
         learned = fit(apart, seed=seed, recipe=recipe)
         forecaster |= dict.fromkeys((t.problem.id for t in group), learned)
-    return fit_hyper(tables, lambda t: forecaster[t.problem.id], seed=seed)
+    return fit_hyper(tables, lambda t: forecaster[t.problem.id], seed=seed, progress=progress)
 
 
 def _fitted_values(hyper: Hyperparameters) -> dict[str, Array]:

@@ -383,7 +383,7 @@ def per_percent(final: BestResult | None, spent: SearchCost) -> tuple[str, str]:
     """The cost of each per cent of the first seed's time that is saved: (in device time, in all else)."""
     saved = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
     if saved <= 0.0:
-        return "-", "nothing was gained that this could be divided by"
+        return "-", "nothing was gained"
     paid = [f"{spent.measurements / saved:.3g} measurements"]
     if spent.tokens:
         paid.append(f"{spent.tokens / saved:,.0f} tokens")
@@ -587,7 +587,7 @@ def summary_lines(state: SearchState) -> list[tuple[str, str]]:
     return [
         ("best", _best_text(story)),
         ("spent", ", ".join(paid)),
-        ("cost", what if per == "-" else f"{per} {what}"),
+        *([] if per == "-" else [("cost", f"{per} {what}")]),
         *([("language model", model)] if model else []),
         ("ended", end.name if end.name.startswith(end.value) else f"{end.value}: {end.name}"),
     ]

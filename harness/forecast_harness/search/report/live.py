@@ -6,6 +6,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from forecast_autotune.commands.output import SILENCE_S
 from forecast_harness.records import NodeResult
 from forecast_harness.search.report.figures import bars_of_budget, escape_invisible, factor_text
 from forecast_harness.search.state import SearchState
@@ -21,8 +22,9 @@ _REDRAW_INTERVAL_S = 0.25
 class LiveDisplay:
     """Watches a search: `with LiveDisplay(console) as live: search(..., watch=live)`.
 
-    A line per better node and per batch, and per answer that is none. On a terminal one more line stays in place, with
-    where the search stands, what was spent of which budget, and what came last. `quiet` shows nothing. Nothing that a
+    A line per better node and per batch, and per answer that is none; without a terminal, one a minute at least. On a
+    terminal one more line stays in place, with where the search stands, what was spent of which budget, and what came
+    last. `quiet` shows nothing. Nothing that a
     source or model wrote is read as markup or sent to the terminal with control characters.
     """
 
@@ -32,7 +34,7 @@ class LiveDisplay:
         self._best = self._drawn_at = 0.0
         self._last = ""
         self._line: Live | None = None
-        self._began = time.monotonic()
+        self._began = self._said_at = time.monotonic()
 
     def __enter__(self) -> LiveDisplay:
         if self._console.is_terminal and not self._quiet:
@@ -54,11 +56,15 @@ class LiveDisplay:
         if self._quiet or state.started is None:
             return
         for line, important in self._new_lines(state):
-            if important:
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-            else:
+            if not important:
                 self._last = line
+                continue
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._said_at = time.monotonic()
         now = time.monotonic()
+        if self._line is None and now - self._said_at >= SILENCE_S:
+            self._said_at = now
+            self._console.print(f"{self._minutes()}, {state.text}", markup=False, soft_wrap=True)
         if self._line is not None and (
             now - self._drawn_at >= _REDRAW_INTERVAL_S or state.stopped is not None
         ):
@@ -99,13 +105,15 @@ class LiveDisplay:
         batch = max(state.batches, default=0)
         if batch > self._batch:
             self._batch = batch
-            minutes = (time.monotonic() - self._began) / 60
-            lines.append((f"{minutes:.1f} min, {state.text}", True))
+            lines.append((f"{self._minutes()}, {state.text}", True))
         problems = [a for a in state.answers.values() if a.problem]
         for answer in problems[self._problems :]:
             lines.append((f"{answer.arm}: {escape_invisible(answer.problem[:200])}", True))
         self._problems = len(problems)
         return lines
+
+    def _minutes(self) -> str:
+        return f"{(time.monotonic() - self._began) / 60:.1f} min"
 
     def _score_line(self, before: str, score: float) -> tuple[str, bool]:
         """The line of a node that may lead."""

@@ -204,7 +204,10 @@ class UserKernel:
             ):
                 raise
             what = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise CommandError(f"{where} cannot be imported: {what}") from error
+            raise CommandError(
+                f"{where} cannot be imported: {what}. If it is a script, put what it runs below "
+                'if __name__ == "__main__":, so that an import only defines its kernels'
+            ) from error
         return cls.of_function(path, module, name, fn)
 
     @classmethod
