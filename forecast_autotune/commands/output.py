@@ -155,7 +155,6 @@ _EXTRAS = {
     "sklearn": "eval",
     "jinja2": "llm",
     "openai": "llm",
-    "ray": "ray",
     "mcp": "mcp",
     "fsspec": "remote",
     "redis": "remote",

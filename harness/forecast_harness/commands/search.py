@@ -42,7 +42,7 @@ _SWITCH_INTERVAL_S = 5e-4
 
 def early_start(options: argparse.Namespace, device: str) -> EarlyProcesses | None:
     """Workers and runners that start while the target is read; None where no machine code will be judged."""
-    if options.path == "host-code" or device != "cuda" or options.ray is not None:
+    if options.path == "host-code" or device != "cuda":
         return None
     from forecast_harness.clocks.devices import visible_devices
     from forecast_harness.trials.devices import EarlyProcesses, verification_plan
@@ -112,8 +112,6 @@ def search(options: argparse.Namespace, output: Output) -> int:
     if options.show is not None:
         return _show_folder(options, output)
     require_packages("search", "torch")
-    if options.ray is not None:
-        require_packages("search --ray", "ray")
     folder = Path(options.out) if options.out is not None else Path(_folder_name(options.target))
     _check_folder(folder, options.resume)
     with rare_collections():
@@ -163,10 +161,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(
             "say what to search, as in `forecast-autotune search swiglu`, or `--show DIR`; not both"
         )
-    if options.path == "machine-code" and (options.ray is not None or options.device == "cpu"):
-        raise UsageError(
-            "--path machine-code is for this machine's CUDA devices: leave it out, or --ray and --device cpu"
-        )
+    if options.path == "machine-code" and options.device == "cpu":
+        raise UsageError("--path machine-code is for CUDA devices: leave it or --device cpu out")
     _check_models(options)
 
 
@@ -234,7 +230,7 @@ def _search(
         if early is not None:
             stack.callback(early.close)
         target, seeds = open_target(options.target, device=device)
-        ahead = device != "cpu" and options.ray is None and options.path != "host-code"
+        ahead = device != "cpu" and options.path != "host-code"
         # Whatever can be wrong with the options is told before the pack is checked, which takes seconds.
         proposers = _proposers(settings, target, stack, apart=ahead)
         forecaster = open_forecaster(settings.surrogate, target)
@@ -380,13 +376,8 @@ def _lanes(
 ) -> LocalJudgePool:
     from forecast_harness.trials.judge_pool import LocalJudgePool
 
-    # A worker of Ray's asks for what Ray gives it, by the driver's number.
-    numbers = _devices() if device == "cuda" and options.ray is None else []
+    numbers = _devices() if device == "cuda" else []
     opener = _JudgeFactory(target, device, folder.absolute(), tuple(numbers))
-    if options.ray is not None:
-        from forecast_harness.search.ray_judges import RayJudgePool
-
-        return RayJudgePool(opener, address=options.ray, gpus=device == "cuda", most=options.lanes)
     wanted = options.lanes or max(1, len(numbers))
     if device == "cuda" and wanted > len(numbers):
         raise UsageError(

@@ -115,11 +115,6 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
         help="sources measured at once (default: one per GPU; 1 on a CPU)",
     )
     group.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="lanes on a Ray cluster: its address, auto, or local to start one (needs ray)",
-    )
-    group.add_argument(
         "--serve",
         nargs="?",
         const=0,

@@ -19,14 +19,8 @@ MAX_OPEN_FAILURES = 3
 """Failures to open in a row after which a lane is in quarantine."""
 RETRY_S = 20.0
 """How long a lane in quarantine waits before it tries again."""
-MAX_REQUEUES = 2
-"""How often a job whose lane went away, and the machine with it, is given to another one."""
 _CLOSE_TIMEOUT_S = 20.0
 """For all lanes together."""
-
-
-class LaneDied(LaneFailure):
-    """The lane ended with its process or machine while it held a job: nobody is to blame."""
 
 
 @dataclass
@@ -36,7 +30,6 @@ class _LaneTask:
     key: str
     operation: Callable[[NodeJudge], Any]
     future: Future[Any]
-    requeues: int = 0
     judge: NodeJudge | None = None
     """The judge that works on it."""
     given_up: bool = False
@@ -159,7 +152,7 @@ class LocalJudgePool:
     def _supervise(self, lane: LaneWorker) -> None:
         judge: NodeJudge | None = None
         try:
-            while not self._must_end(lane):
+            while not self._closing:
                 if judge is None:
                     judge = self._open_judge(lane)
                 elif (task := self._next_task(lane, judge)) is not None and not self._run_task(
@@ -174,10 +167,6 @@ class LocalJudgePool:
                 lane.state = "left"
                 abandoned = [] if self._any_available() else self._take_waiting()
             self._fail_tasks(abandoned, LaneFailure("no lane is left", f"lane {lane.number}"))
-
-    def _must_end(self, lane: LaneWorker) -> bool:
-        with self._condition:
-            return self._closing
 
     def _open_judge(self, lane: LaneWorker) -> NodeJudge | None:
         try:
@@ -225,22 +214,12 @@ class LocalJudgePool:
             lost.lane = lost.lane or f"lane {lane.number}"
             with self._condition:
                 task.judge = None
-                if is_good := task.given_up and not isinstance(lost, LaneDied):
+                if task.given_up:
                     lane.state = "ready"
                 else:
                     lane.restarts, lane.problem, lane.state = lane.restarts + 1, str(lost), "opening"
-                again = (
-                    isinstance(lost, LaneDied)
-                    and task.requeues < MAX_REQUEUES
-                    and not (self._closing or task.given_up)
-                )
-                if again:
-                    task.requeues += 1
-                    self._waiting.appendleft(task)
-                    self._condition.notify_all()
-            if not again:
-                self._fail_tasks([task], lost)
-            return is_good
+            self._fail_tasks([task], lost)
+            return task.given_up
         with self._condition:
             task.judge, lane.state = None, "ready"
         task.future.set_result(result)

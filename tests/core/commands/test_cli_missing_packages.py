@@ -85,7 +85,6 @@ CASES = [
     (["train", "llm", "run.toml"], "torch", TORCH),
     (["train", "grpo", "run.toml"], "trl", extra("train")),
     (["eval", "--seeds", "1"], "lightgbm,sklearn", extra("eval")),
-    (["search", "softmax", "--device", "cpu", "--ray", "local", "--out", "s"], "ray", extra("ray")),
     (["llm", "ask", "--export", "q.jsonl", "table.jsonl"], "jinja2", extra("llm")),
     (["replay", "table.jsonl", "--llm", SERVER], "jinja2", extra("llm")),
     (["advise", "--stored", "--llm", SERVER], "openai", extra("llm")),

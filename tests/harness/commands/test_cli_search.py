@@ -123,7 +123,7 @@ def test_a_search_whose_only_proposer_never_answers_has_failed(
         "swiglu --seconds 300 --money 0.5 --gpu-budget 7 --seed 3",
         "'my packs/x' --proposer mechanical --proposer 'recorded:my sources' --llm 'http://h/v1?model=m&kind=chat'",
         "swiglu --serve --quiet --json --device cpu",
-        "swiglu --serve 8080 --lanes 2 --ray auto --archive greedy --surrogate none",
+        "swiglu --serve 8080 --lanes 2 --archive greedy --surrogate none",
     ],
 )
 def test_the_command_that_goes_on_means_the_same_search(line: str) -> None:

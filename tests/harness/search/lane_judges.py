@@ -1,10 +1,9 @@
-"""Judges that answer from what a job says, for tests of lanes: importable by other processes."""
+"""Judges that answer from what a job says, for tests of lanes."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from forecast_autotune.records import Outcome
@@ -32,11 +31,10 @@ def job(name: str, source: str = "") -> NodeJob:
 
 
 class ScriptedJudge(NodeJudge):
-    """Does what a node's source says: `sleep S`, `lose N`, `raise`, `exit`.
+    """Does what a node's source says: `sleep S`, `lose N`.
 
-    `hold` tells its process and waits, for a minute at most, until there is a file `go`, and is lost then if it
-    says why; `meet N` until as many
-    processes are at such a job.
+    `hold` says that it began and waits, for a minute at most, until there is a file `go`, and is lost then if it
+    says why.
 
     Every job that was judged to its end is a line of `folder/ledger`.
     """
@@ -50,17 +48,12 @@ class ScriptedJudge(NodeJudge):
         if word == "sleep":
             time.sleep(float(value))
         elif word == "hold":
-            (self.folder / f"pid-{os.getpid()}").touch()
-            self._wait(lambda: (self.folder / "go").exists())
+            (self.folder / "held").touch()
+            end = time.monotonic() + 60
+            while not (self.folder / "go").exists() and time.monotonic() < end:
+                time.sleep(0.02)
             if value:
                 raise LaneFailure(value)
-        elif word == "meet":
-            (self.folder / f"met-{os.getpid()}").touch()
-            self._wait(lambda: len(list(self.folder.glob("met-*"))) >= int(value))
-        elif word == "raise":
-            raise KeyError("a judge has bugs, too")
-        elif word == "exit":
-            os._exit(1)
         elif word == "lose" and self._count(job.id) <= int(value):
             raise LaneFailure("the device fell off the bus", f"table-{self.number}")
         with (self.folder / "ledger").open("a") as file:
@@ -82,11 +75,6 @@ class ScriptedJudge(NodeJudge):
 
     def close(self) -> None:
         self.closed = True
-
-    def _wait(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
-        while not true() and time.monotonic() < end:
-            time.sleep(0.02)
 
     def _count(self, name: str) -> int:
         with (self.folder / f"tries-{name}").open("a+") as file:
