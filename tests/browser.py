@@ -45,9 +45,9 @@ class PageVisit:
         self.tab.goto(url)
 
     def chosen(self) -> str:
-        """Id of the node that the tree marks as chosen."""
+        """Id of the node that the list marks as chosen."""
         found = self.tab.eval_on_selector_all(
-            "#tree [aria-selected=true]", "all => all.map(g => g.dataset.node)"
+            "#tree [aria-pressed=true]", "all => all.map(g => g.dataset.node)"
         )
         assert len(found) == 1
         return str(found[0])

@@ -135,9 +135,6 @@ def test_measured_is_relative_to_what_the_forecast_was_about() -> None:
             )
 
 
-# --- the tree ---
-
-
 # --- the page ---
 
 

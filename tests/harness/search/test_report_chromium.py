@@ -75,9 +75,8 @@ def test_two_thousand_nodes_fit(browser: Any, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size < 8_000_000
     visit = PageVisit(browser, url)
     assert visit.messages == []
-    drawn = visit.tab.eval_on_selector_all("#tree [data-node]", "all => all.length")
-    assert 300 <= drawn <= 400
-    assert f"{drawn} of {len(state.nodes):,} nodes are drawn" in visit.tab.inner_text(".legend")
+    assert visit.tab.eval_on_selector_all("#tree [data-node]", "all => all.length") == 400
+    assert f"400 of {len(state.nodes):,} nodes are listed" in visit.tab.inner_text("main")
     assert visit.chosen() == state.best
     visit.tab.close()
 
@@ -102,40 +101,17 @@ def test_a_click_shows_a_nodes_difference_to_its_parent(browser: Any, tmp_path: 
     visit.tab.get_by_role("button", name="Side by side").click()
     assert visit.tab.locator(".code table.split td.added").count() == len(shown)
     assert visit.tab.get_by_role("button", name="Side by side").get_attribute("aria-pressed") == "true"
-    visit.tab.get_by_role("button", name="Source").click()
+    visit.tab.get_by_role("button", name="Source", exact=True).click()
     lines = visit.tab.eval_on_selector_all(".code td:last-child", "all => all.map(td => td.textContent)")
     assert "\n".join(lines) == node.source.removesuffix("\n")
     assert visit.messages == []
     visit.tab.close()
 
 
-def test_the_tree_is_one_stop_of_the_keyboard(browser: Any, tmp_path: Path) -> None:
-    state, url = written(tmp_path, ExampleSearch())
-    visit = PageVisit(browser, url)
-    for _ in range(12):
-        visit.tab.keyboard.press("Tab")
-        if visit.tab.evaluate("document.activeElement.closest('#tree') !== null"):
-            break
-    focused = "document.activeElement.dataset.node"
-    assert visit.tab.evaluate(focused) == state.best
-    visit.tab.keyboard.press("ArrowLeft")
-    parent = state.nodes[state.best].parents[0]
-    assert visit.tab.evaluate(focused) == visit.chosen() == parent
-    visit.tab.keyboard.press("ArrowRight")
-    assert state.nodes[visit.chosen()].parents[0] == parent
-    visit.tab.keyboard.press("Home")
-    assert visit.chosen() == state.seeds[0]
-    visit.tab.keyboard.press("End")
-    assert visit.chosen() == state.best
-    visit.tab.keyboard.press("Tab")
-    assert visit.tab.evaluate("document.activeElement.closest('#node') !== null")
-    visit.tab.close()
-
-
 def test_a_hostile_source_is_shown_as_it_is(browser: Any, tmp_path: Path) -> None:
     state, url = written(tmp_path, ExampleSearch(batches=2, line=HOSTILE))
     visit = PageVisit(browser, url)
-    visit.tab.get_by_role("button", name="Source").click()
+    visit.tab.get_by_role("button", name="Source", exact=True).click()
     text = visit.tab.inner_text(".code")
     assert HOSTILE.replace("‮", "\\u{202e}") in text  # the override is spelled out, not obeyed
     assert visit.tab.evaluate("window.hacked") is None

@@ -7,9 +7,7 @@ Sources and whatever models wrote are hostile text: the templates escape everyth
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,45 +18,14 @@ from forecast_autotune.report.page_parts import STYLE, page_file, policy_source
 from forecast_harness.search.report import figures
 from forecast_harness.search.report.figures import ReportNode, SearchReport, escape_invisible, factor_text
 
-MAX_DRAWN_NODES = 400
-"""So many nodes can still be told apart; the rest are counted at their parents."""
-COLUMN, ROW, MARGIN = 78.0, 22.0, 22.0
+MAX_LISTED_NODES = 400
+"""Rows of the list of nodes; the rest are counted below it."""
 
 
-@dataclass(frozen=True)
-class DrawnNode:
-    """A drawn node."""
-
-    entry: ReportNode
-    x: float
-    y: float
-    parent: str
-    """The drawn node that it hangs on; empty for a root."""
-    hidden: int
-    """How many of its children are not drawn."""
-
-
-@dataclass(frozen=True)
-class LineageDrawing:
-    """A drawing of the lineage; the root is at the left, each generation a column."""
-
-    leaves: tuple[DrawnNode, ...]
-    edges: tuple[tuple[str, str], ...]
-    """(path, class): `line` towards the best node is `best`."""
-    width: float
-    height: float
-    total: int
-
-    @property
-    def thinned(self) -> bool:
-        """Whether nodes were left out."""
-        return len(self.leaves) < self.total
-
-
-def path_to_root(story: SearchReport, name: str, known: Container[str] = ()) -> list[str]:
-    """The node and its ancestors by first parents, youngest first, up to the first one that is `known`."""
+def path_to_root(story: SearchReport, name: str) -> list[str]:
+    """The node and its ancestors by first parents, youngest first."""
     path: dict[str, None] = {}
-    while name in story.entries and name not in path and name not in known:
+    while name in story.entries and name not in path:
         path[name] = None
         parents = story.entries[name].node.parents
         name = parents[0] if parents else ""
@@ -79,66 +46,24 @@ def by_importance(story: SearchReport) -> list[str]:
     return list(dict.fromkeys([*first, *(e.node.id for e in rest)]))
 
 
-def draw_lineage(story: SearchReport, most: int = MAX_DRAWN_NODES) -> LineageDrawing:
-    """Lay out up to `most` nodes; a node is drawn only with all its ancestors."""
-    shown: dict[str, None] = {}
-    for name in by_importance(story):
-        line = path_to_root(story, name, shown)
-        if len(shown) + len(line) <= most:
-            shown.update(dict.fromkeys(line))
-    children = _drawn_children(story, shown)
-    hidden: dict[str, int] = defaultdict(int)
-    for name, entry in story.entries.items():
-        if name not in shown and entry.node.parents:
-            hidden[entry.node.parents[0]] += 1
-    places = _node_positions(children)
-    final = story.final
-    to_best = set(path_to_root(story, final.node)) if final else set()
-    leaves, edges = [], []
-    for parent, names in children.items():
-        for name in names:
-            x, y = places[name]
-            leaves.append(DrawnNode(story.entries[name], x, y, parent, hidden[name]))
-            if parent:
-                from_x, from_y = places[parent]
-                bend = (from_x + x) / 2
-                path = f"M{from_x:g} {from_y:g}C{bend:g} {from_y:g} {bend:g} {y:g} {x:g} {y:g}"
-                edges.append((path, "best" if name in to_best else "edge"))
-    edges.sort(key=lambda edge: edge[1] == "best")
-    width = max((x for x, _ in places.values()), default=0.0) + MARGIN + 40
-    height = max((y for _, y in places.values()), default=0.0) + MARGIN
-    leaves.sort(key=lambda leaf: (leaf.x, leaf.y))
-    return LineageDrawing(tuple(leaves), tuple(edges), width, height, len(story.entries))
-
-
-def _drawn_children(story: SearchReport, shown: Mapping[str, None]) -> dict[str, list[str]]:
-    """Drawn children by their parent, oldest first; roots under the empty name."""
-    children: dict[str, list[str]] = {"": []}
-    for name in sorted(shown, key=lambda n: story.entries[n].number):
-        parents = story.entries[name].node.parents
-        children.setdefault(parents[0] if parents and parents[0] in shown else "", []).append(name)
-    return children
-
-
-def _node_positions(children: Mapping[str, list[str]]) -> dict[str, tuple[float, float]]:
-    """A row for each childless node; others lie amid their children. No recursion: chains are long."""
-    places: dict[str, tuple[float, float]] = {}
-    row = 0
-    todo = [(name, 0, False) for name in reversed(children[""])]
-    while todo:
-        name, depth, done = todo.pop()
-        own = children.get(name, [])
-        x = MARGIN + depth * COLUMN
-        if not own:
-            places[name] = (x, MARGIN + row * ROW)
-            row += 1
-        elif done:
-            ys = [places[n][1] for n in own]
-            places[name] = (x, (ys[0] + ys[-1]) / 2)
-        else:
-            todo.append((name, depth, True))
-            todo += [(n, depth + 1, False) for n in reversed(own)]
-    return places
+def lineage_rows(
+    story: SearchReport, order: Sequence[str], best: str
+) -> list[tuple[str, str, str, str, str]]:
+    """(id, number and result, CSS class, number of the parent, change) of the first nodes of `order`."""
+    rows = []
+    for name in order[:MAX_LISTED_NODES]:
+        entry = story.entries[name]
+        parent = story.entries.get(next(iter(entry.node.parents), ""))
+        rows.append(
+            (
+                name,
+                node_label(entry),
+                "good" if name == best else entry.kind,
+                "" if parent is None else f"from #{parent.number}",
+                escape_invisible(entry.node.provenance.note),
+            )
+        )
+    return rows
 
 
 # --- the page ---
@@ -150,12 +75,6 @@ _MAX_FEEDBACK_CHARS = 4_000
 """Characters."""
 _MAX_FACTS = 12
 """Facts of the harness about a node that are shown."""
-_LEGEND = (
-    ("faster", "faster than the seed"),
-    ("slower", "slower"),
-    ("failed", "failed"),
-    ("waiting", "never measured"),
-)
 
 
 class MissingTemplateEngine(ForecastAutotuneError):
@@ -192,19 +111,16 @@ def render_parts(story: SearchReport, *, revision: str = "") -> dict[str, Any]:
     labels = {name: node_label(entry) for name, entry in story.entries.items()}
     final = story.final
     best = final.node if final and final.node in story.entries else story.root
-    drawing = draw_lineage(story)
-    data = {"revision": revision, **_page_data(story, best)}
+    order = by_importance(story)[:MOST_NODES]
+    data = {"revision": revision, **_page_data(story, order, best)}
     workloads = figures.workload_names(story)
     content = _template("content.html.j2").render(
         head=_page_header(story),
         cards=figures.header_cards(story),
         progress=[figures.progress_chart(story, labels, by=by) for by in ("measurements", "device_seconds")],
         forecasts=[figures.forecast_chart(story, labels)],
-        legend=_LEGEND,
-        tree=drawing,
-        tree_note=_tree_note(drawing),
-        labels=labels,
-        best=best,
+        lineage=lineage_rows(story, order, best),
+        nodes=len(story.entries),
         finalists=figures.finalist_rows(story, workloads),
         finalists_note=_finalists_note(story),
         workloads=[escape_invisible(w) for w in workloads],
@@ -271,8 +187,7 @@ def _time_text(at: str) -> str:
     return at.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC") or "at an unknown time"
 
 
-def _page_data(story: SearchReport, best: str) -> dict[str, Any]:
-    order = by_importance(story)[:MOST_NODES]
+def _page_data(story: SearchReport, order: Sequence[str], best: str) -> dict[str, Any]:
     written = figures.sources_within(story.entries[n].node for n in order)
     texts = {n.id: number for number, n in enumerate(written)}
     nodes: dict[str, Any] = {}
@@ -379,15 +294,6 @@ def _result_facts(entry: ReportNode) -> list[tuple[str, str]]:
 def _short_value(value: Any) -> str:
     text = figures.config_text(value) if isinstance(value, Mapping) else str(value)
     return text if len(text) <= 160 else text[:160] + "..."
-
-
-def _tree_note(drawing: LineageDrawing) -> str:
-    if not drawing.thinned:
-        return "A number is a node's own."
-    return (
-        f"{len(drawing.leaves):,} of {drawing.total:,} nodes are drawn: the best with their ancestors first, "
-        "then what ran, failed and waits; +n counts children left out."
-    )
 
 
 def _finalists_note(story: SearchReport) -> str:

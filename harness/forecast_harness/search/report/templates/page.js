@@ -19,12 +19,7 @@
   function choose(name, focus) {
     if (!data.nodes[name]) return;
     chosen = name;
-    for (const g of drawn()) {
-      const own = g.dataset.node === name;
-      g.setAttribute("aria-selected", own);
-      g.setAttribute("tabindex", own ? 0 : -1);
-    }
-    if (!document.querySelector("#tree [tabindex='0']") && drawn().length) drawn()[0].setAttribute("tabindex", 0);
+    for (const g of drawn()) g.setAttribute("aria-pressed", g.dataset.node === name);
     show();
     reveal();
     if (focus && mark(name)) mark(name).focus({ preventScroll: true });
@@ -35,7 +30,6 @@
     if (!g) return;
     const at = g.getBoundingClientRect(), around = box.getBoundingClientRect();
     if (at.top < around.top || at.bottom > around.bottom) box.scrollTop += at.top - around.top - box.clientHeight / 2;
-    if (at.left < around.left || at.right > around.right) box.scrollLeft += at.left - around.left - box.clientWidth / 2;
   }
 
   function show() {
@@ -182,27 +176,6 @@
       if (!inside && !target.closest("#node")) byId("lineage").scrollIntoView();
     }
   });
-  document.addEventListener("keydown", (event) => {
-    const g = event.target.closest && event.target.closest("#tree [data-node]");
-    if (!g || event.ctrlKey || event.metaKey || event.altKey) return;
-    const all = drawn(), own = g.dataset.node;
-    const column = all.filter((o) => o.dataset.x === g.dataset.x), at = column.indexOf(g);
-    const to = {
-      ArrowLeft: () => mark(g.dataset.parent),
-      ArrowRight: () => all.find((o) => o.dataset.parent === own),
-      ArrowUp: () => column[at - 1],
-      ArrowDown: () => column[at + 1],
-      Home: () => all[0],
-      End: () => mark(data.best),
-      Enter: () => g,
-      " ": () => g,
-    }[event.key];
-    if (!to) return;
-    event.preventDefault();
-    const found = to();
-    if (found) choose(found.dataset.node, true);
-  });
-
   async function poll() {
     const told = byId("connection");
     let wait = 2000;
@@ -221,7 +194,7 @@
     setTimeout(poll, wait);
   }
   function replace(fresh) {
-    const tree = byId("tree"), place = [tree.scrollLeft, tree.scrollTop], code = document.querySelector(".code");
+    const tree = byId("tree"), place = tree.scrollTop, code = document.querySelector(".code");
     const within = code ? [code.scrollLeft, code.scrollTop] : [0, 0], focus = tree.contains(document.activeElement);
     const open = [...document.querySelectorAll("details")].map((d) => d.open);
     const wasBest = chosen === data.best;
@@ -229,7 +202,7 @@
     data = fresh.data;
     byId("content").innerHTML = fresh.content; // Made and escaped by the same template as this page.
     document.querySelectorAll("details").forEach((d, n) => { d.open = Boolean(open[n]); });
-    [byId("tree").scrollLeft, byId("tree").scrollTop] = place;
+    byId("tree").scrollTop = place;
     // Who looks at the best stays with the best; who looks at another node stays there.
     const next = wasBest || !data.nodes[chosen] ? data.best : chosen;
     const same = next === chosen;
