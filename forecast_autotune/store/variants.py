@@ -142,8 +142,7 @@ def with_checks(variant: Variant, checks: Sequence[Check]) -> Variant:
 def _merge_checks(known: Variant | None, variant: Variant) -> Variant:
     if known is None or known.source != variant.source:
         return variant
-    judgement = variant.judgement or known.judgement
-    return with_checks(replace(variant, checks=known.checks, judgement=judgement), variant.checks)
+    return with_checks(replace(variant, checks=known.checks), variant.checks)
 
 
 def _digest(variant: Variant) -> str:

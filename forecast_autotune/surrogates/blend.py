@@ -1,7 +1,7 @@
 """Another belief in the learned surrogate's: how far it is followed, and how long. Pure functions, no clock.
 
-A language model's forecasts, its advice and its judgements of sources all enter in the same way: they move the
-prior mean, and how far they should is a slope of the Gaussian process, which measurements correct.
+A language model's forecasts and its advice enter in the same way: they move the prior mean, and how far they should
+is a slope of the Gaussian process, which measurements correct.
 """
 
 from __future__ import annotations
@@ -51,17 +51,13 @@ class MovedSurrogate(AnalyticSurrogate):
         self.base, self.informed, self.speaker = base, informed, speaker
         self.name, self.version, self.trees = speaker.name, speaker.version, speaker.trees
 
-    def moved(self, plain: Prior, shift: Array, columns: Array, floor: float | None = None) -> Prior:
-        """`plain`, its compressed mean moved by `shift` [n], with `columns` [n, slopes] that slopes multiply.
-
-        The mean is expanded again over `floor`, by default that of `plain`.
-        """
+    def moved(self, plain: Prior, shift: Array, columns: Array) -> Prior:
+        """`plain`, its compressed mean moved by `shift` [n], with `columns` [n, slopes] that slopes multiply."""
         least = float(plain.mean.min())
         bent = self.hyper.compress(plain.mean, least) + shift
         parts = np.concatenate([plain.parts, columns], axis=1)
         leaves = plain.leaves if self.trees else None
-        mean = self.hyper.expand(bent, least if floor is None else floor)
-        return replace(plain, mean=mean, parts=parts, leaves=leaves)
+        return replace(plain, mean=self.hyper.expand(bent, least), parts=parts, leaves=leaves)
 
 
 Moved = TypeVar("Moved", bound=MovedSurrogate)

@@ -54,10 +54,6 @@ class DefaultSurrogate:
         narrow = self._with_poolable_relatives(query)
         if self.pooled.can_pool(narrow):
             return self.pooled.forecast(narrow)
-        if query.judgements and isinstance(self.single, AnalyticSurrogate):
-            from forecast_autotune.surrogates.judged import judged_forecasts
-
-            return judged_forecasts(self.single, query)
         if query.advice is not None and isinstance(self.single, AnalyticSurrogate):
             from forecast_autotune.surrogates.advised import advised_forecasts
 

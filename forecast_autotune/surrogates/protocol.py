@@ -19,7 +19,6 @@ from forecast_autotune.records import Candidate, LLMConsultation, Measurement, P
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
-    from forecast_autotune.variants.records import SourceJudgement
 
 Array = npt.NDArray[np.float64]
 
@@ -61,8 +60,6 @@ class Query:
     """A guess among a few candidates, to have something to do: the question itself follows at once."""
     once: bool = False
     """Nothing will be measured, so there is no later question: a slow answer is worth waiting for."""
-    judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
-    """The expectations of a language model about other sources, by variant, where it was asked."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,6 @@ from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
-    from forecast_autotune.variants.records import SourceJudgement
 
 FACT_COLLECTION_S = 0.02
 """Seconds after a decision for reading TTIR that no surrogate has read, so that it can be learnt from."""
@@ -254,8 +253,6 @@ class TuningTask:
     """A language model's advice on the kernel's source; by default what the store has, or what is installed."""
     normal_form: Callable[[], str] | None = None
     """Gives the digest of the kernel's normal form, by which installed advice outlives a release of its package."""
-    judgements: Mapping[str, SourceJudgement] = field(default_factory=dict)
-    """A language model's expectation of other sources, by variant."""
     hears_failures: bool = False
     """Whether somebody hears of candidates that fail, so that those refused as sure to fail are tried as well."""
     struck: Sequence[Measurement] = ()
@@ -838,7 +835,6 @@ class TaskForecaster:
         self.traces = LazyTraces(self.candidates, task.trace, LaunchFacts(task.problem, task.grids))
         """The IR that queries hold; the user of forecasts decides how much of it there is."""
         self._surrogate, self._sources, self._advice = surrogate, task.sources, task.advice
-        self._judgements = task.judgements
 
     def prepare(self) -> None:
         """Begin what a first forecast needs: tracing in the background, and the surrogate's files."""
@@ -882,7 +878,6 @@ class TaskForecaster:
             self._advice,
             provisional,
             once,
-            self._judgements,
         )
         with span("forecast", surrogate=self.label, candidates=len(candidates), measured=len(measured)):
             forecasts = validate_forecasts(self._surrogate.forecast(query), candidates)

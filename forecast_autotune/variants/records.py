@@ -18,73 +18,14 @@ in the same order; meta-parameters may be dropped, added or changed. Four more n
 from __future__ import annotations
 
 import ast
-import hashlib
-import json
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from forecast_autotune import python_parser
-from forecast_autotune.errors import RecordError, SettingsError
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Extra, digest
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import read_name
-from forecast_autotune.records.named_lines import read_document
-
-
-@dataclass(frozen=True)
-class SourceJudgement(Record, label="judgement of a source", lenient=True):
-    """The expected time of a source under its best config."""
-
-    log2_ratio: float
-    """log2(its best time / the best time of the source that it is held against); negative is faster."""
-    sd: float
-    """Standard deviation of that, as stated."""
-    p_wrong: float = 0.0
-    """Probability that it is wrong or never runs."""
-    model: str = ""
-    """The model that judged; empty where that is not known."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.log2_ratio) and 0 < self.sd < math.inf and 0 <= self.p_wrong <= 1):
-            raise RecordError(
-                "a judgement of a source needs a finite log2_ratio, sd > 0 and p_wrong in [0, 1], got "
-                f"{self.log2_ratio}, {self.sd} and {self.p_wrong}: leave the source out instead"
-            )
-
-
-def source_digest(text: str) -> str:
-    """The name that a judgement is filed under: sha256 of the source's text."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def read_judgements(path: Path) -> dict[str, SourceJudgement]:
-    """Judgements by `source_digest`: JSON Lines with `source_sha256`, `log2_ratio`, `sd`, `p_wrong` and, if known,
-    `model`.
-
-    Raises `SettingsError` for a file that cannot be read, and for a line that is anything else.
-    """
-    judgements = {}
-    try:
-        for number, line in enumerate(read_document(path).splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                one = json.loads(line)
-                numbers = (float(one["log2_ratio"]), float(one["sd"]), float(one["p_wrong"]))
-                judgements[str(one["source_sha256"])] = SourceJudgement(*numbers, str(one.get("model", "")))
-            except (ValueError, KeyError, TypeError, RecursionError, RecordError) as error:
-                raise SettingsError(
-                    f"{path}, line {number}: a judgement has source_sha256, log2_ratio, sd > 0 and p_wrong in "
-                    f"[0, 1] ({error!r})"
-                ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"{path}: no judgements can be read ({error}); give a file of JSON Lines"
-        ) from error
-    return judgements
-
 
 SCHEMA = 1
 
@@ -144,8 +85,6 @@ class Variant(Record, tag="variant", schema=SCHEMA):
     configs: tuple[Config, ...] = ()
     """Its own configs; empty: the base's."""
     checks: tuple[Check, ...] = ()
-    judgement: SourceJudgement | None = field(default=None, metadata=json_option(omit_null=True))
-    """A language model's judgement of it, against the base; None where none was asked."""
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod

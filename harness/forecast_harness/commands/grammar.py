@@ -90,11 +90,6 @@ def variants(commands: Commands) -> None:
         "--n", type=IntegerRange(1, 10_000), default=16, metavar="N", help="how many to ask for (default: 16)"
     )
     parser.add_argument(
-        "--judgements",
-        metavar="FILE",
-        help="keep with the variants what a language model expects of their sources (JSON Lines)",
-    )
-    parser.add_argument(
         "--verify", action=argparse.BooleanOptionalAction, default=True, help="in a sandbox (default: yes)"
     )
     parser.add_argument("--kernel", metavar="TEXT", help="with list: only kernels whose name contains this")

@@ -67,7 +67,7 @@ def _method_options(parser: argparse.ArgumentParser) -> None:
         "--surrogate",
         default="auto",
         metavar="SPEC",
-        help="what forecasts: auto (default), none (measure what comes first), recorded:FILE or llm:SPEC",
+        help="what forecasts: auto (default), none (measure what comes first) or llm:SPEC",
     )
     for name, value, most, text in (
         ("samples", 16, 10_000, "proposals per parent"),

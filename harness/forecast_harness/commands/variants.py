@@ -7,7 +7,7 @@ import contextlib
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ from forecast_autotune.store import Store
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.contract import read_contract
-from forecast_autotune.variants.records import SourceJudgement, read_judgements, source_digest
 from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judge import COLOURS, build_plan, open_lane
@@ -109,9 +108,7 @@ def _make_and_verify(
     reading.close()
     wants_new = bool(options.mechanical or options.sources or options.llm)
     chosen = collected if wants_new else store.variants(target.kernel.source_sha256)
-    if options.judgements is not None:
-        chosen = _judged(chosen, read_judgements(Path(options.judgements)))
-    for variant in chosen if wants_new or options.judgements is not None else ():
+    for variant in chosen if wants_new else ():
         store.put_variant(variant)
     for text in refused:
         output.remark(f"refused: {text}")
@@ -126,7 +123,6 @@ def _make_and_verify(
         "base_sha256": target.kernel.source_sha256,
         "new": [v.name for v in collected],
         "refused": refused,
-        "judged": [v.name for v in chosen if v.judgement is not None],
         "verified": [
             {"name": v.name, **r.verdict.to_json(), "checks": [c.to_json() for c in r.checks]}
             for v, r in results
@@ -136,11 +132,6 @@ def _make_and_verify(
     }
     output.emit(data, *_render_results(target, collected, chosen, results, store))
     return int(bool(refused) and not collected)
-
-
-def _judged(variants: Sequence[Variant], judgements: Mapping[str, SourceJudgement]) -> list[Variant]:
-    """The variants with what is said of their sources; those that nothing is said of stay as they are."""
-    return [replace(v, judgement=judgements.get(source_digest(v.source), v.judgement)) for v in variants]
 
 
 def _collect_variants(

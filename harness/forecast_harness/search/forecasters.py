@@ -1,4 +1,4 @@
-"""Forecasts of whole sources before they run: learnt in the search, read in IR, from judgements, by language models."""
+"""Forecasts of whole sources before they run: learnt in the search, read in IR, by language models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +28,7 @@ from forecast_autotune.llm.prompt import (
 )
 from forecast_autotune.records import Device, Kernel, Outcome, Problem
 from forecast_autotune.surrogates.protocol import Array
-from forecast_autotune.variants.records import Origin, SourceJudgement, source_digest
+from forecast_autotune.variants.records import Origin
 from forecast_harness.records import (
     MODEL_NOTE,
     Node,
@@ -452,10 +451,7 @@ class Forecaster(Protocol):
         ...
 
 
-SPEC_FORMS = (
-    "auto, none, lineage, triton, recorded:FILE with judgements of sources, or llm:SPEC with a model as in "
-    "FORECAST_AUTOTUNE_LLM"
-)
+SPEC_FORMS = "auto, none, lineage, triton, or llm:SPEC with a model as in FORECAST_AUTOTUNE_LLM"
 
 
 def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
@@ -463,7 +459,7 @@ def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
 
     `lineage` learns from the search's own results, in any language. `triton` adds the shipped surrogate where the
     target is a Triton kernel. `auto` is `triton` there, else `lineage`. `llm:SPEC`
-    blends a language model with `auto`, `recorded:FILE` a file of judgements. Raises `SettingsError` for anything
+    blends a language model with `auto`. Raises `SettingsError` for anything
     else, and for `triton` where there is nothing to trace.
     """
     if spec == "none":
@@ -472,11 +468,6 @@ def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
         from forecast_autotune.llm.providers import provider
 
         return LLMNodeForecaster(provider().backend(spec.removeprefix("llm:")), _without_llm("auto", target))
-    if spec.startswith("recorded:"):
-        from forecast_autotune.variants.records import read_judgements
-
-        judgements = read_judgements(Path(spec.removeprefix("recorded:")))
-        return RecordedForecaster(judgements, _without_llm("auto", target))
     return _without_llm(spec, target)
 
 
@@ -544,74 +535,6 @@ class TritonForecaster:
     def close(self) -> None:
         """End the sandbox that traces."""
         self._tracer.close()
-
-
-SHARED_ERROR_SD = 0.1
-"""Spread (log2) of what judgements of one kernel's sources are off by in common."""
-_LEAST_SD = 0.02
-_MOST_ERRORS = 2.0
-"""Standard deviations that one result moves the others by at most."""
-
-
-class RecordedForecaster:
-    """See the module. A pure function of the question and the file."""
-
-    def __init__(self, judgements: Mapping[str, SourceJudgement], base: Forecaster) -> None:
-        self._judgements, self._base = judgements, base
-        figures = ("log2_ratio", "sd", "p_wrong")
-        content = repr(
-            sorted(
-                (key, {f: getattr(judgement, f) for f in figures}) for key, judgement in judgements.items()
-            )
-        )
-        self.name = f"recorded-1-{source_digest(content)[:8]}+{base.name}"
-
-    def forecast(self, question: NodeForecastRequest) -> Forecasted:
-        """The base's beliefs, and judgements where there are any."""
-        before = self._base.forecast(question)
-        scores = {n.id: s for n, j, s in question.judged if j.log2_ratio is not None}
-        shift = self._shift(question)
-        beliefs = dict(before.beliefs)
-        for node in question.nodes:
-            judgement = self._said(node)
-            if judgement is not None:
-                mean = judgement.log2_ratio + shift - scores.get(question.reference.id, 0.0)
-                beliefs[node.id] = blend_judgement(beliefs[node.id], replace(judgement, log2_ratio=mean))
-        return replace(before, beliefs=beliefs)
-
-    def close(self) -> None:
-        """Close the other forecaster."""
-        self._base.close()
-
-    def _said(self, node: Node) -> SourceJudgement | None:
-        return self._judgements.get(source_digest(node.source))
-
-    def _shift(self, question: NodeForecastRequest) -> float:
-        """The common error of judgements of sources that ran, shrunk towards nothing."""
-        moved = total = 0.0
-        for node, result, score in question.judged:
-            judgement = self._said(node) if result.log2_ratio is not None and node.parents else None
-            if judgement is None:
-                continue
-            sd = max(_LEAST_SD, judgement.sd)
-            off = max(-_MOST_ERRORS * sd, min(_MOST_ERRORS * sd, score - judgement.log2_ratio))
-            moved, total = moved + off / sd**2, total + 1.0 / sd**2
-        return moved / (total + SHARED_ERROR_SD**-2)
-
-
-def blend_judgement(before: NodeForecast, judgement: SourceJudgement) -> NodeForecast:
-    """A belief and a judgement, relative to the same node, by their precisions; alone where the belief abstains."""
-    sd = max(_LEAST_SD, judgement.sd)
-    precision = 1.0 / sd**2 + (0.0 if before.abstains else 1.0 / before.sd**2)
-    mean = (
-        judgement.log2_ratio / sd**2 + (0.0 if before.abstains else before.mean / before.sd**2)
-    ) / precision
-    spread = math.sqrt(1.0 / precision)
-    p_fail = 1.0 - (1.0 - before.p_fail) * (1.0 - judgement.p_wrong)
-    better = (1.0 - p_fail) * 0.5 * math.erfc(mean / (spread * math.sqrt(2.0)))
-    mean, spread, p_fail, better = (round(v, 6) for v in (mean, spread, p_fail, better))
-    note = f"{before.note}; judged {judgement.log2_ratio:+.2f}"
-    return NodeForecast(mean, spread, p_fail, better, False, note)
 
 
 MODEL_ERROR_SD = 0.5

@@ -605,9 +605,6 @@ class TuningEngine:
         sources = {"base": problem.kernel.source, **{n: f.source for n, f in call.functions.items()}}
         task.sources = {name: source for name, source in sources.items() if source}
         task.normal_form = lambda: self.text(tuner.fn).normal_form_hash
-        if settings.advice != "off":
-            judgements = {name: kernel.judgement for name, kernel in call.functions.items()}
-            task.judgements = {name: one for name, one in judgements.items() if one is not None}
         return task, kind, grids
 
 

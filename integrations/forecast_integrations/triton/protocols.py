@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from forecast_autotune.variants.entry import CallGrid, Grid
-from forecast_autotune.variants.records import SourceJudgement
 
 Arguments: TypeAlias = Sequence[object]
 """Positional arguments of a kernel call."""
@@ -77,8 +76,6 @@ class VariantKernel(Protocol):
 
     depends_on_call: bool
     """Whether what it compiles to depends on more of the call than the kind of its arguments."""
-    judgement: SourceJudgement | None
-    """A language model's expectation of it, if one was asked."""
 
     @property
     def source(self) -> str:

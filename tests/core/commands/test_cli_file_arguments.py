@@ -66,7 +66,6 @@ LINES = [
     ["llm", "ask", "--export", "q.jsonl", "--to", "FILE", "TABLE"],
     ["replay", "--llm", "recorded:FILE"],
     ["advise", "--from", "FILE"],
-    ["variants", "KERNEL:fn", "--mechanical", "--no-verify", "--judgements", "FILE"],
     ["train", "surrogate", "FILE", "--out", "m.npz"],
     ["train", "traces", "FILE", "--out", "t.jsonl"],
     ["train", "llm", "FILE"],

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.variants import Variant
-from forecast_autotune.variants.records import SourceJudgement
 from tests.core.variants.varied import BASE, NOTE, SHA, SUM, check, variant
 
 OTHER = "7" * 64
@@ -43,18 +41,6 @@ def test_checks_add_up_and_count_once(store: Store) -> None:
     store.put_variant(variant(), [check("b", passed=False), check("a")])
     (kept,) = store.variants(SHA)
     assert [(c.signature, c.passed) for c in kept.checks] == [("a", True), ("b", False)]
-
-
-def test_a_judgement_stays_until_there_is_another(store: Store) -> None:
-    first, second = SourceJudgement(-0.2, 0.1, 0.05, "a model"), SourceJudgement(0.3, 0.2)
-    store.put_variant(replace(variant(), judgement=first))
-    store.put_variant(variant(), [check("a")])
-    (kept,) = store.variants(SHA)
-    assert kept.judgement == first
-    store.put_variant(replace(variant(), judgement=second))
-    assert [v.judgement for v in store.variants(SHA)] == [second]
-    store.put_variant(Variant(**{**vars(variant()), "source": BASE}))
-    assert [v.judgement for v in store.variants(SHA)] == [None]
 
 
 def test_another_source_under_a_name_starts_without_checks(store: Store) -> None:

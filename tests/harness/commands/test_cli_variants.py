@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from forecast_autotune.commands import main
 from forecast_autotune.records import Candidate, Config, Device, Measurement, Outcome, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Variant
-from forecast_autotune.variants.records import SourceJudgement, source_digest
 from forecast_harness.targets.kernels.user_kernel import import_file
 from tests.core.captured_output import Capture, shown
 from tests.harness.authors.chat_model import StubModel
@@ -94,30 +92,6 @@ def test_from_files_to_verified_variants(kernel: str, tmp_path: Path, capsys: Ca
     # What has a check is not verified again.
     assert variants(kernel, "--json") == 0
     assert shown(capsys)["verified"] == []
-
-
-def test_judgements_of_sources_are_kept_with_the_variants(
-    kernel: str, tmp_path: Path, capsys: Capture
-) -> None:
-    good = write(tmp_path, "good.py", GOOD)
-    told = {
-        "source_sha256": source_digest(GOOD),
-        "log2_ratio": -0.2,
-        "sd": 0.1,
-        "p_wrong": 0.05,
-        "model": "m",
-    }
-    answers = write(tmp_path, "answers.jsonl", json.dumps(told) + "\n")
-    assert variants(kernel, "--from", good, "--no-verify", "--judgements", answers, "--json") == 0
-    said = shown(capsys)
-    assert said["judged"] == said["new"]
-    told["log2_ratio"] = 0.4
-    write(tmp_path, "answers.jsonl", json.dumps(told) + "\n")
-    assert variants(kernel, "--no-verify", "--judgements", answers) == 0
-    assert [v.judgement for v in stored(tmp_path)] == [SourceJudgement(0.4, 0.1, 0.05, "m")]
-    broken = write(tmp_path, "broken.jsonl", '{"sd": 1}')
-    assert variants(kernel, "--no-verify", "--judgements", broken) == 2
-    assert "line 1: a judgement has source_sha256" in capsys.readouterr().err
 
 
 @pytest.mark.slow

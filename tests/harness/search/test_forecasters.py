@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,16 +21,12 @@ from forecast_autotune.records.codec import to_json
 from forecast_autotune.variants.records import (
     Origin,
     Provenance,
-    SourceJudgement,
-    read_judgements,
-    source_digest,
 )
-from forecast_harness.records import Node, NodeForecast, NodeResult, SearchTarget, TargetKind
+from forecast_harness.records import Node, NodeResult, SearchTarget, TargetKind
 from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import (
     LineageForecaster,
     LLMNodeForecaster,
-    RecordedForecaster,
     fit_mixture,
     open_forecaster,
     question_prompt,
@@ -309,53 +304,3 @@ def test_times_of_a_race_are_levelled_by_the_rival_that_all_met() -> None:
     # The device was twice as slow while this one ran.
     samples = {(0, "a"): [4.0, 4.0, 9.0], (1, "a"): [2.0, 2.0, 2.0], (0, "b"): [2.0], (1, "b"): [6.0]}
     assert drift_corrected_seconds(samples, {"a": 2.0, "b": 1.0}) == {"a": 1.0, "b": 3.0}
-
-
-# --- recorded judgements ---
-
-
-PLAIN_PACK = SearchTarget(TargetKind.PACK, "sums", "id", "torch", "run", "Sums of rows.")
-PLAIN_SEED = Node("seed", "x.sum(1)", "torch", (), Provenance(Origin.HAND))
-
-
-def child(name: str) -> Node:
-    return Node(name, f"{name}(x)", "torch", ("seed",), Provenance(Origin.REWRITE), arm="mechanical/a")
-
-
-NODES = tuple(child(f"n{i}") for i in range(6))
-JUDGED = {
-    source_digest(n.source): SourceJudgement(ratio, 0.1, 0.02)
-    for n, ratio in zip(NODES, (-0.3, -0.2, 0.0, 0.2, 0.4), strict=False)
-}
-
-
-def beliefs(*ran: tuple[Node, float], reference: Node = PLAIN_SEED) -> dict[str, NodeForecast]:
-    known = [(PLAIN_SEED, NodeResult(Outcome.OK, "seed", 0.0), 0.0)]
-    known += [(n, NodeResult(Outcome.OK, "seed", s, sd=0.01), s) for n, s in ran]
-    done = {n.id for n, _ in ran}
-    left = tuple(n for n in NODES if n.id not in done)
-    asked = NodeForecastRequest(1, reference, left, tuple(known), PLAIN_PACK)
-    return dict(RecordedForecaster(JUDGED, LineageForecaster()).forecast(asked).beliefs)
-
-
-def test_judgements_say_what_nothing_else_knows() -> None:
-    found = beliefs()
-    assert [found[n.id].mean for n in NODES[:5]] == [-0.3, -0.2, 0.0, 0.2, 0.4]
-    assert not any(found[n.id].abstains for n in NODES[:5])
-    assert found["n5"].abstains, "nobody has judged it, and nothing has run"
-    assert found["n0"].p_better > 0.8 > 0.1 > found["n4"].p_better
-    assert found["n0"].p_fail > 0.02
-
-
-def test_a_file_of_judgements(tmp_path: Path) -> None:
-    path = tmp_path / "judged.jsonl"
-    rows = [{"source_sha256": key, **vars(said)} for key, said in JUDGED.items()]
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    assert read_judgements(path) == JUDGED
-    made = open_forecaster(f"recorded:{path}", PLAIN_PACK)
-    assert made.name.endswith(f"+{LineageForecaster.name}")
-    path.write_text('{"source_sha256": "a", "log2_ratio": 0.1, "sd": 0, "p_wrong": 0.1}\n')
-    with pytest.raises(SettingsError, match="line 1: a judgement has"):
-        read_judgements(path)
-    with pytest.raises(SettingsError, match="give a file of JSON Lines"):
-        read_judgements(tmp_path / "none")

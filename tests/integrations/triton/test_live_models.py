@@ -15,7 +15,6 @@ from forecast_autotune.llm.gate import GateDecision, GateInputs
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.factory import open_backend, with_language_model
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_autotune.variants.records import SourceJudgement
 from forecast_integrations.models.recorded import RecordedAnswers, read_answers, read_questions
 from forecast_integrations.triton.problem import describe
 from tests.core.llm.words import calibrated
@@ -91,21 +90,6 @@ def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
         surrogate = Curious()
         call(tuned(given, mode="tune", surrogate=surrogate))
         assert dict(surrogate.queries[0].sources) == {"base": base, **more}
-
-
-def test_a_live_query_has_what_is_expected_of_stored_variants(
-    device: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # With a limit, nothing is timed before it is forecast: a list timed whole meanwhile needs no query.
-    monkeypatch.setenv("FORECAST_AUTOTUNE_MAX_MEASUREMENTS", "3")
-    surrogate, told = Curious(), SourceJudgement(-0.3, 0.1)
-    judged = replace(record(FAST, checked()), judgement=told)
-    call(tuned([judged], mode="tune", surrogate=surrogate))
-    assert surrogate.queries[0].judgements == {judged.name: told}
-    monkeypatch.setenv("FORECAST_AUTOTUNE_ADVICE", "off")
-    before = len(surrogate.queries)
-    call(tuned([judged], mode="tune", surrogate=surrogate))
-    assert {len(query.judgements) for query in surrogate.queries[before:]} == {0}
 
 
 def test_a_real_server_is_shown_what_a_variant_changes(device: Any, tmp_path: Path) -> None:

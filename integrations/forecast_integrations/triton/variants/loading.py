@@ -30,7 +30,6 @@ from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, known
 from forecast_autotune.variants.entry import signature as parameters_of
-from forecast_autotune.variants.records import SourceJudgement
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of, warmup_of
 from forecast_integrations.triton.problem.describe import heuristic_layers, to_config
 from forecast_integrations.triton.problem.source import innermost, source_of
@@ -111,8 +110,6 @@ class AlternativeKernel:
         """Launch as `run` does, for a caller who has all keywords in a dict of its own."""
         return self.kernel.run(*args, **given)
 
-    judgement: SourceJudgement | None = None
-    """A language model's expectation of it, if one was asked."""
     constants: Collection[str] = ()
     """The base's constexpr parameters."""
     depends_on_call = False
@@ -144,7 +141,7 @@ class LoadedVariant(AlternativeKernel):
         self, variant: Variant, entry: KernelEntry, base: KernelFunction, covers: CoversCall
     ) -> None:
         """`base` is the tuner's function; its heuristics serve parameters that the variant has as well."""
-        self.variant, self.entry, self.judgement = variant, entry, variant.judgement
+        self.variant, self.entry = variant, entry
         self._names = tuple(base.arg_names)
         self.constants = {*self._names}.difference(parameters_of(innermost(base))[0])
         self._takes = frozenset((*entry.parameters, *entry.meta))

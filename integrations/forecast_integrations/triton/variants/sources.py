@@ -281,7 +281,7 @@ class VariantSources:
         self, variant: Variant, kernel: Kernel, tuner: Tuner, own: Store | None
     ) -> LoadedVariant | None:
         # By source and checks: another process may have added some, or put another source in its place.
-        key = variant.name, variant.source, variant.configs, variant.checks, variant.judgement
+        key = variant.name, variant.source, variant.configs, variant.checks
         if key not in self._loaded:
             folder = None if own is None or own.root is None else own.root / MODULES
             try:
