@@ -153,16 +153,7 @@ def _show(commands: Commands) -> None:
         "--page", metavar="FILE", help="instead: write a page (.html) of problems, decisions and why"
     )
     instead.add_argument(
-        "--serve", action="store_true", help="instead: serve that page to this machine alone, until Ctrl-C"
-    )
-    instead.add_argument(
         "--compilations", action="store_true", help="instead: the Triton binaries that programs needed"
-    )
-    show.add_argument(
-        "--port",
-        type=IntegerRange(0, 65535),
-        metavar="N",
-        help="with --serve: where (default: any that is free)",
     )
     filters(show)
 

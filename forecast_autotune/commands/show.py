@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.commands.output import CommandError, Output, UsageError
+from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.commands.store_access import bundled_stores, first_forecasts, open_named_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import count_text
@@ -31,9 +31,7 @@ def show(options: argparse.Namespace, output: Output) -> int:
         return calibration(options, output)
     if options.compilations:
         return show_compilations(options, output)
-    if options.port is not None and not options.serve:
-        raise UsageError("--port says where --serve listens: give both")
-    if options.page is not None or options.serve:
+    if options.page is not None:
         from forecast_autotune.commands.store_page import store_page
 
         return store_page(options, output)

@@ -1,11 +1,8 @@
-"""`show --page` and `show --serve`: the store as a page."""
+"""`show --page`: the store as a page."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
-import threading
 from collections.abc import Iterator
 
 from forecast_autotune.commands.calibration import coverage, reliability
@@ -13,33 +10,19 @@ from forecast_autotune.commands.output import Output, output_path
 from forecast_autotune.commands.store_access import open_named_store
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.printable import count_text
-from forecast_autotune.report.local_server import LocalServer, ServedText
 from forecast_autotune.report.store_page import ProblemRow, StoreOverview, disk_use, render_store_page
 from forecast_autotune.store import Store
 
 
 def store_page(options: argparse.Namespace, output: Output) -> int:
-    """Write the page, or serve it until Ctrl-C. Raises `UsageError` for a folder that is not there."""
+    """Write the page. Raises `UsageError` for a folder that is not there."""
     store = open_named_store(options)
-    if options.page is not None:
-        path = output_path("--page", options.page, ".html", ".htm")
-        overview = overview_of(store, options.kernel, options.device)
-        with open_named_output(path) as stream:
-            stream.write(render_store_page(overview).encode("utf-8", "replace"))
-        shown = f"wrote {options.page}: {count_text(overview.problems, 'problem')}"
-        output.emit({"page": options.page, "problems": overview.problems}, shown)
-        return 0
-
-    def page(query: str) -> ServedText:
-        return ServedText(render_store_page(overview_of(store, options.kernel, options.device)))
-
-    # Ctrl-C is how serving ends, not a failure.
-    with contextlib.suppress(KeyboardInterrupt), LocalServer({"/": page}, options.port or 0) as server:
-        if output.as_json:
-            output.emit({"url": server.url})
-            sys.stdout.flush()
-        output.remark(f"the store's page: {server.url} (until Ctrl-C)")
-        threading.Event().wait()
+    path = output_path("--page", options.page, ".html", ".htm")
+    overview = overview_of(store, options.kernel, options.device)
+    with open_named_output(path) as stream:
+        stream.write(render_store_page(overview).encode("utf-8", "replace"))
+    shown = f"wrote {options.page}: {count_text(overview.problems, 'problem')}"
+    output.emit({"page": options.page, "problems": overview.problems}, shown)
     return 0
 
 

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,6 @@ from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE
 if TYPE_CHECKING:
     from forecast_harness.authors.author import Author
     from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
-    from forecast_harness.search.report.server import ReportServer
     from forecast_harness.search.state import SearchState
     from forecast_harness.trials.devices import EarlyProcesses
     from forecast_harness.trials.judge_pool import LocalJudgePool
@@ -151,8 +149,7 @@ def resume_command(options: argparse.Namespace, folder: Path) -> str:
             continue
         option = f"--{name.replace('_', '-')}"
         for one in value if isinstance(value, list) else [value]:
-            bare = one is True or (name == "serve" and one == 0)
-            words += [option] if bare else [option, f"{one:g}" if isinstance(one, float) else str(one)]
+            words += [option] if one is True else [option, f"{one:g}" if isinstance(one, float) else str(one)]
     return shlex.join([*words, "--out", str(folder), "--resume"])
 
 
@@ -254,7 +251,6 @@ def _search(
             settings = paced_as(settings, begun, options.parents)
         elif isinstance(lanes, MachineCodeLanes):
             settings = paced_ahead(settings, options.parents)
-        _server(options, output, folder, stack)
         with LiveDisplay(output.errors, quiet=options.quiet) as watch:
             opened = time.monotonic()
             state = run(
@@ -425,20 +421,8 @@ def _toolchain(device: str) -> dict[str, str]:
     return versions
 
 
-def _server(
-    options: argparse.Namespace, output: Output, folder: Path, stack: contextlib.ExitStack
-) -> ReportServer | None:
-    if options.serve is None:
-        return None
-    from forecast_harness.search.report.server import serve
-
-    server = stack.enter_context(serve(folder, options.serve))
-    output.remark(f"live page: {server.url}")
-    return server
-
-
 def _show_folder(options: argparse.Namespace, output: Output) -> int:
-    """Sum up a folder, bring its report up to date, and serve it until Ctrl-C where that is asked for."""
+    """Sum up a folder, and bring its report up to date."""
     from forecast_harness.search.log import read_log
     from forecast_harness.search.state import replay_events
 
@@ -448,13 +432,7 @@ def _show_folder(options: argparse.Namespace, output: Output) -> int:
     state = replay_events(read_log(folder / _LOG))
     if state.started is None:
         raise UsageError(f"{folder / _LOG} is empty: its search has not begun")
-    # Ctrl-C is how serving ends, not a failure.
-    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
-        server = _server(options, output, folder, stack)
-        _report(output, state, folder, "")
-        if server is not None:
-            output.remark("serving it until Ctrl-C")
-            threading.Event().wait()
+    _report(output, state, folder, "")
     return 0
 
 

@@ -22,7 +22,7 @@ def search(commands: Commands) -> None:
         "search",
         "forecast_harness.commands.search:search",
         "search for a faster kernel: propose sources, forecast them all, verify and time the promising ones",
-        usage="forecast-autotune search PACK_OR_KERNEL [options] | search --show DIR [--serve [PORT]]",
+        usage="forecast-autotune search PACK_OR_KERNEL [options] | search --show DIR",
         epilog="Ctrl-C ends a search in a folder that --resume continues, and says how. Sources run in a "
         "sandbox only.",
         examples=(
@@ -115,14 +115,8 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
         help="sources measured at once (default: one per GPU; 1 on a CPU)",
     )
     group.add_argument(
-        "--serve",
-        nargs="?",
-        const=0,
-        type=IntegerRange(0, 65535),
-        metavar="PORT",
-        help="show a live page at 127.0.0.1 (default: any free port)",
+        "--show", metavar="DIR", help="only sum up a search's folder, also a running one, and write its page"
     )
-    group.add_argument("--show", metavar="DIR", help="only look at a search's folder, running or finished")
     group.add_argument("--quiet", action="store_true", help="show nothing until the end")
 
 

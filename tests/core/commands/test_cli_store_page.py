@@ -1,14 +1,8 @@
-"""`show --page` and `show --serve`."""
+"""`show --page`."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -43,33 +37,8 @@ def test_filters_choose_what_is_shown(tuned: Table, root: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--port", "8000"],
-        ["--page", "a.html", "--serve"],
-        ["--calibration", "--serve"],
-        ["--serve", "--port", "65536"],
-        ["--page", "absent/a.html"],
-    ],
+    [["--page", "a.html", "--calibration"], ["--page", "absent/a.html"]],
 )
 def test_what_cannot_be_meant(root: Path, capsys: Capture, words: list[str]) -> None:
     assert main(["show", *words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs POSIX signals")
-def test_serving_ends_with_ctrl_c(tuned: Table, root: Path) -> None:
-    command = [sys.executable, "-m", "forecast_autotune", "show", "--serve", "--json"]
-    before = sorted(root.rglob("*"))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        place = urlsplit(json.loads(process.stdout.readline())["url"])
-        assert place.hostname == "127.0.0.1"
-        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
-        connection.request("GET", "/")
-        assert tuned.problem.kernel.name in connection.getresponse().read().decode()
-        connection.close()
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=120)
-    assert (process.returncode, out) == (0, "")
-    assert "Traceback" not in errors
-    assert sorted(root.rglob("*")) == before

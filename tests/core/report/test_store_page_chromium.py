@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.report.local_server import LocalServer, ServedText
 from forecast_autotune.report.store_page import render_store_page
 from tests.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
 from tests.core.report.store_rows import HOSTILE, overview, problem_row
@@ -120,16 +119,3 @@ def test_hostile_text_is_shown_as_it_is(browser: Any, small: str) -> None:
     visit.tab.wait_for_timeout(50)
     assert visit.tab.evaluate("window.hacked") is None, "the policy keeps handlers from running"
     visit.tab.close()
-
-
-def test_the_served_page(browser: Any) -> None:
-    results = [problem_row(1)]
-    with LocalServer({"/": lambda query: ServedText(render_store_page(overview(*results)))}) as server:
-        visit = PageVisit(browser, server.url)
-        assert len(column(visit, "kernel")) == 1
-        results.append(problem_row(2))
-        visit.tab.reload()
-        assert len(column(visit, "kernel")) == 2
-        assert visit.messages == []
-        assert set(visit.requested_urls) == {server.url}
-        visit.tab.close()

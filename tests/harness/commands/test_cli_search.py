@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,6 @@ def refused(capture: Capture, *arguments: str) -> str:
             "argument --seconds: must be a number above 0 and at most 1e+08, got 'nan'",
         ),
         (("swiglu", "--archive", "best"), "invalid choice: 'best'"),
-        (("swiglu", "--serve", "70000"), "must be an integer from 0 to 65535"),
         (
             ("swiglu", "--device", "cpu", "--proposer", "gpt"),
             "mechanical, recorded:FOLDER, files:FOLDER, llm:SPEC",
@@ -122,8 +120,8 @@ def test_a_search_whose_only_proposer_never_answers_has_failed(
         "swiglu",
         "swiglu --seconds 300 --money 0.5 --gpu-budget 7 --seed 3",
         "'my packs/x' --proposer mechanical --proposer 'recorded:my sources' --llm 'http://h/v1?model=m&kind=chat'",
-        "swiglu --serve --quiet --json --device cpu",
-        "swiglu --serve 8080 --lanes 2 --archive greedy --surrogate none",
+        "swiglu --quiet --json --device cpu",
+        "swiglu --lanes 2 --archive greedy --surrogate none",
     ],
 )
 def test_the_command_that_goes_on_means_the_same_search(line: str) -> None:
@@ -149,22 +147,6 @@ def test_a_folder_is_shown_and_its_report_brought_up_to_date(capsys: Capture, tm
     data = shown(capsys)
     assert data["folder"] == str(tmp_path)
     assert data["speedup"] > 1
-
-
-def test_a_folder_is_served_until_ctrl_c(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, ExampleSearch(batches=2).events())))
-    words = [sys.executable, "-m", "forecast_autotune", "search", "--show", str(tmp_path), "--serve"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        url = process.stderr.readline().partition("live page: ")[2].strip()
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            assert b"Search of swiglu" in answer.read()
-        while "until Ctrl-C" not in process.stderr.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
 
 
 def test_an_empty_log_is_no_search(capsys: Capture, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import io
 import json
 import math
@@ -11,17 +9,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.records import MODEL_NOTE, NodeResult, SearchCost
-from forecast_harness.search.events import Confirmed, Event, Forecasted, Started
-from forecast_harness.search.log import encode
+from forecast_harness.search.events import Confirmed, Forecasted, Started
 from forecast_harness.search.report import figures, page, render
 from forecast_harness.search.report.figures import (
     BestResult,
@@ -32,7 +27,6 @@ from forecast_harness.search.report.figures import (
 )
 from forecast_harness.search.report.live import LiveDisplay
 from forecast_harness.search.report.render import render_parts
-from forecast_harness.search.report.server import LogFollower, ReportServer, serve
 from forecast_harness.search.state import SearchState, apply_event, replay_events
 from tests.harness.search.example_log import ExampleSearch
 
@@ -326,85 +320,3 @@ def test_names_are_no_markup_and_no_control_sequences() -> None:
 def test_failures_say_why_in_the_line() -> None:
     text = watched(ExampleSearch(batches=1, failing=1.0, stopped=False), terminal=True)
     assert any(word in text for word in ("compile error error:", "incorrect wrong:", "timeout no answer"))
-
-
-# --- the server ---
-
-
-def put(folder: Path, events: list[Event]) -> None:
-    (folder / "log.jsonl").write_bytes(b"".join(map(encode, events)))
-
-
-def ask(server: ReportServer, path: str) -> tuple[int, str]:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as connection:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ReportServer]:
-    put(tmp_path, list(ExampleSearch(batches=3).events()))
-    with serve(tmp_path) as found:
-        yield found
-
-
-def test_news_come_once(tmp_path: Path) -> None:
-    events = list(ExampleSearch(batches=4).events())
-    put(tmp_path, events[:12])
-    with ReportServer(tmp_path) as server:
-        first = json.loads(ask(server, "/state.json")[1])
-        assert "content" in first
-        again = json.loads(ask(server, f"/state.json?revision={first['revision']}")[1])
-        assert again == {"revision": first["revision"]}
-        put(tmp_path, events)
-        server._next_render_at = 0.0
-        later = json.loads(ask(server, f"/state.json?revision={first['revision']}")[1])
-        assert int(later["revision"]) > int(first["revision"])
-        assert len(later["data"]["nodes"]) == len(replay_events(events).nodes)
-
-
-def test_a_folder_without_a_log_waits_for_one(tmp_path: Path) -> None:
-    with ReportServer(tmp_path) as server:
-        assert "nothing yet" in ask(server, "/")[1]
-        assert json.loads(ask(server, "/state.json")[1]) == {"revision": ""}
-        put(tmp_path, list(ExampleSearch(batches=1).events()))
-        assert "Search of swiglu" in ask(server, "/")[1]
-
-
-def test_a_damaged_log_is_told(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text("nonsense\n")
-    with ReportServer(tmp_path) as server:
-        status, text = ask(server, "/")
-        assert status == 500
-        assert "not an event" in text
-        assert ask(server, "/nothing")[0] == 404
-
-
-def test_a_reader_follows_and_waits_for_whole_lines(tmp_path: Path) -> None:
-    events = list(ExampleSearch(batches=3).events())
-    raw = b"".join(map(encode, events))
-    log = tmp_path / "log.jsonl"
-    reader = LogFollower(log)
-    assert reader.refresh().started is None
-    for end in (100, len(raw) // 3, len(raw) - 1, len(raw)):
-        log.write_bytes(raw[:end])
-        state = reader.refresh()
-        assert len(state.history) == len(fold_whole(raw[:end]).history)
-    assert state.stopped is not None
-    log.write_bytes(
-        b"".join(map(encode, ExampleSearch(batches=1, seed=3).events()))
-    )  # another search in its place
-    assert len(reader.refresh().history) == len(
-        replay_events(ExampleSearch(batches=1, seed=3).events()).history
-    )
-    with log.open("ab") as file:
-        file.write(b'{"type":"nothing"}\n')
-    with pytest.raises(RecordError):
-        reader.refresh()
-
-
-def fold_whole(raw: bytes) -> SearchState:
-    from forecast_harness.search.log import parse_log
-
-    return replay_events(parse_log(raw, Path("log.jsonl"))[0])

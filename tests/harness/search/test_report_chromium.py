@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from forecast_harness.search.events import Event
-from forecast_harness.search.log import encode
 from forecast_harness.search.report import page
-from forecast_harness.search.report.server import ReportServer
 from forecast_harness.search.state import SearchState, replay_events
 from tests.browser import LOW_CONTRAST_SCRIPT, PageVisit, chromium
 from tests.harness.search.example_log import ExampleSearch
@@ -117,40 +114,4 @@ def test_a_hostile_source_is_shown_as_it_is(browser: Any, tmp_path: Path) -> Non
     assert visit.tab.evaluate("window.hacked") is None
     assert visit.tab.locator("#node script, #node img").count() == 0
     assert state.best == visit.chosen()
-    visit.tab.close()
-
-
-def test_the_live_page_follows_a_search(browser: Any, tmp_path: Path) -> None:
-    events: list[Event] = list(ExampleSearch().events())
-    log = tmp_path / "log.jsonl"
-    begun = len(events) // 2
-    log.write_bytes(b"".join(map(encode, events[:begun])))
-    with ReportServer(tmp_path) as server:
-        visit = PageVisit(browser, server.url)
-        half = replay_events(events[:begun])
-        assert visit.chosen() == half.best
-        root = half.seeds[0]
-        visit.tab.locator(f"#tree [data-node='{root}']").click()
-
-        rest = b"".join(map(encode, events[begun:]))
-        with log.open("ab") as file:
-            file.write(rest[:-20])  # the last line is not whole yet
-        visit.tab.wait_for_selector(f"#tree [data-node='{replay_events(events[:-1]).best}']", timeout=30_000)
-        assert visit.chosen() == root, "who looks at a node goes on looking at it"
-        assert "finished" not in visit.tab.inner_text(".cards")
-        with log.open("ab") as file:
-            file.write(rest[-20:])
-        visit.tab.locator(".cards b", has_text="finished").wait_for(timeout=30_000)
-        assert visit.messages == []
-        assert {u.partition("?")[0] for u in visit.requested_urls} == {server.url, f"{server.url}state.json"}
-        visit.tab.close()
-
-
-def test_the_live_page_of_a_server_that_is_gone_says_so(browser: Any, tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_bytes(b"".join(map(encode, ExampleSearch(stopped=False).events())))
-    with ReportServer(tmp_path) as server:
-        visit = PageVisit(browser, server.url)
-        assert not visit.tab.is_visible("#connection")
-    visit.tab.wait_for_selector("#connection:visible", timeout=30_000)
-    assert "does not answer" in visit.tab.inner_text("#connection")
     visit.tab.close()

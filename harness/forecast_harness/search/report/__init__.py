@@ -1,4 +1,4 @@
-"""A search told to people: an HTML page, a live view in the terminal, a local server."""
+"""A search told to people: an HTML page, and a live view in the terminal."""
 
 from __future__ import annotations
 

@@ -81,23 +81,19 @@ class MissingTemplateEngine(ForecastAutotuneError):
     """A page was asked for and jinja2 is not installed."""
 
 
-def render_page(story: SearchReport, *, live: bool = False, revision: str = "") -> str:
-    """The whole file. `live`: it asks its server every other second for news after `revision`.
-
-    Raises `MissingTemplateEngine` when jinja2 is not installed.
-    """
-    parts = render_parts(story, revision=revision)
+def render_page(story: SearchReport) -> str:
+    """The whole file. Raises `MissingTemplateEngine` when jinja2 is not installed."""
+    parts = render_parts(story)
     script = page_file(__package__, "templates/page.js")
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src {policy_source(script)}; img-src data:; "
-        f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
+        "connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
     from markupsafe import Markup
 
     html: str = _template("page.html.j2").render(
         title=f"search of {escape_invisible(story.state.target.name)}",
         policy=policy,
-        live=live,
         style=Markup(STYLE + page_file(__package__, "templates/page.css")),
         script=Markup(script),
         content=Markup(parts["content"]),
@@ -106,13 +102,13 @@ def render_page(story: SearchReport, *, live: bool = False, revision: str = "") 
     return html
 
 
-def render_parts(story: SearchReport, *, revision: str = "") -> dict[str, Any]:
-    """The parts of a page that change while a search runs: `content`, HTML, and `data`, which the script shows."""
+def render_parts(story: SearchReport) -> dict[str, Any]:
+    """The parts of a page that are the search's: `content`, HTML, and `data`, which the script shows."""
     labels = {name: node_label(entry) for name, entry in story.entries.items()}
     final = story.final
     best = final.node if final and final.node in story.entries else story.root
     order = by_importance(story)[:MOST_NODES]
-    data = {"revision": revision, **_page_data(story, order, best)}
+    data = _page_data(story, order, best)
     workloads = figures.workload_names(story)
     content = _template("content.html.j2").render(
         head=_page_header(story),
@@ -211,7 +207,6 @@ def _page_data(story: SearchReport, order: Sequence[str], best: str) -> dict[str
         }
     return {
         "best": best,
-        "over": story.state.stopped is not None and not story.state.stopped.interrupted,
         "nodes": nodes,
         "sources": [figures.display_source(n.source).lines for n in written],
     }

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
-  let data = JSON.parse(document.getElementById("data").textContent);
-  let chosen = "", view = "inline", revision = data.revision;
+  const data = JSON.parse(document.getElementById("data").textContent);
+  let chosen = "", view = "inline";
   const AROUND = 3;
   const byId = (name) => document.getElementById(name);
 
@@ -176,42 +176,6 @@
       if (!inside && !target.closest("#node")) byId("lineage").scrollIntoView();
     }
   });
-  async function poll() {
-    const told = byId("connection");
-    let wait = 2000;
-    try {
-      const answer = await fetch(`state.json?revision=${encodeURIComponent(revision)}`, { cache: "no-store" });
-      if (!answer.ok) throw new Error(`status ${answer.status}`);
-      const fresh = await answer.json();
-      told.hidden = true;
-      if (fresh.revision !== revision) replace(fresh);
-      if (data.over) wait = 10000;
-    } catch (error) {
-      byId("connection").textContent = "The search's page server does not answer; this is its last state.";
-      byId("connection").hidden = false;
-      wait = 10000;
-    }
-    setTimeout(poll, wait);
-  }
-  function replace(fresh) {
-    const tree = byId("tree"), place = tree.scrollTop, code = document.querySelector(".code");
-    const within = code ? [code.scrollLeft, code.scrollTop] : [0, 0], focus = tree.contains(document.activeElement);
-    const open = [...document.querySelectorAll("details")].map((d) => d.open);
-    const wasBest = chosen === data.best;
-    revision = fresh.revision;
-    data = fresh.data;
-    byId("content").innerHTML = fresh.content; // Made and escaped by the same template as this page.
-    document.querySelectorAll("details").forEach((d, n) => { d.open = Boolean(open[n]); });
-    byId("tree").scrollTop = place;
-    // Who looks at the best stays with the best; who looks at another node stays there.
-    const next = wasBest || !data.nodes[chosen] ? data.best : chosen;
-    const same = next === chosen;
-    choose(next, focus);
-    const now = document.querySelector(".code");
-    if (same && now) [now.scrollLeft, now.scrollTop] = within;
-  }
-
   choose(data.best, false);
   if (!data.nodes[chosen]) show();
-  if (document.body.hasAttribute("data-live")) setTimeout(poll, 1000);
 })();
