@@ -54,6 +54,8 @@ class WallTime(RiskBounded):
         if not self._by_time(state):
             # So many measurements and no more are worth most one after the other.
             return super().plan(state)
+        if (end := self.untimed(state)) is not None:
+            return end
         rows, samples, risk, seen, room = self._outlook(state)
         if not len(rows):
             return self.end(state, risk, 0)

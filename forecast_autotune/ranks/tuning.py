@@ -80,7 +80,7 @@ def _decide(
     try:
         with claim.job.store.beating(claim.beat_key):
             decision = decide(watched, settings)
-        if decision.evidence is not Evidence.FORECAST:
+        if decision.is_kept:
             result = claim.conclude(decision, watched.measurements(problem))
             return decision if result is None else result.adopt(watched) or decision
         return decision

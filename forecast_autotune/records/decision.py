@@ -199,6 +199,16 @@ class Decision(
     ties: tuple[Candidate, ...] = field(default=(), metadata=json_option(when=attrgetter("ties")))
     """Others that were as fast, within noise; the choice among them is by rules that are the same in every process."""
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether later calls may rely on it: a guess made while nothing could be timed names no settings."""
+        return self.evidence is not Evidence.FORECAST or bool(self.settings)
+
+    @property
+    def is_untimed(self) -> bool:
+        """Whether it was accepted on forecasts alone, here or in an earlier process."""
+        return self.median_ms is None and not self.known and not self.measured
+
     def agrees_with(self, other: Decision) -> bool:
         """Whether another decision on the problem chose the same, or one that tied with this choice for either."""
         return other.chosen in (self.chosen, *self.ties) or self.chosen in other.ties

@@ -169,5 +169,6 @@ def _fullness(row: Row) -> tuple[int, str]:
     return len(row.line), row.digest
 
 
-def _recency(row: Row) -> tuple[str, str]:
-    return row.at, row.digest
+def _recency(row: Row) -> tuple[bool, str, str]:
+    """A decision that was timed counts more than any that rests on forecasts alone."""
+    return b'"median_ms":null' not in row.line, row.at, row.digest

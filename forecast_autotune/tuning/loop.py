@@ -350,7 +350,7 @@ def _tune(
         store.recover(task.problem)
         run = _TuningRun(forecaster, store, policy, settings, mark, measurer)
         decision = run.decide()
-        if decision.evidence is not Evidence.FORECAST:
+        if decision.is_kept:
             # A guess made while the harness was broken must not replace, or pass for, a decision.
             store.put_decision(task.problem, decision)
         store.sync()
@@ -715,6 +715,13 @@ class _TuningRun(Rounds):
         cost = Cost(max(wall, spent.wall_s), self.forecast_s, spent.compile_s, spent.timing_s, spent.compiled)
         consultation = self.llm.record(forecasts.consultation)
         cost = cost.with_llm(consultation)
+        if not results.outcomes():
+            reason = f"measured none of {len(self._candidates)}; {plan.reason}"
+            decision = _decide_from_forecasts(
+                self._problem, forecasts, self.settings, self._mark, reason, cost, {}
+            )
+            shipped = self._risks.shipped(decision.stated_risk, untimed=True)
+            return replace(decision, surrogate=self._risks.untimed, shipped_risk=shipped)
         if not fast:
             return _decide_without_times(results, forecasts, self.settings, cost)
         best, alike = self._choice(fast)
@@ -1046,8 +1053,8 @@ def _decide_from_forecasts(
         rows = state.pending()
         risk = stated_risk(state, rows, forecasts.samples(rows, 512, settings.seed))
     else:
-        within = forecasts.p_within(settings.tolerance, seed=settings.seed)
-        risk = 1.0 - float(within[list(candidates).index(chosen)])
+        row = list(candidates).index(chosen)
+        risk = forecasts.untimed_risk(row, settings.tolerance, settings.seed)
     return Decision(
         problem=problem.id,
         chosen=chosen,

@@ -39,19 +39,25 @@ class RiskTracker:
     claims: list[_RiskClaim] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Another surrogate's faults are not this one's.
-        mine = [v for v in self.known_verdicts if v.surrogate == self.surrogate]
-        self._correction = fit_correction(mine)
+        # Another surrogate's faults are not this one's; and what is accepted untimed has a curve of its own.
+        self.untimed = f"{self.surrogate}, untimed"
+        self._correction, self._untimed_correction = (
+            fit_correction([v for v in self.known_verdicts if v.surrogate == name])
+            for name in (self.surrogate, self.untimed)
+        )
 
     def correct(self, forecasts: Forecasts) -> Forecasts:
         """The forecasts with their risks corrected; unchanged while nothing has been seen."""
+        if self._untimed_correction is not None:
+            forecasts = replace(forecasts, calibrate_untimed=self._untimed_correction)
         if self._correction is None:
             return forecasts
         return replace(forecasts, calibrate_risk=CorrectedRisk(forecasts.calibrate_risk, self._correction))
 
-    def shipped(self, risk: float) -> float:
+    def shipped(self, risk: float, *, untimed: bool = False) -> float:
         """A stated risk before this store's correction."""
-        return risk if self._correction is None else CorrectedRisk(float, self._correction).invert(risk)
+        correction = self._untimed_correction if untimed else self._correction
+        return risk if correction is None else CorrectedRisk(float, correction).invert(risk)
 
     def claim_previous(self, candidates: Collection[Candidate], known: Collection[Candidate]) -> None:
         """Note what the previous decision claimed of those candidates that are not known.

@@ -136,6 +136,7 @@ def warm(commands: Commands) -> None:
             "warm --plan",
             "warm --plan --device gfx942",
             "warm --shapes M=1..8192:pow2",
+            "warm --certify 0.05",
         ),
     )
     parser.add_argument(
@@ -153,6 +154,13 @@ def warm(commands: Commands) -> None:
         metavar="NAME=SIZES",
         help="also tune recorded calls, tuned ones included, at these sizes of an integer argument: M=1..8192:pow2, "
         "M=16..256:16 or M=1,17,300 (repeat for combinations)",
+    )
+    parser.add_argument(
+        "--certify",
+        type=float,
+        metavar="RISK",
+        help="measure where the stated risk of more regret than the tolerance is above this, nothing elsewhere, and "
+        "say the seconds; decisions with a larger risk are made anew",
     )
     parser.add_argument("--keep", action="store_true", help="keep the records of what was tuned")
     filters(parser)

@@ -90,13 +90,15 @@ class WarmedMiss:
             data |= {"sizes": dict(self.sizes), "known": self.is_known}
         if self.decision is not None:
             data |= {"chosen": str(self.decision.chosen), "measured": self.decision.measured}
-            data |= {"wall_s": self.decision.cost.wall_s}
+            data |= {"wall_s": self.decision.cost.wall_s, "risk": round(self.decision.stated_risk, 4)}
         return data | ({"trouble": self.trouble} if self.trouble else {})
 
 
 def warm(options: argparse.Namespace, output: Output) -> int:
     """Tune every recorded miss of this device, then compile; exit status 1 where one could not be."""
-    store = open_store(options)
+    store, certify = open_store(options), options.certify
+    if certify is not None:
+        os.environ["FORECAST_AUTOTUNE_RISK"] = str(Settings().with_(risk=certify).risk)
     source = store if options.misses is None else Store(check_folder("--misses", options.misses))
     misses = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
     elsewhere = None
@@ -119,7 +121,8 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     per_candidate_s = seconds_per_candidate(store) if listed else 0.0
     for entry in listed:
         if entry.sizes and not entry.trouble:
-            entry.is_known = store.decision(entry.miss.problem) is not None
+            known = store.decision(entry.miss.problem)
+            entry.is_known = known is not None and (certify is None or known.stated_risk <= certify)
         if not (entry.is_known or entry.trouble):
             entry.expected_s = per_candidate_s * entry.miss.candidates
     if not options.plan and any(not entry.trouble for entry in listed):
@@ -140,10 +143,24 @@ def warm(options: argparse.Namespace, output: Output) -> int:
         "known": sum(entry.is_known for entry in listed),
         "failed": len(failed),
     }
+    if certify is not None:
+        data["certified"] = _certificate([e.decision for e in listed if e.decision is not None], certify)
     lines = _lines(listed, options.plan, data) if listed or not binaries else []
     output.emit(data, *lines, *_compilation_lines(binaries, compiled, options.plan))
     # One that can never be compiled again was named; the program compiles it, as it always did.
     return 1 if failed or any(one.fails for one in compiled) else 0
+
+
+def _certificate(decisions: Sequence[Decision], risk: float) -> dict[str, float]:
+    """How many decisions state no more than a risk, with and without a clock, and what measuring took."""
+    timed = [d for d in decisions if d.measured]
+    return {
+        "risk": risk,
+        "untimed": sum(d.stated_risk <= risk and not d.measured for d in decisions),
+        "timed": sum(d.stated_risk <= risk for d in timed),
+        "above": sum(d.stated_risk > risk for d in decisions),
+        "seconds": round(sum(d.cost.wall_s for d in timed), 3),
+    }
 
 
 def launches_on(miss: Miss, device: Device) -> dict[str, int]:
@@ -372,6 +389,11 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
         lines.append(shown)
     total = f"about {data['expected_s']:.1f} s" if plan else f"{data['tuned']} tuned, {data['failed']} not"
     what = "calls" if any(entry.sizes for entry in listed) else "misses"
+    if (known := data.get("certified")) is not None and not plan:
+        total += (
+            f"; risk {known['risk']:.1%} or less: {known['untimed']} without a clock, {known['timed']} measured in "
+            f"{known['seconds']:.1f} s, {known['above']} above it"
+        )
     return [*lines, f"{len(listed)} {what}: {total}"]
 
 

@@ -248,6 +248,29 @@ def test_audits_are_logged_with_their_probability_and_there_is_none_by_default()
     assert len(store.measurements(TABLE.problem)) == WallTime().fewest
 
 
+def sure_of_the_second(query: Query, group: str = "informed") -> Forecasts:
+    made = constant(0.0, sd=0.01)(query)
+    made.mean[list(query.candidates).index(TABLE.measurements[1].candidate)] = -5.0
+    return replace(made, group=group)
+
+
+def test_nothing_is_timed_where_the_calibrated_risk_of_that_is_accepted() -> None:
+    store, bench, told = Store(None), Bench(TABLE), Told(sure_of_the_second)
+    decision = decide(store, bench, surrogate=told)
+    assert (bench.asked, decision.measured, decision.evidence) == ([], 0, Evidence.FORECAST)
+    assert decision.chosen == TABLE.measurements[1].candidate
+    assert decision.is_untimed
+    assert 0.0 < decision.stated_risk <= 0.1
+    assert decide(Store(None), bench, surrogate=told, mode="skip").stated_risk == decision.stated_risk
+    assert decide(store, bench, surrogate=told).evidence is Evidence.STORED
+    assert bench.asked == []
+    bench = Bench(TABLE)
+    assert not decide(store, bench, surrogate=told, risk=0.05).is_untimed, "a smaller risk needs the clock"
+    assert len(bench.asked) > 1
+    bare = Told(lambda query: sure_of_the_second(query, ""))
+    assert not decide(Store(None), Bench(TABLE), surrogate=bare).is_untimed, "nobody has calibrated it"
+
+
 @pytest.mark.parametrize("policy", [None, Exhaustive()])
 def test_noise_and_the_order_of_a_list_choose_nothing_among_ties(policy: Policy | None) -> None:
     """Twenty processes, each with its own order of the list, and its own noise on every time."""

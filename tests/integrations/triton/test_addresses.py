@@ -146,7 +146,8 @@ def test_what_cannot_be_followed_is_refused(device: Any) -> None:
 
 def test_an_address_counts_for_the_operands_of_a_dot_alone(device: Any, tmp_path: Path) -> None:
     options = [triton.Config({"BM": 64, "BN": 64, "BK": k}, num_warps=4) for k in (16, 32)]
-    tuner = autotune(options, key=["K"], store=tmp_path)(fresh(scaled_product))
+    given: dict[str, Any] = {"key": ["K"], "store": tmp_path, "risk": 0.01}  # so that each is timed
+    tuner = autotune(options, **given)(fresh(scaled_product))
 
     def evidence(**at: int) -> Evidence:
         tuner[(1,)](**arguments(at))
@@ -159,7 +160,7 @@ def test_an_address_counts_for_the_operands_of_a_dot_alone(device: Any, tmp_path
     launches = device.launches
     tuner[(1,)](**arguments({"c": 16, "rows": 32}))
     assert device.launches == launches + 1, "it is the same key, as TTIR was read"
-    other_process = autotune(options, key=["K"], store=tmp_path)(fresh(scaled_product))
+    other_process = autotune(options, **given)(fresh(scaled_product))
     other_process[(1,)](**arguments({"c": 16}))
     assert other_process.decision.evidence is Evidence.STORED, "it is the same problem"
     assert len(tables(tmp_path)) == 1

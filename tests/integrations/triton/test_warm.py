@@ -200,6 +200,10 @@ def test_sizes_that_nobody_has_met_are_tuned_beforehand(
     again = run(*given, "--plan")
     assert [entry["known"] for entry in again["misses"]] == [True] * 3, "from what is stored, without a miss"
     assert again["expected_s"] == 0
+    use_machine(tmp_path, monkeypatch, RISK="0.1")
+    sure = run(*given, "--certify", "0.0")
+    assert sum(sure["certified"][name] for name in ("untimed", "timed", "above")) == sure["tuned"]
+    assert all(entry["measured"] or entry["risk"] == 0 for entry in sure["misses"] if "risk" in entry)
 
     use_machine(tmp_path, monkeypatch, MODE="frozen")
     launches = patched.launches
