@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.lib.result_files import say
 from forecast_autotune.records import Outcome, digest
 from forecast_autotune.store import Store
-from forecast_autotune.variants.records import Origin, Provenance, source_digest
+from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import (
     FullVerification,
     Node,
@@ -97,7 +97,7 @@ def _captures(store: Path) -> Iterator[Any]:
 
 def _left(options: argparse.Namespace, name: str) -> int:
     known = _rows(options.out / f"{name}.jsonl")
-    return sum(source_digest(p.read_text()) not in known for p in _sources(options.sources / name))
+    return sum(digest(p.read_text()) not in known for p in _sources(options.sources / name))
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -164,13 +164,13 @@ def _judge(options: argparse.Namespace) -> int:
             row = {
                 "kernel": name,
                 "module": call.kernel.extra["module"],
-                "source_sha256": source_digest(node.source),
+                "source_sha256": digest(node.source),
             }
             row |= {"author": str(node.provenance.origin), "file": node.provenance.note}
             file.write(json.dumps({**row, **facts}, allow_nan=False) + "\n")
             file.flush()
 
-        base = known.get(source_digest(seed.source))
+        base = known.get(digest(seed.source))
         if base is None:
             judged = lanes.submit(_job(target, seed, seed, {}, _BASE_TRIALS)).result(options.seconds)
             base = _facts(judged)
@@ -178,7 +178,7 @@ def _judge(options: argparse.Namespace) -> int:
         waiting = {
             lanes.submit(_job(target, n, seed, base["config"], _TRIALS)): n
             for n in nodes
-            if source_digest(n.source) not in known
+            if digest(n.source) not in known
         }
         try:
             for one in as_completed(waiting, timeout=max(0.0, until - time.monotonic())):
@@ -208,7 +208,7 @@ def _fastest(
     nodes: Sequence[Node], rows: Mapping[str, dict[str, Any]], most: int
 ) -> list[tuple[Node, dict[str, Any]]]:
     """The fastest sources of each author, those that are verified already left out."""
-    pairs = [(n, rows[d]) for n in nodes if (d := source_digest(n.source)) in rows]
+    pairs = [(n, rows[d]) for n in nodes if (d := digest(n.source)) in rows]
     able = sorted((p for p in pairs if (p[1]["log2_ratio"] or 0.0) < 0), key=lambda p: p[1]["log2_ratio"])
     authors = {p[1]["author"] for p in able}
     chosen = [p for a in sorted(authors) for p in [p for p in able if p[1]["author"] == a][:most]]
