@@ -153,24 +153,26 @@ def changed_bytes(before: Arena, after: BytesLike) -> tuple[list[str], int]:
     was = before.block.numpy()
     if len(now) != len(was):
         return [], abs(len(now) - len(was))
-    differs = now != was
-    flags = torch.from_numpy(differs)
-    inputs = []
-    for slot in before.slots:
+    inputs, stray, reached = list[str](), 0, 0
+    for slot in before.slots:  # they lie one behind the other
         if not slot.span:
             continue
-        size = getattr(torch, slot.dtype).itemsize
-        shape, stride = (*slot.shape, size), (*(s * size for s in slot.stride), 1)
-        part = flags[slot.offset : slot.offset + slot.span * size].as_strided(shape, stride)
-        if not slot.output and _any(part):
+        own = slice(slot.offset, slot.offset + slot.bytes)
+        stray += int(np.count_nonzero(now[reached : own.start] != was[reached : own.start]))
+        reached = own.stop
+        if slot.dense:
+            changed = not slot.output and not np.array_equal(now[own], was[own])
+        else:
+            size = getattr(torch, slot.dtype).itemsize
+            shape, stride = (*slot.shape, size), (*(s * size for s in slot.stride), 1)
+            flags = torch.from_numpy(now[own] != was[own])
+            part = flags.as_strided(shape, stride)
+            changed = not slot.output and bool(part.any())
+            part.fill_(False)  # what is left belongs to no tensor
+            stray += int(flags.count_nonzero())
+        if changed:
             inputs.append(slot.name)
-        part.fill_(False)  # what is left belongs to no tensor
-    return inputs, int(np.count_nonzero(differs))
-
-
-def _any(flags: torch.Tensor) -> bool:
-    """Whether one of them is set; numpy tells it sooner of those that lie side by side, and counts them sooner, too."""
-    return bool(flags.numpy().any()) if flags.is_contiguous() else bool(flags.any())
+    return inputs, stray + int(np.count_nonzero(now[reached:] != was[reached:]))
 
 
 _PAGE_WORDS = 1 << 15

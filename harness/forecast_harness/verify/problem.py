@@ -41,7 +41,7 @@ from forecast_harness.verify.tolerance import (
 from forecast_harness.verify.verdict import ReasonCode
 
 CheckFinding = tuple[ReasonCode, str] | None
-_MANY = 1 << 20
+MANY_ELEMENTS = 1 << 20
 """Elements from which on a tensor is drawn on the device."""
 
 OUTSIDE_DOMAIN = -1.0
@@ -315,7 +315,7 @@ class NativeProblem:
         known = (*spec.values, *(DERIVED_REGIMES if "normal" in spec.values else ()))
         regime = how.regime if how.regime in known and not spec.static else spec.values[0]
         dtype = dtype_of(spec.dtype)
-        if math.prod(shape) < _MANY:
+        if math.prod(shape) < MANY_ELEMENTS:
             value = draw(shape, dtype, regime, how.generator)
         else:
             value = how.where.run(lambda device: draw(shape, dtype, regime, how.generator, device))

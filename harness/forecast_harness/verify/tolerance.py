@@ -344,8 +344,8 @@ _INTERMEDIATE_ROUNDINGS = 64.0
 """Roundings of intermediate results that are let through in any case."""
 _MOST_DEVIATION = 0.05
 """A wider run that is farther than this from the plain one did something else."""
-_PART = 1 << 16
-"""Elements that are compared at a time: what a cache holds. Whole outputs cost many times more, in fresh memory."""
+_ELEMENTS_BESIDE_BASE = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""The same for outputs that are compared with a base's. Whole ones cost a host many times more, in fresh memory."""
 
 WIDER_DTYPE = {"cpu": torch.float64, "cuda": torch.float32}
 """Wide enough for an interpreter, which calculates in what it is given; on a device products of float64 are
@@ -364,7 +364,7 @@ def compare_with_base(got: torch.Tensor, base: torch.Tensor, wide: torch.Tensor 
     limit.
 
     `wide` is what the base gives in a wider dtype, or None. It is believed unless it is so far from the plain result
-    that something else was calculated.
+    that something else was calculated. All is computed where the tensors are, which is torch's default device.
     """
     if base.numel() == 0:
         return "", 0.0
@@ -474,10 +474,11 @@ class _RowwiseComparison:
 def _parts(whole: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Some rows, or a part of one, at a time, in order; of `whole`, [rows, length]."""
     count, length = whole.shape
-    some = max(1, _PART // length)
+    most = _ELEMENTS_BESIDE_BASE[whole.device.type]
+    some = max(1, most // length)
     for row in range(0, count, some):
-        for column in range(0, length, _PART):
-            yield slice(row, min(row + some, count)), slice(column, min(column + _PART, length))
+        for column in range(0, length, most):
+            yield slice(row, min(row + some, count)), slice(column, min(column + most, length))
 
 
 def results_agree(one: torch.Tensor, other: torch.Tensor) -> bool:

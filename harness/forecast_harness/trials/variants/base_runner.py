@@ -161,7 +161,7 @@ class BaseKernelRunner:
         names, stray = changed_bytes(arena, data)
         block = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return BaseKernelRun(
-            {s.name: s.view(block).clone() for s in arena.slots}, tuple(names), stray, answer.seconds
+            {s.name: s.view(block) for s in arena.slots}, tuple(names), stray, answer.seconds
         )
 
     def compile_ahead(self, calls: Sequence[Mapping[str, Any]]) -> None:
@@ -282,7 +282,8 @@ def surroundings_dependence(
 def has_nonfinite(arguments: Sequence[Argument], ran: BaseKernelRun) -> bool:
     """Whether there is more in the written tensors than finite numbers."""
     outputs = [tensor_view(ran.memory[a.name], a) for a in arguments if a.name in ran.changed]
-    return any(not bool(t.double().isfinite().all()) for t in outputs if t.is_floating_point())
+    wide = (t.float() if t.element_size() == 1 else t for t in outputs if t.is_floating_point())
+    return any(not bool(t.isfinite().all()) for t in wide)
 
 
 def memory_bytes(memory: TensorMemory) -> int:

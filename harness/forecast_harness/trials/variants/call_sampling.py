@@ -238,14 +238,17 @@ class CapturedCalls(RecordedCalls):
         like = {canonical_text([a.to_json() for a in c]) for c in subject.calls if call_form(c) == form}
         if len(like) < _FEWEST_LIKE_CALLS or pointees(subject.calls[0]):
             self.sizes = self.sizes.frozen()
-        self.values: tuple[str, ...] = (*CAPTURED_VALUES, OTHER_SIZES)
+        self.is_large = is_large_call(subject.calls[0], device)
+        self.own_values = LARGE_VALUES if self.is_large else CAPTURED_VALUES
+        """The kinds of values that it is launched with at its recorded sizes."""
+        self.values: tuple[str, ...] = (*self.own_values, OTHER_SIZES)
         self._number = 0
         self._large: dict[str, DrawnCall] = {}
 
     def with_values(self, values: Sequence[str]) -> CapturedCalls:
-        """The same with calls of these kinds in turns: of `CAPTURED_VALUES`, and `OTHER_SIZES`."""
+        """The same with calls of these kinds in turns: of `own_values`, and `OTHER_SIZES`."""
         result = copy.copy(self)
-        result.values, result._number, result._large = tuple(values), 0, {}
+        result.values, result._number = tuple(values), 0
         return result
 
     def with_sizes(self, sizes: CallSizes) -> CapturedCalls:
@@ -290,7 +293,6 @@ class CapturedCalls(RecordedCalls):
             return self._large[values]
         arguments = self.subject.calls[0]
         tensors = [a for a in arguments if a.kind == "tensor"]
-        is_large = is_large_call(arguments, self._device)
         factor = 2.0 ** float(torch.empty(()).uniform_(-1.5, 1.5, generator=generator))
         memory = {}
         for a in tensors:
@@ -303,7 +305,7 @@ class CapturedCalls(RecordedCalls):
         scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
         is_own = values == CAPTURED_VALUES[0]
         drawn = DrawnCall(arguments, memory, scalars, partial(self.grid_of, arguments), is_own)
-        if is_large:
+        if self.is_large:
             self._large[values] = drawn
         return drawn
 
@@ -332,6 +334,8 @@ class CapturedCalls(RecordedCalls):
 
 CAPTURED_VALUES = ("captured", "permuted", "rescaled", "drawn")
 """What the tensors of a captured call are filled with at its recorded sizes."""
+LARGE_VALUES = ("captured", "drawn")
+"""The same of a large call, whose every launch takes seconds."""
 OTHER_SIZES = "other sizes"
 _FEWEST_LIKE_CALLS = 2
 """Calls of one form that tell which of its sizes hang together."""
@@ -356,8 +360,8 @@ def captured_memory(record: CapturedCall, folder: Path, argument: Argument) -> t
     about = record.contents.get(argument.name, TensorContents())
     if not about.digest:
         generator = torch.Generator().manual_seed(about.seed)
-        drawn = torch.randn(span, generator=generator) * about.deviation + about.mean
-        return drawn.clamp(about.least, about.most).to(dtype)
+        drawn = torch.randn(span, generator=generator).mul_(about.deviation).add_(about.mean)
+        return drawn.clamp_(about.least, about.most).to(dtype)
     path = contents_file(folder, about.digest)
     try:
         data = bytearray(path.read_bytes())

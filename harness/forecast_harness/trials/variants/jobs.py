@@ -38,8 +38,8 @@ from forecast_harness.trials.variants.base_runner import (
 )
 from forecast_harness.trials.variants.call_sampling import (
     CALL_REGIMES,
-    CAPTURED_VALUES,
     HUGE_REGIME,
+    LARGE_VALUES,
     CapturedCalls,
     DrawnCall,
     UserCalls,
@@ -71,10 +71,11 @@ from forecast_harness.trials.variants.kernel_survey import (
     tensor_argument,
     widened_arguments,
 )
-from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.cost_control import HOST_DEVICE, PhaseTimer
 from forecast_harness.verify.examiner import SolutionExaminer
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import (
+    MANY_ELEMENTS,
     OUTSIDE_DOMAIN,
     CheckFinding,
     DrawSpec,
@@ -152,6 +153,8 @@ class VariantProblem:
         self._differing: Config | None = None
         """Under which the base itself gave another result, the last time that it did."""
         self._compiled = CompiledForms()
+        self._where = HOST_DEVICE
+        """Where outputs of many elements are compared."""
         self._source = call_source(subject, survey, device)
 
     def open_base(self) -> None:
@@ -164,7 +167,7 @@ class VariantProblem:
         On a device the next one gives way to another that was compiled for such a call already, where there is one:
         a verification launches many calls, and compiling each anew would take most of its time.
         """
-        number = _config_number(axes)
+        self._where, number = how.where, _config_number(axes)
         kept = self._kept.get(how.regime) if number is None else None
         while kept:
             case = kept.popleft()
@@ -400,10 +403,13 @@ class VariantProblem:
     ) -> tuple[str, float]:
         """See `compare_with_base`; of one output, whose memory is `got`."""
         argument = tensor_argument(drawn.arguments, name)
-        base = tensor_view(plain.memory[name], argument)
-        return compare_with_base(
-            tensor_view(got, argument), base, None if wide is None else tensor_view(wide[name], argument)
-        )
+
+        def compared(device: str) -> tuple[str, float]:
+            listed = (got, plain.memory[name], *(() if wide is None else (wide[name],)))
+            one, base, *wider = (tensor_view(t.to(device), argument) for t in listed)
+            return compare_with_base(one, base, wider[0] if wider else None)
+
+        return self._where.run(compared, portable=got.numel() >= MANY_ELEMENTS)
 
     def _widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
         if id(drawn) not in self._held:
@@ -569,16 +575,16 @@ def _examination(
     steps: PhaseTimer,
 ) -> tuple[SolutionExaminer, VariantExamination]:
     """One variant's judge, and its examination; equal nonces and surveys draw equal calls."""
-    plan = VerificationPlan.from_json(request["plan"])
+    plan, regimes = VerificationPlan.from_json(request["plan"]), len(CALL_REGIMES)
     if subject.captured and is_large_call(subject.calls[0], plan.device):
         # Its values of a kind are drawn once: a second case would be the same.
-        plan = replace(plan, cases=min(plan.cases, len(CAPTURED_VALUES)))
+        plan, regimes = replace(plan, cases=min(plan.cases, len(LARGE_VALUES))), 1
     configs = [Config.from_json(c) for c in request["configs"]]
     deterministic = bool(request["deterministic"])
     problem = VariantProblem(
         subject, result, reference, configs, plan.device, deterministic, request["takes"]
     )
-    pack = _variant_pack(subject, deterministic)
+    pack = _variant_pack(subject, deterministic, regimes)
     judge = SolutionExaminer(pack, problem, cell, plan, _seed(nonce), alone=False)
     return judge, VariantExamination(judge, problem, cell, compiler, plan.device, steps)
 
@@ -587,8 +593,8 @@ def _seed(nonce: str) -> bytes:
     return hashlib.sha256(nonce.encode()).digest()
 
 
-def _variant_pack(subject: BaseKernel, deterministic: bool) -> Pack:
-    values: Mapping[str, Any] = {"call": TensorSpec(("1",), "float32", CALL_REGIMES)}
+def _variant_pack(subject: BaseKernel, deterministic: bool, regimes: int = len(CALL_REGIMES)) -> Pack:
+    values: Mapping[str, Any] = {"call": TensorSpec(("1",), "float32", CALL_REGIMES[:regimes])}
     definition = Definition(
         subject.kernel, inputs=values, destination=True, deterministic=deterministic, source="a base kernel"
     )

@@ -41,7 +41,6 @@ from forecast_harness.trials.variants.call_sampling import (
     grid_programs,
     heuristics_of,
     is_index_dtype,
-    is_large_call,
     scalar_value,
     unset_like,
     with_heuristics,
@@ -119,8 +118,9 @@ class KernelSurveyor:
         assert isinstance(source, RecordedCalls)
         self._choose(source)
         self.compile_for(source)
-        # Its behaviour on arguments that it does not accept is nothing to go by.
-        self.writes, self.updates, self.deterministic = set(), set(), True
+        if not _is_large(source):
+            # Its behaviour on arguments that it does not accept is nothing to go by.
+            self.writes, self.updates, self.deterministic = set(), set(), True
         if isinstance(source, CapturedCalls):
             return self._captured(source)
         sizes, evidence = self._accepted_sizes(source)
@@ -137,9 +137,9 @@ class KernelSurveyor:
 
     def _captured(self, source: CapturedCalls) -> KernelSurvey:
         """The survey of a captured call: which other values it accepts, and whether other sizes, too."""
-        values, large = [], is_large_call(self.subject.calls[0], self.device)
-        for one in CAPTURED_VALUES:
-            if self._accepts(source.with_values((one,)), 1 if large else _CAPTURED_DRAWS):
+        values: list[str] = []
+        for one in source.own_values:
+            if self._accepts(source.with_values((one,)), 1 if source.is_large else _CAPTURED_DRAWS):
                 values.append(one)
             elif not values:
                 raise self._refused("its captured call")
@@ -178,7 +178,7 @@ class KernelSurveyor:
             )
         elif still := [p for s in sizes.sizes if not s.varies for p in s.places]:
             results.append(f"sizes {', '.join(sorted(still))}")
-        if missing := [v for v in CAPTURED_VALUES if v not in values]:
+        if missing := [v for v in source.own_values if v not in values]:
             results.append(f"values: {' and '.join(missing)} ones are not accepted")
         tensors = [a for a in self.subject.calls[0] if a.kind == "tensor"]
         if fixed := [a.name for a in tensors if is_index_dtype(getattr(torch, a.dtype))]:
@@ -349,12 +349,14 @@ class KernelSurveyor:
 
         The set of calls that it takes only grows, so its writes there include those seen before.
         """
-        before = self.writes, self.updates, self.deterministic
-        self.writes, self.updates, self.deterministic = set(), set(), True
+        before = set(self.writes), set(self.updates), self.deterministic
+        if not _is_large(source):
+            self.writes, self.updates, self.deterministic = set(), set(), True
         try:
             for n in range(1, _MOST_QUIET_DRAWS + 1):
                 drawn = source.draw("normal", self.generator)
-                ran = self._learn_writes(drawn)
+                known = self._launch_as_known(drawn) if _is_large(source) else None
+                ran = known or self._learn_writes(drawn)
                 guessed = bool(source.sizes.varied) and drawn.arguments != self.subject.calls[0]
                 if not self._depends_on_arguments_alone(drawn, ran, guessed=guessed):
                     break
@@ -375,6 +377,12 @@ class KernelSurveyor:
             self._rejections.append(str(error))
         self.writes, self.updates, self.deterministic = before
         return False
+
+    def _launch_as_known(self, drawn: DrawnCall) -> tuple[set[str], BaseKernelRun] | None:
+        """As `_learn_writes` returns, where it writes to what it is known to write to; None where it shows more."""
+        if self.writes and set((ran := self.launch(drawn, self.initial(drawn))).changed) == self.writes:
+            return self.writes - self.updates, ran
+        return None
 
     def _learn_writes(self, drawn: DrawnCall) -> tuple[set[str], BaseKernelRun]:
         """Which tensors are written, and of which the earlier contents matter. Raises `BaseKernelError`.
@@ -470,6 +478,11 @@ class KernelSurveyor:
             "function inputs(random) that returns the arguments of one call by name (tensors on the CPU), "
             'and under "grid" what it is launched with; sizes and values should differ from call to call'
         )
+
+
+def _is_large(source: CallSource) -> bool:
+    """Whether its every launch takes seconds, so that what one showed is believed of the next."""
+    return isinstance(source, CapturedCalls) and source.is_large
 
 
 def launch_base(
