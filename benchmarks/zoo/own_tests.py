@@ -3,7 +3,6 @@
     python -m benchmarks.zoo.own_tests fetch --to FOLDER [--only NAMES]
     python -m benchmarks.zoo.own_tests run --from FOLDER --out FILE [--null] [--seconds 15] [--seed 0] [--only NAMES]
     python -m benchmarks.zoo.own_tests join PART ... --out FILE
-    python -m benchmarks.zoo.own_tests page FILE ... > docs/tested_packages.md
 
 `fetch` needs a network, git and pip: it packs the packages of `packages.toml` at their commits into one archive.
 `run` needs none. A seeded sample of each package's tests is run by plain Triton until it has taken `--seconds`, and
@@ -47,20 +46,6 @@ _RICH = 5
 """Keys that a test tunes which says something about tuning."""
 _COUNTING = 0.3
 """The share of a part's seconds in which keys are counted."""
-_PAGE = """<!-- Written by `python -m benchmarks.zoo.own_tests page`. Do not edit. -->
-
-# Packages that were tried
-
-Plain Triton ran a seeded sample of these packages' own tests, and then the same tests ran under
-`FORECAST_AUTOTUNE=1`, with fresh caches, a fresh store and the same cores. Pairs are plain / ours.
-
-*Lost* counts tests that plain Triton alone passes, twice; *gained*, those that it alone fails. A test that fails in
-both lacks a device, a package or another release of Triton. *Keys* are problems that plain Triton tuned. On a
-null device kernels are compiled and not run: calls of kernels and exceptions are compared, results are not.
-[On a GPU](claims.md#zoo) and [without one](claims.md#zoo-null) no test is lost.
-`python -m benchmarks.zoo.own_tests` fetches the packages and runs them.
-"""
-_COLUMNS = ("package", "tests", "passed", "lost", "gained", "keys")
 
 
 def suite_command(package: Package, top: Path, home: Path, **given: Any) -> tuple[list[str], dict[str, str]]:
@@ -266,37 +251,6 @@ def join(parts: Sequence[dict[str, Any]], result: ResultFile) -> dict[str, dict[
     return {n: summarize(named.get(n, {}), errors.get(n)) for n in packages() if n in named or n in errors}
 
 
-def page(files: Sequence[Path]) -> str:
-    """The page of the documentation, of result files."""
-    known, parts = packages(), [_PAGE]
-    for file in files:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        about = data["environment"]
-        place = "a null device" if data["null"] else about["device"]
-        parts.append(
-            f"\n## On {place}\n\nTriton {about['triton']}, torch {about['torch']}, {about['date'][:10]}.\n\n"
-        )
-        columns = (*_COLUMNS, "calls / unlike" if data["null"] else "seconds")
-        parts.append(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n")
-        for name, s in data["summary"]["packages"].items():
-            package = known[name]
-            cells = (
-                f"[{name}](https://github.com/{package.repository}/tree/{package.commit})",
-                f"{s['tests'] - s['unfinished']}",
-                f"{s['passed_plain']}/{s['passed_ours']}",
-                f"{len(s['lost'])}",
-                f"{len(s['gained'])}",
-                f"{s['keys']}",
-                f"{s['calls']}/{len(s['unlike'])}"
-                if data["null"]
-                else f"{s['seconds_plain']}/{s['seconds_ours']}",
-            )
-            parts.append(f"| {' | '.join(cells)} |\n")
-    parts.append("\n")
-    parts += [f"- {p.name}: {p.note}.\n" for p in known.values() if p.note]
-    return "".join(parts)
-
-
 def _parse() -> argparse.Namespace:
     command_line = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -319,7 +273,6 @@ def _parse() -> argparse.Namespace:
     joining = steps.add_parser("join")
     joining.add_argument("parts", nargs="+", type=Path)
     joining.add_argument("--out", type=Path, required=True)
-    steps.add_parser("page").add_argument("files", nargs="+", type=Path)
     return command_line.parse_args()
 
 
@@ -330,9 +283,6 @@ def _total(summary: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> int:
     """Fetch, run or print; a run ends with 1 if a test is lost."""
     arguments = _parse()
-    if arguments.step == "page":
-        print(page(arguments.files), end="")
-        return 0
     if arguments.step == "join":
         parts = read_parts(arguments.parts)
         result = ResultFile(arguments, "zoo")

@@ -30,7 +30,8 @@ def settings_page() -> str:
     for f in fields(Settings):
         parse = f.metadata["parse"]
         default = "" if parse is bool else _default(f.default)
-        facts = [_rule(parse), f"default {default}" if default else ""]
+        rule = "" if " | " in f.metadata["doc"] and _rule(parse).startswith("one of") else _rule(parse)
+        facts = [rule, f"default {default}" if default else ""]
         known = f" ({'; '.join(filter(None, facts))})" if any(facts) else ""
         rows.append(f"- `{f.metadata['variable']}`{known}: {_escaped(f.metadata['doc'])}")
     return "\n".join(
@@ -81,7 +82,7 @@ def command_line_page() -> str:
             r"\d+ (?:if|when) [^;.]+(?:[;,] \d+ if [^;.]+)*", _docstring(module, function)
         ):
             lines[-1] += f" Exit status {_escaped(status[0])}."
-        lines += ["", "<!-- not run: examples -->", "```bash", *command.examples, "```", ""]
+        lines += ["", "```text", *command.examples, "```", ""]
         lines += [row for action in command._actions if (row := _argument_row(action))]
     return "\n".join([*lines, ""])
 
@@ -262,7 +263,7 @@ def _api_entry(name: str, home: str) -> str:
             if isinstance(target, ast.Name) and target.id == name:
                 other = statement.value.id
                 return f"### {name}\n\nAnother name of [`{other}`][{home}.{other}].\n"
-    return f"::: {home}.{name}\n    options:\n      heading: {name}\n"
+    return f"::: {home}.{name}\n"
 
 
 def _home_of(package: Any, name: str) -> str:
@@ -282,6 +283,14 @@ _SHARED = {
     "--store DIR": "where measurements are kept (default: FORECAST_AUTOTUNE_CACHE_DIR, else the user's cache)",
     "--kernel TEXT": "only kernels whose name contains this",
     "--device TEXT": "only devices whose name contains this",
+    "--device DEVICE": "run there: cuda (default, if there is one), cpu, or a number",
+    "--device {cpu,cuda}": "run there: cuda (default, if there is one), cpu",
+    "--level NAME": "insist on a containment (default: the strongest)",
+    "--path {auto,machine-code,host-code}": "launch Triton sources on a GPU without their Python (machine-code), or in "
+    "a sandbox (host-code); auto: the first, where it works",
+    "--tolerance SHARE": "accepted regret, 0.02 is 2 %",
+    "--risk P": "accepted probability of a larger regret",
+    "--quiet": "show nothing until the end",
     "[TABLE ...]": "table files (default: the shipped ones)",
 }
 """Arguments of several commands with one meaning, said once."""

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.environment import ROOT
 from benchmarks.lib.zoo.packages import Package, fetch, unpack
-from benchmarks.zoo.own_tests import Zoo, page, summarize
+from benchmarks.zoo.own_tests import Zoo, summarize
 
 KERNEL = """
 import pytest, torch, triton
@@ -128,8 +127,3 @@ def test_a_test_is_lost_if_it_fails_again() -> None:
     assert summary["unlike"] == ["unlike", "other error"]
     assert (summary["tests"], summary["unfinished"], summary["tests_of_5_keys"]) == (9, 2, 9)
     assert (summary["seconds_plain"], summary["seconds_ours"]) == (7.0, 7.0)
-
-
-def test_the_page_is_that_of_the_results() -> None:
-    files = sorted((ROOT / "benchmarks" / "results").glob("zoo_[hn]*.json"))
-    assert page(files) == (ROOT / "docs" / "tested_packages.md").read_text(encoding="utf-8")

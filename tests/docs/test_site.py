@@ -1,8 +1,9 @@
-"""The site builds without a warning, its reference pages are current, and README.md's links lead somewhere."""
+"""The site builds without a warning and is seen in a browser; its pages are current, short and lead to each other."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -10,11 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import chromium
+
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)|(?:src|srcset|href)=\"(?P<attribute>[^\"]+)\"")
 _REMOTE = re.compile(
     r"""<(?:script|img)\b[^>]*\bsrc="https?:|<link\b[^>]*\brel="stylesheet"[^>]*\bhref="https?:"""
 )
+_OVERFLOW = """
+[...document.querySelectorAll("html, .md-content pre > code, .md-content p")]
+    .filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.textContent.trim().slice(0, 80))
+"""
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ +(?P<text>.+?)(?: *\{#(?P<id>[\w-]+)\})? *$", re.MULTILINE)
 _ANCHOR = re.compile(r"(?:id|name)=\"(?P<id>[^\"]+)\"|\{[^}]*#(?P<attribute>[\w-]+)[^}]*\}")
@@ -35,16 +42,70 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         # Not --quiet: a warning that is not shown does not fail the build.
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
+        env={**os.environ, "REPOSITORY_URL": "https://example.org/some/place"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "reference" / "api" / "index.html").is_file()
+    assert 'href="https://example.org/some/place"' in (tmp_path / "index.html").read_text(encoding="utf-8")
     for page in tmp_path.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not _REMOTE.search(text), page
         # The theme fetches the renderer of a diagram that a page holds as text.
         assert 'class="mermaid"' not in text, page
+    with chromium() as browser:
+        for width in (1280, 400):
+            tab = browser.new_page(viewport={"width": width, "height": 800})
+            for page in (
+                "",
+                "quickstart",
+                "how_to/torch_compile",
+                "how_to/coding_agents",
+                "reference/command_line",
+            ):
+                tab.goto((tmp_path / page / "index.html").as_uri())
+                assert tab.evaluate(_OVERFLOW) == [], f"{page} at {width} pixels"
+
+
+def test_every_page_is_behind_a_door() -> None:
+    """Links lead from the start page to every page, and the navigation names no other."""
+    docs, to_read, met = ROOT / "docs", [ROOT / "docs" / "index.md"], set[Path]()
+    while to_read:
+        page = to_read.pop().resolve()
+        if page not in met and page.suffix == ".md":
+            met.add(page)
+            to_read += [
+                page.parent / t.partition("#")[0] for t in _links(page) if ":" not in t and t[0] != "#"
+            ]
+    assert {page for page in docs.rglob("*.md")} - met == set()
+
+
+def test_pages_are_short_and_their_sentences_too() -> None:
+    """19 of 20 sentences have at most 28 words, and none begins with "Of"; tables, headings and code do not count."""
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CHANGELOG.md")}
+    site = {
+        str(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").rglob("*.md"))
+    }
+    every = [(len(s.split()), name, s) for name, text in (pages | site).items() for s in _sentences(text)]
+    assert [one for one in every if re.match(r"(?:Of|What|Who)\b[^?]*$", one[2])] == []
+    longest = sorted(every, reverse=True)[: len(every) // 20]
+    assert longest[-1][0] <= 28, longest
+    words = {name: len(text.split()) for name, text in (pages | site).items()}
+    assert sum(words[name] for name in site) <= 35_000
+    assert words["README.md"] <= 1_100
+    assert len(pages["README.md"].splitlines()) <= 130
+    assert words["docs/results.md"] <= 900
+
+
+def _sentences(text: str) -> list[str]:
+    prose = re.sub(r"<!--.*?-->|<[^>]+>|^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", prose)
+    prose = re.sub(r"`[^`]*`", "code", prose)
+    prose = re.sub(r"^ *(?:#|:::|\|).*$", "", prose, flags=re.MULTILINE)
+    parts = re.split(r"\n\s*\n|^ *(?:[-*]|\d+\.) ", prose, flags=re.MULTILINE)
+    whole = (" ".join(part.replace("*", "").split()) for part in parts)
+    return [s for part in whole for s in re.split(r"(?<=[.!?])\s+(?=[\"'(]?[A-Z0-9]|code\b)", part) if s]
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
@@ -81,7 +142,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     from forecast_autotune import languages, testing
 
     api = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^(?:      heading:|###) (\w+)$", api, re.MULTILINE)
+    listed = re.findall(r"^(?:::: [\w.]+\.|### )(\w+)$", api, re.MULTILINE)
     public = [*forecast_autotune.__all__, *testing.__all__, *languages.__all__]
     assert sorted(listed) == sorted(public)
 
