@@ -1,15 +1,13 @@
 """Measure kernels exhaustively on every GPU of this machine and write table files.
 
     python -m benchmarks.corpus.harvest_kernels --out DIRECTORY [--only matmul,softmax] [--seconds 500]
-    python -m benchmarks.corpus.harvest_kernels --out DIRECTORY --near TABLE [TABLE ...] [--within 0.1]
 
 Compilation is the bottleneck, so all cores compile at once, kernel by kernel, each config once for all
 shapes of one kind (forked children; a hung compiler costs only its child), while one lane per GPU times
 the kernels that are compiled. Every problem's winner is checked against the kernel's reference.
 Resumable: measurements lie in a store below the output directory the moment they exist, binaries in
 Triton's cache, and a second run goes on where the first stopped. Each finished kernel is appended to the
-table file of its lane at once, so a run cut short leaves whole kernels. With `--near`, only what earlier
-tables found close to a problem's best is timed again, in turns: single timings crown the luckiest.
+table file of its lane at once, so a run cut short leaves whole kernels.
 """
 
 from __future__ import annotations
@@ -29,14 +27,12 @@ from typing import Any, cast
 import torch
 
 from benchmarks import kernels
-from benchmarks.corpus.retime_near_best import close_configs
 from benchmarks.lib.environment import environment
 from benchmarks.lib.processes.child_processes import module_command
 from benchmarks.lib.processes.harvest_worker import (
     AFTER_VARIABLE,
     COMPILE_TIMEOUT_S,
     EACH_VARIABLE,
-    NEAR_VARIABLE,
     SHAPES_VARIABLE,
     harvested_cases,
     harvested_configs,
@@ -282,10 +278,6 @@ def main() -> int:
     parser.add_argument("--each", type=int, help="time at most so many configs of a case (default: all)")
     parser.add_argument("--after", type=int, help="leave out the first so many of those: timed before")
     parser.add_argument("--shapes", type=int, help="time at most so many cases of a kernel (default: all)")
-    parser.add_argument(
-        "--near", type=Path, nargs="+", metavar="TABLE", help="time only configs that came close to the best"
-    )
-    parser.add_argument("--within", type=float, default=0.1, help="... by this share, in these tables")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no kernel after this many seconds")
     parser.add_argument("--workers", type=int, default=cores, help="compilations at a time (default: cores)")
     parser.add_argument("--lane-workers", type=int, default=3, help="children that a lane may have")
@@ -303,10 +295,6 @@ def main() -> int:
         (SHAPES_VARIABLE, arguments.shapes),
     )
     os.environ.update({name: str(value) for name, value in thinning if value})
-    if arguments.near:
-        named = arguments.out / "near.json"
-        named.write_text(json.dumps(close_configs(arguments.near, arguments.within)) + "\n")
-        os.environ[NEAR_VARIABLE] = str(named.resolve())
     if arguments.store:
         os.environ["HARVEST_STORE"] = str(arguments.store)
     if not arguments.null and not torch.cuda.is_available():

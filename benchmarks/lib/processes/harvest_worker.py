@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,37 +33,21 @@ COMPILE_TIMEOUT_S = 15.0
 """A compilation that takes longer is given up; that config is a label of its own."""
 
 
-EACH_VARIABLE, AFTER_VARIABLE, SHAPES_VARIABLE, NEAR_VARIABLE = (
-    "HARVEST_EACH",
-    "HARVEST_AFTER",
-    "HARVEST_SHAPES",
-    "HARVEST_NEAR",
-)
-"""Variables that thin a harvest: the most configs of a case, how many of those an earlier one has timed, the
-most cases of a kernel, and a file that names the configs of each case."""
-
-
-@cache
-def _read_named_configs(path: str) -> dict[str, set[str]]:
-    return {name: set(close) for name, close in json.loads(Path(path).read_text()).items()}
+EACH_VARIABLE, AFTER_VARIABLE, SHAPES_VARIABLE = ("HARVEST_EACH", "HARVEST_AFTER", "HARVEST_SHAPES")
+"""Variables that thin a harvest: the most configs of a case, how many of those an earlier one has timed, and the
+most cases of a kernel."""
 
 
 def harvested_configs(case: kernels.Case) -> list[Any]:
     """The configs of a case that this harvest times."""
-    result = kernels.thinned(
+    return kernels.thinned(
         case, int(os.environ.get(EACH_VARIABLE, 1_000_000)), int(os.environ.get(AFTER_VARIABLE, 0))
     )
-    if path := os.environ.get(NEAR_VARIABLE):
-        close = _read_named_configs(path).get(case.name, ())
-        return [c for c in result if str(describe.to_config(c)) in close]
-    return result
 
 
 def harvested_cases(kernel: str) -> list[kernels.Case]:
     """The cases of a kernel that this harvest times, in their order."""
     every = kernels.cases([kernel])
-    if os.environ.get(NEAR_VARIABLE):
-        every = [c for c in every if harvested_configs(c)]
     chosen = sorted(every, key=lambda c: digest("thinned", c.name))[
         : int(os.environ.get(SHAPES_VARIABLE, 1_000_000))
     ]
