@@ -19,9 +19,9 @@ The answer:
 
 Only `id` and `nodes` are needed. Requests come one at a time.
 
-`external:COMMAND` is a program that reads a request a line on its stdin and writes an answer a line to its stdout.
-Its stderr is kept for problems. It runs in a process group of its own, which is ended with the author
-(SIGTERM, then SIGKILL); one that dies, says nothing in time or answers otherwise is started again, once per request.
+`external:COMMAND` is a program that is run for each request, which it reads from its stdin; it writes the answer to its
+stdout. Its stderr is kept for problems. It runs in a process group of its own, of which nothing outlives the answer
+(SIGTERM, then SIGKILL). One that says nothing in time or answers otherwise is run again, once per request.
 
 `files:FOLDER` is whoever answers in files: a coding agent, a person. Each request becomes a folder `FOLDER/0001`,
 `FOLDER/0002`, ... with `request.json`, and `request.md`, the same for reading. The nodes are the files `*.py` and
@@ -37,7 +37,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import random
 import shlex
 import shutil
@@ -95,10 +94,6 @@ class Answers(Protocol):
         """The answer to a request. Raises `_ProtocolError`."""
         ...
 
-    def stop(self) -> None:
-        """Begin anew with the next request: the last answer was none."""
-        ...
-
     def close(self) -> None:
         """End what is asked, from another thread as well."""
         ...
@@ -125,7 +120,6 @@ class ExternalAuthor:
                     proposed = _read_answer(answer, request)
                 except (_ProtocolError, RecordError) as error:
                     problem = f"{self.name}: {error}"
-                    self._answers.stop()
                     if spent.tokens or spent.money:
                         break  # an answer that was paid for, and cannot be used, is not bought again
                     continue
@@ -139,14 +133,14 @@ class ExternalAuthor:
         """End whoever answers. An answer under way is lost."""
         self._answers.close()
         with self._mutex:  # whoever waited for it has noticed its end
-            self._answers.stop()
+            pass
 
 
 # --- a program ---
 
 
 class AnsweringProgram:
-    """A command line that answers on its stdout.
+    """A command line that is run for each request.
 
     Raises `SettingsError` for one that cannot be split or whose program is not there.
     """
@@ -167,134 +161,69 @@ class AnsweringProgram:
             )
         self.name = f"external:{Path(self._command[0]).name}"
         self._timeout_s = timeout_s
-        self._start_lock = threading.Lock()
-        self._child: _ChildProcess | None = None
-        self._closed = False
+        self._closed = threading.Event()
 
     def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
         """See `Answers`."""
         line = json.dumps(_request_json(request), allow_nan=False).encode() + b"\n"
-        with self._start_lock:
-            if self._closed:
-                raise _ProtocolError("it was closed")
-            child = self._child = self._child or _ChildProcess(self._command)
-        return child.ask(line, self._timeout_s)
-
-    def stop(self) -> None:
-        """End the child; the next request starts another."""
-        if self._child is not None:
-            self._child.end()
-            self._child.release()
-            self._child = None
+        with tempfile.TemporaryFile() as reply, tempfile.TemporaryFile() as errors:
+            ended = self._run(line, reply, errors)
+            size = errors.seek(0, os.SEEK_END)
+            errors.seek(max(0, size - 4 * _MAX_TEXT_CHARS))
+            words = _printable(errors.read()[-_MAX_TEXT_CHARS:])
+            said = f"; it said: {words}" if words else ""
+            if not ended:
+                raise _ProtocolError(f"no answer within {self._timeout_s:g} s{said}")
+            reply.seek(0)
+            data = reply.read(MAX_ANSWER_BYTES + 1).strip()
+        if len(data) > MAX_ANSWER_BYTES:
+            raise _ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        if not data:
+            raise _ProtocolError(f"it ended without an answer{said}")
+        try:
+            answer = decode_json(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise _ProtocolError(f"an answer that is not JSON: {_printable(data)}") from error
+        if not isinstance(answer, dict):
+            raise _ProtocolError(f"an answer that is no object: {_printable(data)}")
+        return answer
 
     def close(self) -> None:
-        """End the child and all processes that it started."""
-        with self._start_lock:
-            self._closed = True
-            child = self._child
-        if child is not None:
-            child.end()
+        """Have what runs ended by whoever waits for it."""
+        self._closed.set()
 
-
-class _ChildProcess:
-    """The program at work."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  closed with the child
+    def _run(self, line: bytes, reply: BinaryIO, errors: BinaryIO) -> bool:
+        """Run the program and all that it starts, to their end; whether it ended by itself."""
+        if self._closed.is_set():
+            raise _ProtocolError("it was closed")
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                start_new_session=True,
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=reply, stderr=errors, start_new_session=True
             )
         except OSError as error:
-            self._errors.close()
             raise _ProtocolError(f"it cannot be started: {error}") from error
-        self._lines = queue.SimpleQueue[bytes]()
-        """Lines that it wrote, as they come; an empty one when there will be no more."""
-        self._end_lock = threading.Lock()
-        self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def ask(self, line: bytes, timeout_s: float) -> Mapping[str, Any]:
-        """Write a line, read one. Raises `_ProtocolError`."""
-        if not self._lines.empty() and (more := self._lines.get()):
-            raise _ProtocolError(f"it said more than one line to a request: {_printable(more)}")
-        # In a thread of its own: a child that does not read would hold up whoever writes.
-        threading.Thread(target=self._write, args=(line,), daemon=True).start()
-        try:
-            reply = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            raise _ProtocolError(f"no answer within {timeout_s:g} s{self._stderr_tail()}") from None
-        if len(reply) > MAX_ANSWER_BYTES:
-            raise _ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-        if not reply.endswith(b"\n"):
-            ended = "it was ended meanwhile" if self._ended else "it ended without an answer"
-            raise _ProtocolError(f"{ended}{self._stderr_tail()}")
-        try:
-            data = decode_json(reply.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise _ProtocolError(f"an answer that is not JSON: {_printable(reply)}") from error
-        if not isinstance(data, dict):
-            raise _ProtocolError(f"an answer that is no object: {_printable(reply)}")
-        return data
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
-            while line := self._process.stdout.readline(MAX_ANSWER_BYTES + 1):
-                self._lines.put(line)
-        self._lines.put(b"")
-
-    def _write(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # gone: what it does not answer is told where it is awaited
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-
-    def end(self) -> None:
-        """Signal its group, in the end with what none can refuse. Safe while another thread waits for it."""
-        with self._end_lock:
-            if self._ended:
-                return
-            self._ended = True
-            self._signal(signal.SIGTERM)
-            # Not reaped before its group is gone: until then no other group can have its number.
-            until = time.monotonic() + _TERMINATION_GRACE_S
-            state = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            while os.waitid(os.P_PID, self._process.pid, state) is None and time.monotonic() < until:
+        # In a thread of its own: a program that does not read would hold up whoever writes.
+        threading.Thread(target=_write_line, args=(process.stdin, line), daemon=True).start()
+        until, ended = time.monotonic() + self._timeout_s, False
+        # Not reaped before its group is gone: until then no other group can have its number.
+        state = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while not (self._closed.is_set() or ended) and time.monotonic() < until:
+            ended = os.waitid(os.P_PID, process.pid, state) is not None or self._closed.wait(0.01)
+        for number, grace in ((signal.SIGTERM, _TERMINATION_GRACE_S), (signal.SIGKILL, _KILL_GRACE_S)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+            until = time.monotonic() + grace
+            while _group_is_alive(process.pid) and time.monotonic() < until:
                 time.sleep(0.01)
-            self._signal(signal.SIGKILL)
-            # SIGKILL is sent, not done: what the child started ends when it is next scheduled.
-            until = time.monotonic() + _KILL_GRACE_S
-            while _group_is_alive(self._process.pid) and time.monotonic() < until:
-                time.sleep(0.01)
-            self._process.wait()
+        process.wait()
+        if self._closed.is_set():
+            raise _ProtocolError("it was closed")
+        return ended
 
-    def release(self) -> None:
-        """Close what leads to it, after its end and by whoever asked it."""
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
 
-    def _signal(self, number: signal.Signals) -> None:
-        """To its group: what it started may outlive it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
-    def _stderr_tail(self) -> str:
-        """The end of what it wrote to stderr."""
-        with contextlib.suppress(OSError, ValueError):
-            size = self._errors.seek(0, os.SEEK_END)
-            self._errors.seek(max(0, size - 4 * _MAX_TEXT_CHARS))
-            if text := _printable(self._errors.read()[-_MAX_TEXT_CHARS:]):
-                return f"; it said: {text}"
-        return ""
+def _write_line(stream: BinaryIO, line: bytes) -> None:
+    with contextlib.suppress(OSError), stream:  # who does not read is heard of where an answer is awaited
+        stream.write(line)
 
 
 def _group_is_alive(group: int) -> bool:
@@ -331,9 +260,6 @@ class AnswerFolder:
                 return self._read(request, place)
             self._closed.wait(_POLL_S)
         raise _ProtocolError("it was closed")
-
-    def stop(self) -> None:
-        """Nothing is held."""
 
     def close(self) -> None:
         """Wait no longer."""
@@ -411,9 +337,6 @@ class RecordedSources:
         random.Random(draw_seed(request)).shuffle(left)
         nothing = {} if left else {"problem": "every recorded source is known already"}
         return {**nothing, "id": request.id, "nodes": left, "exhausted": len(left) <= request.n}
-
-    def stop(self) -> None:
-        """Nothing is held."""
 
     def close(self) -> None:
         """Nothing is held."""

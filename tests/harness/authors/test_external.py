@@ -50,7 +50,7 @@ def test_answers_become_nodes_with_their_cost(tmp_path: Path) -> None:
     assert (one.spent.tokens, one.spent.money) == (11, 0.25)
     assert one.spent.wall_seconds > 0
     assert [n.source[-3:-1] for n in two.nodes] == ["13"], "what is known is left out"
-    assert len((tmp_path / "starts").read_text().splitlines()) == 1, "one process for all requests"
+    assert len((tmp_path / "starts").read_text().splitlines()) == 2, "one run a request"
 
 
 def test_the_request_holds_what_an_agent_needs() -> None:
@@ -91,7 +91,7 @@ def test_the_request_holds_what_an_agent_needs() -> None:
         ("other", "it answers 'another', and was asked '0001-single-1'"),
     ],
 )
-def test_a_child_that_answers_badly_is_started_once_more(mode: str, said: str, tmp_path: Path) -> None:
+def test_a_program_that_answers_badly_is_run_once_more(mode: str, said: str, tmp_path: Path) -> None:
     with contextlib.closing(opened(mode, tmp_path / "starts")) as proposer:
         answer = proposer.propose(request(TARGET, SEED))
     assert said in answer.problem
@@ -126,19 +126,12 @@ def test_no_more_ideas_and_own_problems_are_told() -> None:
         assert (answer.nodes, answer.exhausted, answer.problem) == ((), exhausted, said)
 
 
-def test_more_than_one_line_is_never_taken_for_the_next_answer() -> None:
-    with contextlib.closing(opened("chatty")) as proposer:
-        answers = [proposer.propose(request(TARGET, SEED, n=1, seed=s)) for s in (5, 9)]
-    assert [a.nodes[0].source[-2] for a in answers] == ["5", "9"]
-
-
-def test_closing_ends_the_whole_group(tmp_path: Path) -> None:
+def test_nothing_of_a_program_outlives_its_answer(tmp_path: Path) -> None:
     proposer = opened("nested", tmp_path / "starts")
-    proposer.propose(request(TARGET, SEED))
+    assert proposer.propose(request(TARGET, SEED)).nodes
     pids = [int((tmp_path / "starts").read_text()), int((tmp_path / "starts.child").read_text())]
-    assert all(is_running(p) for p in pids)
-    proposer.close()
     assert not any(is_running(p) for p in pids)
+    proposer.close()
     assert "closed" in proposer.propose(request(TARGET, SEED)).problem
 
 
