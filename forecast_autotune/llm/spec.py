@@ -18,8 +18,8 @@ SPEC_FORMS = """\
 transformers:PATH_OR_ID[?adapter=PATH_OR_NAME&device=cuda&dtype=bfloat16], \
 vllm:PATH_OR_ID[?adapter=PATH_OR_NAME&dtype=bfloat16&memory=0.3&length=8192], \
 recorded:FILE[?weight=0.5&open=QUESTIONS.jsonl] or \
-http(s)://HOST:PORT/v1?model=NAME[&kind=completions|chat|systemone&...]"""
-SERVER_KINDS = ("completions", "chat", "systemone")
+http(s)://HOST:PORT/v1?model=NAME[&kind=completions|chat&...]"""
+SERVER_KINDS = ("completions", "chat")
 _SECRET_OPTION = re.compile(
     r"key|secret|passw|credential|auth|^(access_|api_|bearer_)?token$|^bearer$", re.IGNORECASE
 )
@@ -108,7 +108,7 @@ class ModelSpec:
     """A parsed specification."""
 
     kind: str
-    """transformers, vllm, recorded, completions, chat or systemone."""
+    """transformers, vllm, recorded, completions or chat."""
     location: str
     """Folder or name of a model, a file of recorded answers, or the URL where a server's API starts."""
     options: Mapping[str, Any]

@@ -20,7 +20,6 @@ from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.http.chat import ChatBackend, chat_generator
 from forecast_integrations.models.http.client import ServerClient
 from forecast_integrations.models.http.completions import CompletionsBackend, completions_generator
-from forecast_integrations.models.http.decisions import SystemOneBackend
 from forecast_integrations.models.http.limits import SpendingLimits, TokenPrices
 from forecast_integrations.models.recorded import RecordedAnswers, RecordedBackend, recorded_generator
 from forecast_integrations.models.transformers.generation import LocalGenerator
@@ -118,15 +117,11 @@ def _open_client(spec: ModelSpec, settings: Settings) -> ServerClient:
     )
 
 
-def _open_http_backend(
-    spec: ModelSpec, settings: Settings
-) -> ChatBackend | CompletionsBackend | SystemOneBackend:
+def _open_http_backend(spec: ModelSpec, settings: Settings) -> ChatBackend | CompletionsBackend:
     client, model = _open_client(spec, settings), spec.options["model"]
     if spec.kind == "chat":
         return _open_chat(spec, client)
     batch = spec.given_options("batch")
-    if spec.kind == "systemone":
-        return SystemOneBackend(spec.location, model, client=client, **batch)
     # A server names a model by its folder, or an adapter by the name that it has here, too.
     assets = settings.assets / "adapters" / model if settings.assets else None
     return CompletionsBackend(spec.location, model, client=client, probe=find_probe(model, assets), **batch)

@@ -38,7 +38,7 @@ def server() -> Iterator[FaultyServer]:
 
 
 def spec(server: FaultyServer) -> str:
-    return f"{server.url}?model=m&kind=systemone&attempts=1"
+    return f"{server.url}?model=m&kind=completions&attempts=1"
 
 
 def settings(server: FaultyServer, cache: Path, **more: Any) -> Settings:

@@ -206,7 +206,7 @@ def test_language_models_never_break_a_compilation(folder: Path) -> None:
         servers = [running.enter_context(FaultyServer(lambda path, body, f=f: f)) for f in faults]
         words = []
         for number, server in enumerate(servers):
-            spec, place = f"{server.url}?model=m&kind=systemone&attempts=1", folder / f"model_{number}"
+            spec, place = f"{server.url}?model=m&kind=completions&attempts=1", folder / f"model_{number}"
             write(
                 calibration_path(open_backend(spec, place).name, place),
                 replace(calibrated(saved=1.0), scope=CalibrationScope()),

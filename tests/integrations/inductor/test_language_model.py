@@ -59,7 +59,7 @@ def settings(
     server: FaultyServer, cache: Path, *, scope: CalibrationScope | None = None, **more: Any
 ) -> Settings:
     """Settings that name the server's model, with a calibration that vouches for it."""
-    spec = f"{server.url}?model=m&kind=systemone&attempts=1"
+    spec = f"{server.url}?model=m&kind=completions&attempts=1"
     known = CalibrationScope((H200.slug,), ("inductor",), 4000, 0.0) if scope is None else scope
     write(
         calibration_path(open_backend(spec, cache).name, cache), replace(calibrated(saved=1.0), scope=known)

@@ -30,7 +30,6 @@ from forecast_integrations.models.http.backend import HTTPBackend
 from forecast_integrations.models.http.chat import ChatBackend
 from forecast_integrations.models.http.client import ServerClient
 from forecast_integrations.models.http.completions import CompletionsBackend
-from forecast_integrations.models.http.decisions import SystemOneBackend
 from forecast_integrations.models.http.limits import Deadline, UsageLedger
 
 PREFIX = "You forecast how long a kernel runs.\n" + BINS.table() + "\n\n"
@@ -74,8 +73,6 @@ def honest(path: str, body: Any) -> Any:
         return {"tokens": tokenized(body["prompt"])}
     if path == "/v1/completions":
         return _completions(body)
-    if path == "/v1/systemone":
-        return _systemone(body)
     return _chat(body) if path == "/v1/chat/completions" else {"asked": body}
 
 
@@ -94,19 +91,6 @@ def _completions(body: Any) -> Any:
         top["token_id:9"] = math.log(1 - MASS)
         choices.append({"index": index, "text": "x", "logprobs": {"top_logprobs": [top]}})
     return {"choices": choices, "usage": _usage(body, len(choices))}
-
-
-def _systemone(body: Any) -> Any:
-    answers = {}
-    for name, question in body["questions"].items():
-        options = list(question["criteria"])
-        found = truth(question["instructions"])
-        answers[name] = {
-            "type": "choice",
-            "probabilities": dict(zip(options, map(float, found), strict=True)),
-        }
-    told = {name: {"label_mass": MASS, "argmax_is_label": True} for name in answers}
-    return {"answers": answers, "diagnostics": told, "usage": {"input_tokens": 10, "output_tokens": 0}}
 
 
 def _chat(body: Any) -> Any:
@@ -195,7 +179,6 @@ def client_of(server: FaultyServer, **options: Any) -> ServerClient:
 KINDS: dict[str, Callable[..., HTTPBackend]] = {
     "completions": CompletionsBackend,
     "chat": ChatBackend,
-    "systemone": SystemOneBackend,
 }
 
 

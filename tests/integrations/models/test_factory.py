@@ -17,7 +17,6 @@ from forecast_integrations.models.factory import backend, text_generator
 from forecast_integrations.models.http.backend import HTTPBackend
 from forecast_integrations.models.http.chat import ChatBackend
 from forecast_integrations.models.http.completions import CompletionsBackend
-from forecast_integrations.models.http.decisions import SystemOneBackend
 from forecast_integrations.models.http.limits import SpendingLimits, TokenPrices
 from tests.integrations.models.faulty_server import FaultyServer
 
@@ -36,7 +35,6 @@ def served(text: str, **settings: Any) -> HTTPBackend:
         (f"{URL}?model=m", CompletionsBackend),
         (f"{URL}?model=m&kind=completions", CompletionsBackend),
         (f"{URL}?model=m&kind=chat&batch=3&effort=low&max_tokens=9&temperature=0.5", ChatBackend),
-        (f"{URL}?model=m&kind=systemone", SystemOneBackend),
     ],
 )
 def test_kinds_of_servers(text: str, kind: type[HTTPBackend]) -> None:
@@ -96,7 +94,7 @@ def test_models_in_this_process() -> None:
         ("http://[::1/v1?model=m", "must be a URL"),
         (f"{URL}", r"needs \?model=NAME"),
         (f"{URL}?model=", "'model' must not be empty"),
-        (f"{URL}?model=m&kind=magic", "completions, chat, systemone"),
+        (f"{URL}?model=m&kind=magic", "completions, chat"),
         (
             f"{URL}?model=m&sample=3",
             "'sample' is not known for kind=completions: known are model, kind, batch",

@@ -129,7 +129,7 @@ def test_a_server_without_logprobs_is_told_apart() -> None:
         return reply
 
     with FaultyServer(replying(make)) as server:
-        with pytest.raises(LLMError, match=r"no log-probabilities.*use kind=systemone or kind=chat"):
+        with pytest.raises(LLMError, match=r"no log-probabilities.*use kind=chat"):
             ask(opened("completions", server))
         assert server.count("/v1/completions") == 1, "asking again is in vain"
 
@@ -180,9 +180,6 @@ def test_fewer_likely_tokens_where_a_server_allows_no_more() -> None:
 def test_labels_that_are_not_single_tokens_are_an_error() -> None:
     with FaultyServer() as server, pytest.raises(LLMError, match="one token each after 'Bin:'"):
         ask(opened("completions", server), labels=[AnswerLabel("AB", "x"), AnswerLabel("C", "y")])
-
-
-# --- System One ---
 
 
 # --- chat ---

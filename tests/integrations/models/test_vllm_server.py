@@ -31,7 +31,7 @@ from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.settings import Settings
 from forecast_integrations.models.factory import backend, text_generator
-from tests.integrations.models.tiny_models import decided_forward, plain_forward
+from tests.integrations.models.tiny_models import plain_forward
 
 HERE = Path(__file__).resolve().parent
 START_S = 300.0
@@ -246,41 +246,3 @@ def test_in_process_with_an_adapter(tmp_path: Path) -> None:
         assert answer["usage"]["cached_tokens"] > 0.5 * answer["usage"]["prompt_tokens"]
     assert "within" in told["late"]
     assert (told["ready_before"], told["ready"], told["ready_after"]) == (False, True, False)
-
-
-def test_an_architecture_without_system_one_says_so(server: Server) -> None:
-    it = backend(f"{server.url}?model={server.model}&kind=systemone", cached=False)
-    with pytest.raises(LLMError, match="use kind=completions"):
-        it.forecast(PREFIX, suffixes(1), BINS.labels, timeout_s=60)
-
-
-def test_system_one(tmp_path: Path) -> None:
-    """vLLM offers it for some architectures only; Qwen3 with random weights is one and takes no download."""
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        initializer_range=0.5,
-    )
-    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    asked = suffixes(5)
-    expected = decided_forward(str(tmp_path / "model"), asked, PREFIX)
-    assert np.abs(expected.probabilities - 1 / 16).max() > 0.1, "random weights with an opinion"
-    with serving(VLLM, tmp_path / "model", tmp_path / "log") as server:
-        it = backend(f"{server.url}?model={server.model}&kind=systemone", cached=False)
-        answer = it.forecast(PREFIX, asked, BINS.labels, timeout_s=180)
-    assert answer.answered.all(), answer.trouble
-    assert np.abs(answer.probabilities - expected.probabilities).max() < CLOSE
-    assert np.abs(answer.mass - expected.mass).max() < CLOSE

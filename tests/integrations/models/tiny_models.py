@@ -110,18 +110,6 @@ def plain_forward(
     return _label_shares(model, tokens, prompts, [f" {label.token}" for label in BINS.labels])
 
 
-def decided_forward(folder: str, texts: Sequence[str], prefix: str) -> BackendResponse:
-    """The same for the prompt that vLLM's System One endpoint writes."""
-    model, tokens = _loaded(folder)
-    options = "\n".join(f"{label.token}: {label.meaning}" for label in BINS.labels)
-    rows = []
-    for text in texts:
-        asked = f"{prefix}\n\nQuestion: {text}\n{options}\nAnswer with the letter of one option only."
-        given = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": False}
-        rows.append(tokens.apply_chat_template([{"role": "user", "content": asked}], **given))
-    return _label_shares(model, tokens, rows, [label.token for label in BINS.labels])
-
-
 def _loaded(folder: str, adapter: str = "", dtype: str = "float32") -> tuple[Any, Any]:
     import transformers
 

@@ -97,7 +97,7 @@ def test_a_real_server_is_shown_what_a_variant_changes(device: Any, tmp_path: Pa
         return GateDecision(True, 1e6, 0.0, "always")
 
     with FaultyServer() as server:
-        spec = f"{server.url}?model=m&kind=systemone&attempts=1"
+        spec = f"{server.url}?model=m&kind=completions&attempts=1"
         name = open_backend(spec, tmp_path).name
         scope = replace(calibrated().scope, mass=0.0)
         write(calibration_path(name, tmp_path), replace(calibrated(saved=1.0), scope=scope))

@@ -213,7 +213,7 @@ class CompletionsBackend(HTTPBackend):
         if choices and all(choice.get("logprobs") is None for choice in choices):
             raise LLMError(
                 f"{self.client.base} returns no log-probabilities for {self.model} (transformers serve "
-                "ignores them): use kind=systemone or kind=chat"
+                "ignores them): use kind=chat"
             )
         read = partial(_label_weights, labels=labels, ids=ids)
         answers = rows([places.get(index, []) for index in range(n)], read, len(labels))
