@@ -220,6 +220,13 @@ class Settings:
         "cold",
         "the L2 before a timed launch: cold | warm (the launch's own data) | both (cold, and say where warm differs)",
     )
+    prefer: str = _variable(
+        "_PREFER",
+        _choice("speed", "bits"),
+        "speed",
+        "where a choice was made before: speed | bits (the fastest config whose outputs equal those of that choice bit "
+        "for bit, on the call's own data)",
+    )
     tolerance: float = _variable("_TOLERANCE", _number(0.0, 10.0), 0.02, "accepted regret, 0.02 is 2 %")
     risk: float = _variable("_RISK", _number(0.0, 1.0), 0.10, "accepted probability of a larger regret")
     max_measurements: int | None = _variable(

@@ -461,6 +461,9 @@ class _TuningRun(Rounds):
         doublings = stage_doublings(self._problem.device.backend, release)
         self._compile_times = CompileTimes(self._candidates, forecaster.traces, None, doublings)
         self._programs = DistinctPrograms(self._problem, self._candidates, forecaster.traces)
+        self._before = self._choice_before() if settings.prefer == "bits" else None
+        self._kept: Measurement | None = None
+        """The choice, where it is to have the bits of the one before."""
         self._audited = False
         self._ahead = FirstCompilations(forecaster.traces, self._guess, policy, settings)
 
@@ -473,6 +476,8 @@ class _TuningRun(Rounds):
                     self._ahead.begin(self.measurer)
             if not self._ahead.are_all_measured:
                 self._forecaster.prepare()
+            if self._before is not None and self._before not in self._results.labels:
+                self._measure_before(self._before)
             if self.measurer is not None:
                 with measurer_errors():
                     self._ahead.begin_guessed(self.measurer)
@@ -481,7 +486,7 @@ class _TuningRun(Rounds):
             self.reasons.append(plan.reason)
             if self.measurer is not None:
                 self._retime_finalists(self.measurer)
-            return self._conclude(plan)
+            return self._conclude(plan, self._keep_bits() if self.settings.prefer == "bits" else "")
         finally:
             self._forecaster.traces.close()
             if self.measurer is not None:
@@ -673,10 +678,51 @@ class _TuningRun(Rounds):
     def _retime_finalists(self, measurer: Measurer) -> None:
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
         close = self._results.close_to_best(self._canonical, oracle=self.settings.mode is Mode.EXHAUSTIVE)
+        before = self._results.labels.get(self._before) if self._before is not None else None
+        if before is not None and before.ok and before.candidate not in close:
+            close.append(before.candidate)
         if len(close) > 1 and not self._results.resume_comparison(close):
             with measurer_errors():
                 compared = measurer.compare(close)
             self._results.add_comparison([self._with_grid(m) for m in compared])
+
+    def _choice_before(self) -> Candidate | None:
+        """The last choice for this problem or, without one, for the same sizes on another device or toolchain."""
+        from forecast_autotune.surrogates.default import same_sizes
+
+        alike = [r.problem for r in self._relatives if same_sizes(self._problem, r.problem)]
+        made = filter(None, map(self._store.decision, (self._problem, *alike)))
+        usable = (d.chosen for d in made if d.settings != STRUCK and d.chosen in self._candidates.row_of)
+        return next(usable, None)
+
+    def _measure_before(self, before: Candidate) -> None:
+        """Time the choice before: whatever is faster is compared with it."""
+        with measurer_errors():
+            self.measurer = self.measurer or self._make_measurer()
+            for m in self.measurer.measure([before]):
+                self._results.add(self._with_grid(m))
+
+    def _keep_bits(self) -> str:
+        """Choose the choice before, or the first of what is faster by more than noise with its bits; says the cost."""
+        if (before := self._before) is None:
+            return "no choice before whose bits could be kept"
+        mine, fast = self._results.labels.get(before), self._results.fastest()
+        if mine is None or not mine.ok:
+            return f"{before}, the choice before, does not run"
+        faster = [] if mine in tied(fast, self.settings.tolerance) else [m for m in fast if m.ms < mine.ms]
+        same, why = before, ""
+        if faster:
+            with measurer_errors():
+                self.measurer = self.measurer or self._make_measurer()
+                ask = getattr(
+                    self.measurer, "with_bits_of", lambda *_: (before, "outputs cannot be compared")
+                )
+                same, why = ask(before, [m.candidate for m in faster])
+        if same is None:
+            return f"no bits are kept: {why}"
+        self._kept = next((m for m in faster if m.candidate == same), mine)
+        cost = f", {self._kept.ms / fast[0].ms - 1:.2%} behind {fast[0].candidate}" if faster else ""
+        return f"bits of the choice before, {before}, are kept{cost}{why and f' ({why})'}"
 
     def _canonical(self, candidate: Candidate) -> tuple[object, ...]:
         """Sorts candidates that tie by nothing that was measured, nor by a place in a list: each process sorts alike.
@@ -699,11 +745,13 @@ class _TuningRun(Rounds):
 
         In exhaustive mode the fastest, and the first of equals, as Triton chooses.
         """
+        if self._kept is not None:
+            return self._kept, [self._kept]
         is_exhaustive = self.settings.mode is Mode.EXHAUSTIVE
         alike = list(fast[:1]) if is_exhaustive else tied(fast, self.settings.tolerance)
         return min(alike, key=lambda m: self._canonical(m.candidate)), alike
 
-    def _conclude(self, plan: Plan) -> Decision:
+    def _conclude(self, plan: Plan, bits: str) -> Decision:
         measurer, results, forecasts = self.measurer, self._results, self._state.forecasts
         fast = results.fastest()
         remark = ""
@@ -738,12 +786,13 @@ class _TuningRun(Rounds):
         evidence = Evidence.MEASURED if best.candidate in results.tried else Evidence.STORED
         refused = int(((forecasts.p_fail >= REFUSED) & ~self._candidates.mask_of(results.labels)).sum())
         untimed = total - len(results.labels) - refused
-        risk = self._final_risk(plan)
+        lags = best.ms > fast[0].ms * (1.0 + self.settings.tolerance)
+        risk = 1.0 if lags else self._final_risk(plan)
         return Decision(
             problem=self._problem.id,
             chosen=best.candidate,
             evidence=evidence,
-            reason="; ".join(map(str, filter(None, (share, plan.reason, remark, consultation)))),
+            reason="; ".join(map(str, filter(None, (share, plan.reason, bits, remark, consultation)))),
             stated_risk=risk,
             tolerance=self.settings.tolerance,
             candidates=total,

@@ -154,6 +154,7 @@ def autotune(
     bucket: Bucket | None = None,
     mode: Mode | str | None = None,
     l2: str | None = None,
+    prefer: str | None = None,
 ) -> Callable[[KernelFunction], ForecastAutotuner]:
     """Decorate a Triton kernel: `triton.autotune`'s parameters in its order, and ours by keyword.
 
@@ -186,6 +187,8 @@ def autotune(
         mode: tune, background, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
         l2: what a timed launch finds in the L2: "cold", "warm" (its own data), or "both": the cold choice, and a
             sentence in `explain` where another config is faster warm (FORECAST_AUTOTUNE_L2).
+        prefer: "speed", or "bits": where a choice was made before, the fastest config whose outputs equal those of
+            that choice bit for bit (FORECAST_AUTOTUNE_PREFER).
 
     Returns:
         A decorator that turns a JIT function (or heuristics over one) into a `ForecastAutotuner`.
@@ -205,6 +208,7 @@ def autotune(
         bucket=bucket,
         variants=variants,
         l2=l2,
+        prefer=prefer,
     )
     options.settings()  # a wrong value fails here, where it was written, not at the first launch
     VariantSources.of(variants)

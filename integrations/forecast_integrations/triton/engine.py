@@ -119,6 +119,7 @@ class DecoratorOptions:
     bucket: Bucket | None = None
     variants: VariantsArgument = None
     l2: str | None = None
+    prefer: str | None = None
 
     def settings(self) -> Settings:
         """The environment's settings with these on top. Raises `SettingsError` for bad values."""
@@ -130,6 +131,7 @@ class DecoratorOptions:
             mode=self.mode,
             bucket=self.bucket if isinstance(self.bucket, str) else None,
             l2=self.l2,
+            prefer=self.prefer,
             max_measurements=budget.measurements,
             max_seconds=budget.seconds,
             max_gpu_seconds=budget.gpu_seconds,

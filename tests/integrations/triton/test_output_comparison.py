@@ -73,7 +73,8 @@ def decided(
     The config of 8 warps is five times as fast as all others.
     """
     options = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=s) for w in WARPS for s in STAGES]
-    options.insert(given.pop("at", 4), triton.Config({"BLOCK": 128}, num_warps=8))
+    if (at := given.pop("at", 4)) is not None:
+        options.insert(at, triton.Config({"BLOCK": 128}, num_warps=8))
     given = {"mode": "exhaustive", **given}
     tuner = autotune(options, key=["n"], store=store, **given)(fresh(kernel))
     torch.manual_seed(0)
@@ -237,3 +238,37 @@ def test_large_outputs_and_hooks_are_left_alone(
     monkeypatch.setattr(output_comparison, "MOST_BYTES", 4 * N - 1)
     _, rows, _ = decided(wrong, tmp_path / "b")
     assert all(m.ok for m in rows.values())
+
+
+def rounded(metadata: Any, tensors: list[torch.Tensor]) -> None:
+    """The last bit of an output depends on the number of warps beyond four."""
+    right(metadata, tensors)
+    if metadata.num_warps == 8:
+        tensors[1].view(torch.int32)[7] += 1
+
+
+def varying(metadata: Any, tensors: list[torch.Tensor]) -> None:
+    """As an order of atomic additions has it."""
+    right(metadata, tensors)
+    tensors[1][3] += 1e-4 * torch.rand(())
+
+
+@pytest.mark.parametrize(
+    ("effect", "prefer", "warps", "said"),
+    [
+        (rounded, "speed", 8, ""),
+        (rounded, "bits", 1, "are kept, 450.00% behind BLOCK=128 warps=8"),
+        (right, "bits", 8, "are kept, 0.00% behind"),
+        (varying, "bits", 8, "no bits are kept: BLOCK=128 warps=1 stages=1 differs from itself"),
+    ],
+)
+def test_a_faster_config_of_a_longer_list_changes_no_bit_where_that_is_asked(
+    clean_environment: None, tmp_path: Path, effect: Effect, prefer: str, warps: int, said: str
+) -> None:
+    before, *_ = decided(effect, tmp_path, at=None, prefer=prefer)
+    assert before.decision.chosen.config.num_warps == 1
+    assert ("no choice before" in before.decision.reason) == (prefer == "bits")
+    after, *_ = decided(effect, tmp_path, prefer=prefer)
+    assert after.decision.chosen.config.num_warps == warps
+    assert said in after.decision.reason
+    assert (after.decision.stated_risk == 1.0) == (warps == 1), "it is slower by more than the tolerance"

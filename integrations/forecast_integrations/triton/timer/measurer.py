@@ -250,6 +250,21 @@ class TritonMeasurer:
             self._timing_s += time.perf_counter() - begin
         return [self._ok(c, t, None, {}, IN_TURNS) for c, t in zip(candidates, times, strict=True)]
 
+    def with_bits_of(self, before: Candidate, others: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+        """As `OutputComparison.with_bits_of`."""
+        if self._outputs is None or self._pool is None:
+            return before, "outputs cannot be compared here"
+        begin = time.perf_counter()
+        try:
+            self._outputs.prepare(self._call.compile(before))
+            return self._outputs.with_bits_of(before, others)
+        except Exception as error:
+            if is_of_caller(error):
+                raise
+            return before, f"outputs cannot be compared: {error!r:.100}"
+        finally:
+            self._timing_s += time.perf_counter() - begin
+
     def remark(self, chosen: Candidate, tolerance: float) -> str:
         """A sentence for a decision that is to be known `both` ways: whether another config is faster in a warm L2."""
         fast = sorted(self._timed, key=self._timed.__getitem__)[:_MOST_WARM]

@@ -7,7 +7,7 @@ only written is filled with NaN before, so that a config which leaves something 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ _MOST_ALONE = 1 / 3
 """Share of the configs that may stand alone: if more do, each writes what its own blocks make of it."""
 _MOST_AGREEMENTS = 4
 """Different results that are kept."""
+_BIT_LAUNCHES = 3
+"""Launches whose outputs have the same bits each, before they count as a config's."""
 _UNWRITTEN = 113
 """In integers before a launch."""
 
@@ -116,6 +118,22 @@ class OutputComparison:
             self._is_over = True
             return {}
 
+    def with_bits_of(self, before: Candidate, others: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+        """The first of the others whose outputs equal those of `before` bit for bit in every launch, else `before`.
+
+        None, with a sentence, where `before` differs from itself; the sentence alone says that nothing was compared.
+        """
+        if self._own is self._call:
+            return before, "outputs of this call cannot be compared"
+        with _unseen():
+            outputs = self._launch(before)
+            if not self._repeats(before, outputs):
+                return None, f"{before} differs from itself from launch to launch"
+            return next((c for c in others if self._repeats(c, outputs)), before), ""
+
+    def _repeats(self, candidate: Candidate, outputs: list[torch.Tensor]) -> bool:
+        return all(all(map(_same_bits, self._launch(candidate), outputs)) for _ in range(_BIT_LAUNCHES))
+
     def _launch(self, candidate: Candidate) -> list[torch.Tensor]:
         for stand_in, before in self._outputs.values():
             whole = not (stand_in.is_floating_point() or stand_in.is_complex())
@@ -155,6 +173,15 @@ class OutputComparison:
     def _distance(self, outputs: list[torch.Tensor], others: list[torch.Tensor]) -> float:
         """The largest difference of two results, in tolerances."""
         return max(map(_difference, outputs, others))
+
+
+def _same_bits(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    import torch
+
+    if mine.is_complex():
+        mine, theirs = torch.view_as_real(mine), torch.view_as_real(theirs)
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[mine.element_size()]
+    return torch.equal(mine.view(whole), theirs.view(whole))
 
 
 def _unseen() -> Any:
