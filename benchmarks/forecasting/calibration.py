@@ -9,31 +9,59 @@ renamed beyond recognition; or, for `pooled`, measured on other devices), each k
 that has not seen it. With `--unseen` only the first of these, in a quarter of the time: other groups stay as
 they are written. The reliability that is printed leaves each family out of the curves too; only what is
 written for the package was fitted to all.
+
+With `--untimed`, what happens where nothing is timed (mode `skip`; `tune` does so where the risk is accepted), on lists
+of libraries that are in no fit: stated against observed, with Wilson's 95 % intervals, by what is known. The constants
+of `Forecasts.untimed_risk` are fitted by `--untimed --fit`, in ten minutes, to recorded kernels in four folds.
+
 Replays run on the CPU; the times in the tables were measured on the devices they name.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import sys
-from collections.abc import Sequence
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.lib.environment import environment
 from benchmarks.lib.recorded_advice import FamilyModels, advice_by_source
-from forecast_autotune.records.table import Table
+from forecast_autotune.records.table import Table, read_tables
+from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.calibration import FAMILIAR, INFORMED, SCHEMA, STRANGE
+from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.protocol import Surrogate
-from forecast_autotune.tuning.replays.replay import load, shipped_tables
+from forecast_autotune.surrogates.protocol import Relative, Surrogate
+from forecast_autotune.tuning.loop import TaskForecaster
+from forecast_autotune.tuning.replays.replay import (
+    load,
+    relatives_of,
+    replay_one,
+    shipped_tables,
+    tables_of_other_shapes,
+    task_of,
+)
 from forecast_train.splits import family_of, spread_over_kernels
 from forecast_train.surrogate.calibrate import calibrate_cross_device, calibrate_surrogate
 from forecast_train.surrogate.fit import fit
 from forecast_train.surrogate.replays import FitSurrogate
 
-HUB_TABLES = Path(__file__).resolve().parents[1] / "data" / "benchmark_hub.jsonl.gz"
+DATA = Path(__file__).resolve().parents[1] / "data"
+HUB_TABLES = DATA / "benchmark_hub.jsonl.gz"
+RISKS, TOLERANCES = (0.05, 0.1, 0.2), (0.02, 0.05, 0.1)
+_NEAREST = 4
+"""Other shapes of a kernel that were tuned before."""
+_MOST_ROWS = 300
+"""Rows of a space of thousands."""
 
 
 def analytic(_: Sequence[Table]) -> Surrogate:
@@ -68,6 +96,136 @@ def calibration_report(name: str, arguments: argparse.Namespace) -> dict[str, An
     if arguments.limit is not None:
         tables = spread_over_kernels(tables, arguments.limit)
     return calibrate_surrogate(tables, make, seeds, jobs=jobs, unseen=arguments.unseen)
+
+
+def with_tuned_shapes(
+    tables: Sequence[Table], known: Sequence[Table], surrogate: Surrogate
+) -> Iterator[tuple[Table, list[Relative]]]:
+    """Each table that has other shapes, with what the tuner itself measured of the nearest, nearest first."""
+    tuned: dict[str, Relative] = {}
+    for table in tables:
+        near = tables_of_other_shapes(table.problem, known)[:_NEAREST]
+        for other in near:
+            if other.problem.id not in tuned:
+                plain = Settings(advice="off")
+                _, seen = replay_one(other, surrogate=surrogate, policy=None, settings=plain)
+                tuned[other.problem.id] = Relative(other.problem, tuple(seen))
+        if near:
+            yield table, [tuned[other.problem.id] for other in near]
+
+
+def untimed_decisions(limit: int | None) -> list[dict[str, Any]]:
+    """Decisions without a clock by the surrogate that ships, with their stated risk and regret."""
+    lists = load([DATA / "libraries_h200.jsonl.gz"])[:: 1 if limit is None else max(1, 117 // limit)]
+    spaces = [
+        Table(t.problem, t.measurements[:: max(1, len(t.measurements) // _MOST_ROWS)])
+        for t in read_tables(HUB_TABLES)
+    ]
+    given = {
+        "nothing": [(table, []) for table in lists],
+        "other shapes": list(with_tuned_shapes(lists, lists, default_surrogate())),
+        "another GPU": [(t, relatives_of(t, spaces, "devices")) for t in spaces[:limit]],
+    }
+    rows = []
+    for known, advice, tolerance in itertools.product(given, ("off", "stored"), TOLERANCES):
+        settings = Settings().with_(mode="skip", advice=advice, tolerance=tolerance)
+        for table, relatives in given[known]:
+            row, _ = replay_one(
+                table, surrogate=default_surrogate(), policy=None, settings=settings, relatives=relatives
+            )
+            about = {"known": known, "advice": advice, "tolerance": tolerance, "kernel": row.kernel}
+            rows.append({**about, "risk": round(row.stated_risk, 4), "regret": round(row.regret, 5)})
+    return rows
+
+
+def untimed_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What an accepted risk would have decided without a clock, and what happened."""
+    lines = []
+    for known, advice, tolerance in dict.fromkeys((r["known"], r["advice"], r["tolerance"]) for r in rows):
+        these = [r for r in rows if (r["known"], r["advice"], r["tolerance"]) == (known, advice, tolerance)]
+        for accepted in (*RISKS, 1.0):
+            some = [r for r in these if r["risk"] <= accepted]
+            line = {
+                "known": known,
+                "advice": advice,
+                "tolerance": tolerance,
+                "risk": accepted,
+                "of": len(these),
+            }
+            if n := len(some):
+                beyond, z = sum(r["regret"] > tolerance + 1e-9 for r in some), 1.96
+                middle, half = (
+                    beyond / n + z * z / 2 / n,
+                    math.sqrt(beyond * (n - beyond) / n + z * z / 4) * z / n,
+                )
+                low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+                worst = max(some, key=lambda r: r["regret"])
+                line |= {"stated": float(np.mean([r["risk"] for r in some])), "beyond": beyond}
+                line |= {
+                    "low": max(0.0, low),
+                    "high": high,
+                    "worst": worst["regret"],
+                    "worst_kernel": worst["kernel"],
+                }
+            lines.append({**line, "decided": len(some)})
+    return lines
+
+
+def fit_untimed() -> dict[str, float]:
+    """The constants of `Forecasts.untimed_risk`: logistic regression; a kernel weighs as the root of its decisions."""
+    names = ("corpus_h200.jsonl.xz", "corpus_h200_2.jsonl.xz", "corpus_h200_near.jsonl.gz")
+    tables = load([*shipped_tables(), *(DATA / name for name in names)])
+    fold_of = {t.problem.id: zlib.crc32(family_of(t.problem).encode()) % 4 for t in tables}
+    seen: list[tuple[str, list[float], bool]] = []
+    for fold in range(4):
+        surrogate = fit([t for t in tables if fold_of[t.problem.id] != fold])
+        held = [t for t in tables if fold_of[t.problem.id] == fold][::5]
+        for table, relatives in [*((t, []) for t in held), *with_tuned_shapes(held, tables, surrogate)]:
+            forecaster = TaskForecaster(task_of(table), surrogate)
+            forecaster.traces.trace_initial()
+            forecasts, times = forecaster.forecast([], relatives, once=True), table.by_candidate()
+            row, best = int(forecasts.order()[0]), min(m.ms for m in times.values() if m.ok)
+            chosen = times[forecasts.candidates[row]]
+            for tolerance in TOLERANCES:
+                risk = min(max(1.0 - float(forecasts.p_within(tolerance)[row]), 0.002), 0.998)
+                about = [
+                    1.0,
+                    math.log(risk / (1 - risk)),
+                    -math.log2(tolerance / 0.02),
+                    -float(row == forecasts.proven),
+                ]
+                seen.append(
+                    (table.problem.kernel.name, about, not chosen.ok or chosen.ms > best * (1 + tolerance))
+                )
+    count = Counter(kernel for kernel, *_ in seen)
+    x, y = np.array([about for _, about, _ in seen]), np.array([beyond for *_, beyond in seen], float)
+    weight, theta = np.array([count[kernel] ** -0.5 for kernel, *_ in seen]), np.zeros(4)
+    for _ in range(50):
+        p = 1.0 / (1.0 + np.exp(-x @ theta))
+        theta -= np.linalg.solve(
+            (x.T * (weight * p * (1 - p))) @ x + 0.1 * np.eye(4), x.T @ (weight * (p - y)) + 0.1 * theta
+        )
+    return dict(zip(("odds", "slope", "per doubling", "proven"), theta.round(3).tolist(), strict=True))
+
+
+def untimed(arguments: argparse.Namespace) -> int:
+    """Everything of `--untimed`."""
+    warnings.simplefilter("ignore")
+    rows = untimed_decisions(arguments.limit)
+    report = {"environment": environment(seed=0), "table": untimed_table(rows)}
+    if arguments.fit:
+        report["fitted"] = fit_untimed()
+        print(report["fitted"])
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    for x in report["table"]:
+        text = (
+            f"{x['known']}, advice {x['advice']}, {x['tolerance']:.0%}, risk {x['risk']:.0%}: {x['decided']}"
+        )
+        if x["decided"]:
+            text += f", stated {x['stated']:.2f}, beyond {x['beyond']} ({x['low']:.2f} to {x['high']:.2f})"
+            text += f", worst {x['worst']:.1%} {x['worst_kernel']}"
+        print(f"{text}; of {x['of']}")
+    return 0
 
 
 def reliability_text(name: str, report: dict[str, Any]) -> None:
@@ -110,7 +268,11 @@ def main() -> int:
     parser.add_argument(
         "--unseen", action="store_true", help="only kernels as recorded that nothing else is known of"
     )
+    parser.add_argument("--untimed", action="store_true", help="only decisions in which nothing is timed")
+    parser.add_argument("--fit", action="store_true", help="with --untimed: fit what their risk is made of")
     arguments = parser.parse_args()
+    if arguments.untimed:
+        return untimed(arguments)
     if ADVISED in arguments.surrogates and arguments.models is None:
         parser.error("--surrogates advised needs --models FOLDER")
     results = [calibration_report(name, arguments) for name in arguments.surrogates]

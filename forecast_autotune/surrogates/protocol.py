@@ -62,10 +62,10 @@ class Query:
     """Nothing will be measured, so there is no later question: a slow answer is worth waiting for."""
 
 
-_CHOSEN_SLOPE, _CHOSEN_ODDS, _ODDS_PER_DOUBLING = 0.5, 0.4, 0.45
-"""The best of many forecasts is the luckiest as well: log odds of its risk from those of any candidate, with a term for
-each doubling of the tolerance beyond 2 %. Fitted to 580 recorded decisions of 131 kernels, by surrogates that had not
-seen their families."""
+_CHOSEN_SLOPE, _CHOSEN_ODDS, _ODDS_PER_DOUBLING, _PROVEN_ODDS = 0.42, 0.4, 0.47, 1.2
+"""The best of many forecasts is the luckiest as well: log odds of its risk from those of any candidate, less a term for
+each doubling of the tolerance beyond 2 %, and one where it has won at the nearest problem that was tuned. Fitted to 352
+recorded decisions by surrogates that had not seen their families (`benchmarks.forecasting.calibration --untimed`)."""
 _LEAST_RISK = 0.002
 """A share of 512 draws is never nearer to certainty than this."""
 
@@ -120,6 +120,8 @@ class Forecasts:
     """Stated risk -> how often it came true on recorded problems; the identity by default."""
     calibrate_untimed: Callable[[float], float] = float
     """The same for `untimed_risk`, by what a store has seen."""
+    proven: int | None = None
+    """Row of the fastest at the nearest problem of this kernel that was tuned on the same device, if one was."""
     calibrate_within: Callable[[Array], Array] | None = None
     """The same for `p_within`; None changes nothing."""
     interval_factors: tuple[float, ...] = (1.0,) * len(INTERVAL_LEVELS)
@@ -215,6 +217,7 @@ class Forecasts:
         risk = min(max(1.0 - float(self.p_within(tolerance, seed=seed)[row]), _LEAST_RISK), 1.0 - _LEAST_RISK)
         doublings = math.log2(min(max(tolerance, 0.005), 0.2) / 0.02)
         odds = _CHOSEN_SLOPE * math.log(risk / (1.0 - risk)) + _CHOSEN_ODDS - _ODDS_PER_DOUBLING * doublings
+        odds -= _PROVEN_ODDS if row == self.proven else 0.0
         return self.calibrate_untimed(1.0 / (1.0 + math.exp(-odds)))
 
     def order(self) -> npt.NDArray[np.intp]:

@@ -937,7 +937,17 @@ class TaskForecaster:
         )
         with span("forecast", surrogate=self.label, candidates=len(candidates), measured=len(measured)):
             forecasts = validate_forecasts(self._surrogate.forecast(query), candidates)
+            forecasts = replace(forecasts, proven=None if measured else self._proven(relatives))
             return expect_failing_sources(forecasts, measured)
+
+    def _proven(self, relatives: Sequence[Relative]) -> int | None:
+        """Row of the fastest at the nearest relative on this device where at least two ran; None without one."""
+        here = self.problem.device.slug
+        for relative in relatives:
+            fast = [m for m in latest_labels(relative.measurements).values() if m.ok]
+            if relative.problem.device.slug == here and len(fast) > 1:
+                return self.candidates.row_of.get(min(fast, key=lambda m: m.ms).candidate)
+        return None
 
 
 def expect_failing_sources(forecasts: Forecasts, measured: Sequence[Measurement]) -> Forecasts:

@@ -267,6 +267,14 @@ def test_nothing_is_timed_where_the_calibrated_risk_of_that_is_accepted() -> Non
     bench = Bench(TABLE)
     assert not decide(store, bench, surrogate=told, risk=0.05).is_untimed, "a smaller risk needs the clock"
     assert len(bench.asked) > 1
+    other = replace(TABLE.problem, id="other", key=("other",))
+    near = Store(None)
+    near.add_all(
+        other,
+        [replace(m, problem="other", median_ms=1.0 + (i != 1)) for i, m in enumerate(TABLE.measurements[:2])],
+    )
+    proven = decide(near, bench, surrogate=told, mode="skip")
+    assert proven.stated_risk < decision.stated_risk, "it was the fastest of another shape, too"
     bare = Told(lambda query: sure_of_the_second(query, ""))
     assert not decide(Store(None), Bench(TABLE), surrogate=bare).is_untimed, "nobody has calibrated it"
 
