@@ -13,13 +13,14 @@ from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
+from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.clocks.devices import ONE_QUEUE
 from forecast_harness.clocks.paired_comparison import INCUMBENT
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
 from forecast_harness.sandbox.api import SandboxError, SandboxJob
 from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
-from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
+from forecast_harness.targets.search_target import configs_for, cuda_device, decided_config, subjects_of
 from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.configs.variant_tracing import Timing, VariantTracer
 from forecast_harness.trials.confirmation import CONTESTS, ConfirmationLanes, ConfirmationLimit
@@ -65,6 +66,8 @@ class KernelJudge(SandboxJudge):
         self._kinds: CallKinds | None = None
         self._binaries = BaseBinaries()
         self._tracer = VariantTracer(target, folder)
+        self._checked_device = INTERPRETER if plan.device == "cpu" else cuda_device().slug
+        """The class of devices that checks name: the decorator asks for its own."""
         plan = replace(plan, cases=min(plan.cases, VARIANT_PLAN.cases), timed=0)
         super().__init__(plan, folder, number, rules, thorough)
 
@@ -119,7 +122,7 @@ class KernelJudge(SandboxJudge):
                 subject,
                 known,
                 lanes[number % len(lanes)],
-                device=self._device,
+                device=self._checked_device,
                 plan=self._plan,
                 binaries=self._binaries,
             )

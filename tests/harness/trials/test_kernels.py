@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records import Config, Outcome
 from forecast_autotune.variants.records import Origin, Provenance
+from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, TargetKind, VerificationJob
 from forecast_harness.search.events import NodeForecastRequest
 from forecast_harness.search.forecasters import UNINFORMED_SD, UNTESTED_DIFFERENCE_SD, TritonForecaster
@@ -89,7 +90,7 @@ def test_a_right_variant_is_tuned_and_timed(judge: KernelJudge) -> None:
     assert result.log2_ratio is not None
     assert list(result.seconds) == ["0"]
     assert Config.from_json(result.config) in configs_for(TARGET, TUNABLE)
-    assert [c["passed"] for c in result.facts["checks_passed"]] == [True]
+    assert [(c["passed"], c["device"]) for c in result.facts["checks_passed"]] == [(True, INTERPRETER)]
     assert result.against == SEED.id
 
 
