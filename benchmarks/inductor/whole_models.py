@@ -9,11 +9,7 @@ an empty store. The arms:
 
     untuned      torch.compile without max-autotune
     plain        max-autotune as it comes
-    shared       the same with one assembler for all of its processes
     ours         with us
-    ours_in_turn with us, but operations are tuned one after the other, as Inductor asks for them
-    wide         with us, GEMMs from Inductor's EXHAUSTIVE space
-    exhaustive   that space by Inductor alone: hours
     ..._again    a second process with the caches (and the store) that the arm before the dash has left
     ours_stored  a second process with the store of `ours` and empty caches; ours_third: another one after it
 
@@ -23,8 +19,8 @@ an arm that is timed stay until all have, and time their passes in turns. `--nul
 the three of a CPU's size (`cpu_...`), whose times are the CPU's and real. Rows
 go to FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that has
 not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the first call
-went and between which of our decisions most time passed. `--samples` also looks at the stack of the compiling thread, a
-hundred times a second. Files that torch and Triton load are read once before: no arm waits for the disk alone.
+went and between which of our decisions most time passed. Files that torch and Triton load are read once before: no arm
+waits for the disk alone.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. With us the configs of generated kernels are tuned on at later calls: settling_s is how long
@@ -51,7 +47,6 @@ from benchmarks.lib.inductor.compiled_models import MODELS, model_of
 from benchmarks.lib.inductor.first_call import (
     PARTS,
     FirstCall,
-    StackSamples,
     counted_timings,
     parts_text,
     settle,
@@ -74,19 +69,15 @@ from benchmarks.lib.processes.compile_processes import (
     wake_compile_workers,
 )
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts
-from forecast_integrations.inductor import rounds
-from forecast_integrations.inductor.hooks.assembler import SharedAssembler
 
-IN_TURN = "ours_in_turn"
-FIRST_ARMS = ("untuned", "plain", "shared", "ours", IN_TURN, "wide", "exhaustive")
-FOLLOWING = {f"{arm}_again": arm for arm in ("untuned", "plain", "ours")} | {
+FIRST_ARMS = ("untuned", "plain", "ours")
+FOLLOWING = {f"{arm}_again": arm for arm in FIRST_ARMS} | {
     "ours_stored": "ours",
     "ours_third": "ours",
 }
 """Arms of a second process, and whose caches or store they find."""
-DEFAULT_ARMS = ("untuned", "plain", "shared", "ours")
-TIMED = ("plain", "ours", "untuned", "wide", "exhaustive", "ours_stored", "ours_third")
-"""Arms whose passes are timed, the first of them twice: to share an assembler chooses no other kernels."""
+TIMED = ("plain", "ours", "untuned", "ours_stored", "ours_third")
+"""Arms whose passes are timed, the first of them twice."""
 _RATIOS = (
     "beyond_plain_over_ours",
     "first_call_over_untuned",
@@ -107,8 +98,6 @@ _FEW_CHOICES = "^((bias_)?addmm|triton_mm_0|cpp_.*)$"
 def compile_options(arm: str, mode: str, device: str, *, frozen: bool = False) -> dict[str, Any]:
     """Return what the mode stands for, as all arms but the untuned get it."""
     result = {} if FOLLOWING.get(arm, arm) == "untuned" else dict(torch._inductor.list_mode_options(mode))
-    if arm == "exhaustive":
-        result["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
     if device == "cpu":  # frozen: only then has Inductor templates for layers
         result |= {"max_autotune_gemm_backends": "ATEN,CPP", "freezing": frozen}
     return result
@@ -146,27 +135,18 @@ def compile_child(arguments: argparse.Namespace) -> None:
     sys.stdin.readline()
     if device == "cuda" and compiles:
         wake_compile_workers()
-    if arm == "shared":
-        SharedAssembler().share()
-    if arm == IN_TURN:
-        rounds.MAX_DEPTH = 0
     options = compile_options(arm, given["mode"], device, frozen=name.startswith("cpu_"))
     call = FirstCall()
     with contextlib.ExitStack() as entered:
         entered.enter_context(counted_timings(call))
         service = None
-        if arm.startswith("ours") or arm == "wide":
-            service = entered.enter_context(
-                tuning_service(Path(given["store"]), call, exhaustive=arm == "wide")
-            )
-        with StackSamples() if given.get("samples") else contextlib.nullcontext() as samples:
-            call.begin()
-            compiled = compile_separately(model.module, options, dynamic=name.endswith("_dynamic") or None)
-            result = model.call(compiled).clone()  # CUDA graphs write the next result over it
-            synchronize(device)
-            row = call.row()
-        if samples is not None:
-            row["samples"] = samples.top()
+        if arm.startswith("ours"):
+            service = entered.enter_context(tuning_service(Path(given["store"]), call))
+        call.begin()
+        compiled = compile_separately(model.module, options, dynamic=name.endswith("_dynamic") or None)
+        result = model.call(compiled).clone()  # CUDA graphs write the next result over it
+        synchronize(device)
+        row = call.row()
 
         def again() -> None:
             model.call(compiled)
@@ -215,8 +195,6 @@ def summary(rows: RowFile) -> Row:
         latencies = rows.pick(row="latency", model=name)
         if {"plain", "untuned"} & set(arms) and "ours" in arms:
             figures[name] = model_summary(arms, latencies)
-        if {"plain", "wide"} <= set(arms):
-            figures.setdefault(name, {})["wide"] = wide_summary(arms, latencies)
     if len(figures) > 1:
         ratios = {key: [one[key] for one in figures.values() if one.get(key)] for key in _RATIOS}
         if together := {key: geometric_mean(values) for key, values in ratios.items() if values}:
@@ -228,17 +206,6 @@ def latency_ratio(latencies: Sequence[Row], arm: str, other: str) -> float | Non
     """An arm's latency over another's, geometric mean; None where they were not timed in turns."""
     ratios = [r["ms"][arm] / r["ms"][other] for r in latencies if {arm, other} <= set(r["ms"])]
     return geometric_mean(ratios) if ratios else None
-
-
-def wide_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -> Row:
-    """The wider space with us against DEFAULT's without: seconds of tuning, and latency."""
-    tuning = {arm: statistics.median(r["tuning_s"] for r in arms[arm]) for arm in ("plain", "wide")}
-    return {
-        "tuning_s": tuning,
-        "tuning_plain_over_wide": tuning["plain"] / tuning["wide"] if tuning["wide"] else None,
-        "latency_over_plain": latency_ratio(latencies, "wide", "plain"),
-        "latency_noise": max((r["noise"] for r in latencies), default=None),
-    }
 
 
 def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -> Row:
@@ -272,8 +239,6 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
         saved = statistics.median(r.get("saved_s", 0.0) for r in arms["ours"])
         real = whole["plain"] - whole["ours"]
         figures["saved_s"] = {"said": saved, "real": real, "ratio": saved / real if real > 0 else None}
-    if "shared" in tuning:
-        figures["tuning_shared_over_ours"] = tuning["shared"] / tuning["ours"] if tuning["ours"] else None
     if "untuned" in whole:
         beyond = {arm: whole[arm] - whole["untuned"] for arm in ("plain", "ours") if arm in whole}
         figures["beyond_untuned_s"] = beyond
@@ -322,7 +287,7 @@ def parse() -> argparse.Namespace:
         "--mode", default="max-autotune-no-cudagraphs", help="of torch.compile, for all arms"
     )
     command_line.add_argument("--models", "--only", nargs="+", choices=MODELS, default=list(MODELS))
-    command_line.add_argument("--arms", nargs="+", choices=every, default=list(DEFAULT_ARMS))
+    command_line.add_argument("--arms", nargs="+", choices=every, default=list(FIRST_ARMS))
     command_line.add_argument("--rounds", type=int, default=100, help="of timing the passes in turns")
     command_line.add_argument(
         "--patience", type=float, default=1800.0, help="seconds that one child may take"
@@ -331,7 +296,6 @@ def parse() -> argparse.Namespace:
     command_line.add_argument(
         "--work", type=Path, help="where caches are kept until they are timed; default: by FILE"
     )
-    command_line.add_argument("--samples", action="store_true", help="say in which functions the time passed")
     command_line.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
     arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
     if lonely := [arm for arm in arguments.arms if FOLLOWING.get(arm, arm) not in arguments.arms]:
@@ -356,7 +320,7 @@ def measure(arguments: argparse.Namespace) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         given = {"model": name, "arm": arm, "repeat": repeat, "store": str(first / "kept")}
-        given |= {"mode": arguments.mode, "samples": arguments.samples}
+        given["mode"] = arguments.mode
         env = child_environment(folder, TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"))
         return RowProcess(
             child_command(sys.modules["__main__"].__file__ or "", arguments, "compile", given),

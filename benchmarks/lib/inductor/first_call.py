@@ -4,70 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from benchmarks.lib.processes.compile_processes import Row, inductor_clock, inductor_seconds
 from forecast_integrations.inductor.api import TorchCompileHandle
-
-PACKAGES = ("torch/_dynamo", "torch/_functorch", "torch/_inductor", "forecast_integrations", "triton/")
-"""Parts of paths of files whose functions are named; their calls of others count as theirs."""
-DEPTH = 5
-"""Innermost of these functions that name a place."""
-
-
-class StackSamples:
-    """Samples of the thread that enters the context, until it leaves it."""
-
-    def __init__(self, every_s: float = 0.01) -> None:
-        self.every_s = every_s
-        self.seconds: Counter[str] = Counter()
-        """By place, innermost function last."""
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> StackSamples:
-        watched = threading.get_ident()
-        self._thread = threading.Thread(target=self._watch, args=(watched,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        assert self._thread is not None
-        self._thread.join()
-
-    def top(self, count: int = 40) -> list[tuple[str, float]]:
-        """The places where most time passed, with their seconds."""
-        return [(place, round(seconds, 3)) for place, seconds in self.seconds.most_common(count)]
-
-    def _watch(self, watched: int) -> None:
-        before = time.perf_counter()
-        while not self._ended.wait(self.every_s):
-            frame = sys._current_frames().get(watched)
-            now = time.perf_counter()
-            if frame is not None:
-                self.seconds[place_of(frame)] += now - before
-            before = now
-
-
-def place_of(frame: FrameType | None) -> str:
-    """The innermost functions of the named packages, innermost last; `elsewhere` where there are none."""
-    names: list[str] = []
-    while frame is not None and len(names) < DEPTH:
-        path = frame.f_code.co_filename.replace("\\", "/")
-        if any(part in path for part in PACKAGES):
-            names.append(f"{path.rpartition('/')[2].removesuffix('.py')}.{frame.f_code.co_name}")
-        frame = frame.f_back
-    return " > ".join(reversed(names)) or "elsewhere"
-
 
 PARTS = (
     "trace_s",
@@ -83,8 +27,6 @@ PARTS = (
 timing them; our forecasts; waiting for the kernels of the graph; configs of generated kernels, timed at their
 first launch, with coordinate descent; loading, first launches, and whatever else."""
 _GENERATED = ("CachingAutotuner.benchmark_all_configs", "CachingAutotuner.coordinate_descent_tuning")
-_PLACES = 25
-"""Places of a stack that are printed."""
 _SHOWN_S = 0.05
 """Seconds by Inductor's own names that are kept."""
 
@@ -180,14 +122,14 @@ def counted_timings(call: FirstCall) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tuning_service(store: Path, call: FirstCall, *, exhaustive: bool = False) -> Iterator[TorchCompileHandle]:
+def tuning_service(store: Path, call: FirstCall) -> Iterator[TorchCompileHandle]:
     """Our service with a store of its own, its decisions kept in `call`."""
     from forecast_autotune import enable_torch_compile
     from forecast_integrations.inductor.summary import LISTENERS
 
     LISTENERS.append(call.note_decision)
     try:
-        with enable_torch_compile(store=store, search_space="exhaustive" if exhaustive else None) as handle:
+        with enable_torch_compile(store=store) as handle:
             yield handle
             call.saved_s = handle.session.tally.saved_s
     finally:
@@ -220,13 +162,11 @@ def settle(service: TorchCompileHandle, again: Callable[[], object], limit_s: fl
 
 
 def parts_text(rows: Mapping[str, Row]) -> str:
-    """The parts of the first call, a line per arm, and where the samples of its stack were."""
+    """The parts of the first call, a line per arm."""
     lines = [f"{'arm':12} {'seconds':>8} " + " ".join(f"{part.removesuffix('_s'):>10}" for part in PARTS)]
     for arm, row in rows.items():
         parts = " ".join(f"{row.get(part, 0.0):10.2f}" for part in PARTS)
         lines.append(f"{arm:12} {row['seconds']:8.2f} {parts}")
-    for arm, row in rows.items():
-        lines += [f"{arm}: {seconds:7.2f} s  {place}" for place, seconds in row.get("samples", [])[:_PLACES]]
     return "\n".join(lines)
 
 

@@ -1,10 +1,8 @@
-"""The list of problems, the harvest's dry run, and the baselines that forecasts are compared with."""
+"""The list of problems, and the baselines that forecasts are compared with."""
 
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,7 @@ from benchmarks.inductor import fit_template_surrogate as baselines
 from benchmarks.inductor import tuning_time as tuning
 from benchmarks.lib.inductor.compiled_models import model_of
 from benchmarks.lib.inductor.inductor_problems import (
-    FIT,
-    HELD_OUT,
-    InductorProblem,
     all_problems,
-    leaking_pairs,
 )
 from benchmarks.lib.processes.compile_processes import RowFile
 from forecast_autotune.records import (
@@ -35,7 +29,7 @@ from forecast_autotune.records import (
     Outcome,
 )
 from forecast_autotune.records import Problem as Record
-from forecast_autotune.records.table import Table, read_tables
+from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Query
 from forecast_integrations.inductor.choices.surrogate import default
 
@@ -45,34 +39,17 @@ VENDOR = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")
 # --- problems ---
 
 
-def test_there_are_enough_problems_of_every_kind_on_both_sides() -> None:
+def test_problems_can_be_made_small_and_run() -> None:
     every = all_problems()
-    assert len(every) >= 60
-    assert len({p.name for p in every}) == len(every)
-    assert sum(p.is_gemm for p in all_problems(HELD_OUT)) >= 20
-    for split in (FIT, HELD_OUT):
-        assert {p.op for p in all_problems(split)} >= {"linear", "linear_bias", "bmm", "conv", "flex"}
-    assert [*all_problems(FIT), *all_problems(HELD_OUT)] == sorted(every, key=lambda p: p.split)
-
-
-def test_no_held_out_shape_is_fitted() -> None:
-    assert leaking_pairs() == []
-
-
-@pytest.mark.parametrize("op", ["linear", "linear_bias", "bmm", "conv", "flex"])
-def test_problems_can_be_made_small_and_run(op: str) -> None:
-    for problem in {p.label: p for p in all_problems() if p.op == op}.values():
+    assert len({p.name for p in every}) == len(every) >= 20
+    for problem in {p.label: p for p in every}.values():
         small = problem.tiny()
         module, inputs = small.make("cpu")
         with torch.no_grad():
             out = module(*inputs)
-        assert all(t.dtype == torch.float32 for t in (out, *inputs))
+        assert out.shape == (small.sizes["m"], small.sizes["n"])
         assert torch.isfinite(out).all()
-        if problem.is_gemm:
-            assert out.shape == (small.sizes["m"], small.sizes["n"])
-            assert (module.bias is not None) == (op == "linear_bias")
-        if op == "conv":
-            assert inputs[0].is_contiguous(memory_format=torch.channels_last)
+        assert (module.bias is not None) == (problem.op == "linear_bias")
 
 
 # --- baselines ---
@@ -115,28 +92,6 @@ def test_a_right_forecast_has_no_regret_and_everything_compiled_neither() -> Non
     # The first one fails: all that is left is the vendor's, or nothing.
     assert found["with vendor"]["first"]["1"] == pytest.approx(0.5)
     assert found["templates"]["first"]["1"] == pytest.approx(10.0)
-
-
-# --- harvest ---
-
-
-@pytest.mark.slow
-def test_the_dry_run_times_inductors_choices_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    chosen: list[InductorProblem] = [p for p in all_problems() if p.name.startswith("gpt2-medium/scores")]
-    command = [sys.executable, "-m", "benchmarks.inductor.harvest_choices", "--null", "--out", tmp_path]
-    command += ["--only", "gpt2-medium/scores"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (found,) = read_tables(tmp_path / "inductor-held-out.jsonl.gz")
-    assert found.problem.extra["label"] == chosen[0].name
-    assert found.problem.kernel.name == "bmm"
-    assert {m.candidate.variant.partition("::")[0] for m in found.measurements} == {"aten", "cpp"}
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert again.returncode == 0
-    assert "AUTOTUNE" not in again.stderr
-    assert len(read_tables(tmp_path / "inductor-held-out.jsonl.gz")[0].measurements) == len(
-        found.measurements
-    )
 
 
 # --- rows, and how they are kept and resumed ---
