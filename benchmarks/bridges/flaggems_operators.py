@@ -7,8 +7,6 @@ shape runs in processes of its own, FlagGems' default policy and ours in turns, 
 database: the seconds of the first call, and the median time of later ones, which are recorded as a graph where they
 can be, as a launch takes the host longer than most of these kernels run. Operators whose tuners chose the same
 configs have no regret: their times differ by noise.
-
-    python -m benchmarks.bridges.flaggems_operators --report PART.json ... --out FILE.json
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.bridges.turns import add_parts, run_in_turns
+from benchmarks.lib.bridges.turns import run_in_turns
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 ARMS = ("own", "ours")
@@ -163,15 +160,11 @@ def main() -> int:
     command_line = parser(__doc__)
     command_line.add_argument("--repeats", type=int, default=3)
     command_line.add_argument("--only", default="", help="comma-separated operators")
-    command_line.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
-    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
+    arguments = parse_arguments(command_line)
     if arguments.child:
         print(json.dumps(tune(arguments.given)), flush=True)
         return 0
     result = ResultFile(arguments, CLAIM)
-    if arguments.report:
-        result.finish(summary_of(add_parts(result, arguments.report)))
-        return 0
     rows = run_in_turns(
         result,
         arguments,

@@ -1,14 +1,11 @@
 """Claim: Helion's autotuner finds as fast a config by our forecasts as by its own searches, in less time.
 
     python -m benchmarks.bridges.helion_examples --out FILE.json [--repeats 3] [--only softmax] [--arms ForecastSearch]
-    python -m benchmarks.bridges.helion_examples --parts PART.json ... --out FILE.json
-    python -m benchmarks.bridges.helion_examples --report PART.json ... --out FILE.json
 
 Needs `helion` beside the package (`pip install --no-deps helion filecheck psutil`). Kernels of five kinds are tuned by
 Helion's default search, its pattern search and ours, each in processes of its own with empty caches, at the same
 effort and with the same limit of wall seconds. Then what the searches chose is timed in turns, in one process a
-kernel, one of them twice: the noise. With `--parts`, choices of earlier runs are timed again in place of new ones;
-`--report` joins results of some kernels each, as they were timed, and needs no device.
+kernel, one of them twice: the noise.
 """
 
 from __future__ import annotations
@@ -20,12 +17,9 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.bridges.turns import (
-    add_parts,
-    join_parts,
     medians_in_turns,
     ratios_to,
     retime_choices,
@@ -97,28 +91,19 @@ def main() -> int:
     command_line.add_argument("--repeats", type=int, default=3)
     command_line.add_argument("--only", default="", help="comma-separated kernels")
     command_line.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
-    command_line.add_argument("--parts", type=Path, nargs="+", help="results whose choices are timed again")
     command_line.add_argument("--effort", default="quick", choices=("quick", "full"))
     command_line.add_argument("--seconds", type=int, default=300, help="limit of one search")
-    command_line.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
-    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
+    arguments = parse_arguments(command_line)
     if arguments.child:
         roles = {"tune": tune, "retime": retime}
         print(json.dumps(roles[arguments.child](arguments.given)), flush=True)
         return 0
     result = ResultFile(arguments, CLAIM)
-    if arguments.report:
-        result.finish(summary_of(join_parts(result, arguments.report, "kernel")))
-        return 0
-    if arguments.parts:
-        rows = add_parts(result, arguments.parts, as_measured=False)
-    else:
-        rows = tune_in_turns(result, arguments)
     timed = retime_choices(
         result,
         arguments,
         __file__,
-        rows,
+        tune_in_turns(result, arguments),
         subject="kernel",
         environment=lambda folder: {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
         timeout_s=TIMEOUT_S,

@@ -3,14 +3,12 @@
     pip download --no-deps vllm sglang && unzip -d FOLDER WHEEL (each)
     python -m benchmarks.bridges.moe_tuning --vllm FOLDER --sglang FOLDER --out FILE.json [--repeats 3] \
         [--layers qwen3-30b-a3b ...] [--tokens 16 256 4096] [--sample 240] [--loop 12]
-    python -m benchmarks.bridges.moe_tuning --report RESULT.json --out FILE.json
 
 The public kernel of each package is tuned for both products of a layer, out of the 1,920 configs of vLLM's own tuner:
 `forecast` is ours, in a fresh process with empty caches each time; `sample` measures so many configs by chance, all of
 them, with our own engine; `shipped` is what the package's file for this device says, which its makers have found with
 their tuner; `loop` times the loop of vLLM's tuner over a few configs, one after the other, from which its time for all
 is extrapolated. Then what was chosen is timed in turns, both products after each other, the first one twice: the noise.
-`--report` sums a result up again, and needs no device.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ import triton
 
 from benchmarks.lib import devices
 from benchmarks.lib.bridges.turns import medians_in_turns, run_apart
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts, say
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune import Store
 from forecast_autotune.records import Device
 from forecast_autotune.store.exports import ExpertLayer, sglang_file_name, vllm_file_name
@@ -377,22 +375,13 @@ def main() -> int:
     command_line.add_argument(
         "--loop", type=int, default=12, help="configs in the loop of vLLM's tuner; 0: none"
     )
-    command_line.add_argument("--report", type=Path, help="a result to sum up again; nothing is timed")
-    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
+    arguments = parse_arguments(command_line)
     device = "cpu" if arguments.null else "cuda"
     if arguments.child:
         with null_device() if arguments.null else contextlib.nullcontext():
             print(json.dumps({"tune": tune, "retime": retime}[arguments.child](arguments.given, device)))
         return 0
     result = ResultFile(arguments, CLAIM)
-    if arguments.report:
-        (read,) = read_parts([arguments.report])
-        result.data["environment"] = read["environment"]
-        for name, listed in read["raw"].items():
-            for one in listed:
-                result.add(name, one)
-        result.finish(summary_of(read["raw"]["runs"], read["raw"]["retimed"]))
-        return 0
     folders = {"vllm": arguments.vllm, "sglang": arguments.sglang}
     packages = [MoePackage(name, root) for name, root in folders.items() if root is not None]
     result.add("versions", {package.name: package.version for package in packages})

@@ -1,12 +1,11 @@
 """Claim: TileLang's kernels tune in a part of the time of its own tuner, and run as fast.
 
     python -m benchmarks.bridges.tilelang_examples --out FILE.json [--repeats 3] [--only matmul] [--arms forecast]
-    python -m benchmarks.bridges.tilelang_examples --report PART.json ... --out FILE.json
 
 Needs `tilelang` beside the package, and CUDA's compiler. Five kernels, each with the list that its author would write,
 are tuned by TileLang's own `AutoTuner` (which compiles and times all, on all cores), by ours measuring all, and by ours
 with forecasts; every run in a process of its own with empty caches. Then what they chose is timed in turns, in one
-process a kernel, one of them twice: the noise. `--report` joins results, and needs no device.
+process a kernel, one of them twice: the noise.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.bridges.turns import (
-    add_parts,
-    join_parts,
     medians_in_turns,
     ratios_to,
     retime_choices,
@@ -139,19 +136,12 @@ def main() -> int:
     command_line.add_argument("--repeats", type=int, default=3)
     command_line.add_argument("--only", default="", help="comma-separated kernels")
     command_line.add_argument("--arms", nargs="+", default=ARMS, choices=ARMS)
-    command_line.add_argument(
-        "--with", dest="parts", type=Path, nargs="+", default=(), help="runs to time beside"
-    )
-    command_line.add_argument("--report", type=Path, nargs="+", help="results to join; nothing is timed")
-    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
+    arguments = parse_arguments(command_line)
     if arguments.child:
         roles = {"tune": tune, "retime": retime}
         print(json.dumps(roles[arguments.child](arguments.given)), flush=True)
         return 0
     result = ResultFile(arguments, CLAIM)
-    if arguments.report:
-        result.finish(summary_of(join_parts(result, arguments.report, "kernel")))
-        return 0
     rows = run_in_turns(
         result,
         arguments,
@@ -163,7 +153,6 @@ def main() -> int:
         environment=lambda folder, _: fresh_caches(folder),
         timeout_s=TIMEOUT_S,
     )
-    rows += add_parts(result, arguments.parts, as_measured=False)
     timed = retime_choices(
         result, arguments, __file__, rows, subject="kernel", environment=fresh_caches, timeout_s=TIMEOUT_S
     )

@@ -1,7 +1,6 @@
 """Whole models under torch.compile's max-autotune, with us and without: where the first call goes, and latency.
 
     python -m benchmarks.inductor.whole_models --out FILE [--models NAME ...] [--arms NAME ...] [--seconds N]
-    python -m benchmarks.inductor.whole_models --report PART.json ... --out FILE
 
 Language models in prefill and decoding shapes, encoders, a mixture of experts, vision models, flex attention,
 two training steps, one graph for all sizes. A model, arm and repeat is one fresh process with fresh caches and
@@ -18,9 +17,7 @@ their kernels at first use. Then they compile one after the other, half of the m
 an arm that is timed stay until all have, and time their passes in turns. `--null` compiles small models on a CPU, and
 the three of a CPU's size (`cpu_...`), whose times are the CPU's and real. Rows
 go to FILE.rows.jsonl as they come; the same command goes on where it stopped, beginning a model's repeat anew that has
-not been timed. `--report` merges parts that were measured apart, in one environment, and prints where the first call
-went and between which of our decisions most time passed. Files that torch and Triton load are read once before: no arm
-waits for the disk alone.
+not been timed. Files that torch and Triton load are read once before: no arm waits for the disk alone.
 
 tuning_s is compilation of choices and benchmarks by Inductor's own clock, and our forecasts; seconds is
 the whole first call. With us the configs of generated kernels are tuned on at later calls: settling_s is how long
@@ -48,9 +45,7 @@ from benchmarks.lib.inductor.first_call import (
     PARTS,
     FirstCall,
     counted_timings,
-    parts_text,
     settle,
-    timeline_text,
     tuning_service,
 )
 from benchmarks.lib.processes.child_processes import child_command, child_environment
@@ -68,7 +63,7 @@ from benchmarks.lib.processes.compile_processes import (
     timed_in_turns,
     wake_compile_workers,
 )
-from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, read_parts
+from benchmarks.lib.result_files import ResultFile, parse_arguments, parser
 
 FIRST_ARMS = ("untuned", "plain", "ours")
 FOLLOWING = {f"{arm}_again": arm for arm in FIRST_ARMS} | {
@@ -256,28 +251,6 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
     return figures
 
 
-def merged(arguments: argparse.Namespace) -> int:
-    """One result of several that were measured apart; repeats of one part are none of another's."""
-    parts = read_parts(arguments.report)
-    report = ResultFile(arguments, "whole models: tuning time against plain max-autotune, at equal latency")
-    report.data["environment"], report.data["null"] = parts[-1]["environment"], parts[-1]["null"]
-    path = arguments.out.with_suffix(".rows.jsonl")
-    path.unlink(missing_ok=True)
-    rows = RowFile(path)
-    for number, source in enumerate(arguments.report):
-        for row in RowFile(source.with_suffix(".rows.jsonl")).rows:
-            rows.rows.append({**row, "repeat": f"{number}.{row['repeat']}"})
-    for row in rows.rows:
-        report.add(row["row"], row)
-    for name, repeat in dict.fromkeys((row["model"], row["repeat"]) for row in rows.rows):
-        arms = {row["arm"]: row for row in rows.pick(row="compile", model=name, repeat=repeat)}
-        print(f"{name}, repeat {repeat}\n{parts_text(arms)}", flush=True)
-        if timeline := arms.get("ours", {}).get("timeline"):
-            print(timeline_text(timeline), flush=True)
-    report.finish(summary(rows))
-    return 0
-
-
 def parse() -> argparse.Namespace:
     """The command line."""
     command_line = parser(__doc__)
@@ -296,8 +269,7 @@ def parse() -> argparse.Namespace:
     command_line.add_argument(
         "--work", type=Path, help="where caches are kept until they are timed; default: by FILE"
     )
-    command_line.add_argument("--report", type=Path, nargs="+", help="results to merge; nothing is measured")
-    arguments = parse_arguments(command_line, on_host="--report" in sys.argv)
+    arguments = parse_arguments(command_line)
     if lonely := [arm for arm in arguments.arms if FOLLOWING.get(arm, arm) not in arguments.arms]:
         command_line.error(f"{lonely[0]} needs {FOLLOWING[lonely[0]]} among --arms, whose caches it finds")
     return arguments
@@ -369,7 +341,7 @@ def main() -> int:
     if arguments.child:
         compile_child(arguments)
         return 0
-    return merged(arguments) if arguments.report else measure(arguments)
+    return measure(arguments)
 
 
 if __name__ == "__main__":

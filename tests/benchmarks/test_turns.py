@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lib.bridges.turns import ratios_to, with_times
+from benchmarks.lib.bridges.turns import ratios_to
 
 
 def row(kernel: str, arm: str, seconds: float, ms: float) -> dict[str, object]:
@@ -28,10 +28,3 @@ def test_ratios_are_of_medians_over_repeats_and_of_what_both_have() -> None:
         "worst_latency_ratio": pytest.approx(2.0),
         "latency_ratios": {"a": pytest.approx(0.5), "b": pytest.approx(2.0)},
     }
-
-
-def test_times_in_turns_are_one_for_each_choice() -> None:
-    rows = [row("a", "ours", 1.0, 9.0), row("a", "theirs", 2.0, 9.0)]
-    assert [one["ms"] for one in with_times(rows, [0.1, 0.2])] == [0.1, 0.2]
-    with pytest.raises(ValueError, match="shorter"):
-        with_times(rows, [0.1])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.processes.child_processes import child_command, child_environment, run_child
-from benchmarks.lib.result_files import ResultFile, read_parts, say
+from benchmarks.lib.result_files import ResultFile, say
 
 
 def run_apart(
@@ -74,20 +74,6 @@ def run_in_turns(
     return rows
 
 
-def add_parts(result: ResultFile, parts: Sequence[Path], *, as_measured: bool = True) -> list[dict[str, Any]]:
-    """The runs of parts that were measured apart, in one environment; `result` has them, too.
-
-    It has their environment as well, unless what they chose is measured again.
-    """
-    read = read_parts(parts)
-    if as_measured:
-        result.data["environment"] = read[-1]["environment"]
-    rows = [row for part in read for row in part["raw"].get("runs", ())]
-    for row in rows:
-        result.add("runs", row)
-    return rows
-
-
 def retime_choices(
     result: ResultFile,
     arguments: argparse.Namespace,
@@ -108,7 +94,7 @@ def retime_choices(
         given = {subject: name, "configs": [row["config"] for row in own]}
         times = run_apart(script, arguments, "retime", given, environment, timeout_s=timeout_s)
         result.add("retimed", {subject: name, **times})
-        timed = with_times(own, times["ms"])
+        timed = [{**row, "ms": one} for row, one in zip(own, times["ms"], strict=True)]
         say(f"{name} in turns: " + ", ".join(f"{row['arm']} {row['ms']:.4f} ms" for row in timed))
         results += timed
     return results
@@ -122,21 +108,6 @@ def medians_in_turns(calls: Sequence[Callable[[], object]], rounds: int) -> dict
         call()
     *ms, again_ms = (statistics.median(t) for t in time_in_turns([*calls, calls[0]], rounds))
     return {"ms": ms, "again_ms": again_ms}
-
-
-def with_times(rows: Sequence[dict[str, Any]], ms: Sequence[float]) -> list[dict[str, Any]]:
-    """A subject's rows with the times that its choices took in turns."""
-    return [{**row, "ms": one} for row, one in zip(rows, ms, strict=True)]
-
-
-def join_parts(result: ResultFile, parts: Sequence[Path], subject: str) -> list[dict[str, Any]]:
-    """The rows of results of some subjects each, with the times in turns of those that have them."""
-    rows = add_parts(result, parts)
-    for times in (one for part in read_parts(parts) for one in part["raw"].get("retimed", ())):
-        result.add("retimed", times)
-        own = [row for row in rows if row[subject] == times[subject]]
-        rows = [row for row in rows if row[subject] != times[subject]] + with_times(own, times["ms"])
-    return rows
 
 
 def ratios_to(

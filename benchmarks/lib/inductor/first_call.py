@@ -159,28 +159,3 @@ def settle(service: TorchCompileHandle, again: Callable[[], object], limit_s: fl
         "settling_extra_s": sum(calls) - len(calls) * usual,
         "settled": not service.descending,
     }
-
-
-def parts_text(rows: Mapping[str, Row]) -> str:
-    """The parts of the first call, a line per arm."""
-    lines = [f"{'arm':12} {'seconds':>8} " + " ".join(f"{part.removesuffix('_s'):>10}" for part in PARTS)]
-    for arm, row in rows.items():
-        parts = " ".join(f"{row.get(part, 0.0):10.2f}" for part in PARTS)
-        lines.append(f"{arm:12} {row['seconds']:8.2f} {parts}")
-    return "\n".join(lines)
-
-
-def timeline_text(rows: list[Row], shown: int = 12) -> str:
-    """The operations between whose decisions most time passed, one line each, with what was waited for."""
-    before: Row = {"at_s": 0.0, "precompile_s": 0.0, "timing_s": 0.0}
-    steps = []
-    for row in rows:
-        steps.append({**row, **{key: row[key] - before[key] for key in before}})
-        before = {key: row[key] for key in before}
-    lines = [f"{'passed':>8} {'waited':>8} {'timed':>8} {'rounds':>6} measured  operation"]
-    for step in sorted(steps, key=lambda step: -float(step["at_s"]))[:shown]:
-        seconds = " ".join(f"{step[key]:8.2f}" for key in ("at_s", "precompile_s", "timing_s"))
-        lines.append(
-            f"{seconds} {step['rounds']:6} {step['measured']:>4}/{step['candidates']:<4} {step['label']}"
-        )
-    return "\n".join(lines)
