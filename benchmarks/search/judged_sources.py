@@ -1,20 +1,31 @@
 """Claim: the forecasts of a model that wrote sources of kernels, blind, choose those worth a measurement.
 
     python -m benchmarks.search.judged_sources record STORE ... --sources FOLDER --out FOLDER [--seconds 270]
+    python -m benchmarks.search.judged_sources order STORE ... --sources FOLDER --out FOLDER --to DATA
+    python -m benchmarks.search.judged_sources replay DATA --out benchmarks/results/judged_sources.json
 
 STOREs hold captured calls of programs. FOLDER/KERNEL has sources of one kernel: `NN.py` of a model with its
 `forecasts.jsonl`, `mNN.py` of mechanical rewrites. Each is judged once at the captured call, beside the kernel's own
 source in its best config, through machine code as `search` does. KERNEL.jsonl in --out gets a line as soon as a source
 is judged; what has one already is not judged again. A process for each kernel, some at a time, which take turns on the
 device; a model's sources come first, and what is left when time ends is cut. `--null` invents the verdicts.
+
+`order` works out, from the texts, in which order searches would have measured them, four at a time as `search` chooses:
+a) as they were written; b) by the learned surrogate, which hears results; c) by the model's forecasts; d) by both, by
+their precisions, the model's spread stretched by its errors so far; e) mechanical ones by b; f) all of them by d, or b
+where the model said nothing. It writes DATA, which holds no texts. `replay` computes figures of it: intervals are of
+means over kernels, drawn anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import math
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,18 +36,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.result_files import say
+from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.records import Outcome, digest
+from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.store import Store
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.records import (
     FullVerification,
     Node,
+    NodeForecast,
     NodeJob,
     NodeResult,
     SearchTarget,
     VerificationJob,
 )
+from forecast_harness.search.acquisition import choose_by_forecast
+from forecast_harness.search.events import NodeForecastRequest
+from forecast_harness.search.forecasters import TritonForecaster, static_features
 from forecast_harness.targets import search_target
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.trials.judge_pool import LocalJudgePool
@@ -54,20 +70,25 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     steps = parser.add_subparsers(dest="step", required=True)
-    recording = steps.add_parser("record")
-    recording.add_argument("stores", nargs="+", type=Path)
-    recording.add_argument("--sources", type=Path, required=True)
-    recording.add_argument("--out", type=Path, required=True)
+    recording, ordering = steps.add_parser("record"), steps.add_parser("order")
+    for one in (recording, ordering):
+        one.add_argument("stores", nargs="+", type=Path)
+        one.add_argument("--sources", type=Path, required=True)
+        one.add_argument("--out", type=Path, required=True)
+        one.add_argument("--kernels", nargs="*", default=[], help="only these")
     recording.add_argument("--seconds", type=float, default=270.0)
     recording.add_argument("--at-once", type=int, default=3, help="kernels that are judged at a time")
-    recording.add_argument("--kernels", nargs="*", default=[], help="only these")
-    recording.add_argument(
-        "--verify", type=int, default=0, help="fastest of each author that are verified, too"
-    )
+    recording.add_argument("--verify", type=int, default=0, help="fastest of each author to verify, too")
     recording.add_argument("--null", action="store_true")
     recording.add_argument("--child", default="", help=argparse.SUPPRESS)
+    ordering.add_argument("--to", type=Path, required=True)
+    replaying = steps.add_parser("replay")
+    replaying.add_argument("data", type=Path)
+    replaying.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    return _judge(options) if options.child else _record(options)
+    if options.step == "record":
+        return _judge(options) if options.child else _record(options)
+    return _order(options) if options.step == "order" else _replay(options)
 
 
 # --- recording ---
@@ -75,19 +96,20 @@ def main() -> int:
 
 def _record(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
-    places = {
-        call.kernel.name: (store, call.kernel)
-        for store in options.stores
-        for call, _ in _captures(store)
-        if (options.sources / call.kernel.name).is_dir()
-    }
-    names = [n for n in options.kernels or sorted(places, key=lambda n: _left(options, n), reverse=True)]
+    places = _places(options)
+    names = sorted(places, key=lambda n: _left(options, n), reverse=True)
     until = time.monotonic() + options.seconds
     say(f"{len(names)} kernels, {sum(_left(options, n) for n in names)} sources are to be judged")
     with ThreadPoolExecutor(options.at_once) as pool:
-        for name in pool.map(lambda n: _child(options, n, places[n][0], until), names):
+        for name in pool.map(lambda n: _child(options, n, places[n], until), names):
             say(name)
     return 0
+
+
+def _places(options: argparse.Namespace) -> dict[str, Path]:
+    """The store of each kernel that has sources."""
+    every = {c.kernel.name: store for store in options.stores for c, _ in _captures(store)}
+    return {n: every[n] for n in options.kernels or every if (options.sources / n).is_dir()}
 
 
 def _captures(store: Path) -> Iterator[Any]:
@@ -146,12 +168,8 @@ def _judge(options: argparse.Namespace) -> int:
     """The child: judge the sources of one kernel."""
     until = time.monotonic() + options.seconds - _CLOSE_S
     name, (store,) = options.child, options.stores
-    call = max((c for c, _ in _captures(store) if c.kernel.name == name), key=lambda c: c.at)
-    place = f"{call.kernel.extra['module']}:{name}@{call.kernel.source_sha256[:12]}"
-    if options.null:
-        vars(search_target)["cuda_device"] = lambda: call.device
-    target, (seed,) = search_target.open_target(place, device="cuda")
-    out = options.out / f"{name}.jsonl"
+    call, target, seed = _opened(name, store, real=not options.null)
+    out, module = options.out / f"{name}.jsonl", call.kernel.extra["module"]
     known = _rows(out)
     nodes = [_node(p, target, seed) for p in _sources(options.sources / name)]
     with (
@@ -160,21 +178,18 @@ def _judge(options: argparse.Namespace) -> int:
         out.open("a") as file,
     ):
 
-        def write(node: Node, **facts: Any) -> None:
-            row = {
-                "kernel": name,
-                "module": call.kernel.extra["module"],
-                "source_sha256": digest(node.source),
-            }
-            row |= {"author": str(node.provenance.origin), "file": node.provenance.note}
-            file.write(json.dumps({**row, **facts}, allow_nan=False) + "\n")
+        def write(node: Node, facts: Mapping[str, Any]) -> None:
+            row = {"kernel": name, "module": module, "source_sha256": digest(node.source)}
+            row |= {"author": str(node.provenance.origin), "file": node.provenance.note, **facts}
+            file.write(json.dumps(row, allow_nan=False) + "\n")
             file.flush()
 
         base = known.get(digest(seed.source))
         if base is None:
             judged = lanes.submit(_job(target, seed, seed, {}, _BASE_TRIALS)).result(options.seconds)
             base = _facts(judged)
-            write(seed, **base, call=[a.to_json() for a in call.arguments], device=target.payload["device"])
+            shown = {"call": [a.to_json() for a in call.arguments], "device": target.payload["device"]}
+            write(seed, {**base, **shown})
         waiting = {
             lanes.submit(_job(target, n, seed, base["config"], _TRIALS)): n
             for n in nodes
@@ -183,7 +198,7 @@ def _judge(options: argparse.Namespace) -> int:
         try:
             for one in as_completed(waiting, timeout=max(0.0, until - time.monotonic())):
                 try:
-                    write(waiting[one], **_facts(one.result()))
+                    write(waiting[one], _facts(one.result()))
                 except LaneFailure as error:
                     say(f"{waiting[one].provenance.note}: lost: {error}")
         except TimeoutError:
@@ -197,11 +212,21 @@ def _judge(options: argparse.Namespace) -> int:
             for done in as_completed(verdicts, timeout=max(0.0, until - time.monotonic())):
                 verdict, (node, row) = done.result(), verdicts[done]
                 seen = {"verified": verdict.is_right, "verify_s": round(verdict.wall_seconds, 2)}
-                write(node, **{**row, **seen, "said": verdict.wrong[:400]})
+                write(node, {**row, **seen, "said": verdict.wrong[:400]})
         except (LaneFailure, TimeoutError) as error:
             say(f"not all were verified: {error!r}")
         lanes.give_up()
     return 0
+
+
+def _opened(name: str, store: Path, *, real: bool) -> tuple[CapturedCall, SearchTarget, Node]:
+    call = max((c for c, _ in _captures(store) if c.kernel.name == name), key=lambda c: c.at)
+    os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(store.absolute())
+    if not real:
+        vars(search_target)["cuda_device"] = lambda: call.device
+    place = f"{call.kernel.extra['module']}:{name}@{call.kernel.source_sha256[:12]}"
+    target, (seed,) = search_target.open_target(place, device="cuda")
+    return call, target, seed
 
 
 def _fastest(
@@ -246,22 +271,12 @@ class _InventedJudge:
     """Verdicts of a dry run."""
 
     def judge(self, job: NodeJob) -> NodeResult:
-        chance = random.Random(job.node.id)
-        if chance.random() < 0.1:
+        chance, is_base = random.Random(job.node.id), job.node.id == job.against.id
+        if chance.random() < 0.1 and not is_base:
             return NodeResult(Outcome.INCORRECT, stage="verify", feedback="invented", device_seconds=0.1)
-        ratio = 0.0 if job.node.id == job.against.id else chance.gauss(0.0, 0.3)
+        ratio = 0.0 if is_base else chance.gauss(0.0, 0.3)
         config = search_target.configs_for(job.target, job.node.source)[0].to_json()
-        return NodeResult(
-            Outcome.OK,
-            "",
-            ratio,
-            0.01,
-            {"0": 1e-5 * 2**ratio},
-            config,
-            1,
-            device_seconds=0.2,
-            wall_seconds=0.3,
-        )
+        return NodeResult(Outcome.OK, "", ratio, 0.01, {"0": 2**ratio}, config, 1, device_seconds=0.2)
 
     def verify(self, job: VerificationJob) -> FullVerification:
         return FullVerification(Outcome.OK, "", {})
@@ -277,15 +292,248 @@ def _lanes(options: argparse.Namespace, target: SearchTarget, seed: Node, folder
     from forecast_harness.trials.machine_lanes import open_machine_code_lanes
 
     workers = max(2, len(os.sched_getaffinity(0)) // options.at_once)
-    return open_machine_code_lanes(
-        target,
-        seed,
-        [verification_plan("cuda")],
-        folder=folder,
-        workers=workers,
-        on_failure=say,
-        progress=say,
+    plans = [verification_plan("cuda")]
+    return open_machine_code_lanes(target, seed, plans, folder=folder, workers=workers, on_failure=say)
+
+
+# --- in which order ---
+
+_SLOTS, _AUDIT, _PRIOR = 4, 0.1, 4.0
+"""Sources that are chosen at a time, audits among them, and results that the model's stated spread counts for."""
+
+
+def _order(options: argparse.Namespace) -> int:
+    with gzip.GzipFile(options.to, "wb", mtime=0) as file:
+        for name, store in sorted(_places(options).items()):
+            for row in _ordered(options, name, store):
+                file.write(json.dumps(row, sort_keys=True).encode() + b"\n")
+            say(name)
+    return 0
+
+
+def _ordered(options: argparse.Namespace, name: str, store: Path) -> list[dict[str, Any]]:
+    """The rows of a kernel, each with its place in the arms that have it."""
+    _, target, seed = _opened(name, store, real=False)
+    judged = _rows(options.out / f"{name}.jsonl").values()
+    rows = {r["file"]: {k: v for k, v in r.items() if k not in ("said", "configs")} for r in judged}
+    lines = (options.sources / name / "forecasts.jsonl").read_text().splitlines()
+    for said in (json.loads(line) for line in lines if line.strip()):
+        if said["file"] in rows:
+            rows[said["file"]]["said"] = [said["forecast_log2_ratio"], said["sd"], said["p_correct"]]
+    paths = [p for p in _sources(options.sources / name) if p.name in rows]
+    nodes = {p.name: _node(p, target, seed) for p in paths}
+    with closing(TritonForecaster(target)) as learned:
+
+        def ask(files: Sequence[str], done: Sequence[str]) -> Mapping[str, NodeForecast]:
+            best = min([f for f in done if _right(rows[f])], key=lambda f: rows[f]["log2_ratio"], default="")
+            reference = nodes[best] if best and rows[best]["log2_ratio"] < 0 else seed
+            known = [(seed, _result(rows["base"]), 0.0)]
+            known += [(nodes[f], _result(rows[f]), rows[f]["log2_ratio"] or 0.0) for f in done]
+            request = NodeForecastRequest(0, reference, tuple(nodes[f] for f in files), tuple(known), target)
+            beliefs = learned.forecast(request).beliefs
+            return {f: beliefs[nodes[f].id] for f in files}
+
+        def judge(files: Sequence[str], done: Sequence[str]) -> dict[str, NodeForecast]:
+            heard = [rows[f] for f in done if _right(rows[f]) and "said" in rows[f]]
+            squares = [((r["log2_ratio"] - r["said"][0]) / r["said"][1]) ** 2 for r in heard]
+            stretch = math.sqrt((_PRIOR + sum(squares)) / (_PRIOR + len(squares)))
+            lead = min([0.0, *(rows[f]["log2_ratio"] for f in done if _right(rows[f]))])
+            said = {f: rows[f]["said"] for f in files if "said" in rows[f]}
+            return {f: _belief(mean - lead, sd * stretch, 1 - p) for f, (mean, sd, p) in said.items()}
+
+        def both(files: Sequence[str], done: Sequence[str]) -> dict[str, NodeForecast]:
+            beliefs, model = dict(ask(files, done)), judge(files, done)
+            return beliefs | {f: _blended(beliefs[f], said) for f, said in model.items()}
+
+        for file, belief in ask(list(nodes), []).items():
+            seen = static_features([(nodes[file], seed)])[0]
+            rows[file] |= {
+                "learned": [belief.mean, belief.sd, belief.p_fail],
+                "features": [*map(float, seen)],
+            }
+        model = [f for f in nodes if "said" in rows[f]]
+        made = [f for f in nodes if f not in model]
+        forecasts = {"b": ask, "c": judge, "d": both, "e": ask, "f": both}
+        for arm in "abcdef":
+            files = made if arm == "e" else list(nodes) if arm == "f" else model
+            order = _measured(files, forecasts[arm], name) if arm in forecasts else files
+            for place, file in enumerate(order):
+                rows[file].setdefault("places", {})[arm] = place
+    return list(rows.values())
+
+
+def _measured(files: Sequence[str], believe: Any, seed: str) -> list[str]:
+    """The order in which these are measured."""
+    done: list[str] = []
+    while left := [f for f in files if f not in done]:
+        beliefs = believe(left, done)
+        chosen = choose_by_forecast(len(done), left, beliefs, slots=_SLOTS, audit=_AUDIT, seed=seed).nodes
+        done += chosen or left[:_SLOTS]
+    return done
+
+
+def _right(row: Mapping[str, Any]) -> bool:
+    return row["log2_ratio"] is not None
+
+
+def _result(row: Mapping[str, Any]) -> NodeResult:
+    return NodeResult(Outcome(row["outcome"]), log2_ratio=row["log2_ratio"], sd=row["sd"])
+
+
+def _belief(mean: float, sd: float, p_fail: float) -> NodeForecast:
+    return NodeForecast(mean, sd, p_fail, (1 - p_fail) * 0.5 * math.erfc(mean / (sd * math.sqrt(2))))
+
+
+def _blended(before: NodeForecast, said: NodeForecast) -> NodeForecast:
+    own = 0.0 if before.abstains else before.sd**-2
+    precision = own + said.sd**-2
+    mean = (before.mean * own + said.mean * said.sd**-2) / precision
+    return _belief(mean, precision**-0.5, 1 - (1 - before.p_fail) * (1 - said.p_fail))
+
+
+# --- what they show ---
+
+_AUTHORS, _SHARES = (str(Origin.LLM), str(Origin.REWRITE)), (0.125, 0.25, 0.5, 1.0)
+_FASTER, _DRAWS = math.log2(1.05), 4000
+"""How much faster counts (log2), and resamples of kernels."""
+
+
+def _replay(options: argparse.Namespace) -> int:
+    with gzip.open(options.data, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    report = ResultFile(options, "judged-sources", 0)
+    kernels = {n: [r for r in rows if r["kernel"] == n] for n in dict.fromkeys(r["kernel"] for r in rows)}
+    curves = {n: _curves(listed) for n, listed in kernels.items()}
+    for name, listed in kernels.items():
+        report.add("kernels", {"kernel": name, "module": listed[0]["module"], **curves[name]})
+    model = {n: [r for r in listed if "said" in r] for n, listed in kernels.items()}
+    whole = [r for listed in model.values() for r in listed]
+    ended = {n: c["e"]["seconds"][-1] for n, c in curves.items()}
+    behind = {n: _gain_at(curves[n]["f"], s) - curves[n]["e"]["gain"][-1] for n, s in ended.items()}
+    report.finish(
+        {
+            "kernels": len(kernels),
+            "sources": {a: sum(r["author"] == a for r in rows) for a in _AUTHORS},
+            "right": {a: _share([_right(r) for r in rows if r["author"] == a]) for a in _AUTHORS},
+            "best": {a: 2 ** statistics.fmean(c[a]["gain"][-1] for c in curves.values()) for a in "aef"},
+            "device_s": sum(r["device_s"] for r in rows),
+            "at_share": {str(s): _ahead(curves, _at_share, s) for s in _SHARES},
+            "at_share_of_seconds": {str(s): _ahead(curves, _at_seconds, s) for s in _SHARES},
+            "considered_per_measured": _considered(curves),
+            "f_behind_e": {n: g for n, g in behind.items() if g < 0},
+            "best_tenth": {k: _best_tenth(model, k) for k in ("said", "learned")},
+            "forecasts": {k: _scores(whole, k) for k in ("said", "learned")},
+            "verified": {
+                a: [r["verified"] for r in rows if "verified" in r and r["author"] == a] for a in _AUTHORS
+            },
+        }
     )
+    return 0
+
+
+def _curves(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """By arm: the best log2 gain, and the seconds on the device, after each measurement."""
+    curves = {}
+    for arm in "abcdef":
+        order = sorted((r for r in rows if arm in r.get("places", {})), key=lambda r: r["places"][arm])
+        best, spent, gain, seconds = 0.0, 0.0, [], []
+        for row in order:
+            best, spent = max(best, -(row["log2_ratio"] or 0.0)), spent + row["device_s"]
+            gain.append(best)
+            seconds.append(spent)
+        curves[arm] = {"gain": gain, "seconds": seconds}
+    return curves
+
+
+def _gain_at(curve: Mapping[str, Sequence[float]], seconds: float) -> float:
+    return max((g for g, s in zip(curve["gain"], curve["seconds"], strict=True) if s <= seconds), default=0.0)
+
+
+def _at_share(curves: Mapping[str, Any], arm: str, share: float) -> float:
+    """The gain of an arm of one kernel after this share of its measurements."""
+    return curves[arm]["gain"][max(1, round(share * len(curves[arm]["gain"]))) - 1]
+
+
+def _at_seconds(curves: Mapping[str, Any], arm: str, share: float) -> float:
+    """The gain after this share of the seconds that all sources of the model take."""
+    return _gain_at(curves[arm], share * curves["a"]["seconds"][-1])
+
+
+def _ahead(curves: Mapping[str, Any], gain: Any, share: float) -> dict[str, Any]:
+    """Mean log2 gains over kernels by arm, and how far d is ahead of others."""
+    gains = {a: [gain(c, a, share) for c in curves.values()] for a in "abcdef"}
+    ahead = {a: _interval([x - y for x, y in zip(gains["d"], gains[a], strict=True)]) for a in "abc"}
+    return {"gain": {a: _interval(g) for a, g in gains.items()}, "d_ahead_of": ahead}
+
+
+def _considered(curves: Mapping[str, Any]) -> dict[str, float]:
+    """Measurements in the written order until the gain that d has after a quarter, over that quarter; all if never."""
+    ratios = []
+    for c in curves.values():
+        n = max(1, round(len(c["d"]["gain"]) / 4))
+        wanted = c["d"]["gain"][n - 1]
+        ratios.append(next(i for i, g in enumerate([*c["a"]["gain"], math.inf], 1) if g >= wanted) / n)
+    return _interval(ratios)
+
+
+def _best_tenth(model: Mapping[str, Sequence[dict[str, Any]]], key: str) -> float:
+    """Share of kernels where the best-ranked tenth of the sources holds one within 20 % of the best."""
+    held = []
+    for rows in model.values():
+        top = sorted(rows, key=lambda r: r[key][0])[: max(1, math.ceil(len(rows) / 10))]
+        best = min(r["log2_ratio"] for r in rows if _right(r))
+        held.append(any(_right(r) and r["log2_ratio"] <= best + math.log2(1.2) for r in top))
+    return _share(held)
+
+
+def _scores(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
+    """Of forecasts (mean, sd, and a probability of being right or of failing): errors, reliability, selection."""
+    right = [r for r in rows if _right(r)]
+    z = [(r["log2_ratio"] - r[key][0]) / r[key][1] for r in right]
+    fine = {"said": lambda p: p, "learned": lambda p: 1 - p}[key]
+    p = [fine(r[key][2]) * 0.5 * math.erfc((r[key][0] + _FASTER) / (r[key][1] * math.sqrt(2))) for r in rows]
+    faster = [_right(r) and r["log2_ratio"] <= -_FASTER for r in rows]
+    named = [r[key][0] <= -_FASTER for r in rows]
+    sure = sorted(zip(p, faster, strict=True), key=lambda one: -abs(one[0] - 0.5))
+    wrong = [(q >= 0.5) is not is_faster for q, is_faster in sure]
+    risks = [sum(wrong[:n]) / n for n in range(1, len(wrong) + 1)]
+    bins = [[i for i, q in enumerate(p) if min(9, int(10 * q)) == b] for b in range(10)]
+    hits = sum(n and f for n, f in zip(named, faster, strict=True))
+    return {
+        "log_score": -statistics.fmean(
+            0.5 * x * x + math.log(r[key][1] * math.sqrt(2 * math.pi)) for x, r in zip(z, right, strict=True)
+        ),
+        "within_sd": _share([abs(x) <= 1 for x in z]),
+        "within_two_sd": _share([abs(x) <= 2 for x in z]),
+        "bias": statistics.fmean(r["log2_ratio"] - r[key][0] for r in right),
+        "rank_correlation": statistics.correlation(
+            _ranks([r[key][0] for r in right]), _ranks([r["log2_ratio"] for r in right])
+        ),
+        "ece": sum(abs(sum(p[i] - faster[i] for i in b)) for b in bins) / len(p),
+        "aurc": statistics.fmean(risks),
+        "risk": risks[-1],
+        "risk_at_half": risks[len(risks) // 2 - 1],
+        "faster": _share(faster),
+        "precision": hits / max(1, sum(named)),
+        "recall": hits / max(1, sum(faster)),
+        "p_right": statistics.fmean(fine(r[key][2]) for r in rows),
+    }
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(values)
+    return [float(order.index(v)) for v in values]
+
+
+def _share(values: Sequence[bool]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def _interval(values: Sequence[float]) -> dict[str, float]:
+    chance = random.Random(0)
+    means = sorted(statistics.fmean(chance.choices(values, k=len(values))) for _ in range(_DRAWS))
+    low, high = means[int(0.025 * _DRAWS)], means[int(0.975 * _DRAWS)]
+    return {"mean": statistics.fmean(values), "low": low, "high": high}
 
 
 if __name__ == "__main__":
