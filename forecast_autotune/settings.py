@@ -239,6 +239,12 @@ class Settings:
     max_gpu_seconds: float | None = _variable(
         "_MAX_GPU_SECONDS", _number(0.001, 1e9), None, "most seconds of timing on the device"
     )
+    recheck_s: float = _variable(
+        "_RECHECK",
+        _number(0.0, 1e6),
+        0.0,
+        "wall seconds that a process spends on timing stored decisions that nobody has timed, drawn at random",
+    )
     audit: float = _variable(
         "_AUDIT", _number(0.0, 1.0), 0.0, "share of trusted candidates measured anyway, to check forecasts"
     )

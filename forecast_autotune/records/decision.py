@@ -157,7 +157,7 @@ class Decision(
     order=(
         *("problem", "chosen", "evidence", "cost", "rounds", "surrogate", "shipped_risk", "verdicts"),
         *("reason", "stated_risk", "tolerance", "candidates", "measured", "known", "trusted", "refused"),
-        *("median_ms", "saved_s", "settings", "at", "llm", "advice", "ties"),
+        *("median_ms", "saved_s", "settings", "at", "llm", "advice", "ties", "rechecks", "doubt"),
     ),
 ):
     """The chosen candidate with its evidence, stated risk and cost."""
@@ -198,6 +198,11 @@ class Decision(
     """The effect of a language model's advice on the kernel; "" where there was none to follow."""
     ties: tuple[Candidate, ...] = field(default=(), metadata=json_option(when=attrgetter("ties")))
     """Others that were as fast, within noise; the choice among them is by rules that are the same in every process."""
+
+    rechecks: int = field(default=0, metadata=json_option(when=attrgetter("rechecks")))
+    """Comparisons with other candidates since, of a choice that nobody had timed (`tuning.rechecks`)."""
+    doubt: float = field(default=0.0, metadata=json_option(when=attrgetter("rechecks")))
+    """Stakes won against it in these."""
 
     @property
     def is_kept(self) -> bool:

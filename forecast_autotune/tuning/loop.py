@@ -79,6 +79,7 @@ from forecast_autotune.tuning.compilations import (
 )
 from forecast_autotune.tuning.host_seconds import seconds_saved
 from forecast_autotune.tuning.measurer import Measurer, MeasurerFailedError, measurer_errors
+from forecast_autotune.tuning.rechecks import MOST_RIVALS, Rechecks
 from forecast_autotune.tuning.results import TaskResults, TuningStore, tied
 from forecast_autotune.tuning.risk_tracking import RiskTracker
 from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
@@ -329,7 +330,9 @@ def _tune(
         forecaster = TaskForecaster(task, surrogate)
         reason = "deterministic mode: no clock, no store"
         return _decide_unmeasured(forecaster, task.struck, [], settings, mark, reason)
-    if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
+    stored = reusable_decision(store.decision(task.problem), task, settings, mark)
+    drawn = Rechecks.draw(stored, settings)
+    if stored is not None and not drawn:
         return stored
     if settings.advice != "off" and task.advice is None and len(task.candidates) > 1:
         from forecast_autotune.store.installed_advice import advice_for
@@ -341,14 +344,22 @@ def _tune(
         return _decide_from_store(forecaster, store, settings, mark, task)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
         # Another process may have decided, or measured a part, while we waited.
-        if (stored := reusable_decision(store.decision(task.problem), task, settings, mark)) is not None:
+        stored = reusable_decision(store.decision(task.problem), task, settings, mark)
+        if stored is not None and not (drawn and stored.is_untimed):
             return stored
         if by_risk:
             # Draws, samples and ties go by the rows: none depends on the order of the user's list.
             task = replace(task, candidates=sorted(task.candidates, key=_name))
-        forecaster = TaskForecaster(task, surrogate)
         store.recover(task.problem)
-        run = _TuningRun(forecaster, store, policy, settings, mark, measurer)
+
+        def new_run() -> _TuningRun:
+            return _TuningRun(TaskForecaster(task, surrogate), store, policy, settings, mark, measurer)
+
+        if stored is not None and new_run().confirms():
+            return stored
+        run = new_run()
+        if stored is not None:
+            run.reasons.append(f"a re-check has refuted the untimed choice, {stored.chosen}")
         decision = run.decide()
         if decision.is_kept:
             # A guess made while the harness was broken must not replace, or pass for, a decision.
@@ -491,6 +502,25 @@ class _TuningRun(Rounds):
             self._forecaster.traces.close()
             if self.measurer is not None:
                 self.measurer.close()
+
+    def confirms(self) -> bool:
+        """Whether the stored decision, which nobody has timed, survives a re-check; what that shows is kept with it."""
+        decision, order = self._store.decision(self._problem), self._forecast().order().tolist()
+        if decision is None:
+            return False
+        rivals = [c for row in order if (c := self._candidates[row]) != decision.chosen][:MOST_RIVALS]
+        with measurer_errors():
+            measurer = self._make_measurer()
+            try:
+                add, left = self._results.add, self.settings.recheck_s - Rechecks.spent_s
+                checked, refuted = Rechecks.judge(
+                    decision, rivals, measurer, lambda m: add(self._with_grid(m)), left
+                )
+            finally:
+                self._forecaster.traces.close()
+                measurer.close()
+        self._store.put_decision(self._problem, checked)
+        return not refuted
 
     def next_plan(self) -> Plan:
         """The policy's plan. A first request makes a measurer, and is planned again if that helps."""

@@ -49,6 +49,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "advice": ("background", "background"),
     "variants": ("store", "store"),
     "prefer": ("bits", "bits"),
+    "recheck_s": ("2.5", 2.5),
     "capture": ("moments", "moments"),
     "on_compile": ("error", "error"),
     "summary": ("yes", True),

@@ -20,7 +20,9 @@ from forecast_autotune.records import Decision, Evidence
 from forecast_autotune.settings import Budget
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.prior import formula_prior
+from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.telemetry import spans
+from forecast_autotune.tuning.rechecks import Rechecks
 from forecast_integrations.triton.problem.describe import to_config
 from forecast_train.surrogate.fit import FitSettings, fit_model
 from tests.core.telemetry.recorder import Recorder
@@ -236,6 +238,36 @@ def test_skip_launches_the_best_forecast_untimed(device: Any, monkeypatch: pytes
     launch(tuner)
     assert (device.launches, binaries()) == (1, 1)
     assert tuner.decision.evidence is Evidence.FORECAST
+
+
+class SureOfFour:
+    """Forecasts four warps far ahead."""
+
+    name, version = "sure", "1"
+
+    def forecast(self, query: Query) -> Forecasts:
+        mean = np.array([-2.0 * (c.config.num_warps == 4) for c in query.candidates])
+        return Forecasts(query.candidates, mean, np.full(len(mean), 0.01), 0.0 * mean, group="informed")
+
+
+def test_a_choice_that_nobody_timed_is_replaced_where_it_is_beyond_its_tolerance(
+    device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Rechecks, "spent_s", 0.0)
+
+    def decided(recheck_s: str) -> Decision:
+        monkeypatch.setenv("FORECAST_AUTOTUNE_RECHECK", recheck_s)
+        tuner = tuned(listed=configs((2, 4), (3,)), store=tmp_path, surrogate=SureOfFour())
+        launch(tuner)
+        assert isinstance(tuner.decision, Decision)
+        return tuner.decision
+
+    assert decided("0").is_untimed
+    assert device.launches == 1
+    usual = device.clock
+    device.clock = lambda metadata: usual(metadata) * (1.8 if metadata.num_warps == 4 else 1.0)  # 20 % behind
+    replaced = decided("100")
+    assert (replaced.chosen.config.num_warps, replaced.median_ms) == (2, 1.5)
 
 
 def test_frozen_raises_on_a_miss_and_serves_what_is_stored(

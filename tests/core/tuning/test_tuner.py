@@ -25,6 +25,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.loop import fingerprint
+from forecast_autotune.tuning.rechecks import ROUNDS, Rechecks, bet, is_refuted
 from forecast_autotune.tuning.results import FINALIST_MARGIN, TaskResults
 from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes, timed
 
@@ -277,6 +278,67 @@ def test_nothing_is_timed_where_the_calibrated_risk_of_that_is_accepted() -> Non
     assert proven.stated_risk < decision.stated_risk, "it was the fastest of another shape, too"
     bare = Told(lambda query: sure_of_the_second(query, ""))
     assert not decide(Store(None), Bench(TABLE), surrogate=bare).is_untimed, "nobody has calibrated it"
+
+
+class Drifting(Bench):
+    """Compares in turns, with noise; the second config of the table is slower by a share."""
+
+    def __init__(self, seed: int, drift: float) -> None:
+        super().__init__(TABLE)
+        self._noise, self._drift, self._victim = random.Random(seed), drift, TABLE.measurements[1].candidate
+        good = TABLE.measurements[1].ms
+        self._rows |= {
+            c: replace(m, median_ms=good, p20_ms=None, p80_ms=None) for c, m in self._rows.items() if m.ok
+        }
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        super().compare(candidates)
+        rows = [replace(self._rows[c], protocol=IN_TURNS) for c in candidates]
+        slower = [1.0 + self._drift * (c == self._victim) for c in candidates]
+        return [
+            replace(m, median_ms=m.ms * x * self._noise.gauss(1, 0.01))
+            for m, x in zip(rows, slower, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.2])
+def test_a_decision_that_was_never_timed_is_replaced_where_the_clock_refutes_it(
+    drift: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rechecks, "spent_s", 0.0)
+    store, told = Store(None), Told(sure_of_the_second)
+    first = decide(store, Bench(TABLE), surrogate=told)
+    assert first.is_untimed
+    assert decide(store, Drifting(0, drift), surrogate=told).evidence is Evidence.STORED, "off by default"
+    bench = Drifting(1, drift)
+    decision = decide(store, bench, surrogate=told, recheck_s=1e6)
+    kept = store.decision(TABLE.problem)
+    assert kept is not None
+    assert bench.asked[:4][0] == first.chosen
+    assert [v.beaten for v in kept.verdicts] == [drift > 0], "the calibration learns"
+    assert kept.verdicts[0].surrogate == first.surrogate
+    assert decision.is_untimed == (drift == 0)
+    assert (kept.chosen == first.chosen) == (drift == 0)
+    assert kept.rechecks == (0 if drift else ROUNDS)
+    assert Decision.from_json(kept.to_json()) == kept
+    again = Bench(TABLE)
+    decide(store, again, surrogate=told)
+    assert not again.asked, "only within the budget"
+
+
+@pytest.mark.parametrize(("chance", "least", "most"), [(0.5, 0, 50), (0.02, 0, 50), (0.98, 950, 1000)])
+def test_a_drift_is_seen_and_none_is_invented_however_often_one_looks(
+    chance: float, least: int, most: int
+) -> None:
+    """Chances that a choice seems too slow in one comparison: at its tolerance, without drift, after one of 20 %."""
+    drawn, ended = random.Random(0), 0
+    for _ in range(1000):
+        count, doubt, refuted = 0, 0.0, False
+        for now in [0.02] * 30 * (chance > 0.5) + [chance] * 100:
+            count, doubt = bet(count, doubt, drawn.random() < now)
+            refuted = refuted or is_refuted(count, doubt)
+        ended += refuted
+    assert least <= ended <= most
 
 
 @pytest.mark.parametrize("policy", [None, Exhaustive()])
