@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from forecast_autotune.records.program import ProgramRecording
 
@@ -34,7 +35,7 @@ class Steps:
 
     count: int
     seconds: float
-    """Of one step: their mean."""
+    """Of one step: their median, as a busy host makes some of them long."""
     how: str
     launches: dict[str, PartTimes]
 
@@ -48,7 +49,7 @@ def steps_of(recording: ProgramRecording) -> Steps:
         warm = recording.device is None or recording.device.backend == "cpu"
         count = len(kept if warm else recording.steps)
         inside = tuple(x for x in launches if not warm or x[1] >= kept[0][0])
-        seconds = statistics.mean(s for _, s in kept)
+        seconds = statistics.median(s for _, s in kept)
         return Steps(count, seconds, "by its function", _times(recording, inside, count))
     numbers = [number for number, _, _ in launches]
     period, covered = launch_period(numbers)
@@ -57,7 +58,7 @@ def steps_of(recording: ProgramRecording) -> Steps:
         return Steps(1, recording.seconds, "the whole run is one step", _times(recording, launches, 1))
     count -= max(1, int(count * _WARM_SHARE))
     inside = launches[len(launches) - count * period - 1 :]
-    seconds = (inside[-1][1] - inside[0][1]) / count
+    seconds = statistics.median(b[1] - a[1] for a, b in pairwise(inside[::period]))
     return Steps(count, seconds, f"{period} launches that repeat", _times(recording, inside[1:], count))
 
 

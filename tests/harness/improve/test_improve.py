@@ -17,12 +17,12 @@ import pytest
 from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument
-from forecast_autotune.records.program import FunctionCall, TorchFunction
+from forecast_autotune.records.program import FunctionCall, ProgramRecording, TorchFunction
 from forecast_harness.improve.page import rows
 from forecast_harness.improve.parts import Part
 from forecast_harness.improve.patch import patch_text
 from forecast_harness.improve.session import Improvement
-from forecast_harness.improve.steps import launch_period
+from forecast_harness.improve.steps import launch_period, steps_of
 from forecast_harness.targets.program_functions import function_pack
 from tests.core.captured_output import Capture
 
@@ -125,6 +125,12 @@ def test_mistakes_are_named(
 )
 def test_a_step_is_the_period_of_the_launches(numbers: list[int], period: int) -> None:
     assert launch_period(numbers)[0] == period
+
+
+def test_a_long_step_in_between_is_not_their_time() -> None:
+    starts = [0.0, 1.0, 2.0, 13.0, *(float(n) for n in range(14, 20))]
+    recording = ProgramRecording(names=("k",), launches=tuple((0, s, 0.1) for s in starts))
+    assert steps_of(recording).seconds == 1.0
 
 
 def tensor(name: str, *shape: int) -> Argument:
