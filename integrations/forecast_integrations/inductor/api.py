@@ -126,9 +126,8 @@ def enable_torch_compile(
     assembled by what assembles the final kernels (see `assembler`), which Inductor alone does not see to.
 
     Args:
-        surrogate: forecasts the choices' times; by default the one for Inductor's templates, with the
-            language model of FORECAST_AUTOTUNE_LLM beside it. A process that is one of several hears of the
-            model only what was answered and kept before `frozen_at`, so that ranks agree.
+        surrogate: forecasts the choices' times; by default the one for Inductor's templates. No language model is
+            asked here, so that ranks agree.
         store: a `Store` or a directory; by default the user's own (FORECAST_AUTOTUNE_CACHE_DIR).
         search_space: `default`, or `exhaustive` to choose GEMM configs from Inductor's EXHAUSTIVE space, of
             which only the planned ones are compiled (FORECAST_AUTOTUNE_INDUCTOR_SPACE).

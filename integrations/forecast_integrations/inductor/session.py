@@ -19,7 +19,7 @@ from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative, Su
 from forecast_autotune.telemetry.spans import configure, span
 from forecast_autotune.tuning.loop import validate_forecasts
 from forecast_autotune.version import __version__
-from forecast_integrations.inductor import language_model
+from forecast_integrations.inductor.choices.surrogate import default
 from forecast_integrations.inductor.policy import default_policy
 from forecast_integrations.inductor.summary import TorchCompileSummary
 
@@ -206,8 +206,6 @@ class TuningSession:
     _first_plans: dict[int, tuple[Forecasts, Plan]] = field(default_factory=dict)
     """Plans of operations of which nothing was measured for them yet, by the identity of their forecasts, which are
     kept for it."""
-    uses_language_model: bool = False
-    """Whether the settings' language model is heard, where they name one."""
 
     def __post_init__(self) -> None:
         if self.settings.mode is Mode.BACKGROUND:
@@ -229,9 +227,7 @@ class TuningSession:
         """Put together what `enable_torch_compile` was given; without a surrogate, the settings say which."""
         configure(settings.telemetry)
         warn_once = WarnOnce()
-        own = surrogate is None
-        surrogate = surrogate or language_model.surrogate_for_operations(settings, until, limit_s)
-        safe_surrogate = SafeSurrogate(surrogate, limit_s, warn_once)
+        safe_surrogate = SafeSurrogate(surrogate or default(), limit_s, warn_once)
         chosen = policy or default_policy()
         return cls(
             settings,
@@ -240,7 +236,6 @@ class TuningSession:
             warn_once,
             chosen,
             max(1, rounds),
-            uses_language_model=own,
         )
 
     @property
@@ -300,8 +295,7 @@ class TuningSession:
         s = self.settings
         rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(self.policy), self.rounds)
         more = (self.exhaustive_space, s.inductor_dynamic, _CLOCK)
-        model = language_model.model_cache_key(s) if self.uses_language_model else ""
-        return f"forecast_autotune:{digest(__version__, self.safe_surrogate.label, rules, more, model)}"
+        return f"forecast_autotune:{digest(__version__, self.safe_surrogate.label, rules, more)}"
 
     def prints_lines(self) -> bool:
         """Whether a line per operation is printed: where Inductor prints its own, or when asked to."""

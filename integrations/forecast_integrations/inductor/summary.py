@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 
 from forecast_autotune.records import Decision
-from forecast_autotune.report.summary import ModelTally, summary_line
+from forecast_autotune.report.summary import summary_line
 
 LISTENERS: list[Callable[[str, Decision], None]] = []
 """Called with the operation and its decision, as `forecast_integrations.triton.publication.LISTENERS`."""
@@ -32,8 +32,6 @@ class TorchCompileSummary:
     """Seconds of later launches in which configs of generated kernels were timed."""
     timings: int = 0
     """Measurements stored, of runs in which we only listened, too."""
-    llm: ModelTally = field(default_factory=ModelTally)
-    """A language model's part in the operations that were decided now."""
     _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add_decision(self, label: str, decision: Decision, say: bool) -> None:
@@ -46,8 +44,6 @@ class TorchCompileSummary:
             known=int(not decision.measured),
             saved_s=decision.saved_s,
         )
-        with self._mutex:
-            self.llm.add(decision.llm)
         for listener in list(LISTENERS):
             listener(label, decision)
         if say:
@@ -66,7 +62,6 @@ class TorchCompileSummary:
         for tally in tallies:
             sums = {f.name: getattr(tally, f.name) for f in fields(cls)}
             total.count(**{name: n for name, n in sums.items() if isinstance(n, int | float)})
-            total.llm.merge(tally.llm)
         return total
 
     def line(self) -> str:
@@ -90,5 +85,4 @@ class TorchCompileSummary:
         ]
         if self.saved_s >= 1:
             parts.append(f"about {self.saved_s:.0f} s saved")
-        model = f"; {self.llm.line()}" if self.llm.decisions else ""
-        return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored{later}{model}"
+        return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored{later}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from forecast_autotune.records import digest
 from forecast_autotune.store.answer_files import AnswerFiles
 
 Array = npt.NDArray[np.float64]
-CachedRows = dict[str, tuple[list[float], float, str]]
-"""Probabilities, mass and since when (UTC, ISO 8601; empty: not noted) by the suffix's hash."""
+CachedRows = dict[str, tuple[list[float], float]]
+"""Probabilities and mass by the suffix's hash."""
 
 SCHEMA = 1
 MAX_CACHE_BYTES = 64 * 2**20
@@ -81,14 +80,6 @@ class CachingBackend(Backend):
                     self._write(path, fresh, len(labels))
         return _response(known, keys, len(labels), usage, trouble)
 
-    def answered_until(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], until: str
-    ) -> BackendResponse:
-        """Answers given at `until` (UTC, ISO 8601, to the second) or before; asks nobody."""
-        rows = self._read(self._path(prefix, labels), len(labels))
-        known = {key: row for key, row in rows.items() if row[2] and row[2] <= until}
-        return _response(known, [digest(suffix) for suffix in suffixes], len(labels))
-
     def ready(self) -> bool:
         """See `Backend`."""
         return self.inner.ready()
@@ -124,29 +115,6 @@ class CachingBackend(Backend):
             self._files.write(path, {"schema": SCHEMA, "model": self.name, "rows": everything})
 
 
-class CacheOnlyBackend(Backend):
-    """A backend that asks nobody: it knows what another one has been told and kept by a moment.
-
-    Processes that are given the same directory and the same `until` get the same answers, whatever is asked
-    and answered in the meantime. A model whose answers are not kept (it runs in the process) is silent.
-    """
-
-    def __init__(self, inner: Backend, until: str) -> None:
-        """`until`: UTC, ISO 8601, to the second."""
-        self.inner, self.name, self.until = inner, inner.name, until
-
-    def forecast(
-        self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
-    ) -> BackendResponse:
-        """See `Backend`. Never raises: a candidate not answered by then has a row of zeros."""
-        if isinstance(self.inner, CachingBackend):
-            response = self.inner.answered_until(prefix, suffixes, labels, self.until)
-        else:
-            response = _response({}, list(suffixes), len(labels))
-        trouble = () if response.answered.all() else ("not among the kept answers",)
-        return BackendResponse(response.probabilities, response.mass, trouble=trouble)
-
-
 _NO_USAGE = Usage()
 
 
@@ -161,24 +129,22 @@ def _response(
     probabilities, mass = np.zeros((len(keys), labels)), np.zeros(len(keys))
     for index, key in enumerate(keys):
         if key in known:
-            probabilities[index], mass[index] = known[key][:2]
+            probabilities[index], mass[index] = known[key]
     return BackendResponse(probabilities, mass, usage, trouble)
 
 
 def _cacheable_rows(answer: BackendResponse, keys: Sequence[str]) -> CachedRows:
     """Rows of an answer that may be kept: distributions, with a mass."""
-    at = datetime.now(UTC).isoformat(timespec="seconds")
     sums = np.abs(answer.probabilities.sum(axis=1) - 1.0) < 1e-6
     fine = sums & (answer.probabilities >= 0).all(axis=1) & np.isfinite(answer.mass)
     return {
-        key: ([float(p) for p in answer.probabilities[i]], float(answer.mass[i]), at)
+        key: ([float(p) for p in answer.probabilities[i]], float(answer.mass[i]))
         for i, key in enumerate(keys)
         if fine[i]
     }
 
 
-def _parse_row(value: Any, labels: int) -> tuple[list[float], float, str] | None:
+def _parse_row(value: Any, labels: int) -> tuple[list[float], float] | None:
     probabilities, mass = [float(p) for p in value[0]], float(value[1])
-    at = str(value[2]) if len(value) > 2 else ""
     fine = len(probabilities) == labels and all(p >= 0.0 for p in probabilities) and math.isfinite(mass)
-    return (probabilities, mass, at) if fine and abs(math.fsum(probabilities) - 1.0) < 1e-6 else None
+    return (probabilities, mass) if fine and abs(math.fsum(probabilities) - 1.0) < 1e-6 else None

@@ -6,19 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forecast_autotune.llm.calibration import CalibrationScope, calibration_path, write
 from forecast_autotune.printable import utc_now
-from forecast_autotune.surrogates.factory import open_backend
-from tests.core.llm.words import calibrated
-from tests.integrations.models.faults import no_http, stall, truncate
-from tests.integrations.models.faulty_server import FaultyServer
 
 pytest.importorskip("torch")
 
@@ -197,27 +190,6 @@ def test_compiled_graphs_are_shared_only_under_the_same_rules(folder: Path) -> N
     found += finish(start(folder, "shared", *words, "1", "2", "off"))  # of another process, too
     assert [one["hit"] + one["miss"] for one in found] == [1] * 5
     assert [one["hit"] for one in found] == [0, 0, 1, 0, 1]
-
-
-@pytest.mark.slow
-def test_language_models_never_break_a_compilation(folder: Path) -> None:
-    faults = (None, stall, truncate, no_http)
-    with ExitStack() as running:
-        servers = [running.enter_context(FaultyServer(lambda path, body, f=f: f)) for f in faults]
-        words = []
-        for number, server in enumerate(servers):
-            spec, place = f"{server.url}?model=m&kind=completions&attempts=1", folder / f"model_{number}"
-            write(
-                calibration_path(open_backend(spec, place).name, place),
-                replace(calibrated(saved=1.0), scope=CalibrationScope()),
-            )
-            words += [spec, str(place)]
-        every = finish(start(folder, "llm", "skipping", str(folder / "unused"), *words))
-    for fault, server, found in zip(faults, servers, every, strict=True):
-        assert found["correct"]
-        assert (found["autotunes"], found["rounds"], found["said"]) == (0, [], [])
-        assert server.requests
-        assert ("decisions go on without it" in found["errors"]) == (fault is not None), fault
 
 
 SCRIPT = """

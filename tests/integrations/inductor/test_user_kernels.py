@@ -99,11 +99,6 @@ def test_a_cached_graph_is_named_by_the_rules_of_its_kernels(compiled: dict[str,
     assert [len(n) for n in names] == [1] * 4
     assert len({str(n) for n in names}) == 3
     assert compiled["rules of others"] == []
-    assert compiled["rules with a model"] not in names
-
-
-def test_a_language_model_that_nothing_vouches_for_changes_no_plan(compiled: dict[str, Any]) -> None:
-    assert compiled["planned with a model"] == compiled["planned"]
 
 
 class Launcher:

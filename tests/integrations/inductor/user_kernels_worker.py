@@ -8,7 +8,6 @@ the graph ends where that code would be written.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,10 +131,6 @@ def main(folder: Path) -> None:
         found["plain"] = lowered(plain(fresh(double)), 4096)
         makers = [{}, {}, {"surrogate": Broken()}, {"tolerance": 0.5}]
         found["rules"] = [Details(tuner(Store(None), **options)).rules for options in makers]
-        os.environ["FORECAST_AUTOTUNE_LLM"] = "http://127.0.0.1:9/v1?model=m"
-        found["rules with a model"] = Details(tuner(Store(None))).rules
-        found["planned with a model"] = lowered(tuner(Store(None)), 4096)
-        del os.environ["FORECAST_AUTOTUNE_LLM"]
         found["rules of others"] = Details(plain(fresh(double))).rules
         forecast_autotune.disable_torch_compile()
         found["off again"] = lowered(tuner(Store(None)), 4096)

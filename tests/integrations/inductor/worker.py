@@ -6,10 +6,7 @@ On a CPU a custom operation with several decompositions has many choices, a froz
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -253,21 +250,6 @@ def caching(store: Path) -> list[dict[str, int]]:
     return found
 
 
-def skipping(store: Path) -> list[dict[str, Any]]:
-    """Nothing is timed, so what each language model says is waited for, within its limit."""
-    enable, every = forecast_autotune.enable_torch_compile, []
-    for spec, place in zip(sys.argv[3::2], sys.argv[4::2], strict=True):
-        os.environ |= {"FORECAST_AUTOTUNE_LLM": spec, "FORECAST_AUTOTUNE_CACHE_DIR": place}
-        options: dict[str, Any] = {"store": store / Path(place).name, "mode": "skip"}
-        with (
-            contextlib.redirect_stderr(io.StringIO()) as errors,
-            enable(**options, forecast_timeout_s=4.0) as handle,
-        ):
-            found = compile_product(64)
-        every.append(found | {"said": handle.session.warn_once.messages, "errors": errors.getvalue()})
-    return every
-
-
 def compile_dynamic(store: Path, met: int, bounds: dict[str, int], **options: Any) -> dict[str, Any]:
     """Compile at one batch size, run at three; what was decided, and which sizes the store knows."""
     torch._dynamo.reset()
@@ -324,7 +306,7 @@ def prepare() -> None:
 def main() -> None:
     scenario, store = sys.argv[1], Path(sys.argv[2])
     prepare()
-    scenarios = {f.__name__: f for f in (session, warm, listen, caching, skipping, dynamic)}
+    scenarios = {f.__name__: f for f in (session, warm, listen, caching, dynamic)}
     print(json.dumps(scenarios[scenario](store)))
 
 

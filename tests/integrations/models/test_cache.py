@@ -17,7 +17,7 @@ from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Us
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.store import answer_files
 from forecast_integrations.models import cache
-from forecast_integrations.models.cache import CacheOnlyBackend, CachingBackend
+from forecast_integrations.models.cache import CachingBackend
 from tests.integrations.models.faulty_server import PREFIX, suffixes, truth
 
 
@@ -193,41 +193,3 @@ def test_threads_do_not_lose_each_others_rows(tmp_path: Path) -> None:
     ask(it, asked)
     assert sum(map(len, model.asked)) == 40
     assert [p.suffix for p in files(tmp_path)] == [".json"], "no part is left over"
-
-
-# --- what was kept by a moment ---
-
-
-def test_only_what_was_answered_by_then_is_heard(tmp_path: Path) -> None:
-    model, asked = Model(), suffixes(3)
-    ask(CachingBackend(model, tmp_path), asked[:2])
-    (path,) = files(tmp_path)
-    data = json.loads(path.read_bytes())
-    first, second = sorted(data["rows"])
-    data["rows"][first][2], data["rows"][second][2] = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    known = {}
-    for until in ("2025-12-31", "2026-01-01", "2026-01-02"):
-        kept = CacheOnlyBackend(CachingBackend(model, tmp_path), f"{until}T00:00:00+00:00")
-        found = ask(kept, asked)
-        known[until] = int(found.answered.sum())
-        assert found.trouble == ("not among the kept answers",)
-        assert found.usage == Usage()
-        assert (kept.ready(), kept.name) == (True, model.name)
-    assert known == {"2025-12-31": 0, "2026-01-01": 1, "2026-01-02": 2}
-    assert model.asked == [asked[:2]], "nobody is asked"
-    whole = ask(CacheOnlyBackend(CachingBackend(model, tmp_path), "2026-01-02T00:00:00+00:00"), asked[:2])
-    assert np.array_equal(whole.probabilities, [truth(s) for s in asked[:2]])
-    assert whole.trouble == ()
-
-
-def test_rows_that_do_not_say_since_when_are_nobodys_knowledge(tmp_path: Path) -> None:
-    model, asked = Model(), suffixes(1)
-    ask(CachingBackend(model, tmp_path), asked)
-    (path,) = files(tmp_path)
-    data = json.loads(path.read_bytes())
-    data["rows"] = {key: row[:2] for key, row in data["rows"].items()}
-    path.write_text(json.dumps(data), encoding="utf-8")
-    assert not ask(CacheOnlyBackend(CachingBackend(model, tmp_path), "9999"), asked).answered.any()
-    assert ask(CachingBackend(model, tmp_path), asked).answered.all(), "they answer whoever may ask"
-    assert model.asked == [asked]

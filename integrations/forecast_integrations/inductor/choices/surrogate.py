@@ -97,8 +97,6 @@ class TemplateSurrogate(AnalyticSurrogate):
     version = f"{AnalyticSurrogate.version}-template-1"
     answers_drafts_alike = True
     """Nothing that it knows is too slow for a draft."""
-    delegate: Surrogate | None = None
-    """A surrogate that forecasts candidates of one kind in its place."""
     _latest: _CandidateSplit | None = None
 
     def forecast(self, query: Query) -> Forecasts:
@@ -112,7 +110,7 @@ class TemplateSurrogate(AnalyticSurrogate):
         kinds = self._kinds(query, shape)
         listed, is_template, names = kinds.listed, kinds.is_template, kinds.templates
         if shape is None or not len(names):
-            return self._alike(query)
+            return super().forecast(query)
         inner = replace(
             query,
             candidates=names,
@@ -121,17 +119,13 @@ class TemplateSurrogate(AnalyticSurrogate):
             relatives=[_templates_of(relative) for relative in query.relatives],
             ttir=_NONE,
         )
-        forecasts = self._alike(inner)
+        forecasts = super().forecast(inner)
         others = [c for c, template in zip(listed, is_template, strict=True) if not template]
         if not others:
             return replace(forecasts, candidates=listed, reason=_reason(forecasts, 0))
         anchored = any(m.ok for m in latest_labels(inner.measured).values())
         libraries = _forecast_externs(query, others, shape, device)
-        joined = _join_forecasts(listed, is_template, forecasts, libraries, anchored)
-        if forecasts.without_llm is None:
-            return joined
-        alone = _join_forecasts(listed, is_template, forecasts.without_llm, libraries, anchored)
-        return replace(joined, without_llm=alone)
+        return _join_forecasts(listed, is_template, forecasts, libraries, anchored)
 
     def _kinds(self, query: Query, shape: Geometry | None) -> _CandidateSplit:
         """The candidates by kind. A decision asks about one list round after round: the latest is kept, and
@@ -144,9 +138,6 @@ class TemplateSurrogate(AnalyticSurrogate):
             names = CandidateList.of(c for c, template in zip(listed, is_template, strict=True) if template)
             last = self._latest = _CandidateSplit(listed, shape, is_template, names)
         return last
-
-    def _alike(self, query: Query) -> Forecasts:
-        return super().forecast(query) if self.delegate is None else self.delegate.forecast(query)
 
     def prior(self, query: Query) -> Prior:
         """The cost formula on closed-form facts; the usual one where any candidate has none."""

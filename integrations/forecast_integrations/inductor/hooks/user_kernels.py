@@ -26,8 +26,8 @@ from forecast_autotune.policy import WallTime
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Measurement, Outcome, Problem, digest
 from forecast_autotune.store import Store
+from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
-from forecast_integrations.inductor import language_model
 from forecast_integrations.inductor.choices.records import size_hints
 from forecast_integrations.inductor.config_worker import kind_of
 from forecast_integrations.inductor.harvest import PROTOCOL
@@ -35,7 +35,6 @@ from forecast_integrations.inductor.hooks.context import AnyFunction, HookContex
 from forecast_integrations.inductor.hooks.descent import launcher_of
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.session import (
-    FORECAST_LIMIT_S,
     SafeSurrogate,
     StoreSnapshot,
     TuningSession,
@@ -274,11 +273,10 @@ def rule_digests(gm: GraphModule) -> list[str]:
         if owner is not None:
             options = owner._engine.options
             s = options.settings()
-            surrogate = options.surrogate or language_model.surrogate_for_kernels(s, "", FORECAST_LIMIT_S)
+            surrogate = options.surrogate or default_surrogate(s.model)
             label = f"{surrogate.name}/{surrogate.version}"
             chosen = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(options.policy))
-            model = "" if options.surrogate is not None else language_model.model_cache_key(s)
-            digests.add(digest(label, chosen, *([model] if model else [])))
+            digests.add(digest(label, chosen))
     return sorted(digests)
 
 
@@ -373,7 +371,7 @@ def plan(
         if kept is config
     }
     until, limit_s = session.snapshot.until, session.safe_surrogate.limit_s
-    inner = options.surrogate or language_model.surrogate_for_kernels(settings, until, limit_s)
+    inner = options.surrogate or default_surrogate(settings.model)
     surrogate = _InformedSurrogate(inner, launched, _trace_candidates(tuner, named, list(configs)))
     kernel_session = TuningSession(
         settings,
