@@ -19,12 +19,14 @@ The arms of `pick`: `forecast` (this project's default), `exhaustive` (its mode 
 FOLDER, with the harvest's best three, side by side; on the machine of the harvest it finds their binaries.
 
 `report` joins what the stages left in some folders into a result file; of several rows of an arm and a context that of
-the last folder counts. `pack` joins the harvests' tables, a row per candidate. Both need no device.
+the last folder counts, and the share of pairs of folders that chose the same config is the arm's agreement. `pack`
+joins the harvests' tables, a row per candidate. Both need no device.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -47,7 +49,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.libraries.contexts import ENVIRONMENT, ContextId, by_context, read_rows
+from benchmarks.lib.libraries.contexts import ENVIRONMENT, ContextId, by_context, config_key, read_rows
 from benchmarks.lib.libraries.installation import install_libraries, library_environment
 from benchmarks.lib.processes.child_processes import child_environment, copy_missing
 from benchmarks.lib.result_files import ResultFile, say
@@ -167,6 +169,23 @@ def read_arms(folders: Sequence[Path]) -> dict[str, dict[ContextId, dict[str, An
             f"no *.jsonl with rows in {', '.join(map(str, folders))}: give folders of the other stages' --out"
         )
     return arms
+
+
+def agreements(folders: Sequence[Path]) -> Figures:
+    """By arm that several folders hold: the share of pairs of them that chose alike, in contexts that all decided."""
+    result: Figures = {}
+    runs = [{arm: rows for arm, rows in read_arms([folder]).items() if arm != RETIME} for folder in folders]
+    for arm in sorted({arm for run in runs for arm in run}):
+        chosen = [{c: config_key(row["config"]) for c, row in run[arm].items()} for run in runs if arm in run]
+        common = sorted(set.intersection(*map(set, chosen)))
+        if len(chosen) > 1 and common:
+            alike = np.array(
+                [[a[c] == b[c] for a, b in itertools.combinations(chosen, 2)] for c in common]
+            ).mean(axis=1)
+            counts = {"runs": len(chosen), "contexts": len(common), "always": int((alike == 1).sum())}
+            share = _interval("share", lambda rows, alike=alike: float(alike[rows].mean()), common)
+            result[arm] = counts | share
+    return result
 
 
 def kernel_of(context: ContextId) -> str:
@@ -454,7 +473,7 @@ def report(a: Namespace) -> None:
     ]
     result.data["environment"] |= ours[-1] if ours else {}
     result.data["raw"] = {"runs": runs, "contexts": compact_rows(arms)}
-    result.finish(compare_arms(arms))
+    result.finish(compare_arms(arms) | {"agreement": agreements(a.folders)})
 
 
 def run_arm(a: Namespace, arm: str, scratch: Path, site: Path) -> Path:

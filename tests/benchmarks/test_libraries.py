@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tuning.libraries import (
+    agreements,
     compact_rows,
     compare_arms,
     pack_tables,
@@ -45,6 +46,14 @@ def test_ratios_are_of_contexts_that_both_arms_decided(tmp_path: Path) -> None:
     write_arm(tmp_path, "forecast", decisions({A: 1.0, B: 2.0}))
     write_arm(tmp_path, "before", decisions({A: 4.0, B: 5.0, C: 100.0}))
     result = compare_arms(read_arms([tmp_path]))
+    for run, block in ((1, 1), (2, 1), (3, 2)):
+        write_arm(
+            tmp_path / str(run),
+            "forecast",
+            [{"id": A, "wall_s": 1.0}, {"id": B, "config": {"B": block}, "wall_s": 1.0}],
+        )
+    alike = agreements([tmp_path / str(run) for run in (1, 2, 3)])["forecast"]
+    assert (alike["runs"], alike["contexts"], alike["always"], alike["share"]) == (3, 2, 1, round(2 / 3, 5))
     ratio = result["ratios"]["before/forecast"]
     assert (ratio["contexts"], ratio["other_s"], ratio["ours_s"], ratio["ratio"]) == (2, 9.0, 3.0, 3.0)
     assert (ratio["low"], ratio["high"]) == (2.5, 4.0), "the ends are those of either kernel drawn twice"

@@ -16,6 +16,8 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
+from benchmarks import kernels
+from benchmarks.tuning.unseen_kernels import unseen_cases
 from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
 from forecast_integrations.triton.problem.describe import to_config
@@ -298,3 +300,20 @@ def test_a_kernel_of_tuples_is_tuned_once_for_each_dtype(tmp_path: Path) -> None
         tuner[grid](Pair(x, (y.to(dtype), x)), out, 1000)
         torch.testing.assert_close(out, 2 * x + y.to(dtype).float())
         assert tuner.decision.evidence == evidence
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_a_longer_list_changes_no_bit_where_bits_are_preferred(number: int, tmp_path: Path) -> None:
+    """Kernels of the corpus: every second config first, then all. `-s` shows the cost."""
+    case = unseen_cases(20, None)[number]
+    listed, data = kernels.configs(case), case.make("cuda")
+    outputs: list[list[torch.Tensor]] = []
+    for configs in (listed[::2], listed):
+        decorate = ours(store=tmp_path, prefer="bits")
+        tuner: Any = decorate(configs, list(case.key), reset_to_zero=list(case.reset_to_zero))(case.kernel)
+        kernels.reset(case, data)
+        tuner[data["grid"]](*data["args"], **data["kwargs"])
+        outputs.append([x.clone() for x in data["outputs"]])
+    print(f"\n{case.name}: {tuner.decision.reason}")
+    same = all(map(torch.equal, *(map(lambda x: x.view(torch.uint8), run) for run in outputs)))
+    assert same or "differs from itself" in tuner.decision.reason
