@@ -60,7 +60,8 @@ def command_line_page() -> str:
         "# Command line",
         "",
         _NOTE.format(source="forecast_autotune/commands/ and the commands/ of the other packages"),
-        "`forecast-autotune COMMAND`, or `python -m forecast_autotune COMMAND`. Options are not abbreviated. These "
+        "`forecast-autotune COMMAND`, or `python -m forecast_autotune COMMAND`. Options are not abbreviated, and `--help` "
+        "has more examples. These "
         "mean the same wherever a command has them:",
         "",
         *(f"- `{name}`: {_escaped(text)}" for name, text in _SHARED.items()),
@@ -82,7 +83,7 @@ def command_line_page() -> str:
             r"\d+ (?:if|when) [^;.]+(?:[;,] \d+ if [^;.]+)*", _docstring(module, function)
         ):
             lines[-1] += f" Exit status {_escaped(status[0])}."
-        lines += ["", "```text", *command.examples, "```", ""]
+        lines += ["", "```text", *command.examples[:1], "```", ""]  # `--help` has the others
         lines += [row for action in command._actions if (row := _argument_row(action))]
     return "\n".join([*lines, ""])
 

@@ -7,7 +7,7 @@ Every page runs in a process and an empty directory of its own, from top to bott
 | `python` | executed; names stay for the page's later blocks. A `text` fence right below is its output |
 | `console` | lines after `$ ` are executed by bash; the lines below each are its output |
 | `bash` | executed by bash; must end with status 0 |
-| any, with `title="NAME"` | written to NAME in the page's directory instead |
+| any, with `title="NAME"` | written to NAME in the page's directory instead, with the files that it includes |
 | `python` holding `--8<--` | a file of docs/examples, which test_examples.py runs |
 | `json`, `toml` | parsed |
 
@@ -57,6 +57,7 @@ PAGE_LIMIT_S = 300
 
 _FENCES = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w*)(?P<rest>.*)\n"))
 _TITLE = re.compile(r'title="([^"]+)"')
+_INCLUDED = re.compile(r'--8<-- "([^":]+)"\n')
 _REASON = re.compile(r"<!--\s*not run:\s*\S.*?-->|<!-- test-command -->")
 _NUMBER = re.compile(r"\d[\d,.:]*(?:e[+-]?\d+)?(?:T[\d:+]+)?(?: (?:ns|µs|us|ms|s|min|MB|KB|kB)\b)?")
 _BARS = re.compile("[\u2581-\u258f\u2500-\u257f]+")
@@ -103,7 +104,8 @@ def evaluate(example: Example) -> str | None:
     if block.title and block.is_run:
         target = Path(block.title)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(block.text, encoding="utf-8")
+        whole = _INCLUDED.sub(lambda m: (ROOT / m[1]).read_text(encoding="utf-8"), block.text)
+        target.write_text(whole, encoding="utf-8")
     elif "--8<--" in block.text:
         named = re.findall(r'--8<-- "([^":]+)', block.text)
         absent = [n for n in named if not (ROOT / n).is_file() and not (ROOT / "docs" / n).is_file()]

@@ -127,7 +127,7 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
         if len(ratios) < 2:
             refused[name] = "the program does not call it as often as it takes to time it"
         elif not (gain := Gain.of(ratios)).is_faster:
-            refused[name] = f"it is not faster in the program: {gain.text}"
+            refused[name] = f"it is not shown to be faster in the program: {gain.text}"
         elif step.low > 1.0:
             refused[name] = f"the program's step is slower with it: {step.text}"
         elif peaks[1] > peaks[0] * _MEMORY_SHARE and peaks[1] > peaks[0] + _MEMORY_BYTES:
