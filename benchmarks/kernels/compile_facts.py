@@ -112,17 +112,24 @@ def described(
 
 @triton.jit
 def persistent_described(
-    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TURNED: tl.constexpr
 ):  # fmt: skip
+    """c = a @ b, or a @ b.T where `TURNED`."""
     left = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])
-    right = tl.make_tensor_descriptor(b, [K, N], [N, 1], [BK, BN])
+    if TURNED:
+        right = tl.make_tensor_descriptor(b, [N, K], [K, 1], [BN, BK])
+    else:
+        right = tl.make_tensor_descriptor(b, [K, N], [N, 1], [BK, BN])
     out = tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN])
     tiles_n = tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tl.cdiv(M, BM) * tiles_n, 132, flatten=True):
         m, n = tile // tiles_n * BM, tile % tiles_n * BN
         acc = tl.zeros((BM, BN), tl.float32)
         for start in range(0, tl.cdiv(K, BK)):
-            acc = tl.dot(left.load([m, start * BK]), right.load([start * BK, n]), acc)
+            if TURNED:
+                acc = tl.dot(left.load([m, start * BK]), right.load([n, start * BK]).T, acc)
+            else:
+                acc = tl.dot(left.load([m, start * BK]), right.load([start * BK, n]), acc)
         out.store([m, n], acc.to(tl.float16))
 
 
@@ -374,7 +381,12 @@ CASES: dict[str, Case] = {
     "matmul_split_k": Case(split_k, (*_SQUARE[:2], _tensor(F32), *_SQUARE[3:]), PRODUCT, FEW, {"PARTS": 4}, "product"),
     "matmul_persistent": Case(persistent, _SQUARE, PRODUCT, FEW, {"FLAT": False}, "product"),
     "matmul_persistent_flat": Case(persistent, _SQUARE, PRODUCT, FEW, {"FLAT": True}, "product"),
-    "matmul_persistent_descriptors": Case(persistent_described, _SQUARE[:6], PRODUCT, FEW, kind="product"),
+    "matmul_persistent_descriptors": Case(
+        persistent_described, _SQUARE[:6], PRODUCT, FEW, {"TURNED": False}, "product"
+    ),
+    "matmul_persistent_turned": Case(
+        persistent_described, _SQUARE[:6], PRODUCT, PRODUCTS, {"TURNED": True}, "product"
+    ),
     "matmul_descriptors": Case(described, _SQUARE[:6], PRODUCT, FEW, {"STORED": True}, "product"),
     "matmul_descriptors_read": Case(described, _SQUARE[:6], PRODUCT, FEW, {"STORED": False}, "product"),
     "matmul_specialised": Case(specialised, _SQUARE, PRODUCT, FEW, kind="product"),

@@ -203,6 +203,10 @@ def shared_bytes(
         buffers = _amd_loop_buffers(facts, warps, stages, device)
         straight = facts["straight_dot_bytes"] > 0
         once = np.where(straight, np.maximum(facts["once_most_bytes"], turned), once)
+        if device.copies_ahead and not wide:  # by its hardware also out of shared memory, each row padded
+            row = facts["epilogue_columns"] * facts["epilogue_bits"] / 8.0 + 16.0
+            stored = facts["copied_out"] * facts["epilogue_rows"] * row
+            buffers, once = buffers + facts["epilogue_inside"] * stored, np.maximum(once, stored)
     return np.asarray(np.maximum(buffers + facts["reduced_inside"] * passed, once))
 
 
@@ -274,30 +278,63 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     # A product has 32 rows for a wave of 64, 16 for one of 32; its results cross to other lanes where rows are fewer.
     own = (facts["chained_rows"] >= 16.0 * warps) | (facts["chained_rows"] <= 16)
     crossing = np.where(own, 0.0, facts["chained_most_bytes"])
+    kept, passing = _transposed_bytes(facts, warps, device)
+    whole = (facts["described"] > 0.5) & device.copies_ahead & (device.warp_size == 32)
+    most = np.where(kept > 0, facts["direct_bytes"] - kept, facts["once_most_bytes"])
+    buffered, loose = buffered - np.minimum(kept + passing, buffered), np.maximum(loose, passing)
     if device.copies_ahead:
         buffered = buffered + once - facts["reused_bytes"]
-        wide = facts["dot_input_bits"] >= 32
-        along, turned = (
-            np.where(wide, 0.0, 1.0 / 64.0),
-            np.where(facts["dot_input_bits"] == 8, 1.0 / 32.0, 1.0 / 16.0),
-        )
-        across = np.where(wide, 0.0, np.minimum(facts["across_bytes"], buffered))
+        bits = facts["dot_input_bits"]
+        wide = bits >= 32
+        along, turned = np.where(wide, 0.0, 1.0 / 64.0), np.where(bits == 8, 1.0 / 32.0, 1.0 / 16.0)
+        # What the source turns is swizzled and not padded, but where the hardware copies whole tensors.
+        source = np.minimum(facts["transposed_bytes"] - kept, buffered)
+        across = facts["across_bytes"] + facts["transposed_right_bytes"] - facts["transposed_bytes"]
+        across = np.where(wide, 0.0, np.clip(across, 0.0, buffered - source))
+        right = np.minimum(facts["transposed_right_bytes"] - kept, source)
+        swizzled = np.zeros(len(facts))
         if device.warp_size == 32:
             # The padding of a turned row does not grow beyond 256 bytes of it.
-            row = facts.dots[:, :, 1].max(axis=1, initial=1.0) * facts["dot_input_bits"] / 8.0
+            row = facts.dots[:, :, 1].max(axis=1, initial=1.0) * bits / 8.0
             turned = 2.0 * turned * np.minimum(1.0, 256.0 / np.maximum(row, 1.0))
             along = np.where(wide, 1.0 / 32.0, 1.0 / 16.0)
+            swizzled = np.where(whole, along * np.where(bits == 8, 1.0, 2.0), 0.0)
+            ahead = np.where(whole, np.maximum(ahead, 2.0), ahead)
+            most = most * (1.0 + np.where(whole, np.where(right > 0, swizzled, turned), 0.0))
         turned = np.where(facts["flattened"] > 0.5, 0.0, turned)
-        padding = np.where(facts["narrow_bytes"] > 0, 0.0, along * (buffered - across) + turned * across)
+        plain = buffered - across - np.where(whole, right, source)
+        padding = along * plain + turned * across + swizzled * right
+        padding = np.where(facts["narrow_bytes"] > 0, 0.0, padding)
         buffers = (ahead + (facts["described"] < 0.5)) * (buffered + padding)
         loose = np.where(facts["reused_bytes"] > 0, facts["once_most_bytes"], 0.0)
     else:
         buffers = ahead * buffered
-    single = np.maximum(facts["once_most_bytes"], crossing)
-    staged = np.maximum(
-        buffers + np.maximum(loose, crossing), facts["once_most_bytes"] * (facts["resident_bytes"] > 0)
-    )
+    single = np.maximum(most, crossing)
+    staged = np.maximum(buffers + np.maximum(loose, crossing), most * (facts["resident_bytes"] > 0))
     return np.asarray(np.where(depth > 1, staged, single))
+
+
+def _transposed_bytes(facts: FactColumns, warps: Array, device: DeviceSpec) -> tuple[Array, Array]:
+    """(bytes of right operands that stay in registers on AMD, and of those that pass unbuffered), [n] each.
+
+    What the source loads as [N, K] and turns is loaded in the layout of its product, where all warps lie along the
+    columns (RemoveLayoutConversions; warpsPerTile of AccelerateAMDMatmul). Not so on CDNA3 and with 8 bits on RDNA.
+    """
+    right, waves = facts["transposed_right_bytes"], warps * 32.0 / device.warp_size
+    rows, columns = (facts.dots[:, :, place].max(axis=1, initial=1.0) for place in (0, 1))
+    size = np.where((np.minimum(rows, columns) >= 32) & (device.warp_size == 64), 32.0, 16.0)
+    along = (waves * size <= columns) & ((waves <= 1) | (rows <= size) | (rows * waves < 4.0 * columns))
+    along &= (facts["chained_rows"] == 0) | (waves <= 1)
+    whole = (facts["described"] > 0.5) & device.copies_ahead & (device.warp_size == 32)
+    bits, small = facts["dot_input_bits"], device.warp_size == 32 and not device.copies_ahead
+    kept = (
+        along
+        & ~whole
+        & ((bits == 16) | (bits == 8) & (device.warp_size == 64))
+        & (small | device.copies_ahead)
+    )
+    # No product of RDNA takes fp32.
+    return np.where(kept, right, 0.0), np.where((bits >= 32) & small, right, 0.0)
 
 
 def _epilogue_bytes(

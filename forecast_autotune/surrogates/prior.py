@@ -144,6 +144,9 @@ def prior_from_facts(
     hip = device.backend == "hip"
     opaque = (table["opaque"] > 0.5) | (loose & earlier & (table["scaled"] > 0.5))
     opaque |= (table["flattened"] > 0.5) & (loose | (hip & (table["described"] > 0.5)))
+    # RDNA's products of int8 keep operands in registers that those of fp8 pass on; the facts know bits alone.
+    eight = (table["transposed_right_bytes"] > 0) & (table["dot_input_bits"] == 8)
+    opaque |= eight & (hip & (device.warp_size == 32) & (not device.copies_ahead))
     opaque |= device.backend not in _KNOWN_COMPILERS
     p_fail = np.minimum(p_fail, np.where(opaque, _MOST_OPAQUE_FAILURE, 1.0))
     warps = np.array([float(c.num_warps) for c in configs])

@@ -24,6 +24,7 @@ from forecast_integrations.triton.problem.describe import call_arguments
 
 RELEASE = tuple(map(int, triton.__version__.split(".")[:2]))
 TILE, WIDE = {"BM": 128, "BN": 128, "BK": 64}, {"BM": 256, "BN": 128, "BK": 32}
+WIDER = {**TILE, "BN": 256}
 HEAD = {"BM": 128, "BN": 128}
 
 
@@ -67,6 +68,10 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         *([("matmul_fp16_k", "hip:gfx1250", TILE, [(4, 3)])] if RELEASE >= (3, 8) else []),
         *([("matmul_fp16", "hip:gfx1250", {**TILE, "BN": 256}, [(8, 2)])] if RELEASE >= (3, 8) else []),
         ("matmul_fp16", "hip:gfx1100", TILE, [(4, 3)]),
+        # Right operands that are loaded in their product's layout stay in registers where all warps lie along columns.
+        ("matmul_persistent_turned", "hip:gfx1100", WIDER, [(4, 1), (4, 4), (8, 2)]),
+        *([("matmul_persistent_turned", "hip:gfx950", WIDER, [(4, 4), (8, 2)])] if RELEASE >= (3, 8) else []),
+        *([("matmul_persistent_turned", "hip:gfx1250", TILE, [(4, 2), (4, 4)])] if RELEASE >= (3, 8) else []),
         # 10: atomics, and descriptors that are rewritten.
         *([("matmul_split_k", "hip:gfx942", WIDE, [(4, 3), (8, 3)])] if RELEASE >= (3, 8) else []),
         ("matmul_descriptors_read", "hip:gfx942", TILE, [(4, 3)]),

@@ -150,6 +150,10 @@ class SharedMemoryUse:
     """The smallest of the other direct loads, which many warps load in less than 4 bytes each."""
     across_bytes: float = 0.0
     """Direct loads that lie in memory along another dimension than the one that is summed over."""
+    transposed_bytes: float = 0.0
+    """Direct loads that the source turns on their way to a dot."""
+    transposed_right_bytes: float = 0.0
+    """Those of them that are right operands and lie in memory along the dimension that is summed over."""
     reused_bytes: float = 0.0
     """Direct loads that dots read in more than one way: as left and right operands, or turned and as they lie."""
     filled_bytes: float = 0.0

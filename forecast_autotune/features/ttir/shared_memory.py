@@ -334,6 +334,8 @@ def _loop_parts(
     resident: dict[str, float] = {}
     chained: dict[str, float] = {}
     cast, crosswise, across = 0.0, 0.0, 0.0
+    turned: dict[int, float] = {}
+    turned_right: dict[int, float] = {}
     last: dict[int, int] = {}
     uses: dict[int, set[tuple[int, bool]]] = {}
     for order, dot in enumerate(dots):
@@ -351,6 +353,10 @@ def _loop_parts(
                     cast = max(cast, type_.nbytes)
                 elif not changed:
                     direct[id(maker)] = maker.outputs[0].nbytes
+                    if _turns(name, local) % 2:
+                        turned[id(maker)] = direct[id(maker)]
+                        if place == 1 and not lies_across:
+                            turned_right[id(maker)] = direct[id(maker)]
             elif _is_elementwise(root, local, makers):
                 if place:
                     cast = max(cast, type_.nbytes)
@@ -367,6 +373,8 @@ def _loop_parts(
         "narrow_most_bytes": max(narrow, default=0.0),
         "least_direct_bytes": min((direct[id(op)] for op in wide), default=0.0),
         "across_bytes": across,
+        "transposed_bytes": math.fsum(turned.values()),
+        "transposed_right_bytes": math.fsum(turned_right.values()),
         "reused_bytes": math.fsum(direct[id(op)] for op in wide if len(uses[id(op)]) > 1),
         "filled_bytes": math.fsum(direct[id(op)] for op in wide if _is_filled(op, makers)),
         "once_most_bytes": max((*direct.values(), *resident.values(), cast), default=0.0),
@@ -426,15 +434,22 @@ def _is_crosswise(
     name: str, place: int, local: Mapping[str, Op], accesses: Mapping[int, AccessPattern]
 ) -> bool:
     """Whether the dot operand at `place` was loaded along another dimension than the dot sums over."""
-    turns = 0
-    while (op := local.get(name)) is not None and op.name in _VIEWS | _CASTS:
-        turns += op.name == "tt.trans"
-        name = op.operands[0]
+    root, _ = _operand_source(name, local, {})
+    op = local.get(root)
     access = accesses.get(id(op)) if op is not None else None
     if op is None or access is None or access.axis is None or len(op.outputs[0].shape) != 2:
         return False
     summed = 1 - place  # of the left operand [M, K] the second dimension, of the right one [K, N] the first
-    return (access.axis + turns) % 2 != summed
+    return (access.axis + _turns(name, local)) % 2 != summed
+
+
+def _turns(name: str, local: Mapping[str, Op]) -> int:
+    """How often an operand is transposed between its source and a dot."""
+    turns = 0
+    while (op := local.get(name)) is not None and op.name in _VIEWS | _CASTS:
+        turns += op.name == "tt.trans"
+        name = op.operands[0]
+    return turns
 
 
 def _stays_in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: Mapping[str, Op]) -> bool:
