@@ -97,7 +97,9 @@ def main() -> int:
 def _record(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     places = _places(options)
-    names = sorted(places, key=lambda n: _left(options, n), reverse=True)
+    names = sorted(
+        (n for n in places if options.verify or _left(options, n)), key=lambda n: -_left(options, n)
+    )
     until = time.monotonic() + options.seconds
     say(f"{len(names)} kernels, {sum(_left(options, n) for n in names)} sources are to be judged")
     with ThreadPoolExecutor(options.at_once) as pool:
