@@ -104,8 +104,6 @@ class RiskBounded:
 
     def plan(self, state: TuningState) -> Plan:
         """One round; see the class."""
-        if (end := self.untimed(state)) is not None:
-            return end
         rows, samples, risk, seen, room = self._outlook(state)
         total = len(state.forecasts)
         if not len(rows):
@@ -129,17 +127,6 @@ class RiskBounded:
             reason,
             risk,
             prefetch=tuple(names[rows[i]] for i in later),
-        )
-
-    def untimed(self, state: TuningState) -> Plan | None:
-        """The end before anything is timed, where the risk of the best forecast is accepted; else None."""
-        if state.measured or not state.forecasts.group:  # uncalibrated, it says nothing
-            return None
-        risk = state.forecasts.untimed_risk(int(state.forecasts.order()[0]), state.tolerance, state.seed)
-        if risk > state.risk:
-            return None
-        return Plan(
-            (), f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted untimed", risk
         )
 
     def end(self, state: TuningState, risk: float, left: int) -> Plan:

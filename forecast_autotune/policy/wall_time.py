@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.policy.risk_bounded import USUAL_RISK, RiskBounded, mean_gain
 from forecast_autotune.policy.state import TuningState
 from forecast_autotune.records import Plan
@@ -51,11 +52,11 @@ class WallTime(RiskBounded):
 
     def plan(self, state: TuningState) -> Plan:
         """Return the candidates to compile and time from now on; an empty `measure` ends the decision."""
+        if (end := self._untimed(state)) is not None:
+            return end
         if not self._by_time(state):
             # So many measurements and no more are worth most one after the other.
             return super().plan(state)
-        if (end := self.untimed(state)) is not None:
-            return end
         rows, samples, risk, seen, room = self._outlook(state)
         if not len(rows):
             return self.end(state, risk, 0)
@@ -94,6 +95,16 @@ class WallTime(RiskBounded):
         else:
             reason = f"what it may gain is worth the seconds, at {risk:.0%} risk"
         return Plan(tuple(names[rows[i]] for i in picked), reason, risk, within_s=self.patience_s)
+
+    @staticmethod
+    def _untimed(state: TuningState) -> Plan | None:
+        """The end before anything is timed, where the risk of the best forecast is accepted; else None."""
+        forecasts = state.forecasts
+        if state.measured or not forecasts.group or CandidateList.of(forecasts.candidates).sources > 1:
+            return None  # something is known, or no calibration says how often the best of several sources is one
+        risk = forecasts.untimed_risk(int(forecasts.order()[0]), state.tolerance, state.seed)
+        done = f"{risk:.0%} risk of more than {state.tolerance:.1%} regret is accepted untimed"
+        return Plan((), done, risk) if risk <= state.risk else None
 
     def _promising(self, state: TuningState) -> tuple[npt.NDArray[np.intp], Array]:
         rows, samples = super()._promising(state)

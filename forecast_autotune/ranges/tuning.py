@@ -261,6 +261,9 @@ class RangeSurrogate:
             lower_bound=weighed([f.optimistic() for f in results]),
             sampler=draw,
             without_llm=None,
+            calibrate_untimed=lambda _: (
+                1.0
+            ),  # nothing recorded says what one config for all sizes risks untimed
         )
 
     def at_point(self, query: Query, point: int) -> Forecasts:

@@ -48,11 +48,11 @@ class RiskTracker:
 
     def correct(self, forecasts: Forecasts) -> Forecasts:
         """The forecasts with their risks corrected; unchanged while nothing has been seen."""
-        if self._untimed_correction is not None:
-            forecasts = replace(forecasts, calibrate_untimed=self._untimed_correction)
-        if self._correction is None:
-            return forecasts
-        return replace(forecasts, calibrate_risk=CorrectedRisk(forecasts.calibrate_risk, self._correction))
+        if (risk := self._correction) is not None:
+            forecasts = replace(forecasts, calibrate_risk=CorrectedRisk(forecasts.calibrate_risk, risk))
+        if (risk := self._untimed_correction) is not None:
+            forecasts = replace(forecasts, calibrate_untimed=CorrectedRisk(forecasts.calibrate_untimed, risk))
+        return forecasts
 
     def shipped(self, risk: float, *, untimed: bool = False) -> float:
         """A stated risk before this store's correction."""

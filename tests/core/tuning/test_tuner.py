@@ -268,6 +268,11 @@ def test_nothing_is_timed_where_the_calibrated_risk_of_that_is_accepted() -> Non
     bench = Bench(TABLE)
     assert not decide(store, bench, surrogate=told, risk=0.05).is_untimed, "a smaller risk needs the clock"
     assert len(bench.asked) > 1
+    assert decide(Store(None), Bench(TABLE), surrogate=told, policy=RiskBounded()).measured, (
+        "another tool's rounds"
+    )
+    two = [*TABLE.by_candidate(), replace(TABLE.measurements[0].candidate, variant="other")]
+    assert decide(Store(None), Bench(TABLE), surrogate=told, candidates=two, max_measurements=2).measured == 2
     other = replace(TABLE.problem, id="other", key=("other",))
     near = Store(None)
     near.add_all(
