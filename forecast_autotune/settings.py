@@ -351,9 +351,9 @@ class Settings:
     )
     advice: str = _variable(
         "_ADVICE",
-        _choice("off", "stored", "background"),
+        _choice("off", "stored"),
         "stored",
-        "advice of language models: off | stored (follow what is stored or installed) | background (has it written)",
+        "advice of language models: off | stored (follow what is stored or installed)",
     )
     variants: str = _variable(
         "_VARIANTS",

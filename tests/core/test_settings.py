@@ -46,7 +46,7 @@ GOOD: dict[str, tuple[str, Any]] = {
     "llm_max_tokens": ("100000", 100000),
     "llm_max_money": ("2.5", 2.5),
     "llm_max_seconds": ("60", 60.0),
-    "advice": ("background", "background"),
+    "advice": ("off", "off"),
     "variants": ("store", "store"),
     "prefer": ("bits", "bits"),
     "recheck_s": ("2.5", 2.5),

@@ -89,7 +89,7 @@ from forecast_integrations.triton.protocols import (
     NamedArguments,
     Tuner,
 )
-from forecast_integrations.triton.publication import follow_up, print_timed_candidate, publish_decision
+from forecast_integrations.triton.publication import note_choice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.range_tuning import RangeTuning, range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
@@ -479,7 +479,7 @@ class TuningEngine:
         view = guarded if ranged is None else GuardedStore(ranged.view(guarded))
         publish_decision(call, key, config, view, filed, decision, raw, seconds, say=miss.settings.summary)
         if raw is not None:
-            follow_up(miss.settings, miss.store, problem.kernel, call, decision)
+            note_choice(miss.store, call, decision)
         return config
 
     def _decide_later(self, miss: _KeyMiss, served: Decision, config: LaunchConfig) -> None:

@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from forecast_autotune.records import Candidate, Decision, Evidence, Kernel, Problem
+from forecast_autotune.records import Candidate, Decision, Evidence, Problem
 from forecast_autotune.records.table import latest_labels
-from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.tuning.loop import GuardedStore
 from forecast_integrations.triton.problem.call import KernelCall
@@ -84,16 +83,12 @@ def print_timed_candidate(call: KernelCall, candidate: Candidate) -> None:
         print(f"Autotuning kernel {name} with config {call.configs[candidate]}")
 
 
-def follow_up(settings: Settings, store: Store, kernel: Kernel, call: KernelCall, decision: Decision) -> None:
-    """Keep for `warm` what a tuner has just chosen, and have a language model write advice where that is asked for."""
+def note_choice(store: Store, call: KernelCall, decision: Decision) -> None:
+    """Keep for `warm` what a tuner has just chosen."""
     # Without a time this process may not have compiled it, and is not to before its launch.
     if decision.median_ms is not None:
         with suppress(Exception):
             RECORDER.note_choice(lambda: call.compile(decision.chosen), store)
-    if settings.advice == "background":
-        from forecast_integrations.triton.background_advice import WRITER
-
-        WRITER.offer(settings, store, kernel, call.tuner.fn)
 
 
 def _print_summary(name: str, decision: Decision) -> None:

@@ -23,7 +23,7 @@ from forecast_integrations.triton.compile.pool import CompileResult
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.describe import LazyGrids
 from forecast_integrations.triton.protocols import Key, LaunchConfig, Times, Tuner
-from forecast_integrations.triton.publication import follow_up, print_timed_candidate, publish_decision
+from forecast_integrations.triton.publication import note_choice, print_timed_candidate, publish_decision
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.timer.timers import EventTimer, TimedLaunch
 from forecast_integrations.triton.variants.loading import launch_config
@@ -321,7 +321,7 @@ class KeyDecision:
                     f"kernel {problem.kernel.name}: a listener failed: {error!r:.300}", stacklevel=2
                 )
         if raw is not None:
-            follow_up(self.settings, self.store, problem.kernel, self.call, decision)
+            note_choice(self.store, self.call, decision)
         return config
 
     def _to_serve(self, decision: Decision, rows: Sequence[Measurement]) -> Candidate:
