@@ -128,7 +128,6 @@ def _replay(commands: Commands) -> None:
         "--seeds", type=IntegerRange(1, 1000), metavar="N", help="with --leave-out: repetitions (default: 5)"
     )
     replay.add_argument("--jobs", type=WORKERS, metavar="N", help="with --leave-out: processes (default: 1)")
-    replay.add_argument("--plot", metavar="FILE", help="also draw a picture (.png) or a page (.html)")
 
 
 def _show(commands: Commands) -> None:

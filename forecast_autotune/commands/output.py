@@ -149,7 +149,6 @@ _REQUIRED = ("filelock", "numpy", "platformdirs", "rich", "threadpoolctl")
 _REINSTALL = "pip install --force-reinstall forecast-autotune"
 _EXTRAS = {
     "triton": "triton",
-    "matplotlib": "plot",
     "pyarrow": "parquet",
     "lightgbm": "eval",
     "sklearn": "eval",

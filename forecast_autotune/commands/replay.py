@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forecast_autotune import plugins
-from forecast_autotune.commands.output import Output, UsageError, output_path
+from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.commands.recorded_tables import load_tables
-from forecast_autotune.file_access import open_named_output
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
 from forecast_autotune.records.table import Table
@@ -36,12 +34,10 @@ if TYPE_CHECKING:
     from forecast_autotune.tuning.replays.replay import ReplayRow
 
 REPLAYS = "forecast_autotune.replays"
-_PICTURES = (".png", ".html", ".htm")
 
 
 def replay(options: argparse.Namespace, output: Output) -> int:
-    """Replay tables, print the report, and draw it if asked to."""
-    picture = None if options.plot is None else output_path("--plot", options.plot, *_PICTURES)
+    """Replay tables, and print the report."""
     _check_left_out(options)
     policy, settings = _policy(options), _settings(options)
     if options.llm is not None:
@@ -54,10 +50,6 @@ def replay(options: argparse.Namespace, output: Output) -> int:
     if report.without is not None and options.llm is not None:
         data["language_model"] = model_tally(report).to_json()
     output.emit(data, *([] if output.as_json else _shown(report, output)))
-    if picture is not None:
-        # Last, as it may fail: the figures took longer to get.
-        _draw(report, picture)
-        output.remark(f"drawn: {picture}")
     return 0
 
 
@@ -100,11 +92,11 @@ def _check_left_out(options: argparse.Namespace) -> None:
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} belongs to --leave-out: give both, or neither")
         return
-    plain = options.prior == "none" and options.plot is None and options.surrogate == "analytic"
+    plain = options.prior == "none" and options.surrogate == "analytic"
     if not plain or options.llm is not None:
         raise UsageError(
             "--leave-out says itself what is known (shape: the kernel's other shapes), fits the learned "
-            "surrogate and draws nothing: leave out --prior, --surrogate, --plot and --llm (`eval` has it)"
+            "surrogate: leave out --prior, --surrogate and --llm (`eval` has it)"
         )
 
 
@@ -189,15 +181,3 @@ def _with_model(plain: DefaultSurrogate, options: argparse.Namespace, settings: 
         patient=True,
         trust=settings.llm_trust,
     )
-
-
-def _draw(report: ReplayReport, path: Path) -> None:
-    from forecast_autotune.report.plot import render_png
-
-    picture = render_png(report)
-    if path.suffix.lower() != ".png":
-        from forecast_autotune.report.plot import render_page
-
-        picture = render_page(report, picture).encode("utf-8", "replace")
-    with open_named_output(path) as stream:
-        stream.write(picture)

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.usefixtures("root")
 LIMIT = 1500
 """Most bytes of any file in the process: a write beyond it fails as one on a full disk does."""
 WRITING = [
-    (["replay", "table.jsonl", "--plot", "out.png"], "out.png"),
-    (["replay", "table.jsonl", "--plot", "out.html"], "out.html"),
     (["export", "out.jsonl", "--store", "filled"], "out.jsonl"),
     (["export", "out.jsonl.gz", "--store", "filled"], "out.jsonl.gz"),
     (["export", "out.parquet", "--store", "filled"], "out.parquet"),
@@ -35,7 +33,7 @@ WRITING = [
     ),
 ]
 
-NEEDED = {".png": "matplotlib", ".html": "matplotlib", ".parquet": "pyarrow"}
+NEEDED = {".parquet": "pyarrow"}
 """The package that writes such a file."""
 
 
@@ -101,10 +99,8 @@ def test_a_bundle_that_does_not_fit_leaves_the_folder_as_it_was(is_there: bool, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["out.png", "out.html"])
-def test_what_was_there_before_stays(target: str, folder: Path) -> None:
-    pytest.importorskip("matplotlib")
-    words = ["replay", "table.jsonl", "--plot", target]
+def test_what_was_there_before_stays(folder: Path) -> None:
+    target, words = "out.html", ["show", "--page", "out.html", "--store", "filled"]
     assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
     before = (folder / target).read_bytes()
     assert len(before) > LIMIT
@@ -114,17 +110,15 @@ def test_what_was_there_before_stays(target: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_plot_goes_to_what_the_path_is(folder: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_a_page_goes_to_what_the_path_is(folder: Path) -> None:
+    page = ["show", "--store", "filled", "--page"]
     (folder / "elsewhere").mkdir()
     (folder / "link.html").symlink_to("elsewhere/page.html")
-    assert (
-        run(folder, ["replay", "table.jsonl", "--plot", "link.html"], resource.RLIM_INFINITY).returncode == 0
-    )
+    assert run(folder, [*page, "link.html"], resource.RLIM_INFINITY).returncode == 0
     assert (folder / "link.html").is_symlink()
     assert (folder / "elsewhere" / "page.html").read_text().startswith("<!doctype html>")
     (folder / "full.html").symlink_to("/dev/full")
-    done = run(folder, ["replay", "table.jsonl", "--plot", "full.html"], resource.RLIM_INFINITY)
+    done = run(folder, [*page, "full.html"], resource.RLIM_INFINITY)
     assert done.returncode == 1
     assert "full.html: No space left on device: make room there, or write elsewhere\n" in done.stderr
     assert (folder / "full.html").is_symlink()

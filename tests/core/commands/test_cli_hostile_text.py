@@ -15,7 +15,6 @@ from forecast_autotune.commands import main
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.printable import LONGEST_TEXT, REPLACEMENT, printable, printable_line, without_controls
 from forecast_autotune.records import LLMConsultation
-from forecast_autotune.records.table import write_tables
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -156,7 +155,6 @@ def commands(root: Path, out: Path) -> list[list[str]]:
         ["export", table],
         ["import", table, "--store", str(out / "second")],
         ["replay", table],
-        ["replay", table, "--plot", str(out / "page.html")],
         ["llm", "ask", "--export", str(out / "questions.jsonl"), table],
         ["llm", "ask", "--import", table, "--to", str(out / "a.jsonl"), "--model", "m", "--author", HOSTILE],
     ]
@@ -295,7 +293,6 @@ def _planted_somewhere(data: Any, place: tuple[str, ...], text: str) -> Any:
     [
         ["import", f"/nowhere/{HOSTILE}"],
         ["replay", f"/nowhere/{HOSTILE}"],
-        ["replay", "--plot", f"/nowhere/{HOSTILE}.png"],
         ["export", f"/nowhere/{HOSTILE}.jsonl"],
         ["show", f"--{HOSTILE}"],
         [HOSTILE],
@@ -327,21 +324,6 @@ def test_words_of_the_command_line_are_shown_as_tamely(words: list[str], capsys:
     assert len(text) < LONGEST_TEXT + 200
     assert all(line.startswith(("reading ", "opening ")) for line in progress)
     assert len(progress) <= 1
-
-
-def test_names_in_pictures_are_no_formulas(tmp_path: Path, root: Path, capsys: Capture) -> None:
-    pytest.importorskip("matplotlib")
-    table = example_table()
-    lines = tmp_path / "plain.jsonl"
-    write_tables(lines, [table])
-    text = lines.read_text().replace('"name":"example"', json.dumps({"name": f"$\\frac{HOSTILE}"})[1:-1])
-    path = tmp_path / "table.jsonl"
-    path.write_text(text)
-    picture = tmp_path / "picture.png"
-    assert main(["replay", str(path), "--plot", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    captured = capsys.readouterr()
-    assert_tame(captured.out, "replay")
 
 
 def test_json_is_escaped_and_whole(planted: Path, capsys: Capture) -> None:

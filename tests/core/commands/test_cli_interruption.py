@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("root")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COMMANDS = {
-    "replay": ["replay", "--plot", "page.html"],
+    "replay": ["replay"],
     "export": ["export", "out.jsonl.gz", "--store", "filled"],
     "import": ["import", "table.jsonl", "--store", "other"],
     "train": ["train", "surrogate", "--out", "model.npz"],

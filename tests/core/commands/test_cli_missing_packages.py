@@ -77,7 +77,6 @@ CASES = [
     (["demo"], "torch,triton", "torch and triton"),
     (["run", "kernel.py"], "torch,triton", extra("triton")),
     (["import", "--triton-cache", "cache"], "torch,triton", "--device-name"),
-    (["replay", "table.jsonl", "--plot", "p.png"], "matplotlib", extra("plot")),
     (["export", "p.parquet", "--store", "filled"], "pyarrow", extra("parquet")),
     (["train", "data", "table.jsonl", "--out", "d"], "pyarrow", extra("parquet")),
     (["train", "surrogate", "--out", "m.npz"], "lightgbm,sklearn", extra("eval")),

@@ -1,18 +1,12 @@
-"""Charts, tables, pictures and pages of a report."""
+"""Tables of a report."""
 
 from __future__ import annotations
 
-import base64
 import io
-import re
-import struct
-import sys
-from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console, RenderableType
 
-from forecast_autotune.report.plot import MissingMatplotlibError, render_page, render_png
 from forecast_autotune.report.table import (
     checklist,
     decision_explanation,
@@ -177,78 +171,3 @@ def test_an_explanation_without_a_decision_says_so() -> None:
     assert "none stored" in text
     assert "0.5 ms" in text
     assert "1 timeout" in text
-
-
-# --- the picture ---
-
-
-def size(picture: bytes) -> tuple[int, int]:
-    width, height = struct.unpack(">II", picture[16:24])
-    return width, height
-
-
-def test_the_picture_is_a_png_that_grows_with_the_problems() -> None:
-    few, many = (size(render_png(report(*[row(f"p{i}") for i in range(n)]), dpi=40)) for n in (2, 40))
-    assert few[0] == many[0] > 400
-    assert many[1] > few[1]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [row(path=(0.0,), measured=1)],
-        [row(path=(9.0, 9.0), regret=9.0)],
-        [row(label=""), row(path=(0.3,), measured=0)],
-        [row(f"p{i}") for i in range(60)],
-    ],
-    ids=["at once", "never good", "odd", "many"],
-)
-def test_odd_reports_can_be_drawn(rows: list[ReplayRow]) -> None:
-    assert render_png(report(*rows), dpi=30).startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingMatplotlibError, match=re.escape("pip install 'forecast-autotune[plot]'")):
-        render_png(report())
-
-
-# --- the page ---
-
-
-class Reader(HTMLParser):
-    """Collects tags, attributes that load something, and the text of cells."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.loads: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def test_the_page_holds_the_picture_and_loads_nothing() -> None:
-    picture = b"\x89PNG picture"
-    reader = Reader()
-    reader.feed(render_page(report(), picture))
-    assert reader.loads == ["data:image/png;base64," + base64.b64encode(picture).decode()]
-    assert not {"script", "link", "iframe", "object"} & set(reader.tags)
-    assert reader.tags.count("tr") == 3
-    assert not re.search(r"url\(|@import", render_page(report(), picture))
-
-
-def test_everything_on_the_page_is_escaped() -> None:
-    evil = "<script>alert(1)</script>&\"'"
-    text = render_page(report(row(evil, chosen=evil)), b"")
-    assert "<script" not in text
-    reader = Reader()
-    reader.feed(text)
-    assert reader.text.count(evil) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,15 +61,3 @@ def test_a_narrow_terminal_still_names_problems_and_checks(
         assert word in shown
     main(["doctor"])
     assert "forecast-autotune" in capsys.readouterr().out
-
-
-def test_without_matplotlib_the_figures_are_shown_all_the_same(
-    root: Path, file: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["replay", str(file), "--plot", str(tmp_path / "r.png"), "--json"]) == 1
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["summary"]["problems"] == 1
-    assert "forecast-autotune[plot]" in shown.err

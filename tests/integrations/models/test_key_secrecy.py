@@ -332,7 +332,7 @@ def test_commands_neither_show_nor_keep_it(
                 ["advise", "--stored", "--json"],
                 ["advise", "--stored"],
                 ["replay", "table.jsonl", "--llm", spec],
-                ["replay", "table.jsonl", "--llm", spec, "--json", "--plot", "page.html"],
+                ["replay", "table.jsonl", "--llm", spec, "--json"],
                 ["train", "calibrate-llm", "table.jsonl", "--llm", spec, "--answers", "answers.jsonl"],
                 ["llm", "ask", "--export", "questions.jsonl", "table.jsonl"],
                 ["show", "--calibration"],

@@ -218,22 +218,9 @@ def test_people_see_every_problem_its_path_and_the_sum(
     assert text.count("15 of 15") == 2
 
 
-def test_the_picture_is_written_next_to_the_report(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture, page = tmp_path / "r.png", tmp_path / "r.html"
-    assert main(["replay", str(file), "--plot", str(picture)]) == 0
-    assert main(["replay", str(file), "--plot", str(page), "--json"]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert "drawn:" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--plot", "r.gif"], "must end in .png"),
-        (["--plot", "/nowhere/at/all/r.png"], "there is no directory"),
         (["--max-measurements", "0"], "must be an integer from 1"),
         (["--policy", "first", "--max-measurements", "-2"], "must be an integer from 1"),
         (["--workers", "0"], "--workers: must be an integer from 1"),
