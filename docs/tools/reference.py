@@ -60,8 +60,8 @@ def command_line_page() -> str:
         "# Command line",
         "",
         _NOTE.format(source="forecast_autotune/commands/ and the commands/ of the other packages"),
-        "`forecast-autotune COMMAND`, or `python -m forecast_autotune COMMAND`. Options are not abbreviated, and `--help` "
-        "has more examples. These "
+        "`forecast-autotune COMMAND`, or `python -m forecast_autotune COMMAND`. Options are not abbreviated, and "
+        "`--help` has more examples. These "
         "mean the same wherever a command has them:",
         "",
         *(f"- `{name}`: {_escaped(text)}" for name, text in _SHARED.items()),
