@@ -204,6 +204,7 @@ class ImproveSession:
             self.folder / "proof",
             self.store,
             self.run_limit_s,
+            self.began + self.settings.seconds,
         )
         improvement.proof = prove(request, self._tell)
         self.save(improvement)

@@ -227,7 +227,7 @@ def test_what_is_refused_is_not_served_while_the_program_is_timed(
         )
 
     monkeypatch.setattr(proofs, "record", ran)
-    request = ProofRequest(PROGRAM, RecordingPlan(), {}, ["good", "wrong"], tmp_path, tmp_path, 1.0)
+    request = ProofRequest(PROGRAM, RecordingPlan(), {}, ["good", "wrong"], tmp_path, tmp_path, 1.0, 0.0)
     proof = proofs.prove(request, lambda line: None)
     assert set(map(frozenset, timed)) == {frozenset({"good"})}
     assert "differs by 9" in proof.refused["wrong"]
