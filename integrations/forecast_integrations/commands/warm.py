@@ -380,7 +380,8 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
         elif entry.trouble:
             shown += f": not tuned, {entry.trouble}"
         elif entry.decision is not None:
-            shown += f": {entry.decision.chosen}, {entry.decision.measured} measured"
+            decision = entry.decision
+            shown += f": {decision.chosen}, {decision.measured} measured, {decision.stated_risk:.1%} risk"
         elif entry.launches:
             counts = ", ".join(f"{count} {name}" for name, count in entry.launches.items())
             shown += f": {entry.miss.candidates} candidates, of which {counts} launch there"
