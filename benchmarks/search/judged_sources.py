@@ -13,14 +13,16 @@ device; a model's sources come first, and what is left when time ends is cut. `-
 `order` works out, from the texts, in which order searches would have measured them, four at a time as `search` chooses:
 a) as they were written; b) by the learned surrogate, which hears results; c) by the model's forecasts; d) by both, by
 their precisions, the model's spread stretched by its errors so far; e) mechanical ones by b; f) all of them by d, or b
-where the model said nothing. It writes DATA, which holds no texts. `replay` computes figures of it: intervals are of
-means over kernels, drawn anew.
+where the model said nothing. It writes DATA, which holds no texts. `replay` computes figures of it, and of r) a random
+order of the model's (mean of many); intervals are of means over kernels, drawn anew. Sources after the sixteenth are of
+a second round and in no arm.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import math
 import os
@@ -300,6 +302,8 @@ def _lanes(options: argparse.Namespace, target: SearchTarget, seed: Node, folder
 
 # --- in which order ---
 
+_LAST_BLIND = "16.py"
+"""Later ones are of a second round: their author had seen the verdicts of the first."""
 _SLOTS, _AUDIT, _PRIOR = 4, 0.1, 4.0
 """Sources that are chosen at a time, audits among them, and results that the model's stated spread counts for."""
 
@@ -353,11 +357,11 @@ def _ordered(options: argparse.Namespace, name: str, store: Path) -> list[dict[s
                 "learned": [belief.mean, belief.sd, belief.p_fail],
                 "features": [*map(float, seen)],
             }
-        model = [f for f in nodes if "said" in rows[f]]
-        made = [f for f in nodes if f not in model]
+        model = [f for f in nodes if "said" in rows[f] and f <= _LAST_BLIND]
+        made = [f for f in nodes if "said" not in rows[f]]
         forecasts = {"b": ask, "c": judge, "d": both, "e": ask, "f": both}
         for arm in "abcdef":
-            files = made if arm == "e" else list(nodes) if arm == "f" else model
+            files = {"e": made, "f": [*model, *made]}.get(arm, model)
             order = _measured(files, forecasts[arm], name) if arm in forecasts else files
             for place, file in enumerate(order):
                 rows[file].setdefault("places", {})[arm] = place
@@ -396,8 +400,8 @@ def _blended(before: NodeForecast, said: NodeForecast) -> NodeForecast:
 # --- what they show ---
 
 _AUTHORS, _SHARES = (str(Origin.LLM), str(Origin.REWRITE)), (0.125, 0.25, 0.5, 1.0)
-_FASTER, _DRAWS = math.log2(1.05), 4000
-"""How much faster counts (log2), and resamples of kernels."""
+_FASTER, _DRAWS, _SHUFFLES = math.log2(1.05), 4000, 400
+"""How much faster counts (log2), resamples of kernels, and random orders."""
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -408,22 +412,33 @@ def _replay(options: argparse.Namespace) -> int:
     curves = {n: _curves(listed) for n, listed in kernels.items()}
     for name, listed in kernels.items():
         report.add("kernels", {"kernel": name, "module": listed[0]["module"], **curves[name]})
-    model = {n: [r for r in listed if "said" in r] for n, listed in kernels.items()}
+    model = {n: [r for r in listed if "a" in r.get("places", {})] for n, listed in kernels.items()}
     whole = [r for listed in model.values() for r in listed]
+    later = [r for r in rows if "said" in r and "places" not in r]
+    again = {
+        n: max([0.0, *(_gain(r) for r in later if r["kernel"] == n)]) for n in {r["kernel"] for r in later}
+    }
     ended = {n: c["e"]["seconds"][-1] for n, c in curves.items()}
     behind = {n: _gain_at(curves[n]["f"], s) - curves[n]["e"]["gain"][-1] for n, s in ended.items()}
     report.finish(
         {
             "kernels": len(kernels),
-            "sources": {a: sum(r["author"] == a for r in rows) for a in _AUTHORS},
+            "sources": {a: sum(r["author"] == a for r in rows if "places" in r) for a in _AUTHORS},
             "right": {a: _share([_right(r) for r in rows if r["author"] == a]) for a in _AUTHORS},
-            "best": {a: 2 ** statistics.fmean(c[a]["gain"][-1] for c in curves.values()) for a in "aef"},
+            "best": {a: _interval([c[a]["gain"][-1] for c in curves.values()]) for a in "aef"},
             "device_s": sum(r["device_s"] for r in rows),
+            "second_round": {
+                "sources": len(later),
+                "right": _share([_right(r) for r in later]),
+                "first": {n: curves[n]["a"]["gain"][-1] for n in again},
+                "second": again,
+                "forecasts": _scores(later, "said") if later else {},
+            },
             "at_share": {str(s): _ahead(curves, _at_share, s) for s in _SHARES},
             "at_share_of_seconds": {str(s): _ahead(curves, _at_seconds, s) for s in _SHARES},
-            "considered_per_measured": _considered(curves),
+            "considered_per_measured": {a: _considered(curves, a) for a in "ar"},
             "f_behind_e": {n: g for n, g in behind.items() if g < 0},
-            "best_tenth": {k: _best_tenth(model, k) for k in ("said", "learned")},
+            "best_tenth": {k: _best_tenth(model, k) for k in ("said", "learned", "")},
             "forecasts": {k: _scores(whole, k) for k in ("said", "learned")},
             "verified": {
                 a: [r["verified"] for r in rows if "verified" in r and r["author"] == a] for a in _AUTHORS
@@ -435,16 +450,22 @@ def _replay(options: argparse.Namespace) -> int:
 
 def _curves(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """By arm: the best log2 gain, and the seconds on the device, after each measurement."""
-    curves = {}
-    for arm in "abcdef":
-        order = sorted((r for r in rows if arm in r.get("places", {})), key=lambda r: r["places"][arm])
-        best, spent, gain, seconds = 0.0, 0.0, [], []
-        for row in order:
-            best, spent = max(best, -(row["log2_ratio"] or 0.0)), spent + row["device_s"]
-            gain.append(best)
-            seconds.append(spent)
-        curves[arm] = {"gain": gain, "seconds": seconds}
+    arms = {a: [r for r in rows if a in r.get("places", {})] for a in "abcdef"}
+    curves = {a: _curve(sorted(r, key=lambda one: one["places"][a])) for a, r in arms.items()}
+    drawn = [_curve(random.Random(n).sample(arms["a"], len(arms["a"]))) for n in range(_SHUFFLES)]
+    curves["r"] = {
+        k: [statistics.fmean(v) for v in zip(*(c[k] for c in drawn), strict=True)] for k in drawn[0]
+    }
     return curves
+
+
+def _curve(order: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    gains, seconds = [_gain(r) for r in order], [r["device_s"] for r in order]
+    return {"gain": [*itertools.accumulate(gains, max)], "seconds": [*itertools.accumulate(seconds)]}
+
+
+def _gain(row: Mapping[str, Any]) -> float:
+    return max(0.0, -(row["log2_ratio"] or 0.0))
 
 
 def _gain_at(curve: Mapping[str, Sequence[float]], seconds: float) -> float:
@@ -463,29 +484,31 @@ def _at_seconds(curves: Mapping[str, Any], arm: str, share: float) -> float:
 
 def _ahead(curves: Mapping[str, Any], gain: Any, share: float) -> dict[str, Any]:
     """Mean log2 gains over kernels by arm, and how far d is ahead of others."""
-    gains = {a: [gain(c, a, share) for c in curves.values()] for a in "abcdef"}
-    ahead = {a: _interval([x - y for x, y in zip(gains["d"], gains[a], strict=True)]) for a in "abc"}
+    gains = {a: [gain(c, a, share) for c in curves.values()] for a in "abcdefr"}
+    ahead = {a: _interval([x - y for x, y in zip(gains["d"], gains[a], strict=True)]) for a in "abcr"}
     return {"gain": {a: _interval(g) for a, g in gains.items()}, "d_ahead_of": ahead}
 
 
-def _considered(curves: Mapping[str, Any]) -> dict[str, float]:
-    """Measurements in the written order until the gain that d has after a quarter, over that quarter; all if never."""
+def _considered(curves: Mapping[str, Any], arm: str) -> dict[str, float]:
+    """Measurements in an arm until the gain that d has after a quarter, over that quarter."""
     ratios = []
     for c in curves.values():
         n = max(1, round(len(c["d"]["gain"]) / 4))
         wanted = c["d"]["gain"][n - 1]
-        ratios.append(next(i for i, g in enumerate([*c["a"]["gain"], math.inf], 1) if g >= wanted) / n)
+        ratios.append(next(i for i, g in enumerate([*c[arm]["gain"], math.inf], 1) if g >= wanted) / n)
     return _interval(ratios)
 
 
 def _best_tenth(model: Mapping[str, Sequence[dict[str, Any]]], key: str) -> float:
-    """Share of kernels where the best-ranked tenth of the sources holds one within 20 % of the best."""
+    """Share of kernels where the best-ranked tenth of the sources holds one within 20 % of the best ('': any tenth)."""
     held = []
     for rows in model.values():
-        top = sorted(rows, key=lambda r: r[key][0])[: max(1, math.ceil(len(rows) / 10))]
-        best = min(r["log2_ratio"] for r in rows if _right(r))
-        held.append(any(_right(r) and r["log2_ratio"] <= best + math.log2(1.2) for r in top))
-    return _share(held)
+        n, best = math.ceil(len(rows) / 10), max(map(_gain, rows))
+        near = [_right(r) and -r["log2_ratio"] >= best - math.log2(1.2) for r in rows]
+        order = sorted(range(len(rows)), key=lambda i: rows[i][key][0] if key else 0.0)
+        tops = [order[:n]] if key else [random.Random(s).sample(order, n) for s in range(_SHUFFLES)]
+        held.append(statistics.fmean(any(near[i] for i in top) for top in tops))
+    return statistics.fmean(held)
 
 
 def _scores(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def test_a_curve_is_the_best_so_far_in_an_order() -> None:
     assert curves["a"] == {"gain": [0.0, 0.0, 1.0, 1.0], "seconds": [0.5, 1.0, 1.5, 2.0]}
     assert curves["d"]["gain"] == [0.25, 1.0, 1.0, 1.0]
     assert judged._at_share(curves, "d", 0.5) == judged._at_seconds(curves, "d", 0.5) == 1.0
-    assert judged._considered({"k": curves})["mean"] == 3.0
+    assert judged._considered({"k": curves}, "a")["mean"] == 3.0
 
 
 def test_forecasts_that_are_right_leave_no_risk() -> None:
@@ -32,6 +32,7 @@ def test_forecasts_that_are_right_leave_no_risk() -> None:
     assert (scores["risk"], scores["aurc"], scores["precision"], scores["recall"]) == (0.0, 0.0, 1.0, 1.0)
     assert scores["ece"] == pytest.approx(0.0, abs=1e-6)
     assert judged._best_tenth({"k": [row(f) for f in RATIOS]}, "said") == 1.0
+    assert judged._best_tenth({"k": [row(f) for f in RATIOS]}, "") == pytest.approx(0.25, abs=0.1)
 
 
 def test_the_promising_are_measured_first_and_all_are_in_the_end() -> None:
