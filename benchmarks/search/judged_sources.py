@@ -238,7 +238,8 @@ def _fastest(
 ) -> list[tuple[Node, dict[str, Any]]]:
     """The fastest sources of each author, those that are verified already left out."""
     pairs = [(n, rows[d]) for n in nodes if (d := digest(n.source)) in rows]
-    able = sorted((p for p in pairs if (p[1]["log2_ratio"] or 0.0) < 0), key=lambda p: p[1]["log2_ratio"])
+    able = [p for p in pairs if (p[1]["log2_ratio"] or 0.0) < 0 and p[1].get("verified") is not False]
+    able.sort(key=lambda p: p[1]["log2_ratio"])
     authors = {p[1]["author"] for p in able}
     chosen = [p for a in sorted(authors) for p in [p for p in able if p[1]["author"] == a][:most]]
     return [p for p in chosen if "verified" not in p[1]]
@@ -322,6 +323,8 @@ def _ordered(options: argparse.Namespace, name: str, store: Path) -> list[dict[s
     _, target, seed = _opened(name, store, real=False)
     judged = _rows(options.out / f"{name}.jsonl").values()
     rows = {r["file"]: {k: v for k, v in r.items() if k not in ("said", "configs")} for r in judged}
+    for row in (r for r in rows.values() if r.get("verified") is False):
+        row |= {"outcome": str(Outcome.INCORRECT), "log2_ratio": None, "unverified": row["log2_ratio"]}
     lines = (options.sources / name / "forecasts.jsonl").read_text().splitlines()
     for said in (json.loads(line) for line in lines if line.strip()):
         if said["file"] in rows:
