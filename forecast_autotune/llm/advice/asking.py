@@ -1,4 +1,4 @@
-"""Asking for advice: the question, one chance to mend an answer that is out of the language, and revision.
+"""Asking for advice: the question, and one chance to mend an answer that is out of the language.
 
 A cost function has to hold elsewhere as well: finite and positive at other sizes and configs, on two devices.
 
@@ -40,53 +40,8 @@ def ask_for_advice(
     at: str = "",
 ) -> Advice:
     """Advice on a kernel's source. Raises `AdviceError` where no answer is a cost function, and `LLMError`."""
-    return _asked(generate, kernel, samples, advice_prompt(samples, source), model, at, "written blind")
-
-
-def revise_advice(
-    generate: TextGenerator,
-    advice: Advice,
-    kernel: Kernel,
-    samples: Sequence[AdviceSample],
-    measured: Sequence[tuple[str, float, float]],
-    *,
-    source: str = "",
-    at: str = "",
-) -> Advice:
-    """The advice corrected by its author, who is shown what the first measurements contradicted.
-
-    `measured`: candidate as text, and log2 slow-down over the fastest measured, as forecast and as measured.
-    Raises as `ask_for_advice` does.
-    """
-    rows = [
-        f"- {shown}: forecast {2.0**answer:.2f}x the fastest, measured {2.0**true:.2f}x"
-        for shown, answer, true in measured
-    ]
-    text = "\n".join(
-        [
-            advice_prompt(samples, source),
-            "Your cost function was:\n",
-            f"```python\n{advice.text.strip()}\n```",
-            "These candidates were measured at size 1:",
-            *rows,
-            "Say in a comment what the measurements contradict, and answer with the corrected module.",
-        ]
-    )
-    return _asked(
-        generate, kernel, samples, text, advice.model, at, f"revised after {len(rows)} measurements"
-    )
-
-
-def _asked(
-    generate: TextGenerator,
-    kernel: Kernel,
-    samples: Sequence[AdviceSample],
-    prompt: str,
-    model: str,
-    at: str,
-    provenance: str,
-) -> Advice:
-    query, trouble = prompt, "there was no answer"
+    prompt = query = advice_prompt(samples, source)
+    trouble = "there was no answer"
     for _ in range(ATTEMPTS):
         texts = generate(query, 1)
         if not texts:
@@ -98,7 +53,7 @@ def _asked(
             trouble = str(error)
             query = f"{prompt}\nYour last answer was refused: {error}\nAnswer again with the whole module.\n"
             continue
-        return Advice(kernel.name, kernel.source_sha256, text, model, ADVICE_VERSION, at, provenance)
+        return Advice(kernel.name, kernel.source_sha256, text, model, ADVICE_VERSION, at, "written blind")
     raise AdviceError(f"no cost function of {kernel.name}: {trouble}")
 
 

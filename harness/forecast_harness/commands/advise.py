@@ -16,7 +16,7 @@ from forecast_autotune.commands.output import CommandError, Output, UsageError, 
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import open_named_output
-from forecast_autotune.llm.advice.asking import ask_for_advice, check_function, revise_advice
+from forecast_autotune.llm.advice.asking import ask_for_advice, check_function
 from forecast_autotune.llm.advice.language import without_comments
 from forecast_autotune.llm.advice.record import MAX_FUNCTIONS, Advice
 from forecast_autotune.llm.advice.subject import AdviceError
@@ -27,7 +27,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import ADVICE
 from forecast_autotune.store.installed_advice import GROUP, SUFFIX, place_of
-from forecast_autotune.tuning.advice_samples import contradictions, stored_samples, tables_of_source
+from forecast_autotune.tuning.advice_samples import stored_samples, tables_of_source
 from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel, library_kernels
 from forecast_harness.targets.kernels.user_kernel import UserKernel
 
@@ -148,7 +148,6 @@ def _ask(options: argparse.Namespace, output: Output) -> int:
         provider().model_name(spec),
         store,
         options.again,
-        options.revise,
     )
     rows: list[dict[str, Any]] = []
     try:
@@ -177,9 +176,9 @@ def _ask(options: argparse.Namespace, output: Output) -> int:
 class _AdvisingSession:
     """One run of the command: a model, and what it is asked about each kernel."""
 
-    def __init__(self, generate: TextGenerator, model: str, store: Store, again: bool, revise: bool) -> None:
+    def __init__(self, generate: TextGenerator, model: str, store: Store, again: bool) -> None:
         self.generate, self.model, self.store = generate, model, store
-        self.again, self.revise = again, revise
+        self.again = again
 
     def advise(self, name: str, kernel: AdvisedKernel | str) -> dict[str, Any]:
         """Ask about one kernel, or say why not: an entry of the command's JSON."""
@@ -187,29 +186,17 @@ class _AdvisingSession:
             return {"kernel": name, "outcome": "skipped", "why": kernel}
         row: dict[str, Any] = {"kernel": name, "source_sha256": kernel.kernel.source_sha256}
         held = usable_advice(self.store, kernel.kernel.source_sha256)
-        if held is not None and not self.again and not self.revise:
+        if held is not None and not self.again:
             return {**row, "outcome": "kept", **describe_advice(held)}
         begin = time.perf_counter()
         try:
-            advice = self._asked(kernel, held)
+            about = {"source": kernel.source, "model": self.model, "at": utc_now()}
+            advice = ask_for_advice(self.generate, kernel.kernel, kernel.samples, **about)
         except (AdviceError, LLMError) as error:
             return {**row, "outcome": "refused", "why": str(error)}
         self.store.put_advice(advice)
         seconds = round(time.perf_counter() - begin, 3)
         return {**row, "outcome": "written", "seconds": seconds, **describe_advice(advice)}
-
-    def _asked(self, kernel: AdvisedKernel, held: Advice | None) -> Advice:
-        about = {"source": kernel.source, "at": utc_now()}
-        if not self.revise:
-            return ask_for_advice(self.generate, kernel.kernel, kernel.samples, model=self.model, **about)
-        if held is None:
-            raise AdviceError("--revise corrects advice, and there is none: ask without --revise first")
-        measured = contradictions(held, kernel.tables)
-        if not measured:
-            raise AdviceError(
-                "--revise shows what was measured, and the store has nothing: run it once first"
-            )
-        return revise_advice(self.generate, held, kernel.kernel, kernel.samples, measured, **about)
 
 
 def _kernels(

@@ -134,9 +134,6 @@ def advise(commands: Commands) -> None:
     )
     parser.add_argument("--again", action="store_true", help="also where there is advice, which is replaced")
     parser.add_argument(
-        "--revise", action="store_true", help="have advice corrected by what contradicted it: one round"
-    )
-    parser.add_argument(
         "--to",
         metavar="FILE",
         help="with --library: write the advice on its kernels as it ships in a wheel (.jsonl)",

@@ -15,14 +15,12 @@ import pytest
 pytest.importorskip("triton")
 
 from forecast_autotune.commands import main
-from forecast_autotune.llm.advice.asking import revise_advice
 from forecast_autotune.llm.advice.question import advice_prompt
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.open_question import question_key
 from forecast_autotune.store import Store, installed_advice
 from forecast_autotune.store.installed_advice import advice_for
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.advice_samples import contradictions
 from forecast_harness.targets.kernels.advised_kernels import AdvisedKernel, library_kernels
 from forecast_harness.targets.kernels.user_kernel import UserKernel
 from tests.core.captured_output import Capture, shown
@@ -126,30 +124,6 @@ def test_advice_of_another_language_is_replaced(tmp_path: Path, capsys: Capture)
     spec = recorded(tmp_path, [(advice_prompt(asked.samples, asked.source), ANSWER)])
     assert main(["advise", "--stored", "--llm", spec]) == 0
     assert kept(tmp_path)[0].model == "writer-1"
-
-
-def test_one_round_of_revision(tmp_path: Path, capsys: Capture) -> None:
-    asked = measured_store(tmp_path)
-    assert main(["advise", "--stored", "--revise", "--llm", recorded(tmp_path, [])]) == 1
-    assert "ask without --revise first" in capsys.readouterr().err
-    prompt = advice_prompt(asked.samples, asked.source)
-    main(["advise", "--stored", "--llm", recorded(tmp_path, [(prompt, ANSWER)])])
-    (first,) = kept(tmp_path)
-    prompts: list[str] = []
-
-    def answer(prompt: str, n: int) -> list[str]:
-        prompts.append(prompt)
-        return [BETTER]
-
-    told = contradictions(first, asked.tables)
-    assert 0 < len(told) <= 12
-    assert abs(told[0][1] - told[0][2]) >= abs(told[-1][1] - told[-1][2])
-    revise_advice(answer, first, asked.kernel, asked.samples, told, source=asked.source)
-    assert "measured 1.00x" in prompts[0] or "measured" in prompts[0]
-    assert main(["advise", "--stored", "--revise", "--llm", recorded(tmp_path, [(prompts[0], BETTER)])]) == 0
-    (second,) = kept(tmp_path)
-    assert "large blocks win" in second.text
-    assert second.provenance.startswith("revised after")
 
 
 def test_a_library(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,12 +114,11 @@ def _kernels_of(module: ModuleType, package: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class AdvisedKernel:
-    """A kernel to be advised on: its record, its whole source, calls of it, and what was measured of it."""
+    """A kernel to be advised on: its record, its whole source, and calls of it."""
 
     kernel: Kernel
     source: str
     samples: tuple[AdviceSample, ...]
-    tables: tuple[Table, ...] = ()
 
     @classmethod
     def of(cls, target: UserKernel, store: Store) -> AdvisedKernel:
@@ -127,7 +126,7 @@ class AdvisedKernel:
 
         Raises `CommandError` where nothing says how it is called.
         """
-        tables = tuple(tables_of_source(store, target.kernel.name, target.kernel.source_sha256))
+        tables = tables_of_source(store, target.kernel.name, target.kernel.source_sha256)
         samples = stored_samples(tables) or tuple(_described_samples(target, store))
         if not samples:
             raise CommandError(
@@ -135,7 +134,7 @@ class AdvisedKernel:
                 f"inputs(random) nor CASES with configs, and the store at {store.root} no problem of this source. Run "
                 "the program that uses it once under `forecast-autotune run`, or define one of the two"
             )
-        return cls(target.kernel, target.text, samples, tables)
+        return cls(target.kernel, target.text, samples)
 
     @classmethod
     def of_tables(cls, tables: Iterable[Table]) -> Iterator[AdvisedKernel]:
@@ -146,7 +145,7 @@ class AdvisedKernel:
         for source, its in by_source.items():
             record, samples = its[0].problem.kernel, stored_samples(its)
             if source and record.source and samples:
-                yield cls(record, record.source, samples, tuple(its))
+                yield cls(record, record.source, samples)
 
 
 def _described_samples(target: UserKernel, store: Store) -> Iterator[AdviceSample]:

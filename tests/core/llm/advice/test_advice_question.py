@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from forecast_autotune.llm.advice.asking import ATTEMPTS, ask_for_advice, revise_advice
+from forecast_autotune.llm.advice.asking import ATTEMPTS, ask_for_advice
 from forecast_autotune.llm.advice.expressions import ROOTS
 from forecast_autotune.llm.advice.functions import OF_DEVICE, PURE
 from forecast_autotune.llm.advice.language import MAX_CONSTANTS, MAX_TURNS
@@ -25,8 +25,8 @@ from forecast_autotune.llm.advice.subject import (
     AdviceError,
 )
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.advice_samples import contradictions, stored_samples
-from tests.core.llm.advice.functions import BLOCKS, BRANCHES, advice_of, sample
+from forecast_autotune.tuning.advice_samples import stored_samples
+from tests.core.llm.advice.functions import BLOCKS, sample
 
 HIDDEN = {"aligned"}
 """Attributes that are understood and not offered: a kernel's alignment seldom differs."""
@@ -102,36 +102,3 @@ def test_an_answer_that_is_refused_is_asked_about_once_more() -> None:
         ask_for_advice(lambda prompt, n: [], kernel, [sample()])
     with pytest.raises(AdviceError, match="no cost function of rows: line 1"):
         ask_for_advice(lambda prompt, n: ["import os"], kernel, [sample()])
-
-
-def test_a_revision_shows_what_was_measured() -> None:
-    prompts: list[str] = []
-
-    def answer(prompt: str, n: int) -> list[str]:
-        prompts.append(prompt)
-        return [BRANCHES]
-
-    held = advice_of(BLOCKS)
-    revised = revise_advice(answer, held, sample().problem.kernel, [sample()], [("BLOCK=64", 1.0, 2.0)])
-    assert "- BLOCK=64: forecast 2.00x the fastest, measured 4.00x" in prompts[0]
-    assert BLOCKS.strip() in prompts[0]
-    assert (revised.text, revised.model, revised.provenance) == (
-        BRANCHES,
-        "somebody",
-        "revised after 1 measurements",
-    )
-
-
-def test_contradictions_are_those_of_the_problem_measured_most() -> None:
-    table = example_table()
-    text = "def cost(config, args, device, launch):\n    return config.BLOCK\n"
-    few = replace(table, measurements=table.measurements[:3])
-    rows = contradictions(advice_of(text), [few, table])
-    gaps = [abs(answer - true) for _, answer, true in rows]
-    assert len(rows) == 12
-    assert gaps == sorted(gaps, reverse=True)
-    fastest = min((m for m in table.measurements if m.ok), key=lambda m: m.ms)
-    assert all(true >= 0 for _, _, true in rows)
-    assert not any(shown == str(fastest.candidate.config) and answer for shown, answer, _ in rows)
-    assert contradictions(advice_of(text.replace("BLOCK", "GONE")), [table]) == []
-    assert contradictions(advice_of(text), []) == []
