@@ -101,7 +101,7 @@ def calibration_report(name: str, arguments: argparse.Namespace) -> dict[str, An
 def with_tuned_shapes(
     tables: Sequence[Table], known: Sequence[Table], surrogate: Surrogate
 ) -> Iterator[tuple[Table, list[Relative]]]:
-    """Each table that has other shapes, with what the tuner itself measured of the nearest, nearest first."""
+    """Each table of a kernel that has others, with what the tuner itself measured of the nearest, nearest first."""
     tuned: dict[str, Relative] = {}
     for table in tables:
         near = tables_of_other_shapes(table.problem, known)[:_NEAREST]
@@ -123,7 +123,7 @@ def untimed_decisions(limit: int | None) -> list[dict[str, Any]]:
     ]
     given = {
         "nothing": [(table, []) for table in lists],
-        "other shapes": list(with_tuned_shapes(lists, lists, default_surrogate())),
+        "other arguments": list(with_tuned_shapes(lists, lists, default_surrogate())),
         "another GPU": [(t, relatives_of(t, spaces, "devices")) for t in spaces[:limit]],
     }
     rows = []

@@ -58,6 +58,7 @@ from forecast_autotune.records import (
     RiskVerdict,
     digest,
 )
+from forecast_autotune.records.problem import OPTIONS
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.shared_setting import rare_collections
@@ -971,13 +972,16 @@ class TaskForecaster:
             return expect_failing_sources(forecasts, measured)
 
     def _proven(self, relatives: Sequence[Relative]) -> int | None:
-        """Row of the fastest at the nearest relative on this device where at least two ran; None without one."""
-        here = self.problem.device.slug
+        """Row of the fastest at the nearest relative of this device, toolchain and launch options where two ran."""
         for relative in relatives:
             fast = [m for m in latest_labels(relative.measurements).values() if m.ok]
-            if relative.problem.device.slug == here and len(fast) > 1:
+            if len(fast) > 1 and _circumstances(relative.problem) == _circumstances(self.problem):
                 return self.candidates.row_of.get(min(fast, key=lambda m: m.ms).candidate)
         return None
+
+
+def _circumstances(problem: Problem) -> tuple[object, ...]:
+    return problem.device.slug, problem.toolchain, problem.extra.get(OPTIONS)
 
 
 def expect_failing_sources(forecasts: Forecasts, measured: Sequence[Measurement]) -> Forecasts:
