@@ -65,7 +65,7 @@ class Query:
 _CHOSEN_SLOPE, _CHOSEN_ODDS, _ODDS_PER_DOUBLING, _PROVEN_ODDS = 0.42, 0.4, 0.47, 1.2
 """The best of many forecasts is the luckiest as well: log odds of its risk from those of any candidate, less a term for
 each doubling of the tolerance beyond 2 %, and one where it has won at the nearest problem that was tuned. Fitted to 352
-recorded decisions by surrogates that had not seen their families (`benchmarks.forecasting.calibration --untimed --fit`);
+decisions by surrogates that had not seen their families (`benchmarks.forecasting.calibration --untimed --fit`);
 the last lies between the fit (1.4) and libraries (0.9)."""
 _LEAST_RISK = 0.002
 """A share of 512 draws is never nearer to certainty than this."""
