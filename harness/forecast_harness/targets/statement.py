@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forecast_autotune.features.devices import device_spec
@@ -120,11 +120,8 @@ def kernel_statement(
     """The statement of a Triton kernel whose source is to be rewritten."""
     lines = [f"Triton kernel {name}, to be rewritten so that it runs faster and computes the same.", ""]
     lines += [f"Device: {_device_text(device)}"] if device is not None else []
-    lines += (
-        ["Calls:", *(f"- {_call_text(c)}{_bytes_text(c, device)}" for c in calls[:_MAX_LISTED])]
-        if calls
-        else []
-    )
+    shown = [f"- {_call_text(c)}{_bytes_text(c, device)}" for c in calls[:_MAX_LISTED]]
+    lines += ["Calls:", *shown] if shown else []
     lines += ["Some of its configs:", *(f"- {c}" for c in configs[:_MAX_LISTED])] if configs else []
     lines += [
         "",
@@ -134,7 +131,8 @@ def kernel_statement(
         *CONFIGS_RULES,
         "- Optional: RESET_TO_ZERO = [names of arguments]; a function workspace(meta, arguments, base, grid) that "
         "returns how many float32 and int32 elements (zeros) a launch needs at its parameters WORKSPACE and COUNTERS.",
-        "- Parameters named BASE_GRID_0, BASE_GRID_1 and BASE_GRID_2 are filled with the call's own launch grid.",
+        "- Parameters named BASE_GRID_0, BASE_GRID_1, BASE_GRID_2 are filled with the call's own grid. Where it depends on "
+        "tl.constexpr parameters, a source that uses it keeps them, with values in CONFIGS.",
         "- It is compared with the original on hidden shapes and values; precision must not get worse.",
         "",
         *([WORKED_EXAMPLES, ""] if device is not None and device.backend == "cuda" else []),
@@ -163,14 +161,17 @@ def _tensor_text(name: str, tensor: TensorSpec) -> str:
 
 
 def _rules(about: Definition, language: str, entry: str, device: str) -> list[str]:
-    given = list(about.inputs)
-    rules = [f"One Python module in {language} for {device}; it may import torch" + _imports(language)]
+    given, results = list(about.inputs), " and ".join(about.outputs)
+    own = (
+        ", triton and triton.language; its own kernels must do the arithmetic" if language == "triton" else ""
+    )
+    rules = [f"One Python module in {language} for {device}; it may import torch{own}"]
     if about.format is PackFormat.OWN:
         if about.destination:
             names = ", ".join([*given, *about.outputs])
-            call = f"{entry}({names}) writes its results into {_joined_names(about.outputs)}"
+            call = f"{entry}({names}) writes its results into {results}"
         else:
-            call = f"{entry}({', '.join(given)}) returns {_joined_names(about.outputs)}, new tensors"
+            call = f"{entry}({', '.join(given)}) returns {results}, new tensors"
         rules.append(f"It defines {call}; arguments come by name")
     elif about.format is PackFormat.KERNELBENCH:
         rules.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
@@ -197,16 +198,6 @@ def _result_rules(about: Definition) -> list[str]:
     if about.deterministic:
         rules.append("Equal inputs give equal bits")
     return rules
-
-
-def _imports(language: str) -> str:
-    return {"triton": ", triton and triton.language; its own kernels must do the arithmetic"}.get(
-        language, ""
-    )
-
-
-def _joined_names(names: Iterable[str]) -> str:
-    return " and ".join(names)
 
 
 def _call_text(arguments: Sequence[Argument]) -> str:

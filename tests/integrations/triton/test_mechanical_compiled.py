@@ -17,6 +17,11 @@ from forecast_integrations.triton.variants.loading import import_text
 from tests.harness.authors.mechanical_sources import EVERY
 from tests.harness.authors.mechanical_worker import CALLS
 
+_IN_LANES = (
+    ("total = 0.0", "total = tl.zeros((BLOCK,), dtype=tl.float32)"),
+    ("total += tl.sum(tl.exp(x - m), axis=0)\n", "total += tl.exp(x - m)\n    total = tl.sum(total, 0)\n"),
+)
+"""Edits of the softmax: a name changes its shape between two passes."""
 ASKED = {
     "one-pass": ("softmax", "setp"),
     "peel": ("matmul", "wgmma"),
@@ -31,13 +36,18 @@ ASKED = {
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("rewrite", ASKED)
+@pytest.mark.parametrize(
+    ("rewrite", "edits"), [*((name, ()) for name in ASKED), ("one-pass", _IN_LANES)], ids=[*ASKED, "in-lanes"]
+)
 def test_the_compiler_does_what_the_rewrite_asks_for(
-    rewrite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rewrite: str, edits: tuple[tuple[str, str], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     name, wanted = ASKED[rewrite]
     source = EVERY[name]
+    for before, after in edits:
+        assert before in source
+        source = source.replace(before, after)
     given, grid, meta, _ = CALLS[name](random.Random(3))
     if name == "matmul":
         given, meta = _whole(given), {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as with_
 from itertools import count
@@ -26,6 +27,7 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     names,
     parse_expression,
     swap_expressions,
+    with_own_names,
 )
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
 
@@ -75,7 +77,12 @@ def one_pass(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
         draft = unit.copy()
         block = draft.twin(first.block)
         test = parse_expression(f"({end} <= {step}) & ({end} > 0)")
-        block[at:] = [ast.If(test, straight, block[at:])]
+        branches = straight, block[at:]
+        if first.block is unit.entry.body:  # each branch may change such a name's shape
+            plain = [t for s in rest if isinstance(s, ast.Assign) for t in s.targets]
+            shared, taken = set(assigned_names(plain)) & set(assigned_names(block[:at])), names(unit.entry)
+            branches = with_own_names(straight, shared, taken), with_own_names(block[at:], shared, taken)
+        block[at:] = [ast.If(test, *branches)]
         note = f"rows of up to {step} elements stay in registers: {kept} loads fewer"
         configs = _wider_configs(context, step, context.value(end))
         yield SourceEdit(draft, note, 9.0, configs)
@@ -247,11 +254,7 @@ def _wider_configs(context: RewriteContext, tile: str, size: int | None) -> tupl
 
 
 def _product(config: Config, without: str) -> int:
-    product = 1
-    for name, value in config.kwargs:
-        if name != without and isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            product *= value
-    return product
+    return math.prod(v for n, v in config.kwargs if n != without and type(v) is int and v > 0)
 
 
 # --- the last pass runs backwards ---

@@ -38,6 +38,7 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     parse_statements,
     read_names,
     swap_expressions,
+    with_own_names,
 )
 from forecast_harness.authors.triton.programs import exchangeable_program_ids
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
@@ -458,20 +459,16 @@ def statements_of_tile(
     if constants is None:
         return None
     assigned = set(assigned_names(moved)) & {p.arg for p in arguments(unit.entry)}
-    renamed = {name: fresh_name(f"{name}_here", taken) for name in sorted(assigned)}
     calls = unit.calls(moved, "program_id")
     swap_expressions(moved, {id(c): ast.Name(new[axis_of(c)], ast.Load()) for c in calls})
-    for n in ast.walk(moved):
-        if isinstance(n, ast.Name) and n.id in renamed:
-            n.id = renamed[n.id]
-    lines = [f"{new_name} = {name}" for name, new_name in renamed.items()]
+    lines = []
     if axes > 1:
         extents = {0: f"{tile} % {BASE_GRID[0]}", 1: f"{tile} // {BASE_GRID[0]} % {BASE_GRID[1]}"}
         if axes == 2:
             extents[1] = f"{tile} // {BASE_GRID[0]}"
         extents[2] = f"{tile} // ({BASE_GRID[0]} * {BASE_GRID[1]})"
-        lines += [f"{new[axis]} = {extents[axis]}" for axis in sorted(new)]
-    return constants, [*parse_statements("\n".join(lines)), *moved.body]
+        lines = [f"{new[axis]} = {extents[axis]}" for axis in sorted(new)]
+    return constants, [*parse_statements("\n".join(lines)), *with_own_names(moved.body, assigned, taken)]
 
 
 def _hoist_constants(unit: SourceUnit, body: Block) -> Block | None:

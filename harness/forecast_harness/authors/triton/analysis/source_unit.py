@@ -287,6 +287,15 @@ def fresh_name(wanted: str, taken: set[str]) -> str:
     return name
 
 
+def with_own_names(block: Block, shared: set[str], taken: set[str]) -> Block:
+    """The block with other names in place of these, which begin with their values."""
+    own = {name: fresh_name(f"{name}_here", taken) for name in sorted(shared)}
+    for n in (n for s in block for n in ast.walk(s)):
+        if isinstance(n, ast.Name) and n.id in own:
+            n.id = own[n.id]
+    return [*parse_statements("\n".join(f"{new} = {name}" for name, new in own.items())), *block]
+
+
 def parse_expression(text: str) -> ast.expr:
     """An expression from its text."""
     return python_parser.parse_expression(text)
