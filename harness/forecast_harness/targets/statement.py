@@ -131,7 +131,7 @@ def kernel_statement(
         *CONFIGS_RULES,
         "- Optional: RESET_TO_ZERO = [names of arguments]; a function workspace(meta, arguments, base, grid) that "
         "returns how many float32 and int32 elements (zeros) a launch needs at its parameters WORKSPACE and COUNTERS.",
-        "- Parameters named BASE_GRID_0, BASE_GRID_1, BASE_GRID_2 are filled with the call's own grid. Where it depends on "
+        "- Parameters named BASE_GRID_0, BASE_GRID_1, BASE_GRID_2 are filled with the call's grid. Where it depends on "
         "tl.constexpr parameters, a source that uses it keeps them, with values in CONFIGS.",
         "- It is compared with the original on hidden shapes and values; precision must not get worse.",
         "",
