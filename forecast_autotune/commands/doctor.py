@@ -163,7 +163,6 @@ def _packages() -> Iterator[DoctorCheck]:
         "numpy": ("fail", "pip install numpy"),
         "torch": ("warn", "install torch for your GPU: https://pytorch.org/get-started"),
         "triton": ("warn", "pip install 'forecast-autotune[triton]'"),
-        "pyarrow": ("warn", "for `export --format parquet`: pip install 'forecast-autotune[parquet]'"),
     }
     from importlib.metadata import PackageNotFoundError, version
 

@@ -49,30 +49,23 @@ def _known_formats() -> str:
 def export(options: argparse.Namespace, output: Output) -> int:
     """Write tables to a file or to stdout, or other tools' files into a folder; exit status 1 if there are none."""
     name: str = options.file
-    form = options.format or ("parquet" if name.lower().endswith(".parquet") else "jsonl")
+    form = options.format or "jsonl"
     if form in EXPORT_FORMATS:
         return _export_for_others(options, output, form)
-    if name == "-" and form == "parquet":
-        raise UsageError("parquet is not written to stdout: give FILE")
     if name == "-" and output.as_json:
         raise UsageError("the table itself goes to stdout, which --json needs: give FILE")
     # A format that is asked for may go to a file of any name.
-    suffixes = ("",) if options.format or name == "-" else (*SUFFIXES, ".parquet")
+    suffixes = ("",) if options.format or name == "-" else SUFFIXES
     path = output_path("FILE", name, *suffixes)
     store = open_named_store(options)
     tables = list(store.tables(options.kernel, options.device))
-    variants = [] if form == "parquet" else store.variants_of(options.kernel)
+    variants = store.variants_of(options.kernel)
     if not tables and not variants:
         filtered = " that --kernel and --device choose" if options.kernel or options.device else ""
         raise CommandError(f"nothing to export: the store at {store.place} holds no measurement{filtered}")
-    if form == "parquet":
-        from forecast_autotune.store.exports import write_parquet
-
-        count = write_parquet(path, tables)
-    else:
-        if name == "-" and isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # as the format has it, whatever the terminal's
-        count = write_tables(path, tables, [v.to_json() for v in variants])
+    if name == "-" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as the format has it, whatever the terminal's
+    count = write_tables(path, tables, [v.to_json() for v in variants])
     of = f"{count_text(len(tables), 'problem')}{_variants_note(len(variants))}"
     shown = f"{count_text(count, 'measurement')} of {of}"
     if name == "-":

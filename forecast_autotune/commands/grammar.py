@@ -194,11 +194,11 @@ def _export(commands: Commands) -> None:
         nargs="?",
         default="-",
         metavar="FILE",
-        help=".jsonl, .jsonl.gz, .jsonl.xz or .parquet (for other programs: it cannot be imported again); - is stdout",
+        help=".jsonl, .jsonl.gz or .jsonl.xz; - is stdout",
     )
     export.add_argument(
         "--format",
-        choices=("jsonl", "parquet", *OTHER_TOOLS),
+        choices=("jsonl", *OTHER_TOOLS),
         help="default: by the file's name; for other tools, FILE is the folder that their files go to",
     )
     filters(export)

@@ -149,7 +149,7 @@ _REQUIRED = ("filelock", "numpy", "platformdirs", "rich", "threadpoolctl")
 _REINSTALL = "pip install --force-reinstall forecast-autotune"
 _EXTRAS = {
     "triton": "triton",
-    "pyarrow": "parquet",
+    "pyarrow": "train",
     "lightgbm": "eval",
     "sklearn": "eval",
     "jinja2": "llm",

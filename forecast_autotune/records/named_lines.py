@@ -28,7 +28,6 @@ JUDGED_BYTES = 64 * 1024 * 1024
 """Below so many, no ratio is judged: a small file of one row repeated may have any."""
 _CHUNK = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_PARQUET = b"PAR1"
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\0"
 
@@ -198,17 +197,13 @@ def numbered_lines(
     """Yield (line number, line without its end) of a file as `unpacked` reads it, a byte-order mark left out.
 
     Whole lines have `end` in the place of theirs; a last one that may be cut off has not.
-    A line of more than `MAX_LINE_BYTES` is refused. Raises `RecordError` for more than `MAX_LINES`, for Parquet and
+    A line of more than `MAX_LINE_BYTES` is refused. Raises `RecordError` for more than `MAX_LINES`, and
     as `unpacked` does; where compressed bytes are cut off, `refuse` is told and the lines before that count.
     """
     most = MAX_STREAM_LINES if streamed else MAX_LINES
     with unpacked(path, streamed=streamed) as read:
         number, rest, skipping = 0, b"", False
         while chunk := _next_chunk(read, refuse):
-            if not number and chunk.startswith(_PARQUET):
-                raise RecordError(
-                    f"{path}: Parquet is for other programs: export .jsonl or .jsonl.gz to read it here"
-                )
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 number += 1

@@ -1,20 +1,16 @@
-"""Measurements and decisions in the formats of other tools: Kernel Tuner, vLLM, SGLang; and tables as Parquet."""
+"""Measurements and decisions in the formats of other tools: Kernel Tuner, vLLM, SGLang."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.errors import StoreError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.records import (
     Argument,
@@ -26,7 +22,6 @@ from forecast_autotune.records import (
     Problem,
     Scalar,
 )
-from forecast_autotune.records.bounded_json import without_halves
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.formats.kernel_tuner import OWN
 
@@ -442,76 +437,3 @@ def write_export(
 ) -> ExportReport:
     """Write tables and decisions in one of `EXPORT_FORMATS` into a folder. Raises `OSError`."""
     return EXPORT_FORMATS[form](folder, tuned_problems(tables, decisions))
-
-
-_ROWS_AT_ONCE = 50_000
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
-
-
-_COLUMNS: dict[str, tuple[str, Callable[[Problem, Measurement], Any]]] = {
-    "kernel": ("string", lambda p, m: p.kernel.name),
-    "language": ("string", lambda p, m: p.kernel.language),
-    "source_sha256": ("string", lambda p, m: p.kernel.source_sha256),
-    "device": ("string", lambda p, m: p.device.name),
-    "backend": ("string", lambda p, m: p.device.backend),
-    "arch": ("string", lambda p, m: p.device.arch),
-    "problem": ("string", lambda p, m: p.id),
-    "key": ("string", lambda p, m: _json(list(p.key))),
-    "arguments": ("string", lambda p, m: _json([a.to_json() for a in p.arguments])),
-    "toolchain": ("string", lambda p, m: _json(dict(p.toolchain))),
-    "variant": ("string", lambda p, m: m.candidate.variant),
-    "config": ("string", lambda p, m: _json(m.candidate.config.to_json())),
-    "kwargs": ("string", lambda p, m: _json(dict(m.candidate.config.kwargs))),
-    "num_warps": ("int64", lambda p, m: m.candidate.config.num_warps),
-    "num_stages": ("int64", lambda p, m: m.candidate.config.num_stages),
-    "num_ctas": ("int64", lambda p, m: m.candidate.config.num_ctas),
-    "maxnreg": ("int64", lambda p, m: m.candidate.config.maxnreg),
-    "grid": ("string", lambda p, m: None if (g := m.grid or p.grid) is None else _json(list(g))),
-    "outcome": ("string", lambda p, m: str(m.outcome)),
-    "median_ms": ("float64", lambda p, m: m.median_ms),
-    "p20_ms": ("float64", lambda p, m: m.p20_ms),
-    "p80_ms": ("float64", lambda p, m: m.p80_ms),
-    "repeats": ("int64", lambda p, m: m.repeats),
-    "compile_s": ("float64", lambda p, m: m.compile_s),
-    "protocol": ("string", lambda p, m: m.protocol),
-    "at": ("string", lambda p, m: m.at),
-    "extra": ("string", lambda p, m: _json(dict(m.extra))),
-}
-"""Columns, their types, and what is in them; strings of structured values are JSON."""
-
-
-def measurement_rows(tables: Iterable[Table]) -> Iterator[dict[str, Any]]:
-    """One flat row per measurement, with its problem's columns repeated."""
-    for table in tables:
-        for m in table.measurements:
-            row = {name: get(table.problem, m) for name, (_, get) in _COLUMNS.items()}
-            yield {k: without_halves(v) if isinstance(v, str) else v for k, v in row.items()}
-
-
-def write_parquet(path: Path, tables: Iterable[Table]) -> int:
-    """Write one row per measurement (`measurement_rows`), as `write_tables` does; returns the number of rows.
-
-    Raises `StoreError` when pyarrow is not installed, and `OSError` when the file cannot be written.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise StoreError(
-            f"writing {path.name} needs pyarrow ({error}): pip install 'forecast-autotune[parquet]', "
-            "or write .jsonl.gz instead"
-        ) from error
-    schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, (kind, _) in _COLUMNS.items()])
-    count, flat = 0, measurement_rows(tables)
-    # A device or a pipe cannot be asked where it stands, as the format's writer does.
-    with open_named_output(path) as stream, tempfile.TemporaryFile() as whole:
-        with pyarrow.parquet.ParquetWriter(whole, schema) as writer:
-            while batch := list(islice(flat, _ROWS_AT_ONCE)):
-                writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
-                count += len(batch)
-        whole.seek(0)
-        shutil.copyfileobj(whole, stream)
-    return count

@@ -43,7 +43,6 @@ def test_every_extra_that_is_named_exists() -> None:
         "vllm",
         "train",
         "eval",
-        "parquet",
     }
     assert [one for one in named if one[0] not in EXTRAS] == []
 

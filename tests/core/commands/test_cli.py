@@ -94,7 +94,6 @@ def test_help_and_version_load_nothing_heavy(argument: str) -> None:
             "1.3.26",
         ],
         ["export", "--json"],
-        ["export", "--format", "parquet"],
     ],
     ids=" ".join,
 )
@@ -165,7 +164,7 @@ def test_every_command_shows_examples_that_its_grammar_takes() -> None:
     [
         (
             ["export", "out.csv"],
-            "FILE out.csv: the name must end in .jsonl, .jsonl.gz, .jsonl.xz or .parquet",
+            "FILE out.csv: the name must end in .jsonl, .jsonl.gz or .jsonl.xz",
         ),
         (["export", "/no/such/place/t.jsonl"], "there is no directory /no/such/place"),
         (["show", "--page", "s.pdf"], "--page s.pdf: the name must end in .html or .htm"),

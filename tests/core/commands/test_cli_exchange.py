@@ -67,13 +67,13 @@ def test_an_export_of_nothing_fails_and_leaves_what_was_there(
     file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     main(["import", str(file)])
-    for name in ("-", str(file), str(tmp_path / "new.parquet")):
+    for name in ("-", str(file), str(tmp_path / "new.jsonl")):
         assert main(["export", name, "--kernel", "other"]) == 1
         captured = capsys.readouterr()
         assert "nothing to export" in captured.err
         assert "--kernel" in captured.err
     assert read_tables(file)
-    assert not (tmp_path / "new.parquet").exists()
+    assert not (tmp_path / "new.jsonl").exists()
     assert main(["export", "--store", str(tmp_path)]) == 1
     assert "holds no measurement\n" in capsys.readouterr().err
 
@@ -104,17 +104,6 @@ def test_a_file_of_no_known_format_is_one_error(
     captured = capsys.readouterr()
     assert "added 15 measurements" in captured.out
     assert "1 file refused" in captured.err
-
-
-def test_parquet_says_what_is_read_in_its_place(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    pytest.importorskip("pyarrow")
-    written = tmp_path / "out.parquet"
-    assert main(["import", str(file)]) == 0
-    assert main(["export", str(written)]) == 0
-    capsys.readouterr()
-    for words in (["import", str(written)], ["replay", str(written)]):
-        assert main(words) == 2
-        assert "out.parquet: Parquet is for other programs: export .jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["kernel-tuner", "jsonl"])
@@ -154,14 +143,6 @@ def test_a_folder_that_import_cannot_read_says_why(
 def test_a_table_is_read_from_stdin(file: Path) -> None:
     done = command("import", "-", "--json", input=file.read_text(encoding="utf-8"))
     assert json.loads(done.stdout)["added"] == 15
-
-
-def test_parquet_by_name_and_by_option(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    main(["import", str(file)])
-    for name, option in (("a.parquet", []), ("b.table", ["--format", "parquet"])):
-        assert main(["export", str(tmp_path / name), *option]) == 0
-        assert parquet.read_table(tmp_path / name).num_rows == 15
 
 
 def test_a_triton_cache_is_imported_for_a_named_device(tmp_path: Path, capsys: Capture) -> None:

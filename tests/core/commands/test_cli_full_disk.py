@@ -23,7 +23,6 @@ LIMIT = 1500
 WRITING = [
     (["export", "out.jsonl", "--store", "filled"], "out.jsonl"),
     (["export", "out.jsonl.gz", "--store", "filled"], "out.jsonl.gz"),
-    (["export", "out.parquet", "--store", "filled"], "out.parquet"),
     (["import", "table.jsonl", "--store", "new"], "new"),
     (["llm", "ask", "--export", "out.jsonl", "table.jsonl"], "out.jsonl"),
     (["show", "--page", "out.html", "--store", "filled"], "out.html"),
@@ -32,9 +31,6 @@ WRITING = [
         "out.jsonl",
     ),
 ]
-
-NEEDED = {".parquet": "pyarrow"}
-"""The package that writes such a file."""
 
 
 @pytest.fixture
@@ -69,8 +65,6 @@ def run(folder: Path, words: list[str], limit: int) -> subprocess.CompletedProce
     ("words", "target"), WRITING, ids=lambda v: "-".join(v)[:40] if isinstance(v, list) else v
 )
 def test_a_full_disk_leaves_nothing_torn(words: list[str], target: str, folder: Path) -> None:
-    if (package := NEEDED.get(Path(target).suffix)) is not None:
-        pytest.importorskip(package)
     done = run(folder, words, LIMIT)
     assert done.returncode in (1, 2), done.stdout + done.stderr
     assert done.stderr.splitlines()[-1].startswith("forecast-autotune: error: "), done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from forecast_autotune.commands import main
 from forecast_autotune.records import Candidate, Config, Measurement, Outcome, Problem
 from forecast_autotune.records.table import Table, read_tables, write_tables
 from forecast_autotune.store import Store
-from forecast_autotune.store.exports import write_parquet
 from forecast_autotune.store.formats import read_file
 from tests.core.store.stored import A100, H200, decided, measured, problem
 
@@ -91,7 +88,7 @@ def test_configs_that_python_calls_equal_but_json_does_not_are_both_imported(sto
     assert store.import_tables([Table(p, pair)]) == 2
 
 
-# --- Triton's cache, Parquet ---
+# --- Triton's cache ---
 
 
 def triton_entry(kwargs: dict[str, object], times: object) -> list[object]:
@@ -162,42 +159,6 @@ def test_a_malformed_cache_file_is_named_and_the_rest_taken(
     assert main(["import", *files, *words]) == 2
     assert "bad.autotune.json" in capsys.readouterr().err
     assert [t.problem.kernel.name for t in Store(tmp_path / "store").tables()] == ["good"]
-
-
-def test_parquet_has_one_flat_row_per_measurement(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    p, q = problem(), problem(2048)
-    tables = [Table(p, [measured(p, 16), measured(p, 32, None)]), Table(q, [measured(q, 16, 0.5)])]
-    assert write_parquet(tmp_path / "all.parquet", tables) == 3
-    read = parquet.read_table(tmp_path / "all.parquet").to_pylist()
-    assert [(r["problem"], r["outcome"], r["median_ms"]) for r in read] == [
-        (p.id, "ok", 1.0),
-        (p.id, "compile_error", None),
-        (q.id, "ok", 0.5),
-    ]
-    assert json.loads(read[0]["config"])["kwargs"] == json.loads(read[0]["kwargs"]) == {"BLOCK": 16}
-    assert json.loads(read[1]["extra"]) == {"message": "no"}
-    assert json.loads(read[2]["key"]) == ["2048"]
-    assert [f.name for f in tmp_path.iterdir()] == ["all.parquet"]
-    assert write_parquet(tmp_path / "none.parquet", []) == 0
-    assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
-
-
-def test_without_pyarrow_the_error_names_the_remedy(tmp_path: Path) -> None:
-    body = """
-import sys
-sys.modules["pyarrow"] = None  # as good as not installed
-from pathlib import Path
-from forecast_autotune.errors import StoreError
-from forecast_autotune.store.exports import write_parquet
-from forecast_autotune.store.formats import read_file
-try:
-    write_parquet(Path(sys.argv[1]), [])
-except StoreError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", body, str(tmp_path / "x")], capture_output=True, text=True)
-    assert "pip install 'forecast-autotune[parquet]'" in done.stdout, done.stderr
 
 
 def test_exported_gzip_is_the_same_bytes_each_time(tmp_path: Path) -> None:
