@@ -9,7 +9,6 @@ The core imports none of the packages that build on it. They register under thes
 | `forecast_autotune.models` | a module with the functions of `llm.providers.Provider` |
 | `forecast_autotune.questions` | a function (options) -> questions of a kind, for `llm ask --export --kind NAME` |
 | `forecast_autotune.frameworks` | a module with the functions of `frameworks.Framework` |
-| `forecast_autotune.replays` | a way to replay tables, by its name on the command line |
 | `forecast_autotune.advice` | no object: the place of a file of that package (`store.installed_advice`) |
 """
 

@@ -11,7 +11,6 @@ from forecast_autotune.commands.registry import (
     SEED,
     WORKERS,
     Commands,
-    IntegerRange,
     Parser,
     RealRange,
     filters,
@@ -79,7 +78,6 @@ def _replay(commands: Commands) -> None:
         examples=(
             "replay",
             "replay table.jsonl --workers 4 --policy exhaustive",
-            "replay --leave-out kernel --jobs 2",
         ),
     )
     replay.add_argument("tables", nargs="*", metavar="TABLE", help="table files (default: the shipped ones)")
@@ -118,16 +116,6 @@ def _replay(commands: Commands) -> None:
     replay.add_argument(
         "--llm", metavar="SPEC", help="a language model beside the surrogate, as in FORECAST_AUTOTUNE_LLM"
     )
-    replay.add_argument(
-        "--leave-out",
-        choices=("family", "hand", "kernel", "shape", "device"),
-        help="fit the surrogate without one of these at a time, and score it beside the baselines",
-    )
-    replay.add_argument("--baselines", metavar="A,B", help="with --leave-out: which (default: all)")
-    replay.add_argument(
-        "--seeds", type=IntegerRange(1, 1000), metavar="N", help="with --leave-out: repetitions (default: 5)"
-    )
-    replay.add_argument("--jobs", type=WORKERS, metavar="N", help="with --leave-out: processes (default: 1)")
 
 
 def _show(commands: Commands) -> None:

@@ -1,8 +1,4 @@
-"""`replay`: the tuner's decisions on recorded tables, in seconds and without a GPU.
-
-With `--leave-out`, the surrogate is fitted anew for every family (hand, kernel, shape, device) without
-it, and all baselines are scored beside it.
-"""
+"""`replay`: the tuner's decisions on recorded tables, in seconds and without a GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from forecast_autotune import plugins
-from forecast_autotune.commands.output import Output, UsageError
+from forecast_autotune.commands.output import Output
 from forecast_autotune.commands.recorded_tables import load_tables
 from forecast_autotune.llm.providers import provider
 from forecast_autotune.policy import Exhaustive, Fixed, Policy
@@ -33,18 +28,13 @@ if TYPE_CHECKING:
     from forecast_autotune.surrogates.protocol import Surrogate
     from forecast_autotune.tuning.replays.replay import ReplayRow
 
-REPLAYS = "forecast_autotune.replays"
-
 
 def replay(options: argparse.Namespace, output: Output) -> int:
     """Replay tables, and print the report."""
-    _check_left_out(options)
     policy, settings = _policy(options), _settings(options)
     if options.llm is not None:
         provider().check(options.llm)
     tables = load_tables(options)
-    if options.leave_out is not None:
-        return int(plugins.load(REPLAYS, "leave-out")(tables, options, settings, policy, output))
     report = _replay(tables, options, settings, policy, output)
     data = report.to_json()
     if report.without is not None and options.llm is not None:
@@ -84,20 +74,6 @@ def _policy(options: argparse.Namespace) -> Callable[[Table], Policy | None]:
         return Fixed(count, random=name == "random")
 
     return fixed
-
-
-def _check_left_out(options: argparse.Namespace) -> None:
-    if options.leave_out is None:
-        for name in ("jobs", "seeds", "baselines"):
-            if getattr(options, name) is not None:
-                raise UsageError(f"--{name} belongs to --leave-out: give both, or neither")
-        return
-    plain = options.prior == "none" and options.surrogate == "analytic"
-    if not plain or options.llm is not None:
-        raise UsageError(
-            "--leave-out says itself what is known (shape: the kernel's other shapes), fits the learned "
-            "surrogate: leave out --prior, --surrogate and --llm (`eval` has it)"
-        )
 
 
 def _replay(

@@ -208,7 +208,6 @@ def test_a_replay_asks_only_where_the_gate_is_open(run: Run, server: FaultyServe
             ["train", "calibrate-llm", "t.jsonl", "--llm", "http://h:1/v1?model=m", "--noted"],
             "without --noted",
         ),
-        (["replay", "--leave-out", "family", "--llm", "x"], "--llm"),
         (["eval", "--subject", "llm"], "--subject"),
     ],
 )

@@ -116,7 +116,7 @@ def test_online_refreshes_when_due_and_can_be_rolled_back(
     assert "nothing was replaced" in said(capsys, *online, "--roll-back", status=1)
 
 
-# --- train surrogate and replay --leave-out ---
+# --- train surrogate ---
 
 
 Capture = pytest.CaptureFixture[str]
@@ -165,34 +165,3 @@ def test_wrong_words_are_answered_before_anything_is_fitted(
     assert main(["train", "surrogate", few, *words]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_replay_with_a_family_left_out_has_replays_keys_and_the_scores(few: str, capsys: Capture) -> None:
-    words = ["replay", few, "--leave-out", "family", "--baselines", "random", "--seeds", "1", "--json"]
-    assert main(words) == 0
-    held_out = printed(capsys)
-    assert main(["replay", few, "--json"]) == 0
-    plain = printed(capsys)
-    assert plain.keys() <= held_out.keys()
-    assert plain["summary"].keys() == held_out["summary"].keys()
-    assert plain["problems"][0].keys() == held_out["problems"][0].keys()
-    assert held_out["summary"]["surrogate"].startswith("learned/")
-    assert held_out["leave_out"] == "family"
-    assert set(held_out["evaluation"]["methods"]) == {"learned", "random"}
-    assert held_out["evaluation"]["folds"].keys() == {"scan", "transpose"}
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--baselines", "random"], "--baselines belongs to --leave-out"),
-        (["--leave-out", "family", "--baselines", "magic"], "--baselines magic: choose from random"),
-        (["--leave-out", "family", "--seeds", "0"], "--seeds: must be an integer from 1"),
-        (["--leave-out", "device"], "leaving out one device at a time needs two or more"),
-        (["--leave-out", "family", "--prior", "tuned"], "leave out --prior"),
-    ],
-)
-def test_wrong_words_of_a_left_out_replay(words: list[str], said: str, few: str, capsys: Capture) -> None:
-    assert main(["replay", few, *words]) == 2
-    assert said in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Commands of the trainer: `train`, `eval`, and `replay --leave-out`."""
+"""Commands of the trainer: `train` and `eval`."""
