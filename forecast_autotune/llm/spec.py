@@ -139,10 +139,7 @@ def parsed(text: str, *, writing: bool = False) -> ModelSpec:
         return _parse_server(place, query, writing)
     if scheme not in _LOCAL_OPTIONS or not rest:
         raise SettingsError(f"a language model is given as {SPEC_FORMS}; this is none of these")
-    known = _LOCAL_OPTIONS[scheme]
-    if writing and scheme == "transformers":
-        known = known | _GENERATION_OPTIONS
-    return ModelSpec(scheme, rest, _parse_options(query, known, scheme))
+    return ModelSpec(scheme, rest, _parse_options(query, _LOCAL_OPTIONS[scheme], scheme))
 
 
 def shown_model(text: str) -> str:

@@ -22,8 +22,6 @@ from forecast_integrations.models.http.client import ServerClient
 from forecast_integrations.models.http.completions import CompletionsBackend, completions_generator
 from forecast_integrations.models.http.limits import SpendingLimits, TokenPrices
 from forecast_integrations.models.recorded import RecordedAnswers, RecordedBackend, recorded_generator
-from forecast_integrations.models.transformers.generation import LocalGenerator
-from forecast_integrations.models.transformers.loading import ModelSource
 
 _PACKAGES = {
     "transformers": ("jinja2", "torch", "transformers", "safetensors"),
@@ -81,9 +79,6 @@ def text_generator(
     options = spec.given_options("temperature", "max_tokens")
     if spec.kind == "recorded":
         return recorded_generator(spec.location)
-    if spec.kind == "transformers":
-        source = ModelSource(spec.location, **spec.given_options("adapter", "device", "dtype"))
-        return LocalGenerator(source, timeout_s=timeout_s, on_usage=on_usage, **options)
     if spec.kind == "completions":
         return completions_generator(
             _open_client(spec, settings), spec.options["model"], timeout_s, **options, on_usage=on_usage
@@ -94,7 +89,7 @@ def text_generator(
             spec = replace(spec, options={"temperature": 1.0, **spec.options})
         return chat_generator(_open_chat(spec, _open_client(spec, settings)), timeout_s, on_usage=on_usage)
     raise SettingsError(
-        f"{spec.kind} does not generate text: use kind=chat, kind=completions, transformers: or recorded:"
+        f"{spec.kind} does not generate text: serve the model and use kind=chat or kind=completions, or use recorded:"
     )
 
 
