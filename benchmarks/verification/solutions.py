@@ -596,8 +596,7 @@ def judged(mutant: Mutant, place: CandidatePlace, lane: SandboxLane) -> Row:
     for name, verdict in base.verdicts(change.source, lane):
         if verdict.judgement is Judgement.INFRASTRUCTURE:
             raise SandboxError(f"{name}: {verdict.reasons[0].detail}"[:200])
-        why = "; ".join(f"{r.code}: {r.detail}"[:120] for r in verdict.reasons)
-        row |= {name: str(verdict.judgement), f"{name}_s": round(verdict.seconds, 3), f"{name}_why": why}
+        row |= {name: str(verdict.judgement), f"{name}_s": round(verdict.seconds, 3)}
     if of_kernel:  # a search launches it once on the device before it times it
         row["quick"] = "rejected" if row.get("on_call", True) else "accepted"
     return row

@@ -29,6 +29,8 @@ class FunctionReplacement(Record, label="replacement"):
     """Dtype and, for each axis, the least and the largest size, by parameter."""
     constants: tuple[Argument, ...] = ()
     """Numbers and texts that the other parameters must equal."""
+    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+    """The only shapes, by parameter, that it takes, where it is slower at others; empty: all within those sizes."""
 
 
 @dataclass(frozen=True)

@@ -183,14 +183,16 @@ class NodeResult:
 
     @property
     def other_calls_text(self) -> str:
-        """The calls that the search never timed and at which it is slower, for a person; empty where it is at none."""
-        ratios = self.facts.get("other_calls", {})
+        """The calls at which it is slower, for a person; empty where it is at none."""
+        ratios = self.facts.get("each_call", {})
         each = [f"{n} ({2 ** -ratios[n][0]:.2f} times)" for n in self.facts.get("slower_at", ())]
-        return (
-            f"slower at calls that were not searched, use it at the others alone: {', '.join(each)}"
-            if each
-            else ""
-        )
+        return f"slower at some calls, use it at the others alone: {', '.join(each)}" if each else ""
+
+    @property
+    def faster_at(self) -> tuple[str, ...] | None:
+        """The calls at which it may take the base's place, where it is slower at others; None: all."""
+        slower = self.facts.get("slower_at", ())
+        return tuple(n for n in self.facts.get("each_call", {}) if n not in slower) if slower else None
 
 
 EVIDENCE_TEXTS = {

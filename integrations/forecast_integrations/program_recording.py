@@ -287,7 +287,7 @@ def _device_launches(profiler: Any) -> list[tuple[str, float, float]]:
 def _covered(
     signature: inspect.Signature, replacement: FunctionReplacement, args: Any, kwargs: Any
 ) -> dict[str, Any] | None:
-    """The tensors of a call that the replacement was verified for; None for any other call."""
+    """The tensors of a call that the replacement was verified for and is faster at; None for any other call."""
     import torch
 
     try:
@@ -312,6 +312,8 @@ def _covered(
             or (tensor.requires_grad and torch.is_grad_enabled())
         ):
             return None
+    if replacement.shapes and {n: tuple(t.shape) for n, t in values.items()} not in replacement.shapes:
+        return None
     return values
 
 

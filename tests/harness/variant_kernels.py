@@ -38,6 +38,20 @@ SOFTMAX = HEAD + (
     "        result = tl.exp(value.to(tl.float32) - high) * scale\n"
     "        tl.store(out + row * n + i, result.to(out.dtype.element_ty), mask=i < n)\n"
 )
+NORM = HEAD + (
+    "def kernel(x, out, stride, n, BLOCK: tl.constexpr):\n"
+    "    row = tl.program_id(0)\n"
+    "    total = tl.zeros([BLOCK], tl.float32)\n"
+    "    for start in range(0, n, BLOCK):\n"
+    "        i = start + tl.arange(0, BLOCK)\n"
+    "        value = tl.load(x + row * stride + i, mask=i < n, other=0.0).to(tl.float32)\n"
+    "        total += value * value\n"
+    "    scale = 1 / tl.sqrt(tl.sum(total, axis=0) + 1e-4)\n"
+    "    for start in range(0, n, BLOCK):\n"
+    "        i = start + tl.arange(0, BLOCK)\n"
+    "        value = tl.load(x + row * stride + i, mask=i < n, other=0.0)\n"
+    "        tl.store(out + row * n + i, (value * scale).to(out.dtype.element_ty), mask=i < n)\n"
+)
 UNMASKED = HEAD + (
     "def kernel(x, out, n, BLOCK: tl.constexpr):\n"
     "    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"

@@ -11,15 +11,15 @@ from pathlib import Path
 from forecast_autotune import python_parser
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.records.program import FunctionReplacement, TorchFunction
-from forecast_harness.targets.program_functions import ENTRY, replacement_of
+from forecast_harness.targets.program_functions import ENTRY
 
 
 def patch_text(
-    faster: Mapping[str, tuple[TorchFunction, str]], kernels: Mapping[str, str], root: Path
+    faster: Mapping[str, tuple[TorchFunction, FunctionReplacement]], kernels: Mapping[str, str], root: Path
 ) -> str:
     """The diff, with paths relative to `root`.
 
-    `faster` has the function and its verified source by name. `kernels` has the file of a Triton kernel by name: where
+    `faster` has the function and what takes its place by name. `kernels` has the file of a Triton kernel by name: where
     it has a tuner, that one takes the verified variants of the store besides.
     """
     changed: dict[Path, str] = {}
@@ -27,7 +27,7 @@ def patch_text(
         text = changed.get(Path(own)) or read_document(Path(own))
         if (served := _served_tuner(text, kernel)) is not None:
             changed[Path(own)] = served
-    for function, source in faster.values():
+    for function, replacement in faster.values():
         path, name = Path(function.file), function.name.partition(":")[2]
         module = f"{name}_faster"
         text = changed.get(path) or read_document(path)
@@ -36,7 +36,7 @@ def patch_text(
         assert node is not None  # it was recorded
         changed[path] = _dispatched(text, tree, node, module, path)
         file = path.with_name(f"{module}.py")
-        changed[file] = _faster_module(source, name, node, replacement_of(function, source))
+        changed[file] = _faster_module(name, node, replacement)
     return "".join(_diff(path, text, root) for path, text in sorted(changed.items()))
 
 
@@ -111,8 +111,8 @@ def _parameters(node: ast.FunctionDef, *, named: bool) -> list[str]:
     return [*given, *(f"{a.arg}={a.arg}" if named else a.arg for a in node.args.kwonlyargs)]
 
 
-def _faster_module(source: str, name: str, node: ast.FunctionDef, replacement: FunctionReplacement) -> str:
-    """The verified source, the function with the program's parameters, and the test for what it was verified for."""
+def _faster_module(name: str, node: ast.FunctionDef, replacement: FunctionReplacement) -> str:
+    """The verified source, the function with the program's parameters, and the test for the calls that it takes."""
     parameters = ", ".join(_parameters(node, named=False))
     tensors = list(replacement.tensors)
     tests = []
@@ -124,10 +124,14 @@ def _faster_module(source: str, name: str, node: ast.FunctionDef, replacement: F
             tests.append(f"{tensor}.dim() == {len(sizes)}")
             tests += [f"{low} <= {tensor}.shape[{n}] <= {high}" for n, (low, high) in enumerate(sizes)]
     tests += [f"{c.name} == {c.value!r}" for c in replacement.constants]
+    if replacement.shapes:
+        taken = [tuple(shapes[t] for t in tensors) for shapes in replacement.shapes]
+        tests.append(f"({', '.join(f'tuple({t}.shape)' for t in tensors)},) in {taken}")
     needing = " or ".join(f"{t}.requires_grad" for t in tensors)
     tests.append(f"not (torch.is_grad_enabled() and ({needing}))" if len(tensors) > 1 else f"not {needing}")
     given = ", ".join(f"{t}={t}" for t in tensors)
     condition = "\n        and ".join(tests)
+    source = replacement.source
     imported = "" if "import torch\n" in source else "import torch\n\n"
     return (
         f'"""A faster {name}, verified against the original for the calls that `covers` accepts."""\n\n'

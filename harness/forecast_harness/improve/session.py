@@ -17,6 +17,7 @@ from forecast_autotune.records.program import (
     FunctionReplacement,
     ProgramRecording,
     RecordingPlan,
+    TorchFunction,
 )
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import write_atomically
@@ -73,6 +74,12 @@ class SearchEnd(Record, label="search end"):
     """The confirmed source, empty where there is none."""
     problem: str = ""
     folder: str = ""
+    faster_at: tuple[str, ...] | None = None
+    """The calls at which it is faster, where it is slower at others."""
+
+    def replacement(self, function: TorchFunction) -> FunctionReplacement:
+        """The confirmed source in place of a function, where it is faster."""
+        return replacement_of(function, self.source, self.faster_at)
 
 
 @dataclass
@@ -191,9 +198,9 @@ class ImproveSession:
         if not faster or (proof is not None and faster.keys() <= {*proof.parts, *proof.refused}):
             return
         replaced: dict[str, FunctionReplacement] = {}
-        for name, source in faster.items():
+        for name in faster:
             if (function := parts[name].function) is not None:
-                replaced[name] = replacement_of(function, source)
+                replaced[name] = improvement.searches[name].replacement(function)
         functions = tuple(p.name for p in improvement.parts if p.function is not None and p.name in replaced)
         plan = RecordingPlan(functions=functions, step=self.settings.step, check=self.settings.check)
         request = ProofRequest(
@@ -276,11 +283,15 @@ def _search_end(state: SearchState) -> SearchEnd:
         reason = "" if state.stopped is None or state.scores else state.stopped.reason
         return SearchEnd(measured=measured, spent=spent, problem=reason)
     judged = state.confirmed.get(best) or state.judged[best]
+    if judged.faster_at == ():
+        return SearchEnd(measured=measured, spent=spent, problem="slower at every call by itself")
     source = state.nodes[best].source
     config: Any = judged.config
     if isinstance(config, Mapping) and state.target.kind == "pack":
         source = apply_config(source, dict(config))
-    return SearchEnd(2**-state.best_score, True, measured, spent=spent, source=source)
+    return SearchEnd(
+        2**-state.best_score, True, measured, spent=spent, source=source, faster_at=judged.faster_at
+    )
 
 
 def load_improvement(folder: Path) -> Improvement | None:

@@ -130,16 +130,26 @@ def write_pack(pack: Pack, folder: Path) -> None:
         (folder / "solutions" / f"{solution.name}.py").write_text(solution.source, encoding="utf-8")
 
 
-def replacement_of(function: TorchFunction, source: str) -> FunctionReplacement:
-    """A verified source in place of a function, for calls of the sizes and numbers that its pack is about."""
+def replacement_of(
+    function: TorchFunction, source: str, faster_at: Sequence[str] | None = None
+) -> FunctionReplacement:
+    """A verified source in place of a function, for calls of the sizes and numbers that its pack is about.
+
+    `faster_at`: the workloads at which it is faster, where it is not at all of them: it takes no other sizes.
+    """
     calls = _like_calls(function.forms)
+    shapes = tuple(
+        {a.name: a.shape for a in call.arguments if a.kind == "tensor"}
+        for n, call in enumerate(calls, 1)
+        if f"call-{n}" in (faster_at or ())
+    )
     sizes: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {}
     for number, argument in enumerate(calls[0].arguments):
         if argument.kind == "tensor":
             each = zip(*(c.arguments[number].shape for c in calls), strict=True)
             sizes[argument.name] = argument.dtype, tuple((min(n), max(n)) for n in each)
     constants = tuple(a for a in calls[0].arguments if a.kind != "tensor")
-    return FunctionReplacement(source, sizes, constants)
+    return FunctionReplacement(source, sizes, constants, shapes)
 
 
 def _like_calls(forms: Sequence[FunctionCall]) -> list[FunctionCall]:

@@ -121,6 +121,7 @@ class Judge(ABC, Generic[T]):
             feedback=truncated_feedback(text),
             facts={
                 **self._facts(trial),
+                **(contest.each_call if trial.job.confirm else {}),
                 **contest.facts,
                 "configs": [{"config": dict(c), "log2_ratio": ratio} for c, ratio in contest.ranked],
             },

@@ -15,7 +15,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
 from forecast_harness.sandbox.api import SandboxError, SandboxJob
-from forecast_harness.targets.packs.schema import Language, Pack, Solution
+from forecast_harness.targets.packs.schema import Pack, Solution
 from forecast_harness.targets.search_target import pack_of, solution_of
 from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, SolutionBench, SolutionContest
 from forecast_harness.trials.configs.source_configs import (
@@ -28,7 +28,13 @@ from forecast_harness.trials.confirmation import ConfirmationLanes, Confirmation
 from forecast_harness.trials.judge import SandboxJudge, SandboxTrial
 from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import HOST_RULES, QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
-from forecast_harness.trials.verdict import Contest, overall_judgement, reasons_from_json, reasons_text
+from forecast_harness.trials.verdict import (
+    Contest,
+    call_facts,
+    overall_judgement,
+    reasons_from_json,
+    reasons_text,
+)
 from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import check_pack, verify
 from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
@@ -38,9 +44,9 @@ _FIRST_CASES = 6
 _CLEAR_ERRORS = 2.0
 """Standard errors by which a source has to be ahead to count so: else busy machines had one lucky rival after another
 verified in full."""
-_MOST_OTHER_CALLS, _TOLERANCE = 4, math.log2(1.02)
+_MOST_OTHER_CALLS = 4
 _OTHER_RULES = replace(QUICK_RULES, most=16, hopeless=100.0, seconds=2.0, wall=6.0)
-"""Of workloads that a search does not time: how many are tried, by how much a source may be slower there, how long."""
+"""How many workloads are timed alone, and how long."""
 
 
 def first_plan(plan: VerificationPlan) -> VerificationPlan:
@@ -162,20 +168,27 @@ class PackJudge(SandboxJudge):
             if result.evidence != "confirmed" or node.id == seed.id or limit.must_end(1):
                 return result
             job = replace(job, against_config=confirm.configs.get(seed.id, {}))
-            return replace(result, facts={**result.facts, **self._other_calls(trial, job, config)})
+            assert bench.incumbent is not None
+            beside = {n: one.median_ms for n, one in bench.incumbent.labels.items()}
+            known = {n: math.log2(1e3 * s / beside[n]) for n, s in result.seconds.items() if n in beside}
+            return replace(result, facts={**result.facts, **self._each_call(trial, job, config, known)})
 
         return confirmed
 
-    def _other_calls(self, trial: SandboxTrial, job: NodeJob, config: SourceConfig) -> dict[str, Any]:
-        """A source that won beside the seed at workloads that no search times: `other_calls`, log2 ratios and errors.
+    def _each_call(
+        self, trial: SandboxTrial, job: NodeJob, config: SourceConfig, timed: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """A source that won beside the seed, at single workloads: see `call_facts`. Raises `Refusal` for a wrong one.
 
-        `slower_at` names those at which it is slower by more than the tolerance. Raises `Refusal` for a wrong one.
+        `timed`: log2 ratios at those that were timed together, of medians that were taken apart; what seems slower
+        there is timed alone, as are those that no search times.
         """
-        timed = {w.name for w in self._pack.timed_workloads(self._plan.device, Language(job.node.language))}
-        others = [w for w in self._pack.workloads if w.name not in timed and not w.large][:_MOST_OTHER_CALLS]
-        ratios: dict[str, tuple[float, float]] = {}
-        for work in others:
-            pack = self._pack.with_(workloads=(replace(work, host=False),))
+        ratios = {n: (ratio, 0.0) for n, ratio in timed.items() if ratio <= 0.0}
+        others = [w for w in self._pack.workloads if w.name not in ratios]
+        others = [w for w in others if w.name in timed or not w.large]
+        others.sort(key=lambda w: w.name not in timed)
+        for work in others[:_MOST_OTHER_CALLS]:
+            pack = self._pack.with_(workloads=(replace(work, host=False, large=False),))
             with suppress(LaneFailure):  # a machine that is too busy to tell says nothing
                 value = self._run_race(
                     self._race_job(job, [config], _OTHER_RULES, pack), trial.lanes[0], self._limits
@@ -183,8 +196,7 @@ class PackJudge(SandboxJudge):
                 if caught := [r for listed in value["caught"].values() for r in reasons_from_json(listed)]:
                     raise self._refusal(trial, caught)
                 ratios[work.name] = log2_ratio(value["differences"])
-        slower = [n for n, (ratio, error) in ratios.items() if ratio - _CLEAR_ERRORS * error > _TOLERANCE]
-        return {"other_calls": ratios, "slower_at": slower} if ratios else {}
+        return call_facts(ratios if len(self._pack.workloads) > 1 else {})
 
     def _bench_verdict(self, trial: SandboxTrial, entry: BenchResult) -> NodeResult:
         """One solution's standing in a bench. Raises `Refusal`."""

@@ -6,6 +6,7 @@ stage needs. Whoever comes through all of them is measured beside its rival, a `
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from forecast_harness.trials.race import log2_ratio
 from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
 
 _MOST_FEEDBACK_CHARACTERS = 1500
+_TOLERANCE = math.log2(1.02)
+"""By how much a source may be slower at one call and still be served there."""
 COMPILE_ERRORS = re.compile(
     r"\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|CompilationError|OutOfResources|"
     r"CompileTimeAssertionFailure|UnsupportedLanguageConstruct|AttributeError: module 'candidate')"
@@ -94,6 +97,14 @@ class Contest:
         best = configs[value["winner"]]
         return cls(*log2_ratio(value["differences"]), seconds, theirs, best, ranked, facts)
 
+    @property
+    def each_call(self) -> dict[str, Any]:
+        """See `call_facts`; empty where one call alone was timed, or it is not ahead."""
+        if len(self.theirs) < 2 or self.log2_ratio >= 0:
+            return {}
+        own = matched_times(self.seconds, self.theirs, 2**self.log2_ratio)
+        return call_facts({n: (math.log2(own[n] / s), self.error) for n, s in self.theirs.items()})
+
     def times_beside(self, beginning: str = "Right") -> str:
         """Its times beside the rival's, in words."""
         ratio = self.log2_ratio
@@ -101,6 +112,15 @@ class Contest:
         each = [f"{n} {1e6 * s:.1f} us against {1e6 * self.theirs[n]:.1f} us" for n, s in own.items()]
         word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
         return f"{beginning}, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
+
+
+def call_facts(ratios: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """`each_call`, the log2 ratios and errors of single calls, and `slower_at`, those that are slower than tolerated.
+
+    Two errors decide. A source is to be served at the others alone.
+    """
+    slower = [n for n, (ratio, error) in ratios.items() if ratio - 2.0 * error > _TOLERANCE]
+    return {"each_call": dict(ratios), "slower_at": slower} if ratios else {}
 
 
 def seconds_of_side(value: Mapping[str, Any], side: int) -> dict[str, float]:

@@ -13,17 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Argument
-from forecast_autotune.records.program import FunctionCall, ProgramRecording, TorchFunction
+from forecast_autotune.records import Argument, Outcome
+from forecast_autotune.records.program import (
+    PLAN_FILE,
+    FunctionCall,
+    FunctionReplacement,
+    ProgramRecording,
+    RecordingPlan,
+    TorchFunction,
+)
 from forecast_harness.improve.page import rows
 from forecast_harness.improve.parts import Part
 from forecast_harness.improve.patch import patch_text
 from forecast_harness.improve.session import Improvement
 from forecast_harness.improve.steps import launch_period, steps_of
-from forecast_harness.targets.program_functions import function_pack
+from forecast_harness.records import NodeResult
+from forecast_harness.targets.program_functions import function_pack, replacement_of
+from forecast_harness.trials.verdict import call_facts
+from forecast_integrations.program_recording import ProgramRecorder
 from tests.core.captured_output import Capture
 
 ROOT = Path(__file__).parents[3]
@@ -164,6 +175,28 @@ def test_sizes_that_vary_between_calls_become_axes(tmp_path: Path) -> None:
     assert (axis.low, axis.high, axis.multiple) == (32, 48, 16)
     assert [dict(w.axes) for w in pack.workloads] == [{"N0": 32}, {"N0": 48}]
     assert "HALF = 0.5" in pack.solutions[0].source
+
+
+def test_a_source_is_served_at_the_calls_alone_at_which_it_is_faster(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("def f(x):\n    return x + 1\n")
+    forms = tuple(FunctionCall((tensor("x", n),), (tensor("y0", n),)) for n in (32, 40, 48))
+    function = TorchFunction("module:f", str(tmp_path / "module.py"), forms=forms)
+    each = {"call-1": (-0.5, 0.01), "call-2": (0.3, 0.01), "call-3": (0.025, 0.01)}
+    judged = NodeResult(Outcome.OK, log2_ratio=-0.2, facts=call_facts(each))
+    assert judged.other_calls_text == "slower at some calls, use it at the others alone: call-2 (0.81 times)"
+    assert call_facts({**each, "call-2": (0.0, 0.0)})["slower_at"] == []
+    replacement = replacement_of(function, "def run(x):\n    return x + 2\n", judged.faster_at)
+    assert FunctionReplacement.from_json(replacement.to_json()) == replacement
+    (tmp_path / PLAN_FILE).write_text(json.dumps(RecordingPlan().to_json()))
+    recorder = ProgramRecorder(tmp_path)
+    served = recorder._replacing("module:f", lambda x: x + 1, replacement)
+    text = patch_text({"module:f": (function, replacement)}, {}, tmp_path)
+    module = text.partition("+++ b/f_faster.py\n")[2].partition("\n--- ")[0]
+    faster: dict[str, Any] = {}
+    exec("\n".join(line[1:] for line in module.splitlines()[1:]), faster)
+    for size, added in ((32, 2), (40, 1), (44, 1), (48, 2)):
+        assert int(served(torch.zeros(size))[0]) == added
+        assert faster["covers"](torch.zeros(size)) is (added == 2)
 
 
 def test_many_small_kernels_of_libraries_take_one_row_with_short_names() -> None:

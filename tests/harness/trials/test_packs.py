@@ -275,10 +275,10 @@ def test_a_win_that_does_not_hold_at_calls_that_were_not_timed_is_named(tmp_path
         assert isinstance(opened, PackJudge)
         asked = NodeJob("job", node("turning", turning), SEED, {}, target, 0, 1)
         trial = opened._trial(asked, opened._rules, [opened._lane])
-        facts = opened._other_calls(trial, asked, {})
+        facts = opened._each_call(trial, asked, {}, {})
     assert facts["slower_at"] == ["small"], facts
     result = NodeResult(Outcome.OK, log2_ratio=-1.0, sd=0.1, facts=facts)
-    assert re.search(r"not searched.*small", result.other_calls_text)
+    assert re.search(r"slower at some calls.*small", result.other_calls_text)
 
 
 def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: NodeJudge) -> None:

@@ -98,6 +98,9 @@ def test_a_verified_variant_with_faster_configs_is_chosen_and_launched(device: A
     assert "BLOCK=128" in table.problem.ttir
     later = tuned([variant], store=Store(tmp_path / "store"), mode="frozen")
     assert call(later).metadata.num_warps == 4
+    device.clock = lambda metadata: metadata.num_warps  # at other sizes the base is faster
+    assert call(tuner, *arguments(8192)).metadata.num_warps == 1
+    assert call(tuner).metadata.num_warps == 4, "it is served where it won"
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,10 @@ from forecast_harness.verify.inputs import draw
 from forecast_harness.verify.plan import MAX_LAUNCH_BYTES
 
 HUGE_REGIME = "huge"
-CALL_REGIMES = ("normal", "uniform", "offset", HUGE_REGIME)
+CALL_REGIMES = ("normal", "uniform", "offset", "hundredth", HUGE_REGIME)
 """`huge` goes up to half of the dtype's range, but not beyond ten thousands: it shows a softmax without its
-maximum. `offset` shows a variance that cancels. The others as in `inputs.draw`."""
+maximum. `offset` shows a variance that cancels, `hundredth` an epsilon of the wrong sign. The others as in
+`inputs.draw`."""
 MAX_PROGRAMS = {"cpu": 48, "cuda": 1 << 22}
 """Programs of a drawn launch at most, if possible: an interpreter runs one after another."""
 MAX_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}
@@ -62,7 +63,8 @@ _SURELY_FITS = 256 << 20
 """Bytes of a call's tensors that any device has room for."""
 _DRAW_ATTEMPTS = 60
 _MOST_EVEN_IN_A_ROW = 2
-"""Multiples of 16 in a row, after which a free size is no multiple."""
+"""Even values in a row, of all calls or of those for one config, after which a free size is odd: blocks have even
+sides, and what is wrong at their edges shows at no multiple."""
 _LARGEST_SIZE = 12_000
 """Two and a half of the largest common row blocks, 4096."""
 
@@ -129,7 +131,7 @@ class RecordedCalls:
         self.formula: GridFormula | GridFormulaSwitch | None = fit_grid(subject.launches)
         if self.formula is None:
             self.sizes = self.sizes.frozen()
-        self._even: Counter[tuple[str, ...]] = Counter()
+        self._even: Counter[tuple[Config | None, tuple[str, ...]]] = Counter()
         self._turns: list[int] = []
 
     def with_sizes(self, sizes: CallSizes) -> RecordedCalls:
@@ -154,31 +156,31 @@ class RecordedCalls:
         """Sizes of few programs, some beyond the largest tile; as recorded, if none varies.
 
         A few cases must not leave out by chance what a wrong variant fails at: each size is large in its
-        turn, and no size that may be anything is a multiple of 16 three times running.
+        turn, and no size that may be anything is even three times running.
         """
         rng = random.Random(int(torch.randint(0, 2**62, (), generator=generator)))
         most, reach = self.pace.most, self._largest_size(config)
-        fewest: tuple[int, tuple[Argument, ...]] | None = None
+        best: tuple[tuple[int, int], tuple[Argument, ...]] | None = None
         free = [s for s in self.sizes.varied if s.size_class == "any"]
         if not self._turns:
             self._turns = rng.sample(range(self.sizes.draw_kinds), self.sizes.draw_kinds)
         turn = self._turns.pop() if self._turns else None
-        sizes = self.sizes.with_classes(
-            {s: "odd" for s in free if self._even[s.places] >= _MOST_EVEN_IN_A_ROW}
-        )
+        due = [s for s in free if max(self._even[c, s.places] for c in (None, config)) >= _MOST_EVEN_IN_A_ROW]
+        sizes = self.sizes.with_classes(dict.fromkeys(due, "odd"))
         for attempt in range(_DRAW_ATTEMPTS if self.sizes.varied else 1):
             arguments = sizes.draw(rng, most=most, reach=max(32, reach >> (attempt // 10)), turn=turn)
             programs = self._programs(partial(self.grid_of, arguments), config)
-            # Fixed sizes under small tiles may allow no fewer.
-            fewest = min(fewest or (programs, arguments), (programs, arguments), key=lambda x: x[0])
-            if programs <= MAX_PROGRAMS[self._device]:
+            drawn = places(arguments)
+            # Fixed sizes under small tiles may allow no fewer programs.
+            worth = max(programs, MAX_PROGRAMS[self._device]), sum(drawn[s.places[0]] % 2 == 0 for s in due)
+            best = min(best or (worth, arguments), (worth, arguments), key=lambda x: x[0])
+            if worth == (MAX_PROGRAMS[self._device], 0):
                 break
-        assert fewest is not None
-        result = places(fewest[1])
-        for s in free:
-            even = result[s.places[0]] % 16 == 0
-            self._even[s.places] = self._even[s.places] + 1 if even else 0
-        return fewest[1]
+        assert best is not None
+        drawn = places(best[1])
+        for key in ((c, s.places) for s in free for c in {None, config}):
+            self._even[key] = self._even[key] + 1 if drawn[key[1][0]] % 2 == 0 else 0
+        return best[1]
 
     def _largest_size(self, config: Config | None) -> int:
         """The largest size: past two tiles of this config, or of any."""

@@ -46,6 +46,7 @@ from tests.harness.variant_kernels import (
     DOUBLE,
     GATHER,
     HEAD,
+    NORM,
     SOFTMAX,
     SUM_INTO,
     UNMASKED,
@@ -326,7 +327,7 @@ def test_what_cannot_be_drawn_is_said_with_a_remedy(judging: SandboxLane, tmp_pa
 
 
 def test_a_few_calls_hold_all_kinds_of_sizes() -> None:
-    """Whatever is drawn: one of each size that is no multiple of 16, and one beyond all tiles."""
+    """Whatever is drawn: one of each size that is odd, for every config, too, and one beyond all tiles."""
     import torch
 
     source = RecordedCalls(MATRICES, "cpu")
@@ -337,7 +338,10 @@ def test_a_few_calls_hold_all_kinds_of_sizes() -> None:
     for sizes in (rows, columns):
         even = [n % 16 == 0 for n in sizes]
         assert 30 < sum(even) < 170, "both kinds are drawn"
-        assert not any(all(even[i : i + 3]) for i in range(198))
+        assert not any(all(n % 2 == 0 for n in sizes[i : i + 3]) for i in range(198))
+    each = [source.draw("normal", generator, CONFIGS[n % 2]).arguments[0].shape for n in range(100)]
+    for shapes in (each[::2], each[1::2]):
+        assert all(any(s[axis] % 2 for s in shapes[i : i + 3]) for i in range(48) for axis in (0, 1))
     largest = max(c.parameters()["BLOCK"] for c in CONFIGS)
     assert all(max(columns[i : i + 4]) > largest for i in range(0, 200, 4))
 
@@ -441,6 +445,11 @@ REFUSED = {
     "right for multiples of 16": (
         VECTORS,
         DOUBLE.replace("2 * tl.load", "(2 + (n % 16 != 0)) * tl.load"),
+        {ReasonCode.WRONG_VALUES},
+    ),
+    "an epsilon of the other sign": (
+        subject(NORM, softmax_call(), grid=rows),
+        NORM.replace("+ 1e-4", "- 1e-4"),
         {ReasonCode.WRONG_VALUES},
     ),
     "computes nothing": (
