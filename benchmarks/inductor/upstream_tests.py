@@ -1,11 +1,10 @@
 """Claim: PyTorch's own tests of max-autotune pass under `forecast-autotune run` as they pass without.
 
     python -m benchmarks.inductor.upstream_tests --out benchmarks/results/upstream_inductor_tests_cpu.json \
-        [--share 0.05] [--seed 0] [--only REGEX] [--without REGEX] [--seconds 2400] [--each 120] [--processes 1] \
-        [--devices 0 1] [--continue FILE] [--again REGEX] [--tests FOLDER] [--python PYTHON]
+        --tests FOLDER [--only REGEX] [--seconds 2400] [--each 120] [--processes 1] [--devices 0 1] [--continue FILE]
 
-Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`, a seeded
-share of each file's tests, or those of some names, in processes with empty caches: under plain pytest, and under
+Runs the installed torch's `test_max_autotune.py`, `test_cpu_select_algorithm.py` and `test_autoheuristic.py`, or their
+tests of some names, in processes with empty caches: under plain pytest, and under
 `forecast-autotune run -m pytest`. A test that passes in one arm alone is run again in both, with little beside it: a
 test that differs then in the same way is a difference, the rest is chance; tests without time left are neither, and
 listed. A test that passes without us alone is run a last time with `FORECAST_AUTOTUNE_MODE=exhaustive`, where every
@@ -13,20 +12,18 @@ choice is made and timed: if it passes then, it needs a choice that we had left 
 anything else passes without us alone. `--processes` deals a file's tests out to so many processes at a time, and
 repeated tests to a third of them. With two `--devices`, which may be the same, the arms run side by side, each on its
 GPU and half of the cores. `--continue` takes the outcomes of an earlier result over: tests that ended in both arms are
-not run again, and differences that could not be repeated are repeated now. Tests that were late there, or are named by
-`--again`, as the code that they test has changed, are run anew.
+not run again, and differences that could not be repeated are repeated now. Tests that were late there are run anew.
 
-The files, and their imports from torch's own test folder, are fetched from PyTorch's repository, of the release
-installed; `--tests FOLDER` has them where there is no network. They are not kept. torch's tests need the `expecttest`
-package. `--python` is an interpreter with another release of torch and with us.
+`--tests` is a folder with these files and their imports, `test/inductor` of PyTorch's repository at the release
+installed. torch's tests need the `expecttest` package.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import functools
+import importlib.metadata
 import json
 import os
 import random
@@ -38,8 +35,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -156,13 +151,12 @@ class TestRun:
         self,
         arm: str,
         tests: Path,
-        python: str,
         each_s: int,
         processes: int = 1,
         device: str | None = None,
         cores: Collection[int] | None = None,
     ) -> None:
-        self.arm, self.tests, self.python, self.each_s = arm, tests, python, each_s
+        self.arm, self.tests, self.each_s = arm, tests, each_s
         self.processes, self.cores = processes, cores
         self.ready_s: list[float] = []
         """Seconds until the first test, by process."""
@@ -229,7 +223,7 @@ class TestRun:
                 more["WANTED_TESTS"] = str(folder / "wanted.json")
             fixed = ["-q", "-p", "no:cacheprovider", f"--rootdir={folder}", *options, name]
             process = subprocess.Popen(
-                [self.python, *RUNNERS[self.arm], *fixed],
+                [sys.executable, *RUNNERS[self.arm], *fixed],
                 cwd=folder,
                 env=child_environment(folder, **more),
                 stdout=(folder / "log").open("w"),
@@ -275,66 +269,11 @@ def without_folders(text: str) -> str:
 
 
 FILES = ("test_max_autotune.py", "test_cpu_select_algorithm.py", "test_autoheuristic.py")
-_SOURCE = "https://raw.githubusercontent.com/pytorch/pytorch/v{release}/test/inductor/{name}"
 _FIRST_SHARE, _SECOND_SHARE = 0.75, 0.15
 """Shares of a file's seconds, for both arms, and for what came out differently; the rest is for what is left out."""
 _NOTHING_LEFT_OUT = {"FORECAST_AUTOTUNE_MODE": "exhaustive"}
 _LESS_BESIDE = 3
 """So many times fewer processes run the tests that differed: a failure for want of time or memory passes then."""
-
-
-def imported_names(source: str) -> set[str]:
-    """Modules of torch's test folder that a test file may import: `import test_x`, `from . import x`."""
-    results: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            results += [alias.name for alias in node.names if alias.name.startswith(("test_", "inductor."))]
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if module in ("", "inductor"):
-                results += [alias.name for alias in node.names]
-            elif node.level or module.startswith(("test_", "inductor.")):
-                results.append(module)
-    return {name.rpartition(".")[2] for name in results}
-
-
-def fetch_tests(release: str, folder: Path) -> None:
-    """The test files of that release, and what they import beside them. Raises `OSError` where they cannot be had."""
-    left, done = list(FILES), set()
-    while left:
-        name = left.pop()
-        done.add(name)
-        try:
-            with urllib.request.urlopen(_SOURCE.format(release=release, name=name), timeout=30) as answer:
-                text = answer.read().decode("utf-8")
-        except urllib.error.HTTPError as error:
-            if name in FILES or error.code != 404:
-                raise
-            continue  # a module from elsewhere
-        (folder / name).write_text(text, encoding="utf-8")
-        left += [f"{n}.py" for n in imported_names(text) if f"{n}.py" not in done and f"{n}.py" not in left]
-
-
-def sample(names: Sequence[str], share: float, seed: int) -> list[str]:
-    """A seeded share of the tests, at least one, in their order."""
-    count = min(len(names), max(1, round(share * len(names)))) if names else 0
-    kept = set(random.Random(seed).sample(list(names), count))
-    return [name for name in names if name in kept]
-
-
-def named(names: Sequence[str], only: str | None, without: str | None) -> list[str]:
-    """Return those tests in whose name the pattern `only` is found and `without` is not."""
-    kept = [name for name in names if only is None or re.search(only, name)]
-    return [name for name in kept if without is None or not re.search(without, name)]
-
-
-def read_pattern(text: str) -> str:
-    """A regular expression, as it was given. Raises `ArgumentTypeError` with what is wrong with it."""
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"no regular expression: {text!r}: {error}") from None
-    return text
 
 
 def cores_of_arms() -> dict[str, list[int]]:
@@ -424,12 +363,12 @@ def run_file(
     """
     devices = dict(zip(RUNNERS, arguments.devices, strict=True)) if arguments.devices else {}
     cores = cores_of_arms() if devices else {}
-    result = (tests, str(arguments.python), arguments.each, arguments.processes)
+    result = (tests, arguments.each, arguments.processes)
     runs = {arm: TestRun(arm, *result, devices.get(arm), cores.get(arm)) for arm in RUNNERS}
     begin = time.monotonic()
     names = runs["plain"].collect(name)
-    sampled = sample(named(names, arguments.only, arguments.without), arguments.share, arguments.seed)
-    kept, expected_s = kept_outcomes(earlier, arguments.again), known_seconds(earlier)
+    sampled = [name for name in names if arguments.only is None or re.search(arguments.only, name)]
+    kept, expected_s = kept_outcomes(earlier), known_seconds(earlier)
 
     def both_arms(taken_over: str, wanted: Sequence[str], share: float) -> dict[str, dict[str, Any]]:
         known = kept[taken_over]
@@ -475,7 +414,7 @@ def run_file(
     return row(outcomes, repeated, complete)
 
 
-def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, dict[str, dict[str, Any]]]:
+def kept_outcomes(earlier: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     """Take a file's earlier row: outcomes by phase and arm, without tests that are run anew."""
     phases = {phase: dict(earlier.get(phase, {})) for phase in ("outcomes", "repeated")}
     phases["complete"] = {"ours": earlier.get("complete", {})}
@@ -487,12 +426,9 @@ def kept_outcomes(earlier: Mapping[str, Any], again: str | None) -> dict[str, di
         if result.get("why", "").startswith(LATE)
     }
 
-    def is_kept(test: str) -> bool:
-        return test not in late and not (again and re.search(again, test))
-
     return {
         phase: {
-            arm: {test: result for test, result in arms.get(arm, {}).items() if is_kept(test)}
+            arm: {test: result for test, result in arms.get(arm, {}).items() if test not in late}
             for arm in RUNNERS
         }
         for phase, arms in phases.items()
@@ -531,15 +467,10 @@ def parse() -> argparse.Namespace:
     """The command line."""
     command_line = parser(__doc__)
     command_line.add_argument(
-        "--tests", type=Path, help="a folder with the installed torch's files (default: fetched)"
+        "--tests", type=Path, required=True, help="a folder with the installed torch's files"
     )
     command_line.add_argument("--files", nargs="+", default=list(FILES))
-    command_line.add_argument("--share", type=float, default=1.0, help="of each file's tests, 0 to 1")
-    command_line.add_argument("--seed", type=int, default=0, help="of the share")
-    command_line.add_argument(
-        "--only", type=read_pattern, metavar="REGEX", help="found in the names of the tests to run"
-    )
-    command_line.add_argument("--without", type=read_pattern, metavar="REGEX", help="not found in them")
+    command_line.add_argument("--only", metavar="REGEX", help="found in the names of the tests to run")
     command_line.add_argument("--seconds", type=float, default=2400.0, help="for all files together")
     command_line.add_argument("--each", type=int, default=120, help="seconds that one test may take")
     command_line.add_argument("--processes", type=int, default=1, help="that run a file's tests at a time")
@@ -549,15 +480,7 @@ def parse() -> argparse.Namespace:
     command_line.add_argument(
         "--continue", type=Path, dest="earlier", metavar="FILE", help="a result to go on from"
     )
-    command_line.add_argument(
-        "--again", type=read_pattern, metavar="REGEX", help="found in names that it is not asked for"
-    )
-    command_line.add_argument(
-        "--python", type=Path, default=Path(sys.executable), help="with torch, pytest and us"
-    )
     arguments = parse_arguments(command_line, on_host=True)
-    if not 0 < arguments.share <= 1:
-        command_line.error(f"--share must be above 0 and at most 1, got {arguments.share:g}")
     if arguments.processes < 1:
         command_line.error(f"--processes must be at least 1, got {arguments.processes}")
     return arguments
@@ -567,42 +490,28 @@ def main() -> int:
     """Run, print, record."""
     arguments = parse()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    version = subprocess.run(
-        [arguments.python, "-c", "import torch; print(torch.__version__)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    release = re.match(r"\d+\.\d+\.\d+", version)
-    report = ResultFile(arguments, "PyTorch's own tests of max-autotune", arguments.seed)
+    version = importlib.metadata.version("torch")
+    report = ResultFile(arguments, "PyTorch's own tests of max-autotune")
     earlier = earlier_run(arguments.earlier, report.data["environment"])
     for run in earlier["runs"]:
         report.add("earlier_runs", run)
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        tests = arguments.tests or Path(name)
-        if arguments.tests is None:
-            if release is None:
-                raise SystemExit(f"torch {version!r} is no release: give its tests by --tests FOLDER")
-            fetch_tests(release[0], tests)
-        for number, file in enumerate(arguments.files):
-            left = arguments.seconds - sum(row["wall_s"] for row in results)
-            begin = time.monotonic()
-            share = left / (len(arguments.files) - number)
+    for number, file in enumerate(arguments.files):
+        left = arguments.seconds - sum(row["wall_s"] for row in results)
+        begin = time.monotonic()
+        share = left / (len(arguments.files) - number)
 
-            def keep(row: dict[str, Any], begin: float = begin) -> None:
-                row["wall_s"] = time.monotonic() - begin
-                report.put("files", [*results, row])
+        def keep(row: dict[str, Any], begin: float = begin) -> None:
+            row["wall_s"] = time.monotonic() - begin
+            report.put("files", [*results, row])
 
-            row = run_file(file, arguments, tests, share, earlier["files"].get(file, {}), keep)
-            keep(row)
-            results.append(row)
-            say(f"{file}: {row['compared']} of {row['collected']} tests, passed {row['passed']}")
+        row = run_file(file, arguments, arguments.tests, share, earlier["files"].get(file, {}), keep)
+        keep(row)
+        results.append(row)
+        say(f"{file}: {row['compared']} of {row['collected']} tests, passed {row['passed']}")
     print(table(results), flush=True)
     threads = int(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
-    report.finish(
-        {"torch": version, "share": arguments.share, "compile_threads": threads, **summary(results)}
-    )
+    report.finish({"torch": version, "compile_threads": threads, **summary(results)})
     return 1 if report.data["summary"]["lost"] else 0
 
 

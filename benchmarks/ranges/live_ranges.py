@@ -1,7 +1,6 @@
 """Claim: one config decided for a range of sizes is nearly as fast at each as the best config of that size.
 
     python -m benchmarks.ranges.live_ranges --out benchmarks/results/live_ranges.json [--only matmul softmax ...]
-    python -m benchmarks.ranges.live_ranges --join FILE... --out benchmarks/results/live_ranges.json
 
 For every kernel of `RANGES`, on the device: `truth` measures every config at `--sizes` sizes,
 evenly spaced on a log scale, each as a decision of its own in exhaustive mode. `robust` decides once for the range,
@@ -10,13 +9,10 @@ it measures are its own. `middle` decides at that middle size alone, in a fresh 
 `truth`: its slow-down against the best config of every size. `interpolated` is what four of the sizes of `truth`
 choose, with times between them interpolated: the choice of `robust` if it measured everything there.
 `best_single` is the config that is best over all sizes in hindsight: no single config can be better.
-
-Processes with parts of the kernels may run on several devices at once; `--join` puts their files together.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -276,23 +272,6 @@ def run(a: Namespace) -> int:
     return int(bool(failed))
 
 
-def join(a: Namespace) -> int:
-    """Put the files of several processes together."""
-    parts = [json.loads(path.read_text(encoding="utf-8")) for path in a.join]
-    report = ResultFile(a, "live_ranges", a.seed)
-    report.data["environment"] |= parts[0]["environment"]
-    report.data["options"] |= {k: parts[0]["options"][k] for k in ("sizes", "configs", "seed")}
-    # Of a kernel that several files have, the last one's counts; a run that was cut short has no summary.
-    rows = list({row["kernel"]: row for part in parts for row in part["raw"].get("kernels", [])}.values())
-    for row in rows:
-        chosen = {name: row["configs"][name] for name in ("robust", "middle")}
-        row |= compared(row["ms"], {**chosen, "interpolated": interpolated_choice(row["ms"], row["at"])})
-    report.data["raw"]["kernels"] = rows
-    failed = [kernel for part in parts for kernel in (part["summary"] or {}).get("failed", [])]
-    report.finish({**summarise(rows), "failed": failed})
-    return 0
-
-
 def main() -> int:
     command_line = parser(__doc__)
     command_line.add_argument("--only", nargs="*", default=[], metavar="KERNEL", help="of these kernels")
@@ -300,10 +279,7 @@ def main() -> int:
     command_line.add_argument("--configs", type=int, default=24, help="the most configs of a list, by lot")
     command_line.add_argument("--seed", type=int, default=0, help="of the order of sizes")
     command_line.add_argument("--seconds", type=float, default=1e9, help="begin no kernel after so many")
-    command_line.add_argument("--join", type=Path, nargs="+", help="files of other runs, to be put together")
-    early, _ = command_line.parse_known_args()
-    a = parse_arguments(command_line, on_host=bool(early.join))
-    return join(a) if a.join else run(a)
+    return run(parse_arguments(command_line))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -55,17 +54,7 @@ def test_comes_after():
 
 def options(only: str | None = None, devices: list[str] | None = None) -> argparse.Namespace:
     """Of a run over all cases, or those of some names."""
-    return argparse.Namespace(
-        share=1.0,
-        seed=0,
-        only=only,
-        without=None,
-        again=None,
-        each=600,
-        processes=2,
-        python=sys.executable,
-        devices=devices,
-    )
+    return argparse.Namespace(only=only, each=600, processes=2, devices=devices)
 
 
 @pytest.mark.slow
@@ -143,7 +132,7 @@ def _told(words: dict[str, str]) -> dict[str, dict[str, str]]:
 
 def test_what_hangs_is_ended_and_what_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_late.py").write_text(HANGS, encoding="utf-8")
-    run = TestRun("plain", tmp_path, sys.executable, 1)
+    run = TestRun("plain", tmp_path, 1)
     late, after = (f"test_late.py::test_{name}" for name in ("hangs", "comes_after"))
     result = run.outcomes("test_late.py", [late, after], time.monotonic() + 3600.0)
     assert (result[late]["outcome"], result[late]["why"]) == ("failed", "not done after 1 s")
