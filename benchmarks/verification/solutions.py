@@ -41,8 +41,8 @@ from benchmarks import kernels
 from benchmarks.lib import result_files
 from benchmarks.lib.candidate_place import CandidatePlace
 from benchmarks.lib.environment import ROOT
+from benchmarks.lib.mutation import FAMILIES, VALUE_KINDS, Change, changed_sources, drawn_values
 from benchmarks.lib.result_files import say
-from benchmarks.verification.mutation import FAMILIES, VALUE_KINDS, Change, changed_sources, drawn_values
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument, Config, digest
 from forecast_autotune.store import Store
