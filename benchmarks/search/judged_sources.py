@@ -14,8 +14,7 @@ device; a model's sources come first, and what is left when time ends is cut. `-
 a) as they were written; b) by the learned surrogate, which hears results; c) by the model's forecasts; d) by both, by
 their precisions, the model's spread stretched by its errors so far; e) mechanical ones by b; f) all of them by d, or b
 where the model said nothing. It writes DATA, which holds no texts. `replay` computes figures of it, and of r) a random
-order of the model's (mean of many); intervals are of means over kernels, drawn anew. Sources after the sixteenth are of
-a second round and in no arm.
+order of the model's (mean of many); intervals are of means over kernels, drawn anew.
 """
 
 from __future__ import annotations
@@ -303,8 +302,6 @@ def _lanes(options: argparse.Namespace, target: SearchTarget, seed: Node, folder
 
 # --- in which order ---
 
-_LAST_BLIND = "16.py"
-"""Later ones are of a second round: their author had seen the verdicts of the first."""
 _SLOTS, _AUDIT, _PRIOR = 4, 0.1, 4.0
 """Sources that are chosen at a time, audits among them, and results that the model's stated spread counts for."""
 
@@ -360,7 +357,7 @@ def _ordered(options: argparse.Namespace, name: str, store: Path) -> list[dict[s
                 "learned": [belief.mean, belief.sd, belief.p_fail],
                 "features": [*map(float, seen)],
             }
-        model = [f for f in nodes if "said" in rows[f] and f <= _LAST_BLIND]
+        model = [f for f in nodes if "said" in rows[f]]
         made = [f for f in nodes if "said" not in rows[f]]
         forecasts = {"b": ask, "c": judge, "d": both, "e": ask, "f": both}
         for arm in "abcdef":
@@ -417,10 +414,6 @@ def _replay(options: argparse.Namespace) -> int:
         report.add("kernels", {"kernel": name, "module": listed[0]["module"], **curves[name]})
     model = {n: [r for r in listed if "a" in r.get("places", {})] for n, listed in kernels.items()}
     whole = [r for listed in model.values() for r in listed]
-    later = [r for r in rows if "said" in r and "places" not in r]
-    again = {
-        n: max([0.0, *(_gain(r) for r in later if r["kernel"] == n)]) for n in {r["kernel"] for r in later}
-    }
     ended = {n: c["e"]["seconds"][-1] for n, c in curves.items()}
     behind = {n: _gain_at(curves[n]["f"], s) - curves[n]["e"]["gain"][-1] for n, s in ended.items()}
     report.finish(
@@ -430,13 +423,6 @@ def _replay(options: argparse.Namespace) -> int:
             "right": {a: _share([_right(r) for r in rows if r["author"] == a]) for a in _AUTHORS},
             "best": {a: _interval([c[a]["gain"][-1] for c in curves.values()]) for a in "aef"},
             "device_s": sum(r["device_s"] for r in rows),
-            "second_round": {
-                "sources": len(later),
-                "right": _share([_right(r) for r in later]),
-                "first": {n: curves[n]["a"]["gain"][-1] for n in again},
-                "second": again,
-                "forecasts": _scores(later, "said") if later else {},
-            },
             "at_share": {str(s): _ahead(curves, _at_share, s) for s in _SHARES},
             "at_share_of_seconds": {str(s): _ahead(curves, _at_seconds, s) for s in _SHARES},
             "considered_per_measured": {a: _considered(curves, a) for a in "ar"},
