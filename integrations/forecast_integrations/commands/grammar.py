@@ -5,6 +5,7 @@ from __future__ import annotations
 from forecast_autotune.commands.registry import (
     Commands,
     IntegerRange,
+    RealRange,
     SettingText,
     day,
     filters,
@@ -157,7 +158,7 @@ def warm(commands: Commands) -> None:
     )
     parser.add_argument(
         "--certify",
-        type=float,
+        type=RealRange(0.0, 1.0),
         metavar="RISK",
         help="measure where the stated risk of more regret than the tolerance is above this, nothing elsewhere, and "
         "say the seconds; decisions with a larger risk are made anew",

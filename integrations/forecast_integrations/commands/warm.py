@@ -98,7 +98,7 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     """Tune every recorded miss of this device, then compile; exit status 1 where one could not be."""
     store, certify = open_store(options), options.certify
     if certify is not None:
-        os.environ["FORECAST_AUTOTUNE_RISK"] = str(Settings().with_(risk=certify).risk)
+        os.environ["FORECAST_AUTOTUNE_RISK"] = str(certify)
     source = store if options.misses is None else Store(check_folder("--misses", options.misses))
     misses = [m for m in source.misses.all() if _is_wanted(m, options.kernel, options.device)]
     elsewhere = None
