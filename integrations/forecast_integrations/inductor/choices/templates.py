@@ -357,6 +357,8 @@ def attention_facts(g: AttentionGeometry, m: int, n: int, steps: float) -> TtirF
         direct_once_bytes=max(key, values),
         least_direct_bytes=min(key, values),
         across_bytes=values,
+        transposed_bytes=key,
+        transposed_right_bytes=key,
         once_most_bytes=max(key, values, query),
         chained_most_bytes=scores * size,
         loop_dots=2.0,
