@@ -46,6 +46,8 @@ def product(
                 right = tl.load(bt)
         if KIND == "weight":
             right = (right.to(tl.float16) - 8.0) * 0.5
+        elif KIND == "packed":
+            right = ((right >> (k % 2 * 4)[:, None]) & 15).to(tl.float16)
         if KIND == "int8":
             acc = tl.dot(left, right, acc, out_dtype=tl.int32)
         else:
@@ -378,6 +380,7 @@ CASES: dict[str, Case] = {
     "matmul_indirect": _product(F16, "indirect"),
     "matmul_gated": _product(F16, "gated"),
     "matmul_weight_int8": _product(F16, "weight", b=I8),
+    "matmul_packed": _product(F16, "packed", b=I8),
     "matmul_split_k": Case(split_k, (*_SQUARE[:2], _tensor(F32), *_SQUARE[3:]), PRODUCT, FEW, {"PARTS": 4}, "product"),
     "matmul_persistent": Case(persistent, _SQUARE, PRODUCT, FEW, {"FLAT": False}, "product"),
     "matmul_persistent_flat": Case(persistent, _SQUARE, PRODUCT, FEW, {"FLAT": True}, "product"),

@@ -270,11 +270,19 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     waits = facts["load_levels"] > 1
     ahead = np.where(waits, np.maximum(1.0, depth - facts["load_levels"]), depth - 1.0)
     buffered, once = _buffered_bytes(facts, warps)
-    pair = (facts["chained_most_bytes"] > 0) & (np.rint(facts["loop_dots"]) == 2) & (depth == 4)
+    pair = (facts["chained_rows"] > 0) & (np.rint(facts["loop_dots"]) == 2) & (depth == 4)
     ahead = np.where(pair, 1.0, ahead)
     small = np.where(once > facts["narrow_bytes"], facts["least_direct_bytes"], 0.0)
     loose = np.maximum(facts["narrow_most_bytes"], small)
-    buffered = buffered + np.where(waits, 0.0, facts["indirect_bytes"])
+    # Loads of an operand into which indices or other dots enter wait in registers.
+    buffered = buffered + np.where(waits, 0.0, facts["hoisted_bytes"])
+    both = facts["two_sided_bytes"]
+    if not device.copies_ahead:  # no buffer has a layout for both sides
+        buffered, loose = buffered - np.minimum(both, buffered), np.maximum(loose, both)
+    if device.warp_size == 64 and not device.copies_ahead:
+        # A flattened loop does not know the alignment of columns.
+        across = np.where(facts["flattened"] > 0.5, np.minimum(facts["across_bytes"], buffered), 0.0)
+        buffered, loose = buffered - across, np.maximum(loose, across)
     # A product has 32 rows for a wave of 64, 16 for one of 32; its results cross to other lanes where rows are fewer.
     own = (facts["chained_rows"] >= 16.0 * warps) | (facts["chained_rows"] <= 16)
     crossing = np.where(own, 0.0, facts["chained_most_bytes"])
@@ -301,16 +309,19 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
             swizzled = np.where(whole, along * np.where(bits == 8, 1.0, 2.0), 0.0)
             ahead = np.where(whole, np.maximum(ahead, 2.0), ahead)
             most = most * (1.0 + np.where(whole, np.where(right > 0, swizzled, turned), 0.0))
-        turned = np.where(facts["flattened"] > 0.5, 0.0, turned)
+        turned = np.where((facts["flattened"] > 0.5) & ~whole, 0.0, turned)
         plain = buffered - across - np.where(whole, right, source)
         padding = along * plain + turned * across + swizzled * right
         padding = np.where(facts["narrow_bytes"] > 0, 0.0, padding)
         buffers = (ahead + (facts["described"] < 0.5)) * (buffered + padding)
         loose = np.where(facts["reused_bytes"] > 0, facts["once_most_bytes"], 0.0)
+        buffers, loose = np.where(both > 0, facts["direct_bytes"], buffers), np.where(both > 0, 0.0, loose)
     else:
         buffers = ahead * buffered
     single = np.maximum(most, crossing)
-    staged = np.maximum(buffers + np.maximum(loose, crossing), most * (facts["resident_bytes"] > 0))
+    computed = np.where((both > 0) & device.copies_ahead, 0.0, facts["computed_bytes"])
+    loose = np.maximum.reduce([loose, crossing, computed])
+    staged = np.maximum(buffers + loose, most * (facts["resident_bytes"] > 0))
     return np.asarray(np.where(depth > 1, staged, single))
 
 

@@ -114,6 +114,8 @@ class SharedMemoryUse:
     """Loads of a loop that are dot operands as they are, possibly transposed."""
     indirect_bytes: float = 0.0
     """Loads of a loop that reach a dot through casts or arithmetic, or as addresses."""
+    hoisted_bytes: float = 0.0
+    """Those of them whose operand is computed from loads and constants alone, without indices."""
     direct_once_bytes: float = 0.0
     """Loaded dot operands of a loop that are alive at once when nothing is loaded ahead."""
     resident_bytes: float = 0.0
@@ -123,6 +125,8 @@ class SharedMemoryUse:
     cast_bytes: float = 0.0
     """Right operands computed element by element from loads: warp-group products need a copy,
     which lives no longer than its product; the largest."""
+    computed_bytes: float = 0.0
+    """The largest right operand that a loop carries or computes from more than loads and constants."""
     crosswise_bytes: float = 0.0
     """Operands of a loop's dots, of 8 or 32 bits, that lie in memory along another dimension than the one
     that is summed over: warp-group products read those the other way only, so each iteration turns them."""
@@ -156,6 +160,8 @@ class SharedMemoryUse:
     """Those of them that are right operands and lie in memory along the dimension that is summed over."""
     reused_bytes: float = 0.0
     """Direct loads that dots read in more than one way: as left and right operands, or turned and as they lie."""
+    two_sided_bytes: float = 0.0
+    """The part of those that are a left operand of one dot and a right one of another."""
     filled_bytes: float = 0.0
     """Direct loads whose masked elements are something else than 0."""
     once_most_bytes: float = 0.0

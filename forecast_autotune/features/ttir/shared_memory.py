@@ -32,6 +32,7 @@ _CASTS = frozenset(
         *("arith.extsi", "arith.extui", "arith.trunci", "arith.bitcast", "tt.fp_to_fp", "tt.bitcast"),
     )
 )
+_SPREADS = _VIEWS | {"tt.broadcast", "tt.expand_dims"}
 _STAGES = re.compile(r"tt\.num_stages = (\d+)")
 _ORDER = re.compile(r"array<i32: ([\d, ]+)>")
 _ZERO = re.compile(r"dense<-?0(?:\.0+e\+00)?>|: *0\b")
@@ -333,7 +334,8 @@ def _loop_parts(
     direct: dict[int, float] = {}
     resident: dict[str, float] = {}
     chained: dict[str, float] = {}
-    cast, crosswise, across = 0.0, 0.0, 0.0
+    cast = crosswise = across = computed = 0.0
+    hoisted: set[int] = set()
     turned: dict[int, float] = {}
     turned_right: dict[int, float] = {}
     last: dict[int, int] = {}
@@ -341,7 +343,10 @@ def _loop_parts(
     for order, dot in enumerate(dots):
         for place, (name, type_) in enumerate(zip(_dot_inputs(dot), dot.inputs, strict=False)):
             root, changed = _operand_source(name, local, makers)
-            maker = local.get(root)
+            maker, moved = local.get(root), _elementwise_loads(root, local, makers, spread=True)
+            hoisted |= moved or set()
+            if place == 1 and moved is None and (maker is not None or root not in makers):
+                computed = max(computed, type_.nbytes)
             if maker is not None and maker.name in LOADS:
                 last[id(maker)] = order
                 lies_across = place < 2 and _is_crosswise(name, place, local, accesses)
@@ -357,7 +362,7 @@ def _loop_parts(
                         turned[id(maker)] = direct[id(maker)]
                         if place == 1 and not lies_across:
                             turned_right[id(maker)] = direct[id(maker)]
-            elif _is_elementwise(root, local, makers):
+            elif _elementwise_loads(root, local, makers) is not None:
                 if place:
                     cast = max(cast, type_.nbytes)
             elif place == 0 and _stays_in_registers(root, changed, local, makers):
@@ -376,6 +381,7 @@ def _loop_parts(
         "transposed_bytes": math.fsum(turned.values()),
         "transposed_right_bytes": math.fsum(turned_right.values()),
         "reused_bytes": math.fsum(direct[id(op)] for op in wide if len(uses[id(op)]) > 1),
+        "two_sided_bytes": math.fsum(direct[id(op)] for op in wide if len({p for p, _ in uses[id(op)]}) > 1),
         "filled_bytes": math.fsum(direct[id(op)] for op in wide if _is_filled(op, makers)),
         "once_most_bytes": max((*direct.values(), *resident.values(), cast), default=0.0),
         "chained_most_bytes": max(chained.values(), default=0.0),
@@ -385,10 +391,12 @@ def _loop_parts(
         "precise": float(any(_is_precise(dot) for dot in dots)),
         "direct_bytes": math.fsum(direct.values()),
         "indirect_bytes": math.fsum(op.outputs[0].nbytes for op in reached),
+        "hoisted_bytes": math.fsum(op.outputs[0].nbytes for op in reached if id(op) in hoisted),
         "direct_once_bytes": _peak_operand_bytes(body, last),
         "resident_bytes": math.fsum(resident.values()),
         "chained_bytes": math.fsum(chained.values()),
         "cast_bytes": cast,
+        "computed_bytes": computed,
         "crosswise_bytes": crosswise,
         "load_levels": float(max(levels.values(), default=0)),
         "loop_stages": stages,
@@ -470,28 +478,33 @@ def _stays_in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: 
     return False
 
 
-def _is_elementwise(root: str, local: Mapping[str, Op], makers: Mapping[str, Op]) -> bool:
-    """Whether an operand is computed element by element from loads, which then take its layout."""
+def _elementwise_loads(
+    root: str, local: Mapping[str, Op], makers: Mapping[str, Op], *, spread: bool = False
+) -> set[int] | None:
+    """Loads, by `id`, that an operand is computed from element by element, which then take its layout; else None.
+
+    `spread`: also from what is broadcast, viewed or made before the loop, but not from indices.
+    """
+    through = _SPREADS | _CASTS if spread else _CASTS
+    loads: set[int] = set()
     seen, left = {root}, [root]
     while left:
         name = left.pop()
         op = local.get(name)
-        if (
-            op is None
-            and (op := makers.get(name)) is not None
-            and op.name not in ("arith.constant", "tt.splat")
-        ):
-            op = None
+        if op is None and (op := makers.get(name)) is not None:
+            op = op if spread or op.name in ("arith.constant", "tt.splat") else None
         if op is None:
-            return False
+            return None
+        if op.name in LOADS:
+            loads.add(id(op))
         if op.name in LOADS or op.name in ("arith.constant", "tt.splat"):
             continue
-        if not op.name.startswith(("arith.", "math.")) and op.name not in _CASTS:
-            return False
+        if not op.name.startswith(("arith.", "math.")) and op.name not in through:
+            return None
         fresh = [name for name in op.operands if name not in seen]
         seen.update(fresh)
         left += fresh
-    return True
+    return loads
 
 
 def _load_levels(dots: Sequence[Op], local: Mapping[str, Op]) -> dict[int, int]:
