@@ -7,6 +7,7 @@ cursor, write to the clipboard, reverse the direction of reading or fill the scr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 LONGEST_TEXT = 2000
@@ -31,6 +32,14 @@ def printable(text: object, limit: int = LONGEST_TEXT, *, lines: bool = False) -
     if not kept.isprintable():
         kept = "".join(map(_shown_character, kept))
     return kept if len(whole) <= limit else f"{kept}... ({len(whole):,} characters)"
+
+
+def meant_text(word: str, words: Iterable[str]) -> str:
+    """`; did you mean WORD?` for the nearest of the words, or nothing where none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word[:LONGEST_NAME], list(words), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def count_text(count: int, noun: str) -> str:

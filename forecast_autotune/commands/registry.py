@@ -16,7 +16,7 @@ from datetime import date
 from typing import Any, NoReturn
 
 from forecast_autotune.commands.output import Output, UsageError
-from forecast_autotune.printable import printable
+from forecast_autotune.printable import meant_text, printable
 from forecast_autotune.settings import Settings
 
 MOST_COUNT = 1_000_000
@@ -154,19 +154,17 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            import difflib
-
             # `version` is an option, but asked for as a command.
             words = [*map(str, action.choices or ()), *(f"--{w[2:]}" for w in self._option_string_actions)]
-            near = difflib.get_close_matches(str(value), words, n=1)
-            if near:
-                error.message += f"; did you mean {near[0]}?"
+            error.message += meant_text(str(value), words)
             raise
 
     def error(self, message: str) -> NoReturn:
-        """Leave printing to `main`, so that all errors look alike; of a missing value, with an example."""
-        option = re.match(r"argument (?:\S+/)?(--\S+): expected ", message)
-        shown = [e for e in self.examples if option and f"{option[1]} " in e][:1]
+        """Leave printing to `main`, so that all errors look alike; of a missing word, with an example."""
+        missing = re.match(
+            r"argument (?:\S+/)?(--\S+): expected | *(?:the following|one of the) arguments ", message
+        )
+        shown = [e for e in self.examples if missing and f"{missing[1] or ''} " in e][:1]
         examples = "".join(f", as in `{example}`" for example in shown)
         raise UsageError(f"{message}{examples} (`{self.prog} --help` explains)")
 

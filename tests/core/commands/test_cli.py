@@ -123,6 +123,7 @@ def test_wrong_usage_and_bad_input_exit_2_with_one_line(arguments: Sequence[str]
         (["serach", "softmax"], "did you mean search? (`forecast-autotune --help`"),
         (["version"], "did you mean --version? (`forecast-autotune --help`"),
         (["advise", "--llm"], "as in `forecast-autotune advise kernels.py:softmax --llm 'http://localhost"),
+        (["bench", "softmax"], "SOLUTION, as in `forecast-autotune bench"),
         (["replay", "--policy", "exaustive"], "did you mean exhaustive? (`forecast-autotune replay --help`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

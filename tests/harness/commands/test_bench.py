@@ -198,6 +198,7 @@ def test_bench_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("arguments", "said"),
     [
         (["verify", "no_such_pack", "--device", "cpu"], "neither a shipped pack"),
+        (["verify", "softmx", "--device", "cpu"], "did you mean softmax?"),
         (["verify", "softmax", "nobody", "--device", "cpu"], "neither a file nor a solution"),
         (["verify", "softmax", "torch_plain", "--device", "77"], "--device 77"),
         (["verify", "softmax", "torch_plain", "--device", "cpu", "--level", "none"], "--level must be"),

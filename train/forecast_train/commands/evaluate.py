@@ -14,13 +14,13 @@ from forecast_autotune.settings import Settings
 if TYPE_CHECKING:
     from forecast_autotune.records.table import Table
     from forecast_train.evaluation.methods import FitSurrogate
-    from forecast_train.evaluation.summary import Summary
-    from forecast_train.splits import LeaveOut
 
 
 def evaluate(options: argparse.Namespace, output: Output) -> int:
     """Evaluate methods on tables, print the report, and write it to a folder if asked to."""
-    from forecast_train.evaluation.methods import LEARNED_WITH_LLM, LLM_ONLY
+    from forecast_train.evaluation import evaluate as run
+    from forecast_train.evaluation import summarize
+    from forecast_train.evaluation.methods import LEARNED_WITH_LLM, LLM_ONLY, methods_by_name
     from forecast_train.evaluation.summary import shown
     from forecast_train.splits import SplitError, spread_over_kernels
 
@@ -36,20 +36,24 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     tables = load_tables(options)
     if options.limit is not None:
         tables = spread_over_kernels(tables, options.limit)
+    fits = methods_by_name(methods)
+    if options.llm is not None:
+        fits |= _language_model_fits(tables, options.llm, output, out)
     try:
-        summary = _run_evaluation(
-            tables,
-            methods,
-            output,
-            leave_out=options.leave_out,
-            seeds=options.seeds,
-            jobs=options.jobs,
-            out=out,
-            subject=options.subject,
-            llm=options.llm,
-        )
+        with output.progress("evaluating") as progress:
+            result = run(
+                tables,
+                leave_out=options.leave_out,
+                methods=fits,
+                seeds=options.seeds,
+                jobs=options.jobs,
+                out=out,
+                settings=Settings.from_environment(),
+                progress=progress,
+            )
     except SplitError as error:
         raise UsageError(f"--leave-out {options.leave_out}: {error}") from error
+    summary = summarize(result, subject=options.subject)
     width = 0 if output.as_json else output.console.width
     output.emit(summary.to_json(), *(() if output.as_json else (shown(summary, width=width),)))
     if out is not None:
@@ -65,40 +69,6 @@ def _methods(given: str | None) -> list[str]:
         return list(methods_by_name(names))
     except ValueError as error:
         raise UsageError(f"--methods {given}: {error}") from error
-
-
-def _run_evaluation(
-    tables: list[Table],
-    methods: list[str],
-    output: Output,
-    *,
-    leave_out: LeaveOut,
-    seeds: int,
-    jobs: int,
-    out: Path | None,
-    subject: str | None = None,
-    llm: str | None = None,
-) -> Summary:
-    """Score methods with a progress bar. Raises `SplitError`; see `forecast_train.evaluation.evaluate`."""
-    from forecast_train.evaluation import evaluate as run
-    from forecast_train.evaluation import summarize
-    from forecast_train.evaluation.methods import methods_by_name
-
-    fits = methods_by_name(methods)
-    if llm is not None:
-        fits |= _language_model_fits(tables, llm, output, out)
-    with output.progress("evaluating") as progress:
-        result = run(
-            tables,
-            leave_out=leave_out,
-            methods=fits,
-            seeds=seeds,
-            jobs=jobs,
-            out=out,
-            settings=Settings.from_environment(),
-            progress=progress,
-        )
-    return summarize(result, subject=subject)
 
 
 def _language_model_fits(

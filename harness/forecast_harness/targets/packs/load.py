@@ -11,6 +11,7 @@ from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
+from forecast_autotune.printable import meant_text
 from forecast_autotune.python_parser import MAX_SOURCE_CHARACTERS
 from forecast_autotune.records.named_lines import read_document
 from forecast_harness.targets.packs.schema import (
@@ -48,7 +49,7 @@ def load_pack(name: str | Path) -> Pack:
         return _load_kernelbench(path)
     raise RecordError(
         f"{name} is neither a shipped pack ({', '.join(builtin_names())}), nor a folder with definition.json "
-        "or task.yml, nor a KernelBench file"
+        f"or task.yml, nor a KernelBench file{meant_text(str(name), builtin_names())}"
     )
 
 
@@ -63,7 +64,10 @@ def load_solution(path: str | Path, pack: Pack, language: Language | None = None
     file = Path(path)
     if not file.is_file():
         known = [s.name for s in pack.solutions]
-        raise RecordError(f"{path} is neither a file nor a solution of {pack.definition.name} ({known})")
+        raise RecordError(
+            f"{path} is neither a file nor a solution of {pack.definition.name} ({', '.join(known) or 'none'})"
+            f"{meant_text(str(path), known)}"
+        )
     try:
         with file.open("rb") as stream:
             # One character takes at most four bytes: what is longer is not read to its end.
