@@ -28,7 +28,7 @@ from forecast_autotune.policy import REFUSED
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Problem
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.prior import formula_prior
-from forecast_autotune.surrogates.protocol import Query
+from forecast_autotune.surrogates.protocol import Array, Query
 from forecast_integrations.triton.null_device import target_of
 from forecast_integrations.triton.problem.describe import call_arguments
 
@@ -159,6 +159,34 @@ def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def left_out_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Brier scores of P(cannot launch) as stated, and as an isotonic map fitted to all other kernels makes it."""
+    names = np.array([r["kernel"] for r in rows])
+    stated, fails = np.array([r["p_fail"] for r in rows]), np.array([r["fails"] for r in rows], float)
+    mapped = np.empty(len(rows))
+    for name in set(names):
+        others = names != name
+        mapped[~others] = isotonic(stated[others], fails[others], stated[~others])
+    return {
+        "stated": round(float(((stated - fails) ** 2).mean()), 5),
+        "mapped": round(float(((mapped - fails) ** 2).mean()), 5),
+    }
+
+
+def isotonic(points: Array, labels: Array, at: Array) -> Array:
+    """The non-decreasing step function that fits labels [n] at points [n] best, at other points [m]."""
+    blocks: list[tuple[float, float, int]] = []  # (first point, sum, number)
+    for point, label in sorted(zip(points.tolist(), labels.tolist(), strict=True)):
+        block = (point, label, 1)
+        while blocks and (blocks[-1][1] * block[2] >= block[1] * blocks[-1][2] or blocks[-1][0] == block[0]):
+            first, total, number = blocks.pop()
+            block = (first, total + block[1], number + block[2])
+        blocks.append(block)
+    starts = np.array([b[0] for b in blocks])
+    values = np.array([b[1] / b[2] for b in blocks])
+    return np.asarray(values[np.searchsorted(starts, at, side="right").clip(1) - 1])
+
+
 def main() -> int:
     command_line = parser(__doc__)
     command_line.add_argument("--targets", nargs="+", default=list(TARGETS))
@@ -188,7 +216,8 @@ def main() -> int:
         kind: [r for some in rows.values() for r in some if r["kind"] == kind] for kind in sorted(kinds)
     }
     shown = {**rows, **vendors, **by_kind}
-    result.finish({name: summary_of(some) for name, some in shown.items() if some})
+    scores = {vendor: left_out_scores(some) for vendor, some in vendors.items() if some}
+    result.finish({**{name: summary_of(some) for name, some in shown.items() if some}, "left_out": scores})
     return 0
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from benchmarks.devices.compile_facts import allocated, compared, device_of, summary_of
+from benchmarks.devices.compile_facts import (
+    allocated,
+    compared,
+    device_of,
+    isotonic,
+    left_out_scores,
+    summary_of,
+)
 from benchmarks.kernels.compile_facts import CASES
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.devices import device_spec
@@ -157,3 +165,10 @@ def test_options_of_the_compiler_change_no_rule() -> None:
     text = KernelTracer.of(case.fn, target_of(device)).text(case.arguments, {**TILE, **case.fixed})
     options: list[dict[str, Any]] = [{}, {"waves_per_eu": 2}, {"kpack": 2}, {"matrix_instr_nonkdim": 16}]
     assert len({allocated(text, device, {"num_warps": 4, "num_stages": 3, **o}) for o in options}) == 1
+
+
+def test_a_map_of_stated_probabilities_is_fitted_to_other_kernels() -> None:
+    points, labels = np.array([0.1, 0.1, 0.5, 0.6, 0.9]), np.array([0.0, 0.0, 1.0, 0.0, 1.0])
+    assert isotonic(points, labels, np.array([0.0, 0.1, 0.55, 0.99])).tolist() == [0.0, 0.0, 0.5, 1.0]
+    rows = [{"kernel": k, "p_fail": p, "fails": p > 0.5} for k in "ab" for p in (0.1, 0.6)]
+    assert left_out_scores(rows) == {"stated": 0.085, "mapped": 0.0}
