@@ -23,6 +23,16 @@ CallGrid = Callable[[Mapping[str, Any]], Sequence[int]] | Sequence[int] | None
 """A call's own grid, as Triton takes it: numbers, or a function of the parameters by name."""
 
 
+def heuristic_layers(fn: Any) -> list[dict[str, Callable[[dict[str, Any]], Any]]]:
+    """The `values` of every `@heuristics` above a kernel, under a tuner or not, outermost first."""
+    layers = []
+    while hasattr(fn, "fn"):
+        if isinstance(values := getattr(fn, "values", None), dict):
+            layers.append(values)
+        fn = fn.fn
+    return layers
+
+
 @dataclass(frozen=True)
 class KernelEntry:
     """A kernel and how it wants to be launched."""

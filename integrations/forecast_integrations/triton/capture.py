@@ -31,7 +31,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.captures import CaptureFiles
 from forecast_autotune.variants.constants import encode_constant
-from forecast_autotune.variants.entry import flat_arguments, signature
+from forecast_autotune.variants.entry import flat_arguments, heuristic_layers, signature
 from forecast_autotune.variants.signature import ADDRESSES, call_form, pointees, span_of
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.device_access import capturing_graph
@@ -39,7 +39,6 @@ from forecast_integrations.triton.problem.describe import (
     FUNCTION,
     call_arguments,
     describe_argument,
-    heuristic_layers,
     heuristic_values,
     kernel_record,
     launch_grid,

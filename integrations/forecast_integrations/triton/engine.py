@@ -46,6 +46,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.loop import STRUCK, TIMING_MODES, GuardedStore, TuningTask, fingerprint
+from forecast_autotune.variants.entry import heuristic_layers
 from forecast_integrations.device import has_device
 from forecast_integrations.triton.background.arguments import stand_in_call
 from forecast_integrations.triton.background.key_decision import KeyDecision
@@ -353,7 +354,7 @@ class TuningEngine:
             return False
         untimed, chosen, problem_of = choice
         functions = [kwargs.get("grid"), config.pre_hook]
-        functions += [f for layer in describe.heuristic_layers(tuner.fn) for f in layer.values()]
+        functions += [f for layer in heuristic_layers(tuner.fn) for f in layer.values()]
         of_user = is_of_caller(error) or not codes_in_traceback(error).isdisjoint(map(code_of, functions))
         if untimed is not config or of_user or is_interpreted() or capturing_graph() or not is_alive():
             return False

@@ -26,6 +26,7 @@ from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import Argument, Config, Kernel, Problem, digest
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import write_atomically
+from forecast_autotune.variants.entry import heuristic_layers, known
 from forecast_autotune.variants.signature import call_form, canonical_text, memory_span
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE
 from forecast_harness.targets.kernels.grids import GridSample, grid_samples
@@ -275,7 +276,7 @@ class UserKernel:
         """
         from forecast_harness.targets.kernels.base_kernel import BaseKernel
 
-        heuristic = _has_heuristics(self.fn)
+        heuristic = bool(heuristic_layers(self.fn))
         kernel = BaseKernel(
             self.kernel.name,
             self.text,
@@ -453,7 +454,6 @@ def _captured_launches(call: CapturedCall) -> Iterable[GridSample]:
 def _grid_samples(
     arguments: Sequence[Argument], grid: Any, named: Mapping[str, Any], configs: Sequence[Config]
 ) -> Iterator[GridSample]:
-    from forecast_autotune.variants.entry import known
     from forecast_harness.targets.kernels.grids import sizes_of
 
     constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
@@ -483,11 +483,3 @@ def _case_configs(case: Any) -> list[Config]:
 
 def _unwrapped_kernel(fn: Any) -> Any:
     return frameworks.triton().innermost(fn)
-
-
-def _has_heuristics(fn: Any) -> bool:
-    while hasattr(fn, "fn"):
-        if isinstance(getattr(fn, "values", None), dict):
-            return True
-        fn = fn.fn
-    return False

@@ -22,7 +22,7 @@ from forecast_autotune.records import Argument, Config
 from forecast_autotune.records.captured_call import CapturedCall, TensorContents
 from forecast_autotune.store.captures import contents_file
 from forecast_autotune.variants.constants import CONSTANT, decode_constant
-from forecast_autotune.variants.entry import flat_arguments, grid_extent, nested_arguments
+from forecast_autotune.variants.entry import flat_arguments, grid_extent, heuristic_layers, nested_arguments
 from forecast_autotune.variants.signature import (
     call_form,
     canonical_text,
@@ -471,20 +471,14 @@ class UserCalls:
             return None
 
 
-def heuristics_of(subject: BaseKernel) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:
+def heuristics_of(subject: BaseKernel) -> Sequence[Mapping[str, Callable[[dict[str, Any]], Any]]]:
     """The `values` of every `@heuristics` above the kernel in the user's file, outermost first.
 
     A captured call without such a file has the values that they gave for each config.
     """
     if not subject.file:
         return [] if not subject.captured else _recorded_heuristics(read_captured_call(subject)[0])
-    results = []
-    kernel = find_kernel(import_file(Path(subject.file)), subject.name)
-    while hasattr(kernel, "fn"):
-        if isinstance(getattr(kernel, "values", None), dict):
-            results.append(kernel.values)
-        kernel = kernel.fn
-    return results
+    return heuristic_layers(find_kernel(import_file(Path(subject.file)), subject.name))
 
 
 def _recorded_heuristics(record: CapturedCall) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:

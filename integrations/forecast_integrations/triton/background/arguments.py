@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.records import Candidate, Scalar
+from forecast_autotune.variants.entry import heuristic_layers
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.copied_tensors import (
     ALIGNMENT,
@@ -20,7 +21,7 @@ from forecast_integrations.triton.problem.copied_tensors import (
     plain_types,
     require_copyable,
 )
-from forecast_integrations.triton.problem.describe import candidate_grids, heuristic_layers, heuristic_values
+from forecast_integrations.triton.problem.describe import candidate_grids, heuristic_values
 from forecast_integrations.triton.problem.rebuilt_call import RecordedGrids
 from forecast_integrations.triton.protocols import LaunchConfig
 

@@ -26,7 +26,7 @@ from forecast_autotune.records import (
 )
 from forecast_autotune.records.problem import ADDRESS, OPTIONS
 from forecast_autotune.variants.constants import exact_constant
-from forecast_autotune.variants.entry import CallGrid, flat_arguments, signature
+from forecast_autotune.variants.entry import CallGrid, flat_arguments, heuristic_layers, signature
 from forecast_integrations.device import current_device, device_index, toolchain
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.problem.source import (
@@ -120,9 +120,6 @@ def options_identity(options: Options) -> list[object]:
     """Return the options' part in a problem's identity: nothing for a call without any."""
     return [[OPTIONS, sorted(options.items())]] if options else []
 
-
-Heuristic = Callable[[dict[str, object]], object]
-"""A function of a user's that computes one argument from the others, by name."""
 
 DESCRIPTOR = "descriptor"
 """In `Argument.extra`: it is a host-side TMA descriptor of the tensor, with this `block`, `shape` and `strides`."""
@@ -466,16 +463,6 @@ def launch_grids(
         if (extent := known[key]) is not None:
             shown[candidate] = extent
     return shown
-
-
-def heuristic_layers(fn: object) -> list[dict[str, Heuristic]]:
-    """The `values` of every `@heuristics` under a tuner, outermost first."""
-    layers = []
-    while hasattr(fn, "fn"):
-        if isinstance(values := getattr(fn, "values", None), dict):
-            layers.append(values)
-        fn = fn.fn
-    return layers
 
 
 def heuristic_values(fn: object) -> Callable[[dict[str, object]], dict[str, object]]:

@@ -28,10 +28,10 @@ from forecast_autotune.records import Config as Record
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.contract import read_contract
-from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, known
+from forecast_autotune.variants.entry import CallGrid, Grid, KernelEntry, heuristic_layers, known
 from forecast_autotune.variants.entry import signature as parameters_of
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of, warmup_of
-from forecast_integrations.triton.problem.describe import heuristic_layers, to_config
+from forecast_integrations.triton.problem.describe import to_config
 from forecast_integrations.triton.problem.source import innermost, source_of
 from forecast_integrations.triton.protocols import (
     Arguments,
