@@ -8,6 +8,7 @@ question is asked once: answers are files (`AnswerStore`) before they are lines 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -264,6 +265,8 @@ class _SearchRunner:
     def _end_early(self) -> None:
         """Cancel what has not begun, give the rest a little time, and say that there is more to do."""
         self._cancel()
+        if self._in_progress:
+            print("interrupted: work under way may still come in; Ctrl-C again ends it", file=sys.stderr)
         wait([a.future for a in self._in_progress.values()], INTERRUPT_GRACE_S)
         for ours in self._in_progress.values():
             if ours.future.done() and not isinstance(event := ours.future.result(), Lost):

@@ -238,6 +238,7 @@ def test_an_interrupted_search_says_how_to_go_on_and_goes_on(tmp_path: Path, pac
     finally:
         process.kill()
     assert process.returncode == 130, said
+    assert "Ctrl-C again ends it" in said
     last = said.strip().splitlines()[-1]
     assert last.startswith(f"interrupted. To go on: forecast-autotune search {pack}")
     ended = read_log(log)[-1]
