@@ -134,16 +134,14 @@ def prior_from_facts(
 
     `earlier`: the compiler is one of `_EARLIER_AMD`.
     """
-    loose = device.backend == "hip" and (device.copies_ahead or device.warp_size == 32 or earlier)
     if earlier:
         device = replace(device, copies_ahead=False)
     cost = costs(table, grids, configs, device, unique)
     doubt = np.hypot(_doubt(table), np.where(exact, 0.0, _INTERPOLATED_DOUBT))
     p_fail = memory_failure(cost.shared_bytes, doubt, device.shared_memory_bytes)
-    # Some of AMD's pipeliners leave operands of flattened loops out, by their layouts; earlier ones scales, too.
+    # AMD's earlier pipeliners leave operands of flattened loops out, by their layouts, and scales.
     hip = device.backend == "hip"
-    opaque = (table["opaque"] > 0.5) | (loose & earlier & (table["scaled"] > 0.5))
-    opaque |= (table["flattened"] > 0.5) & (loose | (hip & (table["described"] > 0.5)))
+    opaque = (table["opaque"] > 0.5) | (hip & earlier & (table["scaled"] + table["flattened"] > 0.5))
     # RDNA's products of int8 keep operands in registers that those of fp8 pass on; the facts know bits alone.
     eight = (table["transposed_right_bytes"] > 0) & (table["dot_input_bits"] == 8)
     opaque |= eight & (hip & (device.warp_size == 32) & (not device.copies_ahead))
