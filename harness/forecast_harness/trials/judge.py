@@ -358,6 +358,7 @@ class SandboxJudge(Judge[SandboxTrial]):
             "checked": verdict.checked.to_json(),
             "error_over_limit": verdict.facts.get("error_over_limit"),
             "peak_bytes": verdict.facts.get("peak_bytes", {}),
+            "base_peak_bytes": verdict.facts.get("base_peak_bytes", {}),
             "hints": list(verdict.hints),
             "level": self._lane.level.name.lower(),
         }

@@ -600,6 +600,7 @@ def _best_text(story: SearchReport) -> str:
     note = escape_invisible(story.entries[final.node].node.provenance.note)
     sure, results = EVIDENCE_TEXTS[final.evidence], {**story.state.judged, **story.state.confirmed}
     own, base = (dict(results[n].facts.get("peak_bytes") or {}) for n in (final.node, story.root))
+    base = results[final.node].facts.get("base_peak_bytes") or base
     told = [text for text in (memory_rise(own, base), results[final.node].other_calls_text, note) if text]
     return (
         f"{factor_text(-final.score)} over the seed, 95 % interval {interval_text(final.score, final.sd)}, "

@@ -73,6 +73,7 @@ from forecast_harness.trials.variants.kernel_survey import (
 )
 from forecast_harness.verify.cost_control import HOST_DEVICE, PhaseTimer
 from forecast_harness.verify.examiner import SolutionExaminer
+from forecast_harness.verify.launch_cell import PEAK
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import (
     MANY_ELEMENTS,
@@ -560,7 +561,9 @@ def examine(work: JobContext) -> CellAnswer:
         news = reference.newly_compiled()
     finally:
         reference.close()
+    given, held = examination.memory
     more = {"examine": steps.to_json(), "unable": examination.unable}
+    more |= {"base_peak_bytes": {"call": given}, "peak_bytes": {"call": given + held}} if held else {}
     return CellAnswer(verification_answer(judge, reasons, nonce, **more), news)
 
 
@@ -629,6 +632,8 @@ class VariantExamination:
         some overlap, of `configs` and of `trials`."""
         self.unable: list[str] = []
         """Configs that did not run."""
+        self.memory = 0, 0
+        """Bytes of a call's tensors, and the most that a launch held beside them at a time."""
         self._judge, self._problem, self._cell, self._device = judge, problem, cell, device
         self._compiler, self._steps = compiler, steps
         self._drawn: dict[int, LaunchCase] = {}
@@ -761,7 +766,7 @@ class VariantExamination:
             if case is None or not self._problem.fits(case):
                 case = self._judge.new_case(_axes(number), CALL_REGIMES[number % len(CALL_REGIMES)])
             try:
-                reply = self._judge.launch(case)
+                reply = self._judge.launch(case, watch="memory")
             except CandidateFault as fault:
                 if not is_config_error(fault):
                     raise
@@ -772,6 +777,9 @@ class VariantExamination:
                 return reasons
             self._problem.note_launch(case, reply.seconds)
             able.append(config)
+            given, held = case.input_bytes + case.output_bytes, reply.operations.get(PEAK, 0)
+            if held > self.memory[1]:
+                self.memory = given, held
         self._problem.configs = able
         return [] if able else [Reason(ReasonCode.FAILS, f"no config runs: {last}"[:2000])]
 

@@ -24,7 +24,7 @@ from forecast_harness.trials.configs.source_configs import configs_to_launch
 from forecast_harness.trials.variants.files import BaseBinaries, EarlyCompilation, launcher_files
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import run_verification
-from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict
+from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict, memory_rise
 
 VARIANT_PLAN = VerificationPlan(cases=12, timed=0)
 VARIANT_LIMITS = ResourceLimits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memory_bytes=8 << 30)
@@ -175,6 +175,8 @@ def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tu
     at = datetime.now(UTC).isoformat(timespec="seconds")
     if verdict.accepted:
         detail = f"{verdict.trials} launches, harness {verdict.facts['harness']}"
+        if rise := memory_rise(*(verdict.facts.get(n, {}) for n in ("peak_bytes", "base_peak_bytes"))):
+            detail = f"{detail}; {rise}"
         if known.unvaried:
             detail = f"{detail}; not varied: {'; '.join(known.unvaried)}"[:600]
     else:

@@ -399,6 +399,7 @@ def test_right_variants_are_accepted_and_admitted(judging: SandboxLane, name: st
     (check,) = result.checks
     assert (check.device, check.passed) == (INTERPRETER, True)
     assert "launches, harness" in check.detail
+    assert ("more memory at a time" in check.detail) == ("workspace" in name)
     verified = Variant(**{**vars(built), "checks": result.checks})
     assert admitted(verified, problem(request.calls[0]))
 
