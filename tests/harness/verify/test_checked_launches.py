@@ -40,7 +40,8 @@ def launches_needed(share: float, confidence: float = 0.99) -> int:
 
 
 def test_a_verdict_states_the_counts_that_were_measured() -> None:
-    measured = json.loads((ROOT / "benchmarks/results/mutants_cpu.json").read_text())["summary"]["families"]
+    summary = json.loads((ROOT / "benchmarks/results/mutants_cpu.json").read_text())["summary"]
+    measured = summary["mutants"]["families"]
     for family in (f for f in measured if f != "all"):
         one = measured[family]
         assert f"{family} {one['killed']['verify']} of {one['witnessed']}" in fault_power().split(", ")

@@ -16,7 +16,7 @@ from forecast_autotune import patch_triton, unpatch_triton
 from tests.integrations.interpreted.kernels import double, double_even
 from tests.integrations.interpreted.support import VERSION, Decorator, Vector, blocks, grid, launch_timed
 
-EXTRAS = "tolerance risk budget surrogate store policy space variants bucket mode l2"
+EXTRAS = "tolerance risk budget surrogate store policy space variants bucket mode l2 prefer"
 
 
 def test_parameters_are_tritons_and_extras_are_keyword_only_and_off() -> None:

@@ -98,7 +98,7 @@ def test_what_a_handler_raises_during_a_fork_is_raised_and_no_pipe_stays_open(
     before = open_descriptors()
     with pytest.raises(OutOfTimeError):
         fork_task(lambda pipe: None, 0)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_no_fork_leaves_loggings_lock_taken(handle: Any) -> None:

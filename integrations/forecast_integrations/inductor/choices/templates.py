@@ -176,6 +176,7 @@ def _matmul_facts(
             masked_share=masked / moved,
             direct_bytes=direct,
             indirect_bytes=fed - direct,
+            hoisted_bytes=fed - direct,
             direct_once_bytes=fed,
             least_direct_bytes=min(left, right) if direct == fed else direct,
             across_bytes=left * (not p.left.rows) * (direct != right)

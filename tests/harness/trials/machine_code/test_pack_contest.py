@@ -164,21 +164,26 @@ def ended(outcome: str, gain: float) -> Mapping[str, Any]:
 MINE, OTHER = (Solution(n, Language.TRITON, n, "run") for n in ("mine", "other"))
 
 
+def judging(first: Any, sandbox: Sandbox) -> Any:
+    nothing: Any = None  # neither pack nor lane is asked
+    result = bench.SolutionBench(nothing, nothing, first_contest=first)
+    vars(result)["_in_sandbox"] = sandbox
+    return result
+
+
 def test_a_pair_that_cannot_meet_there_is_timed_in_the_sandbox_twice() -> None:
     def unavailable(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
         raise ContestUnavailable("no driver")
 
     sandbox, verdict = Sandbox("faster", "slower"), SolutionVerdict("softmax", "other")
-    result, _ = bench._compare_candidate(MINE, OTHER, verdict, VerificationPlan(), unavailable, sandbox)
+    result, _ = judging(unavailable, sandbox)._compared(MINE, OTHER, verdict)
     assert sandbox.asked == [("other", None), ("other", None)], "its own word backs no second contest"
     assert (result.outcome, result.checked.launches) == ("unconfirmed", 6)
 
 
 def test_the_second_contest_is_told_what_a_clock_that_nobody_can_touch_has_said() -> None:
     sandbox, verdict = Sandbox("faster"), SolutionVerdict("softmax", "other")
-    result, _ = bench._compare_candidate(
-        MINE, OTHER, verdict, VerificationPlan(), lambda *_: ended("faster", 0.04), sandbox
-    )
+    result, _ = judging(lambda *_: ended("faster", 0.04), sandbox)._compared(MINE, OTHER, verdict)
     assert sandbox.asked == [("other", 0.04)]
     assert (result.outcome, result.gain) == ("faster", 0.5)
 
