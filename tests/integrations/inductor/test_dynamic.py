@@ -51,8 +51,8 @@ COUNT = 4
 def seconds(i: int, rows: int) -> float:
     """Far enough apart for a machine on which whoever sleeps is woken milliseconds late."""
     if i == SPECIALIST:
-        return 0.005 if rows <= MET else 0.1
-    return {ROBUST: 0.012, FRAGILE: 0.008, -1: 0.04}.get(i, 0.025)
+        return 0.004 if rows <= MET else 0.1
+    return {ROBUST: 0.014, FRAGILE: 0.01, -1: 0.04}.get(i, 0.025)
 
 
 def run(a: Any, b: Any, *, out: Any, i: int = -1) -> None:
