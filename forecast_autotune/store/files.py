@@ -213,8 +213,8 @@ def flush_to_disk(path: Path) -> None:
             os.close(directory)
 
 
-_encode_line = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""`json.dumps` makes an encoder for each call."""
+_encode_line = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+"""`json.dumps` makes an encoder for each call. What holds itself recurses too deep, which `encode` tells, too."""
 
 
 def encode(data: Mapping[str, Any]) -> bytes:
