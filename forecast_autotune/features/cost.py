@@ -286,8 +286,8 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     # A product has 32 rows for a wave of 64, 16 for one of 32; its results cross to other lanes where rows are fewer.
     own = (facts["chained_rows"] >= 16.0 * warps) | (facts["chained_rows"] <= 16)
     crossing = np.where(own, 0.0, facts["chained_most_bytes"])
-    kept, passing = _transposed_bytes(facts, warps, device)
     whole = (facts["described"] > 0.5) & device.copies_ahead & (device.warp_size == 32)
+    kept, passing = _transposed_bytes(facts, warps, device, whole)
     most = np.where(kept > 0, facts["direct_bytes"] - kept, facts["once_most_bytes"])
     buffered, loose = buffered - np.minimum(kept + passing, buffered), np.maximum(loose, passing)
     if device.copies_ahead:
@@ -325,18 +325,20 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     return np.asarray(np.where(depth > 1, staged, single))
 
 
-def _transposed_bytes(facts: FactColumns, warps: Array, device: DeviceSpec) -> tuple[Array, Array]:
+def _transposed_bytes(
+    facts: FactColumns, warps: Array, device: DeviceSpec, whole: npt.NDArray[np.bool_]
+) -> tuple[Array, Array]:
     """(bytes of right operands that stay in registers on AMD, and of those that pass unbuffered), [n] each.
 
-    What the source loads as [N, K] and turns is loaded in the layout of its product, where all warps lie along the
-    columns (RemoveLayoutConversions; warpsPerTile of AccelerateAMDMatmul). Not so on CDNA3 and with 8 bits on RDNA.
+    `whole`: where the hardware copies whole tensors, [n]. An operand that the source loads as [N, K] and turns is
+    loaded in the layout of its product, where all warps lie along the columns (RemoveLayoutConversions; warpsPerTile
+    of AccelerateAMDMatmul). Not so on CDNA3 and with 8 bits on RDNA.
     """
     right, waves = facts["transposed_right_bytes"], warps * 32.0 / device.warp_size
     rows, columns = (facts.dots[:, :, place].max(axis=1, initial=1.0) for place in (0, 1))
     size = np.where((np.minimum(rows, columns) >= 32) & (device.warp_size == 64), 32.0, 16.0)
     along = (waves * size <= columns) & ((waves <= 1) | (rows <= size) | (rows * waves < 4.0 * columns))
     along &= (facts["chained_rows"] == 0) | (waves <= 1)
-    whole = (facts["described"] > 0.5) & device.copies_ahead & (device.warp_size == 32)
     bits, small = facts["dot_input_bits"], device.warp_size == 32 and not device.copies_ahead
     kept = (
         along

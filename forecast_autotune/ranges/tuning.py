@@ -261,9 +261,8 @@ class RangeSurrogate:
             lower_bound=weighed([f.optimistic() for f in results]),
             sampler=draw,
             without_llm=None,
-            calibrate_untimed=lambda _: (
-                1.0
-            ),  # nothing recorded says what one config for all sizes risks untimed
+            # Nothing recorded says what one config for all sizes risks untimed.
+            calibrate_untimed=lambda _: 1.0,
         )
 
     def at_point(self, query: Query, point: int) -> Forecasts:

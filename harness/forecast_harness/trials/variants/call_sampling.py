@@ -112,6 +112,8 @@ class CallSource(Protocol):
     """Where calls come from."""
 
     pace: SizeLimiter
+    is_large: bool
+    """Whether its every launch takes seconds, so that what one showed is believed of the next."""
 
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
         """A fresh call; for this config, if given. Raises `RecordError` when none can be made."""
@@ -122,6 +124,8 @@ class CallSource(Protocol):
 
 class RecordedCalls:
     """Calls of a recorded form: sizes by `CallSizes`, grids by formula or as recorded, random values."""
+
+    is_large = False
 
     def __init__(self, subject: BaseKernel, device: str) -> None:
         """Raises `RecordError` when there is no recorded call."""
@@ -240,7 +244,7 @@ class CapturedCalls(RecordedCalls):
         like = {canonical_text([a.to_json() for a in c]) for c in subject.calls if call_form(c) == form}
         if len(like) < _FEWEST_LIKE_CALLS or pointees(subject.calls[0]):
             self.sizes = self.sizes.frozen()
-        self.is_large = is_large_call(subject.calls[0], device)
+        self.is_large = check_call_bytes(subject.calls[0], device) > _LARGE_CALL_BYTES
         self.own_values = LARGE_VALUES if self.is_large else CAPTURED_VALUES
         """The kinds of values that it is launched with at its recorded sizes."""
         self.values: tuple[str, ...] = (*self.own_values, OTHER_SIZES)
@@ -393,11 +397,6 @@ def check_call_bytes(arguments: Sequence[Argument], device: str) -> int:
     return size
 
 
-def is_large_call(arguments: Sequence[Argument], device: str) -> bool:
-    """Whether a call takes seconds to draw, to send and to compare. Raises `RecordError` as `check_call_bytes` does."""
-    return check_call_bytes(arguments, device) > _LARGE_CALL_BYTES
-
-
 def recorded_grid(
     subject: BaseKernel,
     formula: GridFormula | GridFormulaSwitch | None,
@@ -425,6 +424,8 @@ class UserCalls:
     It returns a dict of the arguments by name (tensors on the CPU), and under `grid` what the kernel would be
     called with: numbers, or a function of the meta-parameters. Sizes and values should differ each time.
     """
+
+    is_large = False
 
     def __init__(self, subject: BaseKernel) -> None:
         """Raises `RecordError` for a file without `inputs`, and what the file raises."""

@@ -44,7 +44,6 @@ from forecast_harness.trials.variants.call_sampling import (
     DrawnCall,
     UserCalls,
     heuristics_of,
-    is_large_call,
     unset_like,
     with_heuristics,
 )
@@ -157,6 +156,11 @@ class VariantProblem:
         self._where = HOST_DEVICE
         """Where outputs of many elements are compared."""
         self._source = call_source(subject, survey, device)
+
+    @property
+    def is_large(self) -> bool:
+        """See `CallSource`."""
+        return self._source.is_large
 
     def open_base(self) -> None:
         """Have the base kernel's cell opened, which the first `case` would wait for."""
@@ -579,14 +583,14 @@ def _examination(
 ) -> tuple[SolutionExaminer, VariantExamination]:
     """One variant's judge, and its examination; equal nonces and surveys draw equal calls."""
     plan, regimes = VerificationPlan.from_json(request["plan"]), len(CALL_REGIMES)
-    if subject.captured and is_large_call(subject.calls[0], plan.device):
-        # Its values of a kind are drawn once: a second case would be the same.
-        plan, regimes = replace(plan, cases=min(plan.cases, len(LARGE_VALUES))), 1
     configs = [Config.from_json(c) for c in request["configs"]]
     deterministic = bool(request["deterministic"])
     problem = VariantProblem(
         subject, result, reference, configs, plan.device, deterministic, request["takes"]
     )
+    if problem.is_large:
+        # Its values of a kind are drawn once: a second case would be the same.
+        plan, regimes = replace(plan, cases=min(plan.cases, len(LARGE_VALUES))), 1
     pack = _variant_pack(subject, deterministic, regimes)
     judge = SolutionExaminer(pack, problem, cell, plan, _seed(nonce), alone=False)
     return judge, VariantExamination(judge, problem, cell, compiler, plan.device, steps)

@@ -118,7 +118,7 @@ class KernelSurveyor:
         assert isinstance(source, RecordedCalls)
         self._choose(source)
         self.compile_for(source)
-        if not _is_large(source):
+        if not source.is_large:
             # Its behaviour on arguments that it does not accept is nothing to go by.
             self.writes, self.updates, self.deterministic = set(), set(), True
         if isinstance(source, CapturedCalls):
@@ -350,12 +350,12 @@ class KernelSurveyor:
         The set of calls that it takes only grows, so its writes there include those seen before.
         """
         before = set(self.writes), set(self.updates), self.deterministic
-        if not _is_large(source):
+        if not source.is_large:
             self.writes, self.updates, self.deterministic = set(), set(), True
         try:
             for n in range(1, _MOST_QUIET_DRAWS + 1):
                 drawn = source.draw("normal", self.generator)
-                known = self._launch_as_known(drawn) if _is_large(source) else None
+                known = self._launch_as_known(drawn) if source.is_large else None
                 ran = known or self._learn_writes(drawn)
                 guessed = bool(source.sizes.varied) and drawn.arguments != self.subject.calls[0]
                 if not self._depends_on_arguments_alone(drawn, ran, guessed=guessed):
@@ -478,11 +478,6 @@ class KernelSurveyor:
             "function inputs(random) that returns the arguments of one call by name (tensors on the CPU), "
             'and under "grid" what it is launched with; sizes and values should differ from call to call'
         )
-
-
-def _is_large(source: CallSource) -> bool:
-    """Whether its every launch takes seconds, so that what one showed is believed of the next."""
-    return isinstance(source, CapturedCalls) and source.is_large
 
 
 def launch_base(
