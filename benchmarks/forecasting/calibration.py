@@ -139,7 +139,7 @@ def untimed_decisions(limit: int | None) -> list[dict[str, Any]]:
 
 
 def untimed_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What an accepted risk would have decided without a clock, and what happened."""
+    """The decisions that an accepted risk would have made without a clock, and their regret."""
     lines = []
     for known, advice, tolerance in dict.fromkeys((r["known"], r["advice"], r["tolerance"]) for r in rows):
         these = [r for r in rows if (r["known"], r["advice"], r["tolerance"]) == (known, advice, tolerance)]

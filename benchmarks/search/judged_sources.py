@@ -501,7 +501,7 @@ def _best_tenth(model: Mapping[str, Sequence[dict[str, Any]]], key: str) -> floa
 
 
 def _scores(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
-    """Of forecasts (mean, sd, and a probability of being right or of failing): errors, reliability, selection."""
+    """Errors, reliability and selection of forecasts (mean, sd, and a probability of being right or of failing)."""
     right = [r for r in rows if _right(r)]
     z = [(r["log2_ratio"] - r[key][0]) / r[key][1] for r in right]
     fine = {"said": lambda p: p, "learned": lambda p: 1 - p}[key]

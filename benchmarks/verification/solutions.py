@@ -5,7 +5,7 @@
 
 `exploits`: the corpus of the tests, on the CPU, in an interpreter where it is Triton's, and on the device. A trick
 that can bite on a CPU alone counts there alone. `honest`: the honest corpus and all solutions of the shipped packs.
-What is timed goes through one lane, with nothing else at work. `mutants`: solutions of packs, and on a CPU Triton
+One lane times, with nothing else at work. `mutants`: solutions of packs, and on a CPU Triton
 kernels, with one place changed by a rule of `mutation`. One counts once a witness tells it from its base: a case of
 a generator of this file's own, of ten times as many as are verified, at which the base alone is right. What raises at
 the first case is stillborn. Half of the rules, and of the bases, are held out: what is mended is mended by survivors
@@ -223,7 +223,7 @@ _WITNESS_S, _HUNG_S = 15.0, 60.0
 _SEED = 1
 _KERNELS = ("transpose", "swiglu", "splitk_gemv", "cross_entropy", "cumsum", "softmax", "chunk_l2norm",
             "fn_weight_norm")  # fmt: skip
-"""Of several hands; an interpreter takes minutes to survey most others."""
+"""Modules by several hands; an interpreter takes minutes to survey most others."""
 _KERNEL_CONFIGS, _TILE, _MOST_PROGRAMS = 2, 1024, 12
 """Configs of a kernel, about how many elements their tiles have, programs of a launch: an interpreter runs one after
 the other."""
@@ -370,7 +370,7 @@ class KernelBase:
 
     @cached_property
     def _draws(self) -> Iterator[KernelCall | None]:
-        """What the base does at other calls, None where that is nothing to go by; the first has plain values."""
+        """The base's results at other calls, None where they are nothing to go by; the first has plain values."""
         rng, known = random.Random(f"{self.name} {_SEED}"), self.known
         generator = torch.Generator().manual_seed(rng.getrandbits(60))
         assert isinstance(known, KernelSurvey)
@@ -450,7 +450,7 @@ class KernelBase:
 
 
 def _kernel_results(entry: KernelEntry, call: KernelCall, writes: Sequence[str]) -> tuple[Tensors, str]:
-    """What one launch leaves in the tensors that are written, as the kernel sees them, and what else it changed."""
+    """The written tensors after a launch, as the kernel sees them; a phrase for others that changed ('' for none)."""
     whole = {n: call_sampling.unset_like(t.new_empty(len(t) + 2 * _MARGIN)) for n, t in call.memory.items()}
     memory = {n: t[_MARGIN : len(t) - _MARGIN] for n, t in whole.items()}
     for name, flat in call.memory.items():

@@ -26,7 +26,7 @@ MOST_RIVALS, ROUNDS = 3, 8
 def bet(count: int, doubt: float, slower: bool) -> tuple[int, float]:
     """The stakes after one more comparison in turns: whether the choice was slower by more than its tolerance.
 
-    Of a choice within it that is at most as likely as not, so no bet gains on average. A bet begins before each
+    A choice within it is so at most as often as not, so no bet gains on average. A bet begins before each
     comparison, the k-th with 1 / k (k + 1) of one unit, so that a drift which begins late is seen, too. The sum with
     what is not yet bet is a supermartingale: it ever reaches 1 / `LEVEL` with probability `LEVEL` at most (Ville 1939).
     """

@@ -35,7 +35,7 @@ class Steps:
 
     count: int
     seconds: float
-    """Of one step: their median, as a busy host makes some of them long."""
+    """The median of their durations, as a busy host makes some of them long."""
     how: str
     launches: dict[str, PartTimes]
 
