@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sklearn.isotonic import IsotonicRegression
 
 from benchmarks.kernels.compile_facts import CASES, Case
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
@@ -175,16 +176,9 @@ def left_out_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def isotonic(points: Array, labels: Array, at: Array) -> Array:
     """The non-decreasing step function that fits labels [n] at points [n] best, at other points [m]."""
-    blocks: list[tuple[float, float, int]] = []  # (first point, sum, number)
-    for point, label in sorted(zip(points.tolist(), labels.tolist(), strict=True)):
-        block = (point, label, 1)
-        while blocks and (blocks[-1][1] * block[2] >= block[1] * blocks[-1][2] or blocks[-1][0] == block[0]):
-            first, total, number = blocks.pop()
-            block = (first, total + block[1], number + block[2])
-        blocks.append(block)
-    starts = np.array([b[0] for b in blocks])
-    values = np.array([b[1] / b[2] for b in blocks])
-    return np.asarray(values[np.searchsorted(starts, at, side="right").clip(1) - 1])
+    ordered = np.sort(points)
+    fitted = IsotonicRegression().fit(points, labels).predict(ordered)
+    return np.asarray(fitted[np.searchsorted(ordered, at, side="right").clip(1) - 1])
 
 
 def main() -> int:

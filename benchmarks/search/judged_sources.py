@@ -37,6 +37,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.records import Outcome, digest
 from forecast_autotune.records.captured_call import CapturedCall
@@ -58,6 +60,7 @@ from forecast_harness.targets import search_target
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure
+from forecast_train.metrics import bin_sums, ece_of, spearman
 
 _TRIALS, _BASE_TRIALS = 6, 64
 """Configs of a source, and of the kernel's own, that may be timed."""
@@ -511,7 +514,6 @@ def _scores(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
     sure = sorted(zip(p, faster, strict=True), key=lambda one: -abs(one[0] - 0.5))
     wrong = [(q >= 0.5) is not is_faster for q, is_faster in sure]
     risks = [sum(wrong[:n]) / n for n in range(1, len(wrong) + 1)]
-    bins = [[i for i, q in enumerate(p) if min(9, int(10 * q)) == b] for b in range(10)]
     hits = sum(n and f for n, f in zip(named, faster, strict=True))
     return {
         "log_score": -statistics.fmean(
@@ -520,10 +522,10 @@ def _scores(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
         "within_sd": _share([abs(x) <= 1 for x in z]),
         "within_two_sd": _share([abs(x) <= 2 for x in z]),
         "bias": statistics.fmean(r["log2_ratio"] - r[key][0] for r in right),
-        "rank_correlation": statistics.correlation(
-            _ranks([r[key][0] for r in right]), _ranks([r["log2_ratio"] for r in right])
+        "rank_correlation": spearman(
+            np.array([r[key][0] for r in right]), np.array([r["log2_ratio"] for r in right])
         ),
-        "ece": sum(abs(sum(p[i] - faster[i] for i in b)) for b in bins) / len(p),
+        "ece": ece_of(bin_sums(np.array(p), np.array(faster))),
         "aurc": statistics.fmean(risks),
         "risk": risks[-1],
         "risk_at_half": risks[len(risks) // 2 - 1],
@@ -532,11 +534,6 @@ def _scores(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
         "recall": hits / max(1, sum(faster)),
         "p_right": statistics.fmean(fine(r[key][2]) for r in rows),
     }
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(values)
-    return [float(order.index(v)) for v in values]
 
 
 def _share(values: Sequence[bool]) -> float:

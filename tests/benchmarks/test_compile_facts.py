@@ -170,5 +170,7 @@ def test_options_of_the_compiler_change_no_rule() -> None:
 def test_a_map_of_stated_probabilities_is_fitted_to_other_kernels() -> None:
     points, labels = np.array([0.1, 0.1, 0.5, 0.6, 0.9]), np.array([0.0, 0.0, 1.0, 0.0, 1.0])
     assert isotonic(points, labels, np.array([0.0, 0.1, 0.55, 0.99])).tolist() == [0.0, 0.0, 0.5, 1.0]
+    ties = np.array([0.1, 0.2, 0.2])  # one point with two labels has their mean
+    assert isotonic(ties, np.array([0.0, 0.0, 1.0]), ties).tolist() == [0.0, 0.5, 0.5]
     rows = [{"kernel": k, "p_fail": p, "fails": p > 0.5} for k in "ab" for p in (0.1, 0.6)]
     assert left_out_scores(rows) == {"stated": 0.085, "mapped": 0.0}
