@@ -80,6 +80,12 @@ def read_regular(path: Path, limit: int = MAX_RECORD_BYTES) -> bytes:
     return data
 
 
+def space_remedy(error: OSError) -> str:
+    """The remedy for a store that cannot be written: room on a full disk, otherwise another place."""
+    room = "free space there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{room}name a writable directory in FORECAST_AUTOTUNE_CACHE_DIR or --store"
+
+
 def misplaced_file(folder: Path) -> str:
     """The kind of thing that stands where a folder belongs; empty where it is a folder, or nothing."""
     try:

@@ -38,8 +38,9 @@ def meant_text(word: str, words: Iterable[str]) -> str:
     """`; did you mean WORD?` for the nearest of the words, or nothing where none is near."""
     import difflib
 
-    near = difflib.get_close_matches(word[:LONGEST_NAME], list(words), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    bare = {name.lstrip("-"): name for name in words}  # dashes alone make no two words alike
+    near = difflib.get_close_matches(word[:LONGEST_NAME].lstrip("-"), bare, n=1, cutoff=0.65)
+    return f"; did you mean {bare[near[0]]}?" if near else ""
 
 
 def count_text(count: int, noun: str) -> str:

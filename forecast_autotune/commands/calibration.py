@@ -156,7 +156,7 @@ def coverage(tables: Iterable[Table]) -> dict[str, Any]:
     """
     inside = n = 0
     for table in tables:
-        forecasts = first_forecasts(table.measurements)
+        forecasts = first_forecasts(table.problem, table.measurements)
         first = {m.candidate: m for m in reversed(table.measurements) if "forecast" in m.extra}
         for candidate, forecast in forecasts.items():
             if first[candidate].ok:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from forecast_autotune import frameworks, plugins
 from forecast_autotune.commands.output import Output, missing_package_text
 from forecast_autotune.errors import SettingsError, StoreError
+from forecast_autotune.printable import count_text
 from forecast_autotune.settings import Settings, default_directory, parse_directories, parse_user_directory
 from forecast_autotune.store import Store, StoreWarning
 from forecast_autotune.store.files import is_bundle
@@ -351,7 +352,7 @@ def _tables() -> DoctorCheck:
             "`replay` needs TABLE files, as `export` writes them",
         )
     size = sum(path.stat().st_size for path in result) / 1e6
-    return DoctorCheck("replay tables", "ok", f"{len(result)} files, {size:.1f} MB")
+    return DoctorCheck("replay tables", "ok", f"{count_text(len(result), 'file')}, {size:.1f} MB")
 
 
 def _render_checks(checks: list[DoctorCheck], settings: list[tuple[str, str, str]]) -> list[RenderableType]:

@@ -310,8 +310,7 @@ def _triton_cache(given: str) -> Path:
 def _check_saved(store: Store) -> None:
     if any("cannot write" in note for note in store.issued_warnings):
         raise CommandError(
-            f"not all was saved in {store.root}, as the warning says: free space there, or give --store a "
-            "directory that you may write to"
+            f"not all was saved in {store.root}: the warning above gives the reason and the remedy"
         )
 
 

@@ -140,13 +140,10 @@ class Parser(argparse.ArgumentParser):
         option = next((word for word in unknown if word.startswith("-")), None)
         if option is None:
             return f"unrecognized arguments: {' '.join(unknown)}"
-        import difflib
-
         # Its value was taken for another argument, but belongs to what was meant.
         behind = given[given.index(option) + 1 :][:1] if option in given and "=" not in option else []
         value = [word for word in behind if not word.startswith("-")]
-        near = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
-        meant = f"; the nearest option is {near[0]}" if near else ""
+        meant = meant_text(option.partition("=")[0], self._option_string_actions)
         return f"unrecognized arguments: {' '.join([option, *value])}{meant}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -155,8 +152,9 @@ class Parser(argparse.ArgumentParser):
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
             # `version` is an option, but asked for as a command.
-            words = [*map(str, action.choices or ()), *(f"--{w[2:]}" for w in self._option_string_actions)]
-            error.message += meant_text(str(value), words)
+            error.message += meant_text(
+                str(value), [*map(str, action.choices or ()), *self._option_string_actions]
+            )
             raise
 
     def error(self, message: str) -> NoReturn:

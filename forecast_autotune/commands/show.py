@@ -204,7 +204,7 @@ def key_contains(key: Sequence[str], wanted: Sequence[str]) -> bool:
 
 def _problem_json(problem: Problem, rows: Sequence[Measurement], decision: Decision | None) -> dict[str, Any]:
     """One problem of `explain --json`: measurements sorted, fastest first, failures last."""
-    forecasts = first_forecasts(rows)
+    forecasts = first_forecasts(problem, rows)
     listed = sorted(
         latest_labels(rows).values(), key=lambda m: (not m.ok, m.median_ms or 0.0, str(m.candidate))
     )

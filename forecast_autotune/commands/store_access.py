@@ -65,15 +65,17 @@ def _store_of_bundle(bundle: Bundle) -> Store:
     return store
 
 
-def first_forecasts(rows: Sequence[Measurement]) -> dict[Candidate, dict[str, float]]:
+def first_forecasts(problem: Problem, rows: Sequence[Measurement]) -> dict[Candidate, dict[str, float]]:
     """The forecast of each candidate right before it was first measured, in milliseconds.
 
-    `low_ms` and `high_ms` bound the central 90 %. A candidate measured without a forecast is left out.
+    `low_ms` and `high_ms` bound the central 90 %. A candidate measured without a forecast is left out, and so is
+    the first one on a null device: no forecast knows the level of invented times.
     """
     results: dict[Candidate, dict[str, float]] = {}
+    invented = {m.candidate for m in rows[:1] if problem.device.name.startswith("null ")}
     for m in rows:
         noted = m.extra.get("forecast")
-        if m.candidate in results or not isinstance(noted, Mapping):
+        if m.candidate in results or m.candidate in invented or not isinstance(noted, Mapping):
             continue
         values = [noted.get(name) for name in ("log2_ms", "sd", "p_fail")]
         # A table from elsewhere may carry anything under this name.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forecast_autotune.file_access import space_remedy
 from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.store.files import write_atomically
 
@@ -49,8 +50,7 @@ class AnswerFiles:
             if not self._warned:
                 self._warned = True
                 warnings.warn(
-                    f"{self._what} cannot be kept below {self.directory} ({error}): free space there, or point "
-                    "FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
+                    f"{self._what} cannot be kept below {self.directory} ({error}): {space_remedy(error)}",
                     UserWarning,
                     stacklevel=4,
                 )

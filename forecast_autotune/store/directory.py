@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import RecordError, StoreError
-from forecast_autotune.file_access import open_regular
+from forecast_autotune.file_access import open_regular, space_remedy
 from forecast_autotune.records import Candidate, Decision, Measurement, Outcome, Problem, RiskVerdict
 from forecast_autotune.records.table import Table
 from forecast_autotune.store.files import (
@@ -311,7 +311,7 @@ class KernelDirectory:
     def _warn_unsaved(self, error: OSError) -> None:
         self._notes.add(
             f"the measurement store cannot write to {self.path} ({error}); results stay in memory "
-            "only: free space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
+            f"only: {space_remedy(error)}",
             topic="unsaved",
         )
 

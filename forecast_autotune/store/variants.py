@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from forecast_autotune.file_access import space_remedy
 from forecast_autotune.store.files import (
     VARIANTS,
     StoreNotes,
@@ -80,8 +81,8 @@ class VariantFiles:
         except OSError as error:
             self._kept[key] = _merge_checks(self._kept.get(key), variant)
             self._notes.add(
-                f"variants cannot be written to {path.parent} ({error}); they stay in memory only: free "
-                "space there, or point FORECAST_AUTOTUNE_CACHE_DIR at a writable directory",
+                f"variants cannot be written to {path.parent} ({error}); they stay in memory only: "
+                f"{space_remedy(error)}",
                 topic="unsaved variants",
             )
         finally:

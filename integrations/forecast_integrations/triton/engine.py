@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import threading
 import time
@@ -345,10 +346,7 @@ class TuningEngine:
         It is where nothing was timed for the key here, so that `triton.autotune` would have passed it over. What a
         function of the user's has raised, or a device that is broken, is nobody's fault but theirs.
         """
-        if "active drivers" in str(error):
-            error.add_note(
-                "no GPU is here: set TRITON_INTERPRET=1 before triton is imported, or launch within null_device()"
-            )
+        _add_remedy(error)
         choice, outcome = None if key is None else self._untimed.get(key), outcome_of(error)
         if choice is None or key is None or outcome is None or outcome is Outcome.INFRASTRUCTURE:
             return False
@@ -722,6 +720,18 @@ def _launch(
     return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
 
 
+def _add_remedy(error: Exception) -> None:
+    """Name what helps against an error of Triton's that no kernel has caused."""
+    if "active drivers" in str(error):
+        error.add_note(
+            "no GPU is here: set TRITON_INTERPRET=1 before triton is imported, or launch within null_device()"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC):
+        error.add_note(
+            "Triton compiles into TRITON_CACHE_DIR, else ~/.triton: name a writable directory there"
+        )
+
+
 # --- what a call gets where something of ours has failed: the key and the config that Triton would have chosen ---
 
 
@@ -750,7 +760,11 @@ def _triton_config(
         "tuner", error, "timing every config as triton.autotune does" if timed else "using the first config"
     )
     if timed:
-        timings = {config: tuner._bench(*args, config=config, **kwargs) for config in configs}
+        try:
+            timings = {config: tuner._bench(*args, config=config, **kwargs) for config in configs}
+        except OSError as failure:
+            _add_remedy(failure)
+            raise
         best = min(timings, key=timings.__getitem__)
         tuner.pre_hook({**_named(tuner, args, kwargs), **best.all_kwargs()}, reset_only=True)
         tuner.configs_timings = timings

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,16 +111,16 @@ def test_wrong_usage_and_bad_input_exit_2_with_one_line(arguments: Sequence[str]
     [
         (
             ["replay", "--polcy", "first"],
-            "--polcy first; the nearest option is --policy (`forecast-autotune replay --help`",
+            "--polcy first; did you mean --policy? (`forecast-autotune replay --help`",
         ),
-        (["replay", "--polcy=first", "x"], "--polcy=first; the nearest option is --policy ("),
+        (["replay", "--polcy=first", "x"], "--polcy=first; did you mean --policy? ("),
         (
             ["store", "gc", "--stor", "x"],
-            "--stor x; the nearest option is --store (`forecast-autotune store gc",
+            "--stor x; did you mean --store? (`forecast-autotune store gc",
         ),
         (["show", "--zzz", "--json"], "--zzz (`forecast-autotune show --help`"),
         (["show", "what"], "arguments: what (`forecast-autotune show --help`"),
-        (["--versio", "show"], "--versio show; the nearest option is --version (`forecast-autotune --help`"),
+        (["--versio", "show"], "--versio show; did you mean --version? (`forecast-autotune --help`"),
         (["serach", "softmax"], "did you mean search? (`forecast-autotune --help`"),
         (["version"], "did you mean --version? (`forecast-autotune --help`"),
         (["advise", "--llm"], "as in `forecast-autotune advise kernels.py:softmax --llm 'http://localhost"),
@@ -260,18 +261,22 @@ def test_a_key_is_matched_in_order_and_without_torch() -> None:
 
 
 def test_forecasts_are_those_made_before_the_first_measurement() -> None:
+    problem = example_table().problem
+    null = replace(problem, device=replace(problem.device, name="null H200"))
+
     def row(ms: float, forecast: object, size: int = 1) -> Measurement:
         name = Candidate(Config.of({"B": size}))
         extra = {} if forecast is None else {"forecast": forecast}
         return Measurement("p", name, Outcome.OK, ms, extra=extra)
 
     first, later = {"log2_ms": 1.0, "sd": 1.0, "p_fail": 0.1}, {"log2_ms": 5.0, "sd": 1.0, "p_fail": 0.1}
-    result = first_forecasts([row(1.0, first), row(1.1, None), row(1.2, later)])
-    (forecast,) = result.values()
+    rows = [row(1.0, first), row(1.1, None), row(1.2, later)]
+    (forecast,) = first_forecasts(problem, rows).values()
+    assert list(first_forecasts(null, [*rows, row(1.0, later, 2)])) == [row(1.0, None, 2).candidate]
     assert forecast["ms"] == 2.0
     assert forecast["low_ms"] * forecast["high_ms"] == pytest.approx(4.0)
     odd = [{"log2_ms": "x"}, {"log2_ms": 1e9, "sd": 1, "p_fail": 0}, [1, 2], "forecast"]
-    assert first_forecasts([row(1.0, value, size) for size, value in enumerate(odd)]) == {}
+    assert first_forecasts(problem, [row(1.0, value, size) for size, value in enumerate(odd)]) == {}
 
 
 # --- doctor, demo ---
