@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from forecast_autotune.commands.calibration import coverage, reliability
 from forecast_autotune.commands.output import Output, output_path
-from forecast_autotune.commands.store_access import open_named_store
+from forecast_autotune.commands.store_access import first_forecasts, open_named_store
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.printable import count_text
 from forecast_autotune.report.store_page import ProblemRow, StoreOverview, disk_use, render_store_page
@@ -36,7 +36,8 @@ def overview_of(store: Store, kernel: str | None = None, device: str | None = No
         for table in store.tables(kernel, device):
             seen.add(table.problem.id)
             _, decision = decided.get(table.problem.id, (None, None))
-            yield ProblemRow.of(table.problem, table.measurements, decision)
+            forecasts = first_forecasts(table.problem, table.measurements)
+            yield ProblemRow.of(table.problem, table.measurements, decision, forecasts)
         for name, (problem, decision) in decided.items():
             if name not in seen:
                 yield ProblemRow.of(problem, (), decision)

@@ -5,8 +5,9 @@ become markup, a browser would still run nothing of it."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
@@ -14,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.printable import LONGEST_NAME, count_text, printable
-from forecast_autotune.records import Decision, Measurement, Problem
+from forecast_autotune.records import Candidate, Decision, Measurement, Problem
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.report.chart import milliseconds, percent, seconds
 from forecast_autotune.report.page_parts import STYLE, page_file, policy_source
 
 MOST_PROBLEMS = 5000
 """Problems on one page, the latest first; those left out are counted."""
+MOST_CHARTS, MOST_DOTS = 24, 300
+"""Charts of a page, those of the latest kernels, and candidates in one of them."""
 MOST_REASONS = 8
 """Sentences shown of one decision: the first ones, and the last."""
 UNDECIDED = "undecided"
@@ -48,10 +51,18 @@ class ProblemRow:
     spent_s: float = 0.0
     saved_s: float = 0.0
     reasons: tuple[str, ...] = ()
+    points: tuple[tuple[float, float, float, float], ...] = ()
+    """(measured, forecast, low, high) of candidates that ran and had a forecast, in milliseconds; 90 % lie between."""
 
     @classmethod
-    def of(cls, problem: Problem, rows: Sequence[Measurement], decision: Decision | None) -> ProblemRow:
-        """A problem with its measurements and its decision, if it has one."""
+    def of(
+        cls,
+        problem: Problem,
+        rows: Sequence[Measurement],
+        decision: Decision | None,
+        forecasts: Mapping[Candidate, Mapping[str, float]] | None = None,
+    ) -> ProblemRow:
+        """A problem with its measurements, its decision, if it has one, and its `first_forecasts`."""
         labels = latest_labels(rows).values()
         ran = [m for m in labels if m.ok]
         best = min(ran, key=lambda m: m.ms, default=None)
@@ -61,6 +72,11 @@ class ProblemRow:
             "device": problem.device.name,
             "measured": len(labels),
             "failed": len(labels) - len(ran),
+            "points": tuple(
+                (m.ms, f["ms"], f["low_ms"], f["high_ms"])
+                for m in ran
+                if (f := (forecasts or {}).get(m.candidate)) is not None
+            ),
         }
         if decision is None:
             chosen, ms = ("", None) if best is None else (str(best.candidate), best.ms)
@@ -177,7 +193,7 @@ def render_store_page(overview: StoreOverview, now: datetime | None = None) -> s
         f"<h1>forecast-autotune store</h1>\n<p>{_text(overview.place, 400)}, as it was at "
         f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC</p>\n"
         f'<div class="cards">{_cards(overview)}</div>\n'
-        f"{_remarks(overview.remarks)}{_problems(overview, now)}{_calibration(overview)}"
+        f"{_remarks(overview.remarks)}{_problems(overview, now)}{_charts(overview)}{_calibration(overview)}"
         f"</main>\n<script>{script}</script>\n</body>\n</html>\n"
     )
 
@@ -207,7 +223,7 @@ def size_text(count: int) -> str:
 
 def _cards(o: StoreOverview) -> str:
     shown = (
-        (f"{o.problems:,}", "problems"),
+        (f"{o.problems:,}", "problem" if o.problems == 1 else "problems"),
         (f"{o.decided:,}", "decided"),
         (f"{o.measured:,}", "candidates measured"),
         (seconds(max(0.0, o.spent_s)), "spent on decisions"),
@@ -270,6 +286,44 @@ def _why(reasons: Sequence[str]) -> str:
     items = "".join(f"<li>{_text(reason, _LONGEST_REASON)}</li>" for reason in reasons)
     steps = count_text(len(reasons), "step")
     return f"<details><summary>{steps}</summary><ol>{items}</ol></details>"
+
+
+def _charts(o: StoreOverview) -> str:
+    """Forecast over measured time, a chart for each kernel on each device."""
+    points: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    for row in o.rows:
+        points.setdefault((row.kernel, row.device), []).extend(row.points)
+    shown = [_chart(*name, dots[:MOST_DOTS]) for name, dots in points.items() if dots][:MOST_CHARTS]
+    text = (
+        "Each dot is a config: to the right its time, upwards the forecast made just before, with the range of 90 %. "
+        "Dots on the line were forecast exactly."
+    )
+    return f'<h2>Forecasts</h2>\n<p>{text}</p>\n<div class="charts">{"".join(shown)}</div>\n' if shown else ""
+
+
+def _chart(kernel: str, device: str, dots: Sequence[tuple[float, ...]]) -> str:
+    size, edge = 220.0, 14.0
+    least, most = (math.log2(end(v for dot in dots for v in dot[:2])) for end in (min, max))
+    scale = (size - 2 * edge) / max(most - least, 0.1)
+
+    def place(ms: float) -> float:
+        return min(max(edge + scale * (math.log2(ms) - least), 0.0), size)
+
+    marks = "".join(
+        f'<path d="M{place(ms):.1f} {size - place(low):.1f}V{size - place(high):.1f}"/>'
+        f'<circle class="{"good" if low <= ms <= high else "fair"}" cx="{place(ms):.1f}" '
+        f'cy="{size - place(forecast):.1f}" r="3"/>'
+        for ms, forecast, low, high in dots
+    )
+    inside = f"{sum(low <= ms <= high for ms, _, low, high in dots)} of {len(dots)} within their range"
+    ends = f"{milliseconds(2**least, 2)} to {milliseconds(2**most, 2)}"
+    name = _text(kernel, LONGEST_NAME)
+    role = f'role="img" aria-label="Forecast over measured time of {name}"'
+    return (
+        f'<figure><svg viewBox="0 0 {size:.0f} {size:.0f}" {role}>'
+        f'<path class="line" d="M0 {size:.0f}L{size:.0f} 0"/>{marks}</svg>'
+        f"<figcaption><b>{name}</b> {_text(device, LONGEST_NAME)}<br>{ends}; {inside}</figcaption></figure>"
+    )
 
 
 def _calibration(o: StoreOverview) -> str:

@@ -25,6 +25,7 @@ def problem_row(number: int = 0, **changes: Any) -> ProblemRow:
         "spent_s": 3.5,
         "saved_s": 40.0,
         "at": f"2026-11-{1 + number % 20:02}T10:00:00+00:00",
+        "points": ((1.0, 1.1, 0.9, 1.3), (2.0, 1.0, 0.8, 1.2)),
         "reasons": ("9 of 72: the best by expected gain", f"risk {number % 10} % is accepted"),
     }
     return ProblemRow(**{**fields, **changes})

@@ -42,6 +42,10 @@ def test_a_page_says_what_is_known_and_why() -> None:
     cells = Tags(page).cells
     assert {"kernel_1", "64 float16", "NVIDIA H200", "measured", "9 of 72, 1 failed", "40.0 s"} <= set(cells)
     assert "2 steps9 of 72: the best by expected gain" in "".join(cells)
+    assert {"kernel_1", "kernel_2"} == set(
+        re.findall(r"<b>(kernel_\d)</b> NVIDIA H200<br>1 ms to 2 ms; 1 of 2", page)
+    )
+    assert [tag for tag, _ in Tags(page).tags].count("circle") == 4
     for text in ("3.2 MB", "in 42 files", "88 % of 120 first measurements", "15 %", "/a/store"):
         assert text in page
 
@@ -51,6 +55,7 @@ def test_an_empty_store_has_a_page() -> None:
     assert "The store holds nothing yet" in page
     assert "No stated risk was checked yet" in page
     assert "<table" not in page
+    assert "<svg" not in page
 
 
 def test_nothing_of_a_store_becomes_markup() -> None:
