@@ -53,7 +53,8 @@ LEARNED_HYPERPARAMETERS = Hyperparameters(
     warp_scale=1.25,
     stage_scale=0.807,
 )
-"""Hyperparameters of the Gaussian process over fitted trees: `forecast_train.surrogate.hyperparameters` on the corpus.
+"""Hyperparameters of the Gaussian process over fitted trees: the likeliest on the corpus (type-II maximum
+likelihood; Rasmussen & Williams 2006, ch. 5.4).
 
 `warp_trend` alone was chosen by what decisions cost: whole lists make 0.02 likeliest, as few kernels have a trend.
 Where one has, a decision that cannot go on from two measured numbers of warps to a third loses up to 30 %. At 0.3,

@@ -29,7 +29,7 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate
 from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
 from forecast_autotune.testing import query_of
-from forecast_autotune.tuning.replays.replay import load, replay_one, shipped_tables
+from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.commands.calibrate_llm import _summary_text
 from forecast_train.llm.calibration.answers import ModelAnswers, collect_answers
 from forecast_train.llm.calibration.fit import (
@@ -38,12 +38,10 @@ from forecast_train.llm.calibration.fit import (
 )
 from forecast_train.llm.calibration.saving import (
     PairedReplay,
-    RecordedAnswersLLM,
     always_ask,
     estimate_saving,
     replay_pairs,
 )
-from forecast_train.llm.calibration.stored import recalibrate, stored_answers
 from forecast_train.splits import kernel_of
 from tests.core.llm.words import thinned
 
@@ -295,56 +293,3 @@ def test_a_model_that_began_to_lie_after_its_calibration_is_found_out(
     answer = heard(tables, error=0.1, character=character)
     result = estimate_saving(replay_pairs(tables, answer, learn=formula, seeds=(0, 1), calibrated=vouched))  # type: ignore[arg-type]
     assert result.regret <= max(0.005, 2 * result.regret_error)
-
-
-# --- methods of an evaluation ---
-
-
-# --- calibrating anew from a store ---
-
-
-def with_notes(table: Table, answer: list[ModelAnswers], calibration: LLMCalibration) -> Table:
-    model = RecordedAnswersLLM(answer, calibration)
-    result = EnsembleSurrogate(DefaultSurrogate(AnalyticSurrogate()), model, patient=True, gate=always_ask)
-    _, rows = replay_one(table, surrogate=result, policy=None, settings=Settings())
-    return Table(table.problem, rows)
-
-
-def test_notes_in_a_store_are_enough_to_calibrate_anew(
-    tables: list[Table], honest: list[ModelAnswers]
-) -> None:
-    old = replace(fit_calibration(honest), saved=0.2, temperature=9.0)
-    stored = [with_notes(t, honest, old) for t in tables]
-    result = stored_answers(stored, honest[0].model)
-    assert len(result) == len(tables)
-    for h, table in zip(result, stored, strict=True):
-        assert len(h.rows) == len(table.by_candidate())
-        np.testing.assert_allclose(h.stated.sum(axis=1), 1.0)
-    again = recalibrate(result, old)
-    assert again.skilled
-    assert again.temperature < 3.0
-    assert (again.saved, again.scope) == (0.2, old.scope)
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda n: n.pop("learned_log2_ms"),
-        lambda n: n["llm"].pop("reference"),
-        lambda n: n["llm"].update(stated=[1.0]),
-        lambda n: n["llm"].update(stated=[math.nan] * 16),
-        lambda n: n["llm"].update(stated=[0.0] * 16),
-        lambda n: n["llm"].update(model="another"),
-        lambda n: n.update(llm="text"),
-    ],
-)
-def test_damaged_notes_are_passed_over(tables: list[Table], honest: list[ModelAnswers], spoil) -> None:  # type: ignore[no-untyped-def]
-    stored = with_notes(tables[0], honest, replace(fit_calibration(honest), saved=0.2))
-    whole = stored_answers([stored], honest[0].model)[0]
-    rows = []
-    for i, m in enumerate(stored.measurements):
-        note = json.loads(json.dumps(m.extra["forecast"]))
-        if i == 0:
-            spoil(note)
-        rows.append(replace(m, extra={**m.extra, "forecast": note}))
-    assert len(stored_answers([Table(stored.problem, rows)], honest[0].model)[0].rows) == len(whole.rows) - 1

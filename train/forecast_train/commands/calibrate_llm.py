@@ -29,8 +29,6 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     from forecast_train.splits import SplitError
 
     settings = Settings.from_environment()
-    if options.noted:
-        return _refit(options, settings, output)
     kept = None if options.answers is None else output_path("--answers", options.answers, ".jsonl")
     provider().check(options.llm)
     tables = load_tables(options)
@@ -62,32 +60,6 @@ def _write(calibration: LLMCalibration, path: Path, output: Output) -> None:
     write(path, calibration)
     about = {"path": str(path), "skilled": calibration.skilled, **calibration.to_json()}
     output.emit(about, shown_text(_summary_text(calibration, path), lines=True))
-
-
-def _refit(options: argparse.Namespace, settings: Settings, output: Output) -> int:
-    """Fit the calibration anew to what was noted with measurements; nothing is asked."""
-    from forecast_autotune.llm.calibration import find_calibration
-    from forecast_autotune.llm.prompt import FORECAST_VERSION
-    from forecast_autotune.surrogates.factory import calibration_paths, open_backend
-    from forecast_train.llm.calibration.stored import recalibrate, stored_answers
-    from forecast_train.splits import SplitError
-
-    if not options.tables:
-        raise UsageError("--noted needs TABLE files of your own measurements, as `export` writes them")
-    provider().check(options.llm, contact=False)
-    name = open_backend(options.llm, settings.cache_dir).name
-    old = find_calibration(name, FORECAST_VERSION, calibration_paths(options.llm, name, settings.cache_dir))
-    if not old.fitted:
-        raise UsageError(f"--noted: {name} has no calibration to correct: run this without --noted first")
-    answers = stored_answers(load_tables(options), name)
-    if not answers:
-        raise UsageError(f"--noted: {name} was asked about none of these measurements")
-    try:
-        calibration = recalibrate(answers, old)
-    except SplitError as error:
-        raise UsageError(f"--noted: {error}") from error
-    _write(calibration, _output_path(options, name, settings), output)
-    return 0
 
 
 def ask_about_tables(

@@ -37,9 +37,6 @@ def train(commands: Commands) -> None:
     forest.add_argument(
         "--leaf", type=COUNT, default=8, metavar="N", help="fewest rows of a leaf (default: 8)"
     )
-    forest.add_argument(
-        "--hyper", action="store_true", help="fit the Gaussian process's hyperparameters too (minutes)"
-    )
     honest = kinds.add(
         "calibrate-llm",
         "forecast_train.commands.calibrate_llm:calibrate",
@@ -59,11 +56,6 @@ def train(commands: Commands) -> None:
     )
     honest.add_argument(
         "--seeds", type=IntegerRange(1, 1000), default=2, metavar="N", help="replays (default: 2)"
-    )
-    honest.add_argument(
-        "--noted",
-        action="store_true",
-        help="ask nothing: correct a calibration by what was noted with measurements (`export` them first)",
     )
     _models(kinds)
 

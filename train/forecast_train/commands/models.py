@@ -30,12 +30,7 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     tables = load_tables(options)
     begin = time.perf_counter()
     recipe = FitSettings(trees=options.trees, leaf=options.leaf)
-    with output.progress("fitting") as progress:
-        if options.hyper:
-            from forecast_train.surrogate.hyperparameters import fit_all
-
-            hyper, _ = fit_all(tables, seed=options.seed, recipe=recipe, progress=progress)
-            recipe = replace(recipe, hyper=hyper)
+    with output.progress("fitting"):
         model = fit_model(tables, seed=options.seed, recipe=recipe)
     model.save(out)
     seconds = time.perf_counter() - begin
