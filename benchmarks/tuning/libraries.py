@@ -1,24 +1,24 @@
 """Claim: on kernels of public libraries, decisions cost a fraction of the time that `triton.autotune` takes.
 
-    python -m benchmarks.tuning.libraries harvest --out FOLDER [--wheels FOLDER]
-    python -m benchmarks.tuning.libraries pick --arm forecast --out FOLDER [--cores 4] [--wheels FOLDER]
-    python -m benchmarks.tuning.libraries retime --out FOLDER [--wheels FOLDER]
+    python -m benchmarks.tuning.libraries run --arms harvest --out FOLDER [--wheels FOLDER]
+    python -m benchmarks.tuning.libraries run --arms harvest forecast before triton:0.1 retime --before TREE --out F
     python -m benchmarks.tuning.libraries report --folders FOLDER... --out benchmarks/results/libraries.json
     python -m benchmarks.tuning.libraries pack --folders FOLDER... --out benchmarks/data/libraries_h200.jsonl.gz
 
 Runs public operations of fla-core, liger-kernel and flag_gems (`benchmarks.lib.libraries.workloads`), forward and
 backward, and writes a line for every decision that a tuner makes on the way: what it chose, and the wall seconds of
-the call that decided. Every arm is a fresh process with an empty store and an empty Triton cache. `harvest` measures
-everything, and leaves a table of it without source or IR text; it is the arm `exhaustive` on all cores.
+the call that decided. Every arm is a fresh process with an empty store and an empty Triton cache. The arms take turns
+workload by workload, in an order by lot with `--seed`, so that a run that is cut short compares them on the same lists.
 
-The arms of `pick`: `forecast` (this project's default), `exhaustive` (its mode that measures everything), `triton`
-(`triton.autotune`, on a sample of contexts; `--sample SECONDS` gives other arms the same one), `before` (as
-`forecast`, by the packages of another checkout, `--before FOLDER`, which any other stage may take, too), and `floor`
-(the harvest's winner alone: compiled, launched and timed once). `triton`, `floor` and samples read the harvest.
-`retime` times the choices of all arms whose files lie in
-FOLDER, with the harvest's best three, side by side; on the machine of the harvest it finds their binaries.
+The arms: `harvest` (this project's mode that measures everything; in reports `exhaustive`) comes first, and leaves a
+table of it without source or IR text; `forecast` (the default) and `again` (the same once more); `unadvised` (without
+shipped advice); `untimed` (accepts a risk of 20 % of being beyond 10 %); `before` (as `forecast`, by the packages of
+another checkout, `--before TREE`); `triton` (`triton.autotune`); `floor` (the harvest's winner alone: compiled,
+launched and timed once). `ARM:SHARE` decides such a share of contexts by lot, and takes the harvest's winner elsewhere.
+`retime` comes last: it times the choices of all arms whose files lie in FOLDER, with the harvest's best three, side by
+side. An arm's memory (its processes') is the most that was seen.
 
-`report` joins what the stages left in some folders into a result file; of several rows of an arm and a context that of
+`report` joins what runs left in some folders into a result file; of several rows of an arm and a context that of
 the last folder counts, and the share of pairs of folders that chose the same config is the arm's agreement. `pack`
 joins the harvests' tables, a row per candidate. Both need no device.
 """
@@ -26,11 +26,13 @@ joins the harvests' tables, a row per candidate. Both need no device.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
 import os
 import random
+import select
 import shutil
 import signal
 import statistics
@@ -49,9 +51,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lib.environment import ROOT
-from benchmarks.lib.libraries.contexts import ENVIRONMENT, ContextId, by_context, config_key, read_rows
+from benchmarks.lib.libraries.contexts import ENVIRONMENT, ContextId, config_key, read_rows
 from benchmarks.lib.libraries.installation import install_libraries, library_environment
-from benchmarks.lib.processes.child_processes import child_environment, copy_missing
+from benchmarks.lib.processes.child_processes import child_environment
 from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.features.traced_texts import collect_facts
 from forecast_autotune.records import Candidate, Measurement
@@ -140,7 +142,7 @@ def pack_tables(folders: Sequence[Path], out: Path) -> int:
 ArmRows = Mapping[ContextId, Mapping[str, Any]]
 """Decisions of one arm by context."""
 
-HARVEST, RETIME, FLOOR, OURS = "harvest", "retime", "floor", "forecast"
+HARVEST, RETIME, FLOOR, OURS, AGAIN = "harvest", "retime", "floor", "forecast", "again"
 CLASSES = ((1, 8), (9, 16), (17, 32), (33, math.inf))
 """Shortest and longest list of a class."""
 TOLERANCE = 0.02
@@ -172,20 +174,37 @@ def read_arms(folders: Sequence[Path]) -> dict[str, dict[ContextId, dict[str, An
 
 
 def agreements(folders: Sequence[Path]) -> Figures:
-    """By arm that several folders hold: the share of pairs of them that chose alike, in contexts that all decided."""
+    """By arm that several runs hold: the share of pairs of them that chose alike, in contexts that all decided.
+
+    `class_share` counts those alike, too, of which one's choice was within the noise of the other's.
+    """
     result: Figures = {}
     runs = [{arm: rows for arm, rows in read_arms([folder]).items() if arm != RETIME} for folder in folders]
+    runs += [{OURS: run[AGAIN]} for run in runs if AGAIN in run]
     for arm in sorted({arm for run in runs for arm in run}):
-        chosen = [{c: config_key(row["config"]) for c, row in run[arm].items()} for run in runs if arm in run]
+        chosen = [run[arm] for run in runs if arm in run]
         common = sorted(set.intersection(*map(set, chosen)))
         if len(chosen) > 1 and common:
-            alike = np.array(
-                [[a[c] == b[c] for a, b in itertools.combinations(chosen, 2)] for c in common]
-            ).mean(axis=1)
-            counts = {"runs": len(chosen), "contexts": len(common), "always": int((alike == 1).sum())}
-            share = _interval("share", lambda rows, alike=alike: float(alike[rows].mean()), common)
-            result[arm] = counts | share
+            pairs = list(itertools.combinations(chosen, 2))
+            result[arm] = {"runs": len(chosen), "contexts": len(common)}
+            for name, test in (("share", same_choice), ("class_share", same_class)):
+                alike = np.array([[test(a[c], b[c]) for a, b in pairs] for c in common]).mean(axis=1)
+                result[arm] |= {"always": int((alike == 1).sum())} if test is same_choice else {}
+                ends = _interval(name, lambda rows, alike=alike: float(alike[rows].mean()), common)
+                result[arm] |= {k if k == name else f"{name}_{k}": v for k, v in ends.items()}
     return result
+
+
+def same_choice(one: Figures, other: Figures) -> bool:
+    """Whether two rows chose the same config."""
+    return config_key(one["config"]) == config_key(other["config"])
+
+
+def same_class(one: Figures, other: Figures) -> bool:
+    """Whether two rows chose the same config, or one chose a config that tied with the other's choice."""
+    ties = [{json.dumps(tie, sort_keys=True) for tie in row.get("ties") or ()} for row in (one, other)]
+    ours, theirs = (json.dumps(row.get("candidate"), sort_keys=True) for row in (one, other))
+    return same_choice(one, other) or ours in ties[1] or theirs in ties[0]
 
 
 def kernel_of(context: ContextId) -> str:
@@ -219,6 +238,8 @@ def compare_arms(arms: Mapping[str, ArmRows]) -> Figures:
         for ours in deciding:
             if _compares(name, ours) and set(rows) & set(deciding[ours]):
                 result["ratios"][f"{name}/{ours}"] = wall_ratio(rows, deciding[ours])
+                if more := more_regret(ours, name, deciding, retimed):
+                    result["ratios"][f"{name}/{ours}"]["more_regret"] = more
     if retimed:
         again = [abs(math.log(row["again_ms"] / row["ms"][0])) for row in retimed.values()]
         result["noise"] = round(math.exp(statistics.median(again)) - 1, _PLACES)
@@ -243,6 +264,7 @@ def arm_figures(rows: ArmRows) -> Figures:
         "median_candidates": statistics.median(row["n"] for row in rows.values()),
         "wall_s": round(sum(walls), 3),
         "median_s": round(statistics.median(walls), 4),
+        "longest_s": round(max(walls), 3),
     }
     if costs:
         figures["measured"] = sum(row.get("measured") or 0 for row in rows.values())
@@ -309,12 +331,7 @@ def regret_figures(arm: str, rows: ArmRows, retimed: ArmRows) -> Figures:
 
     Only harvested contexts count: elsewhere nobody knows the best. Empty where none of its choices was timed again.
     """
-    names = (arm, HARVEST) if arm == "exhaustive" else (arm,)
-    regrets: dict[ContextId, float] = {}
-    for context, row in retimed.items():
-        place = next((row["arms"][name] for name in names if name in row["arms"]), None)
-        if place is not None and context in rows and HARVEST in row["arms"]:
-            regrets[context] = row["ms"][place] / min(row["ms"]) - 1
+    regrets = regrets_of(arm, rows, retimed)
     if not regrets:
         return {}
     common = sorted(regrets)
@@ -333,7 +350,37 @@ def regret_figures(arm: str, rows: ArmRows, retimed: ArmRows) -> Figures:
     }
     if risks:
         figures["stated_risk"] = round(statistics.mean(risks), _PLACES)
+    if untimed := [c for c in common if rows[c].get("measured") == 0 and rows[c].get("risk") is not None]:
+        figures["untimed"] = {
+            "contexts": len(untimed),
+            "stated_risk": round(statistics.mean(rows[c]["risk"] for c in untimed), _PLACES),
+            "beyond": {
+                f"{share:.0%}": sum(regrets[c] > share for c in untimed) for share in (0.02, 0.05, 0.1)
+            },
+            "worst": round(max(regrets[c] for c in untimed), _PLACES),
+        }
     return figures
+
+
+def regrets_of(arm: str, rows: ArmRows, retimed: ArmRows) -> dict[ContextId, float]:
+    """By how much each choice of an arm is slower than the best that was timed beside it; of harvested contexts."""
+    names = (arm, HARVEST) if arm == "exhaustive" else (arm,)
+    regrets: dict[ContextId, float] = {}
+    for context, row in retimed.items():
+        place = next((row["arms"][name] for name in names if name in row["arms"]), None)
+        if place is not None and context in rows and HARVEST in row["arms"]:
+            regrets[context] = row["ms"][place] / min(row["ms"]) - 1
+    return regrets
+
+
+def more_regret(ours: str, other: str, arms: Mapping[str, ArmRows], retimed: ArmRows) -> Figures:
+    """Mean difference of two arms' regrets in the contexts of both: positive where ours is worse."""
+    mine, theirs = (regrets_of(arm, arms[arm], retimed) for arm in (ours, other))
+    common = sorted(set(mine) & set(theirs))
+    if not common:
+        return {}
+    more = np.array([mine[c] - theirs[c] for c in common])
+    return _interval("mean", lambda rows: float(more[rows].mean()), common)
 
 
 def _walls(rows: ArmRows, contexts: Sequence[ContextId]) -> _Floats:
@@ -375,86 +422,67 @@ def compact_rows(arms: Mapping[str, ArmRows]) -> list[Figures]:
     return results
 
 
-ARMS = ("forecast", "exhaustive", "triton", "before", "floor")
-MODES = {"exhaustive": "exhaustive", "harvest": "exhaustive"}
-JOINING = ("report", "pack")
+ARMS = ("harvest", "forecast", "again", "before", "unadvised", "untimed", "triton", "floor", "retime")
+ENVIRONMENTS = {
+    "harvest": {"FORECAST_AUTOTUNE_MODE": "exhaustive"},
+    "unadvised": {"FORECAST_AUTOTUNE_ADVICE": "off"},
+    "untimed": {"FORECAST_AUTOTUNE_RISK": "0.2", "FORECAST_AUTOTUNE_TOLERANCE": "0.1"},
+}
 UNSERVED = ("triton", "floor", "retime")
 GRACE_S = 60.0
 """A workload that started in time may take this much longer."""
 
 
 def main() -> None:
-    """Run one stage."""
+    """Run arms, or join what they left."""
     a = _arguments()
-    if a.stage in JOINING:
+    if a.stage != "run":
         report(a) if a.stage == "report" else say(f"table: {pack_tables(a.folders, a.out)} measurements")
         return
     a.out.mkdir(parents=True, exist_ok=True)
     scratch = a.scratch or Path(tempfile.gettempdir()) / "library-benchmark"
     scratch.mkdir(parents=True, exist_ok=True)
-    site = install_libraries(scratch / "site", a.wheels)
-    if a.stage == "harvest":
-        home = run_arm(a, "harvest", scratch, site)
-        tables = list(Store(home / "store").tables(None, None))
+    run_arms(a, scratch.absolute(), install_libraries(scratch / "site", a.wheels))
+    if any(arm.startswith("harvest") for arm in a.arms):
+        tables = list(Store(scratch / _file_name(a, "harvest") / "store").tables(None, None))
         if a.keep_texts is not None:
             write_tables(a.keep_texts, tables)
         count = write_text_free(tables, a.out / "harvest_table.jsonl.gz", len(os.sched_getaffinity(0)))
         say(f"table: {count} measurements of {len(tables)} problems")
-    else:
-        run_arm(a, "retime" if a.stage == "retime" else a.arm, scratch, site)
 
 
 def _arguments() -> Namespace:
     command_line = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command_line.add_argument("stage", choices=("harvest", "pick", "retime", *JOINING))
-    command_line.add_argument(
-        "--out", type=Path, required=True, help="the folder of all stages' files, or the file"
-    )
-    command_line.add_argument(
-        "--folders", type=Path, nargs="+", default=[], help="report, pack: folders of stages"
-    )
-    command_line.add_argument("--arm", choices=ARMS, default="forecast")
-    command_line.add_argument("--wheels", type=Path, help="a folder of wheels, for a machine without network")
-    command_line.add_argument(
-        "--before", type=Path, help="a checkout of this project, whose packages this stage takes"
-    )
-    command_line.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="workloads, or how they begin"
-    )
-    command_line.add_argument(
-        "--seconds", type=float, default=480.0, help="no workload starts later than this"
-    )
-    command_line.add_argument(
-        "--workers", type=int, default=0, help="compilations at a time (default: one a core)"
-    )
-    command_line.add_argument(
-        "--cores", type=int, default=0, help="cores that the arm may use (default: all)"
-    )
-    command_line.add_argument(
-        "--sample",
-        type=float,
-        default=0.0,
-        help="decide a lot of contexts that takes `triton.autotune` so many s",
-    )
-    command_line.add_argument("--seed", type=int, default=0, help="of that sample")
-    command_line.add_argument("--rounds", type=int, default=15, help="retime: launches of each config")
-    command_line.add_argument(
-        "--keep-texts", type=Path, help="harvest: a private table file with source and IR, too"
-    )
-    command_line.add_argument(
-        "--scratch", type=Path, help="where stores and caches go (default: a temporary folder)"
-    )
+    add = command_line.add_argument
+    add("stage", choices=("run", "report", "pack"))
+    add("--out", type=Path, required=True, help="the folder of all arms' files, or the file")
+    add("--folders", type=Path, nargs="+", default=[], help="report, pack: folders of runs")
+    add("--arms", nargs="+", default=["forecast"], metavar="ARM[:SHARE]", help=", ".join(ARMS))
+    add("--wheels", type=Path, help="a folder of wheels, for a machine without network")
+    add("--before", type=Path, help="a checkout of this project, whose packages the arm `before` takes")
+    add("--only", nargs="+", default=[], metavar="NAME", help="workloads, or how they begin")
+    add("--seconds", type=float, default=480.0, help="no workload starts later than this")
+    add("--workers", type=int, default=0, help="compilations at a time (default: one a core)")
+    add("--cores", type=int, default=0, help="cores that an arm may use (default: all)")
+    add("--seed", type=int, help="of the order of workloads and of shares (default: libraries in turns)")
+    add("--order", type=int, help="a seed by which every list of configs is shuffled")
+    add("--rounds", type=int, default=15, help="retime: launches of each config")
+    add("--keep-texts", type=Path, help="harvest: a private table file with source and IR, too")
+    add("--scratch", type=Path, help="where stores and caches go (default: a temporary folder)")
+    add("--null", action="store_true", help="no GPU: kernels are compiled, and their times are made up")
     a = command_line.parse_args()
-    if a.stage == "pick" and a.arm == "before" and a.before is None:
-        command_line.error("--arm before needs --before FOLDER, a checkout to compare with")
-    unserved = a.stage == "pick" and a.arm in UNSERVED
-    if (a.sample or unserved) and not (a.out / "harvest.jsonl").is_file():
-        needs = f"--arm {a.arm}" if unserved else "--sample"
-        command_line.error(f"{needs} needs harvest.jsonl in {a.out}: run the stage harvest first")
-    if a.stage in JOINING and not a.folders:
-        command_line.error(f"{a.stage} needs --folders FOLDER..., the --out of other stages")
+    names = [arm.partition(":")[0] for arm in a.arms]
+    if unknown := sorted(set(names) - set(ARMS)):
+        command_line.error(f"no arm is called {', '.join(unknown)}; there are: {', '.join(ARMS)}")
+    if "before" in names and a.before is None:
+        command_line.error("the arm before needs --before FOLDER, a checkout to compare with")
+    needing = [arm for arm in a.arms if arm == "floor" or ":" in arm]
+    if needing and "harvest" not in names and not (a.out / "harvest.jsonl").is_file():
+        command_line.error(f"{', '.join(needing)} take winners of the arm harvest: run it, too")
+    if a.stage != "run" and not a.folders:
+        command_line.error(f"{a.stage} needs --folders FOLDER..., the --out of runs")
     return a
 
 
@@ -473,93 +501,165 @@ def report(a: Namespace) -> None:
     ]
     result.data["environment"] |= ours[-1] if ours else {}
     result.data["raw"] = {"runs": runs, "contexts": compact_rows(arms)}
-    result.finish(compare_arms(arms) | {"agreement": agreements(a.folders)})
+    memory = {name: max(run["megabytes"].values()) for name, run in runs.items() if run.get("megabytes")}
+    result.finish(compare_arms(arms) | {"agreement": agreements(a.folders), "megabytes": memory})
 
 
-def run_arm(a: Namespace, arm: str, scratch: Path, site: Path) -> Path:
-    """Run all workloads in a fresh process as one arm; returns the folder of its store and its cache."""
-    cores = sorted(os.sched_getaffinity(0))
-    name = arm if not a.cores or a.cores >= len(cores) else f"{arm}_{a.cores}cores"
-    home = (scratch / name).absolute()
-    shutil.rmtree(home, ignore_errors=True)
-    home.mkdir(parents=True)
-    out = a.out / f"{name}.jsonl"
-    out.unlink(missing_ok=True)
-    given: dict[str, Any] = {"arm": arm, "out": str(out.absolute()), "seconds": a.seconds, "only": a.only}
-    if (a.out / "harvest.jsonl").is_file() and arm != "harvest":
-        given["harvest"] = str((a.out / "harvest.jsonl").absolute())
-    if sample := a.sample or (0.8 * a.seconds if arm == "triton" else 0.0):
-        harvested = by_context(read_rows(a.out / "harvest.jsonl"))
-        given["contexts"] = affordable_sample(harvested, sample, a.seed)
-    if arm == "retime":
-        picks = {path.stem: str(path.absolute()) for path in sorted(a.out.glob("*.jsonl")) if path != out}
-        given |= {"picks": picks, "rounds": a.rounds}
-        join_caches(scratch, home / "triton")
-    environment = arm_environment(a, arm, home, site)
-    command = [sys.executable]
-    if arm not in UNSERVED:
-        command += ["-m", "forecast_autotune", "run"]
-    command += ["-m", "benchmarks.lib.libraries.watching", json.dumps(given)]
+def _file_name(a: Namespace, arm: str) -> str:
+    return arm if not a.cores or a.cores >= len(os.sched_getaffinity(0)) else f"{arm}_{a.cores}cores"
+
+
+def run_arms(a: Namespace, scratch: Path, site: Path) -> None:
+    """Run the arms in turns, a workload at a time: the harvest first, `retime` last, the others in changing order."""
     begin = time.perf_counter()
-    allowed = cores[: a.cores] if a.cores else cores
-    child = subprocess.Popen(
-        command,
-        env=environment,
-        cwd=home,
-        start_new_session=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, allowed),
-    )
+    arms = [ArmProcess(a, arm, scratch, site) for arm in sorted(a.arms, key=_place)]
     try:
-        child.wait(a.seconds + GRACE_S)
-    except subprocess.TimeoutExpired:
-        say(f"{name}: given up after {a.seconds + GRACE_S:.0f} s")
+        known = [arm.answer(GRACE_S) for arm in arms]
+        names: list[str] = next(list(one["workloads"]) for one in known if one)
+        if a.seed is not None:
+            random.Random(a.seed).shuffle(names)
+        fixed = [arm for arm in arms if _place(arm.arm) != 1]
+        for i, name in enumerate(names):
+            if time.perf_counter() - begin > a.seconds:
+                say(f"time is up before {name}")
+                break
+            turns = [arm for arm in arms if arm not in fixed]
+            turns = turns[i % len(turns) :] + turns[: i % len(turns)] if turns else []
+            for arm in sorted([*fixed, *turns], key=lambda arm: _place(arm.arm)):
+                arm.run(name, begin + a.seconds + GRACE_S - time.perf_counter())
     finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    rows = list(read_rows(out))
-    walls = sum(row.get("wall_s", 0.0) for row in rows)  # stage retime writes times, and decides nothing
-    say(f"{name}: {len(rows)} rows of {walls:.1f} s, {time.perf_counter() - begin:.0f} s with all else")
-    return home
+        for arm in arms:
+            arm.end()
+        for arm in arms:
+            arm.stop()
+    for arm in arms:
+        rows = list(read_rows(arm.out))
+        walls = sum(
+            row.get("wall_s", 0.0) for row in rows
+        )  # the arm retime writes times, and decides nothing
+        say(f"{arm.out.stem}: {len(rows)} rows of {walls:.1f} s, {arm.seconds:.0f} s with all else")
 
 
-def join_caches(scratch: Path, to: Path) -> None:
-    """Copy what the arms have compiled on this machine into one Triton cache."""
-    for cache in sorted(scratch.glob("*/triton")):
-        if cache != to:
-            shutil.copytree(cache, to, copy_function=copy_missing, dirs_exist_ok=True)
+def _place(arm: str) -> int:
+    """The harvest is the first in a turn, retime the last."""
+    return {"harvest": 0, "retime": 2}.get(arm, 1)
+
+
+class ArmProcess:
+    """A fresh process of one arm with empty caches; it runs the workloads that it is given, one at a time."""
+
+    def __init__(self, a: Namespace, arm: str, scratch: Path, site: Path) -> None:
+        self.arm, _, share = arm.partition(":")
+        name = _file_name(a, self.arm)
+        home = scratch / name
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        self.out, self.seconds = (a.out / f"{name}.jsonl").absolute(), 0.0
+        self.out.unlink(missing_ok=True)
+        self._megabytes: dict[str, float] = {}
+        given = {"arm": self.arm, "out": str(self.out), "folder": str(self.out.parent), "only": a.only}
+        given |= {"rounds": a.rounds, "null": a.null, "order": a.order}
+        given |= {"share": float(share or 1), "seed": a.seed}
+        command = [sys.executable]
+        if self.arm not in UNSERVED:
+            command += ["-m", "forecast_autotune", "run"]
+        command += ["-m", "benchmarks.lib.libraries.watching", json.dumps(given)]
+        cores = sorted(os.sched_getaffinity(0))
+        self._child = subprocess.Popen(
+            command,
+            env=arm_environment(a, self.arm, home, site),
+            cwd=home,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores[: a.cores] if a.cores else cores),
+        )
+
+    def run(self, workload: str, within_s: float) -> None:
+        """Run one workload to its end; a process that takes longer is stopped, and runs no other."""
+        if self._child.poll() is not None:
+            return
+        begin = time.perf_counter()
+        assert self._child.stdin is not None
+        self._child.stdin.write(workload.encode() + b"\n")
+        done = self.answer(within_s, workload)
+        self.seconds += time.perf_counter() - begin
+        say(f"{self.out.stem} {workload}: {done or 'given up'}")
+        about = self.out.with_suffix(ENVIRONMENT)
+        text = json.loads(about.read_text(encoding="utf-8")) | {"megabytes": self._megabytes}
+        about.write_text(json.dumps(text) + "\n", encoding="utf-8")
+
+    def answer(self, within_s: float, workload: str = "") -> Figures:
+        """The next line of JSON that the process says, other lines shown; empty where it ends or says nothing in time.
+
+        With a workload, the memory of its processes is sampled meanwhile.
+        """
+        assert self._child.stdout is not None
+        until, pause = time.perf_counter() + within_s, 0.1
+        while time.perf_counter() < until:
+            if not select.select([self._child.stdout], [], [], pause)[0]:
+                if workload:
+                    begin = time.perf_counter()
+                    used = session_megabytes(self._child.pid)
+                    self._megabytes[workload] = max(used, self._megabytes.get(workload, 0.0))
+                    pause = max(0.1, 3 * (time.perf_counter() - begin))
+                continue
+            line = self._child.stdout.readline().decode(errors="replace")
+            if line.startswith("{"):
+                answer: Figures = json.loads(line)
+                return answer
+            if not line:
+                break
+            print(f"{self.out.stem}: {line}", end="", flush=True)
+        self.stop(patience_s=0.0)
+        return {}
+
+    def end(self) -> None:
+        """Name no more workloads: the process ends."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+
+    def stop(self, patience_s: float = 10.0) -> None:
+        """Let the process end by itself, and stop all of it where it does not."""
+        self.end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(patience_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+
+
+def session_megabytes(session: int) -> float:
+    """Megabytes that the processes of a session hold: their own (forked copies share it), and files of the largest.
+
+    Where the system does not tell the two apart, the sum of all their memory.
+    """
+    own, files = 0, [0]
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) != session:
+                continue
+            resident, shared = (4 * int(pages) for pages in (folder / "statm").read_text().split()[1:3])
+            try:
+                text = (folder / "smaps_rollup").read_text()
+            except OSError:
+                own += resident
+                continue
+            own += sum(int(x.split()[1]) for x in text.splitlines() if x.startswith("Pss_Anon:"))
+            files.append(shared)
+    return round((own + max(files)) / 1024, 1)
 
 
 def arm_environment(a: Namespace, arm: str, home: Path, site: Path) -> dict[str, str]:
     """The environment of an arm's process: empty caches, the libraries, and the packages it is to import."""
-    checkouts = [ROOT] if a.before is None else [a.before.absolute(), ROOT]
-    more = library_environment(site, home, checkouts)
-    if arm in MODES:
-        more["FORECAST_AUTOTUNE_MODE"] = MODES[arm]
+    checkouts = [a.before.absolute(), ROOT] if arm == "before" else [ROOT]
+    more = library_environment(site.absolute(), home, checkouts) | ENVIRONMENTS.get(arm, {})
     if a.workers and arm not in UNSERVED:
         more["FORECAST_AUTOTUNE_WORKERS"] = str(a.workers)
+    if arm == "retime":  # whatever was chosen is compiled there
+        more["TRITON_CACHE_DIR"] = str(home.with_name(home.name.replace("retime", "harvest")) / "triton")
     return child_environment(home, **more)
-
-
-TIMING_S = 0.15
-"""Seconds, about, in which `triton.autotune` times a config."""
-
-
-def affordable_sample(harvested: Mapping[str, Mapping[str, Any]], seconds: float, seed: int) -> list[str]:
-    """Contexts by lot, as many as one after the other fit into so many seconds without this project.
-
-    A context's seconds are those of its compilations in the harvest, and of as many timings.
-    """
-    names = sorted(harvested)
-    random.Random(seed).shuffle(names)
-    chosen: list[str] = []
-    for name in names:
-        row = harvested[name]
-        seconds -= float((row.get("cost") or {}).get("compile_s", 0.0)) + TIMING_S * row["n"]
-        if seconds < 0:
-            break
-        chosen.append(name)
-    return chosen
 
 
 if __name__ == "__main__":

@@ -52,6 +52,12 @@ def test_ratios_are_of_contexts_that_both_arms_decided(tmp_path: Path) -> None:
             "forecast",
             [{"id": A, "wall_s": 1.0}, {"id": B, "config": {"B": block}, "wall_s": 1.0}],
         )
+    tied = {"ties": [{"b": 3}], "candidate": {"b": 1}}
+    write_arm(tmp_path / "1", "again", [{"id": A, "wall_s": 1.0, "config": {"B": 3}, "candidate": {"b": 3}}])
+    write_arm(tmp_path / "1", "forecast", [{"id": A, "wall_s": 1.0, **tied}])
+    beside = agreements([tmp_path / "1"])["forecast"]
+    assert (beside["runs"], beside["share"], beside["class_share"]) == (2, 0.0, 1.0)
+    (tmp_path / "1" / "again.jsonl").unlink()
     alike = agreements([tmp_path / str(run) for run in (1, 2, 3)])["forecast"]
     assert (alike["runs"], alike["contexts"], alike["always"], alike["share"]) == (3, 2, 1, round(2 / 3, 5))
     ratio = result["ratios"]["before/forecast"]
@@ -93,6 +99,16 @@ def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
     assert (regret["beyond_share"], regret["stated_risk"]) == (0.5, 0.25)
     assert (regret["low"], regret["high"]) == (0.0, pytest.approx(0.21))
     assert result["arms"]["exhaustive"]["regret"]["geomean"] == 0.0
+    assert result["ratios"]["exhaustive/forecast"]["more_regret"]["mean"] == pytest.approx(0.105)
+    write_arm(tmp_path, "untimed", decisions({A: 0.1, B: 0.1}, risk=0.1, measured=0))
+    write_arm(tmp_path, "retime", [{**row, "arms": {**row["arms"], "untimed": 0}} for row in rows])
+    untimed = compare_arms(read_arms([tmp_path]))["arms"]["untimed"]["regret"]["untimed"]
+    assert untimed == {
+        "contexts": 2,
+        "stated_risk": 0.1,
+        "beyond": {"2%": 0, "5%": 0, "10%": 0},
+        "worst": 0.0,
+    }
     assert "regret" not in result["arms"]["floor"]
     assert result["noise"] == 0.0
     assert result["arms"]["forecast"]["over_floor"]["geomean"] == pytest.approx(math.sqrt(8), abs=1e-5)

@@ -1,22 +1,26 @@
-"""The process of one arm: runs library workloads once, and writes a line per decision that their tuners make.
+"""The process of one arm: runs library workloads, and writes a line per decision that their tuners make.
 
     python -m benchmarks.lib.libraries.watching JSON                              # triton.autotune itself
     python -m forecast_autotune run -m benchmarks.lib.libraries.watching JSON     # served by this project
 
-JSON is an object: `out` (a file of JSON lines), `seconds` (no workload starts later), `only` (names), `arm`, and
-where winners are known from a harvest `harvest` (its file) and `contexts` (ids that this arm decides; elsewhere
-the winner is taken). Arm `floor` decides nothing: it launches winners. Arm `retime` times what others chose, side by
-side; `picks` are their files by arm, `rounds` how often.
+JSON is an object: `arm`, `out` (a file of JSON lines), `folder` (of the arms' files), `only` (names), `null` (no GPU),
+`order` (a seed by which lists are shuffled, or null), and `share` and `seed`: of contexts that this arm decides,
+elsewhere the winner of the harvest in `folder` is taken. Arm `floor` decides nothing: it launches winners. Arm `retime`
+times what others chose until now, side by side, `rounds` times. The process says which workloads there are, then runs
+the one that a line of its input names, and says when it is done: both as lines of JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import statistics
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
@@ -31,7 +35,6 @@ from triton.runtime.autotuner import Autotuner
 
 from benchmarks.lib import devices
 from benchmarks.lib.environment import environment
-from benchmarks.lib.kernel_timing import time_in_turns
 from benchmarks.lib.libraries.contexts import (
     ENVIRONMENT,
     by_context,
@@ -46,14 +49,14 @@ from benchmarks.lib.libraries.workloads import workloads
 HARVEST = "harvest"
 
 
-def chosen_configs(files: Mapping[str, Path]) -> dict[str, dict[str, Mapping[str, Any]]]:
+def chosen_configs(files: Sequence[Path]) -> dict[str, dict[str, Mapping[str, Any]]]:
     """By context: the config that each arm chose, and the harvest's best few as `best 0`, `best 1`, ..."""
     result: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for arm, path in files.items():
+    for path in files:
         for row in read_rows(path):
             chosen = result.setdefault(str(row["id"]), {})
-            chosen[arm] = row["config"]
-            if arm == HARVEST:
+            chosen[path.stem] = row["config"]
+            if path.stem == HARVEST:
                 chosen |= {f"best {i}": config for i, config in enumerate(row.get("best", []))}
     return result
 
@@ -66,10 +69,15 @@ class RetimedChoices:
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.workload, self.decided = "", 0
-        self.choices = chosen_configs({arm: Path(path) for arm, path in given["picks"].items()})
+        self.choices: dict[str, dict[str, Mapping[str, Any]]] = {}
         self.rounds = int(given["rounds"])
         self._out = Path(given["out"])
         self._run = Autotuner.run
+
+    def begin(self, workload: str) -> None:
+        """Read what was chosen until now."""
+        self.workload = workload
+        self.choices = chosen_configs([p for p in sorted(self._out.parent.glob("*.jsonl")) if p != self._out])
 
     def call(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of a tuner."""
@@ -99,6 +107,8 @@ class RetimedChoices:
             compiled = list(pool.map(partial(_compiles, tuner, args, kwargs), [listed[t] for t in keys]))
         for launch in launches:
             launch()
+        from benchmarks.lib.kernel_timing import time_in_turns  # other checkouts' packages lack what it needs
+
         times = time_in_turns([*launches, launches[0]], self.rounds)
         medians = [statistics.median(one) for one in times]
         row = {
@@ -155,7 +165,7 @@ class ProgressTimes:
         self.compiled, self.timed = [], []
 
     def watch(self) -> None:
-        """Put notes into our compile pool and measurer. Parts that this release lacks are left out."""
+        """Put notes into our compile pool and measurer. Raises `ImportError` where a release lacks them."""
         from forecast_integrations.triton.compile import pool
         from forecast_integrations.triton.timer.measurer import TritonMeasurer
 
@@ -201,16 +211,25 @@ class WatchedDecisions:
     def __init__(self, given: dict[str, Any]) -> None:
         self.given, self.workload = given, ""
         self.decided = 0
-        self.winners = by_context(read_rows(Path(given["harvest"]))) if given.get("harvest") else {}
-        wanted = given.get("contexts")
-        self.wanted: set[str] | None = None if wanted is None else set(wanted)
+        self.winners: dict[str, Mapping[str, Any]] = {}
         self.times = ProgressTimes()
         self._run = Autotuner.run
         self._out = Path(given["out"])
         served = getattr(self._run, "forecast_autotune", False)
         assert served == (given["arm"] not in ("triton", "floor")), "the arm is served by the wrong tuner"
         if served:
-            self.times.watch()
+            with contextlib.suppress(ImportError):  # an older checkout's packages
+                self.times.watch()
+
+    def begin(self, workload: str) -> None:
+        """Read which winners are known by now."""
+        self.workload = workload
+        if self.given["arm"] == "floor" or self.given["share"] < 1:
+            self.winners = by_context(read_rows(Path(self.given["folder"]) / f"{HARVEST}.jsonl"))
+
+    def _decides(self, name: str) -> bool:
+        chance = zlib.crc32(f"{self.given['seed']} {name}".encode()) / 2**32
+        return self.given["arm"] != "floor" and bool(chance < self.given["share"])
 
     def call(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of a tuner."""
@@ -224,8 +243,10 @@ class WatchedDecisions:
         configs = pruned_configs(tuner, args, kwargs)
         if len(configs) < 2:
             return self._run(tuner, *args, **kwargs)
-        if self.given["arm"] == "floor" or (self.wanted is not None and name not in self.wanted):
+        if not self._decides(name):
             return self._take_winner(tuner, name, configs, args, kwargs, taken)
+        if self.given["order"] is not None:
+            random.Random(f"{self.given['order']} {name}").shuffle(tuner.configs)
         before = len(tuner.cache)
         torch.cuda.synchronize()
         self.times.start()
@@ -283,7 +304,10 @@ class WatchedDecisions:
         if last is None:
             return row
         known = last.to_json()
-        row |= {name: known.get(name) for name in ("problem", "measured", "known", "trusted", "refused")}
+        row |= {
+            name: known.get(name) for name in ("problem", "measured", "known", "trusted", "refused", "ties")
+        }
+        row["candidate"] = last.chosen.to_json()
         row |= {"risk": last.stated_risk, "evidence": str(last.evidence), "ms": last.median_ms}
         row |= {"cost": known.get("cost"), "reason": last.reason[:300], "rounds": list(last.rounds)}
         return row | {"times": self.times.to_json()}
@@ -297,44 +321,43 @@ class WatchedDecisions:
 
 
 def run_workloads(given: dict[str, Any], watched: WatchedDecisions | RetimedChoices) -> None:
-    """Run all workloads, and say after each how long it took; one that fails costs itself alone."""
-    start = time.perf_counter()
-    for name, work in workloads(given.get("only") or ()).items():
+    """Run the workloads that the input names, and say after each how long it took; one may fail."""
+    known = workloads(given.get("only") or ())
+    print(json.dumps({"workloads": list(known)}), flush=True)
+    for name in map(str.strip, sys.stdin):
         begin, before = time.perf_counter(), watched.decided
-        if begin - start > given["seconds"]:
-            print(f"time is up before {name}", flush=True)
-            break
-        watched.workload = name
+        watched.begin(name)
         torch.manual_seed(0)
         try:
-            work()
+            known[name]()
             torch.cuda.synchronize()
         except Exception:
             print(f"FAILED {name}: {traceback.format_exc(limit=-3)[-1200:]}", flush=True)
-        done = time.perf_counter()
-        print(
-            f"{given['arm']} {name}: {watched.decided - before} decisions, {done - begin:.1f} s, "
-            f"at {done - start:.0f} s",
-            flush=True,
-        )
         torch.cuda.empty_cache()
+        took = round(time.perf_counter() - begin, 1)
+        print(json.dumps({"done": name, "decisions": watched.decided - before, "seconds": took}), flush=True)
 
 
 def main() -> None:
     """Run one arm."""
     given: dict[str, Any] = json.loads(sys.argv[1])
-    devices.warm_up_device("cuda")
-    options = {k: v for k, v in given.items() if k in ("arm", "seconds", "only", "rounds")}
-    about = {"environment": environment(), "options": options}
-    Path(given["out"]).with_suffix(ENVIRONMENT).write_text(json.dumps(about) + "\n", encoding="utf-8")
-    watched: WatchedDecisions | RetimedChoices
-    watched = RetimedChoices(given) if given["arm"] == "retime" else WatchedDecisions(given)
+    with contextlib.ExitStack() as held:
+        if given["null"]:
+            from benchmarks.lib.zoo.stand_ins import cuda_on_cpu
 
-    def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        return watched.call(tuner, args, kwargs)
+            held.enter_context(cuda_on_cpu())
+        devices.warm_up_device("cuda")
+        options = {k: given[k] for k in ("arm", "only", "rounds", "share", "seed", "order")}
+        about = {"environment": environment(), "options": options}
+        Path(given["out"]).with_suffix(ENVIRONMENT).write_text(json.dumps(about) + "\n", encoding="utf-8")
+        watched: WatchedDecisions | RetimedChoices
+        watched = RetimedChoices(given) if given["arm"] == "retime" else WatchedDecisions(given)
 
-    Autotuner.run = run
-    run_workloads(given, watched)
+        def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            return watched.call(tuner, args, kwargs)
+
+        Autotuner.run = run
+        run_workloads(given, watched)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,8 +68,3 @@ def last_object(text: str) -> dict[str, Any]:
         raise ValueError(f"the child printed no JSON object, but {text[-400:]!r}")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
-
-
-def copy_missing(source: str, to: str) -> str:
-    """For `shutil.copytree`: libraries that a running process has mapped must not change under it."""
-    return to if Path(to).exists() else str(shutil.copy2(source, to))
