@@ -52,12 +52,6 @@ def test_ratios_are_of_contexts_that_both_arms_decided(tmp_path: Path) -> None:
             "forecast",
             [{"id": A, "wall_s": 1.0}, {"id": B, "config": {"B": block}, "wall_s": 1.0}],
         )
-    tied = {"ties": [{"b": 3}], "candidate": {"b": 1}}
-    write_arm(tmp_path / "1", "again", [{"id": A, "wall_s": 1.0, "config": {"B": 3}, "candidate": {"b": 3}}])
-    write_arm(tmp_path / "1", "forecast", [{"id": A, "wall_s": 1.0, **tied}])
-    beside = agreements([tmp_path / "1"])["forecast"]
-    assert (beside["runs"], beside["share"], beside["class_share"]) == (2, 0.0, 1.0)
-    (tmp_path / "1" / "again.jsonl").unlink()
     alike = agreements([tmp_path / str(run) for run in (1, 2, 3)])["forecast"]
     assert (alike["runs"], alike["contexts"], alike["always"], alike["share"]) == (3, 2, 1, round(2 / 3, 5))
     ratio = result["ratios"]["before/forecast"]
@@ -66,6 +60,11 @@ def test_ratios_are_of_contexts_that_both_arms_decided(tmp_path: Path) -> None:
     assert ratio["slower_contexts"] == 0
     assert result["contexts_in_common"] == {"before & forecast": 2}
     assert result["arms"]["before"]["median_s"] == 5.0
+    tied = {"ties": [{"b": 3}], "candidate": {"b": 1}}
+    write_arm(tmp_path / "4", "again", [{"id": A, "wall_s": 1.0, "config": {"B": 3}, "candidate": {"b": 3}}])
+    write_arm(tmp_path / "4", "forecast", [{"id": A, "wall_s": 1.0, **tied}])
+    beside = agreements([tmp_path / "4"])["forecast"]
+    assert (beside["runs"], beside["share"], beside["class_share"]) == (2, 0.0, 1.0)
 
 
 def test_the_harvest_is_the_exhaustive_arm_and_later_folders_count(tmp_path: Path) -> None:
