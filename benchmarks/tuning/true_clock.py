@@ -28,9 +28,10 @@ from benchmarks.lib.devices import device, synchronize
 from benchmarks.lib.kernel_timing import time_in_turns
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 from forecast_autotune import autotune, settle
+from forecast_autotune.records import Candidate, Config
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store import Store
-from forecast_integrations.triton.background import tuner as background_tuner
+from forecast_autotune.tuning.results import FINALIST_MARGIN, MAX_FINALISTS
 from forecast_integrations.triton.timer import timers
 
 COLD_BYTES, ROUNDS = 320 << 20, 120
@@ -375,6 +376,57 @@ def contents() -> Iterator[Json]:
         yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
 
 
+def power() -> Iterator[Json]:
+    """Finalists of 50 decisions by recorded looks: right after a hungry kernel, rested, and with rests between.
+
+    Kept is a config within 1 % of the best of all in turns.
+    """
+    kinds = [
+        torch.float16,
+        torch.int8,
+        *([torch.float8_e4m3fn] if WHERE[0] == "cuda" else []),
+        torch.bfloat16,
+    ]
+    for size, dtype in itertools.product((4096, 8192), kinds):
+        case = products(f"{dtype} {size}^3", size, size, size, dtype)
+        args = case.make()
+        configs = case.working(args)
+        launches = [case.launcher(c, args) for c in configs]
+        truth = [statistics.median(times) for times in time_in_turns(launches, ROUNDS)]
+        row: Json = {"case": case.name, "second": sorted(truth)[1] / min(truth) - 1}
+        for state in ("hot", "rested", "rests between"):
+            passes = [looks_of(launches, state) for _ in range(6)]
+            kept = 0
+            for _ in range(50):
+                looks = [random.choice(passes)[0][i] for i in range(len(configs))]
+                fast = sorted(range(len(configs)), key=looks.__getitem__)[:MAX_FINALISTS]
+                near = [i for i in fast if looks[i] <= min(looks) * (1 + FINALIST_MARGIN)]
+                kept += any(truth[i] <= 1.01 * min(truth) for i in near)
+            scatter = [max(one) / min(one) - 1 for one in zip(*(looks for looks, _ in passes), strict=True)]
+            row[f"{state} kept"], row[f"{state} scatter"] = kept / 50, round(statistics.median(scatter), 4)
+            row[f"{state} s"] = round(statistics.mean(seconds for _, seconds in passes), 3)
+        yield row
+
+
+def looks_of(launches: Sequence[Callable[[], object]], state: str) -> tuple[list[float], float]:
+    """Milliseconds of each launch by a first look in an order by lot, and the seconds of all looks."""
+    by_candidate = {Candidate(Config.of({"launch": i})): one for i, one in enumerate(launches)}
+    timer = timers.LaunchTimer(timers.PlainCalls(by_candidate))
+    for _ in range(100 if state == "hot" and WHERE[0] == "cuda" else 0):
+        launches[0]()
+    synchronize()
+    time.sleep(0.0 if state == "hot" else 0.1)
+    begin, looks = time.perf_counter(), dict[Candidate, float]()
+    for candidate in random.sample(list(by_candidate), len(by_candidate)):
+        if state == "rests between":
+            timers.keep_busy(timer._flush, synchronize)
+        timer.first(candidate, 60.0)
+        times = timer.time_adaptively(candidate, min(looks.values(), default=1e9))
+        looks[candidate] = statistics.median(times)
+    timer.close()
+    return [looks[c] for c in by_candidate], time.perf_counter() - begin
+
+
 def outputs() -> Iterator[Json]:
     """Twelve configs of which one computes something else, and is fast."""
     f16, rows, n = torch.float16, 2048, 4096
@@ -439,15 +491,14 @@ def outputs() -> Iterator[Json]:
 
 
 def background() -> Iterator[Json]:
-    """The longest launch of a program's other thread, with and without tuning beside it."""
+    """The longest launch of a program's other thread beside tuning until it is decided, and for as long without."""
     if WHERE[0] == "cpu":
         return
-    other = torch.cuda.Stream()
+    other, seconds = torch.cuda.Stream(), 20.0
     cycles = int(50e-3 * 1.9e9)
-    for mode in ("skip", "background", "before"):
-        case = streams("sum", row_sum, 24)
-        real = "background" if mode == "before" else mode
-        tuner = autotune(case.configs, key=[], store=False, mode=real)(case.kernel)
+    for mode in ("background", "skip"):
+        case, store = streams("sum", row_sum, 24), Store(None)
+        tuner = autotune(case.configs, key=[], store=store, mode=mode)(case.kernel)
         args, x, waits, stop = case.make(), torch.zeros(64, device="cuda"), list[float](), threading.Event()
         x.add_(1)
 
@@ -461,31 +512,32 @@ def background() -> Iterator[Json]:
 
         thread = threading.Thread(target=launches)
         thread.start()
-        until = time.perf_counter() + 5.0
-        idle = mock.patch.object(background_tuner, "_is_idle", return_value=True)
-        while time.perf_counter() < until:
-            with idle if mode == "before" else nullcontext():
-                tuner[case.grid](*args)
+        begin = time.perf_counter()
+        while time.perf_counter() < begin + seconds and not (mode == "background" and tuner.cache):
+            tuner[case.grid](*args)
             torch.cuda._sleep(cycles)
             time.sleep(0.03)
             if random.random() < 0.3:
                 synchronize()
                 time.sleep(0.003)
+        seconds = time.perf_counter() - begin
         stop.set()
         thread.join()
+        measured = {m.candidate for t in store.tables() for m in t.measurements}
         left = settle(0.0) if mode != "skip" else ()
         yield {
             "case": mode,
+            "seconds": round(seconds, 2),
             "launches": len(waits),
             "longest_ms": round(max(waits), 2),
             "p999_ms": round(sorted(waits)[int(0.999 * len(waits))], 2),
             "pending": len(left),
-            "measured": tuner.decision.measured if tuner.decision else 0,
+            "measured": len(measured),
         }
 
 
 STAGES: dict[str, Callable[[], Iterator[Json]]] = {
-    one.__name__: one for one in (outputs, addresses, flush, warm, background, contents)
+    one.__name__: one for one in (outputs, addresses, flush, power, warm, background, contents)
 }
 
 
