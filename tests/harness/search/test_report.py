@@ -105,17 +105,25 @@ def test_an_arm_tells_what_came_of_its_proposals() -> None:
         assert best == factor_text(-min(state.scores[n] for n in own if n in state.scores))
 
 
-# --- charts ---
+# --- progress ---
 
 
 def test_the_progress_curve_ends_at_the_best_and_never_falls() -> None:
     _, story = story_of(ExampleSearch(confirmed=False))
-    panel = figures.progress_chart(story, {}, by="measurements")
-    line = next(one.path for one in panel.lines if one.css == "best")
-    heights = [float(v) for v in re.findall(r"V([\d.]+)", line)]
-    assert heights == sorted(heights, reverse=True)  # upwards on paper is downwards in numbers
-    assert heights[-1] == panel.y(-story.final.score)
-    assert len(panel.dots) == len(story.state.history)
+    chart = figures.progress_chart(story)
+    heights = [float(v) for v in re.findall(r"V([\d.]+)", chart.path)]
+    assert heights == sorted(set(heights), reverse=True)  # upwards on paper is downwards in numbers
+    assert heights[-1] == 0
+    assert (chart.top, chart.measurements) == (factor_text(-story.final.score), len(story.state.history))
+
+
+def test_the_page_says_how_many_forecasts_held_what_was_measured() -> None:
+    _, story = story_of(ExampleSearch())
+    told = (e for e in story.entries.values() if e.belief and not e.belief.abstains)
+    beliefs = [(e.belief, e.measured) for e in told if e.measured is not None]
+    held = sum(abs(m - b.mean) <= 1.6449 * b.sd for b, m in beliefs)
+    assert f"{held} of {len(beliefs)} forecasts" in render_parts(story)["content"]
+    assert figures.coverage_text(story_of(ExampleSearch(forecasts=False))[1]) == ""
 
 
 def test_measured_is_relative_to_what_the_forecast_was_about() -> None:

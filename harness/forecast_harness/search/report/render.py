@@ -104,7 +104,6 @@ def render_page(story: SearchReport) -> str:
 
 def render_parts(story: SearchReport) -> dict[str, Any]:
     """The parts of a page that are the search's: `content`, HTML, and `data`, which the script shows."""
-    labels = {name: node_label(entry) for name, entry in story.entries.items()}
     final = story.final
     best = final.node if final and final.node in story.entries else story.root
     order = by_importance(story)[:MOST_NODES]
@@ -113,8 +112,8 @@ def render_parts(story: SearchReport) -> dict[str, Any]:
     content = _template("content.html.j2").render(
         head=_page_header(story),
         cards=figures.header_cards(story),
-        progress=[figures.progress_chart(story, labels, by=by) for by in ("measurements", "device_seconds")],
-        forecasts=[figures.forecast_chart(story, labels)],
+        progress=figures.progress_chart(story),
+        coverage=figures.coverage_text(story),
         lineage=lineage_rows(story, order, best),
         nodes=len(story.entries),
         finalists=figures.finalist_rows(story, workloads),
