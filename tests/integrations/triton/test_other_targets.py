@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.devices.assembler_options import machine_code
 from forecast_autotune import autotune, with_assembler_options
 from forecast_autotune.features.devices import datasheet_device
 from forecast_autotune.features.trace import trace
@@ -163,7 +162,7 @@ def test_a_config_is_compiled_as_its_assembler_is_told_and_served_so(tmp_path: P
             assert tuner.best_config in listed
         for config in listed:
             launched = launch(autotune(configs=[config], key=["n"], store=False)(fresh(double)))
-            binaries.add(machine_code(launched.asm["cubin"]))
+            binaries.add(launched.asm["cubin"])
     (table,) = Store(tmp_path / "store").tables()
     told = {dict(m.candidate.config.kwargs).get("ptx_options", kept) for m in table.measurements}
     assert told == {kept, dropped}
