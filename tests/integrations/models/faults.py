@@ -1,11 +1,8 @@
-"""What a server may do wrong: faults by kind, lies about an honest reply, and a mixture of them all."""
+"""What a server may do wrong: faults by kind."""
 
 from __future__ import annotations
 
 import json
-import math
-import random
-import threading
 import time
 from email.utils import formatdate
 from typing import Any
@@ -114,18 +111,6 @@ def _status(status: int, said: str = "overloaded", **headers: str) -> Fault:
     return answer
 
 
-def redirect_loop(handler: Handler, reply: Any) -> None:
-    handler.reply(307, b"", Location=handler.path)
-
-
-def redirect_elsewhere(handler: Handler, reply: Any) -> None:
-    handler.reply(307, b"", Location=handler.server.elsewhere + handler.path)
-
-
-def redirect_oddly(handler: Handler, reply: Any) -> None:
-    handler.reply(302, b"", Location="http://[::1/\x7f")
-
-
 def _body(name: str, data: bytes) -> Fault:
     def answer(handler: Handler, reply: Any) -> None:
         handler.reply(200, data)
@@ -185,7 +170,6 @@ STATUSES: tuple[Fault, ...] = (
     _status(503, Retry_After="soon"),
     *(_status(status) for status in (400, 401, 403, 404, 408, 409, 418, 422, 500, 501, 502, 503, 504, 529)),
 )
-REDIRECTS: tuple[Fault, ...] = (redirect_loop, redirect_elsewhere, redirect_oddly)
 BODIES: tuple[Fault, ...] = (
     cut_json,
     _body("empty", b""),
@@ -214,73 +198,3 @@ BODIES: tuple[Fault, ...] = (
         )
     ),
 )
-WRONG: tuple[Any, ...] = (math.nan, math.inf, -1, -0.5, 1e308, 7, "x", "", None, [], {}, True)
-"""What a lie puts in the place of a value; none of them is a probability, a log-probability or a number."""
-
-
-def lie(chance: random.Random) -> Fault:
-    """The honest reply with some of its values, or some of its rows, replaced, lost or repeated."""
-
-    def answer(handler: Handler, reply: Any) -> None:
-        content = _content(reply)
-        inner = reply if content is None else json.loads(content)
-        for _ in range(chance.choice((1, 1, 2, 5, 20))):
-            _spoil(inner, chance)
-        if content is not None:
-            reply["choices"][0]["message"]["content"] = json.dumps(inner)
-        handler.reply(200, json.dumps(reply).encode())
-
-    answer.name = "lie"  # type: ignore[attr-defined]
-    return answer
-
-
-def _content(reply: Any) -> str | None:
-    try:
-        content = reply["choices"][0]["message"]["content"]
-    except (KeyError, IndexError):
-        return None
-    return content if content.startswith("{") else None
-
-
-def _spoil(value: Any, chance: random.Random) -> None:
-    """Change one place somewhere inside a JSON value."""
-    while True:
-        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        if not keys:
-            return
-        key = chance.choice(keys)
-        inner = value[key]
-        if isinstance(inner, dict | list) and inner and chance.random() < 0.9:
-            value = inner
-            continue
-        act = chance.random()
-        if isinstance(value, list) and act < 0.3:
-            value.append(json.loads(json.dumps(chance.choice(value))))
-        elif act < 0.45:
-            del value[key]
-        else:
-            log_probability = isinstance(inner, float) and inner < 0
-            value[key] = chance.choice([w for w in WRONG if not (log_probability and _negative(w))])
-        return
-
-
-def _negative(value: Any) -> bool:
-    return isinstance(value, int | float) and value < 0
-
-
-def mixture(seed: int, share: float = 0.75) -> Chooser:
-    """Any fault with probability `share`, the same sequence for the same seed."""
-    chance, mutex = random.Random(seed), threading.Lock()
-    groups: tuple[tuple[Fault, ...], ...] = (STALLS, BROKEN, STATUSES, REDIRECTS, BODIES, ())
-
-    def choose(path: str, body: Any) -> Fault | None:
-        with mutex:
-            # A forecast needs many answers from there.
-            if chance.random() >= (share / 4 if path == "/tokenize" else share):
-                return None
-            # A wrong token number is one among many right ones: no client can tell.
-            lies = 0 if path == "/tokenize" else 8
-            group = chance.choices(groups, (1, 3, 3, 1, 4, lies))[0]
-            return chance.choice(group) if group else lie(random.Random(chance.random()))
-
-    return choose

@@ -14,7 +14,6 @@ import re
 import socket
 import struct
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -142,11 +141,7 @@ class FaultyServer(ThreadingHTTPServer):
         self.choose: Chooser = choose or (lambda path, body: None)
         self.requests: list[tuple[str, Any, Message]] = []
         """Path, body and headers of every request."""
-        self.served: Counter[str] = Counter()
-        """Replies by the name of their fault; honest ones under "honest"."""
         self.over = threading.Event()
-        self.elsewhere = ""
-        """Where redirects to another server lead."""
 
     @property
     def url(self) -> str:
@@ -207,8 +202,6 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.server.requests.append((self.path, body, self.headers))
         fault = self.server.choose(path, body)
-        name = getattr(fault, "name", getattr(fault, "__name__", "fault")) if fault else "honest"
-        self.server.served[name] += 1
         reply = honest(path, body)
         with contextlib.suppress(OSError):
             if fault is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import ssl
@@ -132,9 +131,7 @@ def test_passing_trouble_is_retried(status: int) -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 418, 422])
 def test_a_refusal_is_not_retried(status: int) -> None:
     with FaultyServer(script(saying({"error": "because"}, status))) as server:
-        with pytest.raises(
-            RequestRejected, match=f"HTTP {status} with 20 bytes of application/json"
-        ) as caught:
+        with pytest.raises(RequestRejected, match=f"HTTP {status}: because") as caught:
             ask(client_of(server))
         assert caught.value.status == status
         assert len(server.requests) == 1
@@ -300,16 +297,6 @@ def test_which_key_goes_where(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cret" not in str(caught.value)
 
 
-def test_what_others_do_with_the_same_packages_is_logged_as_ever(caplog: pytest.LogCaptureFixture) -> None:
-    import httpx2
-
-    caplog.set_level(logging.INFO, "httpx2")
-    with FaultyServer(script(OK)) as server:
-        ask(client_of(server))
-        httpx2.post(f"{server.url}/x", json={}, trust_env=False)
-    assert [record.name for record in caplog.records] == ["httpx2"]
-
-
 def test_a_proxy_is_used_for_other_machines_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with FaultyServer(script(OK)) as proxy, FaultyServer(script(OK)) as server:
         monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1").replace("//", "//user:pass%21@"))
@@ -355,7 +342,7 @@ def test_certificates_are_those_that_this_machine_trusts(monkeypatch: pytest.Mon
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         url = server.url.replace("http:", "https:")
         text, charged = failure(url)
-        assert text.startswith("the server's certificate is not trusted: self")
+        assert "CERTIFICATE_VERIFY_FAILED" in text
         assert charged == 0
         assert server.requests == [], "neither prompt nor key"
         monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))

@@ -1,9 +1,4 @@
-"""JSON requests to a server: bounded in time, number and cost, and never showing the key.
-
-A report of a server's error never has its own words, which may repeat the key it was sent. A status, a length and a
-type out of a list say enough to look it up in the server's log. Its text is searched for a few words, and their
-meaning is reported in ours.
-"""
+"""JSON requests to a server: bounded in time, number and cost, and never showing the key."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from urllib.parse import urlsplit
 
 from forecast_autotune.llm.backend import LLMError, Usage
 from forecast_autotune.llm.replies import InvalidResponse
-from forecast_integrations.models.http.keys import api_key_for, repeats_key
+from forecast_integrations.models.http.keys import repeats_key, shown_text
 from forecast_integrations.models.http.limits import (
     USAGE_LEDGER,
     ConnectionFailed,
@@ -49,20 +44,6 @@ FIELDS = (
     "logprobs",
 )
 """Fields of a request that a server may complain of by name."""
-_TYPES = ("application/json", "application/problem+json", "text/event-stream", "text/html", "text/plain")
-_HINTS = (
-    (
-        ("context length", "context_length", "too long", "too many tokens"),
-        "the prompt may be too long for the model",
-    ),
-    (
-        ("model_not_found", "does not exist", "model not found", "no such model"),
-        "it may not serve this model",
-    ),
-    (("quota", "billing", "credit", "balance"), "the account may have nothing left to spend"),
-    (("rate limit", "rate_limit", "too many requests", "overloaded"), "it may be asked too often"),
-    (("api key", "api_key", "unauthorized", "authentication"), "it may not know the key"),
-)
 _SEARCHED_BYTES = 2**16
 _PASSING_STATUSES = frozenset({408, 409, 429})
 _MOST_TOKENS = 10**8
@@ -150,8 +131,8 @@ class ServerClient:
         cannot use (it raises `InvalidResponse`, or fails as on another shape), is asked for once more. `expected` is
         reserved of the budget for every attempt, and charged where the reply does not say what was used.
 
-        Raises `LLMError`, of which `RequestRejected` carries the server's status. No message holds a word of the
-        server's, which may repeat the key, and a text that repeats it is none that `read` can use.
+        Raises `LLMError`, of which `RequestRejected` carries the server's status. No message holds the key, and a text
+        that repeats it is none that `read` can use.
         """
         payload = None if body is None else json.dumps(body, allow_nan=False).encode()
         expected = self.prices.of(expected)
@@ -197,12 +178,14 @@ class ServerClient:
             )
             if not 200 <= reply.status < 300:
                 raise RequestRejected(
-                    f"{self.base}: {_refusal_text(reply, attempts.count)}", reply.status, _named_fields(reply)
+                    f"{self.base}: {_refusal_text(reply, attempts.count, url)}",
+                    reply.status,
+                    _named_fields(reply),
                 )
             data = _parse_json(reply)
             attempts.bill.cost = usage = self.prices.of(_usage(data, expected))
             answer = _read_reply(read, data)
-            if isinstance(answer, str) and repeats_key(answer, api_key_for(urlsplit(self.base))):
+            if isinstance(answer, str) and repeats_key(answer, url):
                 raise InvalidResponse("a text that repeats the key")
         return answer, replace(usage, seconds=time.monotonic() - started)
 
@@ -234,24 +217,28 @@ def _is_passing(status: int) -> bool:
     return status in _PASSING_STATUSES or (status >= 500 and status != 501)
 
 
-# --- an error's status, in words of ours ---
+# --- an error's status ---
 
 
-def _refusal_text(reply: HTTPResponse, attempts: int) -> str:
-    text = f"HTTP {reply.status} with {_body_text(reply)}"
-    words = _searched(reply)
-    text += next((f"; {hint}" for names, hint in _HINTS if any(name in words for name in names)), "")
+def _refusal_text(reply: HTTPResponse, attempts: int, url: str) -> str:
+    text = f"HTTP {reply.status}"
+    if words := shown_text(_error_message(reply), url):
+        text += f": {words}"
     if reply.status in (401, 403):
         text += " (the key comes from FORECAST_AUTOTUNE_LLM_KEY, else OPENAI_API_KEY)"
     if 300 <= reply.status < 400:
-        text += ", and redirects are not followed: give the address that answers"
+        text += " (redirects are not followed: give the address that answers)"
     return text if attempts < 2 else f"{text} after {attempts} attempts"
 
 
-def _body_text(reply: HTTPResponse) -> str:
-    """Length and type of a reply's body."""
-    kind = reply.kind.partition(";")[0].strip().lower()
-    return f"{len(reply.body)} bytes" + (f" of {kind}" if kind in _TYPES else "")
+def _error_message(reply: HTTPResponse) -> str:
+    """What a server says of an error: its `message` where the body has one, else the body's begin."""
+    text = reply.body[:_SEARCHED_BYTES].decode("utf-8", "replace")
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        data = _decode(text)
+        error = data.get("error", data)
+        text = str(error.get("message", text) if isinstance(error, dict) else error)
+    return text
 
 
 def _named_fields(reply: HTTPResponse) -> frozenset[str]:
@@ -278,7 +265,7 @@ def _parse_json(reply: HTTPResponse) -> Any:
     with contextlib.suppress(ValueError, RecursionError):
         return _decode(reply.body.decode("utf-8"))
     # Out here it has no context: a decoding error holds the whole text.
-    raise InvalidResponse(f"{_body_text(reply)} that are not JSON")
+    raise InvalidResponse(f"{len(reply.body)} bytes that are not JSON")
 
 
 def _read_reply(read: Callable[[Any], T], data: Any) -> T:

@@ -8,10 +8,7 @@ half a second, so it is imported when a model is asked.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import re
-import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -24,27 +21,16 @@ import httpx2
 import openai
 
 from forecast_autotune.llm.backend import LLMError, Usage
-from forecast_integrations.models.http.keys import api_key_for, is_local_host
+from forecast_integrations.models.http.keys import api_key_for, is_local_host, shown_text
 from forecast_integrations.models.http.limits import ConnectionFailed, Deadline, RequestCost
 
 LARGEST = 16 * 2**20
 """Most bytes of a reply that are read."""
-THREAD_NAME = "forecast-autotune-llm-requests"
-_LOGGERS = (
-    "openai._base_client",
-    "openai._legacy_response",
-    "openai._response",
-    "httpx2",
-    "httpcore2.connection",
-    "httpcore2.http11",
-    "httpcore2.proxy",
-)
 _HEADERS = {
     "Accept-Encoding": "identity",
     "Content-Type": "application/json",
     "User-Agent": "forecast-autotune",
 }
-_PROXY_STATUS = re.compile(r"[1-5][0-9]{2}(?= )")
 
 
 @dataclass(frozen=True)
@@ -52,8 +38,6 @@ class HTTPResponse:
     """A server's last reply."""
 
     status: int
-    kind: str
-    """The type of its body, as it says."""
     body: bytes = field(repr=False)
 
 
@@ -126,10 +110,8 @@ def send_request(
     The client tries again what may pass: connections that fail, replies that are cut off, and the statuses 408, 409,
     429 and 5xx, after a pause that doubles or what Retry-After says. Raises `ConnectionFailed` when the server
     cannot be reached, its reply is cut off or larger than `LARGEST`, or the time is up, and `BudgetExceeded` for an
-    attempt that may cost too much; no message holds a word of the server's, which may repeat the key.
+    attempt that may cost too much; no message holds the key.
     """
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_is_logged)  # once, however often it is added
     budget_s = attempts.bill.budget_s
     exchange = _exchange(method, url, body, min(deadline.remaining_s, budget_s), retries, attempts)
     future = asyncio.run_coroutine_threadsafe(exchange, _event_loop(os.getpid()))
@@ -146,21 +128,15 @@ def send_request(
     finally:
         future.cancel()
     tried = "" if attempts.count < 2 else f" after {attempts.count} attempts"
-    raise ConnectionFailed(
-        trouble + tried
-    )  # out here it has no context: an error may hold what the server sent
-
-
-def _is_logged(record: logging.LogRecord) -> bool:
-    """Keep what is logged of our requests out of the log: it holds what a server sent, perhaps the key."""
-    return threading.current_thread().name != THREAD_NAME
+    # Out here it has no context: an error may hold what the server sent.
+    raise ConnectionFailed(trouble + tried)
 
 
 @cache
 def _event_loop(process: int) -> asyncio.AbstractEventLoop:
     """The loop of a process: a forked child has none of its parent's threads."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=THREAD_NAME, daemon=True).start()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
 
 
@@ -186,7 +162,7 @@ async def _exchange(
                 reply = await send(url, cast_to=httpx2.Response, options={"headers": headers}, **given)
             except openai.APIStatusError as error:
                 reply = error.response
-            return HTTPResponse(reply.status_code, reply.headers.get("content-type", ""), reply.content)
+            return HTTPResponse(reply.status_code, reply.content)
 
 
 @cache
@@ -199,21 +175,12 @@ def _ssl_context() -> ssl.SSLContext:
 
 
 def _described(error: BaseException, url: str) -> str:
-    """The failure on one line, in words of ours, the system's or OpenSSL's: the server's may repeat the key."""
-    causes = list(_causes(error))
-    for cause in causes:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"the server's certificate is not trusted: {cause.verify_message}"
-        if isinstance(cause, ssl.SSLError | socket.gaierror) and cause.strerror:
-            return cause.strerror
-        if isinstance(cause, OSError) and cause.errno is not None:
-            return os.strerror(cause.errno)
-        if type(cause).__name__ == "ProxyError" and (status := _PROXY_STATUS.match(str(cause))):
-            return f"the proxy answers HTTP {status[0]}"
+    """The failure on one line: what lies deepest, without the key or a proxy's password."""
     if isinstance(error, ValueError | ImportError | httpx2.InvalidURL):
         proxy = f"{urlsplit(url).scheme}_proxy"
         return f"the request cannot be sent ({type(error).__name__}): correct the address, or {proxy}"
-    return f"the reply is not HTTP, or not whole ({type(causes[min(1, len(causes) - 1)]).__name__})"
+    *_, cause = _causes(error)
+    return shown_text(f"{type(cause).__name__}: {cause}", url)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
