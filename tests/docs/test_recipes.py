@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import threading
 import tomllib
@@ -30,6 +32,7 @@ from forecast_autotune.tuning.loop import TuningTask, tune
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "how_to" / "recipes"
 DEPLOYMENT = ROOT / "docs" / "examples" / "deployment"
+PROGRAM = f"{sys.executable} -m forecast_autotune"
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +153,27 @@ def test_the_pods_read_what_the_job_writes() -> None:
     assert check_commands(script.replace("  ", "")) == 3
     assert f"store merge {settings.stores}" in script
     assert not warm["folders"]["/tuned"]
+
+
+def test_a_slurm_job_leaves_a_bundle_for_the_next(bundle: Path, machine: Path) -> None:
+    """Slurm's commands stand in for themselves on one node, and a store that was tuned before for the program."""
+    tools = machine / "bin"
+    tools.mkdir()
+    programs = {
+        "srun": 'exec "$@"',
+        "scontrol": "echo node-1",
+        "torchrun": f"{PROGRAM} store merge {bundle} --into $FORECAST_AUTOTUNE_CACHE_DIR",
+        "forecast-autotune": f'exec {PROGRAM} "$@"',
+    }
+    for name, text in programs.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node-1"}
+    places = {"SLURM_SUBMIT_DIR": str(machine), "TMPDIR": str(machine / "local")}
+    environment = {**os.environ, **job, **places, "PATH": f"{tools}:{os.environ['PATH']}"}
+    subprocess.run(["bash", str(DEPLOYMENT / "job.sbatch")], env=environment, check=True)
+    assert (machine / "tuned").resolve().name == "tuned-7"
+    assert Bundle.open(machine / "tuned").manifest.digest == Bundle.open(bundle).manifest.digest
 
 
 def test_a_librarys_bundle_is_found_through_its_package(

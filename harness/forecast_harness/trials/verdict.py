@@ -110,8 +110,8 @@ class Contest:
         ratio = self.log2_ratio
         own = matched_times(self.seconds, self.theirs, 2**ratio)
         each = [f"{n} {1e6 * s:.1f} us against {1e6 * self.theirs[n]:.1f} us" for n, s in own.items()]
-        word = "slower" if ratio > 0 else "faster" if ratio < 0 else "faster or slower"
-        return f"{beginning}, and {2 ** abs(ratio):.3f} times {word}: {'; '.join(each)}."
+        shown = f"{2 ** abs(ratio):.3f} times {'slower' if ratio > 0 else 'faster'}"
+        return f"{beginning}, and {shown if ratio else 'not shown to be faster'}: {'; '.join(each)}."
 
 
 def call_facts(ratios: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
