@@ -51,6 +51,27 @@ class RecordingPlan(Record, schema=SCHEMA, label="recording plan"):
     """The function that is one step."""
     check: str = ""
     """The function whose results are kept."""
+    profile: bool = True
+    """Whether launches of the device are timed, which slows its host down, and memory is measured by block."""
+    marker: str = ""
+    """The kernel or function whose calls divide the run into blocks with the sources and without them, in turns."""
+    block: int = 0
+    """Its calls a block; 0: the sources are served throughout."""
+    settling: int = 0
+    """Its calls at the beginning of a block that do not count: caches and threads are the other turn's there."""
+    served_first: bool = False
+
+
+@dataclass(frozen=True)
+class TurnBlock(Record, label="block"):
+    """Steps that follow each other, all of them with the sources or all without."""
+
+    served: bool
+    seconds: float
+    peak_bytes: int = 0
+    """The most memory in it; 0 where it was not measured."""
+    median_s: Mapping[str, float] = field(default_factory=dict)
+    """Of a launch, by name, where launches were timed."""
 
 
 @dataclass(frozen=True)
@@ -98,3 +119,7 @@ class ProgramRecording(Record, schema=SCHEMA, label="recording"):
     """Whether the program was ended from outside: it counts as far as it was recorded."""
     peak_bytes: int = 0
     """The most memory: the device's, as torch allocated it, or the process's."""
+    blocks: tuple[TurnBlock, ...] = ()
+    """Whole blocks in order, where the plan divides the run."""
+    unturned: tuple[str, ...] = ()
+    """Kernels with launches that pass no tuner, as a graph's and a library's, and so take no turns."""

@@ -14,11 +14,12 @@ import inspect
 import json
 import os
 import resource
+import statistics
 import sys
 import time
 import types
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from forecast_autotune.records.program import (
     ProgramRecording,
     RecordingPlan,
     TorchFunction,
+    TurnBlock,
 )
 from forecast_autotune.store.files import write_atomically
 
@@ -59,6 +61,7 @@ class ProgramRecorder:
         self._replaced: dict[str, int] = {}
         self._watched = {*self.plan.functions, *self.plan.replaced, self.plan.step, self.plan.check} - {""}
         self._finder = FunctionFinder(self) if self.plan.discover else None
+        self.turns = StepBlocks(self.plan)
         self._profiler: Any = None
         self._began = 0.0
 
@@ -69,7 +72,9 @@ class ProgramRecorder:
             self._observe_module(module)
         if self.plan.compare and self.plan.serve:
             self._compare_variants()
-        self._profiler = _device_profiler()
+        if self.plan.block and self.plan.serve:
+            self._serve_in_turns()
+        self._profiler = _device_profiler() if self.plan.profile else None
         self._began = time.perf_counter()
         if self._finder is not None:
             sys.setprofile(self._finder.look)
@@ -111,7 +116,7 @@ class ProgramRecorder:
             call = self._timed(name, fn)
         if name == self.plan.check:
             call = self._kept(call)
-        return functools.wraps(fn)(self._stepped(call) if name == self.plan.step else call)
+        return functools.wraps(fn)(self._stepped(name, call) if name == self.plan.step else call)
 
     def _timed(self, name: str, fn: Any) -> Callable[..., Any]:
         replacement = self.plan.replaced.get(name)
@@ -120,18 +125,22 @@ class ProgramRecorder:
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             result = chosen(*args, **kwargs)
-            self.add_launch(name, began, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.add_launch(name, began, seconds)
+            self.turns.count(name, seconds)
             return result
 
         return timed
 
-    def _stepped(self, fn: Any) -> Callable[..., Any]:
+    def _stepped(self, name: str, fn: Any) -> Callable[..., Any]:
         def stepped(*args: Any, **kwargs: Any) -> Any:
             _synchronize()
             began = time.perf_counter()
             result = fn(*args, **kwargs)
             _synchronize()
-            self._steps.append((began, time.perf_counter() - began))
+            seconds = time.perf_counter() - began
+            self._steps.append((began, seconds))
+            self.turns.count(name, seconds)
             return result
 
         return stepped
@@ -153,7 +162,7 @@ class ProgramRecorder:
 
         def replacing(*args: Any, **kwargs: Any) -> Any:
             tensors = _covered(signature, replacement, args, kwargs)
-            if tensors is None:
+            if tensors is None or not self.turns.on:
                 return fn(*args, **kwargs)
             compared = self._counts_compared(name)
             result = run(**tensors)
@@ -178,6 +187,33 @@ class ProgramRecorder:
 
             compared = self.compared(loading.launch_variant)
             vars(engine)["launch_variant"] = vars(loading)["launch_variant"] = compared
+
+    def _serve_in_turns(self) -> None:
+        """Launch the base, as if there were no variants, while it is its turn."""
+        with suppress(Exception):  # without Triton nothing is launched
+            from forecast_integrations.triton import engine, untuned
+            from forecast_integrations.triton.problem.source import innermost
+            from forecast_integrations.triton.variants.loading import VariantConfig
+
+            launch, run, turns = engine._launch, untuned.ServedKernel.run, self.turns
+
+            def launch_in_turns(tuner: Any, config: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+                if not turns.on and config.__class__ is VariantConfig:
+                    config = config.fallback or tuner.configs[0]
+                result = launch(tuner, config, args, kwargs)
+                if not kwargs.get("warmup"):
+                    turns.count(innermost(tuner.fn).__name__)
+                return result
+
+            def run_in_turns(served: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+                if turns.on:
+                    return run(served, args, kwargs)
+                result = served.jit.run(*args, **kwargs)
+                turns.count(served.jit.__name__)
+                return result
+
+            vars(engine)["_launch"] = launch_in_turns
+            setattr(untuned.ServedKernel, "run", run_in_turns)  # noqa: B010
 
     def compared(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         """Launch variants of kernels, and at some calls the base behind them; the program gets the base's results."""
@@ -214,13 +250,16 @@ class ProgramRecorder:
         sys.setprofile(None)
         seconds = time.perf_counter() - self._began
         device, peak = None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        blocks: list[TurnBlock] = []
         with suppress(Exception):
-            for name, start, duration in _device_launches(self._profiler):
+            listed = _device_launches(self._profiler)
+            for name, start, duration in listed:
                 self.add_launch(name, start, duration)
+            blocks = self.turns.blocks(listed)
         torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
+        if (cuda := _cuda()) is not None:
             with suppress(Exception):
-                peak = torch.cuda.max_memory_allocated()
+                peak = cuda.max_memory_allocated()
         with suppress(Exception):
             from forecast_integrations.device import current_device
 
@@ -238,14 +277,112 @@ class ProgramRecorder:
             differences=self._differences,
             replaced_calls=self._replaced,
             peak_bytes=int(peak),
+            blocks=tuple(blocks),
+            unturned=tuple(self.turns.unturned),
         )
         write_atomically(self.folder / RECORDING_FILE, json.dumps(recording.to_json()).encode())
 
 
-def _synchronize() -> None:
+class StepBlocks:
+    """Blocks of steps with the sources that are to be proved, and blocks without, in turns: one border between two.
+
+    The first block ends at the first border; it has the program's start, and does not count.
+    """
+
+    def __init__(self, plan: RecordingPlan) -> None:
+        self._plan = plan
+        self.on = plan.served_first or not plan.block
+        """Whether sources are served now."""
+        self._calls = 0
+        self._borders: list[tuple[Any, bool, int]] = []
+        """Time, whether the block before it was served, its most memory."""
+        self._settled: list[Any] = []
+        """The time at which a block begins to count, from the second block on."""
+        self._launched: dict[str, list[int]] = defaultdict(list)
+        """The block of every launch of a kernel; 0 for those that do not count."""
+        self._timed: dict[tuple[str, int], list[float]] = defaultdict(list)
+        """Seconds of launches, by name and block."""
+        self.unturned: list[str] = []
+
+    def count(self, name: str, seconds: float | None = None) -> None:
+        """Note a call that has ended; a function's with its seconds. It may be the last one of its block."""
+        if not self._plan.block:
+            return
+        block = len(self._borders) if len(self._settled) == len(self._borders) else 0
+        if seconds is None:
+            self._launched[name].append(block)
+        else:
+            self._timed[name, block].append(seconds)
+        # A graph that is being captured runs later, and then without us.
+        if name == self._plan.marker and not ((cuda := _cuda()) and cuda.is_current_stream_capturing()):
+            self._calls += 1
+            if self._borders and self._calls % self._plan.block == self._plan.settling:
+                self._settled.append(_stamp())
+            if self._calls % self._plan.block == 0:
+                peak = _peak_since() if self._plan.profile else 0
+                self._borders.append((_stamp(), self.on, peak))
+                # Two blocks of a kind follow each other, so that what drifts favours neither.
+                self.on = self._plan.served_first != bool(len(self._borders) // 2 % 2)
+
+    def blocks(self, launches: Sequence[tuple[str, float, float]]) -> list[TurnBlock]:
+        """The blocks, given name, start and seconds of the device's launches in order, as far as they were timed."""
+        timed = defaultdict(list)
+        for name, _, seconds in launches:
+            timed[name].append(seconds)
+        self.unturned = [n for n, listed in timed.items() if len(listed) != len(self._launched[n])]
+        for name, blocks in self._launched.items():
+            for number, seconds in zip(blocks, timed[name], strict=False):
+                self._timed[name, number].append(seconds)
+        medians: dict[int, dict[str, float]] = defaultdict(dict)
+        for (name, number), listed in self._timed.items():
+            medians[number][name] = statistics.median(listed)
+        _synchronize()
+        found = []
+        for number, (begin, (end, served, peak)) in enumerate(
+            zip(self._settled, self._borders[1:], strict=False), 1
+        ):
+            steps = self._timed.get((self._plan.step, number))
+            seconds = sum(steps) if steps else _elapsed(begin, end)
+            found.append(TurnBlock(served, seconds, peak, medians[number]))
+        return found
+
+
+def _cuda() -> Any:
+    """`torch.cuda` once the program uses it, else None."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _synchronize() -> None:
+    if (cuda := _cuda()) is not None:
+        cuda.synchronize()
+
+
+def _stamp() -> Any:
+    """The time at which the device gets here; the host's without one."""
+    if (cuda := _cuda()) is None:
+        return time.perf_counter()
+    event = cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _elapsed(begin: Any, end: Any) -> float:
+    return float(end - begin if isinstance(begin, float) else begin.elapsed_time(end) * 1e-3)
+
+
+def _peak_since() -> int:
+    """The most memory since the last call: the device's, as torch allocated it, or the process's where Linux tells."""
+    if (cuda := _cuda()) is not None:
+        peak = int(cuda.max_memory_allocated())
+        cuda.reset_peak_memory_stats()
+        return peak
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # begins the peak anew
+    except OSError:
+        return 0
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _copied(value: Any) -> Any:

@@ -87,8 +87,8 @@ def step_text(found: Improvement) -> str:
     if proof is None or proof.step is None:
         return f"step {time_text(found.step_s)} ({found.step_how})"
     return (
-        f"step {time_text(proof.before_s)} before, {time_text(proof.after_s)} after: {proof.step.text}; memory "
-        f"{proof.peak_before / 2**20:.0f} MiB before, {proof.peak_after / 2**20:.0f} after"
+        f"step {time_text(proof.before_s)} before, {time_text(proof.after_s)} after: {proof.step.text} "
+        f"({proof.how}); memory {proof.peak_before / 2**20:.0f} MiB before, {proof.peak_after / 2**20:.0f} after"
     )
 
 

@@ -1,4 +1,8 @@
-"""Whether faster sources hold in the program: their results, its steps with and without them in turns, its memory."""
+"""Whether faster sources hold in the program: their results, its steps with and without them in turns, its memory.
+
+Turns are blocks of steps within one process where that can be: from process to process, a busy host makes all steps of
+some of them longer than the sources make them shorter. A process counts once, as its blocks share whatever it has.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,26 @@ from pathlib import Path
 
 from forecast_autotune.commands.output import CommandError
 from forecast_autotune.records.codec import Record
-from forecast_autotune.records.program import CHECK_FILE, FunctionReplacement, ProgramRecording, RecordingPlan
+from forecast_autotune.records.program import (
+    CHECK_FILE,
+    FunctionReplacement,
+    ProgramRecording,
+    RecordingPlan,
+    TurnBlock,
+)
 from forecast_autotune.store import Store
 from forecast_harness.improve.child import UserProgram, record
 from forecast_harness.improve.steps import steps_of
 
 TURNS, _MOST_TURNS = 3, 6
-"""Runs with, and runs without: at least, and where the time allows, which nothing that they show decides."""
+"""Runs in turns, or pairs of runs: at least, and where the time allows, which nothing that they show decides."""
 _QUANTILE_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}
-"""Student's, for the mean of so many differences."""
+"""Student's, for the mean of so many differences; of more, at most the last one."""
+_BLOCK_S, _WANTED_BLOCKS = 0.02, 16
+"""A block takes so long at least, but for a program of fewer steps than fill so many blocks."""
+_LEAST_PAIRS = 3
+_WARM_SHARE = 1 / 4
+"""Share of the blocks that are left out at the beginning."""
 _CHECK_TOLERANCE = {True: 2e-2, False: 1e-3}
 """Accepted relative distance of checked results, for dtypes of 16 bits and less, and for others."""
 _MEMORY_SHARE = 1.10
@@ -40,7 +55,7 @@ class Gain(Record, label="gain"):
         """The geometric mean of the ratios of several turns."""
         logs = [math.log(r) for r in ratios]
         mean = statistics.mean(logs)
-        half = _QUANTILE_95[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
+        half = _QUANTILE_95[min(len(logs), 6)] * statistics.stdev(logs) / math.sqrt(len(logs))
         return cls(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
     @property
@@ -63,7 +78,7 @@ class ProgramProof(Record, label="proof"):
     before_s: float = 0.0
     after_s: float = 0.0
     how: str = ""
-    """How steps were found."""
+    """How steps were found, and taken in turns."""
     parts: Mapping[str, Gain] = field(default_factory=dict)
     """Of the time of each part's calls, for those that hold."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -84,6 +99,11 @@ class ProofRequest:
     """Triton kernels whose variants are in the store."""
     folder: Path
     store: Path
+    step_s: float
+    steps: int
+    """Of a run."""
+    calls: Mapping[str, float]
+    """Of each source a step."""
     run_s: float
     """After which a run is ended."""
     ends: float
@@ -91,7 +111,7 @@ class ProofRequest:
 
 
 def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProof:
-    """Run the program with and without. Raises `CommandError` where it fails without."""
+    """Run the program with and without."""
     replaced, served, refused = dict(request.replaced), list(request.served), {}
     _serve_only(request.store, served)
     progress("comparing results in the program")
@@ -107,6 +127,112 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
     if not replaced and not served:
         return ProgramProof(refused=refused)
     names = [*replaced, *served]
+    try:
+        turns = _turns_within(request, replaced, served, progress)
+    except CommandError as error:
+        why = f"the program fails while it is timed: {error}"
+        return ProgramProof(refused={**refused, **dict.fromkeys(names, why)})
+    if isinstance(turns, str):
+        turns = _turns_between(request, replaced, served, turns, progress)
+    parts = {}
+    for name in names:
+        ratios = turns.parts.get(name, ())
+        if len(ratios) < 2:
+            refused[name] = "the program does not call it as often as it takes to time it"
+        elif not (gain := Gain.of(ratios)).is_faster:
+            refused[name] = f"it is not shown to be faster in the program: {gain.text}"
+        elif turns.step.low > 1.0:
+            refused[name] = f"the program's step is slower with it: {turns.step.text}"
+        elif turns.peaks[1] > max(turns.peaks[0] * _MEMORY_SHARE, turns.peaks[0] + _MEMORY_BYTES):
+            before, after = (f"{p / 2**20:.0f}" for p in turns.peaks)
+            refused[name] = f"the program takes {after} MiB with it, {before} without"
+        else:
+            parts[name] = gain
+    return ProgramProof(turns.step, turns.before_s, turns.after_s, turns.how, parts, refused, *turns.peaks)
+
+
+@dataclass(frozen=True)
+class _TurnTimes:
+    """Times without and with the sources, in turns."""
+
+    ratios: Sequence[float]
+    """With over without, of a step: one for each process, or for each pair of processes."""
+    before_s: float
+    after_s: float
+    how: str
+    parts: Mapping[str, Sequence[float]]
+    peaks: tuple[int, int]
+
+    @property
+    def step(self) -> Gain:
+        return Gain.of(self.ratios)
+
+
+def _turns_within(
+    request: ProofRequest,
+    replaced: Mapping[str, FunctionReplacement],
+    served: Sequence[str],
+    progress: Callable[[str], None],
+) -> _TurnTimes | str:
+    """Blocks of steps in turns within each of a few processes; the reason where that cannot be."""
+    calls = {n: round(c) for n in (*replaced, *served) if (c := request.calls[n]) >= 1 and c == round(c)}
+    if request.plan.step:
+        calls = {request.plan.step: 1}
+    if not calls or request.steps < 4 * _LEAST_PAIRS:
+        return "no step repeats as often as it takes"
+    marker = min(calls, key=calls.__getitem__)
+    count = max(1, min(math.ceil(_BLOCK_S / request.step_s), request.steps // _WANTED_BLOCKS - 1))
+    each = calls[marker]
+    plan = replace(request.plan, marker=marker, settling=each, block=each * (count + 1))
+    runs: list[ProgramRecording] = []
+    began = time.monotonic()
+    # With a GPU, launches are timed and memory is looked at in the first run alone, as that makes its steps longer.
+    extra = 1 if served else 0
+    for turn in range(_MOST_TURNS + extra):
+        if turn >= TURNS + extra and time.monotonic() + (time.monotonic() - began) / turn > request.ends:
+            break
+        progress(f"timing the program, run {turn + 1} of {TURNS + extra} or more")
+        own = replace(plan, profile=turn == 0, served_first=turn % 2 == 0)
+        ran = _run(replace(request, plan=own), replaced, variants=bool(served))
+        if len(_pairs(ran)) < _LEAST_PAIRS:
+            return "too few of its launches pass its tuner, as with a graph, or it ends too early"
+        if past := {*ran.unturned} & {*served}:
+            return f"{min(past)} is also launched past its tuner, as by a graph"
+        runs.append(ran)
+    timed = [_pairs(r) for r in runs[extra:]]
+    parts: dict[str, list[float]] = {}
+    for before, after in (p for r in runs for p in _pairs(r)):
+        for name in before.median_s.keys() & after.median_s.keys():
+            parts.setdefault(name, []).append(after.median_s[name] / before.median_s[name])
+    median, peak = statistics.median, runs[0].peak_bytes
+    return _TurnTimes(
+        [median(a.seconds / b.seconds for b, a in pairs) for pairs in timed],
+        median(b.seconds for pairs in timed for b, _ in pairs) / count,
+        median(a.seconds for pairs in timed for _, a in pairs) / count,
+        f"{len(timed)} processes, in turns of {count} steps within each",
+        parts,
+        (
+            max(b.peak_bytes for b, _ in _pairs(runs[0])) or peak,
+            max(a.peak_bytes for _, a in _pairs(runs[0])) or peak,
+        ),
+    )
+
+
+def _pairs(recording: ProgramRecording) -> list[tuple[TurnBlock, TurnBlock]]:
+    """Neighbours after warm-up, without and with the sources."""
+    blocks = recording.blocks
+    kept = blocks[2 * round(len(blocks) * _WARM_SHARE / 2) :]
+    return [(b, a) if a.served else (a, b) for a, b in zip(kept[::2], kept[1::2], strict=False)]
+
+
+def _turns_between(
+    request: ProofRequest,
+    replaced: Mapping[str, FunctionReplacement],
+    served: Sequence[str],
+    reason: str,
+    progress: Callable[[str], None],
+) -> _TurnTimes:
+    """Whole processes in turns. Raises `CommandError` where the program fails."""
     without: list[ProgramRecording] = []
     with_: list[ProgramRecording] = []
     began = time.monotonic()
@@ -115,42 +241,23 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
             break
         for which in (False, True) if turn % 2 == 0 else (True, False):
             progress(f"timing the program, run {len(without) + len(with_) + 1} of {2 * TURNS} or more")
-            try:
-                ran = _run(request, replaced if which else {}, variants=which and bool(served))
-            except CommandError as error:
-                if not which:
-                    raise
-                why = f"the program does not take it: {error}"
-                return ProgramProof(refused={**refused, **dict.fromkeys(names, why)})
+            ran = _run(request, replaced if which else {}, variants=which and bool(served))
             (with_ if which else without).append(ran)
     before, after = [steps_of(r) for r in without], [steps_of(r) for r in with_]
-    step = Gain.of([b.seconds / a.seconds for a, b in zip(before, after, strict=True)])
-    peaks = max(r.peak_bytes for r in without), max(r.peak_bytes for r in with_)
+    both = list(zip(before, after, strict=True))
     parts = {}
-    for name in names:
-        pairs = [(a.launches.get(name), b.launches.get(name)) for a, b in zip(before, after, strict=True)]
-        ratios = [b.median_s / a.median_s for a, b in pairs if a is not None and b is not None and a.median_s]
-        if len(ratios) < 2:
-            refused[name] = "the program does not call it as often as it takes to time it"
-        elif not (gain := Gain.of(ratios)).is_faster:
-            refused[name] = f"it is not shown to be faster in the program: {gain.text}"
-        elif step.low > 1.0:
-            refused[name] = f"the program's step is slower with it: {step.text}"
-        elif peaks[1] > peaks[0] * _MEMORY_SHARE and peaks[1] > peaks[0] + _MEMORY_BYTES:
-            refused[name] = (
-                f"the program takes {peaks[1] / 2**20:.0f} MiB with it, {peaks[0] / 2**20:.0f} without"
-            )
-        else:
-            parts[name] = gain
-    mean = statistics.mean
-    return ProgramProof(
-        step,
-        mean(s.seconds for s in before),
-        mean(s.seconds for s in after),
-        before[0].how,
+    for name in (*replaced, *served):
+        pairs = [(b.launches.get(name), a.launches.get(name)) for b, a in both]
+        parts[name] = [
+            a.median_s / b.median_s for b, a in pairs if a is not None and b is not None and b.median_s
+        ]
+    return _TurnTimes(
+        [a.seconds / b.seconds for b, a in both],
+        statistics.mean(s.seconds for s in before),
+        statistics.mean(s.seconds for s in after),
+        f"{before[0].how}; {len(both)} processes each, not in turns within one: {reason}",
         parts,
-        refused,
-        *peaks,
+        (max(r.peak_bytes for r in without), max(r.peak_bytes for r in with_)),
     )
 
 
@@ -172,6 +279,7 @@ def _run(
 ) -> ProgramRecording:
     """One run. Where Triton's kernels are served, they are without variants, too: configs are the same in both."""
     plan = replace(request.plan, serve=bool(request.served), replaced=replaced, compare=compare)
+    plan = replace(plan, profile=plan.profile and not compare)
     folder = request.folder / ("with" if replaced or variants else "without")
     return record(request.program, plan, folder, request.store, seconds=request.run_s, variants=variants)
 

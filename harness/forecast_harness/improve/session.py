@@ -94,6 +94,8 @@ class Improvement(Record, schema=1, label="improvement"):
     run_limit_s: float = _LEAST_LOOK_S
     """After which a run is ended."""
     step_s: float = 0.0
+    steps: int = 0
+    """Of a run, after warm-up."""
     step_how: str = ""
     parts: tuple[Part, ...] = ()
     searches: dict[str, SearchEnd] = field(default_factory=dict)
@@ -158,8 +160,16 @@ class ImproveSession:
         files = Store(self.store).captures
         captures = [] if files is None else [call for call, _ in files.every()]
         parts = tuple(parts_of(recording, steps, captures, self.folder, self.program))
-        runs = self.run_s, self.run_limit_s
-        return Improvement(self.program.words, str(self.store), *runs, steps.seconds, _how(steps), parts)
+        return Improvement(
+            self.program.words,
+            str(self.store),
+            self.run_s,
+            self.run_limit_s,
+            steps.seconds,
+            steps.count,
+            _how(steps),
+            parts,
+        )
 
     def adopt(self, improvement: Improvement) -> None:
         """Go on with what was begun before, in the store that it was begun with."""
@@ -169,7 +179,7 @@ class ImproveSession:
     def search(self, improvement: Improvement) -> None:
         """Search the parts that promise most, each within its share of what is left of the time."""
         chosen = chosen_parts(improvement.parts, self.settings.kernels)
-        proof_s = (2 * TURNS + 1) * self.run_s  # later runs take less: nothing is compiled
+        proof_s = (TURNS + 2) * self.run_s  # later runs take less: nothing is compiled
         least = _LEAST_SEARCH_S[self.settings.device]
         for number, part in enumerate(chosen):
             if (done := improvement.searches.get(part.name)) is not None and not done.problem:
@@ -210,6 +220,9 @@ class ImproveSession:
             [n for n in faster if n not in replaced],
             self.folder / "proof",
             self.store,
+            improvement.step_s,
+            improvement.steps,
+            {n: parts[n].calls for n in faster},
             self.run_limit_s,
             # A GPU's steps are short beside what a host's load changes from run to run.
             self.began + self.settings.seconds if self.settings.device == "cuda" else 0.0,

@@ -28,11 +28,11 @@ _LEAST_SIZE = 16
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
-class _ServedKernel:
+class ServedKernel:
     """A kernel without a tuner, and the tuners made for it, by the launch options that it is called with."""
 
     def __init__(self, jit: Any, variants: list[Variant]) -> None:
-        self._jit = jit
+        self.jit = jit
         names = [written(c.signature) for v in variants for c in v.checks if c.passed]
         self._constants = {p.name for p in jit.params if p.is_constexpr}
         # Whoever tunes a kernel launches it many times: what it adds up must not be added up in the user's tensors.
@@ -40,15 +40,16 @@ class _ServedKernel:
         self._tuners: dict[tuple[Any, ...], ForecastAutotuner] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Launch it as a tuner would."""
         options = tuple((n, kwargs.pop(n)) for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None)
-        names = self._jit.arg_names
+        names = self.jit.arg_names
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         sizes = _sizes(v for v in named.values() if is_tensor(v))
         plain = tuple(n for n in names if n in named and _tells(named[n], sizes, n in self._constants))
         if (tuner := self._tuners.get((options, plain))) is None:
             restored = [n for n in self._restored if is_tensor(named.get(n))]
             config = triton.Config({}, **dict(options))
-            tuner = ForecastAutotuner(self._jit, names, [config], list(plain), None, restored or None)
+            tuner = ForecastAutotuner(self.jit, names, [config], list(plain), None, restored or None)
             self._tuners[options, plain] = tuner
         return tuner.run(*args, **kwargs)
 
@@ -62,14 +63,14 @@ def _tells(value: Any, sizes: set[int], constant: bool) -> bool:
     return constant or value is None or isinstance(value, bool) or (isinstance(value, int) and value in sizes)
 
 
-def _served(jit: Any) -> _ServedKernel | None:
+def _served(jit: Any) -> ServedKernel | None:
     fn = getattr(jit, "fn", None)
     outer = None if fn is None else fn.__globals__.get(fn.__name__)
     if outer is None or innermost(outer) is not jit or _has_tuner(outer):
         return None
     variants = Store.default().variants(kernel_record(jit).source_sha256)
     usable = [v for v in variants if any(c.passed for c in v.checks)]
-    return _ServedKernel(jit, usable) if usable else None
+    return ServedKernel(jit, usable) if usable else None
 
 
 def _has_tuner(outer: Any) -> bool:
@@ -80,7 +81,7 @@ def _has_tuner(outer: Any) -> bool:
 
 def serving(run: Callable[..., Any]) -> Callable[..., Any]:
     """`JITFunction.run`, or what stands in its place, with launches of such kernels served."""
-    known: dict[int, tuple[Any, _ServedKernel | None]] = {}
+    known: dict[int, tuple[Any, ServedKernel | None]] = {}
     busy = threading.local()
 
     def run_served(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

@@ -18,7 +18,13 @@ import torch
 from forecast_autotune.commands.output import CommandError
 from forecast_autotune.records import Argument, Config, Device, Kernel
 from forecast_autotune.records.captured_call import CapturedCall
-from forecast_autotune.records.program import PLAN_FILE, RECORDING_FILE, ProgramRecording, RecordingPlan
+from forecast_autotune.records.program import (
+    PLAN_FILE,
+    RECORDING_FILE,
+    ProgramRecording,
+    RecordingPlan,
+    TurnBlock,
+)
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_harness.improve import proof as proofs
@@ -203,9 +209,18 @@ def test_live_launches_of_a_variant_are_compared_with_the_originals(
     assert (ran.replaced_calls, ran.differences["add"] > 1.0, out[0].item()) == ({"add": 1}, differs, 2.0)
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "unturned", "how"),
+    [
+        (99, (), r"3 processes, in turns of 5 steps within each"),
+        (99, ("good",), r"3 processes each, not .*good is also launched past its tuner"),
+        (99, None, r"3 processes each, not .*too few of its launches pass its tuner"),
+        (5, (), r"3 processes each, not .*no step repeats"),
+        (99, "fails", None),
+    ],
+)
 def test_what_is_refused_is_not_served_while_the_program_is_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, unturned: object, how: str | None
 ) -> None:
     for name in ("good", "wrong", "unproved"):
         Store(tmp_path).put_variant(
@@ -217,21 +232,51 @@ def test_what_is_refused_is_not_served_while_the_program_is_timed(
         served = {v.kernel for v in Store(tmp_path).variants()}
         if not plan.compare and variants:
             timed.append(served)
-            if fails:
+            if unturned == "fails":
                 raise CommandError("it fails")
+        drift = 1 + 1e-3 * len(timed)
         seconds = 1e-3 if variants else 2e-3
-        calls = tuple((0, 1e-2 * i, seconds * (1 + 1e-3 * (len(timed) + i % 2))) for i in range(12))
-        counted = dict.fromkeys(served, 1)
+        calls = tuple((0, 1e-2 * i, seconds * (drift + 1e-3 * (i % 2))) for i in range(12))
+        blocks = [
+            TurnBlock(on, s := drift * (4e-3 if on else 6e-3), 100, {"good": s})
+            for on in (True, False, False, True) * 5
+        ]
+        assert not plan.block or (plan.marker, plan.block, plan.settling) == ("good", 12, 2)
         return ProgramRecording(
-            None, 1.0, ("good",), calls, differences={"wrong": 9.0}, replaced_calls=counted
+            None,
+            1.0,
+            ("good",),
+            calls,
+            differences={"wrong": 9.0},
+            replaced_calls=dict.fromkeys(served, 1),
+            blocks=tuple(blocks if plan.block and unturned is not None else ()),
+            unturned=unturned if isinstance(unturned, tuple) else (),
         )
 
     monkeypatch.setattr(proofs, "record", ran)
-    request = ProofRequest(PROGRAM, RecordingPlan(), {}, ["good", "wrong"], tmp_path, tmp_path, 1.0, 0.0)
+    request = ProofRequest(
+        PROGRAM,
+        RecordingPlan(),
+        {},
+        ["good", "wrong"],
+        tmp_path,
+        tmp_path,
+        4e-3,
+        steps,
+        {"good": 2.0, "wrong": 1.0},
+        1.0,
+        0.0,
+    )
     proof = proofs.prove(request, lambda line: None)
     assert set(map(frozenset, timed)) == {frozenset({"good"})}
     assert "differs by 9" in proof.refused["wrong"]
-    assert ("it fails" in proof.refused.get("good", ""), "good" in proof.parts) == (fails, not fails)
+    assert ("it fails" in proof.refused.get("good", ""), "good" in proof.parts) == (not how, bool(how))
+    if how is not None:
+        assert re.search(how, proof.how), proof.how
+        assert proof.step is not None
+        assert (round(proof.step.ratio, 2), proof.step.is_faster) == (
+            (0.67, True) if how.startswith("3 processes,") else (1.0, False)
+        )
 
 
 def test_a_kernel_of_another_process_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import triton
 import triton.language as tl
 
 from forecast_autotune import autotune
+from forecast_autotune.records.program import PLAN_FILE, RecordingPlan
 from forecast_autotune.store import Store
+from forecast_integrations.program_recording import ProgramRecorder
+from forecast_integrations.triton import engine, untuned
 from forecast_integrations.triton.untuned import serving
 from tests.integrations.triton.test_variants_live import arguments, checked, record
 
@@ -101,6 +105,29 @@ def test_a_verified_variant_is_launched_for_the_calls_that_it_was_verified_for(s
     assert served.launches > before + 2
     half = arguments(dtype=torch.float16)
     assert plain[(32,)](*half, BLOCK=128, num_warps=1).metadata.num_warps == 1
+
+
+def test_an_improvement_is_proved_by_blocks_with_a_variant_and_without_in_turns(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_launch", engine._launch)  # for the recorder, which changes them
+    monkeypatch.setattr(untuned.ServedKernel, "run", untuned.ServedKernel.run)
+    plan = RecordingPlan(marker="plain", block=4, settling=1, served_first=True)
+    (tmp_path / PLAN_FILE).write_text(json.dumps(plan.to_json()))
+    recorder = ProgramRecorder(tmp_path)
+    recorder._serve_in_turns()
+    x, out, n = arguments()
+    plain_ones = [plain[(32,)](x, out, n, BLOCK=128, num_warps=1).metadata.num_warps for _ in range(22)]
+    assert plain_ones == [4] * 8 + [1] * 8 + [4] * 6
+    for _ in range(3):  # what keeps its kernel passes by: it is served throughout
+        assert wrapped[(32,)](x, out, n, num_warps=1).metadata.num_warps == 4
+    launched = [("plain", 0.0, 1e-3 * number) for number in range(22)] + [("wrapped", 0.0, 1e-3)] * 3
+    found = recorder.turns.blocks(launched)
+    assert [(b.served, b.seconds > 0, b.peak_bytes > 0) for b in found] == [
+        (served, True, True) for served in (True, False, False, True)
+    ]
+    assert [round(1e3 * b.median_s["plain"]) for b in found] == [6, 10, 14, 18]  # the first one settles
+    assert recorder.turns.unturned == ["wrapped"]
 
 
 def test_other_kernels_and_those_with_a_tuner_are_left(served: Any) -> None:
