@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,12 @@ TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.02, "": 0.25}
 that rounds logits, too: in bfloat16 those of 16 and more lie 0.125 apart."""
 _LEAST_LOG_P = math.log(1e-4)
 """Less probable answers are all alike."""
-MODEL_FILES = ("*.safetensors", "config.json", "adapter_config.json", "tokenizer*.json", "*.jinja")
+MODEL_FILES = (
+    *("*.safetensors", "config.json", "adapter_config.json", "tokenizer*", "vocab*", "merges.txt", "*.model"),
+    *("special_tokens_map.json", "added_tokens.json", "*.jinja"),
+)
 """Files of a folder that its answers rest on."""
+_HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 _REMEDY = "train again"
 
 
@@ -78,21 +83,13 @@ class Probe(
             raise RecordError(f"a probe must hold questions, and bfloat16 or float32: {_REMEDY}")
 
     def check(
-        self,
-        name: str,
-        forecast: Callable[[str, Sequence[str]], BackendResponse],
-        *,
-        dtype: str,
-        tokens: ForecastTokenizer | None = None,
+        self, name: str, forecast: Callable[[str, Sequence[str]], BackendResponse], *, dtype: str
     ) -> None:
         """Raises `ProbeMismatch` with the largest difference where a model answers otherwise than its trainer saw.
 
-        `forecast` answers a prefix and n suffixes, computing in `dtype`. With `tokens`,
-        token numbers are compared as well.
+        `forecast` answers a prefix and n suffixes, computing in `dtype`.
         """
         worst = 0.0
-        if tokens is not None:
-            self.check_tokens(name, tokens)
         for q in self.questions:
             answer = forecast(q.prefix, q.suffixes)
             if not answer.answered.all():
@@ -137,9 +134,12 @@ def write_probe(folder: Path, probe: Probe) -> None:
 
 
 def find_probe(*folders: str | Path | None) -> Probe | None:
-    """The probe in the first of these folders that has one. Raises `LLMError` for one that is damaged."""
+    """The probe in the first of these folders, or models of the hub's cache, that has one.
+
+    Raises `LLMError` for one that is damaged.
+    """
     for folder in folders:
-        path = Path(folder or ".").expanduser() / FILE
+        path = model_folder(str(folder or "")) / FILE
         if folder and path.is_file():
             try:
                 return Probe.from_json(decode_bounded(read_document(path)))
@@ -150,8 +150,24 @@ def find_probe(*folders: str | Path | None) -> Probe | None:
 
 def weights_identity(*folders: str | None) -> str:
     """A digest of what lies in each folder: of the probe where there is one, else of the weights and the tokenizer."""
-    known = [files_digest(folder, FILE) or files_digest(folder, *MODEL_FILES) for folder in folders if folder]
-    return " ".join(known)
+    places = [model_folder(folder) for folder in folders if folder]
+    return " ".join(files_digest(place, FILE) or files_digest(place, *MODEL_FILES) for place in places)
+
+
+def model_folder(name: str) -> Path:
+    """The folder of this name, else the one in the hub's cache; neither need be there."""
+    folder = Path(name).expanduser()
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    cache = next((os.environ[v] for v in _HUB_CACHES if os.environ.get(v)), f"{home}/hub")
+    kept = Path(cache).expanduser() / f"models--{name.replace('/', '--')}"
+    try:
+        return (
+            folder
+            if folder.exists()
+            else kept / "snapshots" / (kept / "refs/main").read_text("utf-8").strip()
+        )
+    except OSError:
+        return folder
 
 
 def files_digest(folder: str | Path, *patterns: str) -> str:

@@ -38,7 +38,7 @@ class CachingBackend(Backend):
     Args:
         inner: who is asked what is not known.
         directory: created when first written to; trouble with it is warned of once, and costs no answer.
-        salt: what else an answer depends on: the server's address, the state of the weights.
+        salt: what an answer depends on beside the identity of `inner`: the server's address.
         limit_bytes: most bytes kept below the directory.
     """
 
@@ -80,6 +80,10 @@ class CachingBackend(Backend):
                     self._write(path, fresh, len(labels))
         return _response(known, keys, len(labels), usage, trouble)
 
+    def identity(self) -> str:
+        """See `Backend`."""
+        return self.inner.identity()
+
     def ready(self) -> bool:
         """See `Backend`."""
         return self.inner.ready()
@@ -94,7 +98,7 @@ class CachingBackend(Backend):
 
     def _path(self, prefix: str, labels: Sequence[AnswerLabel]) -> Path:
         meanings = [[label.token, label.meaning] for label in labels]
-        return self._files.directory / f"{digest(SCHEMA, self.name, self._salt, meanings, prefix)}.json"
+        return self._files.directory / f"{digest(SCHEMA, self.identity(), self._salt, meanings, prefix)}.json"
 
     def _read(self, path: Path, labels: int) -> CachedRows:
         """Rows of a file; none if it is absent, damaged, or not of this kind."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from forecast_autotune.commands.output import is_installed
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Backend, TextGenerator, UsageCallback, ignore_usage
-from forecast_autotune.llm.probe import find_probe
+from forecast_autotune.llm.probe import find_probe, model_folder
 from forecast_autotune.llm.providers import GENERATION_TIMEOUT_S, answers_directory
 from forecast_autotune.llm.spec import ModelSpec, parsed
 from forecast_autotune.settings import Settings
@@ -38,7 +38,6 @@ CONNECT_S = 3.0
 """Most seconds that a server is given to take a connection."""
 _LOCAL_KINDS = ("transformers", "vllm")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-_HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 
 
 def backend(text: str, *, settings: Settings | None = None, cached: bool = True) -> Backend:
@@ -180,17 +179,14 @@ def _check_folder(name: str, part: str, config: str) -> None:
         raise SettingsError(
             f"the {part} must be a folder or a name on the hub, and {name} does not exist: correct the path"
         )
-    elif any(os.environ.get(v, "") not in ("", "0") for v in _OFFLINE_VARIABLES) and not _in_hub_cache(name):
+    elif (
+        any(os.environ.get(v, "") not in ("", "0") for v in _OFFLINE_VARIABLES)
+        and not model_folder(name).is_dir()
+    ):
         raise SettingsError(
             f"{name} is no folder and not in the hub's cache, and {' or '.join(_OFFLINE_VARIABLES)} forbids to "
             f"fetch it: give a folder, or fetch it beforehand (hf download {name})"
         )
-
-
-def _in_hub_cache(name: str) -> bool:
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    place = next((os.environ[v] for v in _HUB_CACHES if os.environ.get(v)), f"{home}/hub")
-    return (Path(place).expanduser() / f"models--{name.replace('/', '--')}").is_dir()
 
 
 def _check_server(spec: ModelSpec, connect_s: float) -> None:

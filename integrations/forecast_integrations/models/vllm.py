@@ -127,7 +127,8 @@ class VLLMBackend(Backend):
                         self._answer, *opened, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf
                     )
                     dtype = "float32" if self._options["dtype"] == "float32" else ""
-                    probe.check(self.name, ask, dtype=dtype, tokens=opened[1])
+                    probe.check_tokens(self.name, opened[1])
+                    probe.check(self.name, ask, dtype=dtype)
                 self._engine, self._tokens = opened
             except LLMError as error:
                 self._failed = error

@@ -22,13 +22,17 @@ from tests.integrations.models.faulty_server import PREFIX, suffixes, truth
 
 
 @dataclass
-class Model:
+class Model(Backend):
     """Answers truly, and remembers what it was asked."""
 
     name: str = "model"
     change: Callable[[BackendResponse], BackendResponse] = lambda answer: answer
     asked: list[list[str]] = field(default_factory=list)
     fails: bool = False
+    weights: str = ""
+
+    def identity(self) -> str:
+        return self.weights or self.name
 
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float
@@ -70,6 +74,9 @@ def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
     assert first.usage == again.usage == Usage(1, 100)
     assert ask(CachingBackend(model, tmp_path), asked).usage == Usage()
     assert len(files(tmp_path)) == 1
+    model.weights = "trained again"
+    ask(CachingBackend(model, tmp_path), asked[:1])
+    assert model.asked[2:] == [asked[:1]]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,12 @@ def test_offline_a_name_must_be_in_the_hubs_cache(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(SettingsError, match="hf download org/name"):
         check("transformers:org/name")
-    (tmp_path / "models--org--name").mkdir()
+    kept = tmp_path / "models--org--name"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0123")
+    with pytest.raises(SettingsError, match="hf download org/name"):
+        check("transformers:org/name")  # a download that did not come to an end
+    (kept / "snapshots" / "0123").mkdir(parents=True)
     check("transformers:org/name")
 
 

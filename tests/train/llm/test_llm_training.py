@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.probe import find_probe
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_train.llm.data.examples import Example, ExampleCandidate, ExampleOrigin, write_examples
@@ -209,6 +210,10 @@ def test_grpo_takes_steps_and_keeps_its_rewards(chatting: GrpoRun, tmp_path: Pat
 
     done = reinforce(chatting)
     assert done["steps"] == 2
+    served = TransformersBackend(chatting.model, str(tmp_path / "out" / "trained"), device="cpu")
+    (first, *_) = find_probe(tmp_path / "out" / "trained").questions
+    said = served.forecast(first.prefix, first.suffixes, BINS.labels, timeout_s=60).probabilities
+    np.testing.assert_allclose(np.log(said), first.log_p, atol=1e-4)
     shown = [row for row in done["log"] if "reward" in row]
     assert len(shown) == 2
     # A random model says nothing that can be read, and earns nothing for it.

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import numpy as np
 import peft
 import pytest
@@ -30,7 +31,7 @@ from forecast_integrations.models.transformers.backend import TransformersBacken
 from forecast_train.llm.data.examples import write_examples
 from forecast_train.llm.runs import LoraSettings, TrainingError
 from forecast_train.llm.settings import ScheduleSettings, SftRun
-from forecast_train.llm.sft import train
+from forecast_train.llm.sft import serve, train
 from tests.integrations.models.tiny_models import PREFIX, plain_forward, saved, suffixes
 from tests.train.llm.test_llm_training import example
 
@@ -41,6 +42,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "gemma3_text": {"sliding_window": 8},
     "mistral": {"sliding_window": 8},
+    "gpt_oss": {"sliding_window": 8, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_neo": {
+        "attention_types": [[["global", "local"], 1]],
+        "num_layers": 2,
+        "window_size": 8,
+        "num_heads": 4,
+    },
+    "mamba": {"state_size": 8},
+    "gemma3n_text": {
+        "sliding_window": 8,
+        "head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 400,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+        "activation_sparsity_pattern": [0.0, 0.0],
+    },
+    "llama4_text": {
+        "attention_chunk_size": 64,
+        "head_dim": 8,
+        "intermediate_size_mlp": 64,
+        "num_local_experts": 2,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "falcon_h1": {
         "mamba_d_ssm": 64,
@@ -61,7 +87,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 16,
     },
 }
-READ_ALONE = {"gemma3_text", "mistral", "lfm2", "falcon_h1", "qwen3_next"}
+PACKED = {"gpt2", "llama", "qwen2", "qwen3"}
+NO_ADAPTER = {"falcon_h1": "linear layer", "mamba": "linear layer", "llama4_text": "must read a prompt"}
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +129,13 @@ def test_every_family_is_served_as_it_was_trained(data: str, tmp_path: Path, fam
     """In float32 always; in bfloat16 too, or it is refused by the difference."""
     model = saved(tmp_path / "model", family, **FAMILIES[family])
     rank = 4
-    if family == "falcon_h1":
-        with pytest.raises(TrainingError, match=r"falcon_h1.*lora\.rank = 0"):
+    if family in NO_ADAPTER:
+        with pytest.raises(TrainingError, match=rf"{NO_ADAPTER[family]}.*lora\.rank = 0"):
             train(run_of(model, data, tmp_path / "out"))
         shutil.rmtree(tmp_path / "out")
         rank = 0
     done = train(run_of(model, data, tmp_path / "out", lora=LoraSettings(rank=rank, alpha=8)))
-    assert done["packed"] == (family not in READ_ALONE)
+    assert done["packed"] == (family in PACKED)
     trained = str(tmp_path / "out" / "trained")
     given = (model, trained) if rank else (trained, None)
     probe = find_probe(trained)
@@ -133,19 +160,50 @@ def test_without_a_dtype_a_model_is_served_in_the_one_that_answers_right(
     assert find_probe(out / "trained").dtype == "float32"
 
 
-def test_answers_are_compared_once_for_the_same_files(
+def test_answers_are_compared_once_for_the_same_contents_where_the_model_was_trained(
     llama: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By the trainer: not at the first load, nor of a copy; but where a byte differs and size and time do not."""
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
     trained = shutil.copytree(llama[1] / "trained", tmp_path / "trained")
     compared, check = [], Probe.check
     monkeypatch.setattr(Probe, "check", lambda *a, **k: compared.append(1) or check(*a, **k))
-    for _ in range(2):
-        TransformersBackend(llama[0], str(trained), device="cpu", dtype="float32").prepare()
+    serve(llama[0], trained, find_probe(trained))
+    copied = shutil.copytree(trained, tmp_path / "copy")
+    for folder in (trained, copied):
+        write_calibration(folder / CALIBRATION, LLMCalibration("m", "p"))  # nothing that answers rest on
+        TransformersBackend(llama[0], str(folder), device="cpu").prepare()
     assert len(compared) == 1
-    (trained / "adapter_model.safetensors").touch()
-    TransformersBackend(llama[0], str(trained), device="cpu", dtype="float32").prepare()
-    assert len(compared) == 2
+    path = copied / "adapter_model.safetensors"
+    before, weights = path.stat(), bytearray(path.read_bytes())
+    weights[-2] ^= 0x10
+    path.write_bytes(weights)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with contextlib.suppress(ProbeMismatch):
+        TransformersBackend(llama[0], str(copied), device="cpu").prepare()
+    assert len(compared) > 1
+
+
+def test_a_model_of_the_hubs_cache_is_checked_as_a_folder_is(
+    llama: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its identity, too, is that of the weights."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--us--adapter"
+    folder = shutil.copytree(llama[1] / "trained", kept / "snapshots" / "0123")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("0123")
+    backend = TransformersBackend(llama[0], "us/adapter", device="cpu")
+    assert difference(find_probe("us/adapter"), backend) <= 1e-4
+    weights = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    safetensors.torch.save_file({k: v * 0 for k, v in weights.items()}, folder / "adapter_model.safetensors")
+    backend.close()
+    with pytest.raises(ProbeMismatch):
+        backend.prepare()
+    before = backend.identity()
+    (folder / FILE).write_text((folder / FILE).read_text().replace("-1.", "-2."))
+    assert backend.identity() != before
 
 
 @pytest.mark.parametrize("fault", ["weights", "tokenizer", "base", "damaged", "of another kind"])

@@ -6,6 +6,7 @@ A chatting or reasoning model is asked for a bin and a distribution in JSON, and
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -18,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.errors import SettingsError
+from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.replies import MAX_TOTAL, MIN_TOTAL, InvalidResponse, extract_json, weights
+from forecast_autotune.llm.tokenizer import ForecastTokenizer
 from forecast_train.llm.data.examples import Example, ExampleCandidate, read_examples
 from forecast_train.llm.runs import (
     WEIGHTS_FOLDER,
@@ -299,6 +302,8 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         import torch
         import transformers
         import trl
+
+        from forecast_train.llm.sft import record_probe, serve
     except ImportError as error:
         raise TrainingError(f"GRPO needs trl ({error}): pip install 'forecast-autotune[train]'") from error
     out = Path(run.out)
@@ -306,7 +311,8 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
     if done := finished_run(out, name, resume):
         return done
     transformers.set_seed(run.seed)
-    rows = rollout_prompts(read_examples(Path(run.data) / "train.parquet"), run)
+    examples = read_examples(Path(run.data) / "train.parquet")
+    rows = rollout_prompts(examples, run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.model, padding_side="left")
     if not tokenizer.chat_template:
         raise TrainingError(
@@ -349,6 +355,9 @@ def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:
         "versions": {m.__name__: m.__version__ for m in (torch, transformers, trl)},
     }
     if trainer.is_world_process_zero():
+        model, tokens = trainer.accelerator.unwrap_model(trainer.model), ForecastTokenizer(tokenizer)
+        with contextlib.suppress(LLMError):  # its letters are several tokens: it can only be talked to
+            serve(run.model, out / WEIGHTS_FOLDER, record_probe(model, examples, tokens))
         write_json(out / "run.json", done)
     return done
 

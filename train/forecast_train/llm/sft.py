@@ -10,6 +10,9 @@ written down how the model answers (`llm.probe`): whoever serves it has to answe
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +29,10 @@ import torch.nn.functional as functional
 import transformers
 from torch import Tensor
 
-from forecast_autotune.errors import RecordError
+from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.llm.bins import BINS
 from forecast_autotune.llm.probe import PROMPTS, TOLERANCE, Probe, ProbeQuestion, write_probe
+from forecast_autotune.llm.providers import provider
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
 from forecast_train.llm.data.examples import Example, read_examples
 from forecast_train.llm.runs import (
@@ -65,16 +70,18 @@ class PackedSequence:
     log2_ratio: npt.NDArray[np.float64]
     """[n], NaN: failed."""
 
-    def first(self, n: int) -> PackedSequence:
-        """The same with its first `n` candidates only."""
-        seen = self.segment <= n
+    def part(self, *candidates: int) -> PackedSequence:
+        """The same with these candidates only."""
+        rows = np.unique(np.arange(len(self.last))[list(candidates)])
+        kept = np.concatenate([[0], rows + 1])
+        seen = np.isin(self.segment, kept)
         return PackedSequence(
             self.ids[seen],
             self.positions[seen],
-            self.segment[seen],
-            self.last[:n],
-            self.target[:n],
-            self.log2_ratio[:n],
+            np.searchsorted(kept, self.segment[seen]),
+            seen.cumsum()[self.last[rows]] - 1,
+            self.target[rows],
+            self.log2_ratio[rows],
         )
 
 
@@ -230,7 +237,9 @@ def answer_logits(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) 
     try:
         logits = model(
             input_ids=inputs["input_ids"], logits_to_keep=inputs["kept"], use_cache=False, **more
-        ).logits[inputs["row"], inputs["column"]]
+        ).logits
+        kept = logits.shape[1] == len(inputs["kept"])  # some families give every position all the same
+        logits = logits[inputs["row"], inputs["column"] if kept else inputs["kept"][inputs["column"]]]
     finally:
         if plain:
             del head.forward
@@ -288,23 +297,26 @@ def reads_packed(model: Any, sequences: Sequence[PackedSequence], labels: Sequen
     """Whether a packed sequence tells the model what each candidate's prompt alone tells it.
 
     Not so where a layer keeps anything but keys and values (candidates would see each other), has a window that is
-    shorter than a prompt, or answers otherwise for two candidates of the shortest sequence.
+    shorter than a prompt, or answers otherwise for the first and the last candidate of the longest sequence. Raises
+    as the model does where it cannot even read a prompt alone.
     """
+    some = max(sequences, key=lambda p: int(p.positions.max())).part(0, -1)
+    alone = _log_p(model, collate([some], False), labels)
     cache = transformers.DynamicCache(config=model.config.get_text_config())
     longest = max(int(p.positions.max()) + 1 for p in sequences)
     for layer in cache.layers:
         window = getattr(layer, "sliding_window", None) or longest
         if not hasattr(layer, "keys") or hasattr(layer, "conv_states") or window < longest:
             return False
-    some = min(sequences, key=lambda p: len(p.ids)).first(2)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if "position_ids" not in inspect.signature(base.forward).parameters:
+        return False
     try:
-        packed, alone = (_log_p(model, collate([some], packed), labels) for packed in (True, False))
+        packed = _log_p(model, collate([some]), labels)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it takes no such mask or positions
         return False
     # Rounding takes other ways through the two: in bfloat16 an early look, and the probe has the last word.
-    return float((packed - alone).abs().max()) <= (
-        TOLERANCE["float32"] if model.dtype == torch.float32 else 0.5
-    )
+    return float((packed - alone).abs().max()) <= (1e-4 if model.dtype == torch.float32 else 0.5)
 
 
 def _log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tensor:
@@ -318,12 +330,15 @@ def _log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tens
 
 
 def record_probe(
-    model: Any, examples: Sequence[Example], tokens: ForecastTokenizer, run: SftRun, packed: bool
+    model: Any,
+    examples: Sequence[Example],
+    tokens: ForecastTokenizer,
+    most: int = 1 << 20,
+    packed: bool | None = None,
 ) -> Probe:
     """How the model answers up to `PROMPTS` prompts in float32, of the shortest examples and of the longest.
 
-    The model is left in bfloat16, to see whether that answers alike. Raises `TrainingError` where prompts read alone
-    are answered otherwise.
+    The model is left in bfloat16, to see whether that answers alike. `packed` is found out where it is not given.
     """
     ordered = sorted(examples, key=lambda e: len(e.prefix))
     ordered = [e for pair in zip(ordered, reversed(ordered), strict=True) for e in pair][: len(ordered)]
@@ -336,15 +351,11 @@ def record_probe(
         some = replace(e, candidates=e.candidates[: min(room, PROMPTS // 2)])
         if not some.candidates:
             break
-        parts = pack_example(some, tokens, most=run.steps.tokens, sigma=run.loss.sigma, packed=packed)
+        parts = pack_example(some, tokens, most=most, sigma=1.0, packed=packed is not False)
+        if packed is None:
+            packed = reads_packed(model, parts, labels)
         log_p = torch.cat([_log_p(model, collate([p], packed), labels) for p in parts]).cpu()
         read += parts
-        alone = _log_p(model, collate([parts[0].first(1)], False), labels).cpu()
-        if not float((log_p[0] - alone[0]).abs().max()) <= TOLERANCE["float32"]:
-            raise TrainingError(
-                f"a packed sequence and a prompt alone are answered {float((log_p[0] - alone[0]).abs().max()):.3g} "
-                f"apart by this {model.config.model_type}: it would be served otherwise than it was trained"
-            )
         suffixes = [a.suffix for a in some.candidates]
         prefix_ids, suffix_ids = tokens.prefix(e.prefix), tokens.suffixes(suffixes)
         questions.append(
@@ -356,11 +367,29 @@ def record_probe(
                 tuple(tuple(round(x, 6) for x in row) for row in log_p.tolist()),
             )
         )
-    model.bfloat16()
-    rounded = torch.cat([_log_p(model, collate([p], packed), labels) for p in read]).cpu()
-    off = float((rounded - torch.tensor([row for q in questions for row in q.log_p])).abs().max())
+    off = math.inf
+    with contextlib.suppress(RuntimeError):  # some families compute in float32 alone
+        model.bfloat16()
+        rounded = torch.cat([_log_p(model, collate([p], bool(packed)), labels) for p in read]).cpu()
+        off = float((rounded - torch.tensor([row for q in questions for row in q.log_p])).abs().max())
     dtype = "bfloat16" if off <= TOLERANCE["bfloat16"] else "float32"
     return Probe(dtype, tuple(labels), tuple(questions))
+
+
+def serve(model: str, trained: Path, probe: Probe) -> None:
+    """Keep the probe, and answer it as the forecaster does, who on this machine then need not answer it again.
+
+    `model` is the one that an adapter in `trained` is for. Raises `TrainingError` where it is refused.
+    """
+    write_probe(trained, probe)
+    adapter = (trained / "adapter_config.json").is_file()
+    spec = f"transformers:{model}?adapter={quote(str(trained))}" if adapter else f"transformers:{trained}"
+    try:
+        backend = provider().backend(spec)
+        backend.prepare()
+        backend.close()
+    except ForecastAutotuneError as error:
+        raise TrainingError(f"{trained} is not served as it was trained: {error}") from error
 
 
 def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
@@ -390,7 +419,15 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
     longest = max(int(p.positions.max()) + 1 for some in packs.values() for p in some)
     require_positions(model.config, longest, "build the data from shorter sources")
     labels = tokens.labels([sides["train"][0].candidates[0].suffix], BINS.labels)
-    packed = reads_packed(model, packs["train"], labels)
+    try:
+        packed = reads_packed(model, packs["train"], labels)
+    except Exception as error:  # a model may have any structure
+        raise TrainingError(
+            f"a {model.config.model_type} must read a prompt before it is trained, and fails "
+            f"({type(error).__name__}: {str(error)[:300]}): "
+            + ("train all weights with lora.rank = 0, or " if run.lora.rank else "")
+            + "take another model"
+        ) from error
     if not packed:
         packs = {side: pack(examples, False) for side, examples in sides.items()}
     checked = packs["validation"]
@@ -408,7 +445,7 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
     newest, loss = run_trainer(trainer, out, resume=resume, remedy="lower steps.rate, or train in float32")
     trainer.save_model(str(out / WEIGHTS_FOLDER))
     tokenizer.save_pretrained(str(out / WEIGHTS_FOLDER))
-    probe = record_probe(model, sides["validation"] or sides["train"], tokens, run, packed)
+    probe = record_probe(model, sides["validation"] or sides["train"], tokens, run.steps.tokens, packed)
     done = {
         "run": name,
         "tools": rows_by_tool(e.origin.hand for e in sides["train"] for _ in e.candidates),
@@ -424,8 +461,11 @@ def train(run: SftRun, *, resume: bool = False) -> dict[str, Any]:
         "log": trainer.state.log_history,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    if trainer.is_world_process_zero():
-        write_probe(out / WEIGHTS_FOLDER, probe)
+    first = trainer.is_world_process_zero()
+    del trainer, model
+    gc.collect()  # room for the model as it is served
+    if first:
+        serve(run.model, out / WEIGHTS_FOLDER, probe)
         write_json(out / "run.json", done)
     return done
 
@@ -442,9 +482,7 @@ def _dtype(run: SftRun) -> Any:
 def _model(run: SftRun) -> Any:
     # What trains does so in float32, as small steps vanish in bfloat16: all weights, or the adapters only.
     kept = _dtype(run) if run.lora.rank else torch.float32
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        run.model, dtype=kept, attn_implementation="sdpa"
-    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(run.model, dtype=kept)
     model.config.use_cache = False
     if run.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

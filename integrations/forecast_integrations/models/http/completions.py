@@ -34,6 +34,7 @@ from forecast_autotune.llm.backend import (
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.probe import Probe, ProbeMismatch
 from forecast_autotune.llm.replies import InvalidResponse
+from forecast_autotune.records import digest
 from forecast_integrations.models.http.backend import (
     ForecastCall,
     HTTPBackend,
@@ -75,10 +76,15 @@ class CompletionsBackend(HTTPBackend):
         super().__init__(url, model, batch=batch, client=client)
         self._mutex, self._probing = threading.Lock(), threading.Lock()
         self._probe, self._refused = probe, ""
+        self._identity = self.name if probe is None else f"{self.name} {digest(probe.to_json())}"
         self._tokens: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._top = TOP_LOGPROBS[0]
         self._texts = False
         """The server does not tokenize."""
+
+    def identity(self) -> str:
+        """See `Backend`."""
+        return self._identity
 
     def forecast(
         self, prefix: str, suffixes: Sequence[str], labels: Sequence[AnswerLabel], *, timeout_s: float

@@ -28,7 +28,16 @@ import numpy.typing as npt
 
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError, Usage, exclusive
 from forecast_autotune.llm.bins import BINS, AnswerLabel
-from forecast_autotune.llm.probe import Probe, ProbeMismatch, find_probe, weights_identity
+from forecast_autotune.llm.probe import (
+    FILE,
+    MODEL_FILES,
+    Probe,
+    ProbeMismatch,
+    files_digest,
+    find_probe,
+    model_folder,
+    weights_identity,
+)
 from forecast_autotune.llm.tokenizer import ForecastTokenizer, Ids
 from forecast_autotune.records import digest
 from forecast_autotune.settings import Settings, cache_directory
@@ -159,6 +168,8 @@ class TransformersBackend(Backend):
         if probe is not None and probe.dtype == "float32" and source.dtype is None:
             source = replace(source, dtype="float32")
         loaded = load_model(source)
+        if probe is None and find_probe(source.adapter, source.model) is not None:
+            return self._loaded()  # it came with weights that were fetched
         model, tokens = loaded.model, ForecastTokenizer(loaded.tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         with self._settled(model):
@@ -174,16 +185,21 @@ class TransformersBackend(Backend):
 
         def check(way: _OpenModel) -> _OpenModel:
             self._forget()
-            passed = self._passed(way)
-            if passed.is_file():
-                probe.check_tokens(self.name, way.tokens)
-                return way
-            ask = partial(self._answer, way, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf)
-            dtype = str(way.model.dtype).removeprefix("torch.")
-            probe.check(self.name, ask, dtype=dtype, tokens=way.tokens)
+            probe.check_tokens(self.name, way.tokens)
+            marks: list[Path] = []
+            for mark in self._marks(way):
+                marks.append(mark)
+                if mark.is_file():
+                    break
+            else:
+                ask = partial(
+                    self._answer, way, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf
+                )
+                probe.check(self.name, ask, dtype=str(way.model.dtype).removeprefix("torch."))
             with contextlib.suppress(OSError):
-                passed.parent.mkdir(parents=True, exist_ok=True)
-                passed.touch()
+                for mark in marks:
+                    mark.parent.mkdir(parents=True, exist_ok=True)
+                    mark.touch()
             return way
 
         try:
@@ -194,27 +210,25 @@ class TransformersBackend(Backend):
                 raise
             return check(replace(it, prefill=Prefill(it.model, keeps_prefix=False)))
 
-    def _passed(self, it: _OpenModel) -> Path:
-        """A file that is there once these files passed their probe, read so, by these releases and on this device.
+    def _marks(self, it: _OpenModel) -> Iterator[Path]:
+        """Files that are there once this model passed its probe, read so, by these releases and on this device.
 
-        On a CPU, the answers take longer than loading does.
+        On a CPU, the answers take longer than loading does. The first is named by the files as they lie here, the
+        second by their contents, which are read for it.
         """
         import torch
         import transformers
 
-        folders = [Path(f).expanduser().resolve() for f in (self._source.adapter, self._source.model) if f]
-        files = [
-            (str(p), p.stat().st_size, p.stat().st_mtime_ns) for f in folders for p in sorted(f.glob("*"))
-        ]
         device = torch.cuda.get_device_name(it.model.device) if it.model.device.type == "cuda" else "cpu"
-        how = (
-            device,
-            str(it.model.dtype),
-            it.prefill.keeps_prefix,
-            torch.__version__,
-            transformers.__version__,
-        )
-        return cache_directory(Settings.from_environment().cache_dir) / "llm" / "probes" / digest(files, how)
+        way = (device, str(it.model.dtype), it.prefill.keeps_prefix)
+        how = (*way, torch.__version__, transformers.__version__)
+        folders = [model_folder(f).resolve() for f in (self._source.adapter, self._source.model) if f]
+        paths = sorted({p for f in folders for one in (FILE, *MODEL_FILES) for p in f.glob(one)})
+        states = [(str(p), p.stat()) for p in paths]
+        files = [(p, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for p, s in states]
+        marks = cache_directory(Settings.from_environment().cache_dir) / "llm" / "probes"
+        yield marks / digest(files, how)
+        yield marks / digest([files_digest(f, FILE, *MODEL_FILES) for f in folders], how)
 
     def _past(self, it: _OpenModel, ids: Ids, shortest: int) -> tuple[Prefix, int]:
         """The prefix as the model keeps it, and how many tokens of it were known before."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -80,17 +80,17 @@ class Prefill:
         self.model, self.keeps_prefix = model, keeps_prefix
         # The name until transformers 5.39, and the one after.
         self._cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        config = model.config.get_text_config()
-        heads = getattr(config, "num_attention_heads", None) or 1
-        groups = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        vocabulary, hidden = model.get_input_embeddings().weight.shape
+        # Read off the weights: configs name widths otherwise in every family, and some give one per layer.
+        shapes = [p.shape for p in model.parameters() if p.dim() > 1 and vocabulary not in p.shape]
+        inner = max((max(shape[-2:]) for shape in shapes), default=4 * hidden)
         size = model.dtype.itemsize
         # Bytes: of a token's activations, of what is kept of it, of a row's logits, of a pair that attends.
-        self._token: int = size * (16 * config.hidden_size + 4 * inner)
-        self._kept: int = 2 * size * config.num_hidden_layers * groups * width
-        self._logits: int = 10 * config.vocab_size
+        self._token: int = size * (16 * hidden + 4 * inner)
+        self._kept = 0.0
+        self._logits: int = 10 * vocabulary
         # Attention in plain torch writes every head's weights down, in float32 and in the model's type.
+        heads = getattr(model.config.get_text_config(), "num_attention_heads", None) or 1
         eager = getattr(model.config, "_attn_implementation", "") == "eager"
         self._pair: int = 8 * heads if eager else 4
 
@@ -100,6 +100,7 @@ class Prefill:
         if self.keeps_prefix:
             cache = getattr(self._forward(self._tensor(ids)[None], 1, past), self._cache)
             layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+            self._kept = sum(t.nbytes for pair in layers for t in pair) / layers[0][0].shape[-2]
         return Prefix(np.concatenate([past.ids, ids]), layers)
 
     def read(self, past: Prefix, suffixes: Sequence[Ids], labels: Tensor) -> Logits:
@@ -111,10 +112,15 @@ class Prefill:
         rows = np.zeros((len(suffixes), int(last.max()) + 1), np.int64)
         for row, ids in zip(rows, suffixes, strict=True):
             row[: len(ids)] = ids
-        places, which = np.unique(last, return_inverse=True)
-        at = self._tensor(np.arange(len(rows))), self._tensor(which)
-        with _exact_answers(self.model.get_output_embeddings(), at, labels) as at:
-            logits = self._forward(self._tensor(rows), self._tensor(places), past).logits[at].float()
+        places, which = (self._tensor(numbers) for numbers in np.unique(last, return_inverse=True))
+
+        def answers(values: Tensor) -> Tensor:
+            kept = values.shape[1] == len(places)  # some families give every position all the same
+            return values[self._tensor(np.arange(len(rows))), which if kept else places[which]]
+
+        with _exact_answers(self.model.get_output_embeddings(), answers, labels) as exact:
+            logits = self._forward(self._tensor(rows), places, past).logits
+        logits = (logits[:, 0] if exact else answers(logits)).float()
         return logits[:, labels], logits.logsumexp(dim=-1)
 
     def pass_bytes(self, past: int, sizes: Sequence[int]) -> float:
@@ -156,20 +162,20 @@ class Prefill:
 
 
 @contextlib.contextmanager
-def _exact_answers(head: Any, at: tuple[Tensor, Tensor], labels: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Let a model's head read hidden states at `at` (row, place) alone, and give the labels' logits in float32.
+def _exact_answers(head: Any, answers: Callable[[Tensor], Tensor], labels: Tensor) -> Iterator[bool]:
+    """Let a model's head read the hidden states of `answers` alone, and give the labels' logits in float32.
 
-    In bfloat16 logits have 8 bits, and labels tie. Yields where the answers then are; a head that is not a plain
-    layer stays as it is.
+    In bfloat16 logits have 8 bits, and labels tie. Yields whether it does; a head that is not a plain layer stays as
+    it is.
     """
     import torch
 
     if type(head) is not torch.nn.Linear:
-        yield at
+        yield False
         return
 
     def chosen(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (given[0][at][:, None], *given[1:])
+        return (answers(given[0])[:, None], *given[1:])
 
     def exact(_: Any, given: tuple[Any, ...], out: Tensor) -> Tensor:
         bias = None if head.bias is None else head.bias[labels].float()
@@ -179,7 +185,7 @@ def _exact_answers(head: Any, at: tuple[Tensor, Tensor], labels: Tensor) -> Iter
 
     hooks = [head.register_forward_pre_hook(chosen), head.register_forward_hook(exact)]
     try:
-        yield at[0], torch.zeros_like(at[1])
+        yield True
     finally:
         for hook in hooks:
             hook.remove()
