@@ -46,12 +46,9 @@ def device_of(target: str) -> Device:
     return target_device(target.partition(":")[2])
 
 
-def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[int, int]:
-    """(bytes of shared memory, columns of tensor memory) of TTIR compiled under such options.
-
-    Runs Triton's own stages up to TTGIR, and of the next one its passes up to the allocation.
-    """
-    from triton._C.libtriton import ir, passes
+def lowered(text: str, device: Device, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(TTGIR, options as the backend reads them) of TTIR under such options, by Triton's own stages."""
+    from triton._C.libtriton import ir
     from triton.backends.compiler import Language
     from triton.compiler.compiler import make_backend
 
@@ -68,8 +65,15 @@ def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[in
     module.context = context
     stages: dict[str, Any] = {}
     backend.add_stages(stages, given, Language.TRITON)
-    module = stages["ttgir"](module, dict(vars(given)))
-    manager = ir.pass_manager(context)
+    return stages["ttgir"](module, dict(vars(given))), given
+
+
+def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[int, int]:
+    """(bytes of shared memory, columns of tensor memory) of TTIR compiled up to the pass that allocates them."""
+    from triton._C.libtriton import ir, passes
+
+    module, given = lowered(text, device, options)
+    manager = ir.pass_manager(module.context)
     if device.backend == "cuda":
         from triton._C.libtriton import nvidia
         from triton.backends.nvidia.compiler import get_ptx_version_from_options

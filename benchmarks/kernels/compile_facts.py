@@ -165,11 +165,11 @@ def scaled(a, b, sa, sb, c, K, sam, sbk, scm, BM: tl.constexpr, BN: tl.constexpr
     acc = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
         left = tl.load(a + m[:, None] * sam + (start + k)[None, :])
-        right = tl.load(b + (start + k)[:, None] * sbk + n[None, :])
+        right = tl.load(b + (start + k)[:, None] + n[None, :] * sbk)
         scale_a = tl.load(sa + m[:, None] * (K // 32) + (start // 32 + g)[None, :])
         scale_b = tl.load(sb + n[:, None] * (K // 32) + (start // 32 + g)[None, :])
         acc = tl.dot_scaled(left, scale_a, "e5m2", right, scale_b, "e5m2", acc)
-    tl.store(c + m[:, None] * scm + n[None, :], acc)
+    tl.store(c + m[:, None] * scm + n[None, :], acc.to(tl.float16))
 
 
 @triton.jit
@@ -224,10 +224,11 @@ def chunked_state(k, v, h, T, sk, sv, BK: tl.constexpr, BV: tl.constexpr, BT: tl
     )
     state = tl.zeros((BK, BV), tl.float32)
     for start in range(0, T, BT):
-        tl.store(h + start * sk + i[:, None] * sv + j[None, :], state.to(tl.float16))
         keys = tl.load(k + (start + t)[None, :] * sk + i[:, None])
         values = tl.load(v + (start + t)[:, None] * sv + j[None, :])
-        state = state * 0.9 + tl.dot(keys, values)
+        out = tl.dot(tl.trans(keys), state.to(tl.float16))
+        tl.store(h + (start + t)[:, None] * sv + j[None, :], out.to(tl.float16))
+        state += tl.dot(keys, values)
 
 
 @triton.jit
@@ -395,7 +396,7 @@ CASES: dict[str, Case] = {
     "matmul_specialised": Case(specialised, _SQUARE, PRODUCT, FEW, kind="product"),
     "dot_scaled_mxfp8": Case(
         scaled,
-        (_tensor(E5), _tensor(E5), _tensor(torch.uint8, 4096, 128), _tensor(torch.uint8, 4096, 128), _tensor(F32),
+        (_tensor(E5), _tensor(E5), _tensor(torch.uint8, 4096, 128), _tensor(torch.uint8, 4096, 128), _tensor(F16),
          4096, 4096, 4096, 4096),
         PRODUCT, ((64, 64, 64), (128, 64, 64), (128, 128, 64), (128, 128, 128), (128, 256, 128)), kind="product",
     ),

@@ -196,9 +196,9 @@ def shared_bytes(
     added = facts["added_bytes"] * (device.backend == "hip" and wide)
     once = np.maximum.reduce([facts["straight_dot_bytes"], turned, added, passed])
     if device.backend == "cuda":
-        buffers = _loop_buffers(facts, warps, stages, device, groups)
         epilogue = _epilogue_bytes(facts, warps, groups, device)
-        buffers, once = buffers + facts["epilogue_inside"] * epilogue, np.maximum(once, epilogue)
+        inside, once = facts["epilogue_inside"] * epilogue, np.maximum(once, epilogue)
+        buffers = _loop_buffers(facts, warps, stages, device, groups, inside)
     else:
         buffers = _amd_loop_buffers(facts, warps, stages, device)
         straight = facts["straight_dot_bytes"] > 0
@@ -222,14 +222,21 @@ def _buffered_bytes(facts: FactColumns, warps: Array) -> tuple[Array, Array]:
 
 
 def _loop_buffers(
-    facts: FactColumns, warps: Array, stages: Array, device: DeviceSpec, groups: npt.NDArray[np.bool_]
+    facts: FactColumns,
+    warps: Array,
+    stages: Array,
+    device: DeviceSpec,
+    groups: npt.NDArray[np.bool_],
+    inside: Array,
 ) -> Array:
-    """What a loop keeps on NVIDIA, [n].
+    """What a loop keeps on NVIDIA, [n]; `inside` is what a tile takes that it stores.
 
     `stages - 1` buffers of what it loads ahead, one more of what warp-group products read in place, and one of each
     operand that does not come from a load of the loop. Loads that wait for other loads share the stages among them.
     Warp-group products on compute capability 9 read 8-bit operands one way only: others are turned through one buffer.
-    A left operand that another dot computed stays in registers, but where warps lie across its columns.
+    A left operand that another dot computed stays in registers, but where warps lie across its columns. Products with
+    scales wait for each other on compute capability 10; elsewhere, and for less than 128 rows, operands are turned
+    into bfloat16 first.
     """
     depth, ahead = _prefetch_depth(facts, stages)
     buffered, once = _buffered_bytes(facts, warps)
@@ -239,15 +246,23 @@ def _loop_buffers(
     # Accumulators in tensor memory: what is not copied by hardware is stored by one half of the loop for the other.
     tensor = groups & (device.tensor_memory_bytes > 0)
     filled = np.where(groups & ~tensor, 0.0, facts["filled_bytes"])
-    buffers = (ahead + groups) * buffered + (1.0 + tensor) * (once + filled) + ahead * facts["indirect_bytes"]
-    buffers = np.where(depth > 1, buffers, facts["direct_once_bytes"])
+    scaled = facts["scaled"] > 0.5
+    waiting = scaled & tensor & (facts.dots[:, :, 0].max(axis=1, initial=0.0) >= 128)
+    once = np.where(scaled, facts["narrow_most_bytes"], (1.0 + tensor) * (once + filled))
+    buffers = (ahead + (groups & ~scaled)) * buffered + once + ahead * facts["indirect_bytes"]
+    buffers = np.where(
+        depth > 1, buffers, np.where(groups & scaled & ~waiting, 0.0, facts["direct_once_bytes"])
+    )
     # Copies of less than 4 bytes per thread stay in registers.
     wide = (facts["streamed_load_bytes"] >= 4.0 * 32.0 * warps) & (depth > 1)
     buffers = buffers + np.where(wide, (depth - 1.0) * facts["streamed_bytes"], 0.0)
     columns = facts["chained_rows"] < _last_columns(facts)
     chained = np.where(groups | ~columns, 0.0, facts["chained_bytes"])
-    held = facts["resident_bytes"] + np.where(groups, facts["cast_bytes"], chained)
-    return np.asarray(buffers + device.operands_held * held)
+    cast = np.where(groups & ~waiting, facts["cast_bytes"], 0.0)
+    held = facts["resident_bytes"] + np.where(groups, cast, chained)
+    # A copy lives no longer than its product; the tile that is stored takes its place.
+    copies = np.maximum(np.minimum(facts["computed_bytes"], facts["resident_bytes"]), cast)
+    return np.asarray(buffers + device.operands_held * held + np.maximum(inside - copies, 0.0))
 
 
 def _last_columns(facts: FactColumns) -> Array:
@@ -291,12 +306,13 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
     most = np.where(kept > 0, facts["direct_bytes"] - kept, facts["once_most_bytes"])
     buffered, loose = buffered - np.minimum(kept + passing, buffered), np.maximum(loose, passing)
     if device.copies_ahead:
-        buffered = buffered + once - facts["reused_bytes"]
+        scales = facts["scaled"] * facts["narrow_bytes"] * (device.warp_size == 64)
+        buffered = buffered + once - scales - facts["reused_bytes"]
         bits = facts["dot_input_bits"]
         wide = bits >= 32
         along, turned = np.where(wide, 0.0, 1.0 / 64.0), np.where(bits == 8, 1.0 / 32.0, 1.0 / 16.0)
         # What the source turns is swizzled and not padded, but where the hardware copies whole tensors.
-        source = np.minimum(facts["transposed_bytes"] - kept, buffered)
+        source = np.clip(facts["transposed_bytes"] - kept - facts["reused_bytes"], 0.0, buffered)
         across = facts["across_bytes"] + facts["transposed_right_bytes"] - facts["transposed_bytes"]
         across = np.where(wide, 0.0, np.clip(across, 0.0, buffered - source))
         right = np.minimum(facts["transposed_right_bytes"] - kept, source)
@@ -312,9 +328,9 @@ def _amd_loop_buffers(facts: FactColumns, warps: Array, stages: Array, device: D
         turned = np.where((facts["flattened"] > 0.5) & ~whole, 0.0, turned)
         plain = buffered - across - np.where(whole, right, source)
         padding = along * plain + turned * across + swizzled * right
-        padding = np.where(facts["narrow_bytes"] > 0, 0.0, padding)
+        padding = np.where((facts["narrow_bytes"] > 0) & (facts["scaled"] < 0.5), 0.0, padding)
         buffers = (ahead + (facts["described"] < 0.5)) * (buffered + padding)
-        loose = np.where(facts["reused_bytes"] > 0, facts["once_most_bytes"], 0.0)
+        loose = facts["reused_bytes"]
         buffers, loose = np.where(both > 0, facts["direct_bytes"], buffers), np.where(both > 0, 0.0, loose)
     else:
         buffers = ahead * buffered

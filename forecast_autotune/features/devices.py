@@ -221,10 +221,15 @@ _LARGEST_PARTITION = 0.6
 _UNKNOWN_SHEET = _Sheet("", "", 1500, 300, 1.7, 100, 32, 0)
 
 
-def device_spec(device: Device) -> DeviceSpec:
+EARLIER_AMD = ("3.4", "3.5", "3.6", "3.7")
+"""Releases of Triton that do not let AMD's hardware copy into shared memory by itself."""
+
+
+def device_spec(device: Device, release: str = "") -> DeviceSpec:
     """The card of a device; facts that the running driver reported replace the datasheet's.
 
-    A partition of a device (MIG, or AMD's CPX and DPX modes) has its share of the whole device's rates.
+    A partition of a device (MIG, or AMD's CPX and DPX modes) has its share of the whole device's rates. `release` is
+    Triton's, the latest by default.
     """
     model = _matching_model(device.name)
     sheet = _UNKNOWN_SHEET if model is None else _SHEETS[model]
@@ -236,6 +241,7 @@ def device_spec(device: Device) -> DeviceSpec:
         limits,
         shared_memory_bytes=device.shared_memory_bytes or limits.shared_memory_bytes,
         registers=registers or limits.registers,
+        copies_ahead=limits.copies_ahead and not release.startswith(EARLIER_AMD),
         threads=device.threads_per_multiprocessor or limits.threads,
     )
     return DeviceSpec(

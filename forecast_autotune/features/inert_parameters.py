@@ -62,6 +62,23 @@ def _select_rows(columns: Mapping[str, Column], rows: Codes, without: set[str]) 
 
 
 _STAGES = "num_stages"
+_MATRIX_OPTIONS = ("matrix_instr_nonkdim", "kpack", "schedule_hint")
+"""Options of AMD's compiler about products: without a product they change nothing."""
+
+
+def _ignores(option: str, known: TtirFacts | None, device: DeviceSpec | None) -> bool:
+    """Whether a program of these facts is the same for all values of a launch option."""
+    if option == _STAGES:
+        plain = device is not None and not (device.tensor_memory_bytes or device.copies_ahead)
+        narrow = plain and device is not None and (device.backend == "cuda" or device.warp_size == 64)
+        return known is not None and _ignores_stages(known, narrow)
+    if device is None or device.backend != "hip":
+        return False
+    # RDNA has one shape of products; `kpack` is overwritten from CDNA4 on.
+    fixed = option != "schedule_hint" and (
+        device.warp_size == 32 or (option == "kpack" and device.copies_ahead)
+    )
+    return fixed or (known is not None and not known.dot_ops)
 
 
 def _ignores_stages(known: TtirFacts, narrow: bool) -> bool:
@@ -78,14 +95,14 @@ def program_numbers(
     `facts` gives those of a row's IR, for one row of each assignment; None where there is none, and then stages count.
     On a `device` whose compiler pipelines no loads of less than 4 bytes, loops of such alone are as if without dots.
     """
-    plain = device is not None and not (device.tensor_memory_bytes or device.copies_ahead)
-    narrow = device is not None and plain and (device.backend == "cuda" or device.warp_size == 64)
-    column = listed.columns[_STAGES]
-    if len(column.values) < 2:
+    columns = dict(listed.columns)
+    options = [n for n in (_STAGES, *_MATRIX_OPTIONS) if n in columns and len(columns[n].values) > 1]
+    if not options:
         return np.arange(len(listed))
     names, keys = listed.assignments
-    first = np.unique(keys, return_index=True)[1].tolist()
-    inert = np.array([known is not None and _ignores_stages(known, narrow) for known in map(facts, first)])
-    stages = Column(("any", *column.values), np.where(inert[keys], 0, column.codes + 1))
-    others = [other for name, other in listed.columns.items() if name != _STAGES]
-    return group_rows([*others, Column(names, keys), stages], len(listed))[1]
+    known = [facts(row) for row in np.unique(keys, return_index=True)[1].tolist()]
+    for name in options:
+        inert = np.array([_ignores(name, one, device) for one in known])
+        column = columns[name]
+        columns[name] = Column(("any", *column.values), np.where(inert[keys], 0, column.codes + 1))
+    return group_rows([*columns.values(), Column(names, keys)], len(listed))[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from forecast_autotune.features.cost import (
     costs,
     tensor_columns,
 )
-from forecast_autotune.features.devices import DeviceSpec, device_spec
+from forecast_autotune.features.devices import EARLIER_AMD, DeviceSpec, device_spec
 from forecast_autotune.features.inert_parameters import equivalence_classes, find_inert, trace_parameters
 from forecast_autotune.features.traced_texts import facts_by_unit as kept
 from forecast_autotune.features.traced_texts import facts_of_text
@@ -42,8 +42,6 @@ _KNOWN_COMPILERS = ("cuda", "hip")
 _MOST_OPAQUE_FAILURE = 0.8
 """P(failure) at most where no rule explains the bytes: such a candidate is tried late, never refused."""
 _TENSOR_COLUMNS = 512
-_EARLIER_AMD = ("3.4", "3.5", "3.6", "3.7")
-"""Releases of Triton that do not let AMD's hardware copy into shared memory by itself."""
 
 __all__ = ["VERSION", "Prior", "formula_prior", "prior_from_facts"]
 
@@ -116,8 +114,8 @@ def formula_prior(
     exact = np.zeros(count, dtype=bool)
     exact[list(known)] = True
     configs = [c.config for c in candidates]
-    old = dict(problem.toolchain).get("triton", "").startswith(_EARLIER_AMD)
-    spec = device_spec(problem.device)
+    release = dict(problem.toolchain).get("triton", "")
+    spec, old = device_spec(problem.device, release), release.startswith(EARLIER_AMD)
     return prior_from_facts(table, _grids(table, given), configs, spec, unique, exact[units.of], old)
 
 
@@ -132,10 +130,8 @@ def prior_from_facts(
 ) -> Prior:
     """The formula on facts of n candidates, wherever they come from; `unique` is the bytes of all tensors.
 
-    `earlier`: the compiler is one of `_EARLIER_AMD`.
+    `earlier`: the compiler is one of `EARLIER_AMD`.
     """
-    if earlier:
-        device = replace(device, copies_ahead=False)
     cost = costs(table, grids, configs, device, unique)
     doubt = np.hypot(_doubt(table), np.where(exact, 0.0, _INTERPOLATED_DOUBT))
     p_fail = memory_failure(cost.shared_bytes, doubt, device.shared_memory_bytes)
@@ -183,7 +179,9 @@ def _grids(table: FactColumns, given: Sequence[tuple[int, ...] | None]) -> Seque
 
 def _doubt(facts: FactColumns) -> Array:
     """Standard deviation of log2(bytes taken / bytes forecast), [n], by what the kernel does."""
-    chain = facts["chained_bytes"] + facts["resident_bytes"] + facts["flattened"] > 0
+    chain = (
+        sum(facts[name] for name in ("chained_bytes", "resident_bytes", "computed_bytes", "flattened")) > 0
+    )
     doubt = np.where(chain, _CHAIN_DOUBT, _LOOP_DOUBT)
     computed = (facts["load_levels"] > 1) | (facts["indirect_bytes"] > 0) | (facts["scaled"] > 0.5)
     doubt = np.where(computed, _COMPUTED_DOUBT, doubt)

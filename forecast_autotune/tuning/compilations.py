@@ -287,7 +287,7 @@ class DistinctPrograms:
     def __init__(self, problem: Problem, candidates: CandidateList, traces: LazyTraces) -> None:
         self._candidates, self._traces = candidates, traces
         self._applies = problem.kernel.language == "triton" and problem.device.backend in ("cuda", "hip")
-        self._device = device_spec(problem.device)
+        self._device = device_spec(problem.device, dict(problem.toolchain).get("triton", ""))
         self._texts = -1
         self._numbers: Codes | None = None
 

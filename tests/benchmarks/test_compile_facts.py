@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from benchmarks.devices.compile_facts import (
     device_of,
     isotonic,
     left_out_scores,
+    lowered,
     summary_of,
 )
 from benchmarks.kernels.compile_facts import CASES
@@ -26,7 +28,7 @@ from forecast_autotune.features.inert_parameters import program_numbers
 from forecast_autotune.features.trace import KernelTracer
 from forecast_autotune.features.ttir.extraction import extract_facts
 from forecast_autotune.policy import REFUSED
-from forecast_autotune.records import Candidate, Config
+from forecast_autotune.records import Candidate, Config, Device
 from forecast_integrations.triton.null_device import target_of
 from forecast_integrations.triton.problem.describe import call_arguments
 
@@ -34,6 +36,11 @@ RELEASE = tuple(map(int, triton.__version__.split(".")[:2]))
 TILE, WIDE = {"BM": 128, "BN": 128, "BK": 64}, {"BM": 256, "BN": 128, "BK": 32}
 WIDER = {**TILE, "BN": 256}
 HEAD = {"BM": 128, "BN": 128}
+
+
+def layouts(text: str, device: Device, options: dict[str, Any]) -> str:
+    """TTGIR, without where its lines come from."""
+    return re.sub(r"loc\(.*|#loc.*", "", str(lowered(text, device, {"num_warps": 4, **options})[0]))
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +68,17 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         ("matmul_fp8e5", "cuda:90", TILE, [(4, 2), (4, 5)]),
         ("matmul_fp8e5_k", "cuda:90", TILE, [(4, 3)]),
         ("matmul_int8", "cuda:90", TILE, [(8, 2), (4, 4)]),
+        # Copies of computed right operands, and products with scales.
+        ("chunked_state", "cuda:90", {"BK": 32, "BV": 64, "BT": 64}, [(2, 2), (2, 3)]),
+        ("chunked_state", "cuda:100", {"BK": 128, "BV": 64, "BT": 64}, [(2, 3), (4, 3)]),
+        ("dot_scaled_mxfp8", "cuda:90", WIDER, [(4, 2), (8, 3)]),
+        ("dot_scaled_mxfp8", "cuda:100", WIDER, [(4, 1), (8, 3)]),
+        *([("dot_scaled_mxfp8", "hip:gfx1250", WIDER, [(4, 1), (8, 3)])] if RELEASE >= (3, 8) else []),
+        *(
+            [("chunked_state", "hip:gfx1250", {"BK": 64, "BV": 64, "BT": 64}, [(4, 3)])]
+            if RELEASE >= (3, 8)
+            else []
+        ),
         # 5: two dots at four stages.
         ("attention_64", "hip:gfx942", HEAD, [(8, 3), (8, 4), (8, 5)]),
         # 7: a tile that is stored through a descriptor lies beside a loop's buffers.
@@ -159,12 +177,30 @@ def test_what_shares_a_number_is_one_program_on_every_target(kernel: str, target
     )
 
 
-def test_options_of_the_compiler_change_no_rule() -> None:
-    """13: what AMD's options change is not the loop's buffers."""
-    case, device = CASES["matmul_fp16"], device_of("hip:gfx942")
-    text = KernelTracer.of(case.fn, target_of(device)).text(case.arguments, {**TILE, **case.fixed})
-    options: list[dict[str, Any]] = [{}, {"waves_per_eu": 2}, {"kpack": 2}, {"matrix_instr_nonkdim": 16}]
+@pytest.mark.parametrize(
+    ("kernel", "target", "programs"),
+    [("matmul_fp16", "hip:gfx942", 4), ("matmul_fp16", "hip:gfx1100", 2), ("softmax_rows", "hip:gfx950", 1)],
+)
+def test_options_of_amds_compiler_make_programs_where_there_are_products(
+    kernel: str, target: str, programs: int
+) -> None:
+    """13: they change no buffer of the loop, and nothing where a target has one shape of products or there is none."""
+    case, device = CASES[kernel], device_of(target)
+    meta = {**dict(zip(case.tuned, case.values[1], strict=True)), **case.fixed}
+    text = KernelTracer.of(case.fn, target_of(device)).text(case.arguments, meta)
+    options: list[dict[str, Any]] = [
+        {},
+        {"kpack": 2},
+        {"matrix_instr_nonkdim": 16},
+        {"schedule_hint": "attention"},
+    ]
     assert len({allocated(text, device, {"num_warps": 4, "num_stages": 3, **o}) for o in options}) == 1
+    listed = CandidateList.of([Candidate(Config.of(o, num_warps=4, num_stages=3)) for o in options])
+    known = extract_facts(text, (), (1024, 1, 1))
+    numbers = program_numbers(listed, lambda row: known, device_spec(device)).tolist()
+    assert len(set(numbers)) == programs
+    compiled = [layouts(text, device, o) for o in options]
+    assert all(compiled[row] == compiled[numbers.index(n)] for row, n in enumerate(numbers))
 
 
 def test_a_map_of_stated_probabilities_is_fitted_to_other_kernels() -> None:

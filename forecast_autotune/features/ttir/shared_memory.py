@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from forecast_autotune.features.ttir.coalescing import COUNTED_WARPS
 from forecast_autotune.features.ttir.facts import SharedMemoryUse
-from forecast_autotune.features.ttir.parser import Block, Op
+from forecast_autotune.features.ttir.parser import Block, Op, Type
 from forecast_autotune.features.ttir.tensors import (
     ATOMICS,
     DOTS,
@@ -34,6 +34,7 @@ _CASTS = frozenset(
 )
 _SPREADS = _VIEWS | {"tt.broadcast", "tt.expand_dims"}
 _STAGES = re.compile(r"tt\.num_stages = (\d+)")
+_SCALES = re.compile(r" scale (%[\w$.\-]+(?:#\d+)?)")
 _ORDER = re.compile(r"array<i32: ([\d, ]+)>")
 _ZERO = re.compile(r"dense<-?0(?:\.0+e\+00)?>|: *0\b")
 _OPAQUE = frozenset(("tt.cat", "tt.descriptor_gather"))
@@ -303,13 +304,15 @@ def _three_stage_bytes(parts: Mapping[str, float]) -> float:
     return ahead * loaded + sum(parts.get(f"{name}_bytes", 0.0) for name in ("resident", "chained"))
 
 
-def _dot_inputs(dot: Op) -> list[str]:
-    return dot.operands[:2] if dot.name == "tt.dot" else dot.operands[:-1]
+def _dot_inputs(dot: Op, *, scales: bool = False) -> list[tuple[str, Type]]:
+    """The operands of a dot, left and right; `scales`: what scales them instead."""
+    scaling = _SCALES.findall(dot.text) if dot.name == "tt.dot_scaled" else ()
+    given = zip(dot.operands[:-1], dot.inputs, strict=False)
+    return [(name, type_) for name, type_ in given if (name in scaling) == scales]
 
 
 def _operand_bytes(dot: Op) -> float:
-    names = dict(zip(_dot_inputs(dot)[:2], dot.inputs, strict=False))
-    return math.fsum(t.nbytes for t in names.values())
+    return math.fsum(type_.nbytes for _, type_ in _dot_inputs(dot))
 
 
 def _loop_parts(
@@ -334,27 +337,32 @@ def _loop_parts(
     direct: dict[int, float] = {}
     resident: dict[str, float] = {}
     chained: dict[str, float] = {}
-    cast = crosswise = across = computed = 0.0
+    cast = wider = crosswise = across = computed = 0.0
     hoisted: set[int] = set()
     turned: dict[int, float] = {}
     turned_right: dict[int, float] = {}
     last: dict[int, int] = {}
     uses: dict[int, set[tuple[int, bool]]] = {}
+    scaling = [(local.get(name), type_) for dot in dots for name, type_ in _dot_inputs(dot, scales=True)]
+    scales = [type_.nbytes for maker, type_ in scaling if maker is not None and maker.name in LOADS]
     for order, dot in enumerate(dots):
-        for place, (name, type_) in enumerate(zip(_dot_inputs(dot), dot.inputs, strict=False)):
+        for place, (name, type_) in enumerate(_dot_inputs(dot)):
             root, changed = _operand_source(name, local, makers)
             maker, moved = local.get(root), _elementwise_loads(root, local, makers, spread=True)
             hoisted |= moved or set()
-            if place == 1 and moved is None and (maker is not None or root not in makers):
+            made = place == 1 and moved is None and (maker is not None or root not in makers)
+            if made:
                 computed = max(computed, type_.nbytes)
             if maker is not None and maker.name in LOADS:
                 last[id(maker)] = order
-                lies_across = place < 2 and _is_crosswise(name, place, local, accesses)
+                lies_across = _is_crosswise(name, place, local, accesses)
                 uses.setdefault(id(maker), set()).add((place, lies_across))
                 across += type_.nbytes if lies_across and not changed else 0.0
                 if lies_across and type_.bits != 16:
                     crosswise += type_.nbytes
-                if changed and place:
+                if place and dot.name == "tt.dot_scaled":  # where no unit scales, it becomes bfloat16
+                    wider = max(wider, 2.0 * type_.elements)
+                if place and changed:
                     cast = max(cast, type_.nbytes)
                 elif not changed:
                     direct[id(maker)] = maker.outputs[0].nbytes
@@ -362,7 +370,10 @@ def _loop_parts(
                         turned[id(maker)] = direct[id(maker)]
                         if place == 1 and not lies_across:
                             turned_right[id(maker)] = direct[id(maker)]
-            elif _elementwise_loads(root, local, makers) is not None:
+            elif _elementwise_loads(root, local, makers) is not None or (
+                # All warps lie along the columns of a dot that has more of them than rows.
+                made and type_.shape[-2] < type_.shape[-1]
+            ):
                 if place:
                     cast = max(cast, type_.nbytes)
             elif place == 0 and _stays_in_registers(root, changed, local, makers):
@@ -371,7 +382,7 @@ def _loop_parts(
                 resident[root] = type_.nbytes
     reached = [op for op in copied if id(op) in levels and id(op) not in direct]
     sources = [op for op in loads if id(op) in direct]
-    narrow = [direct[id(op)] for op in sources if not _is_wide(op, accesses)]
+    narrow = [*scales, *(direct[id(op)] for op in sources if not _is_wide(op, accesses))]
     wide = [op for op in sources if _is_wide(op, accesses)]
     return {
         "narrow_bytes": math.fsum(narrow),
@@ -389,13 +400,13 @@ def _loop_parts(
         "scaled": float(any(dot.name == "tt.dot_scaled" for dot in dots)),
         "described": float(any(op.name != "tt.load" for op in loads)),
         "precise": float(any(_is_precise(dot) for dot in dots)),
-        "direct_bytes": math.fsum(direct.values()),
+        "direct_bytes": math.fsum((*direct.values(), *scales)),
         "indirect_bytes": math.fsum(op.outputs[0].nbytes for op in reached),
         "hoisted_bytes": math.fsum(op.outputs[0].nbytes for op in reached if id(op) in hoisted),
         "direct_once_bytes": _peak_operand_bytes(body, last),
         "resident_bytes": math.fsum(resident.values()),
         "chained_bytes": math.fsum(chained.values()),
-        "cast_bytes": cast,
+        "cast_bytes": max(cast, wider),
         "computed_bytes": computed,
         "crosswise_bytes": crosswise,
         "load_levels": float(max(levels.values(), default=0)),
@@ -510,7 +521,7 @@ def _elementwise_loads(
 def _load_levels(dots: Sequence[Op], local: Mapping[str, Op]) -> dict[int, int]:
     """Loads that dot operands depend on, by `id`: how many loads lie on the way, themselves included."""
     levels: dict[int, int] = {}
-    left = [(name, 0) for dot in dots for name in _dot_inputs(dot)]
+    left = [(name, 0) for dot in dots for name, _ in _dot_inputs(dot)]
     seen: dict[str, int] = {}
     while left:
         name, level = left.pop()
