@@ -2,6 +2,7 @@
 
     python -m benchmarks.tuning.libraries run --arms harvest --out FOLDER [--wheels FOLDER]
     python -m benchmarks.tuning.libraries run --arms harvest forecast before triton:0.1 retime --before TREE --out F
+    python -m benchmarks.tuning.libraries replay --processes 30 --out FOLDER
     python -m benchmarks.tuning.libraries report --folders FOLDER... --out benchmarks/results/libraries.json
     python -m benchmarks.tuning.libraries pack --folders FOLDER... --out benchmarks/data/libraries_h200.jsonl.gz
 
@@ -18,9 +19,12 @@ launched and timed once). `ARM:SHARE` decides such a share of contexts by lot, a
 `retime` comes last: it times the choices of all arms whose files lie in FOLDER, with the harvest's best three, side by
 side. An arm's memory (its processes') is the most that was seen.
 
+`replay` decides recorded lists in fresh processes, shuffled, with noise of the clock drawn anew in each (`NoisyTable`),
+and leaves a folder a process, from which `report` tells how often they agree.
+
 `report` joins what runs left in some folders into a result file; of several rows of an arm and a context that of
 the last folder counts, and the share of pairs of folders that chose the same config is the arm's agreement. `pack`
-joins the harvests' tables, a row per candidate. Both need no device.
+joins the harvests' tables, a row per candidate. All but `run` need no device.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import contextlib
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import select
@@ -41,7 +46,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -57,11 +62,20 @@ from benchmarks.lib.processes.child_processes import child_environment
 from benchmarks.lib.result_files import ResultFile, say
 from forecast_autotune.features.traced_texts import collect_facts
 from forecast_autotune.records import Candidate, Measurement
+from forecast_autotune.records.candidate import IN_TURNS
 from forecast_autotune.records.problem import FACTS
 from forecast_autotune.records.table import Table, read_tables, write_tables
+from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
+from forecast_autotune.store.advice import advice_in
+from forecast_autotune.store.files import ADVICE, StoreNotes
+from forecast_autotune.surrogates.default import default_surrogate
+from forecast_autotune.tuning.loop import tune
+from forecast_autotune.tuning.replays.replay import ReplayStore, load, task_of
+from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from forecast_train.metrics import cluster_bootstrap
 
+RECORDED = ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"
 LONGEST_READING_S = 20.0
 """For the IR of one problem; IR not read by then has no facts."""
 TEXT_SIZES = "text_sizes"
@@ -436,6 +450,11 @@ GRACE_S = 60.0
 def main() -> None:
     """Run arms, or join what they left."""
     a = _arguments()
+    if a.stage == "replay":
+        seeds, context = range(a.processes), multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(a.cores or None, mp_context=context, max_tasks_per_child=1) as pool:
+            list(pool.map(replay_process, seeds, [a.out / f"process{seed}" for seed in seeds]))
+        return
     if a.stage != "run":
         report(a) if a.stage == "report" else say(f"table: {pack_tables(a.folders, a.out)} measurements")
         return
@@ -456,7 +475,7 @@ def _arguments() -> Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = command_line.add_argument
-    add("stage", choices=("run", "report", "pack"))
+    add("stage", choices=("run", "replay", "report", "pack"))
     add("--out", type=Path, required=True, help="the folder of all arms' files, or the file")
     add("--folders", type=Path, nargs="+", default=[], help="report, pack: folders of runs")
     add("--arms", nargs="+", default=["forecast"], metavar="ARM[:SHARE]", help=", ".join(ARMS))
@@ -467,6 +486,7 @@ def _arguments() -> Namespace:
     add("--workers", type=int, default=0, help="compilations at a time (default: one a core)")
     add("--cores", type=int, default=0, help="cores that an arm may use (default: all)")
     add("--seed", type=int, help="of the order of workloads and of shares (default: libraries in turns)")
+    add("--processes", type=int, default=30, help="replay: fresh processes")
     add("--order", type=int, help="a seed by which every list of configs is shuffled")
     add("--rounds", type=int, default=15, help="retime: launches of each config")
     add("--keep-texts", type=Path, help="harvest: a private table file with source and IR, too")
@@ -481,7 +501,7 @@ def _arguments() -> Namespace:
     needing = [arm for arm in a.arms if arm == "floor" or ":" in arm]
     if needing and "harvest" not in names and not (a.out / "harvest.jsonl").is_file():
         command_line.error(f"{', '.join(needing)} take winners of the arm harvest: run it, too")
-    if a.stage != "run" and not a.folders:
+    if a.stage in ("report", "pack") and not a.folders:
         command_line.error(f"{a.stage} needs --folders FOLDER..., the --out of runs")
     return a
 
@@ -503,6 +523,73 @@ def report(a: Namespace) -> None:
     result.data["raw"] = {"runs": runs, "contexts": compact_rows(arms)}
     memory = {name: max(run["megabytes"].values()) for name, run in runs.items() if run.get("megabytes")}
     result.finish(compare_arms(arms) | {"agreement": agreements(a.folders), "megabytes": memory})
+
+
+class NoisyTable(TableMeasurer):
+    """Answers from a recorded table with noise: of compile seconds, of each look, and of finalists in turns.
+
+    The deviations of looks are those of two recorded timings of one config on two H200s, by how long it takes; those of
+    finalists are the standard errors that their recorded launches show.
+    """
+
+    _LOOKS = ((0.01, 0.024), (0.02, 0.015), (0.05, 0.0073), (math.inf, 0.0031))
+    """Milliseconds below which a look has such a deviation, as a share."""
+
+    def __init__(self, table: Table, draw: random.Random) -> None:
+        super().__init__(table)
+        self._draw = draw
+        self._seconds = {c: s * math.exp(draw.gauss(0.0, 0.1)) for c, s in self._seconds.items()}
+
+    def measure(self, candidates: Sequence[Candidate], **options: Any) -> Iterator[Measurement]:
+        """As the table, with noise."""
+        for m in super().measure(candidates, **options):
+            deviation = next((d for most_ms, d in self._LOOKS if m.ok and m.ms < most_ms), 0.0)
+            yield self._noisy(m, deviation, "") if m.ok else m
+
+    def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Each finalist with the noise that its launches show."""
+        super().compare(candidates)
+        rows = filter(lambda m: m.ok, map(self._row, candidates))
+        return [self._noisy(m, m.error_ms / m.ms, IN_TURNS) for m in rows]
+
+    def _noisy(self, m: Measurement, deviation: float, protocol_end: str) -> Measurement:
+        times = 1.0 + self._draw.gauss(0.0, deviation)
+        low, high = (None if ms is None else ms * times for ms in (m.p20_ms, m.p80_ms))
+        protocol = m.protocol.removesuffix(IN_TURNS) + protocol_end
+        return replace(m, median_ms=m.ms * times, p20_ms=low, p80_ms=high, protocol=protocol)
+
+
+def replay_process(seed: int, out: Path) -> None:
+    """Decide the recorded lists in an order of configs by lot, and write rows as a run does."""
+    draw, rows = random.Random(seed), dict[str, list[Figures]]()
+    for table in load([RECORDED]):
+        task = task_of(table)
+        task.candidates = draw.sample(list(task.candidates), len(task.candidates))
+        if table.problem.extra.get(ADVICE) is not None:
+            task.advice = advice_in(table.problem, StoreNotes())
+        measurer = NoisyTable(table, draw)
+        decision = tune(
+            task,
+            lambda measurer=measurer: measurer,  # type: ignore[misc]
+            store=ReplayStore([]),
+            surrogate=default_surrogate(),
+            settings=Settings(),
+        )
+        ms = {c: m.ms for c, m in table.by_candidate().items() if m.ok}
+        best, about = min(ms, key=ms.__getitem__), table.problem
+        name = json.dumps([about.extra.get("label"), about.kernel.name, [about.id]])
+        row: Figures = {"id": name, "n": len(task.candidates), "wall_s": measurer.spent().wall_s}
+        mine = {"config": decision.chosen.config.to_json(), "candidate": decision.chosen.to_json()}
+        mine |= {"ties": [c.to_json() for c in decision.ties], "measured": decision.measured}
+        rows.setdefault(OURS, []).append(row | mine | {"risk": decision.stated_risk})
+        rows.setdefault(HARVEST, []).append(row | {"config": best.config.to_json()})
+        times = {"ms": [ms[decision.chosen], ms[best]], "again_ms": ms[decision.chosen]}
+        rows.setdefault(RETIME, []).append({"id": name, **times, "arms": {OURS: 0, HARVEST: 1}})
+    out.mkdir(parents=True, exist_ok=True)
+    for arm, lines in rows.items():
+        (out / f"{arm}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+        )
 
 
 def _file_name(a: Namespace, arm: str) -> str:
