@@ -361,9 +361,6 @@ def _install(group: Commands) -> None:
         "--digest", metavar="SHA256", help="refuse any other bundle (`store bundle` prints it)"
     )
     install.add_argument(
-        "--cache", metavar="DIR", help="Triton's cache (default: TRITON_CACHE_DIR, else ~/.triton/cache)"
-    )
-    install.add_argument(
         "--graphs",
         metavar="FILE",
         help="write its compiled graphs to this new file, for torch.compiler.load_cache_artifacts()",

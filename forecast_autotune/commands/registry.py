@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 import pkgutil
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from datetime import date
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from forecast_autotune.commands.output import Output, UsageError
 from forecast_autotune.printable import meant_text, printable
-from forecast_autotune.settings import Settings
 
 MOST_COUNT = 1_000_000
 """Largest count of things that are made or measured one after another: a million take days."""
@@ -68,39 +66,11 @@ class RealRange:
         return value
 
 
-@dataclass(frozen=True)
-class SettingText:
-    """An `argparse` type: a text that obeys the rule of a setting, by the setting's field."""
-
-    field: str
-
-    def __call__(self, text: str) -> str:
-        """The text itself. Raises `argparse.ArgumentTypeError` with the setting's rule and what was given."""
-        parse: Callable[[str], object] = next(
-            f.metadata["parse"] for f in fields(Settings) if f.name == self.field
-        )
-        try:
-            parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{error}, got {_shown(text)}") from None
-        return text
-
-
 def device_number(text: str) -> str:
     """An `argparse` type: `cpu`, `cuda` or a device's number. Raises `argparse.ArgumentTypeError`."""
     if not _DEVICE.fullmatch(text):
         raise argparse.ArgumentTypeError(f"must be cpu, cuda or a device's number, got {_shown(text)}")
     return text
-
-
-def day(text: str) -> str:
-    """An `argparse` type: a date as ISO 8601 writes it, such as 2026-01-31. Raises `argparse.ArgumentTypeError`."""
-    try:
-        if date.fromisoformat(text).isoformat() == text:
-            return text
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"must be a date such as 2026-01-31, got {_shown(text)}")
 
 
 COUNT = IntegerRange(1, MOST_COUNT)

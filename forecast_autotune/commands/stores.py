@@ -226,7 +226,7 @@ def install_bundle(options: argparse.Namespace, output: Output) -> int:
         take_out_graphs(graphs, target)
         data["graphs"] = str(target)
         lines.append(f"wrote compiled graphs to {target}: torch.compiler.load_cache_artifacts() reads them")
-    named = options.cache or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
+    named = os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"
     cache = parse_user_directory(named).absolute()
     count = install_compiled(files, cache)
     data |= {"installed": count, "files": len(files), "cache": str(cache)}

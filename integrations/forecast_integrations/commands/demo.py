@@ -30,7 +30,7 @@ def demo(options: argparse.Namespace, output: Output) -> int:
             if not output.errors.is_terminal:
                 output.remark(text)
 
-        comparison = compare(size=options.size, say=say)
+        comparison = compare(say=say)
     if output.as_json:
         output.emit(comparison.to_json())
     else:

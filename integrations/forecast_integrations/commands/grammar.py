@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from forecast_autotune.commands.registry import (
     Commands,
-    IntegerRange,
     RealRange,
-    SettingText,
-    day,
     filters,
     store_option,
 )
@@ -25,37 +22,24 @@ def run(commands: Commands) -> None:
         "standard output goes to stderr and the summary to stdout.",
         examples=(
             "run train.py",
-            "run --summary -m package.serve",
+            "run -m package.serve",
             "run --mode frozen serve.py",
         ),
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file, directory or zip file")
     what.add_argument("-m", dest="run_module", metavar="MODULE", help="a module, as in `python -m`")
-    parser.add_argument("--mode", type=SettingText("mode"), metavar="MODE", help=" | ".join(Mode))
+    parser.add_argument("--mode", choices=list(map(str, Mode)), help="instead of FORECAST_AUTOTUNE_MODE")
     store_option(parser)
     parser.add_argument(
         "--capture",
         action="store_true",
         help="keep a few calls of every Triton kernel with their tensors' contents, for search, variants and verify",
     )
-    parser.add_argument("--summary", action="store_true", help="print one line per decision to stderr")
     parser.add_argument(
         "--recording",
         metavar="DIR",
         help="follow the plan in this folder and record the run there: for improve",
-    )
-    parser.add_argument(
-        "--tolerance", type=SettingText("tolerance"), metavar="SHARE", help="accepted regret, 0.02 is 2 %%"
-    )
-    parser.add_argument(
-        "--risk", type=SettingText("risk"), metavar="P", help="accepted probability of a larger regret"
-    )
-    parser.add_argument(
-        "--max-measurements",
-        type=SettingText("max_measurements"),
-        metavar="N",
-        help="most candidates measured per decision",
     )
 
 
@@ -98,7 +82,6 @@ def llm(commands: Commands) -> None:
     ask.add_argument("--model", metavar="NAME", help="with --import: the answering model, with version")
     ask.add_argument("--author", metavar="NAME", help="with --import: a person who vouches for the answers")
     ask.add_argument("--how", metavar="TEXT", help="with --import: how they came about")
-    ask.add_argument("--date", type=day, metavar="DATE", help="with --import: when (default: today)")
     ask.add_argument(
         "--blind", action="store_true", help="with --import: nobody who answered knew any measurement"
     )
@@ -106,21 +89,11 @@ def llm(commands: Commands) -> None:
 
 def demo(commands: Commands) -> None:
     """Add `demo`."""
-    parser = commands.add(
+    commands.add(
         "demo",
         "forecast_integrations.commands.demo:demo",
         "tune a matmul live, against triton.autotune (needs a GPU)",
-        examples=(
-            "demo",
-            "demo --size 2048",
-        ),
-    )
-    parser.add_argument(
-        "--size",
-        type=IntegerRange(16, 65536),
-        default=4096,
-        metavar="N",
-        help="rows and columns of the matrices",
+        examples=("demo",),
     )
 
 
@@ -163,5 +136,4 @@ def warm(commands: Commands) -> None:
         help="measure where the stated risk of more regret than the tolerance is above this, nothing elsewhere, and "
         "say the seconds; decisions with a larger risk are made anew",
     )
-    parser.add_argument("--keep", action="store_true", help="keep the records of what was tuned")
     filters(parser)

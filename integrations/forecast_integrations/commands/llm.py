@@ -84,7 +84,7 @@ def _import(options: argparse.Namespace, output: Output) -> int:
         provenance = {
             "author": options.author,
             "how": options.how or "",
-            "date": options.date or datetime.now(UTC).date().isoformat(),
+            "date": datetime.now(UTC).date().isoformat(),
             "blind": options.blind,
         }
         extend(path, options.model, provenance, answers.taken)

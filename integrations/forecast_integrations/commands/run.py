@@ -30,13 +30,6 @@ from forecast_autotune.settings import Settings, parse_user_directory
 if TYPE_CHECKING:
     from forecast_integrations.program_recording import ProgramRecorder
 
-_VARIABLES = {
-    "mode": "FORECAST_AUTOTUNE_MODE",
-    "tolerance": "FORECAST_AUTOTUNE_TOLERANCE",
-    "risk": "FORECAST_AUTOTUNE_RISK",
-    "max_measurements": "FORECAST_AUTOTUNE_MAX_MEASUREMENTS",
-}
-
 
 def _tally_json(tally: ModelTally | None) -> dict[str, object] | None:
     return None if tally is None else tally.to_json()
@@ -144,16 +137,13 @@ def _check_model(settings: Settings) -> None:
 def _set_environment(options: argparse.Namespace) -> None:
     """Set the variables, which child processes inherit."""
     os.environ["FORECAST_AUTOTUNE"] = "1"
-    for name, variable in _VARIABLES.items():
-        if (value := getattr(options, name)) is not None:
-            os.environ[variable] = value
+    if options.mode is not None:
+        os.environ["FORECAST_AUTOTUNE_MODE"] = options.mode
     if options.store is not None:
         from forecast_autotune.commands.store_access import own_root
 
         # The program may change its directory.
         os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(own_root(options))
-    if options.summary:
-        os.environ["FORECAST_AUTOTUNE_SUMMARY"] = "1"
     if options.capture and os.environ.get("FORECAST_AUTOTUNE_CAPTURE", "off") in ("", "off"):
         os.environ["FORECAST_AUTOTUNE_CAPTURE"] = "values"
 

@@ -128,9 +128,7 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     if not options.plan and any(not entry.trouble for entry in listed):
         require_packages("warm", "torch", "triton")
         tune_misses(listed, store, output)
-        if not options.keep:
-            tuned = (e.miss.problem.id for e in listed if e.decision is not None and not e.sizes)
-            source.misses.remove(tuned)
+        source.misses.remove(e.miss.problem.id for e in listed if e.decision is not None and not e.sizes)
     failed = [entry for entry in listed if entry.trouble]
     binaries = binaries_of(source, options.kernel)
     compiled = [] if options.plan else compile_binaries(binaries, store, output)

@@ -190,17 +190,20 @@ print("sum", out.sum().item(), type(add).__module__)
 
 
 @needs_triton
-def test_autotuned_kernels_are_served_and_counted(tmp_path: Path, root: Path) -> None:
+def test_autotuned_kernels_are_served_and_counted(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_RISK", "0")
     script = tmp_path / "tuned.py"
     script.write_text(TUNED, encoding="utf-8")
-    first = command("run", "--json", "--store", "elsewhere", "--risk", "0", str(script), cwd=tmp_path)
+    first = command("run", "--json", "--store", "elsewhere", str(script), cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     counts = json.loads(first.stdout)
     assert (counts["decisions"], counts["stored"], counts["candidates"]) == (1, 0, 3)
     assert counts["measured"] > 0
     assert "sum 600.0 triton.runtime.autotuner" in first.stderr
     assert not root.exists()
-    again = command("run", "--store", "elsewhere", "--risk", "0", str(script), cwd=tmp_path)
+    again = command("run", "--store", "elsewhere", str(script), cwd=tmp_path)
     assert again.stdout == "sum 600.0 triton.runtime.autotuner\n"
     assert again.stderr.splitlines()[-1] == "forecast-autotune: 1 decision, 1 from the store"
 

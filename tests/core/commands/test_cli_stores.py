@@ -190,7 +190,7 @@ def test_looking_makes_no_store(tmp_path: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_compiled_kernels_move_with_their_lists_of_files(
-    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(root)
     entry = tmp_path / "cache" / "ABC"
@@ -204,7 +204,8 @@ def test_compiled_kernels_move_with_their_lists_of_files(
     assert str(tmp_path).encode() not in b"".join(
         p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()
     )
-    given = ["store", "install", folder, "--cache", str(tmp_path / "new")]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new"))
+    given = ["store", "install", folder]
     assert json_of(capfd, *given, "--digest", result["digest"])["installed"] == 2
     assert json_of(capfd, *given)["installed"] == 0
     placed = tmp_path / "new" / "ABC"

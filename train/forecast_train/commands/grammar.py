@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from forecast_autotune.commands.registry import (
     COUNT,
-    MOST_COUNT,
-    MOST_SECONDS,
     SEED,
     WORKERS,
     Commands,
     IntegerRange,
-    RealRange,
     store_option,
 )
 
@@ -33,9 +30,6 @@ def train(commands: Commands) -> None:
         default=64,
         metavar="N",
         help="trees of a forest (default: 64)",
-    )
-    forest.add_argument(
-        "--leaf", type=COUNT, default=8, metavar="N", help="fewest rows of a leaf (default: 8)"
     )
     honest = kinds.add(
         "calibrate-llm",
@@ -138,13 +132,6 @@ def _models(kinds: Commands) -> None:
         help="candidates of one (default: 64)",
     )
     data.add_argument(
-        "--per-bin",
-        type=IntegerRange(0, MOST_COUNT),
-        default=0,
-        metavar="N",
-        help="training rows per bin at the most (default: all)",
-    )
-    data.add_argument(
         "--guess",
         choices=("learned", "formula"),
         default="learned",
@@ -201,13 +188,6 @@ def _models(kinds: Commands) -> None:
     )
     online.add_argument("--out", metavar="FILE", help="the model, one .npz (default: beside the store)")
     online.add_argument("--once", action="store_true", help="look once, and end")
-    online.add_argument(
-        "--wait",
-        type=RealRange(0.0, MOST_SECONDS),
-        default=60.0,
-        metavar="S",
-        help="seconds between looks (default: 60)",
-    )
     online.add_argument("--roll-back", action="store_true", help="put the model before the last one back")
     online.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of the forests")
     store_option(online)

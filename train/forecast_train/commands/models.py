@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from forecast_train.surrogate.model_refresh import RefreshResult
 
 
+_LOOK_S = 60.0
+"""Seconds between looks of `train online` at the store."""
+
+
 def surrogate(options: argparse.Namespace, output: Output) -> int:
     """Fit the learned surrogate to tables, and write it as one npz file."""
     from forecast_autotune.report.table import shown_text
@@ -29,7 +33,7 @@ def surrogate(options: argparse.Namespace, output: Output) -> int:
     out = output_path("--out", options.out, ".npz")
     tables = load_tables(options)
     begin = time.perf_counter()
-    recipe = FitSettings(trees=options.trees, leaf=options.leaf)
+    recipe = FitSettings(trees=options.trees)
     with output.progress("fitting"):
         model = fit_model(tables, seed=options.seed, recipe=recipe)
     model.save(out)
@@ -69,7 +73,7 @@ def data(options: argparse.Namespace, output: Output) -> int:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: that is a file; name a directory")
     tables = _stored(options) if options.from_store else _tables_given(options)
-    recipe = ExampleSettings(moments=options.moments, most=options.most, per_bin=options.per_bin)
+    recipe = ExampleSettings(moments=options.moments, most=options.most)
     hold_out = [name for name in (options.hold_out or "").split(",") if name]
     try:
         sides = split_sides(tables, options.by, hold_out=hold_out, seed=options.seed)
@@ -89,10 +93,8 @@ def data(options: argparse.Namespace, output: Output) -> int:
                 done += 1
                 progress(done, len(tables), table.problem.kernel.name)
 
-            # Even bins are for learning; what is judged stays as it is met.
-            plain = recipe if side == "train" else ExampleSettings(moments=options.moments, most=options.most)
             examples[side] = build_examples(
-                some, plain, believe=believe[side], seed=options.seed, progress=step
+                some, recipe, believe=believe[side], seed=options.seed, progress=step
             )
     out.mkdir(parents=True, exist_ok=True)
     rows = {side: write_examples(out / f"{side}.parquet", some) for side, some in examples.items()}
@@ -181,7 +183,7 @@ def online(options: argparse.Namespace, output: Output) -> int:
             )
         if options.once:
             return 0
-        time.sleep(options.wait)
+        time.sleep(_LOOK_S)
 
 
 def _print_online_result(result: RefreshResult, path: Path, output: Output) -> None:

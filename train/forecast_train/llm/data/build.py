@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.llm.bins import BINS
 from forecast_autotune.records import Candidate, Measurement, digest
 from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -60,8 +59,6 @@ class ExampleSettings:
     """Measurements known of each other shape."""
     most: int = 64
     """Candidates per example at the most."""
-    per_bin: int = 0
-    """Rows per bin over the whole set; 0: as they come."""
 
 
 def formula_surrogate(table: Table) -> AnalyticSurrogate:
@@ -91,17 +88,7 @@ def build_examples(
         if progress is not None:
             progress(table)
     # Two moments at which nothing is known ask the same.
-    examples = list({e.id: e for e in examples}.values())
-    if not recipe.per_bin:
-        return examples
-    generator = np.random.default_rng([seed, len(examples)])
-    labels = [e.labels() for e in examples]
-    kept = balanced_rows(labels, recipe.per_bin, len(BINS) + 1, generator)
-    thinned = [
-        replace(e, candidates=tuple(e.candidates[i] for i in rows))
-        for e, rows in zip(examples, kept, strict=True)
-    ]
-    return [e for e in thinned if e.candidates]
+    return list({e.id: e for e in examples}.values())
 
 
 def _examples_of_table(
@@ -203,43 +190,6 @@ def _origin(table: Table) -> ExampleOrigin:
         source_hash(source) if source.strip() else problem.kernel.source_sha256,
         max((m.at for m in table.measurements), default=""),
     )
-
-
-def even_counts(available: Sequence[int], target: int) -> list[int]:
-    """How many to take from each group so that together they are `target`, as evenly as they can be.
-
-    No group gives more than it has; where all together have less, all give everything. The remainder goes to the
-    first groups that still have some.
-    """
-    if target < 0 or min(available, default=0) < 0:
-        raise ValueError(f"counts cannot be negative: {target} of {list(available)}")
-    taken = [0] * len(available)
-    left = min(target, sum(available))
-    while left:
-        open_groups = [i for i, (have, t) in enumerate(zip(available, taken, strict=True)) if have > t]
-        share = max(1, left // len(open_groups))
-        for i in open_groups:
-            step = min(share, available[i] - taken[i], left)
-            taken[i] += step
-            left -= step
-    return taken
-
-
-def balanced_rows(
-    bins: Sequence[Index], per_bin: int, labels: int, generator: np.random.Generator
-) -> list[Index]:
-    """Rows to keep of each group, sorted; `bins[g]` holds the label of each row of group g.
-
-    Each of the `labels` gets at most `per_bin` rows over all groups, shared by `even_counts`. Which groups
-    get the indivisible rest, and which rows of a group are kept, is drawn.
-    """
-    order = generator.permutation(len(bins))
-    kept: list[list[int]] = [[] for _ in bins]
-    for label in range(labels):
-        rows = [np.flatnonzero(bins[g] == label) for g in order]
-        for g, mine, count in zip(order, rows, even_counts([len(r) for r in rows], per_bin), strict=True):
-            kept[g] += generator.permutation(mine)[:count].tolist()
-    return [np.array(sorted(rows), dtype=np.intp) for rows in kept]
 
 
 def cross_fit(
