@@ -35,7 +35,7 @@ def verify(commands: Commands) -> None:
         metavar="SOLUTION",
         help="a file or a solution of the pack; none: the pack, or the kernel",
     )
-    _judged(parser)
+    _contained(parser, 18)
 
 
 def bench(commands: Commands) -> None:
@@ -57,7 +57,7 @@ def bench(commands: Commands) -> None:
         "--seconds", type=SECONDS, default=60.0, metavar="S", help="most seconds of one contest"
     )
     path_option(parser)
-    _judged(parser)
+    _contained(parser, 18)
 
 
 def variants(commands: Commands) -> None:
@@ -141,11 +141,6 @@ def advise(commands: Commands) -> None:
     parser.add_argument("--list", action="store_true", help="show what advice there is")
     parser.add_argument("--kernel", metavar="TEXT", help="only kernels whose name contains this")
     store_option(parser)
-
-
-def _judged(parser: argparse.ArgumentParser) -> None:
-    _contained(parser, 18)
-    parser.add_argument("--language", choices=("torch", "triton", "cuda"), help="default: by the file's text")
 
 
 def _contained(parser: argparse.ArgumentParser, cases: int) -> None:

@@ -115,7 +115,7 @@ def verify(options: argparse.Namespace, output: Output) -> int:
     problem = open_problem(options.pack)
     pack, plan = problem.pack, build_plan(options)
     named = [] if options.solution is None else [options.solution]
-    solution = next(iter(_solutions(options, problem, named, plan)), None)
+    solution = next(iter(_solutions(problem, named, plan)), None)
     work = [PACK_CHECK]
     with CountLine(output.errors, lambda: work[-1]), open_lane(options, plan) as lane:
         refused, level = check_pack(pack, lane), lane.level.name
@@ -176,7 +176,7 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     problem = open_problem(options.pack)
     pack, plan = problem.pack, build_plan(options)
     first_named = [] if options.against is None else [options.against]
-    solutions = _solutions(options, problem, [*first_named, *options.solutions], plan)
+    solutions = _solutions(problem, [*first_named, *options.solutions], plan)
     against = solutions.pop(0) if first_named else None
     if len(solutions) + (against is not None) < 2:
         raise UsageError("bench needs something to compare: give another SOLUTION, or --against REF")
@@ -287,23 +287,16 @@ def open_lane(
     return SandboxLane(level, device=device, environment=environment, warm=LANE_MODULES)
 
 
-def _solutions(
-    options: argparse.Namespace, problem: JudgedProblem, names: list[str], plan: VerificationPlan
-) -> list[Solution]:
+def _solutions(problem: JudgedProblem, names: list[str], plan: VerificationPlan) -> list[Solution]:
     if problem.declared is not None:
         return problem.cuda_solutions(names, plan)
-    return [_solution(options, problem.pack, name) for name in names]
+    return [_solution(problem.pack, name) for name in names]
 
 
-def _solution(options: argparse.Namespace, pack: Pack, name: str) -> Solution:
+def _solution(pack: Pack, name: str) -> Solution:
     from forecast_harness.targets.packs import Language, load_solution
 
-    solution = load_solution(name, pack, None if options.language is None else Language(options.language))
-    if options.language == Language.CUDA and load_solution(name, pack).language is not Language.CUDA:
-        raise UsageError(
-            f"--language cuda is for Python that builds CUDA sources, and {name} does not: leave it out, or give a "
-            "kernel in CUDA C++ as KERNEL.cu:FN in place of the pack"
-        )
+    solution = load_solution(name, pack)
     if solution.language is Language.TRITON:
         require_packages(f"{solution.name}, which is written in Triton,", "triton")
     return solution
@@ -352,7 +345,7 @@ def _table(entries: list[BenchResult]) -> Any:
     for name in works:
         table.add_column(f"{name}, us", justify="right")
     for entry in entries:
-        blocks = "+".join(str(d["blocks"]) for d in entry.duels)
+        blocks = str(sum(d["blocks"] for d in entry.duels))
         gain = "" if entry.gain is None else f"{1 + entry.gain:.3f}x"
         peaks = _peaks(entry)
         times = [f"{1e3 * entry.labels[w].median_ms:.1f}" if w in entry.labels else "" for w in works]

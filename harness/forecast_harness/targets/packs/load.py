@@ -53,7 +53,7 @@ def load_pack(name: str | Path) -> Pack:
     )
 
 
-def load_solution(path: str | Path, pack: Pack, language: Language | None = None) -> Solution:
+def load_solution(path: str | Path, pack: Pack) -> Solution:
     """A solution of `pack`: one it ships, by name, or a file.
 
     The language is told by a `# language: triton` line, else by what the file imports. Raises
@@ -74,7 +74,7 @@ def load_solution(path: str | Path, pack: Pack, language: Language | None = None
             text = stream.read(4 * MAX_SOURCE_CHARACTERS + 1).decode().replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path} is no source: {error}") from error
-    solution = make_solution(file.stem, text, pack.definition.format, language)
+    solution = make_solution(file.stem, text, pack.definition.format)
     if not _may_bind(text, solution.entry):
         raise RecordError(
             f"{path} defines no {solution.entry}, which is what {pack.definition.name} calls: name its function (or "
@@ -96,23 +96,20 @@ def _may_bind(source: str, name: str) -> bool:
     return name in bound or "*" in bound or bool(reached) or "__dict__" in source
 
 
-def make_solution(
-    name: str, source: str, format: PackFormat = PackFormat.OWN, language: Language | None = None
-) -> Solution:
+def make_solution(name: str, source: str, format: PackFormat = PackFormat.OWN) -> Solution:
     """A solution from its text, with the entry point that the pack's format asks for."""
     entry = {
         PackFormat.OWN: "run",
         PackFormat.KERNELBENCH: "ModelNew",
         PackFormat.GPUMODE: "custom_kernel",
     }.get(format, "run")
-    if language is None:
-        stated = re.search(r"^# language: (\w+)$", source, re.MULTILINE)
-        if stated and stated[1] in list(Language):
-            language = Language(stated[1])
-        elif re.search(r"\bload_inline\b|__global__", source):
-            language = Language.CUDA
-        else:
-            language = Language.TRITON if re.search(r"^[ \t]*@triton\.jit", source, re.M) else Language.TORCH
+    stated = re.search(r"^# language: (\w+)$", source, re.MULTILINE)
+    if stated and stated[1] in list(Language):
+        language = Language(stated[1])
+    elif re.search(r"\bload_inline\b|__global__", source):
+        language = Language.CUDA
+    else:
+        language = Language.TRITON if re.search(r"^[ \t]*@triton\.jit", source, re.M) else Language.TORCH
     return Solution(name, language, source, entry)
 
 
