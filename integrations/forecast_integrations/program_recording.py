@@ -29,6 +29,7 @@ from forecast_autotune.records import Argument, Device
 from forecast_autotune.records.program import (
     CHECK_FILE,
     PLAN_FILE,
+    RANK_FOLDER,
     RECORDING_FILE,
     FunctionCall,
     FunctionReplacement,
@@ -45,6 +46,12 @@ _MOST_CHECKS = 64
 _COMPARED_CALLS = 20
 """Calls of a replaced function that are compared from the first on; of later ones, one in so many."""
 _OBSERVE = "__forecast_autotune_observe__"
+
+
+def record_first_rank() -> None:
+    """Record this process, too, where it is the first rank of a program whose launcher is recorded."""
+    if os.environ.get("RANK") == "0":
+        ProgramRecorder(Path(os.environ.pop(RANK_FOLDER))).start()
 
 
 class ProgramRecorder:
@@ -67,6 +74,8 @@ class ProgramRecorder:
 
     def start(self) -> None:
         """Begin, right before the program does: `sys.path` is the program's own."""
+        if "RANK" not in os.environ:  # all children of a rank have its number
+            os.environ[RANK_FOLDER] = str(self.folder)
         atexit.register(self._write, os.getpid())
         for module in {name.partition(":")[0] for name in self._watched} - {"__main__"}:
             self._observe_module(module)
@@ -245,8 +254,8 @@ class ProgramRecorder:
     # --- the end ---
 
     def _write(self, owner: int) -> None:
-        if os.getpid() != owner:
-            return
+        if os.getpid() != owner or (self.folder / RECORDING_FILE).exists():
+            return  # a forked child, or the launcher of a rank that has been recorded
         sys.setprofile(None)
         seconds = time.perf_counter() - self._began
         device, peak = None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -381,7 +390,7 @@ def _peak_since() -> int:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # begins the peak anew
     except OSError:
-        return 0
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import shutil
@@ -58,6 +59,11 @@ def _words(options: argparse.Namespace, recorded: Path | None) -> list[str]:
     """The program's words. Raises `UsageError` where there are none, or a script is not there."""
     from forecast_harness.improve.session import load_improvement
 
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UsageError(
+            "improve starts the program itself, several times, and so cannot be a rank of a job: give it the launcher, "
+            "as in `improve -m torch.distributed.run --nproc-per-node 2 train.py`, of which it improves rank 0"
+        )
     words = ["-m", *options.module] if options.module else list(options.program)
     if recorded is not None and not words:
         earlier = load_improvement(recorded)
@@ -178,4 +184,4 @@ def _report(session: ImproveSession, found: Improvement, options: argparse.Names
 def _nothing_text(device: str) -> str:
     missing = "calls no function of its own that takes and returns tensors"
     missing = missing if device == "cpu" else "launches no kernel on the GPU"
-    return f"the program {missing}, and processes that it starts are not looked into: there is nothing to improve"
+    return f"the program {missing}, nor does a rank 0 that it starts: there is nothing to improve"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from forecast_autotune.records.program import (
     RecordingPlan,
 )
 
-_GRACE_S = 30.0
-"""For what a child has under way when it is asked to end."""
+_GRACES_S = {True: (30.0,), False: (2.0, 5.0)}
+"""For what a child has under way when it is asked to end, and asked again; by whether its result is wanted."""
 _SHOWN = 300
 _ERROR = "forecast-autotune: error: "
 _SUMMARIES = ("forecast-autotune: captured", "forecast-autotune: no kernel")
@@ -116,9 +117,9 @@ def run_command(
             stdout, stderr = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             in_time = False
-            stdout, stderr = _interrupted(child)
+            stdout, stderr = _interrupted(child, wanted=True)
     except KeyboardInterrupt:
-        _interrupted(child)
+        _interrupted(child, wanted=False)
         raise
     finally:
         _signal_group(child, signal.SIGKILL)  # whatever it left behind
@@ -143,17 +144,17 @@ def start_command(words: Sequence[str], environment: Mapping[str, str]) -> subpr
 def end_child(child: subprocess.Popen[str]) -> None:
     """Ask a child to end, and kill it and what it left behind."""
     if child.poll() is None:
-        _interrupted(child)
+        _interrupted(child, wanted=False)
     _signal_group(child, signal.SIGKILL)
 
 
-def _interrupted(child: subprocess.Popen[str]) -> tuple[str, str]:
-    _signal_group(child, signal.SIGINT)
-    try:
-        return child.communicate(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired:
-        _signal_group(child, signal.SIGKILL)
-        return child.communicate()
+def _interrupted(child: subprocess.Popen[str], *, wanted: bool) -> tuple[str, str]:
+    for grace in _GRACES_S[wanted]:
+        _signal_group(child, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            return child.communicate(timeout=grace)
+    _signal_group(child, signal.SIGKILL)
+    return child.communicate()
 
 
 def _signal_group(child: subprocess.Popen[str], number: int) -> None:

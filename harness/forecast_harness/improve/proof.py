@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
     _serve_only(request.store, served)
     progress("comparing results in the program")
     try:
-        problems = _compare(request, replaced)
+        problems = _compare(request)
     except CommandError as error:
         problems = dict.fromkeys([*replaced, *served], f"the program does not take it: {error}")
     for name, reason in problems.items():
@@ -127,55 +127,65 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
     if not replaced and not served:
         return ProgramProof(refused=refused)
     names = [*replaced, *served]
+    request = replace(request, replaced=replaced, served=served)
     try:
-        turns = _turns_within(request, replaced, served, progress)
+        turns = _turns_within(request, progress)
+        turns = _turns_between(request, turns, progress) if isinstance(turns, str) else turns
     except CommandError as error:
         why = f"the program fails while it is timed: {error}"
         return ProgramProof(refused={**refused, **dict.fromkeys(names, why)})
-    if isinstance(turns, str):
-        turns = _turns_between(request, replaced, served, turns, progress)
+    pairs = [pair for run in (*turns.runs, *turns.profiled) for pair in run]
+    median = statistics.median
+    step = Gain.of([median(a.seconds / b.seconds for b, a in run) for run in turns.runs])
+    before_s, after_s = (median(p[w].seconds for run in turns.runs for p in run) for w in (0, 1))
+    peaks = [max(pair[which].peak_bytes for pair in pairs) for which in (0, 1)]
     parts = {}
     for name in names:
-        ratios = turns.parts.get(name, ())
+        ratios = [
+            a.median_s[name] / own for b, a in pairs if (own := b.median_s.get(name)) and name in a.median_s
+        ]
         if len(ratios) < 2:
             refused[name] = "the program does not call it as often as it takes to time it"
         elif not (gain := Gain.of(ratios)).is_faster:
             refused[name] = f"it is not shown to be faster in the program: {gain.text}"
-        elif turns.step.low > 1.0:
-            refused[name] = f"the program's step is slower with it: {turns.step.text}"
-        elif turns.peaks[1] > max(turns.peaks[0] * _MEMORY_SHARE, turns.peaks[0] + _MEMORY_BYTES):
-            before, after = (f"{p / 2**20:.0f}" for p in turns.peaks)
-            refused[name] = f"the program takes {after} MiB with it, {before} without"
+        elif step.low > 1.0:
+            refused[name] = f"the program's step is slower with it: {step.text}"
+        elif peaks[1] > max(peaks[0] * _MEMORY_SHARE, peaks[0] + _MEMORY_BYTES):
+            refused[name] = (
+                f"the program takes {peaks[1] / 2**20:.0f} MiB with it, {peaks[0] / 2**20:.0f} without"
+            )
         else:
             parts[name] = gain
-    return ProgramProof(turns.step, turns.before_s, turns.after_s, turns.how, parts, refused, *turns.peaks)
+    return ProgramProof(step, before_s, after_s, turns.how, parts, refused, *peaks)
+
+
+_Pair = Sequence[TurnBlock]
+"""Without the sources, and with them."""
 
 
 @dataclass(frozen=True)
-class _TurnTimes:
-    """Times without and with the sources, in turns."""
+class _Turns:
+    """Blocks without and with the sources that are to be compared, for each process or pair of processes."""
 
-    ratios: Sequence[float]
-    """With over without, of a step: one for each process, or for each pair of processes."""
-    before_s: float
-    after_s: float
     how: str
-    parts: Mapping[str, Sequence[float]]
-    peaks: tuple[int, int]
-
-    @property
-    def step(self) -> Gain:
-        return Gain.of(self.ratios)
+    runs: Sequence[Sequence[_Pair]]
+    profiled: Sequence[Sequence[_Pair]] = ()
+    """Of a process whose launches were timed, which makes its steps longer."""
 
 
-def _turns_within(
-    request: ProofRequest,
-    replaced: Mapping[str, FunctionReplacement],
-    served: Sequence[str],
-    progress: Callable[[str], None],
-) -> _TurnTimes | str:
+def _rounds(request: ProofRequest, least: int, progress: Callable[[str], None]) -> Iterator[int]:
+    began = time.monotonic()
+    for turn in range(least + _MOST_TURNS - TURNS):
+        if turn >= least and time.monotonic() + (time.monotonic() - began) / turn > request.ends:
+            return
+        progress(f"timing the program, turn {turn + 1} of {least} or more")
+        yield turn
+
+
+def _turns_within(request: ProofRequest, progress: Callable[[str], None]) -> _Turns | str:
     """Blocks of steps in turns within each of a few processes; the reason where that cannot be."""
-    calls = {n: round(c) for n in (*replaced, *served) if (c := request.calls[n]) >= 1 and c == round(c)}
+    names = (*request.replaced, *request.served)
+    calls = {n: round(c) for n in names if (c := request.calls[n]) >= 1 and c == round(c)}
     if request.plan.step:
         calls = {request.plan.step: 1}
     if not calls or request.steps < 4 * _LEAST_PAIRS:
@@ -184,81 +194,37 @@ def _turns_within(
     count = max(1, min(math.ceil(_BLOCK_S / request.step_s), request.steps // _WANTED_BLOCKS - 1))
     each = calls[marker]
     plan = replace(request.plan, marker=marker, settling=each, block=each * (count + 1))
-    runs: list[ProgramRecording] = []
-    began = time.monotonic()
-    # With a GPU, launches are timed and memory is looked at in the first run alone, as that makes its steps longer.
-    extra = 1 if served else 0
-    for turn in range(_MOST_TURNS + extra):
-        if turn >= TURNS + extra and time.monotonic() + (time.monotonic() - began) / turn > request.ends:
-            break
-        progress(f"timing the program, run {turn + 1} of {TURNS + extra} or more")
+    runs: list[list[_Pair]] = []
+    profiled = 1 if request.served else 0
+    for turn in _rounds(request, TURNS + profiled, progress):
         own = replace(plan, profile=turn == 0, served_first=turn % 2 == 0)
-        ran = _run(replace(request, plan=own), replaced, variants=bool(served))
-        if len(_pairs(ran)) < _LEAST_PAIRS:
-            return "too few of its launches pass its tuner, as with a graph, or it ends too early"
-        if past := {*ran.unturned} & {*served}:
+        ran = _run(replace(request, plan=own), served=True)
+        if past := {*ran.unturned} & {*request.served}:
             return f"{min(past)} is also launched past its tuner, as by a graph"
-        runs.append(ran)
-    timed = [_pairs(r) for r in runs[extra:]]
-    parts: dict[str, list[float]] = {}
-    for before, after in (p for r in runs for p in _pairs(r)):
-        for name in before.median_s.keys() & after.median_s.keys():
-            parts.setdefault(name, []).append(after.median_s[name] / before.median_s[name])
-    median, peak = statistics.median, runs[0].peak_bytes
-    return _TurnTimes(
-        [median(a.seconds / b.seconds for b, a in pairs) for pairs in timed],
-        median(b.seconds for pairs in timed for b, _ in pairs) / count,
-        median(a.seconds for pairs in timed for _, a in pairs) / count,
-        f"{len(timed)} processes, in turns of {count} steps within each",
-        parts,
-        (
-            max(b.peak_bytes for b, _ in _pairs(runs[0])) or peak,
-            max(a.peak_bytes for _, a in _pairs(runs[0])) or peak,
-        ),
-    )
+        blocks = ran.blocks[2 * round(len(ran.blocks) * _WARM_SHARE / 2) :]
+        runs.append(_paired([replace(b, seconds=b.seconds / count) for b in blocks]))
+        if len(runs[-1]) < _LEAST_PAIRS:
+            return "too few of its launches pass its tuner, as with a graph, or it ends too early"
+    how = f"{len(runs) - profiled} processes, in turns of {count} steps within each"
+    return _Turns(how, runs[profiled:], runs[:profiled])
 
 
-def _pairs(recording: ProgramRecording) -> list[tuple[TurnBlock, TurnBlock]]:
-    """Neighbours after warm-up, without and with the sources."""
-    blocks = recording.blocks
-    kept = blocks[2 * round(len(blocks) * _WARM_SHARE / 2) :]
-    return [(b, a) if a.served else (a, b) for a, b in zip(kept[::2], kept[1::2], strict=False)]
-
-
-def _turns_between(
-    request: ProofRequest,
-    replaced: Mapping[str, FunctionReplacement],
-    served: Sequence[str],
-    reason: str,
-    progress: Callable[[str], None],
-) -> _TurnTimes:
+def _turns_between(request: ProofRequest, reason: str, progress: Callable[[str], None]) -> _Turns:
     """Whole processes in turns. Raises `CommandError` where the program fails."""
-    without: list[ProgramRecording] = []
-    with_: list[ProgramRecording] = []
-    began = time.monotonic()
-    for turn in range(_MOST_TURNS):
-        if turn >= TURNS and time.monotonic() + (time.monotonic() - began) / turn > request.ends:
-            break
-        for which in (False, True) if turn % 2 == 0 else (True, False):
-            progress(f"timing the program, run {len(without) + len(with_) + 1} of {2 * TURNS} or more")
-            ran = _run(request, replaced if which else {}, variants=which and bool(served))
-            (with_ if which else without).append(ran)
-    before, after = [steps_of(r) for r in without], [steps_of(r) for r in with_]
-    both = list(zip(before, after, strict=True))
-    parts = {}
-    for name in (*replaced, *served):
-        pairs = [(b.launches.get(name), a.launches.get(name)) for b, a in both]
-        parts[name] = [
-            a.median_s / b.median_s for b, a in pairs if a is not None and b is not None and b.median_s
-        ]
-    return _TurnTimes(
-        [a.seconds / b.seconds for b, a in both],
-        statistics.mean(s.seconds for s in before),
-        statistics.mean(s.seconds for s in after),
-        f"{before[0].how}; {len(both)} processes each, not in turns within one: {reason}",
-        parts,
-        (max(r.peak_bytes for r in without), max(r.peak_bytes for r in with_)),
-    )
+    runs = []
+    for turn in _rounds(request, TURNS, progress):
+        blocks = []
+        for served in (False, True) if turn % 2 == 0 else (True, False):
+            ran = _run(request, served=served)
+            steps = steps_of(ran)
+            medians = {n: t.median_s for n, t in steps.launches.items()}
+            blocks.append(TurnBlock(served, steps.seconds, ran.peak_bytes, medians))
+        runs.append(_paired(blocks))
+    return _Turns(f"{steps.how}; {len(runs)} processes each, not in turns within one: {reason}", runs)
+
+
+def _paired(blocks: Sequence[TurnBlock]) -> list[_Pair]:
+    return [sorted(two, key=lambda b: b.served) for two in zip(blocks[::2], blocks[1::2], strict=False)]
 
 
 def _serve_only(root: Path, kernels: Sequence[str]) -> None:
@@ -270,25 +236,25 @@ def _serve_only(root: Path, kernels: Sequence[str]) -> None:
         store.put_variant(variant)
 
 
-def _run(
-    request: ProofRequest,
-    replaced: Mapping[str, FunctionReplacement],
-    *,
-    variants: bool,
-    compare: bool = False,
-) -> ProgramRecording:
+def _run(request: ProofRequest, *, served: bool, compare: bool = False) -> ProgramRecording:
     """One run. Where Triton's kernels are served, they are without variants, too: configs are the same in both."""
-    plan = replace(request.plan, serve=bool(request.served), replaced=replaced, compare=compare)
-    plan = replace(plan, profile=plan.profile and not compare)
-    folder = request.folder / ("with" if replaced or variants else "without")
+    plan = replace(
+        request.plan,
+        serve=bool(request.served),
+        replaced=request.replaced if served else {},
+        compare=compare,
+        profile=request.plan.profile and not compare,
+    )
+    folder = request.folder / ("with" if served else "without")
+    variants = served and bool(request.served)
     return record(request.program, plan, folder, request.store, seconds=request.run_s, variants=variants)
 
 
-def _compare(request: ProofRequest, replaced: Mapping[str, FunctionReplacement]) -> dict[str, str]:
+def _compare(request: ProofRequest) -> dict[str, str]:
     """Why sources do not give the program's results, by name."""
-    ran = _run(request, replaced, variants=bool(request.served), compare=True)
+    ran = _run(request, served=True, compare=True)
     problems = {}
-    for name in (*replaced, *request.served):
+    for name in (*request.replaced, *request.served):
         if not ran.replaced_calls.get(name):
             problems[name] = (
                 "the program makes no call that it was verified for, or its tuner prefers the original"
@@ -296,13 +262,12 @@ def _compare(request: ProofRequest, replaced: Mapping[str, FunctionReplacement])
         elif (difference := ran.differences.get(name, 0.0)) > 1.0:
             problems[name] = f"a live call's result differs by {difference:.3g} times what rounding explains"
     if request.plan.check:
-        _run(request, {}, variants=False, compare=True)
+        _run(request, served=False, compare=True)
         if reason := _checks_differ(
             request.folder / "with" / CHECK_FILE, request.folder / "without" / CHECK_FILE
         ):
-            problems = dict.fromkeys(
-                [*replaced, *request.served], f"{request.plan.check} returns otherwise: {reason}"
-            )
+            why = f"{request.plan.check} returns otherwise: {reason}"
+            problems = dict.fromkeys([*request.replaced, *request.served], why)
     return problems
 
 

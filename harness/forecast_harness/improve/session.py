@@ -195,7 +195,9 @@ class ImproveSession:
             if spent := [name for name, amount in limits.items() if amount <= 0.0]:
                 improvement.searches[part.name] = SearchEnd(problem=f"no {spent[0]} are left for it")
                 continue
-            seconds = max(left * share, least)
+            # The next two need theirs, too: most of what a search gains, it gains early.
+            later = least * min(2, len(chosen) - number - 1)
+            seconds = max(min(left * share, left - later), least)
             self._tell(f"searching {part.name}, {part.share:.0%} of a step, {seconds:.0f} s")
             improvement.searches[part.name] = self._search(part, seconds, limits)
             self.save(improvement)

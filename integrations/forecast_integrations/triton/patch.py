@@ -7,8 +7,11 @@ attributes and their own overrides stay as they are, and so does whatever a fram
 
 from __future__ import annotations
 
+import os
+
 from triton.runtime.autotuner import Autotuner
 
+from forecast_autotune.records.program import RANK_FOLDER
 from forecast_autotune.settings import Settings
 from forecast_integrations.triton import upstream
 from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
@@ -50,6 +53,10 @@ def patch_triton() -> None:
         from forecast_integrations.triton.untuned import serve_untuned
 
         serve_untuned()
+    if RANK_FOLDER in os.environ:
+        from forecast_integrations.program_recording import record_first_rank
+
+        record_first_rank()
     RECORDER.start()
     upstream.serve(Autotuner, _launch)
     upstream.install()

@@ -20,6 +20,7 @@ from forecast_autotune.records import Argument, Config, Device, Kernel
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.records.program import (
     PLAN_FILE,
+    RANK_FOLDER,
     RECORDING_FILE,
     ProgramRecording,
     RecordingPlan,
@@ -35,7 +36,7 @@ from forecast_harness.improve.parts import Part, chosen_parts, parts_of
 from forecast_harness.improve.proof import ProofRequest
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings, SearchEnd
 from forecast_harness.improve.steps import steps_of
-from forecast_integrations.program_recording import ProgramRecorder
+from forecast_integrations.program_recording import ProgramRecorder, record_first_rank
 
 PROGRAM = UserProgram(("program.py",))
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "improve"
@@ -284,6 +285,38 @@ def test_a_kernel_of_another_process_is_named(tmp_path: Path) -> None:
         recording(), steps_of(recording()), [captured("mine", "import triton\n")], tmp_path, PROGRAM
     )
     assert "a process that the program starts" in part.reason
+
+
+def test_the_next_kernels_get_a_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = tuple(
+        Part(n, "function", s, 1.0, 1e-3, target="x") for n, s in zip("abc", (0.9, 0.06, 0.04), strict=True)
+    )
+    given: list[float] = []
+    monkeypatch.setattr(
+        ImproveSession, "_search", lambda self, part, s, limits: given.append(s) or SearchEnd()
+    )
+    session = ImproveSession(("x.py",), ImproveSettings("cpu", 400.0, 3), tmp_path, lambda line: None)
+    session.search(Improvement(("x.py",), parts=parts))
+    assert [round(s, -1) for s in given] == [350, 240, 400]
+
+
+def test_rank_0_is_recorded_in_place_of_its_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / PLAN_FILE).write_text(json.dumps(RecordingPlan(profile=False).to_json()))
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv(RANK_FOLDER, "")
+    launcher = ProgramRecorder(tmp_path)
+    launcher.start()
+    started: list[ProgramRecorder] = []
+    monkeypatch.setattr(ProgramRecorder, "start", lambda self: started.append(self))
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        record_first_rank()
+    (first,) = started
+    assert RANK_FOLDER not in os.environ
+    first.add_launch("kernel", 0.0, 1.0)
+    first._write(os.getpid())
+    launcher._write(os.getpid())
+    assert json.loads((tmp_path / RECORDING_FILE).read_text())["names"] == ["kernel"]
 
 
 def test_limits_hold_for_all_searches_together(tmp_path: Path) -> None:

@@ -113,12 +113,15 @@ def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: s
         (("--seconds", "-1", "x.py"), "must be a number above 0"),
         (("--from-run", "nowhere"), "no folder of `improve`"),
         (("--patch", "nowhere/x.diff", os.__file__), "there is no directory nowhere"),
+        (("RANK", os.__file__), "cannot be a rank of a job: give it the launcher"),
     ],
 )
 def test_mistakes_are_named(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "RANK" in words:
+        monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["improve", *words]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
