@@ -17,7 +17,7 @@ PLAN_FILE = "plan.json"
 RECORDING_FILE = "recording.json"
 CHECK_FILE = "check.pt"
 """Results of the function named by `RecordingPlan.check`, as torch saves them."""
-RANK_FOLDER = "_FORECAST_AUTOTUNE_RECORDING"
+RANK_FOLDER = "_FORECAST_RECORDING"
 """The variable that names the folder to ranks which a recorded launcher starts; the first one records itself."""
 
 

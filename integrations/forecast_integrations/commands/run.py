@@ -28,7 +28,7 @@ from forecast_autotune.report.summary import ModelTally
 from forecast_autotune.settings import Settings, parse_user_directory
 
 if TYPE_CHECKING:
-    from forecast_integrations.program_recording import ProgramRecorder
+    from forecast_integrations.triton.program_recording import ProgramRecorder
 
 
 def _tally_json(tally: ModelTally | None) -> dict[str, object] | None:
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 def _recorder(options: argparse.Namespace) -> ProgramRecorder | None:
     if options.recording is None:
         return None
-    from forecast_integrations.program_recording import ProgramRecorder
+    from forecast_integrations.triton.program_recording import ProgramRecorder
 
     return ProgramRecorder(Path(options.recording))
 

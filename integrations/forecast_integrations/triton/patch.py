@@ -54,7 +54,7 @@ def patch_triton() -> None:
 
         serve_untuned()
     if RANK_FOLDER in os.environ:
-        from forecast_integrations.program_recording import record_first_rank
+        from forecast_integrations.triton.program_recording import record_first_rank
 
         record_first_rank()
     RECORDER.start()

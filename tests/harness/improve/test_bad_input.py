@@ -36,7 +36,7 @@ from forecast_harness.improve.parts import Part, chosen_parts, parts_of
 from forecast_harness.improve.proof import ProofRequest
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings, SearchEnd
 from forecast_harness.improve.steps import steps_of
-from forecast_integrations.program_recording import ProgramRecorder, record_first_rank
+from forecast_integrations.triton.program_recording import ProgramRecorder, record_first_rank
 
 PROGRAM = UserProgram(("program.py",))
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "improve"

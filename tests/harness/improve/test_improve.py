@@ -34,7 +34,7 @@ from forecast_harness.improve.steps import launch_period, steps_of
 from forecast_harness.records import NodeResult
 from forecast_harness.targets.program_functions import function_pack, replacement_of
 from forecast_harness.trials.verdict import call_facts
-from forecast_integrations.program_recording import ProgramRecorder
+from forecast_integrations.triton.program_recording import ProgramRecorder
 from tests.core.captured_output import Capture
 
 ROOT = Path(__file__).parents[3]

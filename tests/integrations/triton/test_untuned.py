@@ -15,8 +15,8 @@ import triton.language as tl
 from forecast_autotune import autotune
 from forecast_autotune.records.program import PLAN_FILE, RecordingPlan
 from forecast_autotune.store import Store
-from forecast_integrations.program_recording import ProgramRecorder
 from forecast_integrations.triton import engine, untuned
+from forecast_integrations.triton.program_recording import ProgramRecorder
 from forecast_integrations.triton.untuned import serving
 from tests.integrations.triton.test_variants_live import arguments, checked, record
 
