@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.browser import chromium
+from tests.browser import PageVisit, chromium
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)|(?:src|srcset|href)=\"(?P<attribute>[^\"]+)\"")
@@ -66,6 +67,30 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
             ):
                 tab.goto((tmp_path / page / "index.html").as_uri())
                 assert tab.evaluate(_OVERFLOW) == [], f"{page} at {width} pixels"
+
+
+@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_tour_shows_every_step_of_a_decision_and_of_a_search(fresh: bool, tmp_path: Path) -> None:
+    folder = tmp_path if fresh else ROOT / "docs" / "tour"
+    if fresh:
+        subprocess.run([sys.executable, str(ROOT / "docs" / "tools" / "tour.py"), str(folder)], check=True)
+    steps = runpy.run_path(str(ROOT / "docs" / "tools" / "tour.py"))["STEPS"]
+    with chromium() as browser:
+        visit = PageVisit(browser, (folder / "index.html").as_uri())
+        texts = {
+            name: visit.tab.eval_on_selector_all(f"section {name}", "all => all.map(e => e.innerText)")
+            for name in ("h2", ".command", ".output", "a")
+        }
+        assert visit.tab.evaluate(_OVERFLOW) == []
+        assert visit.requested_urls == [(folder / "index.html").as_uri()]
+        for link in texts["a"]:
+            assert PageVisit(browser, (folder / link).as_uri()).messages == []
+    assert texts["h2"] == [step[0] for step in steps]
+    assert texts[".command"] == [f"$ {step[2]}" for step in steps]
+    assert all(texts[".output"])
+    shown = "\n".join(texts[".output"])
+    for part in ("plan 1 ", "90 % range", "stated risk", "[stored; ", " over the seed, 95 % interval"):
+        assert part in shown
 
 
 def test_every_page_is_behind_a_door() -> None:
