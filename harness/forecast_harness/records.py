@@ -292,7 +292,7 @@ class SearchSettings:
     archive: str = "puct"
     """`puct` or `greedy`."""
     proposers: tuple[str, ...] = ("mechanical",)
-    """As on the command line: `mechanical`, `recorded:DIR`, `llm:SPEC`, `external:COMMAND`."""
+    """As on the command line: `mechanical`, `files:DIR`, `recorded:DIR`, `llm:SPEC`."""
     surrogate: str = "auto"
     """`auto`, `none` (measure what comes first), or a spec of `forecasters`."""
     parents: int = 2

@@ -1,4 +1,4 @@
-"""Authors of new sources: mechanical rewrites, language models, other programs, files and records."""
+"""Authors of new sources: mechanical rewrites, language models, files and records."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forecast_harness.records import SearchTarget
 if TYPE_CHECKING:
     from forecast_harness.authors.mechanical import Rewriter
 
-SPEC_FORMS = "mechanical, recorded:FOLDER, files:FOLDER, llm:SPEC or external:COMMAND"
+SPEC_FORMS = "mechanical, recorded:FOLDER, files:FOLDER or llm:SPEC"
 
 
 def open_author(spec: str, target: SearchTarget, *, rewriter: Rewriter | None = None) -> Author:
     """The author that `spec` names, for `target`; `rewriter`: see `mechanical.Rewriter`.
 
-    `spec`: `mechanical`; `llm:` and what FORECAST_AUTOTUNE_LLM accepts; `external:` and a command line, `files:` or
-    `recorded:` and a folder, see `external`. Raises `SettingsError` for another, or where what follows the colon cannot
+    `spec`: `mechanical`; `llm:` and what FORECAST_AUTOTUNE_LLM accepts; `files:` or `recorded:` and a folder, see
+    `external`. Raises `SettingsError` for another, or where what follows the colon cannot
     be used.
     """
     kind, _, rest = spec.strip().partition(":")
@@ -30,15 +30,8 @@ def open_author(spec: str, target: SearchTarget, *, rewriter: Rewriter | None = 
         from forecast_harness.authors.llm import open_llm_author
 
         return open_llm_author(rest, target)
-    if kind in ("external", "files", "recorded") and rest:
-        from forecast_harness.authors.external import (
-            AnswerFolder,
-            AnsweringProgram,
-            ExternalAuthor,
-            RecordedSources,
-        )
+    if kind in ("files", "recorded") and rest:
+        from forecast_harness.authors.external import AnswerFolder, ExternalAuthor, RecordedSources
 
-        if kind == "recorded":
-            return ExternalAuthor(RecordedSources(rest, target))
-        return ExternalAuthor(AnsweringProgram(rest) if kind == "external" else AnswerFolder(rest))
+        return ExternalAuthor(RecordedSources(rest, target) if kind == "recorded" else AnswerFolder(rest))
     raise SettingsError(f"a proposer is given as {SPEC_FORMS}, not as {spec!r:.80}")

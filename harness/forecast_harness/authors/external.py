@@ -1,4 +1,4 @@
-"""Sources of other programs, of whoever answers in files, and of a record: one request, and one answer.
+"""Sources of whoever answers in files, and of a record: one request, and one answer.
 
 A request, as an object in JSON (`schema` changes when fields change their meaning):
 
@@ -10,23 +10,15 @@ A request, as an object in JSON (`schema` changes when fields change their meani
      "failures": [<like a parent, with outcome, stage and feedback in judged>],
      "score": <log2(time of the first parent / time of the first seed)>}
 
-The answer:
+`files:FOLDER` is whoever answers in files: a coding agent, a program, a person. Each request becomes a folder
+`FOLDER/0001`, `FOLDER/0002`, ... with `request.json`, and `request.md`, the same for reading. The nodes are the files
+`*.py` and `*.cu` beside them, whose first line may be a comment that is the note. A file `done` says that they are
+complete; it may hold the rest of the answer:
 
-    {"id": "<the request's>", "tokens": 0, "money": 0.0, "exhausted": false,
-     "nodes": [{"source": "...", "note": "what was changed and why", "language": "<default: the target's>",
-                "author": "<model and version>", "origin": "llm" | "mechanical" | "hand"}],
+    {"author": "<model and version>", "tokens": 0, "money": 0.0, "exhausted": false,
      "problem": "<why there are none>"}
 
-Only `id` and `nodes` are needed. Requests come one at a time.
-
-`external:COMMAND` is a program that is run for each request, which it reads from its stdin; it writes the answer to its
-stdout. Its stderr is kept for problems. It runs in a process group of its own, of which nothing outlives the answer
-(SIGTERM, then SIGKILL). One that says nothing in time or answers otherwise is run again, once per request.
-
-`files:FOLDER` is whoever answers in files: a coding agent, a person. Each request becomes a folder `FOLDER/0001`,
-`FOLDER/0002`, ... with `request.json`, and `request.md`, the same for reading. The nodes are the files `*.py` and
-`*.cu` beside them, whose first line may be a comment that is the note. A file `done` says that they are complete; it
-may hold the rest of the answer. A file `FOLDER/stop` says that there will be no more sources.
+Requests come one at a time. A file `FOLDER/stop` says that there will be no more sources.
 
 `recorded:FOLDER` answers with the sources in all files `*.py` and `*.cu` below a folder, such as one that was answered
 in before, until each has been dealt.
@@ -34,26 +26,18 @@ in before, until each has been dealt.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import shlex
-import shutil
-import signal
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from forecast_autotune.errors import RecordError, SettingsError
-from forecast_autotune.printable import printable_line
 from forecast_autotune.records import codec
-from forecast_autotune.records.json_fields import decode_json, read_integer, read_list, read_number
+from forecast_autotune.records.json_fields import decode_json, read_integer, read_number
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants.records import Origin, Provenance
@@ -61,17 +45,9 @@ from forecast_harness.authors.author import Draft, defines_entry, draw_seed, new
 from forecast_harness.records import Node, ProposalRequest, Proposed, SearchCost, SearchTarget
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.load import make_solution
-from forecast_harness.targets.packs.schema import Language
 from forecast_harness.targets.statement import timed_work
 
 SCHEMA = 1
-TIMEOUT_S = 600.0
-"""Seconds that one answer of a program may take."""
-MAX_ANSWER_BYTES = 16 * 2**20
-"""Bytes of a program's answer."""
-_TERMINATION_GRACE_S = 2.0
-_KILL_GRACE_S = 10.0
-"""Most seconds that the ends of killed processes are waited for; one that waits for a disk may take longer."""
 _POLL_S = 0.2
 _MAX_TEXT_CHARS = 400
 _MAX_NOTE_CHARS = 300
@@ -111,129 +87,21 @@ class ExternalAuthor:
     def propose(self, request: ProposalRequest) -> Proposed:
         """See `Author`."""
         begin = time.monotonic()
-        spent, problem = SearchCost(), ""
+        spent = SearchCost()
         with self._mutex:
-            for _ in range(2):
-                try:
-                    answer = self._answers.answer(request)
-                    spent = _answer_cost(answer)
-                    proposed = _read_answer(answer, request)
-                except (_ProtocolError, RecordError) as error:
-                    problem = f"{self.name}: {error}"
-                    if spent.tokens or spent.money:
-                        break  # an answer that was paid for, and cannot be used, is not bought again
-                    continue
-                seconds = time.monotonic() - begin
-                return replace(proposed, spent=replace(spent, wall_seconds=seconds))
-        return Proposed(
-            request.id, (), spent=replace(spent, wall_seconds=time.monotonic() - begin), problem=problem
-        )
+            try:
+                answer = self._answers.answer(request)
+                spent = _answer_cost(answer)
+                proposed = _read_answer(answer, request)
+            except (_ProtocolError, RecordError) as error:
+                proposed = Proposed(request.id, (), problem=f"{self.name}: {error}")
+        return replace(proposed, spent=replace(spent, wall_seconds=time.monotonic() - begin))
 
     def close(self) -> None:
         """End whoever answers. An answer under way is lost."""
         self._answers.close()
         with self._mutex:  # whoever waited for it has noticed its end
             pass
-
-
-# --- a program ---
-
-
-class AnsweringProgram:
-    """A command line that is run for each request.
-
-    Raises `SettingsError` for one that cannot be split or whose program is not there.
-    """
-
-    style = "ask"
-
-    def __init__(self, command: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        try:
-            self._command = shlex.split(command)
-        except ValueError as error:
-            raise SettingsError(f"external:{command:.80} is no command line: {error}") from error
-        if not self._command:
-            raise SettingsError("external: needs a command line, as in external:python agent.py")
-        if shutil.which(self._command[0]) is None:
-            raise SettingsError(
-                f"external: needs a program that can be run, and {self._command[0]!r:.80} is none: give its path, or "
-                "make it executable"
-            )
-        self.name = f"external:{Path(self._command[0]).name}"
-        self._timeout_s = timeout_s
-        self._closed = threading.Event()
-
-    def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
-        """See `Answers`."""
-        line = json.dumps(_request_json(request), allow_nan=False).encode() + b"\n"
-        with tempfile.TemporaryFile() as reply, tempfile.TemporaryFile() as errors:
-            ended = self._run(line, reply, errors)
-            size = errors.seek(0, os.SEEK_END)
-            errors.seek(max(0, size - 4 * _MAX_TEXT_CHARS))
-            words = _printable(errors.read()[-_MAX_TEXT_CHARS:])
-            said = f"; it said: {words}" if words else ""
-            if not ended:
-                raise _ProtocolError(f"no answer within {self._timeout_s:g} s{said}")
-            reply.seek(0)
-            data = reply.read(MAX_ANSWER_BYTES + 1).strip()
-        if len(data) > MAX_ANSWER_BYTES:
-            raise _ProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-        if not data:
-            raise _ProtocolError(f"it ended without an answer{said}")
-        try:
-            answer = decode_json(data.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise _ProtocolError(f"an answer that is not JSON: {_printable(data)}") from error
-        if not isinstance(answer, dict):
-            raise _ProtocolError(f"an answer that is no object: {_printable(data)}")
-        return answer
-
-    def close(self) -> None:
-        """Have what runs ended by whoever waits for it."""
-        self._closed.set()
-
-    def _run(self, line: bytes, reply: BinaryIO, errors: BinaryIO) -> bool:
-        """Run the program and all that it starts, to their end; whether it ended by itself."""
-        if self._closed.is_set():
-            raise _ProtocolError("it was closed")
-        try:
-            process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=reply, stderr=errors, start_new_session=True
-            )
-        except OSError as error:
-            raise _ProtocolError(f"it cannot be started: {error}") from error
-        # In a thread of its own: a program that does not read would hold up whoever writes.
-        threading.Thread(target=_write_line, args=(process.stdin, line), daemon=True).start()
-        until, ended = time.monotonic() + self._timeout_s, False
-        # Not reaped before its group is gone: until then no other group can have its number.
-        state = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while not (self._closed.is_set() or ended) and time.monotonic() < until:
-            ended = os.waitid(os.P_PID, process.pid, state) is not None or self._closed.wait(0.01)
-        for number, grace in ((signal.SIGTERM, _TERMINATION_GRACE_S), (signal.SIGKILL, _KILL_GRACE_S)):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
-            until = time.monotonic() + grace
-            while _group_is_alive(process.pid) and time.monotonic() < until:
-                time.sleep(0.01)
-        process.wait()
-        if self._closed.is_set():
-            raise _ProtocolError("it was closed")
-        return ended
-
-
-def _write_line(stream: BinaryIO, line: bytes) -> None:
-    with contextlib.suppress(OSError), stream:  # who does not read is heard of where an answer is awaited
-        stream.write(line)
-
-
-def _group_is_alive(group: int) -> bool:
-    """Whether a process of the group runs; one that has ended and was not reaped does not. Needs `/proc`."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, of_group, *_ = stat.read_text().rpartition(")")[2].split()
-            if int(of_group) == group and state not in "ZX":
-                return True
-    return False
 
 
 # --- files ---
@@ -446,12 +314,8 @@ def _answer_cost(answer: Mapping[str, Any]) -> SearchCost:
 
 
 def _read_answer(answer: Mapping[str, Any], request: ProposalRequest) -> Proposed:
-    """The nodes of an answer. Raises `RecordError` for one of another form."""
-    if answer.get("id") != request.id:
-        raise RecordError(f"it answers {answer.get('id')!r:.60}, and was asked {request.id!r}")
-    if "nodes" not in answer and not answer.get("problem"):
-        raise RecordError(f"an answer needs nodes, a list; it has {', '.join(answer) or 'nothing'}")
-    drafts = [_draft(one, request) for one in read_list(answer.get("nodes"), "nodes")]
+    """The nodes of an answer. Raises `RecordError` for a source that is empty."""
+    drafts = [_draft(one, request) for one in answer["nodes"]]
     nodes = new_nodes(request, drafts)
     problem = str(answer.get("problem") or "")[:_MAX_TEXT_CHARS]
     if not nodes and not problem:
@@ -459,19 +323,9 @@ def _read_answer(answer: Mapping[str, Any], request: ProposalRequest) -> Propose
     return Proposed(request.id, nodes, problem=problem, exhausted=answer.get("exhausted") is True)
 
 
-def _draft(data: Any, request: ProposalRequest) -> Draft:
-    source = data.get("source") if isinstance(data, Mapping) else None
-    if not isinstance(source, str) or not source.strip():
-        raise RecordError(f"every node needs a source, as a text that is not empty: {data!r:.80}")
-    language = data.get("language") or request.target.language
-    if language not in list(Language):
-        raise RecordError(f"a node's language must be one of {', '.join(Language)}, not {language!r:.40}")
-    if (origin := data.get("origin", "llm")) not in list(Origin):
-        raise RecordError(f"a node's origin must be one of {', '.join(Origin)}, not {origin!r:.40}")
-    note = " ".join(str(data.get("note") or "").split())[:_MAX_NOTE_CHARS]
-    author = str(data.get("author") or request.arm)[:_MAX_NOTE_CHARS]
-    return Draft(source, Provenance(Origin(origin), author=author, note=note), str(language))
-
-
-def _printable(data: bytes) -> str:
-    return printable_line(data.decode("utf-8", "replace"), _MAX_TEXT_CHARS)
+def _draft(data: Mapping[str, str], request: ProposalRequest) -> Draft:
+    note = " ".join(data["note"].split())[:_MAX_NOTE_CHARS]
+    if not data["source"].strip():
+        raise RecordError(f"a source must not be empty: {note}")
+    author = (data.get("author") or request.arm)[:_MAX_NOTE_CHARS]
+    return Draft(data["source"], Provenance(Origin.LLM, author=author, note=note), data["language"])

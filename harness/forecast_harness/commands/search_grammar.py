@@ -49,7 +49,7 @@ def _method_options(parser: argparse.ArgumentParser) -> None:
         "--proposer",
         action="append",
         metavar="SPEC",
-        help="mechanical (default), llm:SPEC, external:CMD, files:DIR or recorded:DIR; several share the budget",
+        help="mechanical (default), llm:SPEC, files:DIR or recorded:DIR; several share the budget",
     )
     group.add_argument(
         "--llm",
@@ -146,8 +146,7 @@ def improve(commands: Commands) -> None:
         "--proposer",
         action="append",
         metavar="SPEC",
-        help="another author beside mechanical rewrites: recorded:DIR and files:DIR with a folder a kernel, or "
-        "external:CMD",
+        help="another author beside mechanical rewrites: recorded:DIR or files:DIR with a folder a kernel",
     )
     group.add_argument(
         "--llm",

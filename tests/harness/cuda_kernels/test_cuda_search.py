@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -60,9 +59,6 @@ class ConfirmingHost(NotingHost):
         return {
             n: NodeResult(Outcome.OK, seed, log2_ratio=r, sd=0.01, stage="confirm") for n, r in ratios.items()
         }
-
-
-AGENT = Path(__file__).parents[1] / "authors" / "agent.py"
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +118,11 @@ def searched(
 def test_a_search_takes_the_faster_of_two_proposals(
     lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
 ) -> None:
-    state = searched(lanes, target, seed, tmp_path, f"external:{sys.executable} {AGENT} cuda", "auto")
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "faster.cu").write_text(f"// faster\n{seed.source}#define FASTER 1  // 20000 ns\n")
+    (folder / "wrong.cu").write_text(f"// wrong\n{seed.source.replace('2 * x[', '3 * x[')}")
+    state = searched(lanes, target, seed, tmp_path, f"recorded:{folder}", "auto")
     best = state.nodes[state.best]
     assert best.provenance.note == "faster"
     assert state.best_score < -0.8
