@@ -87,7 +87,7 @@ MIN_TRITON = (3, 4)
 
 
 def doctor(options: argparse.Namespace, output: Output) -> int:
-    """Run all checks; exit status 1 when one of them fails."""
+    """Run all checks; exit status 1 when a check fails."""
     settings, checks = _settings()
     root = _root(options)
     checks = [

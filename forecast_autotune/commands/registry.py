@@ -96,7 +96,11 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help of `argparse`, and the examples below it: a line each, ready to be copied."""
-        lines = "".join(f"  {example}\n" for example in self.examples)
+        inner = [
+            c for a in self._actions if isinstance(a, argparse._SubParsersAction) for c in a.choices.values()
+        ]
+        first = [example for command in inner for example in command.examples[:1]]
+        lines = "".join(f"  {example}\n" for example in self.examples or first)
         return super().format_help() + (f"\nexamples:\n{lines}" if lines else "")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:

@@ -35,7 +35,7 @@ _MAX_SHOWN_SKIPS = 5
 
 
 def advise(options: argparse.Namespace, output: Output) -> int:
-    """Ask for advice, take it from files, or list it; 1 if one was refused or there was nothing to ask about."""
+    """Ask for advice, take it from files, or list it; 1 if any was refused or there was nothing to ask about."""
     named = {
         "KERNEL": options.what is not None,
         "--stored": options.stored,

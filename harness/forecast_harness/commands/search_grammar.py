@@ -125,7 +125,7 @@ def improve(commands: Commands) -> None:
     parser = commands.add(
         "improve",
         "forecast_harness.commands.improve:improve",
-        "from a program to faster kernels: record it, search what takes its time, prove it in the program",
+        "make a program faster: record it, search the kernels that take its time, prove them in the program",
         usage="forecast-autotune improve [options] (SCRIPT | -m MODULE) [arguments of the program ...]",
         epilog="Nothing of yours is changed: faster kernels go to the store, and --patch writes a diff. All behind "
         "SCRIPT or MODULE belongs to the program. Ctrl-C keeps what is done; --resume goes on.",
@@ -190,7 +190,7 @@ def mcp(commands: Commands) -> None:
     parser = commands.add(
         "mcp",
         "forecast_harness.commands.mcp:mcp",
-        "tools for coding agents, over MCP on standard input and output: kernels of a recorded program, and verdicts",
+        "give coding agents tools over MCP on standard input and output: kernels of a recorded program, verdicts",
         epilog="A source is judged in a sandbox, beside the original; the agent runs nothing on the device.",
         examples=("mcp improve-train",),
     )

@@ -352,7 +352,8 @@ class SearchState:
         if self.stopped is not None:
             return ("interrupted: " if self.stopped.interrupted else "finished: ") + self.stopped.reason
         faster, ahead = 2**-self.best_score, self.next_to_verify
-        waits = f" ({2 ** -self.scores[ahead]:.3f}x is not verified in full yet)" if ahead else ""
+        unsure = 2 ** -self.scores[ahead] if ahead else 0.0
+        waits = f" ({unsure:.3f}x is not verified in full yet)" if unsure > faster else ""
         return (
             f"batch {max(self.batches, default=0)}: sources {len(self.nodes)}, waiting {len(self.pool)}, "
             f"measurements {self.spent.measurements}, best {faster:.3f}x{waits}"

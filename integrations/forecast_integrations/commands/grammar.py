@@ -45,7 +45,9 @@ def run(commands: Commands) -> None:
 
 def llm(commands: Commands) -> None:
     """Add `llm`."""
-    group = commands.group("llm", "ask language models that are served nowhere near", "commands", "COMMAND")
+    group = commands.group(
+        "llm", "ask a language model by files of questions and answers", "commands", "COMMAND"
+    )
     ask = group.add(
         "ask",
         "forecast_integrations.commands.llm:ask",

@@ -135,6 +135,9 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[Parser]:
 
 def test_every_command_shows_examples_that_its_grammar_takes() -> None:
     whole = grammar.build()
+    groups = [a for a in whole._actions if isinstance(a, argparse._SubParsersAction)]
+    for listed in (whole, *groups[0].choices.values()):
+        assert "\nexamples:\n  forecast-autotune " in listed.format_help()
     for parser in _parsers(whole):
         assert parser.examples, parser.prog
         for example in parser.examples:

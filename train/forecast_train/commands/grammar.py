@@ -107,7 +107,7 @@ def _models(kinds: Commands) -> None:
         metavar="TABLE",
         help="tables, or what `import` takes from other tuners (default: the shipped tables)",
     )
-    data.add_argument("--device-name", metavar="NAME", help="where those were measured, if they do not say")
+    data.add_argument("--device-name", metavar="NAME", help="the device of files that name none")
     data.add_argument("--from-store", action="store_true", help="use what the store holds instead")
     data.add_argument("--out", required=True, metavar="DIR", help="three Parquet files and a card go there")
     data.add_argument(
@@ -129,7 +129,7 @@ def _models(kinds: Commands) -> None:
         type=IntegerRange(1, 100_000),
         default=64,
         metavar="N",
-        help="candidates of one (default: 64)",
+        help="candidates per example (default: 64)",
     )
     data.add_argument(
         "--guess",

@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import log2
 from typing import Any
 
+from forecast_autotune.printable import count_text
 from forecast_autotune.report.chart import milliseconds, percent, seconds
 from forecast_harness.clocks.times import matched_times
 from forecast_harness.records import (
@@ -384,14 +385,11 @@ def per_percent(final: BestResult | None, spent: SearchCost) -> tuple[str, str]:
     saved = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
     if saved <= 0.0:
         return "-", "nothing was gained"
-    paid = [f"{spent.measurements / saved:.3g} measurements"]
-    if spent.tokens:
-        paid.append(f"{spent.tokens / saved:,.0f} tokens")
-    if spent.money:
-        paid.append(f"US$ {spent.money / saved:.3g}")
+    paid = [f", {spent.tokens / saved:,.0f} tokens"] if spent.tokens else []
+    paid += [f", US$ {spent.money / saved:.3g}"] if spent.money else []
     return (
         seconds(spent.device_seconds / saved),
-        f"of device time per percent of the seed's time saved; {', '.join(paid)}",
+        f"of device time{''.join(paid)} per percent of the seed's time saved",
     )
 
 
@@ -579,7 +577,7 @@ def summary_lines(state: SearchState) -> list[tuple[str, str]]:
     story = build_report(state)
     per, what = per_percent(story.final, story.state.spent)
     spent = story.state.spent
-    paid = [f"{spent.measurements:,} measurements", f"{seconds(spent.device_seconds)} of device time"]
+    paid = [count_text(spent.measurements, "measurement"), f"{seconds(spent.device_seconds)} of device time"]
     paid += [f"{spent.tokens:,} tokens"] if spent.tokens else []
     paid += [f"US$ {spent.money:.2f}"] if spent.money else []
     end = status_card(story)
