@@ -1,30 +1,44 @@
-"""Claim: no cheat of the clock is called faster than the plain solution that it contains.
+"""Claim: no cheat of the clock is called faster than the plain solution that it contains, nor is a copy of it.
 
     python -m benchmarks.verification.timing_attacks --out benchmarks/results/timing_attacks_cpu.json \
         [--device cpu] [--packs softmax matmul layer_norm] [--only TEXT ...]
+    python -m benchmarks.verification.timing_attacks --copies 500 --searches 50 --packs softmax layer_norm swiglu \
+        rms_norm cumsum row_argmax --out FILE
 
 Every variant of every family of `tests.harness.timing_attacks` is verified and then compared with the plain solution
 that it contains. All in one lane; other work on the machine makes it slower and more often undecided. On a GPU, with
 `--device cuda`, what is timed is host code that launches kernels, by the rules that hold there.
+
+With `--copies` or `--searches` nothing is attacked: so many copies of plain solutions, with other names of their
+variables, are entered in a bench beside these, and so many searches of `--search-seconds` each are given nothing but
+copies. A run whose file exists goes on where it ended.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
+import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.candidate_place import CandidatePlace
 from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
-from forecast_harness.clocks.paired_comparison import ComparisonOutcome, StoppingRules
+from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, ComparisonOutcome, StoppingRules
 from forecast_harness.sandbox.api import JobStatus, SandboxJob, SandboxLane
 from forecast_harness.targets.packs import Pack, Solution, load_pack, make_solution
-from forecast_harness.trials.bench import BENCH_LIMITS
+from forecast_harness.trials.bench import BENCH_LIMITS, SolutionBench
+from forecast_harness.trials.packs import first_plan
 from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import verify
+from tests.harness.small import checked_only
 from tests.harness.timing_attacks.families import sources
 
 PACKS = ("softmax", "matmul", "layer_norm")
@@ -98,6 +112,85 @@ def summarize_attacks(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+# --- copies ---
+
+_COPIES_OF_A_SEARCH, _COPIES_OF_A_BENCH = 40, 8
+
+
+def copied_source(source: str, number: int) -> str:
+    """The source with other names for what its functions assign, so that it is another text and the same code."""
+    tree = ast.parse(source)
+    stored = {n.id for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)
+              if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}  # fmt: skip
+    stored -= {arg.arg for arg in ast.walk(tree) if isinstance(arg, ast.arg)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in stored:
+            node.id = f"{node.id}_{number}"
+    return f"{ast.unparse(tree)}\n_COPY = {number}\n"
+
+
+def try_copies(a: argparse.Namespace, report: ResultFile, place: ContestPlace) -> None:
+    """Enter copies of plain solutions in benches, until there are so many verdicts in the report."""
+    rows, rules = report.data["raw"].setdefault("copies", []), replace(DEFAULT_RULES, seconds=2.0)
+    begun, ends = len(rows) // _COPIES_OF_A_BENCH, time.monotonic() + a.seconds
+    while len(rows) < a.copies:
+        pack = checked_only(load_pack(a.packs[begun % len(a.packs)]))
+        begun, plain = begun + 1, pack.solution("torch_plain")
+        bench = SolutionBench(pack, place.lane, first_plan(place.plan), rules)
+        bench.enter(plain)
+        for number in range(len(rows), min(a.copies, len(rows) + _COPIES_OF_A_BENCH)):
+            if time.monotonic() > ends:
+                return
+            one = bench.enter(
+                replace(plain, name=f"copy{number}", source=copied_source(plain.source, number))
+            )
+            found = one.outcome or str(one.verdict.judgement)
+            reasons = [f"{r.code}: {r.detail[:300]} ({r.trial})" for r in one.verdict.reasons]
+            duels = [d["reason"] for d in one.duels]
+            row = {"pack": pack.definition.name, "found": found, "gain": one.gain, "duels": duels}
+            report.add("copies", {**row, "reasons": reasons})
+            say(f"copies {len(rows)}: {row} {reasons}"[:300])
+
+
+def search_copies(a: argparse.Namespace, report: ResultFile) -> None:
+    """Search among copies alone, by the command that users call, until there are so many searches in the report."""
+    rows, ends = report.data["raw"].setdefault("searches", []), time.monotonic() + a.seconds
+    while len(rows) < a.searches and time.monotonic() < ends:
+        name = a.packs[len(rows) % len(a.packs)]
+        with tempfile.TemporaryDirectory() as folder:
+            texts = Path(folder) / "texts"
+            texts.mkdir()
+            for n in range(_COPIES_OF_A_SEARCH):
+                source = copied_source(load_pack(name).solution("torch_plain").source, n)
+                (texts / f"{n}.py").write_text(source)
+            options = (
+                f"--device {a.device} --seconds {a.search_seconds} --surrogate none --quiet --json".split()
+            )
+            options += ["--proposer", f"recorded:{texts}", "--out", f"{folder}/out"]
+            done = subprocess.run([sys.executable, "-m", "forecast_autotune", "search", name, *options],
+                                  capture_output=True, text=True, check=False)  # fmt: skip
+        row: dict[str, Any] = {"pack": name, "error": done.stderr[-300:]}
+        if done.returncode == 0:
+            said = json.loads(done.stdout)
+            named = ("speedup", "confirmed", "evidence", "measured", "failed", "refused")
+            row = {"pack": name, **{n: said[n] for n in named}, "wall_s": said["spent"]["wall_seconds"]}
+        report.add("searches", row)
+        say(f"searches {len(rows)}: {row}"[:300])
+
+
+def summarize_copies(raw: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Counts of what was said of copies, and of searches among copies."""
+    copies, searches = raw.get("copies", ()), [r for r in raw.get("searches", ()) if "error" not in r]
+    return {
+        "copies": len(copies),
+        "found": dict(Counter(r["found"] for r in copies)),
+        "searches": len(searches),
+        "searches_that_failed": len(raw.get("searches", ())) - len(searches),
+        "confirmed": sum(r["confirmed"] for r in searches),
+        "measured": sum(r["measured"] for r in searches),
+    }
+
+
 def main() -> int:
     """Run the benchmark."""
     command_line = parser(__doc__)
@@ -116,10 +209,18 @@ def main() -> int:
     command_line.add_argument(
         "--gpu", type=int, default=0, help="the driver's number of the device that is used"
     )
+    command_line.add_argument("--copies", type=int, default=0, help="verdicts on copies, instead of attacks")
+    command_line.add_argument(
+        "--searches", type=int, default=0, help="searches among copies, instead of attacks"
+    )
+    command_line.add_argument("--search-seconds", type=float, default=20.0, help="of one search among copies")
     early, _ = command_line.parse_known_args()
     command_line.set_defaults(stub_only=early.device == "cpu")
     a = parse_arguments(command_line)
+    among_copies = bool(a.copies or a.searches)
+    before = json.loads(a.out.read_text())["raw"] if among_copies and a.out.exists() else {}
     report = ResultFile(a, "no cheat of the clock is called faster")
+    report.data["raw"] |= before
     summary: dict[str, Any] = {}
     begin, left_out = time.perf_counter(), 0
     packs = [load_pack(name) for name in a.packs]
@@ -128,6 +229,12 @@ def main() -> int:
     with SandboxLane(device=None if a.device == "cpu" else str(where.index)) as lane:
         place = ContestPlace(lane, plan)
         summary |= {"device": where.name, "level": lane.level.name.lower()}
+        if among_copies:
+            try_copies(a, report, place)
+            search_copies(a, report)
+            summary |= summarize_copies(report.data["raw"])
+            report.finish(summary)
+            return int(bool(summary["confirmed"] or summary["found"].get("faster")))
         rows = []
         for pack in packs:
             taken = Counter[str]()
