@@ -55,7 +55,7 @@ from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurve
 from forecast_harness.targets.kernels.user_kernel import UserKernel
 from forecast_harness.targets.packs import Language, Pack, Solution, builtin_names, load_pack
 from forecast_harness.targets.packs.schema import PackFormat
-from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR
+from forecast_harness.trials.kernel_calls import error_limits
 from forecast_harness.trials.kernel_cell import relative_error
 from forecast_harness.trials.packs import first_plan
 from forecast_harness.trials.variants import call_sampling
@@ -228,6 +228,7 @@ _KERNEL_CONFIGS, _TILE, _MOST_PROGRAMS = 2, 1024, 12
 """Configs of a kernel, about how many elements their tiles have, programs of a launch: an interpreter runs one after
 the other."""
 KERNEL = "kernel/"
+_TIMED_DRAWS = 60
 _MARGIN = 256
 """Elements around a tensor of a kernel, in which nothing may change."""
 
@@ -241,8 +242,7 @@ class Comparison(NamedTuple):
     same: bool
     """Whether all bits are."""
     allclose: bool
-    on_call: bool
-    """Whether usual tolerances find a problem, and those of a search that launches a kernel once before it times it."""
+    """Whether usual tolerances find a problem."""
 
 
 @dataclass
@@ -270,7 +270,7 @@ class PackBase:
             said = "writes inputs" if written else finding[1] if finding else ""
             same = all(map(same_bits, got, expected))
             usual = _usual_finding(case.right() if case.right is not None else [], got)
-            yield Comparison(label, said, same, usual, usual)
+            yield Comparison(label, said, same, usual)
 
     def _cases(self, problem: NativeProblem, count: int) -> Iterator[tuple[str, LaunchCase]]:
         """Edges of sizes, other values, rows further apart. The first case is plain."""
@@ -352,6 +352,8 @@ class KernelBase:
     subject: BaseKernel
     known: KernelSurvey | RecordError | None = None
     calls: list[KernelCall | None] = field(default_factory=list)
+    timed: Sequence[KernelCall] = ()
+    """Of each config, a call as those that are recorded: sizes that tiles divide, several tiles, normal values."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prepare(self, lane: SandboxLane, count: int) -> None:
@@ -364,9 +366,36 @@ class KernelBase:
             except RecordError as error:
                 self.known = error
                 raise
+            self.timed = self.timed or self._timed_calls(self.known)
             ends = time.monotonic() + _WITNESS_S
             while len(self.calls) < count and time.monotonic() < ends:
                 self.calls.append(next(self._draws))
+
+    def _opened(self, known: KernelSurvey) -> tuple[call_sampling.RecordedCalls, KernelEntry]:
+        source = call_source(self.subject, known, "cpu")
+        assert isinstance(source, call_sampling.RecordedCalls)
+        with tempfile.TemporaryDirectory() as folder:
+            module = load_module(self.source, Path(folder), "base")
+        return source, KernelEntry.of(vars(module), self.subject.kernel)
+
+    def _timed_calls(self, known: KernelSurvey) -> list[KernelCall]:
+        rng, results = random.Random(f"{self.name} {_SEED} timed"), list[KernelCall]()
+        generator = torch.Generator().manual_seed(rng.getrandbits(60))
+        source, entry = self._opened(known)
+        sizes = source.sizes.with_classes(dict.fromkeys(source.sizes.varied, "16"))
+        for config in self.subject.configs:
+            reach = 3 * max([64, *(v for _, v in config.kwargs if type(v) is int)])
+            drawn = [sizes.draw(rng, most=1 << 15, reach=reach) for _ in range(_TIMED_DRAWS)]
+            grids = ((one, source.grid_of(one, config.parameters())) for one in drawn)
+            able = [(one, grid) for one, grid in grids if grid and math.prod(grid) <= 2 * _MOST_PROGRAMS]
+            largest = [sum(memory_span(a) for a in one if a.kind == "tensor") for one, _ in able]
+            arguments, grid = able[largest.index(max(largest))]
+            memory = self._memory(arguments, "x1", generator)
+            call = KernelCall(f"recorded {config}", arguments, memory, config, grid, {}, None)
+            plain, problem = _kernel_results(entry, call, known.writes)
+            if not problem:
+                results.append(call._replace(plain=plain))
+        return results
 
     @cached_property
     def _draws(self) -> Iterator[KernelCall | None]:
@@ -374,10 +403,7 @@ class KernelBase:
         rng, known = random.Random(f"{self.name} {_SEED}"), self.known
         generator = torch.Generator().manual_seed(rng.getrandbits(60))
         assert isinstance(known, KernelSurvey)
-        source = call_source(self.subject, known, "cpu")
-        assert isinstance(source, call_sampling.RecordedCalls)
-        with tempfile.TemporaryDirectory() as folder:
-            entry = KernelEntry.of(vars(load_module(self.source, Path(folder), "base")), self.subject.kernel)
+        source, entry = self._opened(known)
         for n in itertools.count():
             config = self.subject.configs[n % len(self.subject.configs)]
             tiles = [v for _, v in config.kwargs if type(v) is int]
@@ -436,8 +462,19 @@ class KernelBase:
                 problem = problem or compare_with_base(got[name], want, wide)[0]
             same = all(same_bits(got[n], t) for n, t in call.plain.items())
             usual = _usual_finding(list(call.plain.values()), list(got.values()))
-            far = [relative_error(got[n], t) > MAX_RELATIVE_ERROR for n, t in call.plain.items()]
-            yield Comparison(call.label, problem, same, usual, any(far) or problem.startswith("outside"))
+            yield Comparison(call.label, problem, same, usual)
+
+    def is_refused_on_call(self, mutant: str) -> bool:
+        """Whether a search refuses it before it times it: by one launch at the recorded call of each config."""
+        assert isinstance(self.known, KernelSurvey)
+        with tempfile.TemporaryDirectory() as folder:
+            entry = KernelEntry.of(vars(load_module(mutant, Path(folder), "mutant")), self.subject.kernel)
+        for call in self.timed:
+            limits = error_limits({a.name: a.dtype for a in call.arguments if a.kind == "tensor"})
+            got, problem = _kernel_results(entry, call, self.known.writes)
+            if problem or any(relative_error(got[n], t) > limits[n] for n, t in call.plain.items()):
+                return True
+        return False
 
     def verdicts(self, mutant: str, lane: SandboxLane) -> Iterator[tuple[str, SolutionVerdict]]:
         variant = Variant.of(self.subject.kernel, "", mutant, Provenance(Origin.LLM))
@@ -546,7 +583,7 @@ def witness(mutant: Mutant, first: int, count: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         try:
             for case in mutant.base.compared(mutant.change.source, Path(folder), first, count):
-                one = one or {"allclose": case.allclose, "on_call": case.on_call}
+                one = one or {"allclose": case.allclose}
                 if case.problem:
                     return {"witness": "wrong", "at": case.label, "why": case.problem[:160], **one}
                 seen["within"] += not case.same
@@ -560,13 +597,15 @@ def witness(mutant: Mutant, first: int, count: int) -> Row:
 
 
 def apart(function: Callable[[], Row], seconds: float) -> Row:
-    """The result of a function in a forked process; a crash or too many seconds there is `wrong`."""
+    """The result of a function in a forked process; a crash, an error or too many seconds there is `wrong`."""
     read, write = os.pipe()
     if not (child := os.fork()):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        with os.fdopen(write, "w") as answer:
-            answer.write(json.dumps(function()))
-        os._exit(0)
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            with os.fdopen(write, "w") as answer:
+                answer.write(json.dumps(function()))
+        finally:
+            os._exit(0)
     os.close(write)
     with os.fdopen(read) as answer:
         words = answer.read() if select.select([answer], [], [], seconds)[0] else ""
@@ -587,7 +626,7 @@ def judged(mutant: Mutant, place: CandidatePlace, lane: SandboxLane) -> Row:
         if isinstance(base, KernelBase):
             base.prepare(lane, upto)
         again = apart(partial(witness, mutant, first, upto), _HUNG_S)
-        found, first = again | {n: found[n] for n in ("allclose", "on_call") if n in found}, upto
+        found, first = again | {n: found[n] for n in ("allclose",) if n in found}, upto
         if found["witness"] in ("wrong", "stillborn"):
             break
     row |= found
@@ -597,8 +636,9 @@ def judged(mutant: Mutant, place: CandidatePlace, lane: SandboxLane) -> Row:
         if verdict.judgement is Judgement.INFRASTRUCTURE:
             raise SandboxError(f"{name}: {verdict.reasons[0].detail}"[:200])
         row |= {name: str(verdict.judgement), f"{name}_s": round(verdict.seconds, 3)}
-    if of_kernel:  # a search launches it once on the device before it times it
-        row["quick"] = "rejected" if row.get("on_call", True) else "accepted"
+    if isinstance(base, KernelBase):
+        refused = apart(lambda: {"accepted": not base.is_refused_on_call(change.source)}, _HUNG_S)
+        row["quick"] = "accepted" if refused.get("accepted") else "rejected"
     return row
 
 

@@ -90,10 +90,10 @@ def _compile_one(state: dict[str, Any], which: int, number: int, how: Mapping[st
 def compare(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """Launch two sources on the same values; the value is the largest error of any written tensor.
+    """Launch two sources on the same values; the value is the largest error of any written tensor, over its limit.
 
-    The error is relative to the largest finite value that the first one wrote, infinite where one of them
-    is finite and the other is not.
+    Limits, by tensor in `writes` of every call, are relative to the largest finite value that the first one wrote. The
+    error is infinite where one of them is finite and the other is not.
     """
     worst = 0.0
     for number, (first, second) in enumerate(payload["pairs"]):
@@ -103,7 +103,7 @@ def compare(
             _launch_seconds(state, which, number, how)
             results.append({n: call.memory[n].clone() for n in payload["writes"][number]})
         for name, wanted in results[0].items():
-            worst = max(worst, relative_error(results[1][name], wanted))
+            worst = max(worst, relative_error(results[1][name], wanted) / payload["writes"][number][name])
     return CellAnswer({"error": min(worst, 1e30)})
 
 

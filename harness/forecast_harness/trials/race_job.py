@@ -37,7 +37,7 @@ from forecast_harness.clocks.paired_comparison import (
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.packs.schema import Language, Pack
-from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR, TimedCall
+from forecast_harness.trials.kernel_calls import TimedCall, error_limits
 from forecast_harness.trials.race import RaceRules, drift_corrected_seconds, standard_error, wait_to_be_let_go
 from forecast_harness.trials.variants.base_runner import is_config_error
 from forecast_harness.verify.answers import (
@@ -135,7 +135,7 @@ class KernelClock:
     def __init__(
         self, cell: Cell, launches: tuple[Sequence[Any], Sequence[Any]], writes: Sequence[Any]
     ) -> None:
-        """`writes`: of every call, the tensors that are compared."""
+        """`writes`: of every call, the tensors that are compared, each with its limit of `error_limits`."""
         self._cell, self._launches, self._writes = cell, launches, writes
         self.checks = 0
         self.seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -169,8 +169,8 @@ class KernelClock:
         except CandidateFault as fault:
             raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.FAILS, str(fault)[:2000])]) from fault
         self.checks += 1
-        if error > MAX_RELATIVE_ERROR:
-            text = f"at the sizes of the calls, results differ by {error:.3g} of the largest value"
+        if error > 1.0:
+            text = f"at the sizes of the calls, results differ by {error:.3g} times what roundings explain"
             raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.WRONG_VALUES, text)])
 
 
@@ -289,8 +289,12 @@ class _KernelRace(Race):
 
     def __init__(self, cell: Cell, request: Mapping[str, Any]) -> None:
         super().__init__(RaceRules.from_json(request["rules"]), os.urandom(16))
-        self._cell, self._writes = cell, request["writes"]
+        self._cell = cell
         calls = [TimedCall.of(BaseKernel.from_json(s)) for s in request["subjects"]]
+        limits = (
+            error_limits({a.name: a.dtype for a in c.drawn.arguments if a.kind == "tensor"}) for c in calls
+        )
+        self._writes = [{n: one[n] for n in w} for w, one in zip(request["writes"], limits, strict=True)]
         theirs, own = request["against"], request["variant"]
         besides = (Config.from_json(c) for c in theirs["configs"])
         self._calls, self._besides = calls, [[c.launch(theirs["source"], b) for c in calls] for b in besides]

@@ -39,7 +39,7 @@ from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.search_target import configs_for, decided_config, subjects_of
 from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, Timing, VariantTracer
-from forecast_harness.trials.kernel_calls import MAX_RELATIVE_ERROR, TimedCall
+from forecast_harness.trials.kernel_calls import TimedCall, error_limits
 from forecast_harness.trials.kernel_cell import HOST_PERIOD, fill_tensor
 from forecast_harness.trials.machine_code.targets import (
     TrialCalls,
@@ -79,15 +79,16 @@ class BaseResultCall:
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
         """Describe the fault in these results; '' for none. Raises `MachineCodeError` where nothing was compared.
 
-        At the sizes of real calls an error that only a wrong kernel shows: verification is exact.
+        See `error_limits`.
         """
+        limits = error_limits({name: kind.dtype for name, kind in self.kinds.items()})
         for one in launches:
             if any(one.rotation.values()):  # what is right elsewhere is not known
                 continue
             if missing := set(self.given.updates) - set(one.errors):
                 raise MachineCodeError(f"the runner has not compared {', '.join(sorted(missing))}")
             for name in self.given.updates:
-                if (error := one.errors[name]) > MAX_RELATIVE_ERROR:
+                if (error := one.errors[name]) > limits[name]:
                     return f"wrong values: {name} differs by {error:.3g} of the base kernel's largest value"
         return ""
 

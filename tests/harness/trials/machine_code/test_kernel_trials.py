@@ -162,6 +162,7 @@ def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -
     ("source", "outcome", "said"),
     [
         (DOUBLE.replace("2 * tl.load", "3 * tl.load"), Outcome.INCORRECT, "out differs by 0.5"),
+        (DOUBLE.replace("2 * tl.load", "2.02 * tl.load"), Outcome.INCORRECT, "out differs by 0.01"),
         (DOUBLE.replace("tl.store", "tl.no_such_thing"), Outcome.COMPILE_ERROR, "no_such_thing"),
     ],
 )

@@ -69,10 +69,10 @@ class StartedBuilder(TranslatedBuilder):
 
 
 def _translated(program: Program, source: str) -> Program:
-    factor = re.search(r"(\d) \* (?:tl\.load|x\[)", source)
+    factor = re.search(r"([\d.]+) \* (?:tl\.load|x\[)", source)
     cost = re.search(r"(?:#|//) (\d+) ns", source)
     operations = [
-        code.scale(1, 0, 1000 * int(factor[1]) if factor else 1000, 2),
+        code.scale(1, 0, int(1000 * float(factor[1])) if factor else 1000, 2),
         code.spend(int(cost[1]) if cost else 50_000),
     ]
     (kernel,) = program.kernels
