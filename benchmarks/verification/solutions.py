@@ -5,7 +5,7 @@
 
 `exploits`: the corpus of the tests, on the CPU, in an interpreter where it is Triton's, and on the device. A trick
 that can bite on a CPU alone counts there alone. `honest`: the honest corpus and all solutions of the shipped packs.
-One lane times, with nothing else at work. `mutants`: solutions of packs, and on a CPU Triton
+One lane times, with nothing else at work. `mutants`: solutions of packs, and Triton
 kernels, with one place changed by a rule of `mutation`. One counts once a witness tells it from its base: a case of
 a generator of this file's own, of ten times as many as are verified, at which the base alone is right. What raises at
 the first case is stillborn. Half of the rules, and of the bases, are held out: what is mended is mended by survivors
@@ -345,11 +345,16 @@ class KernelCall(NamedTuple):
 
 @dataclass
 class KernelBase:
-    """A kernel of `benchmarks.kernels`, with the configs that are quickest in an interpreter."""
+    """A kernel of `benchmarks.kernels`, with the configs that are quickest in an interpreter.
+
+    Its calls are made once, with what it leaves behind, but for a device: this process holds no context of it, and each
+    mutant's child makes the same ones again.
+    """
 
     name: str
     source: str
     subject: BaseKernel
+    place: CandidatePlace
     known: KernelSurvey | RecordError | None = None
     calls: list[KernelCall | None] = field(default_factory=list)
     timed: Sequence[KernelCall] = ()
@@ -362,14 +367,22 @@ class KernelBase:
             if isinstance(self.known, RecordError):
                 raise self.known
             try:
-                self.known = self.known or kernel_checks.survey(self.subject, lane)
+                self.known = self.known or kernel_checks.survey(self.subject, lane, plan=self._plan)
             except RecordError as error:
                 self.known = error
                 raise
+            if self.place.device != "cpu":
+                return
             self.timed = self.timed or self._timed_calls(self.known)
             ends = time.monotonic() + _WITNESS_S
             while len(self.calls) < count and time.monotonic() < ends:
                 self.calls.append(next(self._draws))
+
+    @property
+    def _plan(self) -> VerificationPlan:
+        where = self.place
+        here = {"device": where.device, "peaks": where.peaks, "index": where.index, "uuid": where.uuid}
+        return replace(kernel_checks.VARIANT_PLAN, **here)
 
     def _opened(self, known: KernelSurvey) -> tuple[call_sampling.RecordedCalls, KernelEntry]:
         source = call_source(self.subject, known, "cpu")
@@ -392,7 +405,7 @@ class KernelBase:
             arguments, grid = able[largest.index(max(largest))]
             memory = self._memory(arguments, "x1", generator)
             call = KernelCall(f"recorded {config}", arguments, memory, config, grid, {}, None)
-            plain, problem = _kernel_results(entry, call, known.writes)
+            plain, problem = _kernel_results(entry, call, known.writes, self.place.device)
             if not problem:
                 results.append(call._replace(plain=plain))
         return results
@@ -420,13 +433,13 @@ class KernelBase:
             shown = " ".join(f"{a.name}{list(a.shape)}" for a in arguments if a.kind == "tensor")
             call = KernelCall(f"{kind} {shown} {config}", arguments, memory, config, grid, {}, None)
             try:
-                plain, problem = _kernel_results(entry, call, known.writes)
+                plain, problem = _kernel_results(entry, call, known.writes, self.place.device)
             except Exception:  # not every base can be launched with what was drawn
                 plain, problem = {}, "fails"
             wide = None
             with contextlib.suppress(Exception):  # a kernel may say which dtypes it takes
-                wider = {k: widened(t, "cpu") for k, t in memory.items()}
-                wide, _ = _kernel_results(entry, call._replace(memory=wider), known.writes)
+                wider = {k: widened(t, self.place.device) for k, t in memory.items()}
+                wide, _ = _kernel_results(entry, call._replace(memory=wider), known.writes, self.place.device)
             yield None if problem else call._replace(plain=plain, wide=wide)
 
     def _memory(self, arguments: Sequence[Argument], kind: str, generator: torch.Generator) -> Tensors:
@@ -455,8 +468,9 @@ class KernelBase:
         assert isinstance(self.known, KernelSurvey)
         writes = self.known.writes
         entry = KernelEntry.of(vars(load_module(mutant, folder, "mutant")), self.subject.kernel)
-        for call in (c for c in self.calls[first:count] if c is not None):
-            got, problem = _kernel_results(entry, call, writes)
+        calls = self.calls[first:count] or itertools.islice(self._draws, first, count)
+        for call in (c for c in calls if c is not None):
+            got, problem = _kernel_results(entry, call, writes, self.place.device)
             for name, want in call.plain.items():
                 wide = None if call.wide is None else call.wide[name]
                 problem = problem or compare_with_base(got[name], want, wide)[0]
@@ -469,9 +483,9 @@ class KernelBase:
         assert isinstance(self.known, KernelSurvey)
         with tempfile.TemporaryDirectory() as folder:
             entry = KernelEntry.of(vars(load_module(mutant, Path(folder), "mutant")), self.subject.kernel)
-        for call in self.timed:
+        for call in self.timed or self._timed_calls(self.known):
             limits = error_limits({a.name: a.dtype for a in call.arguments if a.kind == "tensor"})
-            got, problem = _kernel_results(entry, call, self.known.writes)
+            got, problem = _kernel_results(entry, call, self.known.writes, self.place.device)
             if problem or any(relative_error(got[n], t) > limits[n] for n, t in call.plain.items()):
                 return True
         return False
@@ -480,15 +494,19 @@ class KernelBase:
         variant = Variant.of(self.subject.kernel, "", mutant, Provenance(Origin.LLM))
         assert isinstance(self.known, KernelSurvey)
         limits = replace(kernel_checks.VARIANT_LIMITS, wall_s=_HUNG_S, cpu_s=_HUNG_S)
+        slug = "interpreter" if self.place.device == "cpu" else "-".join(self.place.name.lower().split())
         one = kernel_checks.verify_variant(
-            variant, self.subject, self.known, lane, device="interpreter", limits=limits
+            variant, self.subject, self.known, lane, device=slug, plan=self._plan, limits=limits
         )
         yield "verify", one.verdict
 
 
-def _kernel_results(entry: KernelEntry, call: KernelCall, writes: Sequence[str]) -> tuple[Tensors, str]:
+def _kernel_results(
+    entry: KernelEntry, call: KernelCall, writes: Sequence[str], device: str
+) -> tuple[Tensors, str]:
     """The written tensors after a launch, as the kernel sees them; a phrase for others that changed ('' for none)."""
     whole = {n: call_sampling.unset_like(t.new_empty(len(t) + 2 * _MARGIN)) for n, t in call.memory.items()}
+    whole = {n: t.to(device) for n, t in whole.items()}
     memory = {n: t[_MARGIN : len(t) - _MARGIN] for n, t in whole.items()}
     for name, flat in call.memory.items():
         memory[name].copy_(flat)
@@ -504,21 +522,19 @@ def _kernel_results(entry: KernelEntry, call: KernelCall, writes: Sequence[str])
         checked = edges if name in writes else (slice(0, len(t)),)
         if not all(same_bits(t[part], before[name][part]) for part in checked):
             problem = f"outside of what it may write, or into an input: {name}"
-    return {n: tensors[n].clone() for n in writes}, problem
+    return {n: tensors[n].cpu().clone() for n in writes}, problem
 
 
 Base: TypeAlias = PackBase | KernelBase
 
 
 def bases(place: CandidatePlace) -> list[Base]:
-    """Solutions of the shipped packs and of the honest corpus that need no compiler, and on a CPU kernels."""
+    """Solutions of the shipped packs and of the honest corpus that need no compiler, and kernels."""
     packs: list[Base] = [
         PackBase(full_name(e), e.solution.source, e.pack, e.solution, place)
         for e in honest_entries()
         if e.backend == "cpu" and e.pack.definition.format is PackFormat.OWN and "compiled" not in e.name
     ]
-    if place.device != "cpu":
-        return packs
     store, results = Store(Path(tempfile.mkdtemp())), dict[str, Base]()
     for case in kernels.cases(_KERNELS):
         name = KERNEL + case.name.partition("/")[0]
@@ -530,7 +546,7 @@ def bases(place: CandidatePlace) -> list[Base]:
         tiles = {c.kwargs: math.prod(v for _, v in c.kwargs if type(v) is int) for c in subject.configs}
         quick = sorted(tiles, key=lambda kwargs: abs(math.log2(tiles[kwargs] / _TILE)))
         configs = tuple(Config(kwargs, 4, 1) for kwargs in quick[:_KERNEL_CONFIGS])
-        results[name] = KernelBase(name, subject.source, replace(subject, configs=configs))
+        results[name] = KernelBase(name, subject.source, replace(subject, configs=configs), place)
     return [*packs, *results.values()]
 
 
@@ -674,6 +690,8 @@ def main() -> int:
     add("--seconds", type=float, default=1e9, help="a stage begins no entry after so many")
     add("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of mutants")
     add("--count", type=int, default=600, help="mutants")
+    # Mutants are launched in forked processes, whose parent must not have asked CUDA for its devices.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     a = result_files.parse_arguments(command_line, on_host=command_line.parse_known_args()[0].device == "cpu")
     if a.null:
         a.device, a.limit = "cpu", a.limit or 2
