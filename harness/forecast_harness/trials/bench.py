@@ -102,6 +102,17 @@ class SolutionBench:
             entry = replace(entry, labels=labels)
         return entry
 
+    def seconds_of(self, solution: Solution) -> dict[str, float]:
+        """Seconds of a solution that is trusted, by workload, beside the incumbent's; none where it is refused."""
+        assert self._solution is not None
+        assert self.incumbent is not None
+        value = self._in_sandbox(self._solution, solution, None)
+        if "caught" in value:
+            return {}
+        theirs, own = (_timing_summaries(value, which, self._plan) for which in (0, 1))
+        beside = self.incumbent.labels or theirs
+        return {n: 1e-3 * one.median_ms * beside[n].median_ms / theirs[n].median_ms for n, one in own.items()}
+
     def _compared(
         self, incumbent: Solution, candidate: Solution, verdict: SolutionVerdict
     ) -> tuple[BenchResult, dict[str, TimingSummary]]:

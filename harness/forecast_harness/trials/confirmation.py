@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,11 @@ class ConfirmationLimit:
     def spent(self) -> float:
         """Seconds so far."""
         return time.perf_counter() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds until it should end."""
+        return math.inf if self._seconds is None else self._seconds - self.spent
 
     def rules(self, usual: RaceRules) -> RaceRules:
         """How long each contest may last."""

@@ -15,7 +15,7 @@ from forecast_autotune.records import Outcome
 from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
 from forecast_harness.sandbox.api import SandboxError, SandboxJob
-from forecast_harness.targets.packs.schema import Pack, Solution
+from forecast_harness.targets.packs.schema import Language, Pack, Solution
 from forecast_harness.targets.search_target import pack_of, solution_of
 from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, SolutionBench, SolutionContest
 from forecast_harness.trials.configs.source_configs import (
@@ -52,6 +52,30 @@ _OTHER_RULES = replace(QUICK_RULES, most=16, hopeless=100.0, seconds=2.0, wall=6
 def first_plan(plan: VerificationPlan) -> VerificationPlan:
     """The plan by which a source is verified before it is timed."""
     return replace(plan, cases=_FIRST_CASES, timed=0, launches=0)
+
+
+_COMPILED_S = 20.0
+"""Seconds that have to be left of a confirmation for the seed to be timed under `torch.compile`, too."""
+_COMPILED = {
+    False: "import torch as _torch\n{entry} = _torch.compile({entry})\n",
+    True: """class _Compiled({entry}):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.compile()
+
+
+{entry} = _Compiled
+""",
+}
+"""What follows a source whose entry is a class, or is none."""
+
+
+def compiled_solution(solution: Solution) -> Solution | None:
+    """A PyTorch solution under `torch.compile`; None for one in another language, or that compiles itself."""
+    if solution.language is not Language.TORCH or "torch.compile" in solution.source:
+        return None
+    text = _COMPILED[f"class {solution.entry}" in solution.source].format(entry=solution.entry)
+    return replace(solution, name="torch.compile", source=f"{solution.source}\n\n{text}")
 
 
 class PackJudge(SandboxJudge):
@@ -157,6 +181,8 @@ class PackJudge(SandboxJudge):
         if not incumbent.verdict.accepted:
             raise LaneFailure(f"the seed was refused: {reasons_text(incumbent.verdict.reasons)}", self.name)
 
+        faster: list[str] = []
+
         def confirmed(node: Node) -> NodeResult:
             began, config = time.perf_counter(), confirm.configs.get(node.id, {})
             entry = bench.incumbent if node.id == seed.id else bench.enter(self._solution(node, config))
@@ -165,8 +191,13 @@ class PackJudge(SandboxJudge):
             trial = self._trial(job, self._thorough, lanes.verifying, fixed=[config])
             trial.verification, trial.device_seconds = entry.verdict, time.perf_counter() - began
             result = self._bench_verdict(trial, entry)
+            if node.id == seed.id and faster:
+                return replace(
+                    result, facts={**result.facts, **self._compiled_seconds(bench, seed, confirm, limit)}
+                )
             if result.evidence != "confirmed" or node.id == seed.id or limit.must_end(1):
                 return result
+            faster.append(node.id)
             job = replace(job, against_config=confirm.configs.get(seed.id, {}))
             assert bench.incumbent is not None
             beside = {n: one.median_ms for n, one in bench.incumbent.labels.items()}
@@ -174,6 +205,17 @@ class PackJudge(SandboxJudge):
             return replace(result, facts={**result.facts, **self._each_call(trial, job, config, known)})
 
         return confirmed
+
+    def _compiled_seconds(
+        self, bench: SolutionBench, seed: Node, confirm: ConfirmationJob, limit: ConfirmationLimit
+    ) -> dict[str, Any]:
+        """`compiled`: a PyTorch seed's seconds under `torch.compile`, by workload; none where it fails."""
+        solution = compiled_solution(self._solution(seed, confirm.configs.get(seed.id, {})))
+        if solution is None or limit.left < _COMPILED_S:
+            return {}
+        with suppress(SandboxError):
+            return {"compiled": bench.seconds_of(solution)}
+        return {}
 
     def _each_call(
         self, trial: SandboxTrial, job: NodeJob, config: SourceConfig, timed: Mapping[str, float]

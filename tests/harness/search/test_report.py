@@ -214,6 +214,19 @@ def test_a_refuted_finalist_is_told_apart() -> None:
     assert "but not confirmed" in render_parts(story)["data"]["nodes"][best]["result"]
 
 
+def test_a_seed_under_torch_compile_is_shown_beside_it() -> None:
+    events = list(ExampleSearch().events())
+    (last,) = (e for e in events if isinstance(e, Confirmed))
+    root = replay_events(events).seeds[0]
+    seed = replay_events(events).judged[root]
+    compiled = replace(seed, facts={"compiled": {n: s / 4 for n, s in seed.seconds.items()}})
+    events[events.index(last)] = Confirmed({**last.judged, root: compiled})
+    state = replay_events(events)
+    rows = figures.finalist_rows(build_report(state), figures.workload_names(build_report(state)))
+    assert (rows[-1].speedup, "torch.compile" in rows[-1].note, all(rows[-1].times)) == ("4.00x", True, True)
+    assert "the seed under torch.compile: 4.00x" in dict(summary_lines(state))["best"]
+
+
 def test_problems_are_counted() -> None:
     events: list[Any] = list(ExampleSearch(batches=2, stopped=False, confirmed=False).events())
     state = replay_events(events)

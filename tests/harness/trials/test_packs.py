@@ -25,12 +25,13 @@ from forecast_harness.records import (
     VerificationJob,
 )
 from forecast_harness.sandbox.api import ResourceLimits
-from forecast_harness.targets.search_target import open_target, pack_of
+from forecast_harness.targets.search_target import open_target, pack_of, solution_of
 from forecast_harness.trials import packs as pack_judge
+from forecast_harness.trials.bench import SolutionBench
 from forecast_harness.trials.configs.source_configs import configs_of
 from forecast_harness.trials.devices import device_slug
 from forecast_harness.trials.host_judges import open_judge
-from forecast_harness.trials.packs import PackJudge
+from forecast_harness.trials.packs import PackJudge, compiled_solution
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 from forecast_harness.trials.race import RaceRules
 from forecast_harness.verify.plan import VerificationPlan
@@ -262,6 +263,25 @@ def test_finalists_are_confirmed_beside_the_seed_in_a_fresh_lane(judge: NodeJudg
     assert result["fast"].facts["standing"] == "faster"
     assert result["tunable"].config == {"TIMES": 16}
     assert {j.stage for j in result.values()} == {"confirm"}
+
+
+@pytest.mark.slow
+def test_a_pytorch_seed_is_timed_under_torch_compile_too(judge: NodeJudge) -> None:
+    """Its entry is a function; of a module's class the text alone is looked at."""
+    assert isinstance(judge, PackJudge)
+    solution = solution_of(TARGET, SEED)
+    bench = SolutionBench(pack_of(TARGET), judge._lane, VerificationPlan(cases=1, timed=1))
+    bench.enter(solution)
+    compiled = compiled_solution(solution)
+    assert compiled is not None
+    assert compiled_solution(compiled) is None
+    assert set(bench.seconds_of(compiled)) == {w.name for w in pack_of(TARGET).workloads}
+    source = "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
+    module = compiled_solution(replace(solution, source=f"import torch\n{source}", entry="ModelNew"))
+    assert module is not None
+    names: dict[str, object] = {}
+    exec(module.source, names)
+    assert names["ModelNew"]()._compiled_call_impl is not None  # type: ignore[operator]
 
 
 @pytest.mark.slow

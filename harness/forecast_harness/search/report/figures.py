@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import statistics
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -508,7 +509,22 @@ def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[Finalis
         ran = [e for e in able if e.node.id != story.root]
         names = [e.node.id for e in sorted(ran, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
     seed = story.state.judged.get(story.root) if not judged else judged.get(story.root)
-    return [_finalist_row(story.entries[n], judged.get(n), seed, workloads) for n in names]
+    rows = [_finalist_row(story.entries[n], judged.get(n), seed, workloads) for n in names]
+    if seed is not None and (compiled := seed.facts.get("compiled")):
+        score, times = (
+            compiled_score(seed),
+            [milliseconds(1000 * compiled[w]) if w in compiled else "" for w in workloads],
+        )
+        text, note = factor_text(-score), "the seed under torch.compile, with the same arithmetic settings"
+        rows.append(FinalistRow(story.root, "#0", note, text, "", "", "", "", times, ""))
+    return rows
+
+
+def compiled_score(seed: NodeResult | None) -> float:
+    """log2 of the seed's time under `torch.compile` over its own, the mean over workloads; 0 where it was not timed."""
+    compiled = {} if seed is None else seed.facts.get("compiled", {})
+    both = [] if seed is None else [(s, seed.seconds[n]) for n, s in compiled.items() if n in seed.seconds]
+    return statistics.fmean(math.log2(s / own) for s, own in both) if both else 0.0
 
 
 def _finalist_row(
@@ -599,7 +615,12 @@ def _best_text(story: SearchReport) -> str:
     sure, results = EVIDENCE_TEXTS[final.evidence], {**story.state.judged, **story.state.confirmed}
     own, base = (dict(results[n].facts.get("peak_bytes") or {}) for n in (final.node, story.root))
     base = results[final.node].facts.get("base_peak_bytes") or base
-    told = [text for text in (memory_rise(own, base), results[final.node].other_calls_text, note) if text]
+    seed = results[story.root]
+    compiled = (
+        f"the seed under torch.compile: {factor_text(-score)}" if (score := compiled_score(seed)) else ""
+    )
+    said = (memory_rise(own, base), results[final.node].other_calls_text, compiled, note)
+    told = [text for text in said if text]
     return (
         f"{factor_text(-final.score)} over the seed, 95 % interval {interval_text(final.score, final.sd)}, "
         f"{'; '.join([sure, *told])}"
