@@ -104,7 +104,7 @@ from forecast_integrations.triton.variants.loading import (
     launch_config,
     launch_variant,
 )
-from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
+from forecast_integrations.triton.variants.sources import CallForm, VariantsArgument, VariantSources
 
 
 @dataclass
@@ -670,15 +670,17 @@ def launch(
     make_key: KeyMaker,
     args: tuple[object, ...],
     kwargs: dict[str, object],
+    key: Key | None = None,
+    form: CallForm | None = None,
 ) -> object:
     """Launch a tuner's kernel with the config of this call's key, deciding it first on a miss.
 
-    Where every config fails, that raises what it would under Triton.
+    `key` and `form` are for whoever knows them. Where every config fails, that raises what it would under Triton.
     """
-    configs, key = tuner.configs, None
+    configs = tuner.configs
     if len(configs) > 1 or engine.has_variants:
         try:
-            key = make_key(tuner.keys, args, kwargs)
+            key = key or make_key(tuner.keys, args, kwargs)
         except Exception as error:
             if engine.has_own_bucket():
                 raise
@@ -702,7 +704,7 @@ def launch(
     else:
         config = configs[0]
     try:
-        return _launch(tuner, config, args, kwargs)
+        return _launch(tuner, config, args, kwargs, form)
     except Exception as error:
         if not engine.strikes(tuner, key, config, error, args, kwargs):
             raise
@@ -710,10 +712,14 @@ def launch(
 
 
 def _launch(
-    tuner: Tuner, config: LaunchConfig, args: tuple[object, ...], kwargs: dict[str, object]
+    tuner: Tuner,
+    config: LaunchConfig,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    form: CallForm | None = None,
 ) -> object:
     if config.__class__ is VariantConfig:
-        return launch_variant(tuner, config, args, kwargs)
+        return launch_variant(tuner, config, args, kwargs, form)
     tuner.best_config = config
     if config.pre_hook is not None:
         config.pre_hook({**_named(tuner, args, kwargs), **config.all_kwargs()})

@@ -206,10 +206,12 @@ class ProgramRecorder:
 
             launch, run, turns = engine._launch, untuned.ServedKernel.run, self.turns
 
-            def launch_in_turns(tuner: Any, config: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            def launch_in_turns(
+                tuner: Any, config: Any, args: Any, kwargs: dict[str, Any], form: Any = None
+            ) -> Any:
                 if not turns.on and config.__class__ is VariantConfig:
                     config = config.fallback or tuner.configs[0]
-                result = launch(tuner, config, args, kwargs)
+                result = launch(tuner, config, args, kwargs, form)
                 if not kwargs.get("warmup"):
                     turns.count(innermost(tuner.fn).__name__)
                 return result
@@ -229,7 +231,9 @@ class ProgramRecorder:
         from forecast_integrations.triton.problem.source import innermost
         from forecast_integrations.triton.variants.loading import launch_base
 
-        def compare(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def compare(
+            tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any], form: Any = None
+        ) -> Any:
             if not config.function.covers(args, kwargs):
                 return launch(tuner, config, args, kwargs)
             name = innermost(tuner.fn).__name__

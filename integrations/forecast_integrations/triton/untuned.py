@@ -19,9 +19,11 @@ from forecast_autotune.store import Store
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.signature import written
 from forecast_integrations.triton.decorator import ForecastAutotuner
+from forecast_integrations.triton.engine import launch
 from forecast_integrations.triton.problem.describe import kernel_record
 from forecast_integrations.triton.problem.source import innermost
-from forecast_integrations.triton.protocols import is_tensor
+from forecast_integrations.triton.protocols import Key, is_tensor
+from forecast_integrations.triton.variants.sources import CallForms
 
 _LEAST_SIZE = 16
 """Smaller numbers are sizes by chance."""
@@ -38,10 +40,20 @@ class ServedKernel:
         # Whoever tunes a kernel launches it many times: what it adds up must not be added up in the user's tensors.
         self._restored = sorted({n for listed in names for n in listed or jit.arg_names})
         self._tuners: dict[tuple[Any, ...], ForecastAutotuner] = {}
+        self._forms = CallForms(jit.arg_names)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Launch it as a tuner would."""
-        options = tuple((n, kwargs.pop(n)) for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None)
+        options = tuple([(n, kwargs.pop(n)) for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None])
+        form = layout, shown, *_ = self._forms(args, kwargs)
+        tuner, key = layout.remembered((options, shown), lambda: self._tuner(options, args, kwargs))
+        engine, make_key = tuner.parts()
+        return launch(tuner, engine, make_key, args, kwargs, key, form)
+
+    def _tuner(
+        self, options: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ForecastAutotuner, Key | None]:
+        """The tuner of a call, and its key there if the call's form tells it."""
         names = self.jit.arg_names
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         sizes = _sizes(v for v in named.values() if is_tensor(v))
@@ -51,7 +63,10 @@ class ServedKernel:
             config = triton.Config({}, **dict(options))
             tuner = ForecastAutotuner(self.jit, names, [config], list(plain), None, restored or None)
             self._tuners[options, plain] = tuner
-        return tuner.run(*args, **kwargs)
+        engine, make_key = tuner.parts()
+        make_key.learn_addresses(engine.text, self.jit, args, kwargs)
+        key = make_key(tuner.keys, args, kwargs)
+        return tuner, key if make_key.goes_by_form else None
 
 
 def _sizes(tensors: Iterable[Any]) -> set[int]:

@@ -60,6 +60,11 @@ class KeyMaker:
         self._addressed = self._tensors = tuple(self._places[name] for name in tensors) if dots else ()
         return dots
 
+    @property
+    def goes_by_form(self) -> bool:
+        """Whether calls of one form have one key: neither addresses within a line nor devices have a part in it."""
+        return self._devices is False and not self._addressed
+
     def narrow(self, dots: Collection[str]) -> None:
         """Let the addresses of these tensors alone count; of all, while none are known."""
         names = list(self._places)

@@ -43,11 +43,11 @@ from forecast_integrations.triton.protocols import (
 )
 
 _NUMBER = itertools.count()
-CoversCall = Callable[[Arguments, NamedArguments], bool]
-"""A call's positional and keyword arguments -> whether a variant was verified for them."""
+CoversCall = Callable[..., bool]
+"""A call's positional and keyword arguments, and its form if known -> whether a variant was verified for them."""
 
 
-def _covers_every_call(args: Arguments, kwargs: NamedArguments) -> bool:
+def _covers_every_call(args: Arguments, kwargs: NamedArguments, form: Any = None) -> bool:
     return True
 
 
@@ -380,8 +380,11 @@ class _CompiledVariant:
         self, kernel: object, tuner: Tuner, config: VariantConfig, args: Arguments, kwargs: NamedArguments
     ) -> None:
         self._kernel, self._tuner, self._config = kernel, tuner, config
-        listed = (*zip(tuner.arg_names, args, strict=False), *kwargs.items())
-        self._constants = {n: v for n, v in listed if n in config.function.constants}
+        constants = config.function.constants
+        self._constants = {n: kwargs[n] for n in constants if n in kwargs}
+        if args:
+            listed = zip(tuner.arg_names, args, strict=False)
+            self._constants |= {n: v for n, v in listed if n in constants}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
@@ -401,11 +404,18 @@ class _CompiledVariant:
 
 
 def launch_variant(
-    tuner: Tuner, config: VariantConfig, args: tuple[object, ...], kwargs: dict[str, object]
+    tuner: Tuner,
+    config: VariantConfig,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    form: Any = None,
 ) -> object:
-    """Launch another source, or the base kernel where this call is none of those it was verified for."""
+    """Launch another source, or the base kernel where this call is none of those it was verified for.
+
+    `form` is the call's `CallForm`, for whoever knows it.
+    """
     function, base = config.function, config.fallback or tuner.configs[0]
-    if not function.covers(args, kwargs):
+    if not function.covers(args, kwargs, form):
         tuner.best_config = base
         return launch_base(tuner, config, args, kwargs)
     tuner.best_config = config.with_values_of(base)

@@ -40,20 +40,20 @@ _MAX_LAYOUTS = 256
 _ALIGNMENT = 15
 
 ArgumentPicker = Callable[[Sequence[Any]], tuple[Any, ...]]
+CallForm: TypeAlias = "tuple[_CallLayout, tuple[object, ...], Sequence[Tensor], Sequence[int]]"
+"""How a call is written, its description, its tensors and the addresses that these begin at."""
 OverlapPairs = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
 """The place and bytes of each tensor that may be written, and the same of those it must not overlap."""
 
 
-class CallGuard:
-    """Whether a call is one that a variant was verified for."""
+class CallForms:
+    """Describes calls of a kernel by all of their arguments: values, and dtypes, shapes, strides and alignment."""
 
-    def __init__(self, variant: Variant, kernel: Kernel, fn: KernelFunction) -> None:
-        """`fn` is the tuner's function: its arguments are those of the calls."""
-        self._variant, self._kernel, self._fn = variant, kernel, fn
-        self._names = tuple(fn.arg_names)
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
         self._layouts: dict[tuple[object, ...], _CallLayout] = {}
 
-    def __call__(self, args: Arguments, kwargs: NamedArguments) -> bool:
+    def __call__(self, args: Arguments, kwargs: NamedArguments) -> CallForm:
         """`kwargs` may hold more than arguments: `grid`, `warmup` and launch options do not matter."""
         values = args
         if len(kwargs) == 2 and "grid" in kwargs and "warmup" in kwargs:
@@ -76,16 +76,7 @@ class CallGuard:
             shown += tensor.dtype, tensor.shape, tensor.stride()
         if low & _ALIGNMENT:
             shown += [at & _ALIGNMENT for at in begins]
-        known = tuple(shown)
-        try:
-            rivals = layout.known[known]
-        except KeyError:
-            if len(layout.known) >= _MAX_CACHED_CALLS:
-                layout.known.clear()
-            rivals = layout.known[known] = self._rivals_of(args, kwargs, layout.names, tensors)
-        except TypeError:  # a value that cannot be hashed
-            rivals = self._rivals_of(args, kwargs, layout.names, tensors)
-        return rivals is not None and _are_disjoint(begins, rivals)
+        return layout, tuple(shown), tensors, begins
 
     def _layout(self, kinds: tuple[object, ...], args: Arguments, kwargs: NamedArguments) -> _CallLayout:
         if len(self._layouts) >= _MAX_LAYOUTS:
@@ -98,11 +89,27 @@ class CallGuard:
         layout = self._layouts[kinds] = _CallLayout({name: (i, values[i]) for name, i in places.items()})
         return layout
 
+
+class CallGuard:
+    """Whether a call is one that a variant was verified for."""
+
+    def __init__(self, variant: Variant, kernel: Kernel, fn: KernelFunction) -> None:
+        """`fn` is the tuner's function: its arguments are those of the calls."""
+        self._variant, self._kernel, self._fn = variant, kernel, fn
+        self._forms = CallForms(fn.arg_names)
+
+    def __call__(self, args: Arguments, kwargs: NamedArguments, form: CallForm | None = None) -> bool:
+        """`kwargs` may hold more than arguments, as those of `CallForms` may; `form` is for whoever knows it."""
+        layout, shown, tensors, begins = form or self._forms(args, kwargs)
+        key = id(self), shown  # several guards may know one layout
+        rivals = layout.remembered(key, lambda: self._rivals_of(args, kwargs, layout.names, tensors))
+        return rivals is not None and _are_disjoint(begins, rivals)
+
     def _rivals_of(
         self, args: Arguments, kwargs: NamedArguments, names: Sequence[str], tensors: Sequence[Tensor]
     ) -> OverlapPairs | None:
         """Return the tensors that must not overlap; None for a call that no check covers."""
-        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        named = {**dict(zip(self._fn.arg_names, args, strict=False)), **kwargs}
         problem = describe.describe(self._fn, self._kernel, named, (), None)
         check = admission(self._variant, problem)
         return None if check is None else _overlap_pairs(names, tensors, written(check.signature))
@@ -121,7 +128,19 @@ class _CallLayout:
         self.described = bool(described)
         self.tensors, self.descriptors = _picker([*plain.values()]), _picker([*described.values()])
         self.scalars = _picker([i for n, (i, _) in arguments.items() if n not in tensors_by_name])
-        self.known: dict[tuple[object, ...], OverlapPairs | None] = {}
+        self._known: dict[tuple[object, ...], Any] = {}
+
+    def remembered(self, form: tuple[object, ...], answer: Callable[[], Any]) -> Any:
+        """The answer for a form of calls, from the second one on as it was."""
+        try:
+            return self._known[form]
+        except KeyError:
+            if len(self._known) >= _MAX_CACHED_CALLS:
+                self._known.clear()
+            result = self._known[form] = answer()
+            return result
+        except TypeError:  # a value that cannot be hashed
+            return answer()
 
 
 def _picker(places: list[int]) -> ArgumentPicker:
