@@ -202,12 +202,7 @@ def test_a_replay_asks_only_where_the_gate_is_open(run: Run, server: FaultyServe
     [
         (["train", "calibrate-llm"], "--llm"),
         (["train", "calibrate-llm", "--llm", "x", "--answers", "answers.txt"], ".jsonl"),
-        (["train", "calibrate-llm", "--llm", "x", "--sample", "0"], "--sample"),
-        (["train", "calibrate-llm", "--llm", "x", "--noted"], "export"),
-        (
-            ["train", "calibrate-llm", "t.jsonl", "--llm", "http://h:1/v1?model=m", "--noted"],
-            "without --noted",
-        ),
+        (["train", "calibrate-llm", "--llm", "x", "--seeds", "0"], "--seeds"),
         (["eval", "--subject", "llm"], "--subject"),
     ],
 )

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,12 @@ def test_a_second_run_takes_up_the_rows_of_the_first(tables: list[Table], tmp_pa
     assert [r.to_json() for r in two.rows] == [r.to_json() for r in fresh.rows]
     other = evaluate([named("alpha", 0), named("beta", 2)], methods=FEW[:2], seeds=1, out=tmp_path)
     assert other.reused == 0, "rows of other tables were taken up"
+    said = [
+        {"llm": partial(lambda train, answers: methods["first"](train), answers=[t.problem])} for t in tables
+    ]
+    for methods_of, reused in ((said[0], 0), (said[1], 0), (said[0], 2)):
+        again = evaluate(tables, methods=methods_of, seeds=1, out=tmp_path)
+        assert again.reused == reused, "rows of a model's other answers"
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def calibrate(options: argparse.Namespace, output: Output) -> int:
     tables = load_tables(options)
     start = time.perf_counter()
     try:
-        answers = ask_about_tables(tables, options.llm, output, sample=options.sample, kept=kept)
+        answers = ask_about_tables(tables, options.llm, output, kept=kept)
         calibration, saving = fit_calibration(answers), None
         if calibration.skilled:
             with output.progress("replaying with and without it"):
@@ -63,7 +63,7 @@ def _write(calibration: LLMCalibration, path: Path, output: Output) -> None:
 
 
 def ask_about_tables(
-    tables: list[Table], spec: str, output: Output, *, sample: int | None = None, kept: Path | None = None
+    tables: list[Table], spec: str, output: Output, *, kept: Path | None = None
 ) -> list[ModelAnswers]:
     """Everything that a model says of these tables, with a progress bar. Raises as `collect_answers` does."""
     from forecast_autotune.surrogates.factory import open_backend
@@ -71,7 +71,7 @@ def ask_about_tables(
 
     backend = open_backend(spec, Settings.from_environment().cache_dir)
     with output.progress(f"asking {backend.name}", len(tables)) as progress:
-        return collect_answers(tables, backend, sample=sample, kept=kept, progress=progress)
+        return collect_answers(tables, backend, kept=kept, progress=progress)
 
 
 def _output_path(options: argparse.Namespace, model: str, settings: Settings) -> Path:

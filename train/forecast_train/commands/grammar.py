@@ -43,9 +43,6 @@ def train(commands: Commands) -> None:
         "--out", metavar="FILE", help="default: beside the adapter, else in the cache directory"
     )
     honest.add_argument(
-        "--sample", type=COUNT, metavar="N", help="ask about so many candidates of a problem (default: all)"
-    )
-    honest.add_argument(
         "--answers", metavar="FILE", help="keep its answers in this .jsonl file; a second run takes them up"
     )
     honest.add_argument(

@@ -14,6 +14,7 @@ from pathlib import Path
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.file_access import open_named_output
 from forecast_autotune.numerics import single_threaded_blas
+from forecast_autotune.records import digest
 from forecast_autotune.records.table import Table, table_lines
 from forecast_autotune.settings import Mode, Settings
 from forecast_train.evaluation.judging import EvaluationRow, judge_problem
@@ -102,13 +103,14 @@ def evaluate(
     sizes = {f.name: {"test": len(f.test), "train": len(f.train), "dropped": f.dropped} for f in folds}
     result = Evaluation(leave_out, mark, list(range(seeds)), list(fits), sizes, plain.tolerance, plain.risk)
     store = None if out is None else _RowStore(out / "rows" / mark)
+    kept = {method: _kept_name(method, fit) for method, fit in fits.items()}
     results: dict[tuple[str, str], list[EvaluationRow]] = {}
     units = []
     for fold in folds:
         for method, fit in fits.items():
             missing = []
             for seed in result.seeds:
-                rows = None if store is None else store.read(fold, method, seed)
+                rows = None if store is None else store.read(fold, kept[method], seed)
                 results.setdefault((fold.name, method), []).extend(rows or [])
                 result.reused += len(rows or [])
                 missing += [seed] if rows is None else []
@@ -118,7 +120,7 @@ def evaluate(
         results[unit.fold.name, unit.method] += rows
         if store is not None:
             for seed in unit.seeds:
-                store.write(unit.fold, unit.method, seed, [r for r in rows if r.seed == seed])
+                store.write(unit.fold, kept[unit.method], seed, [r for r in rows if r.seed == seed])
         if progress is not None:
             progress(done, len(units), f"{unit.fold.name}: {unit.method}")
     for rows in results.values():
@@ -135,6 +137,12 @@ def _evaluation_digest(tables: Sequence[Table], leave_out: LeaveOut, settings: S
     for line in table_lines(tables):
         running.update(line.encode())
     return running.hexdigest()[:16]
+
+
+def _kept_name(method: str, fit: FitSurrogate) -> str:
+    """The name that rows are kept by: a language model's go with its answers, which are other weights' next time."""
+    answers = getattr(fit, "keywords", {}).get("answers")
+    return method if answers is None else f"{method} {digest([a.to_json() for a in answers])}"
 
 
 def _check_one_version(rows: Sequence[EvaluationRow], out: Path | None) -> None:

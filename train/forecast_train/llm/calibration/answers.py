@@ -116,16 +116,13 @@ def collect_answers(
     backend: Backend,
     *,
     learn: FitSurrogate = fit,
-    sample: int | None = None,
     timeout_s: float = 600.0,
-    seed: int = 0,
     kept: Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[ModelAnswers]:
     """Ask about every table, in the order of their families.
 
-    `sample` asks about so many candidates of each only, drawn evenly over the order of the learned forecast;
-    the fastest forecast is among them. With `kept`, answers are appended to that JSON Lines file as they
+    With `kept`, answers are appended to that JSON Lines file as they
     come, and those found there are not asked for again. Raises `SplitError` for a single family, `LLMError`
     when the model fails, and `RecordError` for a damaged file.
     """
@@ -133,7 +130,7 @@ def collect_answers(
     answers: list[ModelAnswers] = []
     identity = backend.identity()
     for count, (table, surrogate) in enumerate(_cross_fitted(tables, learn), 1):
-        question = question_about(table, surrogate.prior, sample=sample, seed=seed)
+        question = question_about(table, surrogate.prior)
         name = digest(identity, question.question.prompt.prefix, *question.question.prompt.suffixes)
         if name not in done:
             done[name] = question.ask(backend, timeout_s)
@@ -208,25 +205,13 @@ class TableQuestion:
         )
 
 
-def question_about(
-    table: Table, believe: Callable[[Query], Prior], *, sample: int | None = None, seed: int = 0
-) -> TableQuestion:
+def question_about(table: Table, believe: Callable[[Query], Prior]) -> TableQuestion:
     """The question that an ensemble would ask about a problem of which nothing is known yet."""
     candidates = CandidateList(table.by_candidate())
     query = Query(table.problem, candidates, table.grids(), ttir=table.problem.ttir)
     before = believe(query)
     rows = select_candidates(before, before.mean)
-    if sample is not None and sample < len(rows):
-        rows = _spread_rows(rows, before.mean, sample, int(digest(seed, table.problem.id)[:8], 16))
     return TableQuestion(table, before, build_formula_question(query, among=rows, believed=before.mean))
-
-
-def _spread_rows(rows: Rows, believed: Array, count: int, seed: int) -> Rows:
-    """One row by lot from each of `count` equal stretches of the believed order; the first is the fastest."""
-    order = rows[np.argsort(believed[rows], kind="stable")]
-    lots = np.random.default_rng(seed)
-    parts = np.array_split(order, count)
-    return np.sort(np.array([part[0] if i == 0 else lots.choice(part) for i, part in enumerate(parts)]))
 
 
 def calibration_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
