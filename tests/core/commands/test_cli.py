@@ -6,8 +6,6 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +19,11 @@ from forecast_autotune.commands.show import key_contains
 from forecast_autotune.commands.store_access import first_forecasts
 from forecast_autotune.llm import spec
 from forecast_autotune.records import Candidate, Config, Decision, Measurement, Outcome
-from forecast_autotune.records.table import Table, write_tables
+from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
-from tests.core.captured_output import Capture, command, needs_triton, python, shown
+from tests.core.captured_output import Capture, needs_triton, python, shown
 
 pytestmark = pytest.mark.usefixtures("root")  # no test may see the user's own store
 
@@ -371,35 +369,3 @@ def test_the_demo_compares_both_tuners_on_one_problem() -> None:
     assert data["exhaustive"]["ms"] <= data["forecast"]["ms"]
     assert data["regret"] == pytest.approx(data["forecast"]["ms"] / data["exhaustive"]["ms"] - 1)
     assert data["speedup"] == pytest.approx(data["exhaustive"]["seconds"] / data["forecast"]["seconds"])
-
-
-# --- pipes ---
-
-
-def test_a_reader_that_leaves_early_gets_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = example_table(sizes=range(1, 400), warps=(1, 2, 4, 8))
-    path = tmp_path / "large.jsonl"
-    write_tables(path, [table])
-    assert main(["import", str(path)]) == 0
-    # Unbuffered, Python itself loses the rest of a large write that the pipe took in part.
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    for arguments in (["export"], ["explain", "example", "--top", "2000"], ["explain", "example", "--json"]):
-        words = [sys.executable, "-m", "forecast_autotune", *arguments]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            process.stdout.read(1)
-            process.stdout.close()
-            errors = process.stderr.read()
-        assert process.returncode == 141
-        assert "Traceback" not in errors
-        assert "BrokenPipe" not in errors
-
-
-def test_output_that_is_not_unicode_stays_readable(tuned: Table) -> None:
-    done = command("explain", "example", env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0
-    assert done.stdout.isascii()
-    assert "because" in done.stdout

@@ -90,29 +90,3 @@ def test_a_bundle_that_does_not_fit_leaves_the_folder_as_it_was(is_there: bool, 
     assert target.exists() == is_there
     assert not is_there or list(target.iterdir()) == []
     assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
-
-
-@pytest.mark.slow
-def test_what_was_there_before_stays(folder: Path) -> None:
-    target, words = "out.html", ["show", "--page", "out.html", "--store", "filled"]
-    assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
-    before = (folder / target).read_bytes()
-    assert len(before) > LIMIT
-    assert run(folder, words, LIMIT).returncode == 1
-    assert (folder / target).read_bytes() == before
-    assert run(folder, words, resource.RLIM_INFINITY).returncode == 0
-
-
-@pytest.mark.slow
-def test_a_page_goes_to_what_the_path_is(folder: Path) -> None:
-    page = ["show", "--store", "filled", "--page"]
-    (folder / "elsewhere").mkdir()
-    (folder / "link.html").symlink_to("elsewhere/page.html")
-    assert run(folder, [*page, "link.html"], resource.RLIM_INFINITY).returncode == 0
-    assert (folder / "link.html").is_symlink()
-    assert (folder / "elsewhere" / "page.html").read_text().startswith("<!doctype html>")
-    (folder / "full.html").symlink_to("/dev/full")
-    done = run(folder, [*page, "full.html"], resource.RLIM_INFINITY)
-    assert done.returncode == 1
-    assert "full.html: No space left on device: make room there, or write elsewhere\n" in done.stderr
-    assert (folder / "full.html").is_symlink()

@@ -15,7 +15,6 @@ from forecast_autotune.records import Config, Device
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.store.formats import format_of, kernel_tuner, read_file
-from forecast_autotune.store.formats.protocol import device_from_name
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture, shown
 
@@ -86,12 +85,6 @@ def test_device_size_kernel_and_parameters_make_different_problems(tmp_path: Pat
     ]
     assert len(set(ids)) == len(ids)
     assert identity(objective="energy") == ids[0]
-
-
-def test_the_name_tells_the_language() -> None:
-    assert device_from_name("AMD Radeon PRO W7800").backend == "hip"
-    assert device_from_name("AMD Instinct MI250X").warp_size == 64
-    assert device_from_name("NVIDIA TITAN RTX").backend == "cuda"
 
 
 def test_a_device_that_the_file_does_not_name_must_be_given(tmp_path: Path) -> None:

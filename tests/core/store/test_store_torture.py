@@ -193,11 +193,6 @@ def test_a_root_below_a_regular_file_leaves_everything_in_memory(tmp_path: Path)
     )
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc on this system")
-def test_a_root_that_cannot_be_created_leaves_everything_in_memory() -> None:
-    in_memory_after_refusal(Store(Path("/proc/forecast-autotune")), problem())
-
-
 def test_a_quota_cuts_no_line_and_loses_nothing_of_this_process(tmp_path: Path) -> None:
     body = """
     import resource
@@ -232,33 +227,6 @@ def test_a_quota_cuts_no_line_and_loses_nothing_of_this_process(tmp_path: Path) 
     assert store.issued_warnings == []
 
 
-def test_what_a_failed_write_left_on_disk_counts_once(tmp_path: Path) -> None:
-    body = """
-    import resource
-    store, p = Store(Path(sys.argv[1])), problem()
-    store.add(p, measurement(p, 0))
-    (log,) = Path(sys.argv[1]).glob("v1/*/*/log-*.jsonl")
-    lock = log.with_name(log.name + ".lock")
-    lock.unlink()
-    lock.mkdir()  # no lock can be had: then nothing may be taken back either, it might be another's
-    size = log.stat().st_size
-    line = len(log.read_bytes().splitlines()[-1]) + 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for number, room in ((1, 0), (2, line + line // 2)):  # the second time, 1 fits and 2 is cut
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, resource.RLIM_INFINITY))
-            store.add(p, measurement(p, number))
-        assert log.stat().st_size == size + line + line // 2
-        held = [m.median_ms for m in store.measurements(p)]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        store.add(p, measurement(p, 3))
-        print(held, [m.median_ms for m in Store(Path(sys.argv[1])).measurements(p)], sep=";")
-    """
-    pytest.importorskip("resource", reason="no resource limits on this system")
-    done = subprocess.run(python(body, tmp_path), capture_output=True, text=True)
-    assert done.stdout.strip() == "[1.0, 2.0, 3.0];[1.0, 2.0, 3.0, 4.0]", done.stderr
-
-
 @pytest.fixture
 def mounted(tmp_path: Path) -> Callable[[str, str], subprocess.CompletedProcess[str]]:
     """Runs Python with a 64 KiB tmpfs as its argument, inside a mount namespace of its own."""
@@ -281,48 +249,6 @@ def mounted(tmp_path: Path) -> Callable[[str, str], subprocess.CompletedProcess[
     if probe.stdout != "mounted\n":
         pytest.skip(f"mounting a small file system is not permitted here: {probe.stderr.strip()[:200]}")
     return run
-
-
-def test_a_full_disk_loses_nothing_of_this_process(
-    mounted: Callable[[str, str], subprocess.CompletedProcess[str]],
-) -> None:
-    body = """
-    root = Path(sys.argv[1]) / "cache"
-    store, p = Store(root), problem()
-    store.add(p, measurement(p, 0))
-    filler = Path(sys.argv[1]) / "filler"
-    with open(filler, "wb", buffering=0) as stream:
-        try:
-            while stream.write(bytes(512)): pass
-        except OSError as error:
-            why = error.strerror
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for number in range(1, 60):
-            store.add(p, measurement(p, number))
-        store.put_decision(p, decision(p))
-        store.sync()
-    (log,) = root.glob("v1/*/*/log-*.jsonl")
-    text = log.read_text()
-    [json.loads(line) for line in text.splitlines()]
-    result = {"why": why, "warnings": [str(w.message) for w in caught], "held": len(store.measurements(p)),
-              "decided": store.decision(p) == decision(p), "on_disk": text.count("\\n") - 1, "ends": text[-1]}
-    filler.unlink()
-    store.add(p, measurement(p, 60))
-    result["after"] = sorted(m.median_ms for m in Store(root).measurements(p))
-    print(json.dumps(result))
-    """
-    done = mounted(body, "size=64k")
-    assert done.returncode == 0, done.stderr
-    message = json.loads(done.stdout)
-    assert message["why"] == os.strerror(errno.ENOSPC)
-    assert len(message["warnings"]) == 1
-    assert message["why"] in message["warnings"][0]
-    assert message["held"] == 60
-    assert message["decided"]
-    assert message["on_disk"] < 60, "the disk was never full: nothing was put to the test"
-    assert message["ends"] == "\n"
-    assert message["after"] == [1.0 + n for n in range(61)]
 
 
 def test_a_read_only_cache_is_used_and_not_written(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,56 +47,6 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 
 """
 LATE_S = 20.0
 """A machine under load may be late; what these servers do lasts until the end of the test."""
-
-Conversation = Callable[[socket.socket, threading.Event], None]
-"""What a server says on one connection; the event is set at the end of the test."""
-
-
-@contextlib.contextmanager
-def talking(conversation: Conversation) -> Iterator[int]:
-    """A server of bytes, for what happens below HTTP; gives its port."""
-    over = threading.Event()
-
-    def serve(link: socket.socket) -> None:
-        with link, contextlib.suppress(OSError):
-            conversation(link, over)
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                link, _ = listener.accept()
-                threading.Thread(target=serve, args=(link,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            over.set()
-            listener.shutdown(socket.SHUT_RDWR)
-
-
-def silent(link: socket.socket, over: threading.Event) -> None:
-    over.wait()
-
-
-def dripping_tls(link: socket.socket, over: threading.Event) -> None:
-    """A handshake record of 16 KB, one byte at a time: every read of the client succeeds."""
-    link.sendall(b"\x16\x03\x03\x40\x00")
-    while not over.wait(0.02):
-        link.sendall(b"\x02")
-
-
-def stalling_tunnel(link: socket.socket, over: threading.Event) -> None:
-    """A proxy that agrees to CONNECT and then passes nothing on."""
-    link.recv(65536)
-    link.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
-    over.wait()
-
-
-def refusing_tunnel(link: socket.socket, over: threading.Event) -> None:
-    link.recv(65536)
-    link.sendall(b"HTTP/1.1 407 Login\r\nContent-Length: 0\r\n\r\n")
 
 
 def failure(url: str, seconds: float = 10.0) -> tuple[str, int]:
@@ -196,30 +146,6 @@ def test_the_deadline_holds_and_nothing_is_left_behind(fault: Fault) -> None:
         assert_nothing_goes_on()
 
 
-@pytest.mark.parametrize("conversation", [silent, dripping_tls])
-def test_the_deadline_holds_while_tls_is_set_up(conversation: Conversation) -> None:
-    with talking(conversation) as port:
-        assert failure(f"https://127.0.0.1:{port}/v1", 0.3) == ("no answer within 0.3 s", 0)
-        assert_nothing_goes_on()
-
-
-def test_the_deadline_holds_in_a_proxys_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
-    with talking(stalling_tunnel) as port:
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
-        assert failure("https://far.example/v1", 0.3) == ("no answer within 0.3 s", 0)
-
-
-def test_the_deadline_holds_while_nobody_accepts() -> None:
-    """A full queue: the connection is never made."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as held:
-        address = listener.getsockname()
-        for _ in range(4):
-            link = held.enter_context(socket.socket())
-            link.setblocking(False)
-            link.connect_ex(address)
-        assert failure(f"http://127.0.0.1:{address[1]}/v1", 0.3) == ("no answer within 0.3 s", 0)
-
-
 def test_the_deadline_holds_while_a_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
@@ -307,14 +233,6 @@ def test_a_proxy_is_used_for_other_machines_only(monkeypatch: pytest.MonkeyPatch
         ((path, _, headers),) = proxy.requests
     assert path == "http://far.example/v1/echo"
     assert headers["Proxy-Authorization"] == "Basic dXNlcjpwYXNzIQ=="
-
-
-def test_a_tunnel_that_is_refused_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with talking(refusing_tunnel) as port:
-        monkeypatch.setenv("https_proxy", f"127.0.0.1:{port}")
-        text, charged = failure("https://far.example/v1")
-    assert "407" in text
-    assert charged == 0
 
 
 def test_a_proxy_of_no_use_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
