@@ -3,9 +3,8 @@
     llm:http://127.0.0.1:8000/v1?model=NAME&kind=chat
     llm:transformers:PATH_OR_ID
 
-The styles are `rewrite`, `diff` (edits that must fit exactly once), `crossover` (two parents), `repair`
-(what the compiler, the checks or the clock said of a failed child, in this order) and `profile` (figures of
-the parent). Where a request has no second parent or no failure, a rewrite is asked for instead.
+The styles are `rewrite`, `diff` (edits that must fit exactly once) and `repair` (what the compiler, the checks or the
+clock said of a failed child, in this order). Where a request has no failure, a rewrite is asked for instead.
 
 An answer that breaks a rule which can be read off its text is told so, once, and may be given again. Every
 text is kept by the question, the model and the request, with what it cost; that cost is told again when the
@@ -56,7 +55,6 @@ from forecast_harness.records import (
 from forecast_harness.targets.cuda.source import check_source_rules, read_launch
 from forecast_harness.targets.packs.schema import Pack, PackFormat
 from forecast_harness.targets.search_target import cuda_signature_of, is_cuda_kernel, subjects_of
-from forecast_harness.targets.statement import timed_work
 
 _FENCE_START = r"(?:^[ \t]*```[^\n`]*|```(?:python|py)[ \t]*)\n"
 """A fence; one that names its language may end a line of text, as small models have it."""
@@ -257,7 +255,7 @@ def _reindented(put: list[str], wanted: list[str], replaced: list[str]) -> list[
 
 
 PROMPT_VERSION = "2"
-STYLES = ("rewrite", "diff", "crossover", "repair", "profile")
+STYLES = ("rewrite", "diff", "repair")
 LAUNCH_IDEA = (
     "the launch: num_warps, num_stages, several rows or another tile for each program; with constants and "
     "CONFIGS the fastest is found for you: WARPS = 4, num_warps=WARPS at the launch, and "
@@ -306,14 +304,11 @@ def prompt(request: ProposalRequest, style: str) -> str:
         "standing": _standing_text(request.score),
         "fence": "cpp" if is_cuda_kernel(target) else "python",
         "source": _shortened(parent.source),
-        "facts": list(_fact_lines(judged)) if style in ("profile", "rewrite") else [],
+        "facts": list(_fact_lines(judged)) if style == "rewrite" else [],
         "tried": [_failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:]],
         "entry": target.entry,
         "ideas": _ideas(target),
     }
-    if style == "crossover":
-        other = request.parents[1]
-        known |= {"other": _shortened(other.source), "other_standing": other.provenance.note}
     if style == "repair":
         failed = failure_to_repair(request)
         assert failed is not None
@@ -327,8 +322,6 @@ def prompt(request: ProposalRequest, style: str) -> str:
             "verdict": _verdict_text(judged_failure),
             "feedback": judged_failure.feedback[:_MAX_FEEDBACK_CHARS].strip(),
         }
-    if style == "profile":
-        known["rates"] = list(workload_rates(target, judged))
     return str(_template(style).render(known))
 
 
@@ -338,9 +331,7 @@ def retry_prompt(prompt: str, answer: str, complaint: str) -> str:
 
 
 def feasible_style(request: ProposalRequest, style: str) -> str:
-    """The style that a request can be asked in: without a second parent, or a failure, it is a rewrite."""
-    if style == "crossover" and len(request.parents) < 2:
-        return "rewrite"
+    """The style that a request can be asked in: without a failure it is a rewrite."""
     if style == "repair" and failure_to_repair(request) is None:
         return "rewrite"
     return style if style in STYLES else "rewrite"
@@ -359,20 +350,6 @@ def repair_stage(judged: NodeResult) -> str:
     if judged.outcome is Outcome.OK:
         return "fast"
     return "correct" if judged.outcome is Outcome.INCORRECT else "compile"
-
-
-def workload_rates(target: SearchTarget, judged: NodeResult | None) -> Iterator[str]:
-    """Time, memory traffic and arithmetic of each workload of a pack, by its definition's counts."""
-    if judged is None or "pack" not in target.payload:
-        return
-    every = timed_work(target)
-    for name, seconds in judged.seconds.items():
-        text = f"{name}: {1e6 * seconds:.4g} us"
-        if (work := every.get(name)) is not None and seconds > 0:
-            moved, flops = work["bytes"], work["flops"]
-            text += f", at least {moved / seconds / 1e9:.3g} GB/s and {flops / seconds / 1e9:.3g} Gflop/s"
-            text += f" ({flops / max(moved, 1):.3g} flop per byte)"
-        yield text
 
 
 def _standing_text(score: float) -> str:
@@ -625,14 +602,11 @@ class LLMAuthor:
         parent = request.parents[0]
         read = apply_edits if style == "diff" else extract_source
         source = read(answer, self._target, parent)
-        others = {
-            "crossover": request.parents[1:2],
-            "repair": tuple(filter(None, [failure_to_repair(request)])),
-        }.get(style, ())
+        failed = failure_to_repair(request) if style == "repair" else None
         provenance = Provenance(
             Origin.LLM,
             author=self._author,
             prompt_sha256=hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(),
             note=extract_note(answer),
         )
-        return Draft(source, provenance, parents=(parent.id, *(o.id for o in others)))
+        return Draft(source, provenance, parents=(parent.id, *([failed.id] if failed else [])))

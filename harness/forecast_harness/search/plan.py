@@ -222,7 +222,7 @@ T = TypeVar("T")
 MAX_FAILURES = 8
 """Failed children told to a proposer, the newest."""
 CROSSOVER_PARTNERS = 2
-"""Other good nodes given along with a parent, for crossovers."""
+"""Other good nodes given along with a parent, for authors that join them."""
 
 
 def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest, ...]:

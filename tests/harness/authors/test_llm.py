@@ -191,19 +191,18 @@ def failing(text: str, note: str = "tried tiles") -> Any:
 
 
 def test_every_prompt_states_the_problem_and_the_parent() -> None:
-    partner, broken = node(TARGET, NATIVE_SOFTMAX.format(-1), note="native"), failing("y")
+    broken = failing("y")
     told = {
         SEED.id: judged(Outcome.OK, log2_ratio=0.0),
         broken.id: judged(Outcome.INCORRECT, "element 3 is wrong"),
     }
-    asked = request(TARGET, SEED, partner, failures=[broken], judged=told, score=-1.0)
+    asked = request(TARGET, SEED, failures=[broken], judged=told, score=-1.0)
     for style in llm.STYLES:
         text = llm.prompt(asked, style)
         assert TARGET.statement.strip() in text
         assert SEED.source.strip() in text
         assert "2 times as fast as the first one" in text
         assert text == llm.prompt(asked, style), "the same for equal requests"
-        assert (partner.source.strip() in text) == (style == "crossover")
         assert ("<<<<<<< SEARCH" in text) == (style == "diff")
         assert ("element 3 is wrong" in text) == (style == "repair")
 
@@ -232,21 +231,16 @@ def test_repairs_go_stage_by_stage(outcome: Outcome, wanted: str) -> None:
 
 def test_a_style_that_cannot_be_asked_is_a_rewrite(tmp_path: Path) -> None:
     model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)))
-    ask(model, tmp_path, *(request(TARGET, SEED, style=s, n=1) for s in ("repair", "crossover", "rewrite")))
+    ask(model, tmp_path, *(request(TARGET, SEED, style=s, n=1) for s in ("repair", "nonsense", "rewrite")))
     assert len(set(model.prompts)) == 1
 
 
-def test_children_of_two_name_both(tmp_path: Path) -> None:
-    partner, broken = node(TARGET, NATIVE_SOFTMAX.format(0)), failing("y")
+def test_a_repaired_source_names_both_parents(tmp_path: Path) -> None:
+    broken = failing("y")
     told = {broken.id: judged(Outcome.INCORRECT)}
-    model = StubModel(code_block(NATIVE_SOFTMAX.format(-1)), code_block(NATIVE_SOFTMAX.format(1)))
-    crossed, repaired = ask(
-        model,
-        tmp_path,
-        request(TARGET, SEED, partner, style="crossover", n=1),
-        request(TARGET, SEED, style="repair", n=1, failures=[broken], judged=told),
-    )
-    assert crossed.nodes[0].parents == (SEED.id, partner.id)
+    model = StubModel(code_block(NATIVE_SOFTMAX.format(1)))
+    asked = request(TARGET, SEED, style="repair", n=1, failures=[broken], judged=told)
+    (repaired,) = ask(model, tmp_path, asked)
     assert repaired.nodes[0].parents == (SEED.id, broken.id)
 
 
