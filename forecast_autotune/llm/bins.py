@@ -2,15 +2,14 @@
 
 The reference implementation of the paper (arXiv 2605.31464) tells its model one table of edges and labels
 with another, one bin apart, so that a perfect forecaster who obeys the prompt is never right. Here
-everything is derived from `_BIN_EDGES`; the text that a model reads can be parsed back to it (`Bins.from_table`),
-and a test does so. The continuous log2 ratio is always kept beside the bin.
+everything is derived from `_BIN_EDGES`, and a test answers by the printed text alone. The continuous log2 ratio
+is always kept beside the bin.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 import string
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,8 +25,6 @@ Index = npt.NDArray[np.intp]
 _BIN_EDGES = (0.5, 0.7, 0.84, 0.92, 0.97, 1.03, 1.09, 1.19, 1.32, 1.5, 1.8, 2.3, 3.2, 5.6)
 """time / reference time where one bin ends and the next begins: fine around 1, where decisions are made,
 coarse where a candidate is out of the question anyway."""
-
-_RANGE = re.compile(r"^([A-Z]) = (?:(below|at least) ([0-9.]+)|([0-9.]+) to ([0-9.]+))$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -76,16 +73,6 @@ class Bins:
     def table(self) -> str:
         """The table in a prompt: one line per label."""
         return "\n".join(f"{label.token} = {label.meaning}" for label in self.labels)
-
-    @classmethod
-    def from_table(cls, text: str) -> Bins:
-        """The bins that a text with `table()` in it speaks of. Raises `RecordError` if they leave gaps."""
-        results = [m.groups() for m in _RANGE.finditer(text)]
-        low = [float(g[2] if g[1] == "at least" else g[3]) for g in results if g[1] != "below"]
-        high = [float(g[2] if g[1] == "below" else g[4]) for g in results if g[1] != "at least"]
-        if low != high:
-            raise RecordError(f"bins with gaps or overlaps: they start at {low} and end at {high}")
-        return cls(tuple(low))
 
     def index(self, log2_ratio: npt.ArrayLike) -> Index:
         """Bin of log2(time / reference time), same shape; an edge belongs to the slower bin."""

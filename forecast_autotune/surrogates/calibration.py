@@ -260,26 +260,6 @@ def calibration_group(
     return FAMILIAR if away < FAMILIARITY_BOUNDS[0] else STRANGE
 
 
-def parse_calibrations(text: str) -> dict[str, SurrogateCalibration]:
-    """Calibrations by surrogate (`name/version`). Raises `RecordError` for another format."""
-    return {name: SurrogateCalibration.from_json(one) for name, one in _read_surrogates(text).items()}
-
-
-def _read_surrogates(text: str) -> Mapping[str, Any]:
-    """The JSON of each surrogate's calibration. Raises `RecordError` for another format."""
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise RecordError(f"calibration is not JSON: {error}") from error
-    given = data.get("surrogates") if isinstance(data, Mapping) and data.get("schema") == SCHEMA else None
-    if not isinstance(given, Mapping):
-        raise RecordError(
-            f"calibration needs schema {SCHEMA} and surrogates, got {text[:80]!r}: write it again with "
-            "benchmarks/forecasting/calibration.py"
-        )
-    return given
-
-
 @cache
 def shipped_calibration(surrogate: str) -> SurrogateCalibration:
     """The calibration fitted for a surrogate (`name/version`); one that changes nothing if none was."""
@@ -291,7 +271,8 @@ def shipped_calibration(surrogate: str) -> SurrogateCalibration:
 @cache
 def _shipped_surrogates() -> Mapping[str, Any]:
     path = files("forecast_autotune") / "assets" / "calibration.json"
-    return _read_surrogates(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    given: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))["surrogates"]
+    return given
 
 
 KNOTS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0)

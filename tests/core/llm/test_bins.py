@@ -9,17 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from forecast_autotune.llm.bins import BINS, Bins
+from forecast_autotune.llm.bins import BINS
 
 RATIO_LISTS = st.lists(st.integers(min_value=1, max_value=99_999), min_size=3, max_size=24, unique=True).map(
     lambda found: tuple(sorted(n / 1000 for n in found))
 )
-
-
-@given(RATIO_LISTS)
-def test_what_a_model_is_told_is_what_it_is_judged_by(ratios: tuple[float, ...]) -> None:
-    bins = Bins(ratios)
-    assert Bins.from_table(f"Some prompt.\n{bins.table()}\nBin:") == bins
 
 
 @given(st.floats(min_value=0.01, max_value=100.0))

@@ -32,7 +32,6 @@ from forecast_autotune.surrogates.calibration import (
     SurrogateCalibration,
     calibration_group,
     measurement_class,
-    parse_calibrations,
     shipped_calibration,
 )
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
@@ -134,14 +133,6 @@ def test_a_damaged_group_is_refused(change: dict[str, object], rule: str) -> Non
     missing = {name: value for name, value in GROUP.to_json().items() if name not in change}
     with pytest.raises(RecordError, match="needs the field"):
         CalibrationGroup.from_json(missing)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema": 1, "curves": {}}', '{"schema": 2, "surrogates": {"a": {"x": {}}}}']
-)
-def test_another_format_is_refused(text: str) -> None:
-    with pytest.raises(RecordError, match="calibration"):
-        parse_calibrations(text)
 
 
 # --- what is shipped, and what it does ---
