@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ _STATES = (ONE, DIVISIBLE, NEITHER)
 _DIVISIBILITY = ["tt.divisibility", 16]
 _MOST_FORECASTS = 64
 """Specializations of one kernel that are forecast at most, the likeliest first."""
-LEAST_PROBABILITY = 0.01
+LEAST_PROBABILITY = 0.003
 """The least probability of a specialization that is forecast."""
 _HALF = 0.5
 """Added to each count, as of Jeffreys' prior: what was not seen yet may come."""
@@ -56,6 +57,10 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     """Why it cannot be compiled again, if so."""
     cause: str = ""
     """Why it was compiled after the program had said that it was ready, if so."""
+    file: str = ""
+    """The file of a module that a library wrote and that no import finds; '' for modules that can be imported."""
+    helpers: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(read=_read_object))
+    """JIT functions that the library has put into that module: module and qualified name by name."""
 
     @property
     def id(self) -> str:
@@ -94,8 +99,9 @@ class ProbableCompilation:
 def probable_compilations(known: Sequence[Compilation]) -> list[ProbableCompilation]:
     """Forecast which specializations the recorded ones leave to come, the likeliest first.
 
-    Arguments that came in several states come in all of the three, each as often as it was seen (Jeffreys' prior), and
-    independently of the others. An argument that never changed stays as it is.
+    Arguments that came in several states come in all of the three, each as often as it was seen (Jeffreys' prior); an
+    argument that never changed stays as it is. A constant that was several powers of two comes in those between, and in
+    the next ones, with all else as at the nearest of them: block sizes follow from sizes.
     """
     groups: dict[str, list[Compilation]] = defaultdict(list)
     for one in known:
@@ -104,52 +110,101 @@ def probable_compilations(known: Sequence[Compilation]) -> list[ProbableCompilat
     seen = {one.id for one in known}
     results: list[ProbableCompilation] = []
     for group in groups.values():
-        varied = [n for n in group[0].states if len({one.states[n] for one in group}) > 1]
-        types = {n: next((one.types[n] for one in group if one.types[n]), "") for n in varied}
-        # Improbable ones go at once: all combinations would be 3 to the number of arguments.
-        chances: list[tuple[dict[str, str], float]] = [({}, 1.0)] if varied else []
-        for name in varied:
-            counts = Counter(one.states[name] for one in group)
-            shares = {s: (counts[s] + _HALF) / (len(group) + 3 * _HALF) for s in _STATES}
-            chances = [
-                ({**states, name: state}, chance * share)
-                for states, chance in chances
-                for state, share in shares.items()
-                if chance * share >= LEAST_PROBABILITY
-            ]
         seconds = max(one.seconds for one in group)
-        others = [(_with_states(group[0], states, types), chance) for states, chance in chances]
-        forecasts = [ProbableCompilation(o, chance, seconds) for o, chance in others if o.id not in seen]
-        results += sorted(forecasts, key=lambda one: -one.probability)[:_MOST_FORECASTS]
+        constants, states = _constant_chances(group), _state_chances(group)
+        types = {n: next((one.types[n] for one in group if one.types[n]), "") for n in states[0][0]}
+        forecasts: dict[str, ProbableCompilation] = {}
+        for model, share in constants:
+            for changed, chance in states:
+                if share * chance >= LEAST_PROBABILITY:
+                    other = _with_states(model, changed, types)
+                    forecasts.setdefault(other.id, ProbableCompilation(other, share * chance, seconds))
+        fresh = [one for id_, one in forecasts.items() if id_ not in seen]
+        results += sorted(fresh, key=lambda one: -one.probability)[:_MOST_FORECASTS]
     return sorted(results, key=lambda one: -one.probability)
 
 
+def _state_chances(group: Sequence[Compilation]) -> list[tuple[dict[str, str], float]]:
+    """States of the arguments that vary, each by itself and all together as they were seen, half by half."""
+    varied = [n for n in group[0].states if len({one.states[n] for one in group}) > 1]
+    # Improbable ones go at once: all combinations would be 3 to the number of arguments.
+    chances: list[tuple[dict[str, str], float]] = [({}, 1.0)]
+    for name in varied:
+        counts = Counter(one.states[name] for one in group)
+        possible = _STATES[1:] if any(one.types[name].startswith("*") for one in group) else _STATES
+        shares = {s: (counts[s] + _HALF) / (len(group) + len(possible) * _HALF) for s in possible}
+        chances = [
+            ({**states, name: state}, chance * share)
+            for states, chance in chances
+            for state, share in shares.items()
+            if chance * share >= LEAST_PROBABILITY
+        ]
+    together = Counter(tuple(one.states[n] for n in varied) for one in group)
+    return [
+        (states, (chance + together[tuple(states.values())] / len(group)) / 2) for states, chance in chances
+    ]
+
+
+def _constant_chances(group: Sequence[Compilation]) -> list[tuple[Compilation, float]]:
+    """A compilation for each set of constants and options, seen or between those seen, and how probable it is."""
+    counts = Counter(map(_constants_of, group))
+    models = {_constants_of(one): one for one in group}
+    for place in range(len(_free_constants(group[0]))):
+        steps: dict[int, list[Compilation]] = defaultdict(list)
+        for one in group:
+            value = _free_constants(one)[place][1]
+            if type(value) is int and value > 0 and value.bit_count() == 1:
+                steps[value].append(one)
+        if len(steps) < 2:
+            continue
+        values = [2**n for n in range(min(steps).bit_length() - 2, max(steps).bit_length() + 1) if n >= 0]
+        for value in values:
+            distance = min(abs(math.log2(value / step)) for step in steps)
+            for step in steps:
+                if abs(math.log2(value / step)) == distance:
+                    for near in steps[step]:
+                        other = _with_constant(near, _free_constants(near)[place][0], value)
+                        models.setdefault(_constants_of(other), other)
+    total = len(group) + _HALF * len(models)
+    return [(one, (counts[key] + _HALF) / total) for key, one in models.items()]
+
+
+def _free_constants(one: Compilation) -> list[Any]:
+    places = _places(one).values()
+    return [pair for pair in one.specialization["constants"] if pair[0] not in places]
+
+
+def _constants_of(one: Compilation) -> str:
+    return json.dumps([_free_constants(one), one.specialization["options"]], sort_keys=True)
+
+
+def _with_constant(one: Compilation, path: Sequence[int], value: int) -> Compilation:
+    constants = [[p, value if p == path else v] for p, v in one.specialization["constants"]]
+    return replace(one, specialization={**one.specialization, "constants": constants})
+
+
 def _facts(one: Compilation) -> dict[str, str]:
-    signature = one.specialization["signature"]
-    names = list(signature)
-    constants = ((names[path[0]], value) for path, value in one.specialization["constants"])
-    facts = {f"constant {n}": str(v) for n, v in constants if n not in one.states}
-    return facts | {n: str(t) for n, t in signature.items()} | dict(one.states)
+    data, names = one.specialization, list(one.specialization["signature"])
+    named = [
+        (f"constant {names[path[0]]}", v) for path, v in data["constants"] if names[path[0]] not in one.states
+    ]
+    named += [
+        (f"alignment of {names[path[0]]}", v)
+        for path, v in data["attributes"]
+        if names[path[0]] not in one.states
+    ]
+    facts = {n: str(v) for n, v in [*named, *data["options"].items(), *data["signature"].items()]}
+    return facts | dict(one.states)
 
 
 def _group_of(one: Compilation) -> str:
-    """What compilations share that differ in the states of their arguments alone."""
-    others = {n: t for n, t in one.specialization["signature"].items() if n not in one.states}
-    places = _places(one)
-    rest = [
-        [pair for pair in one.specialization[key] if pair[0] not in places.values()]
-        for key in ("constants", "attributes")
-    ]
-    identity = [
-        one.name,
-        one.source_sha256,
-        one.triton,
-        one.target,
-        one.specialization["options"],
-        others,
-        rest,
-    ]
-    return json.dumps(identity, sort_keys=True)
+    """What compilations share that differ in the states of their arguments, in constants and in options alone."""
+    data, places = one.specialization, _places(one).values()
+    others = {n: t for n, t in data["signature"].items() if n not in one.states}
+    constants = [path for path, _ in data["constants"] if path not in places]
+    attributes = [pair for pair in data["attributes"] if pair[0] not in places]
+    identity = [one.name, one.source_sha256, one.triton, one.target, others, constants, attributes]
+    return json.dumps([*identity, list(one.states)], sort_keys=True)
 
 
 def _places(one: Compilation) -> dict[str, list[int]]:

@@ -31,7 +31,7 @@ def test_an_argument_of_two_states_comes_in_the_third() -> None:
     (one,) = probable_compilations(known)
     assert dict(one.compilation.states) == {"n": "1", "m": "neither"}
     assert one.compilation.id == compiled({"n": "1", "m": "neither"}).id
-    assert one.probability == 0.5 / 3.5
+    assert one.probability == 0.5 / 3.5 / 2
 
 
 def test_many_arguments_that_vary_make_no_more_forecasts_than_are_probable() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from forecast_autotune.records.compilation import Compilation
 from forecast_integrations.triton.compile.children import ForkedChildren
-from forecast_integrations.triton.problem.compilations import decoded
-from forecast_integrations.triton.problem.source import imported, innermost, source_hash
+from forecast_integrations.triton.problem.compilations import decoded, kernel_of
+from forecast_integrations.triton.problem.source import source_hash
 
 _TIMEOUT_S = 300.0
 
@@ -70,7 +70,7 @@ def _import_trouble(one: Compilation) -> str:
     if one.triton != triton.__version__:
         return f"it is of Triton {one.triton}, and this is {triton.__version__}"
     try:
-        if source_hash(imported(one.module, one.kernel)) != one.source_sha256:
+        if source_hash(kernel_of(one)) != one.source_sha256:
             return "its source has changed"
     except Exception as error:
         return f"{one.name} cannot be imported ({type(error).__name__}: {error})"[:300]
@@ -89,7 +89,7 @@ def _compile(one: Compilation) -> dict[str, Any]:
     data = one.specialization
     try:
         source = ASTSource(
-            innermost(imported(one.module, one.kernel)),
+            kernel_of(one),
             {n: decoded(t) for n, t in data["signature"].items()},
             {tuple(path): decoded(value) for path, value in data["constants"]},
             {tuple(path): [list(pair) for pair in pairs] for path, pairs in data["attributes"]},

@@ -7,12 +7,16 @@ compile to measure is not the program's; what they choose is.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
+import types
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
@@ -20,7 +24,13 @@ from forecast_autotune.records.compilation import DIVISIBLE, NEITHER, ONE, Compi
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.variants.constants import CONSTANT, decode_constant, encode_constant
-from forecast_integrations.triton.problem.source import import_trouble, imported, innermost, source_hash
+from forecast_integrations.triton.problem.source import (
+    import_trouble,
+    imported,
+    innermost,
+    is_jit,
+    source_hash,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,6 +161,7 @@ def describe_compilation(
     function = getattr(fn, "fn", fn)
     module, name = str(function.__module__), str(function.__qualname__)
     trouble = import_trouble(module, name)
+    file = "" if trouble or module in sys.modules else str(function.__code__.co_filename)
     constants: list[Any] = []
     for path, value in sorted(src.constants.items()):
         try:
@@ -178,7 +189,44 @@ def describe_compilation(
         seconds=round(seconds, 4),
         caller=caller,
         trouble=trouble,
+        file=file,
+        helpers=_helpers(function) if file else {},
     )
+
+
+def _helpers(function: Any) -> dict[str, list[str]]:
+    """JIT functions of other modules that a kernel calls by a global name."""
+    named = {name: innermost(function.__globals__.get(name)) for name in function.__code__.co_names}
+    others = {name: value.fn for name, value in named.items() if is_jit(value) and hasattr(value, "fn")}
+    return {
+        n: [f.__module__, f.__qualname__] for n, f in others.items() if f.__module__ != function.__module__
+    }
+
+
+_GENERATED: dict[str, Any] = {}
+"""Modules that were loaded from a library's file, by its path."""
+
+
+def kernel_of(one: Compilation) -> Any:
+    """The kernel of a record: imported, or of the file that a library wrote in the recorded process.
+
+    Raises `RecordError` for a file that another user may have written, and what loading a module raises.
+    """
+    if not one.file:
+        return innermost(imported(one.module, one.kernel))
+    if one.file not in _GENERATED:
+        seen = Path(one.file).stat()
+        if seen.st_uid not in (0, os.getuid()) or seen.st_mode & 0o022:
+            raise RecordError(f"others than this user can write {one.file}: run the program again")
+        module = types.ModuleType(one.module)
+        SourceFileLoader(one.module, one.file).exec_module(module)
+        for name, (owner, helper) in one.helpers.items():
+            # A library's decorator may hold the function under a name of its own.
+            holder = innermost(imported(owner, helper))
+            held = [holder, *vars(holder).values()]
+            setattr(module, name, next(v for v in held if is_jit(v) and v.fn.__qualname__ == helper))
+        _GENERATED[one.file] = module
+    return innermost(getattr(_GENERATED[one.file], one.kernel))
 
 
 def _integer_states(fn: Any, src: Any) -> tuple[dict[str, str], dict[str, str]]:
@@ -189,7 +237,7 @@ def _integer_states(fn: Any, src: Any) -> tuple[dict[str, str], dict[str, str]]:
             continue
         if kind == "constexpr" and src.constants.get((number,)) == 1:
             states[parameter.name], types[parameter.name] = ONE, ""
-        elif isinstance(kind, str) and kind.lstrip("iu").isdigit():
+        elif isinstance(kind, str) and (kind.startswith("*") or kind.lstrip("iu").isdigit()):
             pairs = [list(pair) for pair in src.attrs.get((number,), ())]
             states[parameter.name] = DIVISIBLE if ["tt.divisibility", 16] in pairs else NEITHER
             types[parameter.name] = kind
