@@ -11,7 +11,8 @@ that it contains. All in one lane; other work on the machine makes it slower and
 
 With `--copies` or `--searches` nothing is attacked: so many copies of plain solutions, with other names of their
 variables, are entered in a bench beside these, and so many searches of `--search-seconds` each are given nothing but
-copies. A run whose file exists goes on where it ended.
+copies. With `--mixes`, so many searches time one call of a mix, and the best source there loses at another one.
+A run whose file exists goes on where it ended.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from forecast_harness.trials.bench import BENCH_LIMITS, SolutionBench
 from forecast_harness.trials.packs import first_plan
 from forecast_harness.verify.plan import VerificationPlan, cell_limits_for
 from forecast_harness.verify.run import verify
-from tests.harness.small import checked_only
+from tests.harness.small import checked_only, small_folder
 from tests.harness.timing_attacks.families import sources
 
 PACKS = ("softmax", "matmul", "layer_norm")
@@ -152,35 +153,83 @@ def try_copies(a: argparse.Namespace, report: ResultFile, place: ContestPlace) -
             say(f"copies {len(rows)}: {row} {reasons}"[:300])
 
 
+def search_texts(a: argparse.Namespace, target: str, texts: Mapping[str, str], *more: str) -> dict[str, Any]:
+    """What a search of these sources alone says, by the command that users call; an `error` where it fails."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "texts").mkdir()
+        for text, source in texts.items():
+            (folder / "texts" / f"{text}.py").write_text(source)
+        options = [*f"--device {a.device} --surrogate none --quiet --json".split(), *more]
+        options += ["--proposer", f"recorded:{folder / 'texts'}", "--out", f"{folder / 'out'}"]
+        command = [sys.executable, "-m", "forecast_autotune", "search", target, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return {"error": done.stderr[-300:]}
+        said = json.loads(done.stdout)
+        named = ("speedup", "confirmed", "evidence", "measured", "failed", "refused", "slower_at")
+        best = (folder / "out" / "best.py").read_text()
+        return {**{n: said[n] for n in named}, "wall_s": said["spent"]["wall_seconds"], "best": best}
+
+
 def search_copies(a: argparse.Namespace, report: ResultFile) -> None:
-    """Search among copies alone, by the command that users call, until there are so many searches in the report."""
+    """Search among copies alone, until there are so many searches in the report."""
     rows, ends = report.data["raw"].setdefault("searches", []), time.monotonic() + a.seconds
     while len(rows) < a.searches and time.monotonic() < ends:
         name = a.packs[len(rows) % len(a.packs)]
-        with tempfile.TemporaryDirectory() as folder:
-            texts = Path(folder) / "texts"
-            texts.mkdir()
-            for n in range(_COPIES_OF_A_SEARCH):
-                source = copied_source(load_pack(name).solution("torch_plain").source, n)
-                (texts / f"{n}.py").write_text(source)
-            options = (
-                f"--device {a.device} --seconds {a.search_seconds} --surrogate none --quiet --json".split()
-            )
-            options += ["--proposer", f"recorded:{texts}", "--out", f"{folder}/out"]
-            done = subprocess.run([sys.executable, "-m", "forecast_autotune", "search", name, *options],
-                                  capture_output=True, text=True, check=False)  # fmt: skip
-        row: dict[str, Any] = {"pack": name, "error": done.stderr[-300:]}
-        if done.returncode == 0:
-            said = json.loads(done.stdout)
-            named = ("speedup", "confirmed", "evidence", "measured", "failed", "refused")
-            row = {"pack": name, **{n: said[n] for n in named}, "wall_s": said["spent"]["wall_seconds"]}
+        plain = load_pack(name).solution("torch_plain").source
+        texts = {f"{n}": copied_source(plain, n) for n in range(_COPIES_OF_A_SEARCH)}
+        row = {"pack": name, **search_texts(a, name, texts, "--seconds", f"{a.search_seconds}")}
+        row.pop("best", None)
         report.add("searches", row)
         say(f"searches {len(rows)}: {row}"[:300])
+
+
+# --- a mix of calls, of which a search times one ---
+
+_REPEATS, _TURNING = 400, 1600
+"""How often the seed computes its result, and a source that is faster elsewhere at the calls that are not timed."""
+
+
+def repeating(source: str, often: str) -> str:
+    """A PyTorch source that computes its result as often as an expression of `rows` says."""
+    tree = ast.parse(source)
+    (run,) = (f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == "run")
+    names, run.name = [one.arg for one in run.args.args], "once"
+    listed = ", ".join(names)
+    lines = f"def run({listed}):\n    rows = {names[0]}.shape[0]\n    for _ in range({often}):\n"
+    return f"{ast.unparse(tree)}\n\n\n{lines}        result = once({listed})\n    return result\n"
+
+
+def search_mixes(a: argparse.Namespace, report: ResultFile) -> None:
+    """Search where one call of a mix is timed, and the best source there loses at another one."""
+    rows = report.data["raw"].setdefault("mixes", [])
+    while len(rows) < a.mixes:
+        name = a.packs[len(rows) % len(a.packs)]
+        other, timed, *_ = load_pack(name).checked_workloads
+        other, timed = replace(other, host=False), replace(timed, host=True)
+        axis = next(iter(load_pack(name).definition.inputs.values())).shape[0]
+        plain = load_pack(name).solution("torch_plain").source
+        turning = repeating(plain, f"{_TURNING} if rows == {other.axes[axis]} else 1")
+        texts = {"turning": turning} if len(rows) % 2 else {"turning": turning, "holding": plain}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(small_folder(name, Path(folder)))
+            (path / "workloads.json").write_text(json.dumps([other.to_json(), timed.to_json()]))
+            (path / "solutions" / "torch_plain.py").write_text(repeating(plain, f"{_REPEATS}"))
+            for more in (path / "solutions").glob("triton*"):
+                more.unlink()
+            row = {"pack": name, **search_texts(a, str(path), texts, "--gpu-budget", f"{1 + len(texts)}")}
+        loses = [other.name] if f"{_TURNING}" in row.pop("best", "") else []
+        row |= {"sources": len(texts), "timed": timed.name, "loses_at": loses}
+        row["served_where_it_loses"] = bool(row.get("confirmed") and set(loses) - set(row["slower_at"]))
+        report.add("mixes", row)
+        say(f"mixes {len(rows)}: {row}"[:400])
 
 
 def summarize_copies(raw: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Counts of what was said of copies, and of searches among copies."""
     copies, searches = raw.get("copies", ()), [r for r in raw.get("searches", ()) if "error" not in r]
+    mixes = [r for r in raw.get("mixes", ()) if "error" not in r]
     return {
         "copies": len(copies),
         "found": dict(Counter(r["found"] for r in copies)),
@@ -188,6 +237,13 @@ def summarize_copies(raw: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str
         "searches_that_failed": len(raw.get("searches", ())) - len(searches),
         "confirmed": sum(r["confirmed"] for r in searches),
         "measured": sum(r["measured"] for r in searches),
+        "mixes": len(mixes),
+        "mixes_confirmed": sum(r["confirmed"] for r in mixes),
+        "losing": sum(r["confirmed"] and bool(r["loses_at"]) for r in mixes),
+        "named": sum(
+            r["confirmed"] and bool(r["loses_at"]) and r["slower_at"] == r["loses_at"] for r in mixes
+        ),
+        "served_where_it_loses": sum(r["served_where_it_loses"] for r in mixes),
     }
 
 
@@ -213,11 +269,14 @@ def main() -> int:
     command_line.add_argument(
         "--searches", type=int, default=0, help="searches among copies, instead of attacks"
     )
+    command_line.add_argument(
+        "--mixes", type=int, default=0, help="searches of a mix of calls, instead of attacks"
+    )
     command_line.add_argument("--search-seconds", type=float, default=20.0, help="of one search among copies")
     early, _ = command_line.parse_known_args()
     command_line.set_defaults(stub_only=early.device == "cpu")
     a = parse_arguments(command_line)
-    among_copies = bool(a.copies or a.searches)
+    among_copies = bool(a.copies or a.searches or a.mixes)
     before = json.loads(a.out.read_text())["raw"] if among_copies and a.out.exists() else {}
     report = ResultFile(a, "no cheat of the clock is called faster")
     report.data["raw"] |= before
@@ -232,6 +291,7 @@ def main() -> int:
         if among_copies:
             try_copies(a, report, place)
             search_copies(a, report)
+            search_mixes(a, report)
             summary |= summarize_copies(report.data["raw"])
             report.finish(summary)
             return int(bool(summary["confirmed"] or summary["found"].get("faster")))
