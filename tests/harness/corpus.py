@@ -18,7 +18,7 @@ from pathlib import Path
 from forecast_autotune.errors import RecordError
 from forecast_harness.clocks.paired_comparison import ComparisonOutcome
 from forecast_harness.sandbox.api import ResourceLimits, SandboxLane
-from forecast_harness.targets.packs import Language, Pack, Solution, builtin_names, load_pack, make_solution
+from forecast_harness.targets.packs import Pack, Solution, builtin_names, load_pack, make_solution
 from forecast_harness.trials.bench import compare_solutions
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import check_pack, verify
@@ -82,7 +82,7 @@ def _entry(path: Path, root: Path) -> CorpusEntry:
     if (_NEUTRALISED in expected) != ("against" in head):
         raise RecordError(f"{path}: `{_NEUTRALISED}` and a line `# against: ...` need each other")
     pack = load_pack(head["pack"] if head["pack"] in builtin_names() else root / head["pack"])
-    solution = make_solution(path.stem, text, pack.definition.format, Language(head["language"]))
+    solution = make_solution(path.stem, text, pack.definition.format)
     against = _honest_twin(path, root, head, pack) if "against" in head else None
     return CorpusEntry(path, head["mode"], head["title"], head["backend"], pack, solution, expected, against)
 
@@ -112,7 +112,7 @@ def _honest_twin(path: Path, root: Path, head: Mapping[str, str], pack: Pack) ->
     text, other = _read_entry(files[0])
     if other["pack"] != head["pack"]:
         raise RecordError(f"{path}: against {name!r} solves {other['pack']}, not {head['pack']}")
-    return make_solution(name, text, pack.definition.format, Language(other["language"]))
+    return make_solution(name, text, pack.definition.format)
 
 
 def verify_entry(
