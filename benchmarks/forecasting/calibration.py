@@ -44,9 +44,9 @@ from forecast_autotune.surrogates.protocol import Relative, Surrogate
 from forecast_autotune.tuning.loop import TaskForecaster
 from forecast_autotune.tuning.replays.replay import (
     load,
-    relatives_of,
     replay_one,
     shipped_tables,
+    tables_elsewhere,
     tables_of_other_shapes,
     task_of,
 )
@@ -124,7 +124,7 @@ def untimed_decisions(limit: int | None) -> list[dict[str, Any]]:
     given = {
         "nothing": [(table, []) for table in lists],
         "other arguments": list(with_tuned_shapes(lists, lists, default_surrogate())),
-        "another GPU": [(t, relatives_of(t, spaces, "devices")) for t in spaces[:limit]],
+        "another GPU": [(t, tables_elsewhere(t, spaces)) for t in spaces[:limit]],
     }
     rows = []
     for known, advice, tolerance in itertools.product(given, ("off", "stored"), TOLERANCES):

@@ -101,12 +101,6 @@ def _replay(commands: Commands) -> None:
     )
     replay.add_argument("--seed", type=SEED, metavar="N", help="seed of random policies")
     replay.add_argument(
-        "--prior",
-        choices=("none", "tuned", "shapes", "devices"),
-        default="none",
-        help="known beforehand: nothing, or the kernel's other problems in the same tables",
-    )
-    replay.add_argument(
         "--surrogate",
         choices=("analytic", "default"),
         default="analytic",

@@ -108,7 +108,6 @@ def _replay(
                     surrogate=surrogate,
                     policy=policy,
                     settings=of_arm,
-                    prior=options.prior,
                     workers=options.workers,
                     progress=done,
                 )
@@ -118,9 +117,7 @@ def _replay(
             # The finished ones took their time: they are shown all the same.
             if rows and not output.as_json:
                 name = f"{plain.name}/{plain.version}"
-                part = ReplayReport(
-                    options.policy, name, options.prior, settings.tolerance, settings.risk, rows
-                )
+                part = ReplayReport(options.policy, name, settings.tolerance, settings.risk, rows)
                 total = len(arms) * len(tables)
                 output.emit({}, *_shown(part, output), f"interrupted after {len(rows)} of {total} replays")
             raise

@@ -256,7 +256,7 @@ def replay_panel(report: ReplayReport) -> RenderableType:
         ("missed the tolerance", f"{missed}: {beyond} of {s['problems']} {than}"),
         ("tuning", speed),
         *([] if report.without is None else model_rows(report)),
-        ("with", f"policy {s['policy']}, surrogate {s['surrogate']}, prior {s['prior']}"),
+        ("with", f"policy {s['policy']}, surrogate {s['surrogate']}"),
     ]
     return Panel(key_value_table(pairs), title="replay", title_align="left", border_style="dim", expand=False)
 

@@ -27,9 +27,6 @@ from forecast_autotune.surrogates.protocol import Relative, Surrogate
 from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.replays.table_measurer import TableMeasurer, exhaustive_seconds
 
-PRIOR_KINDS = ("none", "tuned", "shapes", "devices")
-"""Results that `relatives_of` may return."""
-
 
 @dataclass(frozen=True)
 class ReplayRow:
@@ -66,7 +63,6 @@ class ReplayReport:
 
     policy: str
     surrogate: str
-    prior: str
     tolerance: float
     risk: float
     rows: list[ReplayRow] = field(default_factory=list)
@@ -99,7 +95,6 @@ class ReplayReport:
             ),
             "policy": self.policy,
             "surrogate": self.surrogate,
-            "prior": self.prior,
             "tolerance": self.tolerance,
             "risk": self.risk,
         }
@@ -173,32 +168,13 @@ def tables_of_other_shapes(problem: Problem, tables: Iterable[Table]) -> list[Ta
     return sorted(same, key=lambda t: problem_distance(problem, t.problem))
 
 
-def relatives_of(
-    table: Table,
-    tables: Sequence[Table],
-    prior: str,
-    tuned: Mapping[str, Sequence[Measurement]] | None = None,
-) -> list[Relative]:
-    """Return the rows of the kernel's other problems that may be known beforehand, nearest first.
-
-    `none`: nothing. `tuned`: what the tuner itself measured of them on the same device (`tuned`, by problem
-    id). `shapes`: their whole tables on the same device. `devices`: whole tables of the same sizes on other
-    devices. Raises `ValueError` for another word.
-    """
-    if prior not in PRIOR_KINDS:
-        raise ValueError(f"prior is one of {', '.join(PRIOR_KINDS)}, got {prior!r}")
-    if prior == "none":
-        return []
+def tables_elsewhere(table: Table, tables: Sequence[Table]) -> list[Relative]:
+    """The rows of the same kernel and sizes on other devices, which may be known beforehand."""
     from forecast_autotune.surrogates.default import same_sizes
 
     own = table.problem
-    if prior == "devices":
-        away = [t for t in _of_kernel(own, tables) if t.problem.device.slug != own.device.slug]
-        return [Relative(t.problem, tuple(t.measurements)) for t in away if same_sizes(own, t.problem)]
-    same = tables_of_other_shapes(own, tables)
-    if prior == "shapes":
-        return [Relative(t.problem, tuple(t.measurements)) for t in same]
-    return [Relative(t.problem, (tuned or {}).get(t.problem.id, ())) for t in same]
+    away = [t for t in _of_kernel(own, tables) if t.problem.device.slug != own.device.slug]
+    return [Relative(t.problem, tuple(t.measurements)) for t in away if same_sizes(own, t.problem)]
 
 
 def task_of(table: Table) -> TuningTask:
@@ -281,25 +257,17 @@ def replay(
     surrogate: Surrogate,
     policy: Callable[[Table], Policy | None],
     settings: Settings,
-    prior: str = "none",
     workers: int = 16,
     progress: Callable[[ReplayRow], None] | None = None,
 ) -> ReplayReport:
-    """Replay every table. `prior` says what may be known of a kernel's other problems: `relatives_of`."""
+    """Replay every table; nothing is known of one but what the tuner measures."""
     report = ReplayReport(
-        "default", f"{surrogate.name}/{surrogate.version}", prior, settings.tolerance, settings.risk
+        "default", f"{surrogate.name}/{surrogate.version}", settings.tolerance, settings.risk
     )
-
-    def play(table: Table, relatives: Sequence[Relative]) -> tuple[ReplayRow, list[Measurement]]:
+    for table in tables:
         chosen = policy(table)
         report.policy = "default" if chosen is None else chosen.name
-        return replay_one(
-            table, surrogate=surrogate, policy=chosen, settings=settings, relatives=relatives, workers=workers
-        )
-
-    tuned = {t.problem.id: play(t, [])[1] for t in tables} if prior == "tuned" else {}
-    for table in tables:
-        row, _ = play(table, relatives_of(table, tables, prior, tuned))
+        row, _ = replay_one(table, surrogate=surrogate, policy=chosen, settings=settings, workers=workers)
         report.rows.append(row)
         if progress is not None:
             progress(row)

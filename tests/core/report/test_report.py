@@ -39,9 +39,7 @@ def row(label: str = "matmul/64", path: tuple[float, ...] = (1.5, 0.4, 0.01), **
 
 
 def report(*rows: ReplayRow) -> ReplayReport:
-    return ReplayReport(
-        "risk", "analytic/1", "none", 0.02, 0.1, list(rows or (row(), row("softmax/8", (9.0, 0.0))))
-    )
+    return ReplayReport("risk", "analytic/1", 0.02, 0.1, list(rows or (row(), row("softmax/8", (9.0, 0.0)))))
 
 
 def rendered(shown: RenderableType, width: int = 140) -> str:

@@ -25,7 +25,7 @@ from forecast_autotune.surrogates.calibration import UNKNOWN, calibration_group,
 from forecast_autotune.surrogates.pooled import PooledSurrogate, pool_group
 from forecast_autotune.surrogates.protocol import Array, Relative, Surrogate
 from forecast_autotune.surrogates.relatives import kinship
-from forecast_autotune.tuning.replays.replay import relatives_of, replay_one
+from forecast_autotune.tuning.replays.replay import replay_one, tables_elsewhere
 from forecast_train.splits import Fold, SplitError, family_of, make_folds, nearest_relatives
 
 FitSurrogate = Callable[[Sequence[Table]], Surrogate]
@@ -266,7 +266,7 @@ def device_replays(tables: Sequence[Table], seed: int) -> list[_DeviceReplay]:
     """
     replays: list[_DeviceReplay] = []
     for table in tables:
-        others = relatives_of(table, tables, "devices")
+        others = tables_elsewhere(table, tables)
         if len(others) > 1:
             replays.append((table, others))
         if others:

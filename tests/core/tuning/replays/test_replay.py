@@ -20,7 +20,7 @@ from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.host_seconds import SOLO_COMPILE_RATIO
-from forecast_autotune.tuning.replays.replay import ReplayReport, load, relatives_of, replay
+from forecast_autotune.tuning.replays.replay import ReplayReport, load, replay, tables_elsewhere
 from forecast_autotune.tuning.replays.table_measurer import exhaustive_seconds
 from tests.core.captured_output import command
 
@@ -120,18 +120,12 @@ def on(table: Table, device: str, *, key: tuple[str, ...] = ()) -> Table:
     return Table(moved, [replace(m, problem=moved.id) for m in table.measurements])
 
 
-def test_priors_give_other_shapes_of_the_kernel_or_the_same_sizes_elsewhere() -> None:
-    one, two = labelled("one", 1), labelled("two", 2)
-    stranger = Table(replace(labelled("x", 3).problem, kernel=replace(one.problem.kernel, name="other")), [])
+def test_tables_elsewhere_have_the_same_sizes() -> None:
+    one = labelled("one", 1)
     same, other = on(one, "another GPU"), on(one, "another GPU", key=("9", "9"))
-    everything = [one, two, stranger, same, other]
-    assert relatives_of(one, everything, "none") == []
-    assert [r.problem.id for r in relatives_of(one, everything, "shapes")] == [two.problem.id]
-    assert [r.problem.id for r in relatives_of(one, everything, "devices")] == [same.problem.id]
-    tuned = relatives_of(one, everything, "tuned", {two.problem.id: two.measurements[:2]})
-    assert [(r.problem.id, len(r.measurements)) for r in tuned] == [(two.problem.id, 2)]
-    with pytest.raises(ValueError, match=r"devices, got 'device'"):
-        relatives_of(one, everything, "device")
+    stranger = Table(replace(same.problem, kernel=replace(one.problem.kernel, name="other")), [])
+    everything = [one, labelled("two", 2), stranger, same, other]
+    assert [r.problem.id for r in tables_elsewhere(one, everything)] == [same.problem.id]
 
 
 def test_json_has_one_row_per_problem_and_no_infinity() -> None:
