@@ -4,9 +4,9 @@
 
 Every recorded list of fla-core, liger-kernel and flag_gems whose kernel has installed advice. The surrogate is the one
 that ships, which was fitted to none of these libraries. The default policy's decisions are replayed with 1, 4 and 16
-compile workers, without advice (`learned`), with it (`advice`), and with weights that were fitted anew without the
-library (`refitted`); all but the last once more where no IR can be read (`no IR`). Regret after 1, 3 and 5 measured is
-that of the best measured so far. Replays of H200 timings on a CPU; intervals are 95 %, over kernels, and paired.
+compile workers, without advice (`learned`) and with it (`advice`), once more where no IR can be read (`no IR`). Regret
+after 1, 3 and 5 measured is that of the best measured so far. Replays of H200 timings on a CPU; intervals are 95 %,
+over kernels, and paired.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import multiprocessing
 import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from benchmarks.lib import result_files
-from benchmarks.lib.recorded_advice import DATA, FollowingAdvice, decision_figures, paired_figures
+from benchmarks.lib.recorded_advice import DATA, decision_figures, paired_figures
 from benchmarks.lib.result_files import say
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.records.problem import FACTS
@@ -30,11 +29,8 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.installed_advice import advice_for
-from forecast_autotune.surrogates.advised import AdviceWeights
 from forecast_autotune.surrogates.default import default_surrogate
-from forecast_autotune.surrogates.learned import LearnedSurrogate, shipped_model
 from forecast_autotune.tuning.replays.replay import load
-from forecast_train.surrogate.advice_weights import advice_evidence, fit_advice_weights
 
 LISTS = DATA / "libraries_h200.jsonl.gz"
 WORKERS = (1, 4, 16)
@@ -47,44 +43,17 @@ def advised_lists() -> list[tuple[Table, Advice]]:
     return [(table, advice) for table, advice in given if advice is not None]
 
 
-def library_of(table: Table) -> str:
-    """The library that a list is of."""
-    return str(table.problem.extra["label"]).partition("/")[0]
-
-
-def fitted_base() -> LearnedSurrogate:
-    """The learned surrogate that ships."""
-    model = shipped_model()
-    assert model is not None
-    return LearnedSurrogate(model)
-
-
-def fit_weights(lists: Sequence[tuple[Table, Advice]], seed: int) -> dict[str, AdviceWeights]:
-    """Weights of advice by library, fitted without it."""
-    base, evidence = fitted_base(), []
-    for table, advice in lists:
-        about = {"kernel": advice.source_sha256, "family": library_of(table), "seed": seed}
-        one = advice_evidence(table, advice, base, **about)
-        evidence += [one] if one is not None else []
-    say(f"weights: {len(evidence)} lists")
-    libraries = sorted({e.family for e in evidence})
-    return {name: fit_advice_weights([e for e in evidence if e.family != name]) for name in libraries}
-
-
-def play(work: tuple[int, dict[str, AdviceWeights]]) -> list[dict[str, Any]]:
+def play(number: int) -> list[dict[str, Any]]:
     """All arms on one list."""
-    number, weights = work
     warnings.simplefilter("ignore")
     table, advice = advised_lists()[number]
     plain = Settings.from_environment().with_(advice="off")
     bare = replace(table, problem=replace(table.problem, extra={**table.problem.extra, FACTS: None}))
-    follow = FollowingAdvice(fitted_base(), {advice.source_sha256: advice}, weights[library_of(table)])
     rows = []
     for workers in WORKERS:
         arms = [
             (f"{workers}", "learned", table, default_surrogate(), plain),
             (f"{workers}", "advice", table, default_surrogate(), plain.with_(advice="stored")),
-            (f"{workers}", "refitted", table, follow, plain),
             (f"{workers}, no IR", "learned", bare, default_surrogate(), plain),
             (f"{workers}, no IR", "advice", bare, default_surrogate(), plain.with_(advice="stored")),
         ]
@@ -105,16 +74,14 @@ def main() -> int:
     report = result_files.ResultFile(options, "advice", seed=options.seed)
     warnings.simplefilter("ignore")
     lists = advised_lists()
-    weights = fit_weights(lists, options.seed)
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        for number, done in enumerate(pool.map(play, [(i, weights) for i in range(len(lists))])):
+        for number, done in enumerate(pool.map(play, range(len(lists)))):
             rows += done
             if number % 20 == 0:
                 say(f"{number + 1} of {len(lists)}")
     report.put("rows", rows)
-    fitted = {f: {n: round(v, 4) for n, v in vars(w).items()} for f, w in weights.items()}
-    summary: dict[str, Any] = {"weights": fitted}
+    summary: dict[str, Any] = {}
     for condition in dict.fromkeys(r["condition"] for r in rows):
         summary[condition] = paired_figures([r for r in rows if r["condition"] == condition])
     report.finish(summary)

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import rankdata
 
 FloatArray = npt.NDArray[np.float64]
 RowIndices = npt.NDArray[np.intp]
@@ -21,13 +22,6 @@ RowIndices = npt.NDArray[np.intp]
 _RELIABILITY_BINS = 10
 """Bins of every reliability table."""
 BOOTSTRAP_DRAWS = 1000
-
-
-def ranks(values: FloatArray) -> FloatArray:
-    """Ranks from 1, ties averaged; shape [n]."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2.0)[place.reshape(-1)])
 
 
 def spearman(a: FloatArray, b: FloatArray) -> float:
@@ -38,7 +32,7 @@ def spearman(a: FloatArray, b: FloatArray) -> float:
     """
     if len(a) < 2:
         return math.nan
-    x, y = ranks(a) - (len(a) + 1) / 2, ranks(b) - (len(b) + 1) / 2
+    x, y = (rankdata(v) - (len(v) + 1) / 2 for v in (a, b))
     scale = math.sqrt(float(x @ x) * float(y @ y))
     return float(x @ y) / scale if scale > 0 else 0.0
 

@@ -183,7 +183,7 @@ def test_prompts_ask_what_is_judged() -> None:
     labels = {m["prompt"][0]["content"]: m["truth"] for m in rows}
     for e in EXAMPLES:
         for a in e.candidates:
-            assert labels[forecast_messages(e, a, think=False)[0]["content"]] == a.label
+            assert labels[forecast_messages(e, a)[0]["content"]] == a.label
     assert [r["truth"] for r in rollout_prompts(EXAMPLES, run)] == [r["truth"] for r in rows]
     stored = [a.label for e in EXAMPLES for a in e.candidates]
     assert [r["truth"] for r in rows] != stored  # shuffled: a short run sees every kernel

@@ -48,9 +48,6 @@ _ORDER_INSTRUCTION = """\
 Say which of the numbered candidates is the fastest. Reply with JSON:
 {"fastest": 3}
 """
-_THINK_INSTRUCTION = (
-    "Think about memory traffic, occupancy, pipelining and the last wave first, in a few sentences.\n"
-)
 _CLOSING_QUESTION = re.compile(r"\n[^\n]{1,40}:\s*$")
 _FINAL_CHANNEL = re.compile(r"<\|channel\|>final<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|$)", re.DOTALL)
 """Where gpt-oss puts its answer; a reply without this channel has none."""
@@ -112,23 +109,20 @@ REWARDS: Mapping[str, Callable[[StatedDistribution | None, int], float]] = {
 """The paper's three, by its names: they lie in [0, 2], and a text that cannot be parsed earns 0."""
 
 
-def forecast_messages(example: Example, candidate: ExampleCandidate, *, think: bool) -> list[dict[str, str]]:
+def forecast_messages(example: Example, candidate: ExampleCandidate) -> list[dict[str, str]]:
     """Messages that ask for one candidate."""
     question = f"Candidate: {_CLOSING_QUESTION.sub('', candidate.suffix)}"
-    return _messages(example, question, _ANSWER_INSTRUCTION, think)
+    return _messages(example, question, _ANSWER_INSTRUCTION)
 
 
-def order_messages(
-    example: Example, candidates: Sequence[ExampleCandidate], *, think: bool
-) -> list[dict[str, str]]:
+def order_messages(example: Example, candidates: Sequence[ExampleCandidate]) -> list[dict[str, str]]:
     """Messages that ask which of several candidates is the fastest."""
     listed = [f"{n}. {_CLOSING_QUESTION.sub('', a.suffix)}" for n, a in enumerate(candidates, start=1)]
-    return _messages(example, "\n".join(listed), _ORDER_INSTRUCTION, think)
+    return _messages(example, "\n".join(listed), _ORDER_INSTRUCTION)
 
 
-def _messages(example: Example, question: str, instruction: str, think: bool) -> list[dict[str, str]]:
-    thoughts = _THINK_INSTRUCTION if think else ""
-    return [{"role": "user", "content": f"{example.prefix}{question}\n\n{thoughts}{instruction}"}]
+def _messages(example: Example, question: str, instruction: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{example.prefix}{question}\n\n{instruction}"}]
 
 
 def parse_distribution(text: str) -> StatedDistribution | None:
@@ -179,8 +173,6 @@ class RolloutSettings:
     tokens: int = 512
     """Tokens of a reply at the most; reasoning needs thousands."""
     temperature: float = 1.0
-    think: bool = False
-    """Ask for thoughts before the answer."""
     candidates: int = 4
     """Candidates that one prompt of the `regret` reward compares."""
     vllm: str = ""
@@ -235,10 +227,7 @@ def rollout_prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str,
     rows: list[dict[str, Any]] = []
     for e in examples:
         if run.reward != REGRET_REWARD:
-            rows += [
-                {"prompt": forecast_messages(e, a, think=run.rollouts.think), "truth": a.label, "times": []}
-                for a in e.candidates
-            ]
+            rows += [{"prompt": forecast_messages(e, a), "truth": a.label, "times": []} for a in e.candidates]
             continue
         order = generator.permutation(len(e.candidates))
         count = run.rollouts.candidates
@@ -247,7 +236,7 @@ def rollout_prompts(examples: Sequence[Example], run: GrpoRun) -> list[dict[str,
             if all(math.isnan(a.log2_ratio) for a in some):
                 continue
             times = [None if math.isnan(a.log2_ratio) else a.log2_ratio for a in some]
-            message = order_messages(e, some, think=run.rollouts.think)
+            message = order_messages(e, some)
             rows.append({"prompt": message, "truth": -1, "times": times})
     return [rows[i] for i in generator.permutation(len(rows))]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from sklearn.linear_model import Ridge
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.features.compile_seconds import FEATURES, CompileSeconds, compile_features
@@ -120,9 +121,5 @@ def compile_seconds_text(formula: CompileSeconds, rows: Sequence[RecordedCompila
 
 
 def _ridge(features: Array, seconds: Array) -> tuple[Array, float]:
-    mean = features.mean(axis=0)
-    centred = features - mean
-    weights = np.linalg.solve(
-        centred.T @ centred + _PENALTY * np.eye(features.shape[1]), centred.T @ (seconds - seconds.mean())
-    )
-    return weights, float(seconds.mean() - mean @ weights)
+    fit = Ridge(alpha=_PENALTY).fit(features, seconds)
+    return fit.coef_, float(fit.intercept_)
