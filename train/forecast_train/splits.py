@@ -25,7 +25,6 @@ from forecast_autotune.surrogates.protocol import Relative
 from forecast_autotune.tuning.replays.replay import tables_of_other_shapes
 
 LeaveOut: TypeAlias = Literal["family", "hand", "kernel", "shape", "device"]
-_SplitBy: TypeAlias = Literal["family", "device", "time"]
 Sides: TypeAlias = Mapping[str, list[Table]]
 _SIDES = ("train", "validation", "test")
 
@@ -246,7 +245,6 @@ def spread_over_kernels(tables: Sequence[Table], limit: int) -> list[Table]:
 
 def split_sides(
     tables: Sequence[Table],
-    by: _SplitBy = "family",
     *,
     shares: tuple[float, float] = (0.15, 0.15),
     hold_out: Sequence[str] = (),
@@ -254,41 +252,31 @@ def split_sides(
 ) -> Sides:
     """`train`, `validation` and `test` tables.
 
-    family, device: whole groups go to one side, drawn from the seed until `shares` (validation, test) of the
-    tables are reached; groups named in `hold_out` are the test side instead. time: the latest tables are
-    tested, the ones before validate. Under `family`, tables of the training side whose kernel is one of another
+    Whole families go to one side, drawn from the seed until `shares` (validation, test) of the tables are reached;
+    those named in `hold_out` are the test side instead. Tables of the training side whose kernel is one of another
     side, by name or by normalised source, are dropped. Raises `SplitError` where a side would be empty.
     """
-    groups = _side_groups(tables, by)
+    groups: dict[str, list[Table]] = {}
+    for table in tables:
+        groups.setdefault(family_of(table.problem), []).append(table)
     if unknown := set(hold_out) - groups.keys():
-        raise SplitError(f"no {by} is named {', '.join(sorted(unknown))}: there are {', '.join(groups)}")
-    order = list(groups) if by == "time" else sorted(groups, key=lambda name: digest(seed, name))
+        raise SplitError(f"no family is named {', '.join(sorted(unknown))}: there are {', '.join(groups)}")
+    order = sorted(groups, key=lambda name: digest(seed, name))
     test = list(hold_out) or _last_groups(order, groups, shares[1] * len(tables))
     rest = [name for name in order if name not in test]
     validation = _last_groups(rest, groups, shares[0] * len(tables))
     train = [name for name in rest if name not in validation]
     names = dict(zip(_SIDES, (train, validation, test), strict=True))
     sides = {side: [t for name in names[side] for t in groups[name]] for side in _SIDES}
-    if by == "family":
-        # Of each pair of sides, the one that is learnt from gives way.
-        for learnt, judged in (("train", "test"), ("train", "validation"), ("validation", "test")):
-            sides[learnt] = tables_without(sides[learnt], sides[judged])
+    # Of each pair of sides, the one that is learnt from gives way.
+    for learnt, judged in (("train", "test"), ("train", "validation"), ("validation", "test")):
+        sides[learnt] = tables_without(sides[learnt], sides[judged])
     if empty := [side for side in _SIDES if not sides[side]]:
         raise SplitError(
-            f"nothing is left for {', '.join(empty)}: {len(tables)} tables of {len(groups)} groups by {by} "
-            "are too few; add tables or take another split"
+            f"nothing is left for {', '.join(empty)}: {len(tables)} tables of {len(groups)} families "
+            "are too few; add tables"
         )
     return sides
-
-
-def _side_groups(tables: Sequence[Table], by: _SplitBy) -> dict[str, list[Table]]:
-    if by == "time":
-        when = sorted(tables, key=lambda t: (max((m.at for m in t.measurements), default=""), t.problem.id))
-        return {t.problem.id: [t] for t in when}
-    groups: dict[str, list[Table]] = {}
-    for table in tables:
-        groups.setdefault(_GROUP_KEYS[by](table.problem), []).append(table)
-    return groups
 
 
 def _last_groups(order: Sequence[str], groups: Mapping[str, list[Table]], most: float) -> list[str]:

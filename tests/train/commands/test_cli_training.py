@@ -56,7 +56,6 @@ def test_data_takes_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--by", "device"], "too few"),
         (["--hold-out", "nothing"], "no family is named nothing"),
         (["--moments", "0"], "--moments: must be an integer from 1"),
         (["--from-store"], "too few"),

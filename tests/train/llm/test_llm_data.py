@@ -94,18 +94,12 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path, content: bytes) -> None:
         read_examples(tmp_path / "missing.parquet")
 
 
-@pytest.mark.parametrize("by", ["family", "time"])
-def test_sides_are_apart_and_complete(by: str) -> None:
-    sides = split_sides(TABLES, by, seed=1)  # type: ignore[arg-type]
+def test_sides_are_apart_and_complete() -> None:
+    sides = split_sides(TABLES, seed=1)
     assert list(sides) == ["train", "validation", "test"]
     assert sorted(t.problem.id for s in sides.values() for t in s) == sorted(t.problem.id for t in TABLES)
-    if by == "family":
-        groups = [{family_of(t.problem) for t in s} for s in sides.values()]
-        assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
-    else:
-        when = [sorted(max(m.at for m in t.measurements) for t in s) for s in sides.values()]
-        assert when[0][-1] <= when[1][0]
-        assert when[1][-1] <= when[2][0]
+    groups = [{family_of(t.problem) for t in s} for s in sides.values()]
+    assert not groups[0] & groups[1] | groups[0] & groups[2] | groups[1] & groups[2]
 
 
 def test_named_families_are_the_test_side() -> None:

@@ -108,12 +108,8 @@ def _models(kinds: Commands) -> None:
     data.add_argument("--from-store", action="store_true", help="use what the store holds instead")
     data.add_argument("--out", required=True, metavar="DIR", help="three Parquet files and a card go there")
     data.add_argument(
-        "--by",
-        choices=("family", "device", "time"),
-        default="family",
-        help="the property that training, validation and test must not share (default: family)",
+        "--hold-out", metavar="A,B", help="these families of kernels are the test side (default: drawn)"
     )
-    data.add_argument("--hold-out", metavar="A,B", help="these families or devices are the test side")
     data.add_argument(
         "--moments",
         type=IntegerRange(1, 10_000),

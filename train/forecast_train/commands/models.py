@@ -76,7 +76,7 @@ def data(options: argparse.Namespace, output: Output) -> int:
     recipe = ExampleSettings(moments=options.moments, most=options.most)
     hold_out = [name for name in (options.hold_out or "").split(",") if name]
     try:
-        sides = split_sides(tables, options.by, hold_out=hold_out, seed=options.seed)
+        sides = split_sides(tables, hold_out=hold_out, seed=options.seed)
     except SplitError as error:
         raise UsageError(str(error)) from error
     examples = {}
@@ -98,7 +98,7 @@ def data(options: argparse.Namespace, output: Output) -> int:
             )
     out.mkdir(parents=True, exist_ok=True)
     rows = {side: write_examples(out / f"{side}.parquet", some) for side, some in examples.items()}
-    about = {"by": options.by, "hold_out": hold_out, "seed": options.seed, "recipe": vars(recipe)}
+    about = {"hold_out": hold_out, "seed": options.seed, "recipe": vars(recipe)}
     about |= {
         "guess": options.guess,
         "release": __version__,

@@ -217,7 +217,7 @@ Each row is one candidate of a question: `prefix` + `suffix` is the prompt, `lab
 that was right, `log2_ratio` the measured log2(time / reference time), null where the candidate failed.
 Rows with the same `example` share their prefix. `propensity` is the probability with which an audit drew
 the candidate; null where a policy chose it or where everything was measured. Failures of the harness are no
-labels and are left out. Sides share no {about.get("by", "group")}: the writer refuses to write otherwise.
+labels and are left out. Sides share no family of kernels: the writer refuses to write otherwise.
 
 {chr(10).join(table)}
 
