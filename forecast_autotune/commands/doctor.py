@@ -176,15 +176,14 @@ def _packages() -> Iterator[DoctorCheck]:
         if name == "triton" and _release(installed) < MIN_TRITON:
             yield DoctorCheck(name, "fail", f"{installed} is older than 3.4", "pip install -U triton")
             continue
-        if name in ("numpy", "torch", "triton"):
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                yield DoctorCheck(
-                    name, "fail", f"{installed} does not load: {error!r}"[:300], f"reinstall {name}"
-                )
-                continue
-        yield DoctorCheck(name, "ok", installed)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            yield DoctorCheck(
+                name, "fail", f"{installed} does not load: {error!r}"[:300], f"reinstall {name}"
+            )
+        else:
+            yield DoctorCheck(name, "ok", installed)
     yield _accelerator()
 
 
@@ -241,7 +240,7 @@ def _store(root: Path) -> Iterator[DoctorCheck]:
         return
     files = [path for path in (root / "v1").rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
-    yield DoctorCheck("store", "ok", f"{root}, {len(files)} files, {size:.1f} MB")
+    yield DoctorCheck("store", "ok", f"{root}, {count_text(len(files), 'file')}, {size:.1f} MB")
     yield _kept("variants", root, _variants)
     yield _kept("advice", root, _advice)
     yield _installed_advice()

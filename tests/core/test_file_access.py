@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -16,6 +17,7 @@ from forecast_autotune.file_access import (
     open_named_output,
     open_regular,
     read_regular,
+    space_remedy,
 )
 from tests.core.special_files import SPECIAL_FILES
 
@@ -137,3 +139,8 @@ def test_a_name_of_an_open_file_is_added_to(tmp_path: Path) -> None:
 def test_a_folder_is_no_output(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match="is a folder"), open_named_output(tmp_path):
         pass
+
+
+def test_room_is_the_remedy_of_a_full_disk_alone() -> None:
+    assert space_remedy(OSError(errno.ENOSPC, "full")).startswith("free space there, or name a writable")
+    assert space_remedy(OSError(errno.EROFS, "read-only")).startswith("name a writable directory in FORECAST")

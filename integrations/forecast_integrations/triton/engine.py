@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
+import os
 import threading
 import time
 import warnings
@@ -732,7 +732,9 @@ def _add_remedy(error: Exception) -> None:
         error.add_note(
             "no GPU is here: set TRITON_INTERPRET=1 before triton is imported, or launch within null_device()"
         )
-    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC):
+    if isinstance(error, OSError) and (os.environ.get("TRITON_CACHE_DIR") or ".triton") in str(
+        error.filename
+    ):
         error.add_note(
             "Triton compiles into TRITON_CACHE_DIR, else ~/.triton: name a writable directory there"
         )

@@ -86,3 +86,8 @@ def test_tritons_warning_of_its_default_comes_once(tmp_path: Path) -> None:
     warned = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
     assert said.count("TRITON_DEFAULT_FP_FUSION is unset") == int(warned)
     assert "measured" in said
+
+
+def test_a_cache_of_tritons_that_cannot_be_written_has_a_remedy(tmp_path: Path) -> None:
+    said = said_by(tmp_path, PROGRAM, device="null_device()", TRITON_CACHE_DIR="/dev/null/cache")
+    assert said.strip().splitlines()[-1].startswith("Triton compiles into TRITON_CACHE_DIR, else ~/.triton")

@@ -124,7 +124,7 @@ def test_the_card_counts_what_is_there(made: list[Example]) -> None:
     counted = dataset_summary(sides)
     assert counted["train"]["rows"] == sum(len(e.candidates) for e in made[:-2])
     assert sum(counted["test"]["labels"].values()) == counted["test"]["rows"]
-    text = dataset_card(sides, {"by": "family", "seed": 3})
+    text = dataset_card(sides, {"seed": 3})
     assert "path: train.parquet" in text
     assert all(f"| {label.token} | {label.meaning} |" in text for label in BINS.labels)
     assert '"seed": 3' in text
