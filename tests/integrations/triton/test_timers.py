@@ -135,6 +135,7 @@ def by_warps(metadata: Any) -> float:
 @pytest.fixture
 def device(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppedDevice]:
     monkeypatch.setattr(timers, "keep_busy", lambda step, wait: [step() for _ in range(WARM_UP)] and WARM_UP)
+    monkeypatch.setattr(timers, "_HOT_S", 0.0)
     with stepped_device(by_warps) as made:
         yield made
 
@@ -173,6 +174,21 @@ def test_a_look_tells_5_from_5_3_microseconds_and_events_alone_do_not(device: St
     assert {timer.protocol_of(by[n]) for n in (1, 2)} == {"graph-l2read-2"}
     plain = timer._launches([by[1], by[2]], 40)
     assert statistics.median(plain[0]) == statistics.median(plain[1])
+
+
+@pytest.mark.parametrize(("warps", "rested"), [(16, True), (8, False)])
+def test_a_hungry_first_look_right_after_a_program_is_taken_at_rest(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch, warps: int, rested: bool
+) -> None:
+    """This device is slower by a fifth until it has flushed for as long as a warm-up."""
+    monkeypatch.setattr(timers, "_HOT_S", 600.0)
+    timer, by = timer_of()
+    timer.stay_awake()
+    begin = device.flushes
+    device.clock = lambda metadata: by_warps(metadata) * (1.0 if device.flushes >= begin + WARM_UP else 1.2)
+    look = looked_at(timer, by[warps])
+    assert look == pytest.approx(MICROSECONDS[warps] * (1.0 if rested else 1.2), abs=1.0)
+    assert (device.flushes >= begin + WARM_UP) == rested
 
 
 def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDevice) -> None:

@@ -183,6 +183,9 @@ class SlicedTimer(EventTimer):
     def _wake(self) -> None:
         pass
 
+    def _rest(self) -> bool:
+        return False
+
     def _wait(self) -> None:
         pass
 

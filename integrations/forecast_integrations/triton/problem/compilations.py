@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records.compilation import DIVISIBLE, NEITHER, ONE, Compilation
@@ -180,7 +181,7 @@ def describe_compilation(
     return Compilation(
         module,
         name,
-        source_hash(fn),
+        _hash_of(fn),
         triton.__version__,
         {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size},
         specialization,
@@ -227,6 +228,16 @@ def kernel_of(one: Compilation) -> Any:
             setattr(module, name, next(v for v in held if is_jit(v) and v.fn.__qualname__ == helper))
         _GENERATED[one.file] = module
     return innermost(getattr(_GENERATED[one.file], one.kernel))
+
+
+_HASHES: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
+"""By kernel: its text, and the hash of all that it reads. Triton launches none of whose globals have changed."""
+
+
+def _hash_of(fn: Any) -> str:
+    if (known := _HASHES.get(fn)) is None or known[0] != fn.src:
+        known = _HASHES[fn] = fn.src, source_hash(fn)
+    return known[1]
 
 
 def _integer_states(fn: Any, src: Any) -> tuple[dict[str, str], dict[str, str]]:
