@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 import warnings
 from collections import Counter
@@ -20,14 +19,12 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import count_text, printable
 from forecast_autotune.records import Device
 from forecast_autotune.records.table import write_tables
-from forecast_autotune.settings import parse_user_directory
 from forecast_autotune.shared_setting import rare_collections
 from forecast_autotune.store.directory import StoredCounts
 from forecast_autotune.store.exports import EXPORT_FORMATS, write_export
 from forecast_autotune.store.files import VERSION, StoreWarning, is_bundle
 from forecast_autotune.store.formats import FORMATS, SUFFIXES, TABLE, choices, format_of
 from forecast_autotune.store.formats.protocol import Format, Reading, device_from_name
-from forecast_autotune.store.formats.triton_cache import SUFFIX
 from forecast_autotune.store.importing import Importer
 from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Variant
@@ -95,12 +92,7 @@ def _export_for_others(options: argparse.Namespace, output: Output, form: str) -
 
 def import_(options: argparse.Namespace, output: Output) -> int:
     """Read table files and other tuners' timings; add what the store does not hold."""
-    if not options.files and options.triton_cache is None:
-        raise UsageError(f"nothing to import: give {_known_formats()}, or --triton-cache")
-    names = list(options.files)
-    if options.triton_cache is not None:
-        names.append(str(_triton_cache(options.triton_cache)))
-    files, passed = _files(names)
+    files, passed = _files(options.files)
     variants: list[Variant] = []
     store = open_store(options)
     taken = _Taken(store.importer(), options.device_name, variants)
@@ -295,22 +287,10 @@ def _ask_confirmation(what: str, output: Output) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _triton_cache(given: str) -> Path:
-    cache = parse_user_directory(given or os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache")
-    if not cache.is_dir():
-        raise UsageError(f"{cache} is no directory: name the Triton cache, as in TRITON_CACHE_DIR")
-    if next(cache.rglob(f"*{SUFFIX}"), None) is None:
-        raise UsageError(
-            f"{cache} holds no *.autotune.json: triton.autotune writes them with cache_results=True, or with "
-            "TRITON_CACHE_AUTOTUNING=1"
-        )
-    return cache
-
-
 def _check_saved(store: Store) -> None:
     if any("cannot write" in note for note in store.issued_warnings):
         raise CommandError(
-            f"not all was saved in {store.root}: the warning above gives the reason and the remedy"
+            f"not all was saved in {store.root}, as the warning above says: give --store a writable directory"
         )
 
 

@@ -193,22 +193,15 @@ def _import(commands: Commands) -> None:
         "add tables of others to the store",
         examples=(
             "import table.jsonl cache.json",
-            "import --triton-cache",
+            "import ~/.triton/cache",
         ),
     )
     imports.add_argument(
         "files",
-        nargs="*",
+        nargs="+",
         metavar="FILE",
         help="tables, caches of Kernel Tuner, Inductor, FlagGems, Triton (its directory), logs of Helion, folders of "
         "such files; - is stdin",
-    )
-    imports.add_argument(
-        "--triton-cache",
-        nargs="?",
-        const="",
-        metavar="DIR",
-        help="import Triton's *.autotune.json (default: TRITON_CACHE_DIR, else ~/.triton/cache)",
     )
     imports.add_argument(
         "--device-name",

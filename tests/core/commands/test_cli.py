@@ -63,7 +63,6 @@ def test_help_and_version_load_nothing_heavy(argument: str) -> None:
         ["explain", "k", "--top", "0"],
         ["import"],
         ["import", "/nowhere/table.jsonl"],
-        ["import", "--triton-cache", "/nowhere", "--device-name", "card"],
         ["export", "/nowhere/table.jsonl"],
         ["export", "--store", "/nowhere"],
         ["export", "out", "--format", "kernel-tuner", "--store", "/nowhere"],

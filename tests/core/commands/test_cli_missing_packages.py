@@ -76,7 +76,7 @@ CASES = [
     (["advise", "kernel.py:fn", "--llm", "recorded:answers.jsonl"], "triton", extra("triton")),
     (["demo"], "torch,triton", "torch and triton"),
     (["run", "kernel.py"], "torch,triton", extra("triton")),
-    (["import", "--triton-cache", "cache"], "torch,triton", "--device-name"),
+    (["import", "cache"], "torch,triton", "--device-name"),
     (["train", "data", "table.jsonl", "--out", "d"], "pyarrow", extra("train")),
     (["train", "surrogate", "--out", "m.npz"], "lightgbm,sklearn", extra("eval")),
     (["train", "llm", "run.toml"], "transformers", "extra"),
