@@ -22,20 +22,6 @@ RANK_FOLDER = "_FORECAST_RECORDING"
 
 
 @dataclass(frozen=True)
-class FunctionReplacement(Record, label="replacement"):
-    """A verified source in place of a function of torch code, for the calls that it was verified for."""
-
-    source: str
-    """The module's text; it defines `run`, which takes the tensors by name."""
-    tensors: Mapping[str, tuple[str, tuple[tuple[int, int], ...]]]
-    """Dtype and, for each axis, the least and the largest size, by parameter."""
-    constants: tuple[Argument, ...] = ()
-    """Numbers and texts that the other parameters must equal."""
-    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
-    """The only shapes, by parameter, that it takes, where it is slower at others; empty: all within those sizes."""
-
-
-@dataclass(frozen=True)
 class RecordingPlan(Record, schema=SCHEMA, label="recording plan"):
     """How `run --recording` runs a program. Functions are named as `module:function`, the script as `__main__`."""
 
@@ -46,7 +32,8 @@ class RecordingPlan(Record, schema=SCHEMA, label="recording plan"):
     root: str = ""
     functions: tuple[str, ...] = ()
     """Functions whose calls are timed."""
-    replaced: Mapping[str, FunctionReplacement] = field(default_factory=dict)
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Modules of verified sources: `run` takes a function's tensors where `covers` accepts its arguments."""
     compare: bool = False
     """Whether results of replaced functions are compared with the original's, which slows the program down."""
     step: str = ""

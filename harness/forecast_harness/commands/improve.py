@@ -145,9 +145,7 @@ def _report(session: ImproveSession, found: Improvement, options: argparse.Names
     with open_named_output(session.folder / _PAGE) as stream:
         stream.write(page(found).encode("utf-8", "replace"))
     held = {p.name: p for p in found.parts if p.name in found.held}
-    faster = {
-        n: (f, found.searches[n].replacement(f)) for n, p in held.items() if (f := p.function) is not None
-    }
+    faster = {n: (f, found.searches[n].module(f)) for n, p in held.items() if (f := p.function) is not None}
     kernels = {n: p.file for n, p in held.items() if p.file}
     patch = patch_text(faster, kernels, Path.cwd())
     if options.patch is not None:

@@ -5,38 +5,38 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forecast_autotune import python_parser
 from forecast_autotune.records.named_lines import read_document
-from forecast_autotune.records.program import FunctionReplacement, TorchFunction
+from forecast_autotune.records.program import TorchFunction
 from forecast_harness.targets.program_functions import ENTRY
 
 
 def patch_text(
-    faster: Mapping[str, tuple[TorchFunction, FunctionReplacement]], kernels: Mapping[str, str], root: Path
+    faster: Mapping[str, tuple[TorchFunction, str]], kernels: Mapping[str, str], root: Path
 ) -> str:
     """The diff, with paths relative to `root`.
 
-    `faster` has the function and what takes its place by name. `kernels` has the file of a Triton kernel by name: where
-    it has a tuner, that one takes the verified variants of the store besides.
+    `faster` has the function and the module that takes its place by name. `kernels` has the file of a Triton kernel by
+    name: where it has a tuner, that one takes the verified variants of the store besides.
     """
     changed: dict[Path, str] = {}
     for kernel, own in kernels.items():
         text = changed.get(Path(own)) or read_document(Path(own))
         if (served := _served_tuner(text, kernel)) is not None:
             changed[Path(own)] = served
-    for function, replacement in faster.values():
+    for function, faster_text in faster.values():
         path, name = Path(function.file), function.name.partition(":")[2]
         module = f"{name}_faster"
         text = changed.get(path) or read_document(path)
         tree = python_parser.parse_module(text)
         node = _function(tree, name)
         assert node is not None  # it was recorded
-        changed[path] = _dispatched(text, tree, node, module, path)
-        file = path.with_name(f"{module}.py")
-        changed[file] = _faster_module(name, node, replacement)
+        tensors = [a.name for a in function.forms[0].arguments if a.kind == "tensor"]
+        changed[path] = _dispatched(text, tree, node, module, path, tensors)
+        changed[path.with_name(f"{module}.py")] = faster_text
     return "".join(_diff(path, text, root) for path, text in sorted(changed.items()))
 
 
@@ -85,11 +85,14 @@ def _last_import(tree: ast.Module, before: ast.FunctionDef | None) -> int:
     return max([0, *(n.end_lineno or n.lineno for n in heads if before is None or n.lineno < before.lineno)])
 
 
-def _dispatched(text: str, tree: ast.Module, node: ast.FunctionDef, module: str, path: Path) -> str:
+def _dispatched(
+    text: str, tree: ast.Module, node: ast.FunctionDef, module: str, path: Path, tensors: Sequence[str]
+) -> str:
     """The file, parsed as `tree`, with the function renamed, and one of its name behind it that chooses."""
     name, lines = node.name, text.splitlines(keepends=True)
     end = node.end_lineno or node.lineno
-    words = ", ".join(_parameters(node, named=True))
+    words = ", ".join(a.arg for a in (*node.args.posonlyargs, *node.args.args))
+    words = ", ".join([*filter(None, [words]), *(f"{a.arg}={a.arg}" for a in node.args.kwonlyargs)])
     returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
     if not lines[end - 1].endswith("\n"):
         lines[end - 1] += "\n"
@@ -97,45 +100,10 @@ def _dispatched(text: str, tree: ast.Module, node: ast.FunctionDef, module: str,
         end,
         f"\n\ndef {name}({ast.unparse(node.args)}){returns}:\n"
         f"    if {module}.covers({words}):\n"
-        f"        return {module}.{name}({words})\n"
+        f"        return {module}.{ENTRY}({', '.join(f'{t}={t}' for t in tensors)})\n"
         f"    return _{name}_original({words})\n",
     )
     lines[node.lineno - 1] = lines[node.lineno - 1].replace(f"def {name}(", f"def _{name}_original(", 1)
     is_package = path.with_name("__init__.py").exists()
     lines.insert(_last_import(tree, node), f"{'from . ' if is_package else ''}import {module}\n")
     return "".join(lines)
-
-
-def _parameters(node: ast.FunctionDef, *, named: bool) -> list[str]:
-    given = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
-    return [*given, *(f"{a.arg}={a.arg}" if named else a.arg for a in node.args.kwonlyargs)]
-
-
-def _faster_module(name: str, node: ast.FunctionDef, replacement: FunctionReplacement) -> str:
-    """The verified source, the function with the program's parameters, and the test for the calls that it takes."""
-    parameters = ", ".join(_parameters(node, named=False))
-    tensors = list(replacement.tensors)
-    tests = []
-    for tensor, (dtype, sizes) in replacement.tensors.items():
-        tests.append(f"{tensor}.dtype == torch.{dtype} and {tensor}.is_contiguous()")
-        if all(low == high for low, high in sizes):
-            tests.append(f"tuple({tensor}.shape) == {tuple(low for low, _ in sizes)}")
-        else:
-            tests.append(f"{tensor}.dim() == {len(sizes)}")
-            tests += [f"{low} <= {tensor}.shape[{n}] <= {high}" for n, (low, high) in enumerate(sizes)]
-    tests += [f"{c.name} == {c.value!r}" for c in replacement.constants]
-    if replacement.shapes:
-        taken = [tuple(shapes[t] for t in tensors) for shapes in replacement.shapes]
-        tests.append(f"({', '.join(f'tuple({t}.shape)' for t in tensors)},) in {taken}")
-    needing = " or ".join(f"{t}.requires_grad" for t in tensors)
-    tests.append(f"not (torch.is_grad_enabled() and ({needing}))" if len(tensors) > 1 else f"not {needing}")
-    given = ", ".join(f"{t}={t}" for t in tensors)
-    condition = "\n        and ".join(tests)
-    source = replacement.source
-    imported = "" if "import torch\n" in source else "import torch\n\n"
-    return (
-        f'"""A faster {name}, verified against the original for the calls that `covers` accepts."""\n\n'
-        f"{imported}{source.strip()}\n\n\n"
-        f"def {name}({parameters}):\n    return {ENTRY}({given})\n\n\n"
-        f"def covers({parameters}):\n    return (\n        {condition}\n    )\n"
-    )

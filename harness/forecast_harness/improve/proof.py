@@ -17,7 +17,6 @@ from forecast_autotune.commands.output import CommandError
 from forecast_autotune.records.codec import Record
 from forecast_autotune.records.program import (
     CHECK_FILE,
-    FunctionReplacement,
     ProgramRecording,
     RecordingPlan,
     TurnBlock,
@@ -94,7 +93,8 @@ class ProofRequest:
     program: UserProgram
     plan: RecordingPlan
     """With the functions to watch; nothing replaced."""
-    replaced: Mapping[str, FunctionReplacement]
+    replaced: Mapping[str, str]
+    """Modules that stand in for functions, as the plan has them."""
     served: Sequence[str]
     """Triton kernels whose variants are in the store."""
     folder: Path

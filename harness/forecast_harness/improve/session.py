@@ -14,7 +14,6 @@ from forecast_autotune.records.codec import Record
 from forecast_autotune.records.program import (
     CHECK_FILE,
     RECORDING_FILE,
-    FunctionReplacement,
     ProgramRecording,
     RecordingPlan,
     TorchFunction,
@@ -28,7 +27,7 @@ from forecast_harness.improve.proof import TURNS, ProgramProof, ProofRequest, pr
 from forecast_harness.improve.steps import Steps, steps_of
 from forecast_harness.search.log import read_log
 from forecast_harness.search.state import SearchState, replay_events
-from forecast_harness.targets.program_functions import replacement_of
+from forecast_harness.targets.program_functions import faster_module
 from forecast_harness.trials.configs.source_configs import apply_config
 
 STATE_FILE = "improve.json"
@@ -77,9 +76,9 @@ class SearchEnd(Record, label="search end"):
     faster_at: tuple[str, ...] | None = None
     """The calls at which it is faster, where it is slower at others."""
 
-    def replacement(self, function: TorchFunction) -> FunctionReplacement:
+    def module(self, function: TorchFunction) -> str:
         """The confirmed source in place of a function, where it is faster."""
-        return replacement_of(function, self.source, self.faster_at)
+        return faster_module(function, self.source, self.faster_at)
 
 
 @dataclass
@@ -209,10 +208,10 @@ class ImproveSession:
         proof = improvement.proof
         if not faster or (proof is not None and faster.keys() <= {*proof.parts, *proof.refused}):
             return
-        replaced: dict[str, FunctionReplacement] = {}
+        replaced: dict[str, str] = {}
         for name in faster:
             if (function := parts[name].function) is not None:
-                replaced[name] = improvement.searches[name].replacement(function)
+                replaced[name] = improvement.searches[name].module(function)
         functions = tuple(p.name for p in improvement.parts if p.function is not None and p.name in replaced)
         plan = RecordingPlan(functions=functions, step=self.settings.step, check=self.settings.check)
         request = ProofRequest(

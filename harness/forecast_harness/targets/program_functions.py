@@ -15,7 +15,7 @@ from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Argument
 from forecast_autotune.records.named_lines import read_document
-from forecast_autotune.records.program import FunctionCall, FunctionReplacement, TorchFunction
+from forecast_autotune.records.program import FunctionCall, TorchFunction
 from forecast_harness.targets.packs.schema import (
     DTYPES,
     AxisSpec,
@@ -130,26 +130,46 @@ def write_pack(pack: Pack, folder: Path) -> None:
         (folder / "solutions" / f"{solution.name}.py").write_text(solution.source, encoding="utf-8")
 
 
-def replacement_of(
-    function: TorchFunction, source: str, faster_at: Sequence[str] | None = None
-) -> FunctionReplacement:
-    """A verified source in place of a function, for calls of the sizes and numbers that its pack is about.
+def faster_module(function: TorchFunction, source: str, faster_at: Sequence[str] | None = None) -> str:
+    """A verified source, and `covers`: whether a call's arguments are of the sizes and numbers that its pack is about.
 
     `faster_at`: the workloads at which it is faster, where it is not at all of them: it takes no other sizes.
     """
     calls = _like_calls(function.forms)
-    shapes = tuple(
-        {a.name: a.shape for a in call.arguments if a.kind == "tensor"}
-        for n, call in enumerate(calls, 1)
-        if f"call-{n}" in (faster_at or ())
-    )
-    sizes: dict[str, tuple[str, tuple[tuple[int, int], ...]]] = {}
+    source = source.replace(
+        "torch.inference_mode()", "torch.no_grad()"
+    )  # autograd takes no tensors made in the former
+    tests, tensors = [], []
     for number, argument in enumerate(calls[0].arguments):
-        if argument.kind == "tensor":
-            each = zip(*(c.arguments[number].shape for c in calls), strict=True)
-            sizes[argument.name] = argument.dtype, tuple((min(n), max(n)) for n in each)
-    constants = tuple(a for a in calls[0].arguments if a.kind != "tensor")
-    return FunctionReplacement(source, sizes, constants, shapes)
+        name = argument.name
+        if argument.kind != "tensor":
+            kind = type(argument.value).__name__
+            same = f"type({name}) is {kind} and {name} == {argument.value!r}"
+            tests.append(f"{name} is None" if argument.value is None else same)
+            continue
+        tensors.append(name)
+        tests.append(f"type({name}) is torch.Tensor")
+        tests.append(f"{name}.dtype == torch.{argument.dtype} and {name}.is_contiguous()")
+        shapes = [c.arguments[number].shape for c in calls]
+        if len({*shapes}) == 1:
+            tests.append(f"tuple({name}.shape) == {shapes[0]}")
+        else:
+            tests.append(f"{name}.dim() == {len(shapes[0])}")
+            sizes = enumerate(zip(*shapes, strict=True))
+            tests += [f"{min(n)} <= {name}.shape[{axis}] <= {max(n)}" for axis, n in sizes]
+    if faster_at:
+        kept = [c for n, c in enumerate(calls, 1) if f"call-{n}" in faster_at]
+        taken = [tuple(a.shape for a in c.arguments if a.kind == "tensor") for c in kept]
+        tests.append(f"({', '.join(f'tuple({t}.shape)' for t in tensors)},) in {taken}")
+    needing = " or ".join(f"{t}.requires_grad" for t in tensors)
+    tests.append(f"not (torch.is_grad_enabled() and ({needing}))")
+    parameters = ", ".join(a.name for a in calls[0].arguments)
+    condition = "\n        and ".join(tests)
+    return (
+        f'"""A faster {function.name.partition(":")[2]}: `run`, verified for the calls that `covers` accepts."""\n\n'
+        f"{'' if 'import torch' in source.splitlines() else 'import torch' + 2 * chr(10)}{source.strip()}\n\n\n"
+        f"def covers({parameters}):\n    return (\n        {condition}\n    )\n"
+    )
 
 
 def _like_calls(forms: Sequence[FunctionCall]) -> list[FunctionCall]:

@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import json
+import math
 import os
 import resource
 import statistics
@@ -32,7 +33,6 @@ from forecast_autotune.records.program import (
     RANK_FOLDER,
     RECORDING_FILE,
     FunctionCall,
-    FunctionReplacement,
     ProgramRecording,
     RecordingPlan,
     TorchFunction,
@@ -164,19 +164,23 @@ class ProgramRecorder:
 
         return kept
 
-    def _replacing(self, name: str, fn: Any, replacement: FunctionReplacement) -> Callable[..., Any]:
+    def _replacing(self, name: str, fn: Any, source: str) -> Callable[..., Any]:
         module = types.ModuleType("forecast_autotune_replacement")
-        exec(compile(replacement.source, f"<source of {name}>", "exec"), vars(module))
-        run, signature = module.run, inspect.signature(fn)
+        exec(compile(source, f"<source of {name}>", "exec"), vars(module))
+        signature = inspect.signature(fn)
 
         def replacing(*args: Any, **kwargs: Any) -> Any:
-            tensors = _covered(signature, replacement, args, kwargs)
-            if tensors is None or not self.turns.on:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:
+                return fn(*args, **kwargs)
+            bound.apply_defaults()
+            if not self.turns.on or not module.covers(**bound.arguments):
                 return fn(*args, **kwargs)
             compared = self._counts_compared(name)
-            result = run(**tensors)
+            result = module.run(**{n: v for n, v in bound.arguments.items() if _is_tensor(v)})
             if self.plan.compare and compared:
-                self._note_difference(name, relative_difference(fn, tensors, replacement, result))
+                self._note_difference(name, relative_difference(fn, bound.arguments, result))
             return result
 
         return replacing
@@ -434,54 +438,18 @@ def _device_launches(profiler: Any) -> list[tuple[str, float, float]]:
     return sorted((e for e in listed if not e[0].startswith(("Memcpy", "Memset"))), key=lambda e: e[1])
 
 
-def _covered(
-    signature: inspect.Signature, replacement: FunctionReplacement, args: Any, kwargs: Any
-) -> dict[str, Any] | None:
-    """The tensors of a call that the replacement was verified for and is faster at; None for any other call."""
-    import torch
-
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError:
-        return None
-    bound.apply_defaults()
-    values = dict(bound.arguments)
-    for constant in replacement.constants:
-        if values.pop(constant.name, None) != constant.value:
-            return None
-    if values.keys() != replacement.tensors.keys():
-        return None
-    for name, (dtype, sizes) in replacement.tensors.items():
-        tensor = values[name]
-        if (
-            type(tensor) is not torch.Tensor
-            or str(tensor.dtype).removeprefix("torch.") != dtype
-            or tensor.dim() != len(sizes)
-            or not all(low <= n <= high for n, (low, high) in zip(tensor.shape, sizes, strict=True))
-            or not tensor.is_contiguous()
-            or (tensor.requires_grad and torch.is_grad_enabled())
-        ):
-            return None
-    if replacement.shapes and {n: tuple(t.shape) for n, t in values.items()} not in replacement.shapes:
-        return None
-    return values
-
-
-def relative_difference(
-    fn: Any, tensors: Mapping[str, Any], replacement: FunctionReplacement, result: Any
-) -> float:
+def relative_difference(fn: Any, arguments: Mapping[str, Any], result: Any) -> float:
     """How far results lie from the original's, as a multiple of what is accepted; infinite for other shapes.
 
     Accepted is four times the original's own distance from itself in float64, and some rounding of its results.
     """
     import torch
 
-    constants = {a.name: a.value for a in replacement.constants}
     with torch.no_grad():
-        own = _listed(fn(**tensors, **constants))
-        wide = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+        own = _listed(fn(**arguments))
+        wide = {n: v.double() if _is_tensor(v) and v.is_floating_point() else v for n, v in arguments.items()}
         try:
-            exact = _listed(fn(**wide, **constants))
+            exact = _listed(fn(**wide))
         except Exception:  # a function with a dtype of its own
             exact = [t.double() if t.is_floating_point() else t for t in own]
     theirs, worst = _listed(result), 0.0
@@ -652,6 +620,8 @@ def _form_of(value: Any) -> Any:
 def _argument(name: str, value: Any) -> Argument:
     """An argument as a record. Raises `ValueError` for what cannot be handed to another process."""
     if value is None or isinstance(value, bool | int | float | str):
+        if value in (math.inf, -math.inf) or value != value:
+            raise ValueError(f"{name} is {value}, which no record holds")
         return Argument(name, "scalar", type(value).__name__, value=value)
     if not _is_tensor(value):
         raise ValueError(f"{name} is a {type(value).__name__}, neither a tensor nor a number")

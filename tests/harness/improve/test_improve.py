@@ -21,7 +21,6 @@ from forecast_autotune.records import Argument, Outcome
 from forecast_autotune.records.program import (
     PLAN_FILE,
     FunctionCall,
-    FunctionReplacement,
     ProgramRecording,
     RecordingPlan,
     TorchFunction,
@@ -32,7 +31,7 @@ from forecast_harness.improve.patch import patch_text
 from forecast_harness.improve.session import Improvement
 from forecast_harness.improve.steps import launch_period, steps_of
 from forecast_harness.records import NodeResult
-from forecast_harness.targets.program_functions import function_pack, replacement_of
+from forecast_harness.targets.program_functions import faster_module, function_pack
 from forecast_harness.trials.verdict import call_facts
 from forecast_integrations.triton.program_recording import ProgramRecorder
 from tests.core.captured_output import Capture
@@ -181,25 +180,31 @@ def test_sizes_that_vary_between_calls_become_axes(tmp_path: Path) -> None:
 
 
 def test_a_source_is_served_at_the_calls_alone_at_which_it_is_faster(tmp_path: Path) -> None:
-    (tmp_path / "module.py").write_text("def f(x):\n    return x + 1\n")
-    forms = tuple(FunctionCall((tensor("x", n),), (tensor("y0", n),)) for n in (32, 40, 48))
+    (tmp_path / "module.py").write_text("def f(x, most=9.0):\n    return x + 1\n")
+    most = Argument("most", "scalar", "float", value=9.0)
+    forms = tuple(FunctionCall((tensor("x", n), most), (tensor("y0", n),)) for n in (32, 40, 48))
     function = TorchFunction("module:f", str(tmp_path / "module.py"), forms=forms)
     each = {"call-1": (-0.5, 0.01), "call-2": (0.3, 0.01), "call-3": (0.025, 0.01)}
     judged = NodeResult(Outcome.OK, log2_ratio=-0.2, facts=call_facts(each))
     assert judged.other_calls_text == "slower at some calls, use it at the others alone: call-2 (0.81 times)"
     assert call_facts({**each, "call-2": (0.0, 0.0)})["slower_at"] == []
-    replacement = replacement_of(function, "def run(x):\n    return x + 2\n", judged.faster_at)
-    assert FunctionReplacement.from_json(replacement.to_json()) == replacement
+    source = (
+        "import torch\ndef f(x):\n    return x + 2\n\n@torch.inference_mode()\ndef run(x):\n    return f(x)\n"
+    )
+    replacement = faster_module(function, source, judged.faster_at)
     (tmp_path / PLAN_FILE).write_text(json.dumps(RecordingPlan().to_json()))
     recorder = ProgramRecorder(tmp_path)
-    served = recorder._replacing("module:f", lambda x: x + 1, replacement)
+    served = recorder._replacing("module:f", lambda x, most=9.0: x + 1, replacement)
     text = patch_text({"module:f": (function, replacement)}, {}, tmp_path)
     module = text.partition("+++ b/f_faster.py\n")[2].partition("\n--- ")[0]
-    faster: dict[str, Any] = {}
-    exec("\n".join(line[1:] for line in module.splitlines()[1:]), faster)
+    assert (
+        "\n".join(line[1:] for line in module.splitlines()[1:]) + "\n" == replacement
+    )  # what is proved is left
+    assert "return f_faster.run(x=x)\n" in text
     for size, added in ((32, 2), (40, 1), (44, 1), (48, 2)):
         assert int(served(torch.zeros(size))[0]) == added
-        assert faster["covers"](torch.zeros(size)) is (added == 2)
+    assert not served(torch.zeros(32)).is_inference()
+    assert int(served(torch.zeros(32), 1.0)[0]) == int(served(torch.zeros(32), torch.zeros(2))[0]) == 1
 
 
 def test_many_small_kernels_of_libraries_take_one_row_with_short_names() -> None:
