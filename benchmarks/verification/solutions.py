@@ -5,7 +5,8 @@
 
 `exploits`: the corpus of the tests, on the CPU, in an interpreter where it is Triton's, and on the device. A trick
 that can bite on a CPU alone counts there alone. `honest`: the honest corpus and all solutions of the shipped packs.
-One lane times, with nothing else at work. `mutants`: solutions of packs, and Triton
+One lane times, with nothing else at work. `kernels`: each of the benchmarks' kernels as a variant of itself; on a CPU
+a few. `mutants`: solutions of packs, and Triton
 kernels, with one place changed by a rule of `mutation`. One counts once a witness tells it from its base: a case of
 a generator of this file's own, of ten times as many as are verified, at which the base alone is right. What raises at
 the first case is stillborn. Half of the rules, and of the bases, are held out: what is mended is mended by survivors
@@ -141,6 +142,14 @@ class VerificationStages:
         wrong = {r["name"]: r["reasons"] for r in known if not r["as_expected"]}
         return {"judged": len(known), "accepted": len(known) - len(wrong), "refused": wrong, **_failed(rows)}
 
+    def kernels(self) -> Row:
+        listed = kernel_bases(self.place, None if self.place.device == "cuda" else _KERNELS)
+        tasks = [(b.name, partial(_own_source, b)) for b in listed if self.a.only in b.name][: self.a.limit]
+        rows = self.go("kernels", tasks, self.place, self.a.lanes, time.monotonic() + self.a.seconds)
+        wrong = {r["name"]: r["reasons"] for r in rows if r.get("found", "accepted") != "accepted"}
+        count = sum("found" in r for r in rows)
+        return {"judged": count, "accepted": count - len(wrong), "refused": wrong, **_failed(rows)}
+
     def mutants(self) -> Row:
         listed = [b for b in bases(self.place) if self.a.only in b.name]
         torch.set_num_threads(1)
@@ -160,7 +169,7 @@ class VerificationStages:
         return [e for e in able if self.a.only in e.name][: self.a.limit]
 
 
-STAGES = ("exploits", "honest", "mutants")
+STAGES = ("exploits", "honest", "kernels", "mutants")
 _SHOWN = ("name", "seconds", "error", "found", "as_expected", "base", "rule", "witness", "verify", "quick")
 
 
@@ -196,6 +205,14 @@ def honest_entries() -> Iterator[corpus.CorpusEntry]:
 def full_name(entry: corpus.CorpusEntry) -> str:
     """`honest/name`, or `pack/name`."""
     return str(entry.path.with_suffix(""))
+
+
+def _own_source(base: KernelBase, lane: SandboxLane) -> Row:
+    """The verdict on a kernel's own source, as a variant of it; an error where nothing can be drawn for it."""
+    base.prepare(lane, 0)
+    (_, verdict), *_ = base.verdicts(f"{base.source}\n_AGAIN = 1\n", lane)
+    reasons = [f"{r.code}: {r.detail} ({r.trial})"[:_SAID] for r in verdict.reasons]
+    return {"found": str(verdict.judgement), "reasons": reasons, "trials": verdict.trials}
 
 
 def _entry(entry: corpus.CorpusEntry, place: CandidatePlace, lane: SandboxLane) -> Row:
@@ -535,8 +552,13 @@ def bases(place: CandidatePlace) -> list[Base]:
         for e in honest_entries()
         if e.backend == "cpu" and e.pack.definition.format is PackFormat.OWN and "compiled" not in e.name
     ]
-    store, results = Store(Path(tempfile.mkdtemp())), dict[str, Base]()
-    for case in kernels.cases(_KERNELS):
+    return [*packs, *kernel_bases(place, _KERNELS)]
+
+
+def kernel_bases(place: CandidatePlace, names: Sequence[str] | None) -> list[KernelBase]:
+    """Kernels of these modules of `benchmarks.kernels`, of all by default."""
+    store, results = Store(Path(tempfile.mkdtemp())), dict[str, KernelBase]()
+    for case in kernels.cases(names):
         name = KERNEL + case.name.partition("/")[0]
         module = inspect.getmodule(getattr(case.make, "func", case.make))
         if name in results or module is None:
@@ -547,7 +569,7 @@ def bases(place: CandidatePlace) -> list[Base]:
         quick = sorted(tiles, key=lambda kwargs: abs(math.log2(tiles[kwargs] / _TILE)))
         configs = tuple(Config(kwargs, 4, 1) for kwargs in quick[:_KERNEL_CONFIGS])
         results[name] = KernelBase(name, subject.source, replace(subject, configs=configs), place)
-    return [*packs, *results.values()]
+    return list(results.values())
 
 
 class Mutant(NamedTuple):

@@ -198,7 +198,9 @@ def repeating(source: str, often: str) -> str:
     names, run.name = [one.arg for one in run.args.args], "once"
     listed = ", ".join(names)
     lines = f"def run({listed}):\n    rows = {names[0]}.shape[0]\n    for _ in range({often}):\n"
-    return f"{ast.unparse(tree)}\n\n\n{lines}        result = once({listed})\n    return result\n"
+    # Named, so that nobody has torch.compile unroll it.
+    body = f"        result = once({listed})  # without torch.compile\n    return result\n"
+    return f"{ast.unparse(tree)}\n\n\n{lines}{body}"
 
 
 def search_mixes(a: argparse.Namespace, report: ResultFile) -> None:
