@@ -78,7 +78,7 @@ def test_what_cannot_be_read_earns_nothing(text: str) -> None:
     assert parse_distribution(text) is None
     for reward in ("correctness", "correctness_brier", "correctness_crps"):
         assert reward_function(reward)([text], [F], [[]]) == [0.0]
-    assert parse_reward([text], [[]]) == [0.0]
+    assert parse_reward([text, [], [{"role": "assistant"}]], [[]] * 3) == [0.0] * 3
 
 
 DEGENERATE = [

@@ -278,7 +278,8 @@ def _named_candidate(text: str, times: Sequence[float | None]) -> float:
 
 def _completion_text(completion: Any) -> str:
     """The text of a reply, whether TRL gives it as text or as messages."""
-    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
+    last = completion if isinstance(completion, str) else (completion or [{}])[-1].get("content")
+    return last if isinstance(last, str) else str(last or "")
 
 
 def train(run: GrpoRun, *, resume: bool = False) -> dict[str, Any]:

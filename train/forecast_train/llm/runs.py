@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
 from forecast_autotune.file_access import open_named_output
-from forecast_autotune.llm.probe import MODEL_FILES, files_digest
+from forecast_autotune.llm.probe import MODEL_FILES, files_digest, model_folder
 from forecast_autotune.records import digest
 from forecast_autotune.records.named_lines import read_document
 
@@ -105,8 +105,8 @@ def claim_run_folder(out: Path, settings: Mapping[str, Any], resume: bool) -> st
     local model. Raises `TrainingError` where the folder is another run's, or holds checkpoints of this one and
     `resume` is not asked for; and where the model is an adapter alone.
     """
-    model = Path(str(settings.get("model", "")))
-    if (model / "adapter_config.json").is_file():
+    model = str(settings.get("model", ""))
+    if (model_folder(model) / "adapter_config.json").is_file():
         raise TrainingError(
             f"model must be a whole model, and {model} holds an adapter alone: name the model that it was trained "
             "on, or train that one with lora.rank = 0"
