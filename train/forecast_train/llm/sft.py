@@ -297,11 +297,11 @@ def reads_packed(model: Any, sequences: Sequence[PackedSequence], labels: Sequen
     """Whether a packed sequence tells the model what each candidate's prompt alone tells it.
 
     Not so where a layer keeps anything but keys and values (candidates would see each other), has a window that is
-    shorter than a prompt, or answers otherwise for the first and the last candidate of the longest sequence. Raises
+    shorter than a prompt, or answers the last candidate of the longest sequence otherwise behind the first. Raises
     as the model does where it cannot even read a prompt alone.
     """
-    some = max(sequences, key=lambda p: int(p.positions.max())).part(0, -1)
-    alone = _log_p(model, collate([some], False), labels)
+    some = max(sequences, key=lambda p: int(p.positions.max()))
+    alone = _log_p(model, collate([some.part(-1)], False), labels)
     cache = transformers.DynamicCache(config=model.config.get_text_config())
     longest = max(int(p.positions.max()) + 1 for p in sequences)
     for layer in cache.layers:
@@ -312,7 +312,7 @@ def reads_packed(model: Any, sequences: Sequence[PackedSequence], labels: Sequen
     if "position_ids" not in inspect.signature(base.forward).parameters:
         return False
     try:
-        packed = _log_p(model, collate([some]), labels)
+        packed = _log_p(model, collate([some.part(0, -1)]), labels)[-1:]
     except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it takes no such mask or positions
         return False
     # Rounding takes other ways through the two: in bfloat16 an early look, and the probe has the last word.
