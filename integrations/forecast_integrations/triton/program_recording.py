@@ -241,7 +241,7 @@ class ProgramRecorder:
             if not config.function.covers(args, kwargs):
                 return launch(tuner, config, args, kwargs)
             name = innermost(tuner.fn).__name__
-            if not self._counts_compared(name):
+            if not self._counts_compared(name) or _records_graph():
                 return launch(tuner, config, args, kwargs)
             tensors = [v for v in (*args, *kwargs.values()) if hasattr(v, "untyped_storage")]
             try:
@@ -330,8 +330,7 @@ class StepBlocks:
             self._launched[name].append(block)
         else:
             self._timed[name, block].append(seconds)
-        # A graph that is being captured runs later, and then without us.
-        if name == self._plan.marker and not ((cuda := _cuda()) and cuda.is_current_stream_capturing()):
+        if name == self._plan.marker and not _records_graph():
             self._calls += 1
             if self._borders and self._calls % self._plan.block == self._plan.settling:
                 self._settled.append(_stamp())
@@ -370,8 +369,13 @@ def _cuda() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
+def _records_graph() -> bool:
+    """Whether what is launched now runs later, in a CUDA graph, and then without us."""
+    return (cuda := _cuda()) is not None and cuda.is_current_stream_capturing()
+
+
 def _synchronize() -> None:
-    if (cuda := _cuda()) is not None:
+    if (cuda := _cuda()) is not None and not _records_graph():
         cuda.synchronize()
 
 

@@ -36,6 +36,7 @@ from forecast_harness.improve.parts import Part, chosen_parts, parts_of
 from forecast_harness.improve.proof import ProofRequest
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings, SearchEnd
 from forecast_harness.improve.steps import steps_of
+from forecast_integrations.triton import program_recording
 from forecast_integrations.triton.program_recording import ProgramRecorder, record_first_rank
 
 PROGRAM = UserProgram(("program.py",))
@@ -196,10 +197,13 @@ def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("wrong", "differs"), [(0.0, False), (0.5, True)])
+@pytest.mark.parametrize(
+    ("wrong", "graph", "differs"), [(0.0, False, False), (0.5, False, True), (0.5, True, None)]
+)
 def test_live_launches_of_a_variant_are_compared_with_the_originals(
-    tmp_path: Path, wrong: float, differs: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float, graph: bool, differs: bool | None
 ) -> None:
+    monkeypatch.setattr(program_recording, "_records_graph", lambda: graph)
     (tmp_path / PLAN_FILE).write_text(json.dumps(RecordingPlan(compare=True).to_json()))
     recorder = ProgramRecorder(tmp_path)
     base = SimpleNamespace(all_kwargs=dict, pre_hook=None)
@@ -211,7 +215,11 @@ def test_live_launches_of_a_variant_are_compared_with_the_originals(
     launch(tuner, SimpleNamespace(function=function, fallback=None), (x, out), {})
     recorder._write(os.getpid())
     ran = ProgramRecording.from_json(json.loads((tmp_path / RECORDING_FILE).read_text()))
-    assert (ran.replaced_calls, ran.differences["add"] > 1.0, out[0].item()) == ({"add": 1}, differs, 2.0)
+    assert (ran.replaced_calls, {n: d > 1.0 for n, d in ran.differences.items()}, out[0].item()) == (
+        {"add": 1},
+        {} if differs is None else {"add": differs},
+        2.5 if graph else 2.0,
+    )
 
 
 @pytest.mark.parametrize(
