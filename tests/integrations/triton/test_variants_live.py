@@ -321,17 +321,19 @@ def test_own_grids_are_forecast_measured_and_kept(
     tuner = tuned([variant], store=tmp_path / "store")
     kernel = call(tuner)
     assert kernel.metadata.num_warps == 4
-    run, grids = triton.JITFunction.run, []
+    run, grids, blocks = triton.JITFunction.run, [], []
 
     def noted(self: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
         grids.append(grid)
+        blocks.append(kwargs.get("BLOCK"))
         return run(self, *args, grid=grid, **kwargs)
 
     monkeypatch.setattr(triton.JITFunction, "run", noted)
-    # Whoever keeps what a launch returned launches it by the base's arguments, with constants or without, and grid.
+    # Whoever keeps what a launch returned launches it by the base's arguments, with constants or without, and the grid
+    # of the variant's values, with which the base is launched where the variant was not verified.
     for given in (arguments(), (*arguments(), 128), arguments(dtype=torch.float16)):
-        kernel[(32,)](*given)
-    assert grids == [grid, grid, (32,)]
+        kernel[(16 if given[0].dtype is torch.float16 else 32,)](*given)
+    assert (grids, blocks[-1]) == ([grid, grid, (16,)], 256)
     (table,) = tables(tmp_path / "store")
     found = {m.candidate.variant: m.grid for m in table.measurements}
     assert found == {"base": (32,), variant.name: grid}

@@ -14,6 +14,7 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -374,12 +375,13 @@ class _CompiledVariant:
     Wrappers of tuners keep what a launch returned, and launch that from then on by the base's arguments and grid.
     """
 
-    __slots__ = ("_config", "_constants", "_kernel", "_tuner")
+    __slots__ = ("_again", "_config", "_constants", "_kernel", "_tuner")
+    _again: VariantConfig | None
 
     def __init__(
         self, kernel: object, tuner: Tuner, config: VariantConfig, args: Arguments, kwargs: NamedArguments
     ) -> None:
-        self._kernel, self._tuner, self._config = kernel, tuner, config
+        self._kernel, self._tuner, self._config, self._again = kernel, tuner, config, None
         constants = config.function.constants
         self._constants = {n: kwargs[n] for n in constants if n in kwargs}
         if args:
@@ -400,7 +402,12 @@ class _CompiledVariant:
         decided |= {n for layer in heuristic_layers(tuner.fn) for n in layer}
         named = {**self._constants, **dict(zip(names, args, strict=True))}
         given = {n: v for n, v in named.items() if n not in decided}
-        return launch_variant(tuner, self._config, (), {**given, "grid": grid, "warmup": False})
+        if self._again is None:
+            # The grid comes of the variant's values: a base that has the same parameters needs them, too.
+            self._again = VariantConfig.of(self._config, self._config.function)
+            base = self._again.fallback = copy(self._config.fallback or tuner.configs[0])
+            base.kwargs = {n: self._config.kwargs.get(n, v) for n, v in base.kwargs.items()}
+        return launch_variant(tuner, self._again, (), {**given, "grid": grid, "warmup": False})
 
 
 def launch_variant(
