@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -232,6 +232,24 @@ def chunked_state(k, v, h, T, sk, sv, BK: tl.constexpr, BV: tl.constexpr, BT: tl
 
 
 @triton.jit
+def chunk_scan(
+    cb, x, da, c, state, out, T, H, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """A product before the loop, whose own left operand is weighed and masked."""
+    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    k, d = tl.arange(0, BK), tl.arange(0, D)
+    decay = tl.load(da + m)
+    before = tl.load(state + d[:, None] * H + n[None, :]).to(tl.float16)
+    acc = tl.dot(tl.load(c + m[:, None] * D + d[None, :]), before) * tl.exp(decay)[:, None]
+    for start in range(0, T, BK):
+        left = tl.load(cb + m[:, None] * T + (start + k)[None, :]).to(tl.float32)
+        left = left * tl.exp(decay[:, None] - tl.load(da + start + k)[None, :])
+        left = tl.where(m[:, None] >= (start + k)[None, :], left, 0.0).to(tl.float16)
+        acc = tl.dot(left, tl.load(x + (start + k)[:, None] * H + n[None, :]), acc)
+    tl.store(out + m[:, None] * H + n[None, :], acc.to(tl.float16))
+
+
+@triton.jit
 def _compose(a1, b1, a2, b2):
     return a2 * a1, a2 * b1 + b2
 
@@ -247,6 +265,8 @@ def rows_1d(x, y, n, BLOCK: tl.constexpr, KIND: tl.constexpr):
     elif KIND == "softmax":
         e = tl.exp(value - tl.max(value, 0))
         tl.store(y + row * n + i, e / tl.sum(e, 0), mask=i < n)
+    elif KIND == "widen":
+        tl.store(y + row * n + i, value.to(y.dtype.element_ty), mask=i < n)
     elif KIND == "cumsum":
         tl.store(y + row * n + i, tl.cumsum(value, 0), mask=i < n)
     elif KIND == "norm":
@@ -417,12 +437,20 @@ CASES: dict[str, Case] = {
         ((32, 32, 32), (32, 64, 64), (64, 64, 32), (64, 64, 64), (64, 128, 64), (128, 64, 32), (128, 128, 32),
          (128, 128, 64)), kind="attention", warps=(2, 4), stages=(2, 3, 4),
     ),
+    "chunk_scan": Case(
+        chunk_scan,
+        (_tensor(F16), _tensor(F16), _tensor(F32, 4096), _tensor(F16), _tensor(F32), _tensor(F16), 4096, 4096), PRODUCT,
+        ((64, 128, 64), (128, 128, 64), (128, 256, 64), (64, 64, 128)), {"D": 128}, "attention",
+    ),
 }  # fmt: skip
 for _name in ("argmax", "softmax", "cumsum", "norm", "interleave", "gather", "histogram"):
     CASES[f"{_name}_rows"] = Case(
         rows_1d, (_tensor(F32), _tensor(F32), 4096), ("BLOCK",), ((256,), (1024,), (4096,), (16384,)),
         {"KIND": _name}, **ALONE,
     )  # fmt: skip
+CASES["widen_rows"] = replace(
+    CASES["norm_rows"], arguments=(_tensor(F16), _tensor(F32), 4096), fixed={"KIND": "widen"}
+)
 for _name, _axis in itertools.product(("reduce", "cumsum", "recurrence", "gather"), (0, 1)):
     CASES[f"{_name}_tile_{_axis}"] = Case(
         tiles_2d, (_tensor(F32), _tensor(F32), 4096), ROWS,

@@ -258,11 +258,17 @@ def _loop_buffers(
     buffers = buffers + np.where(wide, (depth - 1.0) * facts["streamed_bytes"], 0.0)
     columns = facts["chained_rows"] < _last_columns(facts)
     chained = np.where(groups | ~columns, 0.0, facts["chained_bytes"])
-    cast = np.where(groups & ~waiting, facts["cast_bytes"], 0.0)
-    held = facts["resident_bytes"] + np.where(groups, cast, chained)
     # A copy lives no longer than its product; the tile that is stored takes its place.
-    copies = np.maximum(np.minimum(facts["computed_bytes"], facts["resident_bytes"]), cast)
-    return np.asarray(buffers + device.operands_held * held + np.maximum(inside - copies, 0.0))
+    cast = np.where(groups & ~waiting, facts["cast_bytes"], 0.0)
+    made = np.minimum(facts["computed_bytes"], facts["resident_bytes"])
+    held = facts["resident_bytes"] - made + np.where(groups, 0.0, chained)
+    # Compute capability 9 waits in the loop for a product before it, and left operands that were loaded cross there.
+    crossing = np.where(facts["chained_rows"] == 0, facts["chained_bytes"], 0.0) * np.minimum(
+        1.0, warps / 8.0
+    )
+    waited = np.where(depth > 1, facts["leading_dot_bytes"], 0.0)
+    held = held + np.where(groups & ~tensor, waited + crossing, 0.0)
+    return np.asarray(buffers + device.operands_held * held + np.maximum.reduce([cast, made, inside]))
 
 
 def _last_columns(facts: FactColumns) -> Array:

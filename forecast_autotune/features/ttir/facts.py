@@ -140,6 +140,8 @@ class SharedMemoryUse:
     """The largest of them."""
     straight_dot_bytes: float = 0.0
     """Operands of a dot outside of all loops, the most over such dots."""
+    leading_dot_bytes: float = 0.0
+    """The same of those whose result a loop goes on with."""
     turned_bytes: float = 0.0
     """The largest tile that is stored along another dimension than it was loaded along."""
     reduced_bytes: float = 0.0

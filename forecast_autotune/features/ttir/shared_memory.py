@@ -83,13 +83,19 @@ def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPatt
     loose = flat and any(
         a is not None and a.inputs[-1].bits != 64 for a in addresses if a and len(a.inputs) > 1
     )
-    best.setdefault("once_most_bytes", max((t.nbytes for op in straight for t in op.inputs[:2]), default=0.0))
+    leading = {id(one) for loop in loops for name in loop.inits for one in _elementwise_dots(name, makers)}
+    once = [
+        best.get("once_most_bytes", 0.0),
+        *(_passing_bytes(*one, makers) for op in straight for one in _dot_inputs(op)),
+    ]
+    best["once_most_bytes"] = max(once)
     return SharedMemoryUse(
         **best,
         **_reduction_parts(every, busy),
         **_epilogue_parts(every, fullest | _beside(loops, fullest), accesses),
         **_passed_bytes(every, accesses, turned),
         straight_dot_bytes=max((_operand_bytes(op) for op in straight), default=0.0),
+        leading_dot_bytes=max((_operand_bytes(op) for op in straight if id(op) in leading), default=0.0),
         turned_bytes=max((math.prod(shape) * size for shape, size, *_, out in turned if out), default=0.0),
         opaque=float(
             loose or any("tt.warp_specialize" in loop.text for loop in loops) or bool(_OPAQUE & names)
@@ -229,22 +235,34 @@ def _exchange(
 
 
 def _turned_tiles(every: Sequence[Op], accesses: Mapping[int, AccessPattern]) -> list[_TurnedTile]:
-    """(shape, bytes of an element, (dimension, neighbours) before, and after, whether it is stored so) of each tile
-    that changes its layout: it is stored in another layout than it was loaded in, or meets a tile of another layout.
+    """(shape, bytes of an element, (dimension, neighbours) before, and after, whether it is stored turned) of each
+    tile that changes its layout: it is stored in another layout than it was loaded in, or meets a tile of another
+    layout. All of a shape have the layout of the widest load, and are stored in no wider one than they are accessed in.
     """
     known: dict[str, tuple[int, int]] = {}
+    widest: dict[tuple[tuple[int, ...], int], int] = {}
     result: list[_TurnedTile] = []
     for op in every:
         access = accesses.get(id(op))
-        here = (access.axis, access.wide) if access is not None and access.axis is not None else None
+        here: tuple[int, int] | None = None
+        if access is not None:
+            shape = op.outputs[0].shape if op.outputs else op.inputs[0].loaded_type().shape
+            axis = 0 if access.axis is None and len(shape) == 1 else access.axis
+            here = None if axis is None else (axis, access.wide)
         if op.name in LOADS:
+            if here is not None:
+                widest[shape, here[0]] = max(here[1], widest.get((shape, here[0]), 0))
             if op.results and here is not None:
                 known[op.results[0]] = here
         elif op.name in STORES:
             before = known.get(op.operands[1] if op.name == "tt.store" else op.operands[-1])
-            if here is not None and before is not None and before[0] != here[0]:
-                tile = op.inputs[0].loaded_type()
-                result.append((tile.shape, tile.bits / 8, before, here, True))
+            if here is None:
+                continue
+            size = op.inputs[0].loaded_type().bits / 8
+            if before is not None and before[0] != here[0]:
+                result.append((shape, size, before, here, True))
+            elif (width := widest.get((shape, here[0]), 0)) > here[1]:
+                result.append((shape, size, (here[0], width), here, False))
         elif op.results and (layouts := [known[name] for name in op.operands if name in known]):
             first, last = layouts[0], layouts[-1]
             if op.name == "tt.trans" and (match := _ORDER.search(op.text)):
@@ -258,16 +276,21 @@ def _turned_tiles(every: Sequence[Op], accesses: Mapping[int, AccessPattern]) ->
 
 
 def _turned_exchange(tile: _TurnedTile, lanes: int, warps: int) -> float:
-    """Bytes of a tile that turns: what is in registers before and after is done one after another."""
+    """Bytes of a tile that turns: what is in registers before and after is done one after another.
+
+    But for the neighbours that one access moves; and AMD's compiler writes a tile whole that changes its dimension.
+    """
     shape, size, before, after, _ = tile
+    turned = before[0] != after[0]
+    layouts = [_blocked_bits(shape, *layout, lanes, warps) for layout in (before, after)]
+    if layouts[0] == layouts[1] or (warps == 1 and not turned):  # lanes exchange without memory
+        return 0.0
     common = 0
-    if lanes == 32:  # AMD's compiler writes it whole
-        layouts = [_blocked_bits(shape, *layout, lanes, warps) for layout in (before, after)]
-        for place, extent in enumerate(shape):
-            both = list(range(extent.bit_length() - 1))
-            for own, along, beside in (layout[place] for layout in layouts):
-                both = [n for n in both if n < own or n >= own + along + beside]
-            common += len(both)
+    for place, extent in enumerate(shape) if lanes == 32 or not turned else ():
+        both = list(range(0 if turned else min(one[place][0] for one in layouts), extent.bit_length() - 1))
+        for own, along, beside in (one[place] for one in layouts):
+            both = [n for n in both if n < own or n >= own + along + beside]
+        common += len(both)
     return math.prod(shape) * size / (1 << common)
 
 
@@ -315,6 +338,29 @@ def _operand_bytes(dot: Op) -> float:
     return math.fsum(type_.nbytes for _, type_ in _dot_inputs(dot))
 
 
+def _elementwise_dots(root: str, makers: Mapping[str, Op]) -> list[Op]:
+    """Dots that a value is computed from element by element."""
+    dots, seen, left = [], {root}, [root]
+    while left:
+        op = makers.get(left.pop())
+        if op is None:
+            continue
+        if op.name in DOTS:
+            dots.append(op)
+        elif op.name.startswith(("arith.", "math.")) or op.name in _CASTS:
+            fresh = [name for name in op.operands if name not in seen]
+            seen.update(fresh)
+            left += fresh
+    return dots
+
+
+def _passing_bytes(name: str, type_: Type, makers: Mapping[str, Op]) -> float:
+    """Bytes of an operand on its way to a dot: as it was loaded, if that is more."""
+    maker = makers.get(_operand_source(name, makers, makers)[0])
+    loaded = maker.outputs[0].nbytes if maker is not None and maker.name in LOADS else 0.0
+    return max(type_.nbytes, loaded)
+
+
 def _loop_parts(
     loop: Op, body: Sequence[Op], makers: Mapping[str, Op], accesses: Mapping[int, AccessPattern]
 ) -> dict[str, float]:
@@ -350,7 +396,8 @@ def _loop_parts(
             root, changed = _operand_source(name, local, makers)
             maker, moved = local.get(root), _elementwise_loads(root, local, makers, spread=True)
             hoisted |= moved or set()
-            made = place == 1 and moved is None and (maker is not None or root not in makers)
+            stays = place == 0 and _stays_in_registers(root, changed, local, makers)
+            made = not stays and moved is None and (maker is not None or root not in makers)
             if made:
                 computed = max(computed, type_.nbytes)
             if maker is not None and maker.name in LOADS:
@@ -372,12 +419,14 @@ def _loop_parts(
                             turned_right[id(maker)] = direct[id(maker)]
             elif _elementwise_loads(root, local, makers) is not None or (
                 # All warps lie along the columns of a dot that has more of them than rows.
-                made and type_.shape[-2] < type_.shape[-1]
+                made and place and type_.shape[-2] < type_.shape[-1]
             ):
                 if place:
                     cast = max(cast, type_.nbytes)
-            elif place == 0 and _stays_in_registers(root, changed, local, makers):
+            elif stays or (made and place == 0):
                 chained[root] = type_.nbytes
+            elif made:  # each lives no longer than its product
+                resident[""] = computed
             else:
                 resident[root] = type_.nbytes
     reached = [op for op in copied if id(op) in levels and id(op) not in direct]
