@@ -82,7 +82,7 @@ def show_compilations(options: argparse.Namespace, output: Output) -> int:
     listed = open_named_store(options).compilations.all()
     wanted = [c for c in listed if options.kernel is None or options.kernel.lower() in c.name.lower()]
     lines = [
-        f"{c.name} ({', '.join(f'{n} {s}' for n, s in c.states.items())}): {c.seconds:.2f} s, {c.caller}"
+        f"{c.name} ({c.shown_states}): {c.seconds:.2f} s, {c.caller}"
         + (f"; after the program was ready: {c.cause}" if c.cause else "")
         for c in wanted
     ]

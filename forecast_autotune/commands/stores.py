@@ -13,6 +13,7 @@ from forecast_autotune.errors import StoreError
 from forecast_autotune.file_access import misplaced_file
 from forecast_autotune.printable import count_text
 from forecast_autotune.settings import parse_user_directory
+from forecast_autotune.store import Store
 from forecast_autotune.store.bundles import (
     Bundle,
     BundleError,
@@ -164,7 +165,9 @@ def write_bundle_of_store(options: argparse.Namespace, output: Output) -> int:
     folder = parse_user_directory(options.folder).absolute()
     if message := misplaced_file(folder):
         raise UsageError(f"{folder} is {message}: name a new or empty folder")
+    known = Store.default(own_root(options, to_read=True)).compilations.all()
     wanted = BundleOptions(
+        compilations=[c for c in known if (options.kernel or "").lower() in c.name.lower()],
         kernel=options.kernel or "",
         device=options.device or "",
         sources=options.sources,

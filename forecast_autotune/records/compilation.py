@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from forecast_autotune.errors import RecordError
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import SCHEMA, read_text
 
@@ -32,6 +33,15 @@ def _read_object(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _read_specialization(value: Any) -> dict[str, Any]:
+    data = {**value, "signature": dict(value["signature"]), "options": dict(value["options"])}
+    for key in ("constants", "attributes"):
+        for (first, *_), _ in data[key]:
+            if not (type(first) is int and 0 <= first < len(data["signature"])):
+                raise RecordError(f".{key} must name arguments by their numbers, not {first!r:.60}")
+    return data
+
+
 @dataclass(frozen=True)
 class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     """A binary that a program needed."""
@@ -43,7 +53,7 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     triton: str = field(metadata=json_option(read=read_text))
     target: Mapping[str, Any] = field(metadata=json_option(read=_read_object))
     """Triton's `GPUTarget`: backend, arch, warp_size."""
-    specialization: Mapping[str, Any] = field(metadata=json_option(read=_read_object))
+    specialization: Mapping[str, Any] = field(metadata=json_option(read=_read_specialization))
     """`signature` (type by argument), `options`; `constants` and `attributes` (an argument's path, a value)."""
     states: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=_read_object))
     """Whether each integer argument that is no constant was 1, divisible by 16, or neither."""
@@ -62,6 +72,14 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     helpers: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(read=_read_object))
     """JIT functions that the library has put into that module: module and qualified name by name."""
 
+    def __post_init__(self) -> None:
+        """Raises `RecordError` for states of arguments that are none, and of arguments that it has not."""
+        known = self.states.keys() <= self.specialization["signature"].keys()
+        if not known or self.states.keys() != self.types.keys() or not {*self.states.values()} <= {*_STATES}:
+            raise RecordError(
+                f"states must be one of {', '.join(_STATES)} by argument, not {self.states!r:.80}"
+            )
+
     @property
     def id(self) -> str:
         """A hash of the binary's identity."""
@@ -72,6 +90,14 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     def name(self) -> str:
         """Module and kernel."""
         return f"{self.module}:{self.kernel}"
+
+    @property
+    def shown_states(self) -> str:
+        """The states for a person; aligned pointers, as nearly all are, are left out."""
+        plain = {
+            n: s for n, s in self.states.items() if not (self.types[n].startswith("*") and s == DIVISIBLE)
+        }
+        return ", ".join(f"{name} {state}" for name, state in plain.items())
 
     def differences(self, others: Iterable[Compilation]) -> str:
         """How it differs from the nearest of others of its kernel, in words; '' where there are none."""

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,9 +25,10 @@ from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.file_access import read_regular
 from forecast_autotune.records import Decision, Evidence, Measurement, Problem
 from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.compilation import Compilation
 from forecast_autotune.records.json_fields import MALFORMED, read_text
 from forecast_autotune.records.table import latest_labels
-from forecast_autotune.store.files import MANIFEST, KernelName, decode, write_atomically
+from forecast_autotune.store.files import COMPILATIONS, MANIFEST, KernelName, decode, encode, write_atomically
 from forecast_autotune.store.merging import RowSource
 from forecast_autotune.store.rows import KernelRows, Row
 from forecast_autotune.version import __version__
@@ -370,6 +371,8 @@ class BundleOptions:
     """Triton's cache whose compiled kernels go along."""
     graphs: Path | None = None
     """A file of `torch.compiler.save_cache_artifacts()` that goes along."""
+    compilations: Sequence[Compilation] = ()
+    """Recorded compilations that go along, for `warm` there."""
 
 
 def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None = None) -> Manifest:
@@ -383,6 +386,8 @@ def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None 
         if folder.is_dir() and any(folder.iterdir()):
             raise StoreError(f"{folder} is not empty: name a new folder, a bundle holds nothing but itself")
         files, rows = _row_files(source, options)
+        if options.compilations:
+            files[COMPILATIONS] = _compilation_lines(options.compilations)
         if options.compiled is not None:
             files |= compiled_files(options.compiled)
         if options.graphs is not None:
@@ -392,6 +397,27 @@ def write_bundle(source: RowSource, folder: Path, options: BundleOptions | None 
     except OSError as error:
         raise StoreError(f"cannot write a bundle to {folder}: {error}") from error
     return manifest
+
+
+def _compilation_lines(every: Iterable[Compilation]) -> bytes:
+    """Without what is about the machine they were recorded on: callers' paths, and files that a library wrote there."""
+    bare = (
+        replace(one, caller="", file="", trouble=one.trouble or _OF_A_FILE * bool(one.file)) for one in every
+    )
+    return b"".join(sorted(encode(one.to_json()) for one in bare))
+
+
+def _compilations_of(data: bytes) -> list[Compilation]:
+    try:
+        listed = [Compilation.from_json(decode(line)) for line in data.splitlines()]
+    except MALFORMED as error:
+        raise BundleError(f"{COMPILATIONS} holds a line that is no record ({error})"[:300]) from error
+    if _compilation_lines(listed) != data:
+        raise BundleError(f"{COMPILATIONS} is not as a bundle has it")
+    return listed
+
+
+_OF_A_FILE = "a library wrote its module to a file, which no bundle carries"
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -419,7 +445,7 @@ def _row_files(source: RowSource, options: BundleOptions) -> tuple[dict[str, byt
         rows = _founded(rows if options.sources else without_code(rows))
         results.append(rows)
         files[rows_path(kernel)] = to_bytes(rows)
-    if not files:
+    if not files and not options.compilations:
         raise StoreError(f"{source.name} holds nothing of the kernels and devices asked for")
     return files, results
 
@@ -461,8 +487,16 @@ class Bundle:
     Its results were read in that moment: changing the files later changes nothing here.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, rows: dict[KernelName, KernelRows]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        rows: dict[KernelName, KernelRows],
+        compilations: Sequence[Compilation] = (),
+    ) -> None:
         self.path, self.manifest, self._rows = path, manifest, rows
+        self.compilations = compilations
+        """Compilations of the programs whose decisions these are."""
 
     @classmethod
     def open(cls, path: Path) -> Bundle:
@@ -486,16 +520,19 @@ class Bundle:
         if extra := sorted(files - manifest.files.keys()):
             raise BundleError(f"{extra[0]!r:.120} does not belong to it ({len(extra)} such files)")
         rows: dict[KernelName, KernelRows] = {}
+        compilations: list[Compilation] = []
         for name in sorted(manifest.files):
             kernel = kernel_at(name)
             limit = MAX_ROWS_BYTES if kernel is not None else MAX_COMPILED_BYTES
             data = _verified(path / name, name, manifest.files[name], limit)
             if kernel is not None:
                 rows[kernel] = from_bytes(data, kernel)
+            elif name == COMPILATIONS:
+                compilations = _compilations_of(data)
             elif not is_compiled(name) and name != GRAPHS_PATH:
                 raise BundleError(f"{name} is nothing that a bundle holds")
         _check_claims(manifest, rows)
-        return cls(path, manifest, rows)
+        return cls(path, manifest, rows, compilations)
 
     @property
     def name(self) -> str:

@@ -11,13 +11,14 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.commands.store_access import check_folder, open_store
-from forecast_autotune.errors import ForecastAutotuneError
+from forecast_autotune.errors import ForecastAutotuneError, StoreError
 from forecast_autotune.features.devices import target_device
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import assignment_of
@@ -202,6 +203,7 @@ class WarmedBinary:
     seconds: float = 0.0
     cached: bool = False
     trouble: str = ""
+    outdated: bool = False
 
     @property
     def fails(self) -> bool:
@@ -224,7 +226,9 @@ class WarmedBinary:
 
 def binaries_of(store: Store, kernel: str | None) -> list[WarmedBinary]:
     """The recorded compilations, the longest first, and then the probable ones."""
-    known = [c for c in store.compilations.all() if kernel is None or kernel.lower() in c.name.lower()]
+    bundled = (one for bundle in store.layers.bundles for one in bundle.compilations)
+    every = {one.id: one for one in (*bundled, *store.compilations.all())}.values()
+    known = [c for c in every if kernel is None or kernel.lower() in c.name.lower()]
     recorded = [WarmedBinary(c, expected_s=c.seconds, trouble=c.trouble) for c in known]
     recorded.sort(key=lambda one: -one.expected_s)
     forecast = probable_compilations(known)
@@ -232,26 +236,39 @@ def binaries_of(store: Store, kernel: str | None) -> list[WarmedBinary]:
 
 
 def compile_binaries(listed: Sequence[WarmedBinary], store: Store, output: Output) -> list[WarmedBinary]:
-    """Compile them into Triton's cache, on all cores. Two processes that warm one store do so one after the other."""
+    """Compile them into Triton's cache, on all cores. Two processes that fill one cache do so one after the other.
+
+    Records that newer ones of their kernels stand for are forgotten.
+    """
     if not listed:
         return []
     require_packages("warm", "torch", "triton")
     from forecast_integrations.triton.compile.ahead import CompiledAhead, compile_ahead
 
     _find_modules_here()
+    from triton import knobs
+
     by_id = {one.compilation.id: one for one in listed}
     lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    if store.root is not None and store.root.is_dir() and os.access(store.root, os.W_OK):
-        lock = FileLock(store.root / "warm.lock")
+    cache = Path(knobs.cache.dir)
+    with contextlib.suppress(OSError):  # else Triton will say what is wrong with its cache
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / "forecast-autotune.lock")
     with lock, output.progress("compiling", len(listed)) as done:
 
         def note(count: int, result: CompiledAhead) -> None:
             one = by_id[result.compilation.id]
             one.seconds, one.cached, one.trouble = result.seconds, result.cached, result.trouble
+            one.outdated = result.outdated
             done(count, len(listed), result.compilation.name)
 
         compile_ahead([one.compilation for one in listed], Settings.from_environment().worker_count(), note)
-    return list(listed)
+    current = {one.compilation.name for one in listed if not one.trouble}
+    old = [one for one in listed if one.outdated and one.compilation.name in current]
+    if old:
+        with contextlib.suppress(StoreError):  # a store that is only read keeps them
+            store.compilations.remove(one.compilation.id for one in old)
+    return [one for one in listed if one not in old]
 
 
 def _find_modules_here() -> None:
@@ -264,13 +281,21 @@ def _compilation_lines(
     binaries: Sequence[WarmedBinary], compiled: Sequence[WarmedBinary], plan: bool
 ) -> list[str]:
     lines = []
-    for one in binaries if plan else [b for b in compiled if b.trouble and not b.forecast]:
-        states = ", ".join(f"{n} {s}" for n, s in one.compilation.states.items())
-        chance = f"probability {one.probability:.2f}" if one.forecast else "recorded"
-        lines.append(
-            f"{one.compilation.name} ({states}): "
-            + (f"not compiled, {one.trouble}" if one.trouble else f"{chance}, about {one.expected_s:.2f} s")
-        )
+    if plan:
+        for one in binaries:
+            chance = f"probability {one.probability:.2f}" if one.forecast else "recorded"
+            chance = (
+                f"not compiled, {one.trouble}" if one.trouble else f"{chance}, about {one.expected_s:.2f} s"
+            )
+            lines.append(f"{one.compilation.name} ({one.compilation.shown_states}): {chance}")
+    troubles: dict[str, dict[str, int]] = {}
+    for one in compiled:
+        if one.trouble and not one.forecast:
+            kernels = troubles.setdefault(one.trouble, {})
+            kernels[one.compilation.name] = kernels.get(one.compilation.name, 0) + 1
+    for trouble, kernels in troubles.items():
+        named = ", ".join(f"{count} of {name}" for name, count in kernels.items())
+        lines.append(f"not compiled: {named}: {trouble}")
     if not binaries:
         return lines
     forecast = sum(one.forecast for one in binaries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,9 +13,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
+from forecast_autotune.commands import main
+from forecast_autotune.records.compilation import Compilation
+from forecast_integrations.triton.compile.ahead import compile_ahead
 from forecast_integrations.triton.problem.compilations import CompilationRecorder
+from forecast_integrations.triton.problem.source import imported, source_hash
 
 _KERNELS = """
 import triton
@@ -71,14 +76,18 @@ print(json.dumps({{"fresh": [name for name, hit in compiled if not hit], "all": 
 """
 
 
-COMMAND = ("-m", "forecast_autotune")
-
-
 class Programs:
     """Programs in a folder, with a store and a cache of Triton's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.folder, self._capsys = folder, capsys
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(folder / "store"))
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
+        monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+        monkeypatch.setattr(sys, "path", ["", *sys.path])
 
     def write(self, name: str, plain: int, tuned: int, sizes: tuple[int, ...]) -> None:
         """Write a program and its kernels; 0 among the sizes is where it is ready."""
@@ -89,31 +98,37 @@ class Programs:
         text = _PROGRAM.format(kernels=f"{name}_kernels", sizes=sizes, plain=plain, tuned=tuned)
         (self.folder / f"{name}.py").write_text(text)
 
-    def run(self, *command: str, code: int = 0, output: bool = False, **variables: str) -> str:
+    def run(self, *command: str, code: int = 0, **variables: str) -> str:
         """Run Python; what it prints, or its errors where it fails."""
-        env = {
-            **os.environ,
-            "FORECAST_AUTOTUNE_CACHE_DIR": str(self.folder / "store"),
-            "TRITON_CACHE_DIR": str(self.folder / "cache"),
-            "TRITON_DEFAULT_FP_FUSION": "1",
-            **variables,
-        }
         done = subprocess.run(
-            [sys.executable, *command], cwd=self.folder, env=env, capture_output=True, text=True, check=False
+            [sys.executable, *command],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout if output or code == 0 else done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    def command(self, *words: str, code: int = 0) -> str:
+        """Run a command of ours in this process; what it prints."""
+        for name in [n for n in sys.modules if n.endswith("_kernels")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        assert main(words) == code
+        return self._capsys.readouterr().out
 
     def result(self, name: str, **variables: str) -> dict[str, Any]:
         """Run a program; what it compiled."""
         result: dict[str, Any] = json.loads(self.run(f"{name}.py", **variables).splitlines()[-1])
         return result
 
-    def warm(self, *options: str) -> dict[str, Any]:
-        """Run the command; its report."""
-        text = self.run(*COMMAND, "warm", "--json", *options)
-        result: dict[str, Any] = json.loads(text)
-        return result
+    def warm(self, *options: str, code: int = 0) -> list[dict[str, Any]]:
+        """Run the command; its report on compilations."""
+        listed: list[dict[str, Any]] = json.loads(self.command("warm", "--json", *options, code=code))[
+            "compilations"
+        ]
+        return listed
 
     def forget_binaries(self) -> None:
         """Leave Triton's cache behind."""
@@ -121,36 +136,33 @@ class Programs:
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Programs:
-    return Programs(tmp_path)
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Programs:
+    return Programs(tmp_path, monkeypatch, capsys)
 
 
-def test_a_warmed_program_compiles_nothing(programs: Programs) -> None:
-    programs.write("varying", 4, 2, (64, 65))
+@pytest.mark.parametrize(("plain", "tuned", "sizes"), [(6, 0, (64,)), (4, 2, (64, 65))])
+def test_a_program_compiles_nothing_after_a_warm_by_the_records_of_a_bundle(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, plain: int, tuned: int, sizes: tuple[int, ...]
+) -> None:
+    programs.write("varying", plain, tuned, sizes)
     assert len(programs.result("varying")["fresh"]) >= 6
     programs.forget_binaries()
-    report = programs.warm()
-    assert not any("trouble" in one for one in report["compilations"])
-    assert programs.result("varying")["fresh"] == []
-    # Each a second time: they are there.
-    assert all(one["cached"] for one in programs.warm()["compilations"])
-
-
-def test_specializations_that_are_still_to_come_are_forecast_and_compiled(programs: Programs) -> None:
-    programs.write("varying", 2, 1, (64, 65))
-    programs.result("varying")
-    programs.forget_binaries()
-    planned = programs.warm("--plan")["compilations"]
-    forecast = [one for one in planned if one["probability"] < 1]
+    programs.command("store", "bundle", "bundle")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(programs.folder / "bundle"))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(programs.folder / "empty"))
+    forecast = [one for one in programs.warm("--plan") if one["probability"] < 1]
     assert {(one["kernel"], one["states"]["n"]) for one in forecast} == {
-        ("varying_kernels:plain0", "1"),
-        ("varying_kernels:plain1", "1"),
-        ("varying_kernels:tuned0", "1"),
+        (f"varying_kernels:{kind}{number}", "1")
+        for kind, count in (("plain", plain), ("tuned", tuned))
+        for number in range(count if len(sizes) > 1 else 0)
     }
     assert all(one["states"].get("m", "neither") == "neither" for one in forecast), "it never changed"
-    programs.warm()
-    programs.write("varying", 2, 0, (64, 1, 65))
+    assert not any("trouble" in one for one in programs.warm())
     assert programs.result("varying")["fresh"] == []
+    assert all(one["cached"] for one in programs.warm()), "each a second time: they are there"
+    if forecast:
+        programs.write("varying", plain, 0, (64, 1, 65))
+        assert programs.result("varying")["fresh"] == []
 
 
 def test_a_compilation_of_a_ready_program_is_recorded_with_its_cause(programs: Programs) -> None:
@@ -160,7 +172,7 @@ def test_a_compilation_of_a_ready_program_is_recorded_with_its_cause(programs: P
         ("late_kernels:plain0", "n was 1 for the first time")
     ]
     assert late[0][2].startswith(str(programs.folder / "late.py"))
-    shown = programs.run(*COMMAND, "show", "--compilations")
+    shown = programs.command("show", "--compilations")
     assert "2 binaries, 1 of them compiled after a program was ready" in shown
     programs.forget_binaries()
     programs.warm()
@@ -182,9 +194,43 @@ def test_what_cannot_be_compiled_again_is_named(programs: Programs) -> None:
     programs.write("gone", 2, 0, (64,))
     programs.result("gone")
     file = programs.folder / "store" / "compilations.jsonl"
-    file.write_text(file.read_text() + '{"type": "compilation", "torn\n')
+    record = json.loads(file.read_text().splitlines()[0])
+    other = {**record, "triton": "3.1.0"}
+    damaged = [{**record, "specialization": {}}, {**record, "states": {"n": "2"}, "types": {"n": "i32"}}]
+    lines = ['{"type": "compilation", "torn', *map(json.dumps, damaged)]
+    file.write_text("\n".join([file.read_text() + json.dumps(other), *lines]) + "\n")
     kernels = programs.folder / "gone_kernels.py"
     kernels.write_text(kernels.read_text().replace("+ 1.0", "+ 2.0"))
-    report = json.loads(programs.run(*COMMAND, "warm", "--json", code=1, output=True))
-    troubles = {one["kernel"]: one.get("trouble", "") for one in report["compilations"]}
-    assert troubles == {"gone_kernels:plain0": "", "gone_kernels:plain1": "its source has changed"}
+    listed = programs.warm(code=1)
+    # The record of another Triton is forgotten: there is one of this.
+    assert {one["kernel"]: one.get("trouble", "") for one in listed} == {
+        "gone_kernels:plain0": "",
+        "gone_kernels:plain1": "its source has changed",
+    }
+    assert "3.1.0" not in file.read_text()
+
+
+def test_a_compiler_that_dies_or_never_ends_costs_its_binary(programs: Programs) -> None:
+    """The compiler meets these modules when it looks up a constant."""
+    programs.write("hard", 1, 0, ())
+    for name, line in (
+        ("dies", "os.kill(os.getpid(), 9)"),
+        ("leaves", "os._exit(0)"),
+        ("hangs", "time.sleep(60)"),
+    ):
+        (programs.folder / f"{name}.py").write_text(f"import os, time\n{line}\n")
+    kernel = source_hash(imported("hard_kernels", "plain0"))
+    target = {"backend": "cuda", "arch": 90, "warp_size": 32}
+    records = [
+        Compilation(
+            "hard_kernels", "plain0", kernel, triton.__version__, target,
+            {"signature": {"x": "constexpr"}, "options": {}, "attributes": [], "constants": [[[0], constant]]},
+        )
+        for constant in [{"function": [name, "f"]} for name in ("dies", "leaves", "hangs")]
+    ]  # fmt: skip
+    results = compile_ahead(records, 3, timeout_s=3.0)
+    assert sorted(one.trouble for one in results) == [
+        "not compiled after 3 s",
+        "the compiler ended with status 0",
+        "the compiler ended with status 9",
+    ]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from forecast_autotune.records.compilation import Compilation
+from forecast_autotune.settings import Settings
 from forecast_integrations.triton.compile.children import ForkedChildren
 from forecast_integrations.triton.problem.compilations import decoded, kernel_of
 from forecast_integrations.triton.problem.source import source_hash
-
-_TIMEOUT_S = 300.0
 
 
 @dataclasses.dataclass
@@ -24,57 +25,72 @@ class CompiledAhead:
     seconds: float = 0.0
     cached: bool = False
     trouble: str = ""
+    outdated: bool = False
+    """Whether it is of another source or release of Triton, and no program here will need it."""
 
 
 def compile_ahead(
     listed: Sequence[Compilation],
     workers: int,
     done: Callable[[int, CompiledAhead], object] = lambda count, one: None,
-    timeout_s: float = _TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> list[CompiledAhead]:
     """Compile into Triton's cache, each in a child of its own, on no device; in the order given.
 
-    Raises `OSError` where no child can be had. A child that dies, or takes longer than `timeout_s`, costs its binary.
+    Raises `OSError` where no child can be had. A child that dies, or takes longer than `timeout_s`, costs its binary;
+    None stands for the settings' time.
     """
+    limit_s = Settings.from_environment().timeout_s if timeout_s is None else timeout_s
     results, waiting = [], list(listed)[::-1]
+    unimportable: dict[str, str] = {}
     children = ForkedChildren()
     try:
         while waiting or len(children):
             while waiting and len(children) < workers:
                 one = waiting.pop()
-                if trouble := one.trouble or _import_trouble(one):
-                    results.append(CompiledAhead(one, trouble=trouble))
+                trouble, outdated = (one.trouble, False) if one.trouble else _trouble(one, unimportable)
+                if trouble:
+                    results.append(CompiledAhead(one, trouble=trouble, outdated=outdated))
                     done(len(results), results[-1])
                     continue
                 children.start(one, partial(_compile, one))
             ended, _ = children.finished(0.25)
             for child, status in ended:
-                answer = (
-                    child.answer() if status == 0 else {"trouble": f"the compiler ended with status {status}"}
-                )
+                try:
+                    answer = child.answer()
+                except ValueError:
+                    answer = {"trouble": f"the compiler ended with status {status}"}
                 results.append(CompiledAhead(child.tag, **answer))
                 done(len(results), results[-1])
-            for child in children.overdue(timeout_s):
+            for child in children.overdue(limit_s):
                 children.kill(child)
-                results.append(CompiledAhead(child.tag, trouble=f"not compiled after {timeout_s:g} s"))
+                results.append(CompiledAhead(child.tag, trouble=f"not compiled after {limit_s:g} s"))
                 done(len(results), results[-1])
     finally:
         children.close()
     return results
 
 
-def _import_trouble(one: Compilation) -> str:
-    """Import the kernel in this process, whose forks have it then; why that cannot be, if so."""
+def _trouble(one: Compilation, unimportable: dict[str, str]) -> tuple[str, bool]:
+    """Import the kernel in this process, whose forks have it then; why that cannot be, and whether it is outdated.
+
+    `unimportable` says it of kernels that were tried, by name.
+    """
     import triton
 
     if one.triton != triton.__version__:
-        return f"it is of Triton {one.triton}, and this is {triton.__version__}"
-    try:
-        if source_hash(kernel_of(one)) != one.source_sha256:
-            return "its source has changed"
-    except Exception as error:
-        return f"{one.name} cannot be imported ({type(error).__name__}: {error})"[:300]
-    return ""
+        return f"it is of Triton {one.triton}, and this is {triton.__version__}", True
+    if one.name not in unimportable:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is the command's
+                return (
+                    ("its source has changed", True)
+                    if source_hash(kernel_of(one)) != one.source_sha256
+                    else ("", False)
+                )
+        except (Exception, SystemExit) as error:
+            unimportable[one.name] = f"cannot be imported ({type(error).__name__}: {error})"[:300]
+    return unimportable[one.name], False
 
 
 def _compile(one: Compilation) -> dict[str, Any]:

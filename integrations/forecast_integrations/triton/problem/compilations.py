@@ -162,6 +162,8 @@ def describe_compilation(
     function = getattr(fn, "fn", fn)
     module, name = str(function.__module__), str(function.__qualname__)
     trouble = import_trouble(module, name)
+    if module.startswith("torch._inductor."):
+        trouble = "torch.compile wrote it: carry the cache of torch along"
     file = "" if trouble or module in sys.modules else str(function.__code__.co_filename)
     constants: list[Any] = []
     for path, value in sorted(src.constants.items()):
