@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +15,7 @@ from typing import Any
 from forecast_autotune.records.compilation import Compilation
 from forecast_autotune.settings import Settings
 from forecast_integrations.triton.compile.children import ForkedChildren
+from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
 from forecast_integrations.triton.problem.compilations import decoded, kernel_of
 from forecast_integrations.triton.problem.source import source_hash
 
@@ -40,9 +43,17 @@ def compile_ahead(
     Raises `OSError` where no child can be had. A child that dies, or takes longer than `timeout_s`, costs its binary;
     None stands for the settings' time.
     """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
     limit_s = Settings.from_environment().timeout_s if timeout_s is None else timeout_s
     results, waiting = [], list(listed)[::-1]
     unimportable: dict[str, str] = {}
+    for target in {json.dumps(one.target): one.target for one in listed}.values():
+        # Known to all forks then: the assembler's version, and the digest of Triton's own files.
+        with contextlib.suppress(Exception):
+            make_backend(GPUTarget(**target)).hash()
+            COMPILER_HASH.settle()
     children = ForkedChildren()
     try:
         while waiting or len(children):
@@ -83,11 +94,11 @@ def _trouble(one: Compilation, unimportable: dict[str, str]) -> tuple[str, bool]
     if one.name not in unimportable:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is the command's
-                return (
-                    ("its source has changed", True)
-                    if source_hash(kernel_of(one)) != one.source_sha256
-                    else ("", False)
-                )
+                kernel = kernel_of(one)
+            if source_hash(kernel) != one.source_sha256:
+                return "its source has changed", True
+            _ = kernel.cache_key  # known to all forks then
+            return "", False
         except (Exception, SystemExit) as error:
             unimportable[one.name] = f"cannot be imported ({type(error).__name__}: {error})"[:300]
     return unimportable[one.name], False
@@ -111,10 +122,21 @@ def _compile(one: Compilation) -> dict[str, Any]:
             {tuple(path): [list(pair) for pair in pairs] for path, pairs in data["attributes"]},
         )
         options = {n: _as_tuples(v) for n, v in data["options"].items()}
-        triton.compile(source, target=GPUTarget(**one.target), options=options)
+        compiled = triton.compile(source, target=GPUTarget(**one.target), options=options)
     except Exception as error:
         return {"trouble": f"{type(error).__name__}: {error}"[:300]}
-    return {"seconds": time.perf_counter() - began, "cached": bool(hits and hits[-1])}
+    seconds = time.perf_counter() - began
+    with contextlib.suppress(Exception):  # the launch says what is wrong
+        _build_launcher(compiled)
+    return {"seconds": seconds, "cached": bool(hits and hits[-1])}
+
+
+def _build_launcher(compiled: Any) -> None:
+    """Build the C modules that Triton's launches by CUDA go through: up to 3.6 it builds one a signature."""
+    driver = importlib.import_module("triton.backends.nvidia.driver")
+    if compiled.metadata.target.backend == "cuda" and hasattr(driver, "make_launcher"):
+        driver.CudaUtils()
+        driver.CudaLauncher(compiled.src, compiled.metadata)
 
 
 def _as_tuples(value: Any) -> Any:
