@@ -205,11 +205,12 @@ def repeating(source: str, often: str) -> str:
 
 def search_mixes(a: argparse.Namespace, report: ResultFile) -> None:
     """Search where one call of a mix is timed, and the best source there loses at another one."""
-    rows = report.data["raw"].setdefault("mixes", [])
-    while len(rows) < a.mixes:
+    rows, ends = report.data["raw"].setdefault("mixes", []), time.monotonic() + a.seconds
+    while len(rows) < a.mixes and time.monotonic() < ends:
         name = a.packs[len(rows) % len(a.packs)]
         other, timed, *_ = load_pack(name).checked_workloads
-        other, timed = replace(other, host=False), replace(timed, host=True)
+        on_host = a.device == "cpu"  # what is for a host is timed there alone, and nowhere else
+        other, timed = replace(other, host=not on_host), replace(timed, host=on_host)
         axis = next(iter(load_pack(name).definition.inputs.values())).shape[0]
         plain = load_pack(name).solution("torch_plain").source
         turning = repeating(plain, f"{_TURNING} if rows == {other.axes[axis]} else 1")
