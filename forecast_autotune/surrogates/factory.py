@@ -119,10 +119,11 @@ def open_backend(spec: str, cache: Path | None = None) -> Backend:
 def calibration_paths(spec: str, name: str, cache: Path | None) -> list[Path]:
     """Files in which a model's calibration may lie, in the order of their weight."""
     from forecast_autotune.llm.calibration import FILE, calibration_path
+    from forecast_autotune.llm.probe import model_folder
     from forecast_autotune.llm.spec import parsed
 
     known = parsed(spec)
-    folders = [Path(folder) for folder in (known.options.get("adapter"), known.location) if folder]
+    folders = [model_folder(folder) for folder in (known.options.get("adapter"), known.location) if folder]
     return [
         *(folder / FILE for folder in folders if folder.is_dir()),
         calibration_path(name, cache_directory(cache)),

@@ -122,7 +122,7 @@ class VLLMBackend(Backend):
         if self._engine is None or self._tokens is None:
             try:
                 opened = self._loaded()
-                if (probe := find_probe(self._adapter, self._model)) is not None:
+                if (probe := find_probe(self._adapter or self._model)) is not None:
                     ask = partial(
                         self._answer, *opened, labels=BINS.labels, begin=time.monotonic(), deadline=math.inf
                     )

@@ -26,6 +26,7 @@ from forecast_autotune.llm.calibration import LLMCalibration, find_calibration, 
 from forecast_autotune.llm.calibration import write as write_calibration
 from forecast_autotune.llm.probe import FILE, Probe, ProbeMismatch, find_probe
 from forecast_autotune.llm.tokenizer import ForecastTokenizer
+from forecast_autotune.surrogates.factory import calibration_paths
 from forecast_integrations.models.transformers import loading
 from forecast_integrations.models.transformers.backend import TransformersBackend
 from forecast_train.llm.data.examples import write_examples
@@ -201,9 +202,22 @@ def test_a_model_of_the_hubs_cache_is_checked_as_a_folder_is(
     backend.close()
     with pytest.raises(ProbeMismatch):
         backend.prepare()
+    calibrations = calibration_paths(f"transformers:{llama[0]}?adapter=us/adapter", backend.name, None)
+    assert calibrations[0] == folder / CALIBRATION
     before = backend.identity()
     (folder / FILE).write_text((folder / FILE).read_text().replace("-1.", "-2."))
     assert backend.identity() != before
+
+
+def test_the_probe_of_a_model_says_nothing_of_an_adapter_on_it(
+    llama: tuple[str, Path], tmp_path: Path
+) -> None:
+    model = shutil.copytree(llama[0], tmp_path / "model")
+    shutil.copy(llama[1] / "trained" / FILE, model)
+    adapter = shutil.copytree(llama[1] / "trained", tmp_path / "adapter", ignore=lambda *_: [FILE])
+    TransformersBackend(str(model), str(adapter), device="cpu").prepare()
+    with pytest.raises(ProbeMismatch):
+        TransformersBackend(str(model), device="cpu").prepare()
 
 
 @pytest.mark.parametrize("fault", ["weights", "tokenizer", "base", "damaged", "of another kind"])

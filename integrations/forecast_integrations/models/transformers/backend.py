@@ -164,11 +164,11 @@ class TransformersBackend(Backend):
 
     def _loaded(self) -> _OpenModel:
         source = self._source
-        probe = find_probe(source.adapter, source.model)
+        probe = find_probe(source.adapter or source.model)
         if probe is not None and probe.dtype == "float32" and source.dtype is None:
             source = replace(source, dtype="float32")
         loaded = load_model(source)
-        if probe is None and find_probe(source.adapter, source.model) is not None:
+        if probe is None and find_probe(source.adapter or source.model) is not None:
             return self._loaded()  # it came with weights that were fetched
         model, tokens = loaded.model, ForecastTokenizer(loaded.tokenizer)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
