@@ -142,6 +142,8 @@ class FaultyServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, Any, Message]] = []
         """Path, body and headers of every request."""
         self.over = threading.Event()
+        self.key = ""
+        """The key that it wants, if any, where a test answers GET."""
 
     @property
     def url(self) -> str:

@@ -35,7 +35,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
 
     def get(handler: Handler) -> None:
         handler.server.requests.append((handler.path, None, dict(handler.headers)))
-        wanted = handler.server.elsewhere
+        wanted = handler.server.key
         if wanted and handler.headers.get("Authorization") != f"Bearer {wanted}":
             handler.reply(401, f"who is {handler.headers.get('Authorization')}?".encode())
         else:
@@ -144,7 +144,7 @@ def test_keys_are_named_and_never_shown(
     doctor: Doctor, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doctor.configure(f"{server.url}?model=m")
-    server.elsewhere = SECRET
+    server.key = SECRET
     found = doctor.examine("--network")
     assert (found[MODEL_ROW]["status"], "HTTP 401" in found[MODEL_ROW]["detail"]) == ("warn", True)
     for name in ("OPENAI_API_KEY", "FORECAST_AUTOTUNE_LLM_KEY"):
