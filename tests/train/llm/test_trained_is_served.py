@@ -47,7 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neo": {
         "attention_types": [[["global", "local"], 1]],
         "num_layers": 2,
-        "window_size": 8,
+        "window_size": 64,
         "num_heads": 4,
     },
     "mamba": {"state_size": 8},
