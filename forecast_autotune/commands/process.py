@@ -144,7 +144,7 @@ def write_error_line(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
-_VALUES = ("--mode", "--store", "--tolerance", "--risk", "--max-measurements", "--recording")
+_VALUES = ("--mode", "--store", "--recording")
 
 
 def split_run(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
