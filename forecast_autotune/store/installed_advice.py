@@ -87,17 +87,12 @@ def _search(kernel: Kernel, package: str, place: str, normal_form: Callable[[], 
         return None
     from forecast_autotune.llm.advice.record import MATCH, SAME_FORM, SAME_PLACE, SAME_SOURCE
 
-    ways: list[tuple[str, str, Callable[[], str]]] = [
-        (SAME_SOURCE, "source_sha256", lambda: kernel.source_sha256),
-        (SAME_FORM, "normal_sha256", normal_form or str),
-        (SAME_PLACE, "place", lambda: place),
-    ]
-    for (
-        match,
-        field,
-        value_of,
-    ) in ways:  # a normal form takes some 20 ms, and where the source is known none is needed
-        value = value_of()
+    for match, field, known in (
+        (SAME_SOURCE, "source_sha256", kernel.source_sha256),
+        (SAME_FORM, "normal_sha256", normal_form or ""),  # takes some 20 ms: not where the source is known
+        (SAME_PLACE, "place", place),
+    ):
+        value = known if isinstance(known, str) else known()
         for path, data in layers if value else ():
             for advice in _records_with(path, data, value):
                 about = {**advice.extra, "source_sha256": advice.source_sha256}

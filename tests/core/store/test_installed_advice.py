@@ -116,7 +116,9 @@ def test_the_users_own_advice_comes_first_and_later_lines_replace_earlier_ones(i
     assert (own.model, own.origin) == ("own", "")
 
 
-def test_the_normal_form_is_computed_only_where_a_layer_knows_the_name(install: Install) -> None:
+def test_the_normal_form_is_computed_only_where_a_layer_knows_the_name_and_not_the_source(
+    install: Install,
+) -> None:
     def fail() -> str:
         raise AssertionError("nobody needs it")
 
@@ -125,6 +127,7 @@ def test_the_normal_form_is_computed_only_where_a_layer_knows_the_name(install: 
         advice_for(Store(None), Kernel("other", source_sha256="8" * 64, extra={"module": "shelf"}), (), fail)
         is None
     )
+    assert advice_for(Store(None), KERNEL, (), fail) is not None
 
 
 def test_advice_on_another_release_has_half_the_weight(install: Install) -> None:

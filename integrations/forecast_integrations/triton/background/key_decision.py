@@ -159,6 +159,7 @@ class SlicedTimer(EventTimer):
     ) -> None:
         """`watch` is entered around a candidate's first launch; `check` raises where nothing is wanted any more."""
         super().__init__(call, warm=warm)
+        self._hot_until = 0.0  # nothing here waits for the device to rest
         self._run_series, self._watch, self._check, self._timeout_s = run_series, watch, check, timeout_s
 
     def _flusher(self, driver: Any) -> tuple[Callable[[], object], str]:
@@ -182,9 +183,6 @@ class SlicedTimer(EventTimer):
 
     def _wake(self) -> None:
         pass
-
-    def _rest(self) -> bool:
-        return False
 
     def _wait(self) -> None:
         pass
