@@ -74,6 +74,7 @@ def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[in
 
     module, given = lowered(text, device, options)
     manager = ir.pass_manager(module.context)
+    general, inliner = passes.ttgpuir, getattr(passes, "gluon", None)  # 3.4 has no pass of its own for these
     if device.backend == "cuda":
         from triton._C.libtriton import nvidia
         from triton.backends.nvidia.compiler import get_ptx_version_from_options
@@ -82,23 +83,29 @@ def allocated(text: str, device: Device, options: Mapping[str, Any]) -> tuple[in
         passes.ttgpuir.add_combine_tensor_select_and_if(manager)
         _add(passes.ttgpuir.add_allocate_warp_groups, manager, False)
         passes.convert.add_scf_to_cf(manager)
-        passes.gluon.add_inliner(manager)
-        nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, int(device.arch), version)
+        if inliner:
+            inliner.add_inliner(manager)
+            nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, int(device.arch), version)
+        else:
+            general.add_allocate_shared_memory(manager)
         nvidia.passes.ttnvgpuir.add_allocate_tensor_memory(manager)
     else:
         from triton._C.libtriton import amd
 
-        _add(amd.passes.ttgpuir.add_update_async_wait_count, manager, given.arch)
+        if inliner:
+            _add(amd.passes.ttgpuir.add_update_async_wait_count, manager, given.arch)
         passes.convert.add_scf_to_cf(manager)
-        passes.gluon.add_inliner(manager)
+        if inliner:
+            inliner.add_inliner(manager)
         passes.convert.add_index_to_llvmir(manager)
-        _add(amd.passes.ttgpuir.add_allocate_shared_memory, manager, given.arch)
-    manager.run(module, "allocate")
+        own = getattr(amd.passes.ttgpuir, "add_allocate_shared_memory", general.add_allocate_shared_memory)
+        _add(own, manager, given.arch)
+    _add(manager.run, module, "allocate")
     return module.get_int_attr("ttg.shared"), module.get_int_attr("ttg.tensor_memory_size") or 0
 
 
 def _add(pass_: Any, manager: Any, argument: object) -> None:
-    """Add a pass that takes an argument in some releases alone."""
+    """Add or run a pass, where it takes an argument in some releases alone."""
     try:
         pass_(manager, argument)
     except TypeError:

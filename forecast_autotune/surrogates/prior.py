@@ -130,8 +130,10 @@ def prior_from_facts(
 ) -> Prior:
     """The formula on facts of n candidates, wherever they come from; `unique` is the bytes of all tensors.
 
-    `earlier`: the compiler is one of `EARLIER_AMD`.
+    `earlier`: the compiler is one of `EARLIER_AMD`, by which tiles that atomics add pass in two halves.
     """
+    if earlier:
+        table = FactColumns({**table.columns, "added_bytes": table["added_bytes"] / 2.0}, table.dots)
     cost = costs(table, grids, configs, device, unique)
     doubt = np.hypot(_doubt(table), np.where(exact, 0.0, _INTERPOLATED_DOUBT))
     p_fail = memory_failure(cost.shared_bytes, doubt, device.shared_memory_bytes)
