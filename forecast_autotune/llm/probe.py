@@ -28,7 +28,7 @@ from forecast_autotune.records.named_lines import read_document
 
 FILE = "forecast_probe.json"
 """Its name in the folder of an adapter or a model."""
-PROMPTS = 32
+PROMPTS = 16
 """Most prompts of a probe."""
 TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.02, "": 0.25}
 """Most difference of log-probabilities from those in float32, by the dtype that computes; the last is for an engine

@@ -336,21 +336,20 @@ def record_probe(
     most: int = 1 << 20,
     packed: bool | None = None,
 ) -> Probe:
-    """How the model answers up to `PROMPTS` prompts in float32, of the shortest examples and of the longest.
+    """How the model answers up to `PROMPTS` prompts in float32, those of the longest examples: they try most.
 
     The model is left in bfloat16, to see whether that answers alike. `packed` is found out where it is not given.
     """
-    ordered = sorted(examples, key=lambda e: len(e.prefix))
-    ordered = [e for pair in zip(ordered, reversed(ordered), strict=True) for e in pair][: len(ordered)]
+    ordered = sorted(examples, key=lambda e: -len(e.prefix))
     labels = tokens.labels([ordered[0].candidates[0].suffix], BINS.labels)
     model.float()
     questions: list[ProbeQuestion] = []
     read: list[PackedSequence] = []
     for e in ordered:
         room = PROMPTS - sum(len(q.suffixes) for q in questions)
-        some = replace(e, candidates=e.candidates[: min(room, PROMPTS // 2)])
-        if not some.candidates:
+        if not room:
             break
+        some = replace(e, candidates=e.candidates[:: -(-len(e.candidates) // room)])
         parts = pack_example(some, tokens, most=most, sigma=1.0, packed=packed is not False)
         if packed is None:
             packed = reads_packed(model, parts, labels)
