@@ -89,8 +89,10 @@ def test_the_tour_shows_every_step_of_a_decision_and_of_a_search(fresh: bool, tm
     assert texts[".command"] == [f"$ {step[2]}" for step in steps]
     assert all(texts[".output"])
     shown = "\n".join(texts[".output"])
-    for part in ("plan 1 ", "90 % range", "stated risk", "[stored; ", " over the seed, 95 % interval"):
+    for part in ("plan 1 ", "90 % range", "stated risk", "[stored; "):
         assert part in shown
+    # On a busy machine nothing may be faster beyond doubt.
+    assert fresh or " over the seed, 95 % interval" in shown
 
 
 def test_every_page_is_behind_a_door() -> None:
