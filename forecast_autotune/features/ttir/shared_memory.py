@@ -83,7 +83,12 @@ def shared_memory_use(blocks: Sequence[Block], accesses: Mapping[int, AccessPatt
     loose = flat and any(
         a is not None and a.inputs[-1].bits != 64 for a in addresses if a and len(a.inputs) > 1
     )
-    leading = {id(one) for loop in loops for name in loop.inits for one in _elementwise_dots(name, makers)}
+    leading = {
+        id(one)
+        for loop in loops
+        for name in loop.inits
+        for one in _dots_behind(name, makers, elementwise=True)
+    }
     once = [
         best.get("once_most_bytes", 0.0),
         *(_passing_bytes(*one, makers) for op in straight for one in _dot_inputs(op)),
@@ -338,22 +343,6 @@ def _operand_bytes(dot: Op) -> float:
     return math.fsum(type_.nbytes for _, type_ in _dot_inputs(dot))
 
 
-def _elementwise_dots(root: str, makers: Mapping[str, Op]) -> list[Op]:
-    """Dots that a value is computed from element by element."""
-    dots, seen, left = [], {root}, [root]
-    while left:
-        op = makers.get(left.pop())
-        if op is None:
-            continue
-        if op.name in DOTS:
-            dots.append(op)
-        elif op.name.startswith(("arith.", "math.")) or op.name in _CASTS:
-            fresh = [name for name in op.operands if name not in seen]
-            seen.update(fresh)
-            left += fresh
-    return dots
-
-
 def _passing_bytes(name: str, type_: Type, makers: Mapping[str, Op]) -> float:
     """Bytes of an operand on its way to a dot: as it was loaded, if that is more."""
     maker = makers.get(_operand_source(name, makers, makers)[0])
@@ -525,17 +514,24 @@ def _stays_in_registers(root: str, cast: bool, local: Mapping[str, Op], makers: 
     if root not in local:
         before = makers.get(root)
         return before is None or cast or before.name not in LOADS
+    return bool(_dots_behind(root, local))
+
+
+def _dots_behind(root: str, makers: Mapping[str, Op], *, elementwise: bool = False) -> list[Op]:
+    """The dots that a value is computed from, but through no load; `elementwise`: element by element."""
+    dots: list[Op] = []
     seen, left = {root}, [root]
     while left:
-        op = local.get(left.pop())
-        if op is None:
+        op = makers.get(left.pop())
+        if op is None or op.name in LOADS:
             continue
         if op.name in DOTS:
-            return True
-        fresh = [name for name in op.operands if name not in seen] if op.name not in LOADS else []
-        seen.update(fresh)
-        left += fresh
-    return False
+            dots.append(op)
+        elif not elementwise or op.name.startswith(("arith.", "math.")) or op.name in _CASTS:
+            fresh = [name for name in op.operands if name not in seen]
+            seen.update(fresh)
+            left += fresh
+    return dots
 
 
 def _elementwise_loads(
