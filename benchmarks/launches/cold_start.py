@@ -175,15 +175,16 @@ def warm_recorded(store: Path) -> dict[str, Any]:
     """Compile what is recorded and nothing that is forecast, as `warm` would."""
     from forecast_autotune.settings import Settings
     from forecast_autotune.store import Store
+    from forecast_integrations.commands.warm import binaries_of
     from forecast_integrations.triton.compile.ahead import compile_ahead
 
-    known = sorted(Store(store).compilations.all(), key=lambda one: -one.seconds)
+    listed = [one for one in binaries_of(Store(store), None) if not one.forecast]
     began = time.perf_counter()
-    results = compile_ahead(known, Settings.from_environment().worker_count())
+    compile_ahead(listed, Settings.from_environment().worker_count())
     return {
         "seconds": time.perf_counter() - began,
-        "serial_s": sum(one.seconds for one in results),
-        "troubles": [[one.compilation.name, one.trouble] for one in results if one.trouble],
+        "serial_s": sum(one.seconds for one in listed),
+        "troubles": [[one.compilation.name, one.trouble] for one in listed if one.trouble],
     }
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.plots.results [--out docs/assets]
 
 `first_calls.svg`: seconds until a tuned result, with and without forecasts. `searches.svg`: what searches of two
-minutes found, by kernel. Needs matplotlib, and no GPU.
+minutes found, by kernel. `cold_start.svg`: seconds of a program's first requests. Needs matplotlib, and no GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.claims.manifest import RESULTS, ROOT, load_claims
 from benchmarks.plots.replay_curve import BLUE, GREEN, INK, SOFT, empty_picture, save_picture
@@ -29,6 +30,7 @@ LIBRARY_KERNELS = {
     "liger_kernel_ops_dyt__dyt_fwd_kernel": "liger dynamic tanh",
 }
 """Names of kernels of libraries, by their targets."""
+COLD_START, PROGRAM = "cold_start.json", "fla"
 SEARCHES = "machine_code_winners_in_turns.json"
 
 
@@ -112,13 +114,38 @@ def draw_searches(gains: Mapping[str, float], path: Path) -> None:
     save_picture(figure, path)
 
 
+def first_requests(result: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Seconds of the first 50 requests without and after `warm`."""
+    steps = result["raw"][PROGRAM][0]
+    return {step: steps[step]["seconds"][:50] for step in ("without", "forecast")}
+
+
+def draw_first_requests(seconds: Mapping[str, list[float]], path: Path) -> None:
+    """A point a request."""
+    figure, axes = empty_picture("cold start", 2.8)
+    for (step, values), colour in zip(seconds.items(), (SOFT, BLUE), strict=True):
+        axes.scatter(range(1, len(values) + 1), values, color=colour, s=22, label=step)
+    axes.set_yscale("log")
+    axes.set_yticks([0.1, 1, 10, 100], ["0.1 s", "1 s", "10 s", "100 s"])
+    axes.minorticks_off()
+    axes.set_xlabel("request of a fresh process", color=INK)
+    axes.set_title(
+        "Seconds of a request: after `warm` (blue), without (grey)", loc="left", fontsize=11, color=INK
+    )
+    axes.grid(axis="y", color=SOFT, lw=0.5, alpha=0.4)
+    save_picture(figure, path)
+
+
 def main() -> None:
-    """Draw both."""
+    """Draw them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs/assets"))
     folder = parser.parse_args().out
     draw_first_calls(first_call_seconds(), folder / "first_calls.svg")
     draw_searches(search_gains(), folder / "searches.svg")
+    if (measured := ROOT / RESULTS / COLD_START).is_file():
+        result = json.loads(measured.read_text(encoding="utf-8"))
+        draw_first_requests(first_requests(result), folder / "cold_start.svg")
 
 
 if __name__ == "__main__":

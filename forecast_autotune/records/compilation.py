@@ -112,17 +112,41 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
         return ", ".join(nearest)
 
 
-@dataclass(frozen=True)
-class ProbableCompilation:
-    """A compilation that a program has not needed yet."""
+@dataclass
+class PlannedCompilation:
+    """A compilation to make ahead, recorded or forecast, and what became of it."""
 
     compilation: Compilation
-    probability: float
-    seconds: float
-    """Those of the longest of its kernel."""
+    probability: float = 1.0
+    """Below 1 where no program has needed it yet."""
+    expected_s: float = 0.0
+    seconds: float = 0.0
+    cached: bool = False
+    """Whether the binary was there already."""
+    trouble: str = ""
+    outdated: bool = False
+    """Whether it is of another source or release of Triton, and no program here will need it."""
+
+    @property
+    def forecast(self) -> bool:
+        """Whether no program has needed it yet."""
+        return self.probability < 1.0
+
+    @property
+    def fails(self) -> bool:
+        """Whether it was to be compiled and was not."""
+        return bool(self.trouble) and not self.forecast and not self.compilation.trouble
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        one = self.compilation
+        data = {"kernel": one.name, "states": dict(one.states), "probability": round(self.probability, 4)}
+        data |= {"expected_s": round(self.expected_s, 3), "seconds": round(self.seconds, 3)}
+        data |= {"cached": self.cached, "caller": one.caller, "cause": one.cause}
+        return data | ({"trouble": self.trouble} if self.trouble else {})
 
 
-def probable_compilations(known: Sequence[Compilation]) -> list[ProbableCompilation]:
+def probable_compilations(known: Sequence[Compilation]) -> list[PlannedCompilation]:
     """Forecast which specializations the recorded ones leave to come, the likeliest first.
 
     Arguments that came in several states come in all of the three, each as often as it was seen (Jeffreys' prior); an
@@ -134,17 +158,17 @@ def probable_compilations(known: Sequence[Compilation]) -> list[ProbableCompilat
         if not one.trouble:
             groups[_group_of(one)].append(one)
     seen = {one.id for one in known}
-    results: list[ProbableCompilation] = []
+    results: list[PlannedCompilation] = []
     for group in groups.values():
         seconds = max(one.seconds for one in group)
         constants, states = _constant_chances(group), _state_chances(group)
         types = {n: next((one.types[n] for one in group if one.types[n]), "") for n in states[0][0]}
-        forecasts: dict[str, ProbableCompilation] = {}
+        forecasts: dict[str, PlannedCompilation] = {}
         for model, share in constants:
             for changed, chance in states:
                 if share * chance >= LEAST_PROBABILITY:
                     other = _with_states(model, changed, types)
-                    forecasts.setdefault(other.id, ProbableCompilation(other, share * chance, seconds))
+                    forecasts.setdefault(other.id, PlannedCompilation(other, share * chance, seconds))
         fresh = [one for id_, one in forecasts.items() if id_ not in seen]
         results += sorted(fresh, key=lambda one: -one.probability)[:_MOST_FORECASTS]
     return sorted(results, key=lambda one: -one.probability)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+import types
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import forecast_autotune
 from forecast_autotune.commands import grammar, main
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store, layers
@@ -291,3 +293,20 @@ def test_a_bundle_is_downloaded_from_a_hub(
     assert Bundle.open(machine / "tuned" / "h200").manifest.digest == Bundle.open(bundle).manifest.digest
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(machine / "tuned" / "h200"))
     assert serves()
+
+
+def test_a_worker_of_an_engine_is_ready_after_its_own_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    worker = types.ModuleType("vllm.v1.worker.gpu_worker")
+    vars(worker)["Worker"] = type("Worker", (), {"compile_or_warm_up_model": lambda self: 1.5})
+    for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, worker.__name__, worker)
+    page = (RECIPES.parent / "cold_start.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    said: list[str] = []
+    monkeypatch.setattr(forecast_autotune, "ready", lambda: said.append("ready"))
+    names["register"]()
+    assert worker.Worker().compile_or_warm_up_model() == 1.5
+    assert said == ["ready"]

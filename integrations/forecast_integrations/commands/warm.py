@@ -24,7 +24,7 @@ from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.policy import REFUSED
 from forecast_autotune.records import Argument, Decision, Device, Problem
-from forecast_autotune.records.compilation import Compilation, probable_compilations
+from forecast_autotune.records.compilation import PlannedCompilation, probable_compilations
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
 from forecast_autotune.store.misses import Miss
@@ -193,49 +193,19 @@ def launches_on(miss: Miss, device: Device) -> dict[str, int]:
     return {"can": can, "cannot": cannot, "unsure": len(stated) - cannot - can}
 
 
-@dataclass
-class WarmedBinary:
-    """A recorded compilation, or one that is forecast, and what became of it."""
-
-    compilation: Compilation
-    probability: float = 1.0
-    expected_s: float = 0.0
-    seconds: float = 0.0
-    cached: bool = False
-    trouble: str = ""
-    outdated: bool = False
-
-    @property
-    def fails(self) -> bool:
-        """Whether it was to be compiled and was not."""
-        return bool(self.trouble) and not self.forecast and not self.compilation.trouble
-
-    @property
-    def forecast(self) -> bool:
-        """Whether no program has needed it yet."""
-        return self.probability < 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
-        one = self.compilation
-        data = {"kernel": one.name, "states": dict(one.states), "probability": round(self.probability, 4)}
-        data |= {"expected_s": round(self.expected_s, 3), "seconds": round(self.seconds, 3)}
-        data |= {"cached": self.cached, "caller": one.caller, "cause": one.cause}
-        return data | ({"trouble": self.trouble} if self.trouble else {})
-
-
-def binaries_of(store: Store, kernel: str | None) -> list[WarmedBinary]:
+def binaries_of(store: Store, kernel: str | None) -> list[PlannedCompilation]:
     """The recorded compilations, the longest first, and then the probable ones."""
     bundled = (one for bundle in store.layers.bundles for one in bundle.compilations)
     every = {one.id: one for one in (*bundled, *store.compilations.all())}.values()
     known = [c for c in every if kernel is None or kernel.lower() in c.name.lower()]
-    recorded = [WarmedBinary(c, expected_s=c.seconds, trouble=c.trouble) for c in known]
+    recorded = [PlannedCompilation(c, expected_s=c.seconds, trouble=c.trouble) for c in known]
     recorded.sort(key=lambda one: -one.expected_s)
-    forecast = probable_compilations(known)
-    return recorded + [WarmedBinary(p.compilation, p.probability, p.seconds) for p in forecast]
+    return recorded + probable_compilations(known)
 
 
-def compile_binaries(listed: Sequence[WarmedBinary], store: Store, output: Output) -> list[WarmedBinary]:
+def compile_binaries(
+    listed: Sequence[PlannedCompilation], store: Store, output: Output
+) -> list[PlannedCompilation]:
     """Compile them into Triton's cache, on all cores. Two processes that fill one cache do so one after the other.
 
     Records that newer ones of their kernels stand for are forgotten.
@@ -243,26 +213,22 @@ def compile_binaries(listed: Sequence[WarmedBinary], store: Store, output: Outpu
     if not listed:
         return []
     require_packages("warm", "torch", "triton")
-    from forecast_integrations.triton.compile.ahead import CompiledAhead, compile_ahead
+    from forecast_integrations.triton.compile.ahead import compile_ahead
 
     _find_modules_here()
     from triton import knobs
 
-    by_id = {one.compilation.id: one for one in listed}
     lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     cache = Path(knobs.cache.dir)
     with contextlib.suppress(OSError):  # else Triton will say what is wrong with its cache
         cache.mkdir(parents=True, exist_ok=True)
         lock = FileLock(cache / "forecast-autotune.lock")
     with lock, output.progress("compiling", len(listed)) as done:
-
-        def note(count: int, result: CompiledAhead) -> None:
-            one = by_id[result.compilation.id]
-            one.seconds, one.cached, one.trouble = result.seconds, result.cached, result.trouble
-            one.outdated = result.outdated
-            done(count, len(listed), result.compilation.name)
-
-        compile_ahead([one.compilation for one in listed], Settings.from_environment().worker_count(), note)
+        compile_ahead(
+            listed,
+            Settings.from_environment().worker_count(),
+            lambda count, one: done(count, len(listed), one.compilation.name),
+        )
     current = {one.compilation.name for one in listed if not one.trouble}
     old = [one for one in listed if one.outdated and one.compilation.name in current]
     if old:
@@ -278,7 +244,7 @@ def _find_modules_here() -> None:
 
 
 def _compilation_lines(
-    binaries: Sequence[WarmedBinary], compiled: Sequence[WarmedBinary], plan: bool
+    binaries: Sequence[PlannedCompilation], compiled: Sequence[PlannedCompilation], plan: bool
 ) -> list[str]:
     lines = []
     if plan:

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from forecast_autotune.commands import main
-from forecast_autotune.records.compilation import Compilation
+from forecast_autotune.records.compilation import Compilation, PlannedCompilation
 from forecast_integrations.triton.compile.ahead import compile_ahead
 from forecast_integrations.triton.problem.compilations import CompilationRecorder
 from forecast_integrations.triton.problem.source import imported, source_hash
@@ -221,15 +221,15 @@ def test_a_compiler_that_dies_or_never_ends_costs_its_binary(programs: Programs)
         (programs.folder / f"{name}.py").write_text(f"import os, time\n{line}\n")
     kernel = source_hash(imported("hard_kernels", "plain0"))
     target = {"backend": "cuda", "arch": 90, "warp_size": 32}
-    records = [
-        Compilation(
+    planned = [
+        PlannedCompilation(Compilation(
             "hard_kernels", "plain0", kernel, triton.__version__, target,
             {"signature": {"x": "constexpr"}, "options": {}, "attributes": [], "constants": [[[0], constant]]},
-        )
+        ))
         for constant in [{"function": [name, "f"]} for name in ("dies", "leaves", "hangs")]
     ]  # fmt: skip
-    results = compile_ahead(records, 3, timeout_s=3.0)
-    assert sorted(one.trouble for one in results) == [
+    compile_ahead(planned, 3, timeout_s=3.0)
+    assert sorted(one.trouble for one in planned) == [
         "not compiled after 3 s",
         "the compiler ended with status 0",
         "the compiler ended with status 9",

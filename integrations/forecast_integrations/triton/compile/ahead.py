@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
+import itertools
 import json
 import sys
 import time
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from forecast_autotune.records.compilation import Compilation
+from forecast_autotune.records.compilation import Compilation, PlannedCompilation
 from forecast_autotune.settings import Settings
 from forecast_integrations.triton.compile.children import ForkedChildren
 from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
@@ -20,36 +20,24 @@ from forecast_integrations.triton.problem.compilations import decoded, kernel_of
 from forecast_integrations.triton.problem.source import source_hash
 
 
-@dataclasses.dataclass
-class CompiledAhead:
-    """What became of one record."""
-
-    compilation: Compilation
-    seconds: float = 0.0
-    cached: bool = False
-    trouble: str = ""
-    outdated: bool = False
-    """Whether it is of another source or release of Triton, and no program here will need it."""
-
-
 def compile_ahead(
-    listed: Sequence[Compilation],
+    listed: Sequence[PlannedCompilation],
     workers: int,
-    done: Callable[[int, CompiledAhead], object] = lambda count, one: None,
+    done: Callable[[int, PlannedCompilation], object] = lambda count, one: None,
     timeout_s: float | None = None,
-) -> list[CompiledAhead]:
-    """Compile into Triton's cache, each in a child of its own, on no device; in the order given.
+) -> None:
+    """Compile into Triton's cache, each in a child of its own, on no device, and note what became of it.
 
-    Raises `OSError` where no child can be had. A child that dies, or takes longer than `timeout_s`, costs its binary;
-    None stands for the settings' time.
+    In the order given. Raises `OSError` where no child can be had. A child that dies, or takes longer than `timeout_s`,
+    costs its binary; None stands for the settings' time.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
     limit_s = Settings.from_environment().timeout_s if timeout_s is None else timeout_s
-    results, waiting = [], list(listed)[::-1]
+    waiting, count = list(listed)[::-1], itertools.count(1)
     unimportable: dict[str, str] = {}
-    for target in {json.dumps(one.target): one.target for one in listed}.values():
+    for target in {json.dumps(c.target): c.target for c in (one.compilation for one in listed)}.values():
         # Known to all forks then: the assembler's version, and the digest of Triton's own files.
         with contextlib.suppress(Exception):
             make_backend(GPUTarget(**target)).hash()
@@ -59,27 +47,28 @@ def compile_ahead(
         while waiting or len(children):
             while waiting and len(children) < workers:
                 one = waiting.pop()
-                trouble, outdated = (one.trouble, False) if one.trouble else _trouble(one, unimportable)
-                if trouble:
-                    results.append(CompiledAhead(one, trouble=trouble, outdated=outdated))
-                    done(len(results), results[-1])
-                    continue
-                children.start(one, partial(_compile, one))
+                known = one.compilation.trouble
+                one.trouble, one.outdated = (
+                    (known, False) if known else _trouble(one.compilation, unimportable)
+                )
+                if one.trouble:
+                    done(next(count), one)
+                else:
+                    children.start(one, partial(_compile, one.compilation))
             ended, _ = children.finished(0.25)
             for child, status in ended:
+                one = child.tag
                 try:
-                    answer = child.answer()
+                    one.seconds, one.cached, one.trouble = child.answer()
                 except ValueError:
-                    answer = {"trouble": f"the compiler ended with status {status}"}
-                results.append(CompiledAhead(child.tag, **answer))
-                done(len(results), results[-1])
+                    one.trouble = f"the compiler ended with status {status}"
+                done(next(count), one)
             for child in children.overdue(limit_s):
                 children.kill(child)
-                results.append(CompiledAhead(child.tag, trouble=f"not compiled after {limit_s:g} s"))
-                done(len(results), results[-1])
+                child.tag.trouble = f"not compiled after {limit_s:g} s"
+                done(next(count), child.tag)
     finally:
         children.close()
-    return results
 
 
 def _trouble(one: Compilation, unimportable: dict[str, str]) -> tuple[str, bool]:
@@ -104,7 +93,8 @@ def _trouble(one: Compilation, unimportable: dict[str, str]) -> tuple[str, bool]
     return unimportable[one.name], False
 
 
-def _compile(one: Compilation) -> dict[str, Any]:
+def _compile(one: Compilation) -> tuple[float, bool, str]:
+    """Seconds, whether it was in the cache, and why it cannot be compiled, if so."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -124,11 +114,11 @@ def _compile(one: Compilation) -> dict[str, Any]:
         options = {n: _as_tuples(v) for n, v in data["options"].items()}
         compiled = triton.compile(source, target=GPUTarget(**one.target), options=options)
     except Exception as error:
-        return {"trouble": f"{type(error).__name__}: {error}"[:300]}
+        return 0.0, False, f"{type(error).__name__}: {error}"[:300]
     seconds = time.perf_counter() - began
     with contextlib.suppress(Exception):  # the launch says what is wrong
         _build_launcher(compiled)
-    return {"seconds": seconds, "cached": bool(hits and hits[-1])}
+    return seconds, bool(hits and hits[-1]), ""
 
 
 def _build_launcher(compiled: Any) -> None:
