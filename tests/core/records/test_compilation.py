@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forecast_autotune.records.compilation import (
     LEAST_PROBABILITY,
     Compilation,
@@ -42,3 +44,17 @@ def test_many_arguments_that_vary_make_no_more_forecasts_than_are_probable() -> 
     forecasts = probable_compilations(known)
     assert len(forecasts) <= 64
     assert all(one.probability >= LEAST_PROBABILITY for one in forecasts)
+
+
+def test_a_constant_of_two_powers_comes_in_those_between_and_the_next_with_options_of_the_nearest() -> None:
+    def block(size: int, warps: int) -> Compilation:
+        one = compiled({"n": "neither"})
+        signature = {**one.specialization["signature"], "B": "constexpr"}
+        changed = {"signature": signature, "constants": [[[1], size]], "options": {"num_warps": warps}}
+        return replace(one, specialization={**one.specialization, **changed})
+
+    forecast = [
+        one.compilation.specialization for one in probable_compilations([block(64, 4), block(512, 8)])
+    ]
+    sizes = {(data["constants"][0][1], data["options"]["num_warps"]) for data in forecast}
+    assert sizes == {(32, 4), (128, 4), (256, 8), (1024, 8)}
