@@ -647,11 +647,13 @@ def progress_chart(story: SearchReport) -> ProgressChart | None:
     points = story.state.history
     if not points:
         return None
-    top, best, path = max(-min(p.best for p in points), log2(1.1)), 0.0, f"M0 {CHART_HEIGHT}"
-    for number, point in enumerate(points, 1):
-        if point.best < best:  # flat stretches need no points: thousands of results, a few dozen steps
-            best = point.best
-            path += f"H{CHART_WIDTH * number / len(points):.1f}V{CHART_HEIGHT * (1 + best / top):.1f}"
+    # What is verified in full at the end only was never the best before.
+    scores = [*(p.best for p in points), story.final.score if story.final is not None else 0.0]
+    top, best, path = max(-min(scores), log2(1.1)), 0.0, f"M0 {CHART_HEIGHT}"
+    for number, score in enumerate(scores, 1):
+        if score < best:  # flat stretches need no points: thousands of results, a few dozen steps
+            best, at = score, CHART_WIDTH * min(1.0, number / len(points))
+            path += f"H{at:.1f}V{CHART_HEIGHT * (1 + best / top):.1f}"
     return ProgressChart(f"{path}H{CHART_WIDTH}", factor_text(top), len(points))
 
 
