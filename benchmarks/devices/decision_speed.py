@@ -87,7 +87,7 @@ def forecast(texts: dict[str, str]) -> dict[str, float]:
 
 
 def decision(name: str, model: str) -> dict[str, float]:
-    """What a decision of the null device over configs of a case compiles."""
+    """The compilations of a null device's decision over configs of a case."""
     import torch
     import triton
 
@@ -117,7 +117,7 @@ def processor_s(who: int) -> float:
 
 
 def asked(root: Path, part: str, given: Any) -> dict[str, float]:
-    """What a process says that has the packages of `root`, and the seconds of the processor that all of it took."""
+    """The output of a process that has the packages of `root`, and the seconds of the processor that all of it took."""
     packages = [str(root / folder) for folder in ("", "integrations", "harness", "train")]
     with tempfile.TemporaryDirectory() as cache:
         own = {

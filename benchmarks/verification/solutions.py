@@ -375,7 +375,7 @@ class KernelBase:
     known: KernelSurvey | RecordError | None = None
     calls: list[KernelCall | None] = field(default_factory=list)
     timed: Sequence[KernelCall] = ()
-    """Of each config, a call as those that are recorded: sizes that tiles divide, several tiles, normal values."""
+    """Calls as those that are recorded, one a config: sizes that tiles divide, several tiles, normal values."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prepare(self, lane: SandboxLane, count: int) -> None:

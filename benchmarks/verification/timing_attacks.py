@@ -154,7 +154,7 @@ def try_copies(a: argparse.Namespace, report: ResultFile, place: ContestPlace) -
 
 
 def search_texts(a: argparse.Namespace, target: str, texts: Mapping[str, str], *more: str) -> dict[str, Any]:
-    """What a search of these sources alone says, by the command that users call; an `error` where it fails."""
+    """The result of a search of these sources alone, by the command that users call; an `error` where it fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "texts").mkdir()

@@ -229,7 +229,7 @@ def _loop_buffers(
     groups: npt.NDArray[np.bool_],
     inside: Array,
 ) -> Array:
-    """What a loop keeps on NVIDIA, [n]; `inside` is what a tile takes that it stores.
+    """Bytes that a loop keeps on NVIDIA, [n]; `inside` is what a tile takes that it stores.
 
     `stages - 1` buffers of what it loads ahead, one more of what warp-group products read in place, and one of each
     operand that does not come from a load of the loop. Loads that wait for other loads share the stages among them.

@@ -248,7 +248,7 @@ def _facts(one: Compilation) -> dict[str, str]:
 
 
 def _group_of(one: Compilation) -> str:
-    """What compilations share that differ in the states of their arguments, in constants and in options alone."""
+    """The common part of compilations that differ in states of arguments, in constants and in options alone."""
     data, places = one.specialization, _places(one).values()
     others = {n: t for n, t in data["signature"].items() if n not in one.states}
     constants = [path for path, _ in data["constants"] if path not in places]

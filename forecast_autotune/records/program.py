@@ -60,7 +60,7 @@ class TurnBlock(Record, label="block"):
     peak_bytes: int = 0
     """The most memory in it; 0 where it was not measured."""
     median_s: Mapping[str, float] = field(default_factory=dict)
-    """Of a launch, by name, where launches were timed."""
+    """The median of a launch, by name, where launches were timed."""
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ def split_sides(
     train = [name for name in rest if name not in validation]
     names = dict(zip(_SIDES, (train, validation, test), strict=True))
     sides = {side: [t for name in names[side] for t in groups[name]] for side in _SIDES}
-    # Of each pair of sides, the one that is learnt from gives way.
+    # The side that is learnt from gives way, in each pair.
     for learnt, judged in (("train", "test"), ("train", "validation"), ("validation", "test")):
         sides[learnt] = tables_without(sides[learnt], sides[judged])
     if empty := [side for side in _SIDES if not sides[side]]:

@@ -101,9 +101,9 @@ class ProofRequest:
     store: Path
     step_s: float
     steps: int
-    """Of a run."""
+    """Steps of one run."""
     calls: Mapping[str, float]
-    """Of each source a step."""
+    """Calls of each source in a step."""
     run_s: float
     """After which a run is ended."""
     ends: float
@@ -170,7 +170,7 @@ class _Turns:
     how: str
     runs: Sequence[Sequence[_Pair]]
     profiled: Sequence[Sequence[_Pair]] = ()
-    """Of a process whose launches were timed, which makes its steps longer."""
+    """Turns of a process whose launches were timed, which makes its steps longer."""
 
 
 def _rounds(request: ProofRequest, least: int, progress: Callable[[str], None]) -> Iterator[int]:

@@ -94,7 +94,7 @@ class Improvement(Record, schema=1, label="improvement"):
     """After which a run is ended."""
     step_s: float = 0.0
     steps: int = 0
-    """Of a run, after warm-up."""
+    """Steps of one run, after warm-up."""
     step_how: str = ""
     parts: tuple[Part, ...] = ()
     searches: dict[str, SearchEnd] = field(default_factory=dict)

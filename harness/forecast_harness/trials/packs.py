@@ -67,7 +67,7 @@ _COMPILED = {
 {entry} = _Compiled
 """,
 }
-"""What follows a source whose entry is a class, or is none."""
+"""Text behind a source whose entry is a class, or is none."""
 
 
 def compiled_solution(solution: Solution) -> Solution | None:

@@ -115,7 +115,7 @@ def test_the_progress_curve_ends_at_the_best_and_never_falls() -> None:
     assert heights == sorted(set(heights), reverse=True)  # upwards on paper is downwards in numbers
     assert heights[-1] == 0
     assert (chart.top, chart.measurements) == (factor_text(-story.final.score), len(story.state.history))
-    # What was verified in full by its confirmation alone comes at the end.
+    # A source that its confirmation alone verified in full comes at the end.
     story.state.history[:] = [replace(point, best=0.0) for point in story.state.history]
     late = figures.progress_chart(story)
     assert late.path == "M0 160H600.0V0.0H600"

@@ -1,4 +1,4 @@
-"""What a server may do wrong: faults by kind."""
+"""Faults of a server, by kind."""
 
 from __future__ import annotations
 

@@ -647,7 +647,7 @@ def progress_chart(story: SearchReport) -> ProgressChart | None:
     points = story.state.history
     if not points:
         return None
-    # What is verified in full at the end only was never the best before.
+    # A source that is verified in full at the end only was never the best before.
     scores = [*(p.best for p in points), story.final.score if story.final is not None else 0.0]
     top, best, path = max(-min(scores), log2(1.1)), 0.0, f"M0 {CHART_HEIGHT}"
     for number, score in enumerate(scores, 1):

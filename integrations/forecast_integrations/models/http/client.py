@@ -232,7 +232,7 @@ def _refusal_text(reply: HTTPResponse, attempts: int, url: str) -> str:
 
 
 def _error_message(reply: HTTPResponse) -> str:
-    """What a server says of an error: its `message` where the body has one, else the body's begin."""
+    """A server's words of an error: its `message` where the body has one, else the body's begin."""
     text = reply.body[:_SEARCHED_BYTES].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
         data = _decode(text)
