@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
     )
     from forecast_autotune.features.devices import with_assembler_options
     from forecast_autotune.policy import Policy, RiskBounded, TuningState, WallTime, stated_risk
-    from forecast_autotune.ranges.robust import Robust
     from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
     from forecast_autotune.records.table import Table, read_tables, write_tables
     from forecast_autotune.settings import Budget, Mode, Settings
@@ -74,7 +73,6 @@ __all__ = [
     "RecordError",
     "ReplayReport",
     "RiskBounded",
-    "Robust",
     "Settings",
     "SettingsError",
     "Space",
@@ -111,7 +109,6 @@ _HOMES = {
         "NoWorkingConfigError PluginError RecordError SettingsError StoreError VariantError",
         "forecast_autotune.features.devices": "with_assembler_options",
         "forecast_autotune.policy": "Policy RiskBounded TuningState WallTime stated_risk",
-        "forecast_autotune.ranges.robust": "Robust",
         "forecast_autotune.records": "Candidate Config Decision Evidence Measurement Outcome Plan",
         "forecast_autotune.records.table": "Table read_tables write_tables",
         "forecast_autotune.settings": "Budget Mode Settings",

@@ -94,14 +94,6 @@ def _choice(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def _dynamic_sizes(text: str) -> str:
-    low, dots, high = text.partition("..")
-    known = text in ("declared", "hint")
-    if not known and not (dots and low.isdecimal() and high.isdecimal() and 1 <= int(low) < int(high)):
-        raise ValueError("must be declared, hint or a range of positive integers such as 1..8192")
-    return text
-
-
 def _mode(text: str) -> Mode:
     return Mode(_choice(*Mode)(text))
 
@@ -296,13 +288,6 @@ class Settings:
         "later",
         "torch.compile: at which launches configs of generated kernels are timed: later (some at a kernel's first one, "
         "further ones while the program runs) | first (all at the first one, which waits for them)",
-    )
-    inductor_dynamic: str = _variable(
-        "_INDUCTOR_DYNAMIC",
-        _dynamic_sizes,
-        "declared",
-        "torch.compile: what a dynamic size is tuned for: declared (its range, where one is declared) | hint (the size "
-        "of the first call) | LOW..HIGH (a range for those that declare none, too)",
     )
     model: Path | None = _variable(
         "_MODEL",

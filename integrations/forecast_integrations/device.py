@@ -12,9 +12,6 @@ from typing import Any
 from forecast_autotune.features.devices import partition_name
 from forecast_autotune.records import Device, digest
 
-_MEMORY_SHARE = 0.8
-"""The share of the free memory that tensors of ours may take."""
-
 
 @cache
 def cuda_device(index: int) -> Device:
@@ -86,16 +83,6 @@ def host_device() -> Device:
         lines = []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return Device(next(models, "") or f"cpu-{platform.machine()}", "cpu", platform.machine())
-
-
-def fits_memory(count: int) -> bool:
-    """Whether so many bytes fit beside what the program holds; so it is where there is no CUDA device."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return True
-    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return count <= _MEMORY_SHARE * free
 
 
 def current_device() -> Device:

@@ -495,9 +495,8 @@ def _sized(call: Miss, sizes: Mapping[str, int]) -> WarmedMiss:
     try:
         for name, value in sizes.items():
             old = next(a.value for a in arguments if a.name == name)
-            resized = resize_arguments(arguments, name, value)
-            arguments = resized.arguments
-            elements |= {n: max(m, elements.get(n, 0)) for n, m in resized.elements.items()}
+            arguments, needed = resize_arguments(arguments, name, value)
+            elements |= {n: max(m, elements.get(n, 0)) for n, m in needed.items()}
             if str(old) in key:
                 key[key.index(str(old))] = str(value)
         if sizes == {a.name: a.value for a in problem.arguments if a.name in sizes}:

@@ -28,7 +28,6 @@ from forecast_integrations.inductor.hooks import (
 )
 from forecast_integrations.inductor.hooks.context import HookContext
 from forecast_integrations.inductor.session import FORECAST_LIMIT_S, MAX_ROUNDS, TuningSession, open_store
-from forecast_integrations.inductor.size_range import dynamic_sizes_text
 from forecast_integrations.inductor.summary import TorchCompileSummary
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class _Service:
 _SERVICE = _Service()
 _ARGUMENTS = {
     "inductor_space": "search_space",
-    "inductor_dynamic": "dynamic_sizes",
     "inductor_kernels": "generated_kernels",
 }
 """Arguments of `enable_torch_compile` by the settings that they replace."""
@@ -107,7 +105,6 @@ def enable_torch_compile(
     surrogate: Surrogate | None = None,
     store: Store | Path | str | None = None,
     search_space: str | None = None,
-    dynamic_sizes: str | tuple[int, int] | None = None,
     generated_kernels: str | None = None,
     mode: Mode | str | None = None,
     tolerance: float | None = None,
@@ -131,9 +128,6 @@ def enable_torch_compile(
         store: a `Store` or a directory; by default the user's own (FORECAST_AUTOTUNE_CACHE_DIR).
         search_space: `default`, or `exhaustive` to choose GEMM configs from Inductor's EXHAUSTIVE space, of
             which only the planned ones are compiled (FORECAST_AUTOTUNE_INDUCTOR_SPACE).
-        dynamic_sizes: what an operation with a dynamic size is tuned for (FORECAST_AUTOTUNE_INDUCTOR_DYNAMIC).
-            `declared`: its range, where `mark_dynamic(..., min=, max=)` declares one. `hint`: the size of the first
-            call, as Inductor does. `(1, 8192)`: also this range, where none is declared.
         generated_kernels: `later` (the default) or `first`: whether configs of pointwise and reduction kernels
             are timed at launches after a kernel's first, or all at the first, which waits for them
             (FORECAST_AUTOTUNE_INDUCTOR_KERNELS).
@@ -158,7 +152,6 @@ def enable_torch_compile(
             risk=risk,
             max_measurements=budget.measurements if budget is not None else None,
             inductor_space=search_space,
-            inductor_dynamic=dynamic_sizes_text(dynamic_sizes),
             inductor_kernels=generated_kernels,
         )
     except SettingsError as error:

@@ -61,15 +61,13 @@ def make_measurement(
     ms: float,
     compile_s: float | None = None,
     outcome: Outcome | None = None,
-    timed: ChoiceCaller | None = None,
 ) -> Measurement:
     """One timing in milliseconds, or one failure (an infinite time), as a record.
 
-    A failure's `outcome` follows from what `note_error` kept with the choice unless it is given. `timed` is the choice
-    whose time it is, where that is a copy for another size.
+    A failure's `outcome` follows from what `note_error` kept with the choice unless it is given.
     """
     extra: dict[str, Any] = {"choice": str(getattr(choice, "name", ""))}
-    clock = clock_of(timed or choice, ms)
+    clock = clock_of(choice, ms)
     if clock is not None and clock.host_bound:
         extra["host_bound"] = True
     protocol = PROTOCOL if clock is None else clock.protocol
@@ -79,7 +77,7 @@ def make_measurement(
     if math.isfinite(ms) and ms > 0:
         seconds = compile_s if compile_s is not None and 0 <= compile_s < math.inf else None
         return Measurement(problem.id, candidate, Outcome.OK, ms, compile_s=seconds, **common)
-    if message := str(getattr(timed or choice, _ERROR_ATTRIBUTE, "")):
+    if message := str(getattr(choice, _ERROR_ATTRIBUTE, "")):
         extra["message"] = message[:_MAX_MESSAGE_CHARS]
     if math.isfinite(ms):
         outcome = Outcome.INFRASTRUCTURE
@@ -102,7 +100,7 @@ def save_timings(
     choices = list(timings)
     search = search_of(choices)
     if search is not None:
-        problem = search.timed_problem
+        problem = search.problem
     else:
         problem = problem_of(operation.name, operation.input_nodes, operation.layout)
     fresh: list[Measurement] = []
@@ -141,9 +139,9 @@ def save_failures(session: TuningSession, pending: PendingTimings, choices: Sequ
         if getattr(choice, "failed", False):
             guess = failure_outcome(str(getattr(choice, _ERROR_ATTRIBUTE, "")))
             outcome = Outcome.COMPILE_ERROR if guess is Outcome.RUNTIME_ERROR else guess
-            rows.append(make_measurement(search.timed_problem, choice, math.inf, None, outcome))
+            rows.append(make_measurement(search.problem, choice, math.inf, None, outcome))
         elif math.isinf(pending.pop(choice, 0.0)):
-            rows.append(make_measurement(search.timed_problem, choice, math.inf))
+            rows.append(make_measurement(search.problem, choice, math.inf))
     rows = [m for m in rows if m.candidate not in search.tried]
     search.add_measurements(rows)
-    session.add_rows(search.timed_problem, rows)
+    session.add_rows(search.problem, rows)

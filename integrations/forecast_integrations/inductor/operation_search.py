@@ -47,8 +47,6 @@ class OperationSearch(Rounds):
     ) -> None:
         super().__init__(session.policy, session.settings)
         self.problem, self.session = problem, session
-        self.timed_problem = problem
-        """The problem that Inductor times: the operation at the sizes that were met."""
         self.times_calls = times_calls(session, problem)
         """Whether short choices are timed without the host's part; other times of theirs do not count then."""
         self.of_other_clock: set[Candidate] = set()
@@ -68,7 +66,7 @@ class OperationSearch(Rounds):
         self.predecided: Candidate | None = None
         """Decided before anything was measured: nothing is left for the clock."""
         self.decided_before = False
-        """The store has the decision, though perhaps no measurement at the sizes that were met."""
+        """The store has the decision."""
         self.failed = False
         """There are no forecasts: Inductor goes on by itself."""
         self.altered = False
@@ -102,21 +100,13 @@ class OperationSearch(Rounds):
 
     def refresh(self) -> None:
         """Read again what this process has measured of the same problem elsewhere in the graph."""
-        self.of_other_clock.clear()
-        stored = self.stored_rows(self.problem)
+        deterministic = self.settings.mode is Mode.DETERMINISTIC
+        listed = [] if deterministic else self.session.snapshot.rows(self.problem)
+        listed = [m for m in listed if m.candidate in self.candidates.row_of]
+        stored = self._of_clock(listed)
+        self.of_other_clock = {m.candidate for m in listed} - {m.candidate for m in stored}
         self.rows = [*stored, *(m for m in self._own if m not in stored)]
         self.measured = latest_labels(self.rows)
-
-    def stored_rows(self, problem: Problem) -> list[Measurement]:
-        """The stored rows of these candidates that count."""
-        row, session = self.candidates.row_of, self.session
-        if self.settings.mode is Mode.DETERMINISTIC:
-            return []
-        listed = [m for m in session.snapshot.rows(problem) if m.candidate in row]
-        rows = self._of_clock(listed)
-        known = {m.candidate for m in rows}
-        self.of_other_clock.update(m.candidate for m in listed if m.candidate not in known)
-        return rows
 
     def _of_clock(self, rows: Iterable[Measurement]) -> list[Measurement]:
         if self.problem.kernel.language != "inductor":  # the user's own kernels are timed elsewhere, too
@@ -157,7 +147,7 @@ class OperationSearch(Rounds):
                 self.library.taken = True
                 rows = [m for m in self.library.ahead.values() if m.candidate not in self.measured]
                 self.add_measurements(rows)
-                self.session.add_rows(self.timed_problem, rows)
+                self.session.add_rows(self.problem, rows)
             return self._predecide(library, self._plan.reason, draft)
         return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
 
@@ -283,25 +273,22 @@ class OperationSearch(Rounds):
         mode = self.settings.mode
         relatives = [] if mode is Mode.DETERMINISTIC else self._relatives()
         query = Query(
-            self.timed_problem,
+            self.problem,
             self.candidates,
             measured=(*self.rows, *(m for c, m in self.library.ahead.items() if c not in self.measured)),
             relatives=relatives,
             provisional=draft,
             once=mode in UNTIMED,
         )
-        self._forecasts = self._forecast(query)
+        self._forecasts = self.session.ask(query)
         self.forecast_s += time.perf_counter() - start
         return self._forecasts
 
     def _relatives(self) -> list[Relative]:
         """Related problems, as far as they were timed by the clock that is in force."""
-        relatives = self.session.snapshot.relatives(self.timed_problem)
+        relatives = self.session.snapshot.relatives(self.problem)
         kept = [replace(r, measurements=tuple(self._of_clock(r.measurements))) for r in relatives]
         return [r for r in kept if any(m.ok for m in r.measurements)]
-
-    def _forecast(self, query: Query) -> Forecasts | None:
-        return self.session.ask(query)
 
     def _first_plan(self, forecasts: Forecasts) -> Plan:
         """The same for every operation of this key, and for its draft: the forecasts rest on all that it knows."""
@@ -335,7 +322,7 @@ class OperationSearch(Rounds):
             risk=settings.risk,
             budget=settings.budget,
             seed=settings.seed,
-            compile_s=compile_seconds(self.timed_problem, self.candidates),
+            compile_s=compile_seconds(self.problem, self.candidates),
             problem=self.problem.id,
         )
 
@@ -365,7 +352,8 @@ class OperationSearch(Rounds):
         now = timed is not None and chosen in fresh
         evidence = Evidence.MEASURED if now else Evidence.STORED if stored else Evidence.FORECAST
         consultation = self.llm.record(None if self._forecasts is None else self._forecasts.consultation)
-        why = "; ".join(filter(None, (self._reason(chosen), self.note)))
+        reason = self.reasons[-1] if self.reasons else "everything is measured"
+        why = "; ".join(filter(None, (reason, self.note)))
         decision = Decision(
             problem=self.problem.id,
             chosen=chosen,
@@ -400,13 +388,6 @@ class OperationSearch(Rounds):
             self.session.snapshot.decide(self.problem, decision)
         return decision
 
-    def _reason(self, chosen: Candidate) -> str:
-        return self.reasons[-1] if self.reasons else "everything is measured"
-
-    def told_timings(self, timings: Mapping[Candidate, float]) -> dict[Candidate, float]:
-        """The times (ms, inf for failures) that Inductor gets for these, so that it takes the decided choice."""
-        return dict(timings)
-
     def _saved_s(self, fresh: Sequence[Candidate]) -> float:
         """Seconds that Inductor would have taken on top; 0 where that is not known."""
         # Nobody knows what Inductor would list of a wider space; what was decided elsewhere was counted there.
@@ -415,7 +396,7 @@ class OperationSearch(Rounds):
             return 0.0
         seconds = {c: s for c in fresh if (s := self.tried[c].compile_s) is not None}
         if self.library.taken:
-            expected = compile_seconds(self.timed_problem, self.candidates)
+            expected = compile_seconds(self.problem, self.candidates)
             seconds = dict(zip(self.candidates, map(float, expected), strict=True))
         return inductor_seconds_saved(
             self.candidates,
@@ -443,5 +424,5 @@ class OperationSearch(Rounds):
 
     def label(self) -> str:
         """The operation as a log line shows it."""
-        shapes = ["x".join(map(str, a.shape)) for a in self.timed_problem.arguments if a.name != "out"]
+        shapes = ["x".join(map(str, a.shape)) for a in self.problem.arguments if a.name != "out"]
         return f"{self.problem.kernel.name}({', '.join(shapes)})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,12 +11,8 @@ from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_integrations.inductor.choices.graph_position import graph_position
 from forecast_integrations.inductor.choices.pool import ChoicePool, annotate_choice
-from forecast_integrations.inductor.choices.records import (
-    candidate_of,
-    is_extern,
-)
+from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
 from forecast_integrations.inductor.operation_search import MIN_CHOICES, OperationSearch
-from forecast_integrations.inductor.range_search import RangeSearch, operation_search
 from forecast_integrations.inductor.session import TuningSession
 
 if TYPE_CHECKING:
@@ -74,15 +70,13 @@ def prune_before_codegen(
     choices: list[KernelTemplateChoice],
     *,
     widened: bool = False,
-    added: Collection[Candidate] = (),
     time_externs: TimeExterns | None = None,
 ) -> list[KernelTemplateChoice]:
     """The template choices of one list worth generating code for, in their order.
 
     Further choices of the operation (C++, CUTLASS, subgraphs) come later, so this is a draft: choices left out stay
-    in reserve, and `prune_before_compilation` plans again over everything. `added` are not in
-    Inductor's own list for the met sizes. Raises `UnplannedSpaceError` when there is no plan for a list from a
-    `widened` space.
+    in reserve, and `prune_before_compilation` plans again over everything. Raises `UnplannedSpaceError` when there
+    is no plan for a list from a `widened` space.
     """
     if not session.prunes or len(choices) <= MIN_CHOICES or has_multiple_size_hints() or is_hooked():
         return choices
@@ -95,7 +89,7 @@ def prune_before_codegen(
     externs = [c for c, members in named.items() if is_extern(members[0])]
     name, nodes = op_name.removesuffix("-ah"), kernel_inputs.nodes()
     layout = choices[0].layout
-    search = operation_search(session, name, nodes, layout, list(named), externs)
+    search = OperationSearch(problem_of(name, nodes, layout), list(named), externs, session)
 
     def callers() -> list[ChoiceCaller]:
         listed = [member.choice for c in externs for member in named[c]]
@@ -105,8 +99,6 @@ def prune_before_codegen(
     if all(node.get_dtype().is_floating_point for node in nodes):
         _time_ahead(search, time_externs, callers, SelectionCall(name, nodes, layout))
     kept = set(search.first(draft=True))
-    if search.failed:
-        kept -= set(added)  # which Inductor alone would not compile
     if search.failed and widened:
         raise UnplannedSpaceError
     group = {c: members[0] for c, members in named.items() if c not in kept}
@@ -126,7 +118,7 @@ def _time_ahead(
     callers: Callable[[], Sequence[ChoiceCaller]],
     operation: SelectionCall,
 ) -> None:
-    """Have a search time its externs, which are the `callers`, first: for one size, by a clock of the device.
+    """Have a search time its externs, which are the `callers`, first, by a clock of the device.
 
     It is also told where the operation stands in its graph.
     """
@@ -134,8 +126,7 @@ def _time_ahead(
         search.library.position = graph_position(operation.layout, search.problem.device)
     except Exception as error:
         search.session.warn_once("see where an operation stands in its graph", error)
-    one_size = type(search) is OperationSearch
-    if time_externs is None or not one_size or not search.times_calls:
+    if time_externs is None or not search.times_calls:
         return
     if is_deterministic() or ranks_tune_together():
         return
@@ -159,22 +150,14 @@ def prune_before_compilation(
     ):
         return choices
     pool = ChoicePool(choices)
-    search = operation_search(
-        session,
-        operation.name,
-        operation.input_nodes,
-        operation.layout,
-        list(pool),
-        pool.externs(),
-        kinds=pool.kinds,
-        generated_inputs=operation.generated_inputs,
-    )
+    problem = problem_of(operation.name, operation.input_nodes, operation.layout)
+    search = OperationSearch(problem, list(pool), pool.externs(), session)
     operation.search, search.awaits_choice = search, operation.returns
     search.others_decide = operation.others_decide
     externs = [choice for choice in choices if is_extern(choice)]
     _time_ahead(search, time_externs, lambda: externs, operation)
     kept = list(pool) if operation.hooked else search.first()
-    if search.failed and (session.exhaustive_space or isinstance(search, RangeSearch)):
+    if search.failed and session.exhaustive_space:
         # What is in reserve is not what Inductor would have compiled.
         kept = [c for c in kept if id(pool[c][0]) in pool.order]
     if search.predecided is not None and ranks_tune_together():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost
@@ -14,7 +14,6 @@ from forecast_autotune.telemetry.spans import span
 from forecast_autotune.tuning.measurer import Measurer
 from forecast_integrations.inductor.choice_timing import CUDAGRAPH_OPTION, ChoiceTimings, has_own_graphs
 from forecast_integrations.inductor.choices.records import candidate_of, unwrap_choice
-from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.policy import batch_size
 from forecast_integrations.inductor.pruning import (
@@ -24,9 +23,7 @@ from forecast_integrations.inductor.pruning import (
     record_decision,
     search_of,
 )
-from forecast_integrations.inductor.range_search import RangeSearch
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.size_range import replaced_hints, resized_choice
 
 if TYPE_CHECKING:
     from torch._inductor.ir import ChoiceCaller, MultiTemplateBuffer
@@ -59,7 +56,7 @@ def tune_in_rounds(
         search.refresh()
         if (decided := _decided_timings(search, choices)) is not None:
             record_decision(session, search)
-            return _told(search, decided)
+            return decided
         known = _known_timings(search, choices)
     except Exception as error:
         session.warn_once("look up what is known of an operation", error)
@@ -75,7 +72,7 @@ def tune_in_rounds(
         session.warn_once("measure another round", error)
     search.measure_s += time.perf_counter() - start - measurer.meanwhile_s
     record_decision(session, search)
-    return _told(search, timings)
+    return timings
 
 
 class RoundMeasurer(Measurer):
@@ -200,21 +197,6 @@ def _decided_timings(search: OperationSearch, choices: Sequence[ChoiceCaller]) -
     return {**timings, **dict.fromkeys(winners, best)}
 
 
-def _told(search: OperationSearch, timings: ChoiceTimings) -> ChoiceTimings:
-    """The times as Inductor is told them, by choice."""
-    try:
-        named = {choice: candidate_of(choice) for choice in timings}
-        # Choices that are one candidate have one time, the best of theirs.
-        best: dict[Candidate, float] = {}
-        for choice, ms in timings.items():
-            best[named[choice]] = min(ms, best.get(named[choice], math.inf))
-        times = search.told_timings(best)
-        return {c: ms if times[named[c]] == best[named[c]] else times[named[c]] for c, ms in timings.items()}
-    except Exception as error:
-        search.session.warn_once("put a decision into times", error)
-        return timings
-
-
 def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[ChoiceCaller]:
     """Choices of a kind that Inductor has seen of this operation: it has decided by their kinds how to go
     on."""
@@ -312,36 +294,3 @@ def _untimed_buffers() -> Iterator[tuple[MultiTemplateBuffer, OperationSearch]]:
             search = search_of(getattr(buffer, "_choices", ()))
             if isinstance(timed, dict) and None not in timed and search is not None:
                 yield buffer, search
-
-
-Benchmark: TypeAlias = "Callable[[list[ChoiceCaller]], Mapping[ChoiceCaller, float]]"
-"""Times choices for the hints in force: milliseconds, inf for failures."""
-
-
-def time_other_sizes(search: RangeSearch, choices: Sequence[ChoiceCaller], benchmark: Benchmark) -> None:
-    """Time those of the choices that run at the other measured sizes, too, and tell the search.
-
-    A choice that fails at one size is out of the question for the range. Never raises: where sizes cannot be timed,
-    the search goes on for the met one.
-    """
-    try:
-        for size, problem in search.other_sizes:
-            known = search.known_at(size)
-            running = set(search.running([candidate_of(c) for c in choices]))
-            wanted = [c for c in choices if (named := candidate_of(c)) in running and named not in known]
-            if not wanted:
-                continue
-            with replaced_hints({search.sizes.symbol: size}), span("measure", candidates=len(wanted)):
-                with outside_the_scheduler():
-                    resized = [resized_choice(c) for c in wanted]
-                times = benchmark(resized)
-                rows = [
-                    make_measurement(problem, choice, times.get(sized, math.inf), timed=sized)
-                    for choice, sized in zip(wanted, resized, strict=True)
-                ]
-            if not search.disturbed:
-                search.session.add_rows(problem, rows)
-            search.add_at(size, rows)
-    except Exception as error:
-        search.session.warn_once("time an operation at another size", error)
-        search.give_up(f"{type(error).__name__}: {error}")

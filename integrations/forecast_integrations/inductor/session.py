@@ -294,8 +294,8 @@ class TuningSession:
             return ""
         s = self.settings
         rules = (str(s.mode), s.tolerance, s.risk, repr(s.budget), s.seed, repr(self.policy), self.rounds)
-        more = (self.exhaustive_space, s.inductor_dynamic, _CLOCK)
-        return f"forecast_autotune:{digest(__version__, self.safe_surrogate.label, rules, more)}"
+        label = self.safe_surrogate.label
+        return f"forecast_autotune:{digest(__version__, label, rules, self.exhaustive_space, _CLOCK)}"
 
     def prints_lines(self) -> bool:
         """Whether a line per operation is printed: where Inductor prints its own, or when asked to."""

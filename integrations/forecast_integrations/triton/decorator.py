@@ -182,8 +182,7 @@ def autotune(
             vouch for those. Verified records: `Variant`s in a list, "store" (this kernel's in the store that
             measurements go to), a `Store` or its directory, or a function problem -> Variants. Records serve
             only calls that a check covers, all others the base kernel does (FORECAST_AUTOTUNE_VARIANTS).
-        bucket: how key values are grouped: "exact", "pow2", a function (name, value) -> value, or a `Robust` range
-            of one argument's values that share a decision.
+        bucket: how key values are grouped: "exact", "pow2", or a function (name, value) -> value.
         mode: tune, background, skip, frozen, exhaustive or deterministic (FORECAST_AUTOTUNE_MODE).
         l2: what a timed launch finds in the L2: "cold", "warm" (its own data), or "both": the cold choice, and a
             sentence in `explain` where another config is faster warm (FORECAST_AUTOTUNE_L2).

@@ -92,7 +92,6 @@ from forecast_integrations.triton.protocols import (
     Tuner,
 )
 from forecast_integrations.triton.publication import note_choice, print_timed_candidate, publish_decision
-from forecast_integrations.triton.range_tuning import RangeTuning, range_of
 from forecast_integrations.triton.rank_sharing import current_job, share_of_cores
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import ChildTracer
@@ -171,8 +170,8 @@ class _KeyMiss:
     captured: bool
     """Whether it would be timed, were no graph being recorded."""
     begin: float = field(default_factory=time.perf_counter)
-    measurers: list[tuple[TritonMeasurer, str]] = field(default_factory=list)
-    """Measurers that have timed candidates, each with the kind of its arguments."""
+    measurer: tuple[TritonMeasurer, str] | None = None
+    """The measurer that has timed candidates, with the kind of the call's arguments."""
 
 
 _UntimedChoice = tuple[LaunchConfig, Candidate, Callable[[KernelCall], Problem]]
@@ -293,12 +292,11 @@ class TuningEngine:
         job = None if own or miss.problem.id in self._struck else current_job(miss.settings)
         if job is not None:
             miss.settings = share_of_cores(miss.settings)
-        ranged = range_of(self.options.bucket, miss.call, miss.problem.kernel, key, own)
         if decision_depth() > 1:
             # Inside another decision of this process: never wait for another process here.
             miss.settings = miss.settings.with_(lock_timeout_s=0.0)
         try:
-            decision = self._decide_key(miss, job) if ranged is None else self._decide_range(miss, ranged)
+            decision = self._decide_key(miss, job)
         except FrozenMissError as error:
             if capturing_graph():
                 raise CaptureError(
@@ -316,20 +314,15 @@ class TuningEngine:
             # Somebody forbids timing: what is stored of the call, as Triton would time it, is served none the less.
             own = False
             miss = self._miss(call, key, pruned, own)
-            miss.settings, ranged = miss.settings.with_(mode=Mode.FROZEN, on_miss="error"), None
+            miss.settings = miss.settings.with_(mode=Mode.FROZEN, on_miss="error")
             try:
                 decision = self._decide_key(miss, None)
             except FrozenMissError:
                 return _config_of_triton(tuner, key, pruned, error)
-        config = self._serve(miss, decision, ranged)
+        config = self._serve(miss, decision)
         self._untimed.pop(key, None)
         if decision.evidence is not Evidence.MEASURED:
-            filed = None if ranged is None else ranged.problem  # a key may not tell all calls apart otherwise
-            self._untimed[key] = (
-                config,
-                decision.chosen,
-                lambda c: filed or self._problem(c, key, pruned, own),
-            )
+            self._untimed[key] = (config, decision.chosen, lambda c: self._problem(c, key, pruned, own))
         return config
 
     def strikes(
@@ -407,7 +400,7 @@ class TuningEngine:
         with contextlib.closing(grids):
             return tune_together(
                 task,
-                lambda: self._measurer(miss, miss.call, miss.problem, kind, True),
+                lambda: self._measurer(miss, kind),
                 store=miss.store,
                 surrogate=self._surrogate(),
                 settings=miss.settings,
@@ -416,26 +409,10 @@ class TuningEngine:
                 patient=decision_depth() <= 1,
             )
 
-    def _decide_range(self, miss: _KeyMiss, ranged: RangeTuning) -> Decision:
-        """Decide for the range of sizes that a key lies in."""
-        sized = ranged.traced
-        task, _, grids = self._task(sized.call, sized.problem, miss.mark, miss.settings)
-        with contextlib.closing(grids):
-            return ranged.tune(
-                task,
-                partial(self._measurer, miss),
-                store=miss.guarded,
-                surrogate=self._surrogate(),
-                settings=miss.settings,
-                policy=self.options.policy,
-            )
-
-    def _measurer(
-        self, miss: _KeyMiss, call: KernelCall, problem: Problem, kind: str, compiles: bool
-    ) -> TritonMeasurer:
+    def _measurer(self, miss: _KeyMiss, kind: str) -> TritonMeasurer:
         """Return a measurer of a call's candidates; `kind` is that of its arguments."""
-        compiles = compiles and has_device() and not is_interpreted()
-        bench, settings = has_own_benchmark(call.tuner), miss.settings
+        call, problem, settings = miss.call, miss.problem, miss.settings
+        compiles, bench = has_device() and not is_interpreted(), has_own_benchmark(call.tuner)
         measurer = TritonMeasurer(
             call,
             problem.id,
@@ -449,14 +426,17 @@ class TuningEngine:
             bench=bench,
             l2="warm" if L2 in options_of(problem) else "both" if settings.l2 == "both" else "cold",
         )
-        miss.measurers.append((measurer, kind))
+        miss.measurer = measurer, kind
         return measurer
 
-    def _serve(self, miss: _KeyMiss, decision: Decision, ranged: RangeTuning | None) -> LaunchConfig:
+    def _serve(self, miss: _KeyMiss, decision: Decision) -> LaunchConfig:
         """Have what was decided launched, where it holds, and tell of it."""
         key, call, problem, guarded = miss.key, miss.call, miss.problem, miss.guarded
-        for measurer, kind in miss.measurers:
+        raw = None
+        if miss.measurer is not None:
+            measurer, kind = miss.measurer
             self._note_compiled(kind, call, measurer.built)
+            raw = measurer.raw
         self.last = decision
         for text in itertools.islice(
             self._traced.get(describe.call_kind(problem, call.tuner.fn), {}).values(), 1
@@ -464,9 +444,8 @@ class TuningEngine:
             with contextlib.suppress(FeatureError):
                 self.dots |= tensor_flows(text, problem.arguments).dots if "tt.dot" in text else set()
         config = launch_config(call, decision.chosen, lambda: guarded.measurements(problem))
-        filed = problem if ranged is None else ranged.problem
-        pending = miss.settings.mode is Mode.BACKGROUND and ranged is None
-        if not (pending or miss.captured) or _is_final(decision, guarded.decision(filed)):
+        pending = miss.settings.mode is Mode.BACKGROUND
+        if not (pending or miss.captured) or _is_final(decision, guarded.decision(problem)):
             call.tuner.cache[key] = config
         elif miss.captured:
             self._captured[key] = config  # in graphs alone: outside of a capture the key is tuned
@@ -474,9 +453,9 @@ class TuningEngine:
         else:
             self._decide_later(miss, decision, config)
         seconds = time.perf_counter() - miss.begin
-        raw = miss.measurers[0][0].raw if miss.measurers else None
-        view = guarded if ranged is None else GuardedStore(ranged.view(guarded))
-        publish_decision(call, key, config, view, filed, decision, raw, seconds, say=miss.settings.summary)
+        publish_decision(
+            call, key, config, guarded, problem, decision, raw, seconds, say=miss.settings.summary
+        )
         if raw is not None:
             note_choice(miss.store, call, decision)
         return config

@@ -258,21 +258,6 @@ def test_prepared_keys_in_a_cuda_graph(forecast: Decorator) -> None:
     torch.testing.assert_close(out, x)
 
 
-def test_one_decision_for_a_range_leaves_the_callers_tensors_alone() -> None:
-    """A kernel that adds to its output is tuned over a range, and has added once afterwards."""
-    from forecast_autotune import Robust
-
-    bucket = Robust("n", (1024, 1 << 20), at=[1024, 1 << 20])
-    tuner: Any = ours(bucket=bucket)(configs=blocks(128, 512, 1024), key=["n"])(accumulate)
-    for n in (N, 5000, 1 << 20):
-        x = torch.randn(n, device="cuda")
-        out = torch.zeros(n, device="cuda")
-        tuner[lambda meta, n=n: (triton.cdiv(n, meta["BLOCK"]),)](out, x, n)
-        torch.testing.assert_close(out, x)
-    assert len(tuner.cache) == 1
-    assert tuner.decision.reason.startswith("one config for ")
-
-
 @pytest.mark.parametrize("mode", ["frozen", "exhaustive"])
 def test_a_stored_choice_that_does_not_fit_is_struck(tmp_path: Path, mode: str) -> None:
     """As if the device had less shared memory than where it was tuned: the product is right, from another config."""

@@ -19,16 +19,13 @@ from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_
 from torch._inductor.utils import fresh_cache
 
 import forecast_autotune
-from forecast_autotune.records import Candidate, Decision
+from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
-from forecast_integrations.inductor import summary
 
 SPLITS = (1, 2, 4, 8, 16)
 
 LINEAR = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,ATEN"}
-DECIDED: list[tuple[str, Decision]] = []
-"""What was decided of a dynamic layer."""
 HEARD: list[dict[str, float]] = []
 """What each of Inductor's own feedback savers' calls was told: milliseconds by choice."""
 
@@ -250,46 +247,6 @@ def caching(store: Path) -> list[dict[str, int]]:
     return found
 
 
-def compile_dynamic(store: Path, met: int, bounds: dict[str, int], **options: Any) -> dict[str, Any]:
-    """Compile at one batch size, run at three; what was decided, and which sizes the store knows."""
-    torch._dynamo.reset()
-    counters.clear()
-    DECIDED.clear()
-    torch.manual_seed(0)
-    layer, x = torch.nn.Linear(128, 256).eval(), torch.randn(met, 128)
-    torch._dynamo.mark_dynamic(x, 0, **bounds)
-    enabled = forecast_autotune.enable_torch_compile(store=store, **options)
-    with torch.no_grad(), fresh_cache(), torch._inductor.config.patch(freezing=True), enabled as handle:
-        compiled = torch.compile(layer, options=LINEAR | {"autotune_num_choices_displayed": 0})
-        errors = [
-            (compiled(given) - layer(given)).abs().max().item()
-            for given in (x, torch.randn(17, 128), torch.randn(300, 128))
-        ]
-    tables = list(Store(store).tables()) if store.exists() else []
-    return {
-        "correct": max(errors) < 1e-3,
-        "graphs": counters["stats"]["unique_graphs"],
-        "labels": [label for label, _ in DECIDED],
-        "reasons": [decision.reason for _, decision in DECIDED],
-        "evidence": [str(decision.evidence) for _, decision in DECIDED],
-        "choices": sorted({len({m.candidate for m in t.measurements}) for t in tables}),
-        "sizes": sorted(t.problem.arguments[0].shape[0] for t in tables),
-        "said": handle.session.warn_once.messages,
-    }
-
-
-def dynamic(store: Path) -> dict[str, Any]:
-    """A frozen linear layer with a dynamic batch: the C++ template's choice holds the sizes that it is timed at."""
-    summary.LISTENERS.append(lambda label, decision: DECIDED.append((label, decision)))
-    declared = {"min": 2, "max": 512}
-    return {
-        "ranged": compile_dynamic(store / "a", 32, declared),
-        "again": compile_dynamic(store / "a", 100, declared),
-        "hint": compile_dynamic(store / "b", 32, declared, dynamic_sizes="hint"),
-        "assumed": compile_dynamic(store / "c", 32, {}, dynamic_sizes=(2, 512)),
-    }
-
-
 def prepare() -> None:
     """Register the decompositions of the custom operation, and a listener of Inductor's own."""
     gen = lambda fake: torch.randn(tuple(fake.shape))  # noqa: E731
@@ -306,7 +263,7 @@ def prepare() -> None:
 def main() -> None:
     scenario, store = sys.argv[1], Path(sys.argv[2])
     prepare()
-    scenarios = {f.__name__: f for f in (session, warm, listen, caching, dynamic)}
+    scenarios = {f.__name__: f for f in (session, warm, listen, caching)}
     print(json.dumps(scenarios[scenario](store)))
 
 

@@ -11,7 +11,7 @@ import torch
 import triton
 
 import forecast_autotune
-from forecast_autotune import Robust, allow_capture_misses, prepare
+from forecast_autotune import allow_capture_misses, prepare
 from forecast_autotune.errors import CaptureError
 from forecast_autotune.records import Evidence
 from forecast_autotune.store import Store
@@ -58,17 +58,6 @@ def test_keys_are_decided_without_touching_what_the_program_has(device: Any, tmp
     assert device.launches == before + 1
     again = prepare(tuned(tmp_path), [call(128)])
     assert (again.count("stored"), again.failed) == (1, ())
-
-
-def test_a_range_is_prepared_whatever_its_grid_has_closed_over(device: Any) -> None:
-    x = torch.ones(300)
-    tuner = tuned(bucket=Robust("n", (64, 512), at=[64, 512]))
-    done = prepare(
-        tuner, [{"x": x, "out": x, "n": 300, "grid": lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)}]
-    )
-    assert done.count("decided") == 1
-    assert [key[0] for key in tuner.cache] == ["64..512"]
-    assert tuner.decision.reason.startswith("one config for 4 sizes")
 
 
 def test_a_call_that_cannot_be_decided_is_reported_beside_the_others(device: Any) -> None:

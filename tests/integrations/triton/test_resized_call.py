@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from forecast_autotune.records import Argument
-from forecast_integrations.triton.problem.rebuilt_call import (
-    RebuildError,
-    ResizedArguments,
-    resize_arguments,
-    resize_grid,
-)
+from forecast_integrations.triton.problem.rebuilt_call import RebuildError, resize_arguments
 
 
 def tensor(name: str, shape: Sequence[int], stride: Sequence[int] | None = None) -> Argument:
@@ -40,14 +34,19 @@ MATMUL = (
 )
 
 
+def resized(arguments: Sequence[Argument], name: str, value: int) -> dict[str, Argument]:
+    """The arguments at another size, by name."""
+    return {a.name: a for a in resize_arguments(arguments, name, value)[0]}
+
+
 def test_dimensions_that_are_the_size_follow_it_and_others_stay() -> None:
-    found = resize_arguments(MATMUL, "M", 8192).by_name()
+    found = resized(MATMUL, "M", 8192)
     assert found["a_ptr"].shape == (8192, 64)
     assert found["b_ptr"] == MATMUL[1]
     assert found["c_ptr"].stride == (128, 1)
     assert [found[n].value for n in ("M", "N", "K", "stride_am", "stride_cm")] == [8192, 128, 64, 64, 128]
     given = (tensor("x", (1, 64)), number("M", 1), number("K", 64), number("stride_xm", 64))
-    found = resize_arguments(given, "M", 16).by_name()
+    found = resized(given, "M", 16)
     assert (found["x"].shape, found["x"].stride, found["stride_xm"].value) == ((16, 64), (64, 1), 64)
 
 
@@ -64,7 +63,7 @@ def test_strides_that_span_the_size_follow_it_in_tensors_and_in_scalars() -> Non
         number("padded_stride", 320),
         number("count", 2 * 300 * 64),
     )
-    found = resize_arguments(given, "T", 600).by_name()
+    found = resized(given, "T", 600)
     assert found["x"].stride == (600 * 64, 64, 1)
     assert found["y"].stride == (1, 64)
     assert found["padded"].stride == (640, 1)
@@ -92,54 +91,3 @@ def test_what_cannot_be_told_is_refused(
 ) -> None:
     with pytest.raises(RebuildError, match=why):
         resize_arguments(arguments, name, value)
-
-
-ROWS = 300
-
-
-def grid_at(grid: Any, size: int = 8192) -> tuple[int, ...]:
-    """The grid at another number of rows, for blocks of 16; the call has x (300 x 64)."""
-    arguments = (tensor("x", (300, 64)), number("M", 300), number("K", 64))
-    resized: ResizedArguments = resize_arguments(arguments, "M", size)
-    before = {"x": X, "M": 300, "K": 64}
-    after = {"x": torch.empty(size, 64, device="meta"), "M": size, "K": 64}
-    made: Any = resize_grid(grid, "M", resized, before, after, {"BLOCK": 16})
-    return tuple(made({**after, "BLOCK": 16}))
-
-
-X = torch.empty(300, 64, device="meta")
-
-
-def closed_over(M: int, x: torch.Tensor, how: str) -> Callable[[Any], tuple[int, ...]]:
-    """A grid function as programs write them: in a function, from what is there."""
-    count = x.numel()
-    return {
-        "size": lambda meta: (M // meta["BLOCK"],),
-        "tensor": lambda meta: (x.shape[0] // meta["BLOCK"],),
-        "count": lambda meta: (count // 64 // meta["BLOCK"],),
-        "default": lambda meta, rows=M: (rows // meta["BLOCK"],),
-        "keyword": lambda meta, *, rows=M: (rows // meta["BLOCK"],),
-        "parameters": lambda meta: (meta["M"] // meta["BLOCK"],),
-        "of a parameter": lambda meta: (meta["x"].shape[0] // meta["BLOCK"],),
-        "global": lambda meta: (ROWS // meta["BLOCK"],),
-    }[how]
-
-
-@pytest.mark.parametrize(
-    "how", ["size", "tensor", "count", "default", "keyword", "parameters", "of a parameter", "global"]
-)
-def test_a_grid_function_follows_the_size_wherever_it_has_it_from(how: str) -> None:
-    made = closed_over(300, X, how)
-    assert grid_at(made) == (512,)
-    assert made({"BLOCK": 16, "M": 300, "x": X}) == (18,), "the user's own function is as it was"
-
-
-def depending_on(unknown: Any) -> Callable[[Any], tuple[int, ...]]:
-    """A grid function with something of its own."""
-    return lambda meta: (unknown,)
-
-
-@pytest.mark.parametrize("grid", [(19,), depending_on(19), depending_on([19]), torch.nn.Identity()])
-def test_a_grid_that_may_follow_in_a_way_that_nobody_sees_is_refused(grid: Any) -> None:
-    with pytest.raises(RebuildError, match="grid"):
-        grid_at(grid)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from forecast_autotune import Robust
 from forecast_autotune.commands import main
 from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import FrozenMissError
@@ -21,7 +20,6 @@ from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
 from forecast_integrations.commands.warm import parse_shapes
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
-from forecast_integrations.triton.problem.key import KeyMaker
 from forecast_integrations.triton.problem.rebuilt_call import (
     rebuilt_arguments,
 )
@@ -216,30 +214,6 @@ def test_sizes_that_nobody_has_met_are_tuned_beforehand(
     }
     blocks = {m.candidate.config.parameters()["BLOCK"]: m.grid for m in stored["256"].measurements}
     assert all(grid == (256 // block,) for block, grid in blocks.items() if isinstance(block, int))
-
-
-def test_a_range_that_was_missed_is_decided_as_a_range(
-    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
-) -> None:
-    options = replace(warmed_kernels.scale._engine.options, bucket=Robust("n", (64, 4096), at=[64, 4096]))
-    machine = use_machine(tmp_path, monkeypatch, MODE="skip")
-
-    def use_range() -> None:
-        warmed_kernels.scale._engine.__init__(options)
-        monkeypatch.setattr(
-            warmed_kernels.scale, "_make_key", KeyMaker(warmed_kernels.scale.arg_names, options.bucket)
-        )
-
-    use_range()
-    warmed_kernels.run_program()
-    (miss,) = [m for m in Store(machine / "store").misses.all() if m.problem.key[0] == "64..4096"]
-    assert {g for _, g in miss.grids} == {(16,), (8,)}, "as it was met, at n = 1000"
-    use_machine(tmp_path, monkeypatch)
-    use_range()
-    assert run("warm", "--kernel", "scale")["tuned"] == 2
-    decision = Store(machine / "store").decision(miss.problem)
-    assert decision is not None
-    assert decision.reason.startswith("one config for 7 sizes")
 
 
 def test_sizes_that_cannot_be_made_are_said(

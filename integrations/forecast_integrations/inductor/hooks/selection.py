@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forecast_autotune.records import Candidate, Measurement, digest
+from forecast_autotune.records import Measurement, digest
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import choice_timing, harvest, pruning, rounds
 from forecast_integrations.inductor.choice_timing import ChoiceTimings
-from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
 from forecast_integrations.inductor.pruning import SelectionCall, TimeExterns, UnplannedSpaceError
-from forecast_integrations.inductor.range_search import RangeSearch, further_choices
 from forecast_integrations.inductor.session import TuningSession
-from forecast_integrations.inductor.size_range import REGENERATE_ATTRIBUTE, dynamic_symbols
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
@@ -35,7 +31,6 @@ def install(context: HookContext) -> PatchSet:
     from torch._dynamo import package
     from torch._inductor import autotune_process, codecache, select_algorithm
     from torch._inductor.choices import InductorChoices
-    from torch._inductor.codegen.cpp_template import CppTemplate
 
     cache = select_algorithm.get_algorithm_selector_cache()
     before = cache.preprocessing_fns
@@ -47,8 +42,6 @@ def install(context: HookContext) -> PatchSet:
     patches.replace(selector, "benchmark", lambda f: _benchmark(f, context))
     patches.replace(selector, "benchmark_choice", lambda f: _benchmark_choice(f, context))
     patches.replace(select_algorithm, "_log_autotune_exceptions", lambda f: _exceptions(f, context))
-    for template in (select_algorithm.TritonTemplate, CppTemplate):
-        patches.replace(template, "generate", lambda f: _generate(f, context))
     patches.replace(InductorChoices, "get_template_configs", lambda f: _template_configs(f, context))
     patches.replace(InductorChoices, "_finalize_template_configs", lambda f: _finalize(f, context))
     patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
@@ -126,22 +119,17 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
         session, widened = context.session, context.thread.widened
         if session is None or context.others_choose():
             return choices
-        added: list[Candidate] = []
         try:
             # By kind: releases differ in what stands between the inputs and the operation's name.
             given = [*args, *kwargs.values()]
             kernel_inputs = next(a for a in given if hasattr(a, "nodes"))
             op_name = next(a for a in given if isinstance(a, str))
-            more = further_choices(session, self, kernel_inputs, op_name, given, choices)
-            added = list(map(candidate_of, more))
-            choices = [*choices, *more]
             return pruning.prune_before_codegen(
                 session,
                 op_name,
                 kernel_inputs,
                 choices,
                 widened=widened,
-                added=added,
                 time_externs=time_externs,
             )
         except UnplannedSpaceError:
@@ -150,27 +138,9 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
             session.warn_once("choose among the templates of an operation", error)
             if widened:
                 raise UnplannedSpaceError from error
-            return choices[: len(choices) - len(added)]
+            return choices
 
     return finalize
-
-
-def _generate(original: AnyFunction, context: HookContext) -> AnyFunction:
-    """`generate`: a template remembers how to make a choice for other sizes."""
-
-    def generate(self: object, *args: Any, **kwargs: Any) -> Any:
-        choice = original(self, *args, **kwargs)
-        session = context.session
-        if session is not None and choice is not None:
-            try:
-                if dynamic_symbols(choice.input_nodes, choice.layout):
-                    again = functools.partial(original, self, *args, **kwargs)
-                    setattr(choice, REGENERATE_ATTRIBUTE, again)
-            except Exception as error:
-                session.warn_once("remember how a choice was made", error)
-        return choice
-
-    return generate
 
 
 def _template_configs(original: AnyFunction, context: HookContext) -> AnyFunction:
@@ -230,17 +200,10 @@ def _autotuning(original: AnyFunction, context: HookContext) -> AnyFunction:
             try:
                 with context.told_of_times(self):
                     timings: ChoiceTimings = original(self, *before, some, prepared, **kwargs)
-                if isinstance(search, RangeSearch) and not search.given_up:
-                    rounds.time_other_sizes(search, list(timings), benchmark)
                 return timings
             finally:
                 with _failures_reported(session, "keep the failures of a round"):
                     harvest.save_failures(session, pending, some)
-
-        def benchmark(some: list[ChoiceCaller]) -> ChoiceTimings:
-            with _timings_paused(context):
-                timed: ChoiceTimings = self.make_benchmark_fn(some, input_nodes, layout, input_gen_fns)(some)
-                return timed
 
         def prepare(some: list[ChoiceCaller]) -> Callable[[], object]:
             from torch._inductor import config

@@ -4,10 +4,10 @@ The tuner is found by module and name, arguments are made by shape, dtype and st
 recorded: integers that steer a kernel, or may, are made zeros, so that an index stays inside; all other numbers are
 random. A kernel whose running time follows from its data is tuned for such data.
 
-At another size, a dimension of a tensor follows the argument if it is equal to it, and strides follow the dimensions. A
-user's grid function has what it has closed over replaced; a formula must give all of the recorded grids. Where that
-is not enough the call is refused, with the reason: a wrong guess would time another problem. Every tensor has at
-least the storage of both sizes, so that even a wrong guess reads and writes nothing else.
+At another size, a dimension of a tensor follows the argument if it is equal to it, and strides follow the dimensions;
+a formula must give all of the recorded grids. Where that is not enough the call is refused, with the reason: a wrong
+guess would time another problem. Every tensor has at least the storage of both sizes, so that even a wrong guess reads
+and writes nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CellType, FunctionType, ModuleType
+from types import CellType, FunctionType
 from typing import Any
 
 from forecast_autotune.errors import ForecastAutotuneError
@@ -28,7 +28,7 @@ from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.store.misses import Grids, Miss
-from forecast_autotune.variants.entry import CallGrid, nested_arguments
+from forecast_autotune.variants.entry import nested_arguments
 from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.describe import (
     DESCRIPTOR,
@@ -40,7 +40,7 @@ from forecast_integrations.triton.problem.describe import (
     options_of,
 )
 from forecast_integrations.triton.problem.source import import_trouble, imported
-from forecast_integrations.triton.protocols import Tuner, is_tensor
+from forecast_integrations.triton.protocols import Tuner
 
 MAX_TENSOR_BYTES = 1 << 36
 _SEED = 0
@@ -98,15 +98,15 @@ def rebuilt_arguments(
     return tuple(positional), values
 
 
-def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) -> object:
+def rebuilt_value(argument: Argument, elements: int = 0) -> object:
     """One argument made from its record; a tensor with storage for so many elements at least.
 
-    `device` is torch's, by default the accelerator if there is one. Raises `RebuildError`.
+    It is on the accelerator if there is one. Raises `RebuildError`.
     """
     if argument.extra.get(DESCRIPTOR):
-        return _descriptor(argument, elements, device)
+        return _descriptor(argument, elements)
     if argument.kind == "tensor":
-        return _tensor(argument, elements, device)
+        return _tensor(argument, elements)
     if argument.kind in ("none", "tuple"):
         return None if argument.kind == "none" else ()
     if argument.dtype == "dtype":
@@ -130,7 +130,7 @@ def rebuilt_value(argument: Argument, elements: int = 0, device: object = None) 
     raise RebuildError(f"argument {argument.name} is of the kind {argument.kind!r:.40}, which nobody knows")
 
 
-def _descriptor(argument: Argument, least: int, device: object) -> object:
+def _descriptor(argument: Argument, least: int) -> object:
     """A TMA descriptor of a tensor; the hooks of configs set its block anew where they do so."""
     record = argument.extra[DESCRIPTOR]
     shown = (
@@ -143,14 +143,14 @@ def _descriptor(argument: Argument, least: int, device: object) -> object:
     try:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        return TensorDescriptor(_tensor(argument, least, device), *shown)
+        return TensorDescriptor(_tensor(argument, least), *shown)
     except (ImportError, AssertionError, TypeError, ValueError) as error:
         raise RebuildError(
             f"argument {argument.name} cannot be made a TMA descriptor ({error})"[:300]
         ) from error
 
 
-def _tensor(argument: Argument, least: int, device: object) -> object:
+def _tensor(argument: Argument, least: int) -> object:
     import torch
 
     dtype = getattr(torch, argument.dtype, None)
@@ -166,7 +166,7 @@ def _tensor(argument: Argument, least: int, device: object) -> object:
     offset = int(argument.extra.get(ADDRESS, 0)) // size if argument.aligned else 1
     if (elements + offset) * size > MAX_TENSOR_BYTES:
         raise RebuildError(f"argument {argument.name} takes {elements * size} bytes")
-    where: Any = device or ("cuda" if has_accelerator() else "cpu")
+    where = "cuda" if has_accelerator() else "cpu"
     flat = torch.zeros(elements + offset, dtype=dtype, device=where)
     if dtype.is_floating_point:
         generator = torch.Generator(where).manual_seed(_SEED)
@@ -267,26 +267,14 @@ MAX_SLACK_BYTES = 1 << 31
 """The most storage for a tensor of which nobody knows how it grows."""
 
 
-@dataclass(frozen=True)
-class ResizedArguments:
-    """Arguments of a call at another size."""
+def resize_arguments(
+    arguments: Sequence[Argument], name: str, value: int
+) -> tuple[tuple[Argument, ...], dict[str, int]]:
+    """The arguments of a call whose argument `name` is `value`, in its order, and the storage of tensors by name.
 
-    arguments: tuple[Argument, ...]
-    """In the order of the call's."""
-    before: tuple[Argument, ...]
-    """The call's own."""
-    elements: Mapping[str, int]
-    """Storage of each tensor, in elements: of those that changed, or may have to hold more than their shape says."""
-    changed: Mapping[int, int]
-    """Sizes and strides of the call that are others now: old -> new, as far as that is unique."""
-
-    def by_name(self) -> dict[str, Argument]:
-        """The arguments by name."""
-        return {a.name: a for a in self.arguments}
-
-
-def resize_arguments(arguments: Sequence[Argument], name: str, value: int) -> ResizedArguments:
-    """The arguments of a call whose argument `name` is `value`. Raises `RebuildError` where they cannot be told."""
+    The storage, in elements, is of those that changed, or may have to hold more than their shape says. Raises
+    `RebuildError` where the arguments cannot be told.
+    """
     old = _size(arguments, name)
     others = {
         a.name: a.value
@@ -329,8 +317,7 @@ def resize_arguments(arguments: Sequence[Argument], name: str, value: int) -> Re
         if a.kind in ("scalar", "constexpr") and type(a.value) is int
     }
     new = {**resized, **scalars}
-    later = tuple(new.get(a.name, a) for a in arguments)
-    return ResizedArguments(later, tuple(arguments), elements, {old: value, **products})
+    return tuple(new.get(a.name, a) for a in arguments), elements
 
 
 def _size(arguments: Sequence[Argument], name: str) -> int:
@@ -537,92 +524,6 @@ def _products(
                 yield chosen
 
 
-class _ReadNames(dict[str, Any]):
-    """A dict that remembers which of its names were read."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        return super().get(name, default)
-
-
-def resize_grid(
-    grid: CallGrid,
-    name: str,
-    resized: ResizedArguments,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    parameters: Mapping[str, Any],
-) -> CallGrid:
-    """The launch grid at another size.
-
-    Numbers follow the argument `name` if they are equal to it, or to the elements of a tensor that follows it. A
-    function may read the argument, or such a tensor, from the parameters that it is given, or have one of them in its
-    closure, among its defaults or as a global; there they are replaced. `before` and `after` are the arguments by name
-    at both sizes, `parameters` the meta-parameters of some config, to see what the function reads. Raises
-    `RebuildError` where it depends on what may follow the argument in a way that cannot be seen.
-    """
-    if isinstance(grid, RecordedGrids):
-        return RecordedGrids(infer_grids(grid.known, resized.before, resized.arguments))
-    sizes = _known_numbers(resized.before)
-    if isinstance(grid, Sequence):
-        if strange := [n for n in grid if n not in resized.changed and n not in sizes]:
-            raise RebuildError(
-                f"the launch grid {grid} is fixed, and how {strange[0]} follows cannot be told"
-            )
-        return tuple(resized.changed.get(n, n) for n in grid)
-    if not isinstance(grid, FunctionType):
-        raise RebuildError("the launch grid is no plain function, so that what it depends on cannot be seen")
-    tensors = {id(value): after[n] for n, value in before.items() if is_tensor(value) and n in after}
-    count = 0
-    unseen: list[str] = []
-
-    def moved(value: object, called: str) -> object:
-        nonlocal count
-        new = value
-        if is_tensor(value):
-            new = tensors.get(id(value), value)
-            known = id(value) in tensors
-        elif type(value) is int:
-            own = before.get(called)
-            is_own = type(own) is int and own == value
-            new = after.get(called, value) if is_own else resized.changed.get(value, value)
-            known = is_own or value in sizes
-        else:
-            known = callable(value) or isinstance(value, ModuleType | str | float | bool | type(None))
-        count += new is not value
-        if new is value and not known:
-            unseen.append(called)
-        return new
-
-    rebound = rebound_function(grid, moved)
-    follows = count or _reads(grid, {**before, **parameters}) & _following(name, before, after)
-    if unseen and not follows:
-        raise RebuildError(
-            f"the launch grid does not follow {name}, as far as can be seen, but depends on {', '.join(unseen)}: let "
-            f"it read {name} from its parameters, or give `rebuild=`"
-        )
-    return rebound
-
-
-def _known_numbers(arguments: Sequence[Argument]) -> set[int]:
-    """Numbers that are no riddle in a launch grid: sizes of the call, and what is no size."""
-    known = {0, 1}
-    for a in arguments:
-        if a.kind == "tensor":
-            known |= {*a.shape, *a.stride, math.prod(a.shape)}
-        elif type(a.value) is int:
-            known.add(a.value)
-    return known
-
-
 def rebound_function(function: FunctionType, moved: Callable[[object, str], object]) -> FunctionType:
     """A copy of a function in which `moved(value, name)` stands for whatever it has closed over, or reads by default
     or from its module; the function itself stays as it is."""
@@ -651,23 +552,3 @@ def _content(cell: CellType) -> object:
         return cell.cell_contents
     except ValueError:  # not set yet
         return None
-
-
-def _reads(grid: Callable[[Mapping[str, Any]], Any], parameters: Mapping[str, Any]) -> set[str]:
-    shown = _ReadNames(parameters)
-    try:
-        grid(shown)
-    except Exception as error:
-        raise RebuildError(
-            f"the launch grid cannot be asked ({type(error).__name__}: {error})"[:300]
-        ) from error
-    return shown.read
-
-
-def _following(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Names of arguments that differ between the sizes."""
-
-    def shape(value: Any) -> object:
-        return tuple(value.shape) if is_tensor(value) else value
-
-    return {name} | {n for n in before if n in after and shape(before[n]) != shape(after[n])}

@@ -1,1 +1,0 @@
-"""One decision for a range of problems that differ in one size."""
