@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # editors jump to the source; at run time Triton loads on fir
         StoreError,
         VariantError,
     )
-    from forecast_autotune.features.devices import with_assembler_options
     from forecast_autotune.policy import Policy, RiskBounded, TuningState, WallTime, stated_risk
     from forecast_autotune.records import Candidate, Config, Decision, Evidence, Measurement, Outcome, Plan
     from forecast_autotune.records.table import Table, read_tables, write_tables
@@ -98,7 +97,6 @@ __all__ = [
     "shipped_tables",
     "stated_risk",
     "unpatch_triton",
-    "with_assembler_options",
     "write_tables",
 ]
 
@@ -107,7 +105,6 @@ _HOMES = {
     for home, names in {
         "forecast_autotune.errors": "CaptureError DeviceLostError ForecastAutotuneError FrozenMissError "
         "NoWorkingConfigError PluginError RecordError SettingsError StoreError VariantError",
-        "forecast_autotune.features.devices": "with_assembler_options",
         "forecast_autotune.policy": "Policy RiskBounded TuningState WallTime stated_risk",
         "forecast_autotune.records": "Candidate Config Decision Evidence Measurement Outcome Plan",
         "forecast_autotune.records.table": "Table read_tables write_tables",

@@ -28,17 +28,15 @@ usually by a boolean meta-parameter, and do change the TTIR.
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Config, Device
 
 _KIB = 1024
@@ -379,44 +377,3 @@ def register_limits(configs: Sequence[Config], device: DeviceSpec) -> npt.NDArra
         for row, config in enumerate(configs):
             limits[row] = most * _LARGE_REGISTER_FILE.get(str(dict(config.kwargs).get("grf_mode")), 1.0)
     return limits
-
-
-_ASSEMBLER = "ptx_options"
-_ASSEMBLER_OPTIONS = (
-    *("", "--register-usage-level=10", "--register-usage-level=0", "--opt-level=1"),
-    *("--def-load-cache=cg", "--def-load-cache=cs", "--def-store-cache=cs"),
-)
-"""How freely the assembler uses registers, how far it moves instructions, and what of accesses the caches keep."""
-AnyConfig = TypeVar("AnyConfig")
-
-
-def with_assembler_options(
-    configs: Iterable[AnyConfig], values: Sequence[str] = _ASSEMBLER_OPTIONS
-) -> list[AnyConfig]:
-    """Each of these configs once with every option of NVIDIA's assembler: experimental, for a kernel's last per cent.
-
-    `configs` are `triton.Config`s, or the configs of a `Space`; `values` are what `ptxas` is told, "" for nothing, by
-    default those that change machine code and no result. The list is as many times as long, so give it the configs that
-    are known to be good. Raises `SettingsError` for a config that tells the assembler something already.
-
-    Examples:
-        >>> [str(c) for c in with_assembler_options([Config.of({"BLOCK": 64})], ["", "--opt-level=1"])]
-        ['BLOCK=64 warps=4 stages=3', 'BLOCK=64 ptx_options=--opt-level=1 warps=4 stages=3']
-    """
-    return [_told(config, value) for config in configs for value in values]
-
-
-def _told(config: Any, value: str) -> Any:
-    meta = dict(config.kwargs)
-    if _ASSEMBLER in meta:
-        raise SettingsError(
-            f"{config} has {_ASSEMBLER} already: give with_assembler_options configs without it"
-        )
-    if not value:
-        return config
-    meta[_ASSEMBLER] = value
-    if isinstance(config, Config):
-        return replace(config, kwargs=tuple(sorted(meta.items())))
-    result = copy.copy(config)
-    result.kwargs = meta
-    return result

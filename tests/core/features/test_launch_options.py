@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forecast_autotune.errors import SettingsError
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.config_encoder import ConfigEncoder
 from forecast_autotune.features.cost import CostBreakdown, FactColumns, costs
@@ -13,7 +12,6 @@ from forecast_autotune.features.devices import (
     datasheet_device,
     device_spec,
     register_limits,
-    with_assembler_options,
 )
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.facts import TtirFacts
@@ -108,15 +106,3 @@ def test_blocks_that_share_a_program_share_its_work_and_its_memory() -> None:
     )
     assert result.memory_ms[1] == pytest.approx(result.memory_ms[0])
     assert result.registers[1] < result.registers[0]
-
-
-def test_each_config_is_told_to_the_assembler_in_every_way() -> None:
-    listed = [Config.of({"A": a}, num_warps=2, num_stages=3) for a in (1, 2)]
-    options = with_assembler_options(listed, ["", "--opt-level=1"])
-    assert options[::2] == listed
-    assert options[1::2] == [
-        Config.of({"A": a, "ptx_options": "--opt-level=1"}, num_warps=2, num_stages=3) for a in (1, 2)
-    ]
-    assert len(set(with_assembler_options(listed))) > 2 * len(listed), "there are some by default"
-    with pytest.raises(SettingsError, match="already"):
-        with_assembler_options(options)
