@@ -33,6 +33,10 @@ def _read_object(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _read_texts(value: Any) -> dict[str, str]:
+    return {read_text(name): read_text(text) for name, text in dict(value).items()}
+
+
 def _read_specialization(value: Any) -> dict[str, Any]:
     data = {**value, "signature": dict(value["signature"]), "options": dict(value["options"])}
     for key in ("constants", "attributes"):
@@ -71,6 +75,10 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     """The file of a module that a library wrote and that no import finds; '' for modules that can be imported."""
     helpers: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(read=_read_object))
     """JIT functions that the library has put into that module: module and qualified name by name."""
+    environment: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=_read_texts))
+    """The parts of Triton's key that are the process': `backend` (with the assembler's release), and variables."""
+    key: str = field(default="", metadata=json_option(read=read_text))
+    """Triton's name of the binary in its cache, after a digest of the compiler that named it; '' if unknown."""
 
     def __post_init__(self) -> None:
         """Raises `RecordError` for states of arguments that are none, and of arguments that it has not."""
@@ -83,7 +91,8 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     @property
     def id(self) -> str:
         """A hash of the binary's identity."""
-        parts = [self.module, self.kernel, self.source_sha256, self.triton, self.target, self.specialization]
+        parts: list[Any] = [self.module, self.kernel, self.source_sha256, self.triton, self.target]
+        parts += [self.specialization, *([self.environment] if self.environment else [])]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
@@ -230,7 +239,7 @@ def _constants_of(one: Compilation) -> str:
 
 def _with_constant(one: Compilation, path: Sequence[int], value: int) -> Compilation:
     constants = [[p, value if p == path else v] for p, v in one.specialization["constants"]]
-    return replace(one, specialization={**one.specialization, "constants": constants})
+    return replace(one, specialization={**one.specialization, "constants": constants}, key="")
 
 
 def _facts(one: Compilation) -> dict[str, str]:
@@ -244,7 +253,7 @@ def _facts(one: Compilation) -> dict[str, str]:
         if names[path[0]] not in one.states
     ]
     facts = {n: str(v) for n, v in [*named, *data["options"].items(), *data["signature"].items()]}
-    return facts | dict(one.states)
+    return facts | dict(one.environment) | dict(one.states)
 
 
 def _group_of(one: Compilation) -> str:
@@ -254,7 +263,7 @@ def _group_of(one: Compilation) -> str:
     constants = [path for path, _ in data["constants"] if path not in places]
     attributes = [pair for pair in data["attributes"] if pair[0] not in places]
     identity = [one.name, one.source_sha256, one.triton, one.target, others, constants, attributes]
-    return json.dumps([*identity, list(one.states)], sort_keys=True)
+    return json.dumps([*identity, list(one.states), one.environment], sort_keys=True)
 
 
 def _places(one: Compilation) -> dict[str, list[int]]:
@@ -285,6 +294,5 @@ def _with_states(one: Compilation, states: Mapping[str, str], types: Mapping[str
         "constants": sorted(constants, key=lambda p: list(p[0])),
         "attributes": sorted(attributes, key=lambda p: list(p[0])),
     }
-    return replace(
-        one, specialization=specialization, states={**one.states, **states}, seconds=0.0, caller=""
-    )
+    other = replace(one, specialization=specialization, states={**one.states, **states})
+    return replace(other, seconds=0.0, caller="", key="")

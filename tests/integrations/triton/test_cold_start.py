@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,11 @@ import pytest
 pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from triton import knobs
+
 from forecast_autotune.commands import main
 from forecast_autotune.records.compilation import Compilation, PlannedCompilation
+from forecast_integrations.triton.compile import ahead
 from forecast_integrations.triton.compile.ahead import compile_ahead
 from forecast_integrations.triton.problem.compilations import CompilationRecorder
 from forecast_integrations.triton.problem.source import imported, source_hash
@@ -45,11 +49,12 @@ import sys
 import torch
 
 from forecast_autotune import patch_triton, ready
+from forecast_autotune.features.devices import datasheet_device
 from forecast_integrations.triton.null_device import null_device
 from forecast_integrations.triton.problem.compilations import RECORDER
 
 compiled = []
-with null_device():
+with null_device(device=datasheet_device("a100")):
     patch_triton()
     from triton import knobs
 
@@ -130,6 +135,15 @@ class Programs:
         ]
         return listed
 
+    def other_assembler(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+        """Variables of a program, none of them the command's: an assembler as of torch's wheel, and a switch."""
+        path = self.folder / "ptxas"
+        release = 'if [ "$1" = --version ]; then echo "release 12.5, V12.5.9"; exit; fi'
+        path.write_text(f'#!/bin/sh\n{release}\nexec {knobs.nvidia.ptxas.path} "$@"\n')
+        path.chmod(0o755)
+        monkeypatch.setattr(ahead, "torch_assemblers", lambda: [str(path)])
+        return {"TRITON_PTXAS_PATH": str(path), "TRITON_DISABLE_LINE_INFO": "1"}
+
     def forget_binaries(self) -> None:
         """Leave Triton's cache behind."""
         (self.folder / "cache").rename(self.folder / f"cache{len(list(self.folder.iterdir()))}")
@@ -145,7 +159,8 @@ def test_a_program_compiles_nothing_after_a_warm_by_the_records_of_a_bundle(
     programs: Programs, monkeypatch: pytest.MonkeyPatch, plain: int, tuned: int, sizes: tuple[int, ...]
 ) -> None:
     programs.write("varying", plain, tuned, sizes)
-    assert len(programs.result("varying")["fresh"]) >= 6
+    variables = programs.other_assembler(monkeypatch) if tuned else {}
+    assert len(programs.result("varying", **variables)["fresh"]) >= 6
     programs.forget_binaries()
     programs.command("store", "bundle", "bundle")
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(programs.folder / "bundle"))
@@ -158,11 +173,11 @@ def test_a_program_compiles_nothing_after_a_warm_by_the_records_of_a_bundle(
     }
     assert all(one["states"].get("m", "neither") == "neither" for one in forecast), "it never changed"
     assert not any("trouble" in one for one in programs.warm())
-    assert programs.result("varying")["fresh"] == []
+    assert programs.result("varying", **variables)["fresh"] == []
     assert all(one["cached"] for one in programs.warm()), "each a second time: they are there"
     if forecast:
         programs.write("varying", plain, 0, (64, 1, 65))
-        assert programs.result("varying")["fresh"] == []
+        assert programs.result("varying", **variables)["fresh"] == []
 
 
 def test_a_compilation_of_a_ready_program_is_recorded_with_its_cause(programs: Programs) -> None:
@@ -197,15 +212,25 @@ def test_what_cannot_be_compiled_again_is_named(programs: Programs) -> None:
     record = json.loads(file.read_text().splitlines()[0])
     other = {**record, "triton": "3.1.0"}
     damaged = [{**record, "specialization": {}}, {**record, "states": {"n": "2"}, "types": {"n": "i32"}}]
-    lines = ['{"type": "compilation", "torn', *map(json.dumps, damaged)]
+    backend = record["environment"]
+    ours = re.findall(r"V[\d.]+", backend["backend"])[0]
+    others = [  # the same kernel as another process would name it
+        {**record, "environment": {**backend, "LLVM_PASS_PLUGIN_PATH": "mine.so"}},
+        {**record, "environment": {"backend": "release 99.1, V99.1.2-80"}},
+        {**record, "environment": {**backend, "DISABLE_LLVM_OPT": "true"}},
+    ]
+    lines = ['{"type": "compilation", "torn', *map(json.dumps, damaged + others)]
     file.write_text("\n".join([file.read_text() + json.dumps(other), *lines]) + "\n")
     kernels = programs.folder / "gone_kernels.py"
     kernels.write_text(kernels.read_text().replace("+ 1.0", "+ 2.0"))
     listed = programs.warm(code=1)
     # The record of another Triton is forgotten: there is one of this.
-    assert {one["kernel"]: one.get("trouble", "") for one in listed} == {
-        "gone_kernels:plain0": "",
-        "gone_kernels:plain1": "its source has changed",
+    assert {(one["kernel"][-1], one.get("trouble", "")) for one in listed} == {
+        ("0", ""),
+        ("1", "its source has changed"),
+        ("0", "the program ran with LLVM_PASS_PLUGIN_PATH=mine.so: run `warm` with it, too"),
+        ("0", f"the program's assembler (V99.1.2) is not here (Triton has {ours}): set TRITON_PTXAS_PATH"),
+        ("0", "Triton names it otherwise than in the program, which will compile it"),
     }
     assert "3.1.0" not in file.read_text()
 

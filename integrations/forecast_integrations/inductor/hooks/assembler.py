@@ -9,11 +9,11 @@ after the other, 0.3 to 0.4 s each instead of 0.02 s, and times other binaries t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
 from forecast_integrations.inductor.inductor_seconds import VARIABLE
+from forecast_integrations.triton.problem.compilations import forget_assembler
 
 
 class SharedAssembler(PatchSet):
@@ -31,18 +31,18 @@ class SharedAssembler(PatchSet):
         if choose is None:
             self.missing.append("compile_tasks._set_triton_ptxas_path")
         elif VARIABLE not in os.environ:
-            _clear_cached(choose)  # torch 2.9 does it once in a process
+            getattr(choose, "cache_clear", lambda: None)()  # torch 2.9 does it once in a process
             choose()
             self._path = os.environ.get(VARIABLE, "")
         # Also where torch itself has named its own before, as it does when it compiles in this process: Triton may
         # have told the other's release by then, and its keys would be of neither.
-        _clear_cached_release()
+        forget_assembler()
 
     def restore(self) -> None:
         """Back to Triton's own, unless somebody has named another since."""
         if self._path and os.environ.get(VARIABLE) == self._path:
             del os.environ[VARIABLE]
-            _clear_cached_release()
+            forget_assembler()
         self._path = ""
         super().restore()
 
@@ -52,18 +52,3 @@ def install(context: HookContext) -> SharedAssembler:
     shared = SharedAssembler()
     shared.share()
     return shared
-
-
-def _clear_cached(function: Callable[..., object] | None) -> None:
-    """Clear the cache of a function that has one."""
-    if (clear := getattr(function, "cache_clear", None)) is not None:
-        clear()
-
-
-def _clear_cached_release() -> None:
-    """The assembler's release is a part of Triton's cache keys, and is asked for once."""
-    try:
-        from triton.backends.nvidia import compiler
-    except ImportError:
-        return
-    _clear_cached(getattr(compiler, "get_ptxas_version", None))

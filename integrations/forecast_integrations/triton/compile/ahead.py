@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import json
+import os
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,16 @@ from forecast_autotune.records.compilation import Compilation, PlannedCompilatio
 from forecast_autotune.settings import Settings
 from forecast_integrations.triton.compile.children import ForkedChildren
 from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
-from forecast_integrations.triton.problem.compilations import decoded, kernel_of
+from forecast_integrations.triton.problem.compilations import (
+    ASSEMBLER_VARIABLES,
+    BACKEND,
+    binary_key,
+    compilation_environment,
+    decoded,
+    forget_assembler,
+    kernel_of,
+    torch_assemblers,
+)
 from forecast_integrations.triton.problem.source import source_hash
 
 
@@ -31,18 +41,12 @@ def compile_ahead(
     In the order given. Raises `OSError` where no child can be had. A child that dies, or takes longer than `timeout_s`,
     costs its binary; None stands for the settings' time.
     """
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import make_backend
-
     limit_s = Settings.from_environment().timeout_s if timeout_s is None else timeout_s
     waiting, count = list(listed)[::-1], itertools.count(1)
     unimportable: dict[str, str] = {}
-    for target in {json.dumps(c.target): c.target for c in (one.compilation for one in listed)}.values():
-        # Known to all forks then: the assembler's version, and the digest of Triton's own files.
-        with contextlib.suppress(Exception):
-            make_backend(GPUTarget(**target)).hash()
-            COMPILER_HASH.settle()
-    children = ForkedChildren()
+    with contextlib.suppress(Exception):  # it fails again in each child
+        COMPILER_HASH.settle()  # known to all forks then
+    children, environment = ForkedChildren(), _RecordedEnvironment()
     try:
         while waiting or len(children):
             while waiting and len(children) < workers:
@@ -51,6 +55,7 @@ def compile_ahead(
                 one.trouble, one.outdated = (
                     (known, False) if known else _trouble(one.compilation, unimportable)
                 )
+                one.trouble = one.trouble or environment.adopt(one.compilation)
                 if one.trouble:
                     done(next(count), one)
                 else:
@@ -68,7 +73,65 @@ def compile_ahead(
                 child.tag.trouble = f"not compiled after {limit_s:g} s"
                 done(next(count), child.tag)
     finally:
+        environment.restore()
         children.close()
+
+
+class _RecordedEnvironment:
+    """This process' environment, which children inherit, as far as Triton's keys follow from it."""
+
+    def __init__(self) -> None:
+        self._own = dict(os.environ)
+        self._current: Mapping[str, str] = {}
+        self._trouble = ""
+
+    def adopt(self, one: Compilation) -> str:
+        """Have Triton name binaries as it did in the recorded process; why that cannot be, if so."""
+        if one.environment != self._current:
+            self.restore()
+            self._current = one.environment
+            try:
+                self._trouble = self._change(one) if one.environment else ""
+            except Exception as error:
+                self._trouble = f"{type(error).__name__}: {error}"[:300]
+        return self._trouble
+
+    def _change(self, one: Compilation) -> str:
+        from triton.backends.compiler import GPUTarget
+
+        recorded, target = one.environment, GPUTarget(**one.target)
+        here = compilation_environment(target)
+        for name in here.keys() - recorded.keys():
+            del os.environ[name]
+        for name, value in recorded.items():
+            if name != BACKEND and here.get(name) != value:
+                # A record may come from anywhere, and a path may lead to code: only switches are believed.
+                if value not in ("true", "false"):
+                    return f"the program ran with {name}={value}: run `warm` with it, too"
+                os.environ[name] = value
+        for path in (None, "", *torch_assemblers()):
+            if path is not None:
+                for name in ASSEMBLER_VARIABLES:
+                    os.environ.pop(name, None)
+            if path:
+                os.environ[ASSEMBLER_VARIABLES[0]] = path
+            forget_assembler()
+            if (now := compilation_environment(target)) == recorded:
+                return ""
+        if now.keys() != recorded.keys():
+            return f"this Triton knows nothing of {', '.join(sorted(recorded.keys() - now.keys()))}"
+        named = [re.findall(r"V[\d.]+", text) for text in (recorded[BACKEND], here[BACKEND])]
+        wanted, ours = (found[0] if found else "another one" for found in named)
+        return f"the program's assembler ({wanted}) is not here (Triton has {ours}): set {ASSEMBLER_VARIABLES[0]}"
+
+    def restore(self) -> None:
+        """Back to the process' own."""
+        if self._current:
+            for name in os.environ.keys() - self._own.keys():
+                del os.environ[name]
+            os.environ.update(self._own)
+            self._current = {}
+            forget_assembler()
 
 
 def _trouble(one: Compilation, unimportable: dict[str, str]) -> tuple[str, bool]:
@@ -118,7 +181,12 @@ def _compile(one: Compilation) -> tuple[float, bool, str]:
     seconds = time.perf_counter() - began
     with contextlib.suppress(Exception):  # the launch says what is wrong
         _build_launcher(compiled)
-    return seconds, bool(hits and hits[-1]), ""
+    key, other = (
+        binary_key(compiled.hash),
+        "Triton names it otherwise than in the program, which will compile it",
+    )
+    is_other = one.key not in ("", key) and one.key.partition(":")[0] == key.partition(":")[0]
+    return seconds, bool(hits and hits[-1]), other if is_other else ""
 
 
 def _build_launcher(compiled: Any) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import os
 import selectors
 import shutil
@@ -33,6 +32,7 @@ from typing import Any, cast
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.compile.children import kill_group
 from forecast_integrations.triton.problem.call import KernelCall
+from forecast_integrations.triton.problem.compilations import triton_key
 from forecast_integrations.triton.problem.describe import heuristic_values
 from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import KernelFunction, NamedArguments
@@ -58,22 +58,13 @@ class CompilerHash:
 
     def _compute(self) -> None:
         with contextlib.suppress(Exception):  # it fails again where it is needed
-            _module().triton_key()
+            triton_key()
 
     def settle(self) -> None:
         """Have it known here, and in what is forked from now on. Raises what Triton's own function does."""
         if self._thread is not None and self._thread.is_alive():  # a fork has none of its parent's threads
             self._thread.join()
-        _module().triton_key()
-
-
-def _module() -> Any:
-    """Where Triton looks the function up when it makes a key."""
-    for name in ("triton.runtime.cache", "triton.compiler.compiler"):  # from 3.5 on, and 3.4
-        module = importlib.import_module(name)
-        if hasattr(module, "triton_key"):
-            return module
-    raise ImportError("this Triton has no `triton_key`: versions 3.4 to 3.9 do")
+        triton_key()
 
 
 COMPILER_HASH = CompilerHash()

@@ -7,6 +7,10 @@ compile to measure is not the program's; what they choose is.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import json
 import os
 import sys
 import types
@@ -154,6 +158,7 @@ def describe_compilation(
 ) -> Compilation | None:
     """The record of what Triton compiled; None for what no kernel was made of."""
     import triton
+    from triton.compiler.compiler import make_backend
 
     fn = getattr(src, "fn", None)
     if fn is None or not hasattr(src, "signature"):
@@ -172,7 +177,12 @@ def describe_compilation(
         except RecordError as error:
             trouble = trouble or f"constant {fn.arg_names[path[0]]}: {error}"
     attributes = [[list(path), [list(pair) for pair in pairs]] for path, pairs in sorted(src.attrs.items())]
-    options = {n: metadata[n] for n in _option_names(target) if n in metadata}
+    defaults = make_backend(target).parse_options({})
+    options = {f.name: metadata[f.name] for f in dataclasses.fields(defaults) if f.name in metadata}
+    # Triton's own libraries lie elsewhere in another environment.
+    libraries = getattr(defaults, "extern_libs", None)
+    if json.dumps(options.get("extern_libs")) == json.dumps(libraries):
+        options.pop("extern_libs", None)
     specialization = {
         "signature": {name: encode_constant(kind) for name, kind in src.signature.items()},
         "constants": constants,
@@ -194,7 +204,58 @@ def describe_compilation(
         trouble=trouble,
         file=file,
         helpers=_helpers(function) if file else {},
+        environment=compilation_environment(target),
+        key=binary_key(metadata["hash"]) if "hash" in metadata else "",
     )
+
+
+# --- Triton's key ---
+
+ASSEMBLER_VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
+"""Where Triton looks for an assembler first; torch's compile workers set the first for themselves."""
+BACKEND = "backend"
+
+
+def triton_key() -> str:
+    """The hash of Triton's own files; the first call of a process reads them all."""
+    for name in ("triton.runtime.cache", "triton.compiler.compiler"):  # from 3.5 on, and 3.4
+        module: Any = importlib.import_module(name)
+        if hasattr(module, "triton_key"):
+            return str(module.triton_key())
+    raise ImportError("this Triton has no `triton_key`: versions 3.4 to 3.9 do")
+
+
+def binary_key(name: str) -> str:
+    """A binary's name in Triton's cache, to be compared with names that the same compiler gave."""
+    return f"{hashlib.sha256(triton_key().encode()).hexdigest()[:16]}:{name}"
+
+
+def compilation_environment(target: Any) -> dict[str, str]:
+    """The parts of Triton's key that are this process': the backend's with its assembler, and variables."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler.compiler import make_backend
+
+    backend = " ".join(str(make_backend(target).hash()).split())
+    return {**get_cache_invalidating_env_vars(), BACKEND: backend}
+
+
+def forget_assembler() -> None:
+    """Have Triton ask its assembler for its release again, which it does once in a process."""
+    with suppress(ImportError):
+        from triton.backends.nvidia import compiler
+
+        if (clear := getattr(getattr(compiler, "get_ptxas_version", None), "cache_clear", None)) is not None:
+            clear()
+
+
+def torch_assemblers() -> list[str]:
+    """The assembler of torch's wheel, which is not imported: up to torch 2.11, and later."""
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("torch")
+        folder = Path((spec and spec.origin) or "").parent
+        paths = [folder / "bin" / "ptxas", folder / "_inductor" / "bin" / "ptxas"]
+        return [str(path) for path in paths if path.is_file()]
+    return []
 
 
 def _helpers(function: Any) -> dict[str, list[str]]:
@@ -255,12 +316,6 @@ def _integer_states(fn: Any, src: Any) -> tuple[dict[str, str], dict[str, str]]:
             states[parameter.name] = DIVISIBLE if ["tt.divisibility", 16] in pairs else NEITHER
             types[parameter.name] = kind
     return states, types
-
-
-def _option_names(target: Any) -> list[str]:
-    from triton.compiler.compiler import make_backend
-
-    return [field.name for field in dataclasses.fields(make_backend(target).parse_options({}))]
 
 
 def _encoded(value: Any) -> Any:
