@@ -23,10 +23,11 @@ from forecast_autotune import autotune
 from forecast_integrations.triton.compile import first_launch
 from forecast_integrations.triton.compile.first_launch import CompilerHash, LauncherStubs
 from forecast_integrations.triton.null_device import NullDevice
+from forecast_integrations.triton.problem.compilations import key_module
 from tests.integrations.null import binaries, blocks, child, configs, double, fresh, kernel_call, launch
 from tests.integrations.parallel_children import run_in_children
 
-module = first_launch._module()
+module = key_module()
 HERE = os.getpid()
 
 

@@ -32,7 +32,7 @@ from typing import Any, cast
 from forecast_autotune.records import Candidate
 from forecast_integrations.triton.compile.children import kill_group
 from forecast_integrations.triton.problem.call import KernelCall
-from forecast_integrations.triton.problem.compilations import triton_key
+from forecast_integrations.triton.problem.compilations import key_module
 from forecast_integrations.triton.problem.describe import heuristic_values
 from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import KernelFunction, NamedArguments
@@ -58,13 +58,13 @@ class CompilerHash:
 
     def _compute(self) -> None:
         with contextlib.suppress(Exception):  # it fails again where it is needed
-            triton_key()
+            key_module().triton_key()
 
     def settle(self) -> None:
         """Have it known here, and in what is forked from now on. Raises what Triton's own function does."""
         if self._thread is not None and self._thread.is_alive():  # a fork has none of its parent's threads
             self._thread.join()
-        triton_key()
+        key_module().triton_key()
 
 
 COMPILER_HASH = CompilerHash()

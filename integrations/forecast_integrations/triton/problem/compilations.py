@@ -216,18 +216,18 @@ ASSEMBLER_VARIABLES = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 BACKEND = "backend"
 
 
-def triton_key() -> str:
-    """The hash of Triton's own files; the first call of a process reads them all."""
+def key_module() -> Any:
+    """Where Triton looks up `triton_key`, the hash of its own files: the first call in a process reads them all."""
     for name in ("triton.runtime.cache", "triton.compiler.compiler"):  # from 3.5 on, and 3.4
-        module: Any = importlib.import_module(name)
+        module = importlib.import_module(name)
         if hasattr(module, "triton_key"):
-            return str(module.triton_key())
+            return module
     raise ImportError("this Triton has no `triton_key`: versions 3.4 to 3.9 do")
 
 
 def binary_key(name: str) -> str:
     """A binary's name in Triton's cache, to be compared with names that the same compiler gave."""
-    return f"{hashlib.sha256(triton_key().encode()).hexdigest()[:16]}:{name}"
+    return f"{hashlib.sha256(key_module().triton_key().encode()).hexdigest()[:16]}:{name}"
 
 
 def compilation_environment(target: Any) -> dict[str, str]:
