@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -149,7 +151,7 @@ def try_copies(a: argparse.Namespace, report: ResultFile, place: ContestPlace) -
             reasons = [f"{r.code}: {r.detail[:300]} ({r.trial})" for r in one.verdict.reasons]
             duels = [d["reason"] for d in one.duels]
             row = {"pack": pack.definition.name, "found": found, "gain": one.gain, "duels": duels}
-            report.add("copies", {**row, "reasons": reasons})
+            report.add("copies", {**row, "reasons": reasons, "load": os.getloadavg()[0]})
             say(f"copies {len(rows)}: {row} {reasons}"[:300])
 
 
@@ -180,6 +182,7 @@ def search_copies(a: argparse.Namespace, report: ResultFile) -> None:
         plain = load_pack(name).solution("torch_plain").source
         texts = {f"{n}": copied_source(plain, n) for n in range(_COPIES_OF_A_SEARCH)}
         row = {"pack": name, **search_texts(a, name, texts, "--seconds", f"{a.search_seconds}")}
+        row["load"] = os.getloadavg()[0]
         row.pop("best", None)
         report.add("searches", row)
         say(f"searches {len(rows)}: {row}"[:300])
@@ -240,6 +243,11 @@ def summarize_copies(raw: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str
         "searches_that_failed": len(raw.get("searches", ())) - len(searches),
         "confirmed": sum(r["confirmed"] for r in searches),
         "measured": sum(r["measured"] for r in searches),
+        "load": {
+            n: round(statistics.median(r["load"] for r in raw[n]), 1)
+            for n in ("copies", "searches")
+            if raw.get(n)
+        },
         "mixes": len(mixes),
         "mixes_confirmed": sum(r["confirmed"] for r in mixes),
         "losing": sum(r["confirmed"] and bool(r["loses_at"]) for r in mixes),
