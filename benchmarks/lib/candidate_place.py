@@ -25,10 +25,11 @@ class CandidatePlace:
     """The driver's number of the device."""
 
     @classmethod
-    def of(cls, device_name: str, index: int = 0) -> CandidatePlace:
-        """Raises `LookupError` for a device that the driver does not know."""
+    def of(cls, device_name: str) -> CandidatePlace:
+        """The host, or the first device that this process may use. Raises `LookupError` where there is none."""
         if device_name == "cpu":
             return cls(device_name)
+        index, *_ = [*device.visible_devices(), 0]
         name, uuid = device.identity(index)
         if not uuid:
             raise LookupError(f"the driver knows no device {index}")

@@ -5,12 +5,12 @@
 
 `exploits`: the corpus of the tests, on the CPU, in an interpreter where it is Triton's, and on the device. A trick
 that can bite on a CPU alone counts there alone. `honest`: the honest corpus and all solutions of the shipped packs.
-One lane times, with nothing else at work. `kernels`: each of the benchmarks' kernels as a variant of itself; on a CPU
-a few. `mutants`: solutions of packs, and Triton
-kernels, with one place changed by a rule of `mutation`. One counts once a witness tells it from its base: a case of
-a generator of this file's own, of ten times as many as are verified, at which the base alone is right. What raises at
-the first case is stillborn. Half of the rules, and of the bases, are held out: what is mended is mended by survivors
-of the others. A run whose file exists goes on where it ended.
+One lane times, with nothing else at work. `kernels`: each of the benchmarks' kernels as a variant of itself, verified,
+and with other configs held against one of its own at the call that a search times; on a CPU a few, at small calls.
+`mutants`: solutions of packs, and Triton kernels, with one place changed by a rule of `mutation`. One counts once a
+witness tells it from its base: a case of a generator of this file's own, of ten times as many as are verified, at
+which the base alone is right. What raises at the first case is stillborn. Half of the rules, and of the bases, are held
+out: what is mended is mended by survivors of the others. A run whose file exists goes on where it ended.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_autotune.variants.entry import KernelEntry, nested_arguments
 from forecast_autotune.variants.signature import memory_span
-from forecast_harness.sandbox.api import SandboxError, SandboxLane
+from forecast_harness.sandbox.api import JobStatus, SandboxError, SandboxJob, SandboxLane
 from forecast_harness.sandbox.lane_pools import LanePool
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.kernels.user_kernel import UserKernel
 from forecast_harness.targets.packs import Language, Pack, Solution, builtin_names, load_pack
 from forecast_harness.targets.packs.schema import PackFormat
+from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.kernel_calls import error_limits
 from forecast_harness.trials.kernel_cell import relative_error
 from forecast_harness.trials.packs import first_plan
+from forecast_harness.trials.race import RaceRules
 from forecast_harness.trials.variants import call_sampling
 from forecast_harness.trials.variants import verify as kernel_checks
 from forecast_harness.trials.variants.base_runner import gap_mask, tensor_view
@@ -147,8 +149,10 @@ class VerificationStages:
         tasks = [(b.name, partial(_own_source, b)) for b in listed if self.a.only in b.name][: self.a.limit]
         rows = self.go("kernels", tasks, self.place, self.a.lanes, time.monotonic() + self.a.seconds)
         wrong = {r["name"]: r["reasons"] for r in rows if r.get("found", "accepted") != "accepted"}
-        count = sum("found" in r for r in rows)
-        return {"judged": count, "accepted": count - len(wrong), "refused": wrong, **_failed(rows)}
+        count, timed = sum("found" in r for r in rows), {r["name"]: r.get("when_timed") for r in rows}
+        held = Counter("accepted" if not t else "refused" for t in timed.values() if t is not None)
+        more = {"when_timed": dict(held), "refused_when_timed": {n: t for n, t in timed.items() if t}}
+        return {"judged": count, "accepted": count - len(wrong), "refused": wrong, **more, **_failed(rows)}
 
     def mutants(self) -> Row:
         listed = [b for b in bases(self.place) if self.a.only in b.name]
@@ -208,11 +212,19 @@ def full_name(entry: corpus.CorpusEntry) -> str:
 
 
 def _own_source(base: KernelBase, lane: SandboxLane) -> Row:
-    """The verdict on a kernel's own source, as a variant of it; an error where nothing can be drawn for it."""
+    """The verdict on a kernel's own source, as a variant of it; an error where nothing can be drawn for it.
+
+    `when_timed`: whether a search refuses it before it times it.
+    """
     base.prepare(lane, 0)
-    (_, verdict), *_ = base.verdicts(f"{base.source}\n_AGAIN = 1\n", lane)
+    again = f"{base.source}\n_AGAIN = 1\n"
+    (_, verdict), *_ = base.verdicts(again, lane)
     reasons = [f"{r.code}: {r.detail} ({r.trial})"[:_SAID] for r in verdict.reasons]
-    return {"found": str(verdict.judgement), "reasons": reasons, "trials": verdict.trials}
+    row = {"found": str(verdict.judgement), "reasons": reasons, "trials": verdict.trials}
+    try:
+        return row | base.timed_beside_itself(again, lane)
+    except Exception as error:
+        return {**row, "when_timed": f"{type(error).__name__}: {error}"[-_SAID:]}
 
 
 def _entry(entry: corpus.CorpusEntry, place: CandidatePlace, lane: SandboxLane) -> Row:
@@ -241,9 +253,11 @@ _SEED = 1
 _KERNELS = ("transpose", "swiglu", "splitk_gemv", "cross_entropy", "cumsum", "softmax", "chunk_l2norm",
             "fn_weight_norm")  # fmt: skip
 """Modules by several hands; an interpreter takes minutes to survey most others."""
-_KERNEL_CONFIGS, _TILE, _MOST_PROGRAMS = 2, 1024, 12
-"""Configs of a kernel, about how many elements their tiles have, programs of a launch: an interpreter runs one after
-the other."""
+_KERNEL_CONFIGS, _RACED_CONFIGS, _TILE, _MOST_PROGRAMS = 2, 3, 1024, 12
+"""Configs of a kernel, others that are held against one, about how many elements tiles have, programs of a launch: an
+interpreter runs one after the other."""
+_RIVALS = 8
+"""Configs of which the first that runs is held to be right."""
 KERNEL = "kernel/"
 _TIMED_DRAWS = 60
 _MARGIN = 256
@@ -374,6 +388,8 @@ class KernelBase:
     place: CandidatePlace
     known: KernelSurvey | RecordError | None = None
     calls: list[KernelCall | None] = field(default_factory=list)
+    listed: Sequence[Config] = ()
+    """Configs that it has for a device."""
     timed: Sequence[KernelCall] = ()
     """Calls as those that are recorded, one a config: sizes that tiles divide, several tiles, normal values."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -517,6 +533,32 @@ class KernelBase:
         )
         yield "verify", one.verdict
 
+    def timed_beside_itself(self, again: str, lane: SandboxLane) -> Row:
+        """How a search's race takes the same source with other configs, at the recorded call."""
+        assert isinstance(self.known, KernelSurvey)
+        subject, on_host = self.subject, self.place.device == "cpu"
+        listed = sorted(subject.configs if on_host else self.listed, key=work_of_a_warp)
+        drawn = random.Random(f"{self.name} {_SEED}").sample(listed, min(_RACED_CONFIGS, len(listed)))
+        payload = {
+            "subjects": [replace(subject, calls=subject.calls[on_host:]).to_json()],
+            "writes": [list(self.known.writes)],
+            "updates": [list(self.known.updates)],
+            "against": {"source": self.source, "configs": [c.to_json() for c in listed[:_RIVALS]]},
+            "variant": {"source": again, "configs": [c.to_json() for c in drawn]},
+            "device": self.place.device,
+            "rules": RaceRules(rung=1, first=1, least=1, seconds=0.0).to_json(),
+        }
+        files = {"against.py": self.source, "variant.py": again}
+        job = SandboxJob("forecast_harness.trials.race_job:race_kernel", payload, files)
+        result = lane.run(job, replace(kernel_checks.VARIANT_LIMITS, wall_s=_HUNG_S, cpu_s=_HUNG_S * len(drawn)))
+        if result.status is not JobStatus.OK:
+            raise SandboxError(f"{result.fault}: {result.detail}")
+        caught = result.value["caught"] | ({"0": i} if (i := result.value.get("incumbent")) else {})
+        told = [
+            f"{drawn[int(n)]}: {r['code']}: {r['detail']}"[:_SAID] for n, all_ in caught.items() for r in all_
+        ]
+        return {"when_timed": told, "raced": len(drawn), "unable": len(result.value["unable"])}
+
 
 def _kernel_results(
     entry: KernelEntry, call: KernelCall, writes: Sequence[str], device: str
@@ -564,11 +606,13 @@ def kernel_bases(place: CandidatePlace, names: Sequence[str] | None) -> list[Ker
         if name in results or module is None:
             continue
         attribute = next(n for n, value in vars(module).items() if value is case.kernel)
-        subject, *_ = UserKernel.of_function(Path(), module, attribute, case.kernel).subjects(store)
+        path = Path(inspect.getfile(module))
+        subject, *_ = UserKernel.of_function(path, module, attribute, case.kernel).subjects(store)
         tiles = {c.kwargs: math.prod(v for _, v in c.kwargs if type(v) is int) for c in subject.configs}
         quick = sorted(tiles, key=lambda kwargs: abs(math.log2(tiles[kwargs] / _TILE)))
         configs = tuple(Config(kwargs, 4, 1) for kwargs in quick[:_KERNEL_CONFIGS])
-        results[name] = KernelBase(name, subject.source, replace(subject, configs=configs), place)
+        few = replace(subject, configs=configs)
+        results[name] = KernelBase(name, subject.source, few, place, listed=subject.configs)
     return list(results.values())
 
 

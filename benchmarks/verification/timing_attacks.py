@@ -273,9 +273,6 @@ def main() -> int:
         "--seconds", type=float, default=1e9, help="no further attack is begun after so many"
     )
     command_line.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run")
-    command_line.add_argument(
-        "--gpu", type=int, default=0, help="the driver's number of the device that is used"
-    )
     command_line.add_argument("--copies", type=int, default=0, help="verdicts on copies, instead of attacks")
     command_line.add_argument(
         "--searches", type=int, default=0, help="searches among copies, instead of attacks"
@@ -294,7 +291,7 @@ def main() -> int:
     summary: dict[str, Any] = {}
     begin, left_out = time.perf_counter(), 0
     packs = [load_pack(name) for name in a.packs]
-    where = CandidatePlace.of(a.device, a.gpu)
+    where = CandidatePlace.of(a.device)
     plan = VerificationPlan(device=a.device, peaks=where.peaks, index=where.index, uuid=where.uuid)
     with SandboxLane(device=None if a.device == "cpu" else str(where.index)) as lane:
         place = ContestPlace(lane, plan)
