@@ -23,6 +23,7 @@ import json
 import math
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -146,7 +147,9 @@ class VerificationStages:
 
     def kernels(self) -> Row:
         listed = kernel_bases(self.place, None if self.place.device == "cuda" else _KERNELS)
-        tasks = [(b.name, partial(_own_source, b)) for b in listed if self.a.only in b.name][: self.a.limit]
+        tasks = [(b.name, partial(_own_source, b)) for b in listed if re.search(self.a.only, b.name)][
+            : self.a.limit
+        ]
         rows = self.go("kernels", tasks, self.place, self.a.lanes, time.monotonic() + self.a.seconds)
         wrong = {r["name"]: r["reasons"] for r in rows if r.get("found", "accepted") != "accepted"}
         count, timed = sum("found" in r for r in rows), {r["name"]: r.get("when_timed") for r in rows}
@@ -155,7 +158,7 @@ class VerificationStages:
         return {"judged": count, "accepted": count - len(wrong), "refused": wrong, **more, **_failed(rows)}
 
     def mutants(self) -> Row:
-        listed = [b for b in bases(self.place) if self.a.only in b.name]
+        listed = [b for b in bases(self.place) if re.search(self.a.only, b.name)]
         torch.set_num_threads(1)
         chosen = drawn_mutants(listed, self.a.families, self.a.limit or self.a.count)
         before = {r["name"]: r for r in self.a.before if "witness" in r}
@@ -170,7 +173,7 @@ class VerificationStages:
 
     def _chosen(self, listed: Iterable[corpus.CorpusEntry]) -> list[corpus.CorpusEntry]:
         able = [e for e in listed if self.place.device == "cuda" or e.backend == "cpu"]
-        return [e for e in able if self.a.only in e.name][: self.a.limit]
+        return [e for e in able if re.search(self.a.only, str(e.path))][: self.a.limit]
 
 
 STAGES = ("exploits", "honest", "kernels", "mutants")
@@ -550,7 +553,9 @@ class KernelBase:
         }
         files = {"against.py": self.source, "variant.py": again}
         job = SandboxJob("forecast_harness.trials.race_job:race_kernel", payload, files)
-        result = lane.run(job, replace(kernel_checks.VARIANT_LIMITS, wall_s=_HUNG_S, cpu_s=_HUNG_S * len(drawn)))
+        result = lane.run(
+            job, replace(kernel_checks.VARIANT_LIMITS, wall_s=_HUNG_S, cpu_s=_HUNG_S * len(drawn))
+        )
         if result.status is not JobStatus.OK:
             raise SandboxError(f"{result.fault}: {result.detail}")
         caught = result.value["caught"] | ({"0": i} if (i := result.value.get("incumbent")) else {})
@@ -751,7 +756,7 @@ def main() -> int:
     add("--stages", nargs="+", choices=STAGES, default=list(STAGES[:2]), metavar="STAGE")
     cores = len(os.sched_getaffinity(0))
     add("--lanes", type=int, default=max(1, min(12, cores - 2)), help="at once")
-    add("--only", default="", help="entries whose names contain this; of mutants, their bases")
+    add("--only", default="", help="a pattern of entries' names; of mutants, of their bases")
     add("--limit", type=int, help="so many entries of every stage")
     add("--seconds", type=float, default=1e9, help="a stage begins no entry after so many")
     add("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of mutants")
