@@ -3,7 +3,7 @@
     python -m benchmarks.machine_code.shared_reductions --out FILE.json [--only matmul] [--null]
 
 Matrix products with few tiles, and sums with few rows. Every config of the kernel, and of its variants by
-`split-reduction` and `stream-k`, is checked and timed. Another tuner with an empty store decides among the same
+`split-reduction`, is checked and timed. Another tuner with an empty store decides among the same
 candidates by forecasts, within its default budget. Their choices are timed in turns, the kernel's best config twice:
 the noise.
 """
@@ -102,7 +102,7 @@ def verified_variants(
     return kept
 
 
-REWRITES = ("split-reduction", "stream-k")
+REWRITE = "split-reduction"
 SHAPES = {
     "matmul": [
         (256, 256, 8192),
@@ -145,7 +145,7 @@ def cases(kernel: str) -> list[kernels.Case]:
 def measure(case: kernels.Case, where: str, rounds: int) -> dict[str, Any]:
     """Everything about one kernel at one shape."""
     data = case.make("cpu", small=True) if where == "meta" else case.make(where)
-    result = rewrites_of_case(case, only=REWRITES, combine=False)
+    result = rewrites_of_case(case, only=[REWRITE], combine=False)
     right = verified_variants(case, where, result, data)
     stores = Store(None), Store(None)
     options = {"reset_to_zero": list(case.reset_to_zero), "variants": right}
@@ -211,19 +211,18 @@ def _source(config: Any) -> str:
     return "base" if function is None else str(function.name)
 
 
-def _gain(row: dict[str, Any], rewrite: str = "") -> float:
-    """The kernel's best time over the best of what was made of it, or of one rewrite."""
-    ms = [t for n, t in row["ms"].items() if n.startswith(rewrite or REWRITES) and n not in row["wrong"]]
+def _gain(row: dict[str, Any]) -> float:
+    """The kernel's best time over the best of what was made of it."""
+    ms = [t for n, t in row["ms"].items() if n.startswith(REWRITE) and n not in row["wrong"]]
     return float(row["ms"]["base"] / min(ms)) if ms else 0.0
 
 
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Gains by shape, of each rewrite and of what the default decision chose."""
+    """Gains by shape, of the rewrite and of what the default decision chose."""
     return {
         "shapes": len(rows),
         "wrong": sum(len(row["wrong"]) for row in rows),
         "gain": {row["case"]: round(_gain(row), 3) for row in rows},
-        **{name: {row["case"]: round(_gain(row, name), 3) for row in rows} for name in REWRITES},
         "chosen": {row["case"]: round(row["ms"]["base"] / row["ms"]["chosen"], 3) for row in rows},
         "geomean": round(statistics.geometric_mean(max(1.0, _gain(row)) for row in rows), 3),
         "geomean_chosen": round(

@@ -97,7 +97,6 @@ REWRITES: tuple[TritonRewrite, ...] = (
     TritonRewrite("peel", masks.peel),
     TritonRewrite("interior", masks.interior),
     TritonRewrite("split-reduction", split_reductions.split_reduction, True),
-    TritonRewrite("stream-k", split_reductions.stream_k, True),
     TritonRewrite("group", programs.group),
     TritonRewrite("exp2", local_changes.exp2, True),
     TritonRewrite("pipeline", local_changes.pipeline),

@@ -3,16 +3,12 @@
 Each leaves its part in the launch's own memory and counts itself as done. Parts are added in the order of the loop, by
 whoever comes last: results are the same in every launch, of any type, and what follows the loop (a bias, an
 activation, a division) is computed once. Nobody waits for anybody.
-
-`stream_k` shares all iterations of all tiles evenly: a program may end one tile and begin the next. See Osama et al.,
-"Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU" (PPoPP 2023).
 """
 
 from __future__ import annotations
 
 import ast
-import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from forecast_autotune.variants.contract import COUNTERS, MEMORY, WORKSPACE
@@ -21,12 +17,10 @@ from forecast_harness.authors.triton.analysis.function_facts import (
     RangeLoop,
     all_accesses_known,
     argument,
-    axis_of,
     loops,
 )
 from forecast_harness.authors.triton.analysis.polynomials import PolynomialReader, induction_variables
 from forecast_harness.authors.triton.analysis.source_unit import (
-    BASE_GRID,
     Block,
     SourceUnit,
     arguments,
@@ -37,8 +31,6 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     parse_expression,
     parse_statements,
     read_names,
-    swap_expressions,
-    with_own_names,
 )
 from forecast_harness.authors.triton.programs import exchangeable_program_ids
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
@@ -92,7 +84,7 @@ def move_to_part(loop: RangeLoop, moved: Collection[str], skipped: str) -> list[
 _MOST_PARTS = {True: 16, False: 32}
 """Programs that share a tile at most, with dots and without: each part is written and read once more."""
 _PROGRAMS = {True: (1, 2), False: (4, 16)}
-"""Programs for each multiprocessor that a launch is filled up to."""
+"""Programs for each multiprocessor that a launch is filled up to, with dots and without."""
 _MOST_STATEMENTS_AFTER = 60
 """Statements after the loop: one program of those that share a tile executes them."""
 
@@ -205,22 +197,6 @@ def split_reduction(unit: SourceUnit, context: RewriteContext) -> Iterator[Sourc
         yield SourceEdit(_split(shared, programs, _MOST_PARTS[dots]), note, 3.2 - 0.4 * place)
 
 
-def stream_k(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
-    """Programs that stay on the device share the iterations of all tiles evenly."""
-    shared = _shared_loop(unit)
-    if shared is None or not shared.loop.has_dots or _leaves_early(unit.entry.body):
-        return
-    bounds = [_outside(shared, text) for text in shared.loop.range_bounds]
-    known = [bound for bound in bounds if bound is not None]
-    if len(known) != len(bounds):
-        return
-    for place, each in enumerate(_PROGRAMS[True]):
-        draft = _streamed(shared, known, MULTIPROCESSORS * each)
-        if draft is not None:
-            note = f"{MULTIPROCESSORS * each} programs share the iterations of all tiles evenly"
-            yield SourceEdit(draft, note, 2.8 - 0.4 * place)
-
-
 def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
     """The loop whose iterations may be shared; None where that does not show in the text."""
     axes, body = exchangeable_program_ids(unit), unit.entry.body
@@ -316,7 +292,9 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
     shared.take_part(draft, before, after, skipped=skipped, count=each, last=last)
     tiles = "first * second" if axis == 2 else "first"
     shape = ", ".join([*["first", "second"][:axis], f"max(1, min({most}, {programs} // max(1, {tiles})))"])
-    add_grid_function(draft, f"return ({shape},)")
+    draft.tree.body += parse_statements(
+        f"def grid(meta, arguments, base):\n    first, second = (*base, 1)[:2]\n    return ({shape},)\n"
+    )
     of_grid = " * ".join(f"grid[{i}]" for i in range(axis))
     # Nothing is shared where there are programs enough: then no counters are set to zero before a launch.
     sharing = f"({of_grid} if grid[{axis}] > 1 else 0)"
@@ -324,86 +302,12 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
     return draft
 
 
-def _streamed(shared: _SharedLoop, bounds: Sequence[str], programs: int) -> SourceUnit | None:
-    unit, axes = shared.unit, max(shared.axes) + 1
-    first, end, step = bounds
-    inner, tl = unit.copy(), unit.tl
-    taken = names(unit.entry) | set(unit.functions)
-    whole, tiles, each, at, stop, tile, skipped, count, last, program, begins, ends, other = (
-        fresh_name(n, taken)
-        for n in (
-            *("iterations", "tiles", "each", "at", "stop", "tile", "skipped", "count", "last"),
-            *("program", "begins", "ends", "other"),
-        )
-    )
-    # A program's first piece may be the end of a tile, its last one the beginning of another: two places each.
-    over = shared.hand_over(
-        tile=tile,
-        own=f"{program} * 2 + ({skipped} > 0)",
-        last=last,
-        others=f"{ends} - {begins}",
-        each=f"{other} in range({begins}, {ends} + 1)",
-        parts=f"{other} * 2 + ({other} > {begins})",
-    )
-    after = [
-        f"{last} = {count} == {whole}",
-        f"if {count} < {whole}:",
-        f"    {begins} = {tile} * {whole} // {each}",
-        f"    {ends} = ({tile} * {whole} + {whole} - 1) // {each}",
-        *(f"    {line}" for line in over),
-    ]
-    shared.take_part(inner, (), after, skipped=skipped, count=count, last=last)
-    body = inner.entry.body[docstring_length(inner.entry.body) :]
-    result = statements_of_tile(unit, shared.axes, body, tile, taken)
-    if result is None:
-        return None
-    constants, statements = result
-    head = parse_statements(
-        f"{whole} = {tl}.maximum({tl}.cdiv({end} - ({first}), {step}), 1)\n"
-        f"{tiles} = {' * '.join(BASE_GRID[:axes])}\n"
-        f"{program} = {tl}.program_id(0)\n"
-        f"{each} = {tl}.cdiv({tiles} * {whole}, {tl}.num_programs(0))\n"
-        f"{at} = {program} * {each}\n"
-        f"{stop} = {tl}.minimum({at} + {each}, {tiles} * {whole})\n"
-        f"while {at} < {stop}:\n"
-        f"    {tile} = {at} // {whole}\n"
-        f"    {skipped} = {at} % {whole}\n"
-        f"    {count} = {tl}.minimum({whole} - {skipped}, {stop} - {at})\n"
-    )
-    turn = head[-1]
-    assert isinstance(turn, ast.While)
-    turn.body += [*statements, *parse_statements(f"{at} += {count}")]
-    draft = unit.copy()
-    entry = draft.entry
-    entry.body[docstring_length(entry.body) :] = [*constants, *head]
-    add_base_grid_parameters(draft, axes)
-    add_grid_function(draft, f"return {on_one_axis(str(programs), axes)}")
-    _add_workspace(draft, shared, "2 * grid[0]", " * ".join(f"base[{i}]" for i in range(axes)))
-    return draft
-
-
-def _outside(shared: _SharedLoop, text: str, depth: int = 4) -> str | None:
-    """A bound of the loop by parameters alone, which no tile changes; None where it depends on more."""
-    node = parse_expression(text)
-    changed = set(assigned_names(shared.unit.entry))
-    for _ in range(depth):
-        inner = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in changed]
-        if not inner:
-            break
-        values = {id(n): shared.facts.single_value(n.id) for n in inner}
-        if None in values.values():
-            return None
-        node = swap_expressions(node, {k: copy.deepcopy(v) for k, v in values.items() if v is not None})
-    left = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in changed]
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    if left or any(shared.unit.callee_name(c) not in ("cdiv", "min", "max") for c in calls):
-        return None
-    return f"({ast.unparse(node)})"
-
-
 def _add_workspace(draft: SourceUnit, shared: _SharedLoop, parts: str, tiles: str) -> None:
     """Add the parameters of a launch's own memory, and the function that sizes it."""
-    add_parameters(draft, (WORKSPACE, COUNTERS), None)
+    given = draft.entry.args
+    given.args += [ast.arg(name) for name in (WORKSPACE, COUNTERS)]
+    if given.defaults:
+        given.defaults += [ast.Constant(None)] * 2
     sides: Sequence[str] = sorted({s for one in shared.sums for s in one.sides if not s.isdigit()})
     elements = shared.elements
     body = "".join(f"    {side} = given['{side}']\n" for side in sides)
@@ -413,72 +317,3 @@ def _add_workspace(draft: SourceUnit, shared: _SharedLoop, parts: str, tiles: st
         f"{body}"
         f"    return {parts} * ({elements}), {tiles}\n"
     )
-
-
-# --- programs whose number is not the call's ---
-
-
-def add_base_grid_parameters(draft: SourceUnit, count: int) -> None:
-    """Add the parameters that the launcher fills with the call's own grid."""
-    add_parameters(draft, BASE_GRID[:count], 1)
-
-
-def add_parameters(draft: SourceUnit, added: Sequence[str], default: int | None) -> None:
-    """Add runtime parameters that the launcher fills in."""
-    given = draft.entry.args
-    given.args += [ast.arg(name) for name in added]
-    if given.defaults:
-        given.defaults += [ast.Constant(default)] * len(added)
-
-
-def add_grid_function(draft: SourceUnit, body: str) -> None:
-    """Add a `grid` whose `first`, `second` and `third` are the call's own extents."""
-    text = "def grid(meta, arguments, base):\n    first, second, third = (*base, 1, 1)[:3]\n" + "".join(
-        f"    {line}\n" for line in body.splitlines()
-    )
-    draft.tree.body += parse_statements(text)
-
-
-def on_one_axis(programs: str, axes: int) -> str:
-    """A launch grid of so many programs that take the tiles of the first `axes` axes."""
-    return f"({', '.join((programs, *('1', '1')[: axes - 1], *('second', 'third')[axes - 1 :]))})"
-
-
-def statements_of_tile(
-    unit: SourceUnit, ids: Mapping[int, list[ast.Call]], body: Block, tile: str, taken: set[str]
-) -> tuple[Block, Block] | None:
-    """A kernel's body for the tile with a number, to stand in a loop: statements to stand before it, and in it.
-
-    `ids`: its `program_id` calls by axis. Parameters that it assigns get another name, as every tile begins with
-    their values. None where a constant of it depends on the tile.
-    """
-    axes = max(ids) + 1
-    new = {axis: fresh_name(f"tile_{axis}", taken) for axis in ids} if axes > 1 else {0: tile}
-    moved = ast.Module(copy.deepcopy(body), [])
-    constants = _hoist_constants(unit, moved.body)
-    if constants is None:
-        return None
-    assigned = set(assigned_names(moved)) & {p.arg for p in arguments(unit.entry)}
-    calls = unit.calls(moved, "program_id")
-    swap_expressions(moved, {id(c): ast.Name(new[axis_of(c)], ast.Load()) for c in calls})
-    lines = []
-    if axes > 1:
-        extents = {0: f"{tile} % {BASE_GRID[0]}", 1: f"{tile} // {BASE_GRID[0]} % {BASE_GRID[1]}"}
-        if axes == 2:
-            extents[1] = f"{tile} // {BASE_GRID[0]}"
-        extents[2] = f"{tile} // ({BASE_GRID[0]} * {BASE_GRID[1]})"
-        lines = [f"{new[axis]} = {extents[axis]}" for axis in sorted(new)]
-    return constants, [*parse_statements("\n".join(lines)), *with_own_names(moved.body, assigned, taken)]
-
-
-def _hoist_constants(unit: SourceUnit, body: Block) -> Block | None:
-    """Take the statements that name constants out of a body; None where one depends on anything else."""
-    known = unit.constexprs(unit.entry) | {unit.tl, "triton"}
-    constants = [s for s in body if isinstance(s, ast.AnnAssign)]
-    nested = [n for s in body for n in ast.walk(s) if isinstance(n, ast.AnnAssign)]
-    if len(nested) != len(constants) or any(
-        s.value is None or not read_names(s.value) <= known for s in constants
-    ):
-        return None
-    body[:] = [s for s in body if not isinstance(s, ast.AnnAssign)]
-    return list(constants)

@@ -27,9 +27,6 @@ Tree = TypeVar("Tree", bound=ast.AST)
 Function = ast.FunctionDef
 Block = list[ast.stmt]
 
-BASE_GRID = ("BASE_GRID_0", "BASE_GRID_1", "BASE_GRID_2")
-"""Runtime parameters that the launcher fills with the grid the call would have had for the base kernel."""
-
 _ATOMIC = re.compile(r"atomic_\w+")
 _EFFECTS = {
     "load": "load",
