@@ -80,13 +80,9 @@ def recorded(text: str) -> Any:
 
 def answered(text: str) -> Any:
     fenced = f"Faster.\n\n```python\n{text}\n```\n"
-    edit = f"<<<<<<< SEARCH\n    return torch.softmax(x, -1)\n=======\n{text}\n>>>>>>> REPLACE\n"
-    for answer in (text, fenced, edit, f"```python\ndef run(x):\n{text}"):
-        for read in (llm.extract_source, llm.apply_edits):
-            try:
-                read(answer, TARGET, SEED)
-            except ForecastAutotuneError:
-                continue
+    for answer in (text, fenced, f"```python\ndef run(x):\n{text}"):
+        with contextlib.suppress(ForecastAutotuneError):
+            llm.extract_source(answer, TARGET, SEED)
     return llm.extract_note(text)
 
 

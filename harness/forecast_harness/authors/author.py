@@ -15,7 +15,7 @@ from forecast_harness.targets.novelty import node_identity
 
 
 class Author(Protocol):
-    """Writes new sources. `styles` are its arms, e.g. `("rewrite", "diff", "repair")`."""
+    """Writes new sources. `styles` are its arms, e.g. `("rewrite", "repair")`."""
 
     name: str
     styles: Sequence[str]

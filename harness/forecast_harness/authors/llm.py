@@ -3,8 +3,8 @@
     llm:http://127.0.0.1:8000/v1?model=NAME&kind=chat
     llm:transformers:PATH_OR_ID
 
-The styles are `rewrite`, `diff` (edits that must fit exactly once) and `repair` (what the compiler, the checks or the
-clock said of a failed child, in this order). Where a request has no failure, a rewrite is asked for instead.
+The styles are `rewrite` and `repair` (what the compiler, the checks or the clock said of a failed child, in this
+order). Where a request has no failure, a rewrite is asked for instead.
 
 An answer that breaks a rule which can be read off its text is told so, once, and may be given again. Every
 text is kept by the question, the model and the request, with what it cost; that cost is told again when the
@@ -60,12 +60,6 @@ _FENCE_START = r"(?:^[ \t]*```[^\n`]*|```(?:python|py)[ \t]*)\n"
 """A fence; one that names its language may end a line of text, as small models have it."""
 _CODE_BLOCK = re.compile(rf"{_FENCE_START}(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _UNCLOSED_BLOCK = re.compile(rf"{_FENCE_START}(.*)\Z", re.MULTILINE | re.DOTALL)
-_EDIT_BLOCK = re.compile(
-    # The text that is searched for holds no second head, so that heads without an end are passed over in linear time.
-    r"^[ \t]*<{5,9}[ \t]*SEARCH[^\n]*\n(?P<old>(?:(?![ \t]*<{5,9}[ \t]*SEARCH)[^\n]*\n)*?)[ \t]*={5,9}[ \t]*\n"
-    r"(?P<new>(?:(?![ \t]*<{5,9}[ \t]*SEARCH)[^\n]*\n)*?)[ \t]*>{5,9}[ \t]*REPLACE",
-    re.MULTILINE | re.DOTALL,
-)
 _MAX_NOTE_CHARS = 300
 MAX_SOURCE_CHARS = 200_000
 """Characters of a source."""
@@ -90,28 +84,9 @@ def extract_source(answer: str, target: SearchTarget, parent: Node) -> str:
     return check_source(blocks[-1], target, parent)
 
 
-def apply_edits(answer: str, target: SearchTarget, parent: Node) -> str:
-    """The parent's source with the edits in an answer. Raises `RecordError` as `extract_source` does.
-
-    An answer without edits may hold a whole source instead: small models write nothing else.
-    """
-    text = _readable_part(answer)
-    edits = [(m["old"], m["new"]) for m in _EDIT_BLOCK.finditer(text)]
-    if not edits and _entry_blocks(text, target.entry):
-        return extract_source(answer, target, parent)
-    if not edits:
-        raise RecordError("it holds no block of the form <<<<<<< SEARCH ... ======= ... >>>>>>> REPLACE")
-    source = parent.source
-    for number, (old, new) in enumerate(edits, 1):
-        source = _apply_edit(source, _without_fences(old), _without_fences(new), number)
-    return check_source(source, target, parent)
-
-
 def extract_note(answer: str) -> str:
     """The model's own sentence: what stands before the code, as one line."""
-    before = re.split(r"```|<{5,9}[ \t]*SEARCH", _without_reasoning(answer)[:_MAX_ANSWER_CHARS], maxsplit=1)[
-        0
-    ]
+    before = _without_reasoning(answer)[:_MAX_ANSWER_CHARS].partition("```")[0]
     return printable_line(before, _MAX_NOTE_CHARS)
 
 
@@ -206,56 +181,11 @@ def _names_entry(block: str, entry: str) -> bool:
     )
 
 
-def _without_fences(text: str) -> str:
-    """The lines of an edit without fences that a model puts around them."""
-    lines = text.split("\n")[:-1] if text.endswith("\n") else text.split("\n")
-    if len(lines) > 1 and lines[0].lstrip().startswith("```") and lines[-1].strip() == "```":
-        lines = lines[1:-1]
-    return "\n".join(lines)
-
-
-def _apply_edit(source: str, old: str, new: str, number: int) -> str:
-    """One edit: exact lines first, then without trailing blanks, then with another indentation."""
-    lines, wanted = source.split("\n"), old.split("\n")
-    if not old.strip():
-        raise RecordError(f"edit {number} searches for nothing: copy lines of the source")
-    for form in (str, str.rstrip, str.strip):
-        looked = [form(line) for line in wanted]
-        places = [
-            i
-            for i in range(len(lines) - len(wanted) + 1)
-            if [form(line) for line in lines[i : i + len(wanted)]] == looked
-        ]
-        if len(places) > 1:
-            raise RecordError(
-                f"the lines that edit {number} searches for occur {len(places)} times: copy more of them"
-            )
-        if places:
-            at = places[0]
-            put = new.split("\n") if new else []
-            if form is str.strip:
-                put = _reindented(put, wanted, lines[at : at + len(wanted)])
-            return "\n".join([*lines[:at], *put, *lines[at + len(wanted) :]])
-    raise RecordError(
-        f"the lines that edit {number} searches for are not in the source: {wanted[0].strip()[:60]!r} ..."
-    )
-
-
-def _reindented(put: list[str], wanted: list[str], replaced: list[str]) -> list[str]:
-    """Replacing lines, moved as far as the lines they replace stand from the lines searched for."""
-    index = next(i for i, line in enumerate(wanted) if line.strip())
-    have = len(wanted[index]) - len(wanted[index].lstrip())
-    want = len(replaced[index]) - len(replaced[index].lstrip())
-    if want >= have:
-        return [" " * (want - have) + line if line.strip() else line for line in put]
-    return [line[min(have - want, len(line) - len(line.lstrip())) :] for line in put]
-
-
 # --- questions ---
 
 
 PROMPT_VERSION = "2"
-STYLES = ("rewrite", "diff", "repair")
+STYLES = ("rewrite", "repair")
 LAUNCH_IDEA = (
     "the launch: num_warps, num_stages, several rows or another tile for each program; with constants and "
     "CONFIGS the fastest is found for you: WARPS = 4, num_warps=WARPS at the launch, and "
@@ -600,8 +530,7 @@ class LLMAuthor:
     def _draft(self, answer: str, request: ProposalRequest, style: str, question: str) -> Draft:
         """Raises `RecordError` saying, to the model, which rule its answer breaks."""
         parent = request.parents[0]
-        read = apply_edits if style == "diff" else extract_source
-        source = read(answer, self._target, parent)
+        source = extract_source(answer, self._target, parent)
         failed = failure_to_repair(request) if style == "repair" else None
         provenance = Provenance(
             Origin.LLM,

@@ -1,7 +1,6 @@
 """Proposals without a language model: known rewrites of a parent's text, alone and in pairs.
 
-All of what can be made of a parent is worked out once and kept; a request draws from it by its seed, those of
-its style first. The styles are `single`, `combined` and `constants`. No style ends before all have: a parent is
+All of what can be made of a parent is worked out once and kept; a request draws from it by its seed. A parent is
 exhausted when everything that can be made of it is known.
 """
 
@@ -25,7 +24,6 @@ _MAX_CACHED_PARENTS = 64
 """Parents whose rewrites are kept in memory."""
 _RANK_DISCOUNT = 0.05
 """Where rewrites come in the order of their promise, each counts this much less than the one before."""
-STYLES = ("single", "combined", "constants")
 
 
 Rewriter: TypeAlias = Callable[[str], tuple[tuple[str, RewrittenSource], ...] | None]
@@ -38,7 +36,7 @@ class RewriteAuthor:
     """See the module. Thread-safe; the same request gives the same answer in any process."""
 
     name = "mechanical"
-    styles: Sequence[str] = STYLES
+    styles: Sequence[str] = ("rewrite",)
 
     def __init__(self, target: SearchTarget, *, rewriter: Rewriter | None = None) -> None:
         """`rewriter` works out the rewrites of a kernel's sources elsewhere; see `Rewriter`."""
@@ -49,7 +47,6 @@ class RewriteAuthor:
     def propose(self, request: ProposalRequest) -> Proposed:
         """See `Author`. A parent that no rewrite can read is told in `problem`, and is exhausted."""
         parent = request.parents[0]
-        style = request.arm.rpartition("/")[2]
         try:
             pool = self._all_rewrites(parent)
         except RecordError as error:
@@ -59,7 +56,7 @@ class RewriteAuthor:
         chance = random.Random(draw_seed(request))
         weights = [1.0 / (1.0 + _RANK_DISCOUNT * place) for place in range(len(left))]
         draws = [chance.random() ** (1.0 / weight) for weight in weights]
-        order = sorted(range(len(left)), key=lambda i: (_style_of(left[i][1]) != style, -draws[i], i))
+        order = sorted(range(len(left)), key=lambda i: -draws[i])
         drafts = [_draft_of(request, *left[i]) for i in order]
         unknown = new_nodes(request, drafts, request.n + 1)
         nodes = unknown[: request.n]
@@ -76,7 +73,7 @@ class RewriteAuthor:
         with self._mutex:
             if (known := self._cache.get(parent.id)) is not None:
                 self._cache.move_to_end(parent.id)
-            else:  # the requests of all styles come at once: one of them does the work
+            else:  # requests for several nodes come at once: one of them does the work
                 making = self._cache[parent.id] = Future[tuple[tuple[str, RewrittenSource], ...]]()
                 while len(self._cache) > _MAX_CACHED_PARENTS:
                     self._cache.popitem(last=False)
@@ -109,13 +106,6 @@ class RewriteAuthor:
         if parent.language == "triton":
             return triton_rewrites.module_rewrites(parent.source, self._target.entry)
         return rewrites_of(parent.source, self._target.entry)
-
-
-def _style_of(rewritten: RewrittenSource) -> str:
-    """The style that something rewritten belongs to."""
-    if rewritten.names == ("constants",):
-        return "constants"
-    return "single" if len(rewritten.names) == 1 else "combined"
 
 
 def _draft_of(request: ProposalRequest, identity: str, rewritten: RewrittenSource) -> Draft:

@@ -58,10 +58,6 @@ class ArmStats:
     """Measured nodes that did not run or were wrong."""
     gain: float = 0.0
     """Sum over its measured nodes of max(0, -log2_ratio), each against the incumbent of its time."""
-    squares: float = 0.0
-    """Sum of the squares of the same."""
-    seconds: float = 0.0
-    """Wall seconds of judging its nodes."""
     spent: SearchCost = SearchCost()
     """The cost of its proposals."""
 
@@ -179,9 +175,7 @@ def arm_stats(
         judged = known[node]
         arm, ran = nodes[node].arm, judged.log2_ratio is not None
         gain = max(0.0, -(judged.log2_ratio or 0.0))
-        gave = ArmStats(
-            measured=1, failed=int(not ran), gain=gain, squares=gain * gain, seconds=judged.wall_seconds
-        )
+        gave = ArmStats(measured=1, failed=int(not ran), gain=gain)
         stats[arm] = stats.get(arm, ArmStats()) + gave
     return stats
 
@@ -589,8 +583,6 @@ class BatchView:
     """Arms that have nothing more, by parent."""
     incumbent: str
     """Id of the best that may lead; ties go to the one accepted first."""
-    arms: Mapping[str, ArmStats]
-    """Statistics of the batches that it may know of."""
     spent: SearchCost
     """Proposals of the batches before; forecasts and results of the batches that it may know of."""
     stalled_batches: int
@@ -622,7 +614,7 @@ def _initial_view(state: SearchState) -> BatchView:
     """The view before batch 1: the seeds, not judged yet."""
     seeds = state.seeds
     nodes = {n: state.nodes[n] for n in seeds}
-    return BatchView(0, nodes, seeds, {}, {}, {}, frozenset(), {}, seeds[0], {}, SearchCost(), 0, 0)
+    return BatchView(0, nodes, seeds, {}, {}, {}, frozenset(), {}, seeds[0], SearchCost(), 0, 0)
 
 
 def _advance(state: SearchState, seen: BatchView, number: int) -> BatchView:
@@ -674,17 +666,11 @@ def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView
     incumbent = min(order, key=lambda n: scores[n], default=seen.incumbent)
     # A node that waits for its verification is progress already: else a search might end before its turn.
     better = min(scores.values()) < min(seen.scores.values(), default=math.inf) - MIN_PROGRESS
-    refused = any(n not in scores for n in seen.scores)
-    arms = {} if refused else dict(seen.arms)
-    for known in range(1, number + 1) if refused else (number,):
-        for arm, stats in arm_stats(state.batch(known), state.nodes, judged).items():
-            arms[arm] = arms.get(arm, ArmStats()) + stats
     return replace(
         seen,
         scores=scores,
         judged=judged,
         incumbent=incumbent,
-        arms=arms,
         spent=seen.spent + batch.forecasting_cost + batch.measuring_cost,
         stalled_batches=0 if better or number == 0 else seen.stalled_batches + 1,
         verifications=verifications,

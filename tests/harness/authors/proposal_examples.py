@@ -69,10 +69,3 @@ def request(
 
 def code_block(source: str, before: str = "One native operation.") -> str:
     return f"{before}\n\n```python\n{source}```\n"
-
-
-def search_replace_blocks(*pairs: tuple[str, str]) -> str:
-    return "A change.\n" + "\n".join(
-        f"<<<<<<< SEARCH\n{old}\n=======\n{new}{'' if not new else chr(10)}>>>>>>> REPLACE"
-        for old, new in pairs
-    )

@@ -16,7 +16,6 @@ from forecast_autotune.variants.records import Origin
 from forecast_harness.authors import llm, open_author
 from forecast_harness.authors.llm import (
     LLMAuthor,
-    apply_edits,
     extract_note,
     extract_source,
     open_llm_author,
@@ -30,9 +29,7 @@ from tests.harness.authors.proposal_examples import (
     code_block,
     node,
     pack_target,
-    plain_target,
     request,
-    search_replace_blocks,
 )
 from tests.harness.cuda_kernels.declared_kernel import SOURCE, cuda_node, cuda_target, declared
 from tests.integrations.models.faulty_server import FaultyServer
@@ -203,7 +200,6 @@ def test_every_prompt_states_the_problem_and_the_parent() -> None:
         assert SEED.source.strip() in text
         assert "2 times as fast as the first one" in text
         assert text == llm.prompt(asked, style), "the same for equal requests"
-        assert ("<<<<<<< SEARCH" in text) == (style == "diff")
         assert ("element 3 is wrong" in text) == (style == "repair")
 
 
@@ -242,15 +238,6 @@ def test_a_repaired_source_names_both_parents(tmp_path: Path) -> None:
     asked = request(TARGET, SEED, style="repair", n=1, failures=[broken], judged=told)
     (repaired,) = ask(model, tmp_path, asked)
     assert repaired.nodes[0].parents == (SEED.id, broken.id)
-
-
-def test_diffs_are_asked_and_applied(tmp_path: Path) -> None:
-    line = SEED.source.strip().splitlines()[-1]
-    model = StubModel("No edit.", search_replace_blocks((line, "    return torch.softmax(x, -1)")))
-    (answer,) = ask(model, tmp_path, request(TARGET, SEED, style="diff", n=1))
-    assert answer.nodes[0].source == SEED.source.replace(line, "    return torch.softmax(x, -1)")
-    assert answer.nodes[0].provenance.note == "A change."
-    assert "it holds no block of the form <<<<<<< SEARCH" in model.prompts[1]
 
 
 # --- CUDA sources ---
@@ -302,54 +289,6 @@ def test_a_model_is_asked_for_cuda(target: SearchTarget, parent: Node) -> None:
 # --- from an answer to a source ---
 
 
-PARENT = """
-import torch
-
-
-def run(x):
-    y = x + 1
-    for i in range(2):
-        y = y * 2
-    z = x + 1
-    return y + z
-"""
-
-
-def applied(*pairs: tuple[str, str]) -> str:
-    target = plain_target()
-    return apply_edits(search_replace_blocks(*pairs), target, node(target, PARENT))
-
-
-def test_edits_are_applied_in_turn() -> None:
-    """The second one searches for what the first one wrote."""
-    found = applied(("    y = x + 1", "    y = x + 2"), ("    y = x + 2", "    y = x + 3"))
-    assert "y = x + 3" in found
-    assert "y = x + 1" not in found
-
-
-@pytest.mark.parametrize(
-    ("old", "said"),
-    [
-        ("= x + 1", "are not in the source"),
-        ("    y = x + 7", "edit 1 searches for are not in the source: 'y = x . 7'"),
-        ("", "searches for nothing"),
-    ],
-)
-def test_an_edit_that_does_not_fit_is_refused(old: str, said: str) -> None:
-    with pytest.raises(RecordError, match=said):
-        applied((old, "    y = 0"))
-
-
-def test_an_ambiguous_edit_is_refused() -> None:
-    target = plain_target()
-    twice = node(target, PARENT.replace("z = x + 1", "y = x + 1"))
-    with pytest.raises(RecordError, match="occur 2 times: copy more of them"):
-        apply_edits(search_replace_blocks(("    y = x + 1", "    y = 0")), target, twice)
-
-
-# --- reading ---
-
-
 def test_the_last_block_that_defines_the_entry_counts() -> None:
     drafts = (
         code_block(NATIVE_SOFTMAX.format(1))
@@ -365,16 +304,6 @@ def test_the_last_block_that_defines_the_entry_counts() -> None:
     assert extract_source(
         code_block(NATIVE_SOFTMAX.format(-1)).replace("\n", "\r\n"), TARGET, SEED
     ) == NATIVE_SOFTMAX.format(-1)
-
-
-def test_a_whole_source_is_taken_where_edits_were_asked_for() -> None:
-    answer = code_block(NATIVE_SOFTMAX.format(-1))
-    assert apply_edits(answer, TARGET, SEED) == NATIVE_SOFTMAX.format(-1)
-    line = SEED.source.strip().splitlines()[-1]
-    both = answer + search_replace_blocks((line, "    return torch.softmax(x, 1)"))
-    assert apply_edits(both, TARGET, SEED).endswith("softmax(x, 1)\n"), "edits count before it"
-    with pytest.raises(RecordError, match="no block of the form"):
-        apply_edits(code_block("def helper(x):\n    return x\n"), TARGET, SEED)
 
 
 def test_notes_are_one_printable_line() -> None:

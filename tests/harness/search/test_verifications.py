@@ -182,6 +182,7 @@ def test_after_a_lost_confirmation_only_what_is_verified_is_a_finalist() -> None
                 raise LaneFailure("one of them ended the lane")
             return found
 
+    lost = []
     for seed in range(4):
         judge = Crashing()
         world = SimulatedSearch(settings(40), judge=judge)
@@ -190,9 +191,10 @@ def test_after_a_lost_confirmation_only_what_is_verified_is_a_finalist() -> None
         stopped = [s for s in states if verifications(pending_actions(s)) and s.incumbent != s.seeds[0]]
         ended = [*events[: 3 + states.index(stopped[-1])], Expired(1.0)]
         _, state = world.run(random.Random(seed), ended)
-        assert len(state.lost_confirmations) == 1
+        lost.append(len(state.lost_confirmations))
         assert state.evidence(state.best) == "confirmed"
         assert set(state.confirmed) <= {*judge.verified, state.seeds[0]}
+    assert set(lost) == {0, 1}, "1 where the first finalist waits for its verification"
 
 
 def test_a_pipe_is_told_of_the_best_once_it_is_verified() -> None:
