@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,22 +18,30 @@ pytest.importorskip("triton")
 if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 13):
     pytest.skip("rendering without a device is put together for torch 2.13", allow_module_level=True)
 
-from torch._inductor import ir
+from torch._inductor import config, ir
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.kernel.bmm import bmm_template
 from torch._inductor.kernel.conv import conv2d_template
 from torch._inductor.kernel.mm import mm_template, persistent_tma_mm_template
 from torch._inductor.kernel.mm_common import addmm_epilogue
 from torch._inductor.kernel.mm_plus_mm import mm_plus_mm_template
+from torch._inductor.select_algorithm import AlgorithmSelectorCache, TritonTemplate
+from torch._inductor.utils import fresh_cache
 
 from forecast_autotune.features.trace import trace
 from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
 from forecast_autotune.features.ttir.extraction import extract_facts
 from forecast_autotune.records import Argument, Device, Kernel, Problem
+from forecast_autotune.store import Store
+from forecast_integrations.inductor.choices import records
 from forecast_integrations.inductor.choices.geometry import operation_geometry
+from forecast_integrations.inductor.choices.pool import late_choice
 from forecast_integrations.inductor.choices.records import candidate_of
 from forecast_integrations.inductor.choices.templates import closed_form
-from tests.inductor_rendering import graph_to_render, template_inputs
+from forecast_integrations.inductor.hooks import selection
+from forecast_integrations.inductor.hooks.context import HookContext
+from tests.inductor_rendering import compile_nothing, graph_to_render, inductor_output, template_inputs
+from tests.integrations.inductor import graphs
 from tests.integrations.null import by_launch_options
 
 M, N, K = 4096, 2048, 1024
@@ -147,6 +156,56 @@ def test_convolution(graph: Any, tile: tuple[int, int, int]) -> None:
     # are lanes beyond the edge. The text does not tell along which axis a pixel's address runs.
     left_out = {"mean_contiguous", "inactive_bytes", "across_bytes"}
     compare(graph, "convolution", conv2d_template, [image, weight], out, CONV | tiled(tile), left_out)
+
+
+def test_a_convolutions_code_is_made_of_the_choices_that_are_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Any] = []
+    timed: list[Any] = []
+    generate = TritonTemplate.generate
+
+    def code(self: Any, **given: Any) -> Any:
+        made.append(
+            candidate_of(late_choice(self, {n: v for n, v in given.items() if n != "generate_with_caching"}))
+        )
+        return generate(self, **given)
+
+    def times(cls: type, choices: Any, *_: Any, **__: Any) -> dict[Any, float]:
+        timed.extend(map(candidate_of, choices))
+        return {choice: 1.0 + ("aten" in candidate_of(choice).variant) for choice in choices}
+
+    compile_nothing(monkeypatch)
+    monkeypatch.setattr(TritonTemplate, "generate", code)
+    monkeypatch.setattr(AlgorithmSelectorCache, "benchmark_in_current_process", classmethod(times))
+    monkeypatch.setattr(records, "cuda_device", lambda *_: graphs.H200)
+    inputs = [((8, 64, 56, 56), torch.float16), ((128, 64, 3, 3), torch.float16)]
+
+    def convolve() -> int:
+        """Choices that were listed."""
+        made.clear(), timed.clear()
+        session = graphs.serving(lambda c: 0.0, tmp_path)
+        hooks = selection.install(HookContext(session))
+        options = {
+            "max_autotune": True,
+            "max_autotune_gemm_backends": "ATEN,TRITON",
+            "layout_optimization": False,
+        }
+        try:
+            with fresh_cache(), config.patch(autotune_num_choices_displayed=0, **options):
+                inductor_output(torch.conv2d, inputs, monkeypatch)
+        finally:
+            hooks.restore()
+        assert session.warn_once.messages == []
+        ((_, decision),) = Store(tmp_path).decisions()
+        return decision.candidates
+
+    listed = convolve()
+    assert len(timed) < listed
+    assert 1 < len(made) == len(timed) - 1  # the library's has none
+    assert set(made) < set(timed), "a choice is one candidate before its code and with it"
+    convolve()
+    assert (len(made), len(timed)) == (1, 0), "one that is decided needs no other's"
 
 
 def compare(

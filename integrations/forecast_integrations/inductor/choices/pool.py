@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forecast_autotune.records import Candidate
@@ -41,7 +42,7 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
         self.order = {id(choice): i for i, choice in enumerate(choices)}
         self.siblings: dict[int, Choice] = {}
         """A choice of the same list as a reserved one, by the reserved one's id: it has the final layout."""
-        self.kinds = {type(unwrap_choice(choice)) for choice in choices}
+        self.kinds = set(map(_kind, choices))
         groups: dict[int, tuple[ReservedChoices, KernelTemplateChoice]] = {}
         for choice in choices:
             self.setdefault(candidate_of(choice), []).append(choice)
@@ -86,8 +87,35 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
 
     def _made(self, member: Choice) -> ChoiceCaller | None:
         """The choice with its code; None where Inductor cannot make any."""
-        choice: Any = member
-        if (sibling := self.siblings.get(id(member))) is None:
-            return choice
-        choice.layout = sibling.layout
-        return choice.choice
+        if (sibling := self.siblings.get(id(member))) is not None:
+            member.layout = sibling.layout
+        caller = _caller(member)
+        self.order.setdefault(id(caller), self.order.get(id(member), len(self.order)))
+        return caller
+
+
+def late_choice(template: Any, arguments: Mapping[str, Any]) -> KernelTemplateChoice:
+    """A choice that `maybe_append_choice` was to list, without its code."""
+    from torch._inductor.kernel_template_choice import KernelTemplateChoice
+    from torch._inductor.template_heuristics.params import DictKernelTemplateParams
+
+    own = {name: value for name, value in arguments.items() if name not in ("input_nodes", "layout")}
+    inputs = SimpleNamespace(nodes=lambda: arguments["input_nodes"])
+    return KernelTemplateChoice(template, DictKernelTemplateParams(own), {}, arguments["layout"], inputs)
+
+
+def with_code(choices: Iterable[Choice]) -> list[ChoiceCaller]:
+    """The same choices, with the code of those that had none; without those that Inductor can make none for."""
+    return [caller for choice in choices if (caller := _caller(choice)) is not None]
+
+
+def _caller(choice: Any) -> ChoiceCaller | None:
+    template: Any = template_choice(choice)
+    return template.choice if template is choice else choice
+
+
+def _kind(choice: Choice) -> type:
+    """The class of a choice, or of the one that it is made into."""
+    from torch._inductor.select_algorithm import TritonTemplateCaller
+
+    return TritonTemplateCaller if template_choice(choice) is choice else type(unwrap_choice(choice))

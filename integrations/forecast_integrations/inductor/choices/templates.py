@@ -377,8 +377,8 @@ _ANY_S = 0.25
 _MOST_UNROLLED = 40
 """Steps along k up to which LLVM unrolls the loop over them, as their number is a constant of the template's."""
 _UNROLLED_S, _ROLLED_S, _SCALAR_S = 4.6, 0.3, 3.5
-"""Seconds for 128 accumulators of a thread: with 32 unrolled steps; with a loop; and, without tensor cores, for 64
-elements of a step."""
+"""Seconds for 128 accumulators of a thread: with 32 unrolled steps; with a loop, and once more for 64 elements of a
+convolution's step; and, without tensor cores, for 64 elements of a step."""
 _FULL_TILE, _FULL_STEPS, _FULL_DEPTH = 128, 32, 64
 _UNROLLED_POWER = 1.5
 """Registers spill the sooner the more accumulators there are."""
@@ -389,22 +389,25 @@ def compile_seconds(problem: Problem, candidates: Sequence[Candidate]) -> Array:
     """Expected seconds in a worker for each candidate, [n].
 
     Fitted to 690 templates of seven whole models (H200, 16 busy cores, torch 2.11, Triton 3.6), of which half are
-    within a factor of 1.21. A choice that is no template of a product counts as the shortest one.
+    within a factor of 1.21; and to 163 of ResNet-18's convolutions (two cores, torch 2.13, Triton 3.9, for sm_90), half
+    within 1.2. A choice that is no such template counts as the shortest one.
     """
     shape = operation_geometry(problem)
-    if not isinstance(shape, MatmulGeometry):
+    if shape is None or isinstance(shape, AttentionGeometry):
         return np.full(len(candidates), _ANY_S)
     operand = next(a.dtype for a in problem.arguments if a.kind == "tensor")
     scalar = operand.rpartition(".")[2] in _SCALAR_DTYPES and "precision=highest" in problem.key
     return np.array([_seconds(candidate, shape, scalar) for candidate in candidates])
 
 
-def _seconds(candidate: Candidate, shape: MatmulGeometry, scalar: bool) -> float:
+def _seconds(candidate: Candidate, shape: MatmulGeometry | ConvolutionGeometry, scalar: bool) -> float:
     blocks = matmul_blocks(dict(candidate.config.kwargs)) if has_closed_form(shape, candidate) else None
     if blocks is None:
         return _ANY_S
     height, width, depth = blocks
     accumulators = height * width / (32 * candidate.config.num_warps) / _FULL_TILE
+    if isinstance(shape, ConvolutionGeometry):  # the taps are a loop
+        return _ANY_S + _ROLLED_S * accumulators * (1.0 + depth / _FULL_DEPTH)
     if scalar:
         return _ANY_S + _SCALAR_S * accumulators * depth / _FULL_DEPTH
     steps = math.ceil(shape.k / depth)

@@ -12,6 +12,7 @@ from forecast_autotune.records import Measurement, digest
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor import choice_timing, harvest, pruning, rounds
 from forecast_integrations.inductor.choice_timing import ChoiceTimings
+from forecast_integrations.inductor.choices.pool import late_choice, with_code
 from forecast_integrations.inductor.harvest import make_measurement
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.inductor.operation_search import OperationSearch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch._inductor.codecache import FxGraphHashDetails
     from torch._inductor.ir import ChoiceCaller, IRNode, Layout
     from torch._inductor.kernel_template_choice import KernelTemplateChoice
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache, TritonTemplate
 
 
 def install(context: HookContext) -> PatchSet:
@@ -42,6 +43,7 @@ def install(context: HookContext) -> PatchSet:
     patches.replace(selector, "benchmark", lambda f: _benchmark(f, context))
     patches.replace(selector, "benchmark_choice", lambda f: _benchmark_choice(f, context))
     patches.replace(select_algorithm, "_log_autotune_exceptions", lambda f: _exceptions(f, context))
+    patches.replace(select_algorithm.TritonTemplate, "maybe_append_choice", lambda f: _append(f, context))
     patches.replace(InductorChoices, "get_template_configs", lambda f: _template_configs(f, context))
     patches.replace(InductorChoices, "_finalize_template_configs", lambda f: _finalize(f, context))
     patches.replace(codecache.FxGraphHashDetails, "__init__", lambda f: _hash_details(f, context))
@@ -68,7 +70,7 @@ def _selection(original: AnyFunction, context: HookContext) -> AnyFunction:
         **kwargs: object,
     ) -> object:
         if (session := context.session) is None:
-            return original(self, name, choices, input_nodes, layout, *args, **kwargs)
+            return original(self, name, with_code(choices), input_nodes, layout, *args, **kwargs)
         context.choose_last(self.preprocessing_fns)
         alone = bool(kwargs.get("is_collective"))
         selections = context.thread.selections
@@ -100,12 +102,12 @@ def _preprocessing(context: HookContext) -> AnyFunction:
 
     def forecast_autotune_preprocessing(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
         session, selections = context.session, context.thread.selections
-        if session is None or not selections:
-            return choices
-        try:
-            return pruning.prune_before_compilation(session, selections[-1], choices, time_externs)
-        except Exception as error:
-            return session.after_failure("choose among the choices of an operation", error, choices)
+        if session is not None and selections:
+            try:
+                choices = pruning.prune_before_compilation(session, selections[-1], choices, time_externs)
+            except Exception as error:
+                choices = session.after_failure("choose among the choices of an operation", error, choices)
+        return with_code(choices)
 
     return forecast_autotune_preprocessing
 
@@ -141,6 +143,30 @@ def _finalize(original: AnyFunction, context: HookContext) -> AnyFunction:
             return choices
 
     return finalize
+
+
+def _append(original: AnyFunction, context: HookContext) -> AnyFunction:
+    """`maybe_append_choice`: a convolution's code is made of those choices that are planned, as a product's is.
+
+    Code takes 3 to 6 ms a choice, half of the lowering of a ResNet. The first of a list is made at once: `.choice` of
+    the others comes here with an empty one.
+    """
+    from torch._inductor.ir import FlexibleLayout
+
+    def append(self: TritonTemplate, choices: list[Any], **kwargs: Any) -> Any:
+        session = context.session
+        if session is not None and choices and self.name.startswith("convolution"):
+            try:
+                # A template settles the strides of its operands.
+                settled = not any(isinstance(x.get_layout(), FlexibleLayout) for x in kwargs["input_nodes"])
+                if settled and not context.others_choose():
+                    choices.append(late_choice(self, kwargs))
+                    return None
+            except Exception as error:
+                session.warn_once("put off the code of a choice", error)
+        return original(self, choices, **kwargs)
+
+    return append
 
 
 def _template_configs(original: AnyFunction, context: HookContext) -> AnyFunction:
