@@ -411,11 +411,11 @@ def power() -> Iterator[Json]:
 def looks_of(launches: Sequence[Callable[[], object]], state: str) -> tuple[list[float], float]:
     """Milliseconds of each launch by a first look in an order by lot, and the seconds of all looks."""
     by_candidate = {Candidate(Config.of({"launch": i})): one for i, one in enumerate(launches)}
-    timer = timers.LaunchTimer(timers.PlainCalls(by_candidate))
     for _ in range(100 if state == "hot" and WHERE[0] == "cuda" else 0):
         launches[0]()
-    synchronize()
     time.sleep(0.0 if state == "hot" else 0.1)
+    timer = timers.LaunchTimer(timers.PlainCalls(by_candidate))
+    synchronize()
     begin, looks = time.perf_counter(), dict[Candidate, float]()
     for candidate in random.sample(list(by_candidate), len(by_candidate)):
         if state == "rests between":

@@ -71,6 +71,10 @@ class SteppedStream:
     def wait_stream(self, other: SteppedStream) -> None:
         """There is nothing to wait for."""
 
+    def query(self) -> bool:
+        """Whether all work is done."""
+        return True
+
 
 class SteppedGraph:
     """What was recorded, to be done at a replay."""

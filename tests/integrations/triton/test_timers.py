@@ -50,11 +50,11 @@ def test_the_flush_reads_every_word_and_writes_none() -> None:
     flush = timers.l2_flush(active)
     active.cache.view(torch.float32).fill_(1.0)
     before = active.cache.clone()
-    sums = flush()
+    active.cache[-1] = before[-1] = 0
+    least, largest = flush()  # type: ignore[misc]
     assert torch.equal(active.cache, before)
-    assert isinstance(sums, torch.Tensor)
-    assert float(sums.sum()) == active.cache.numel()
-    assert sums.numel() < active.cache.numel() / 100
+    assert [least.min(), largest.max()] == [0.0, 1.0]
+    assert largest.numel() < active.cache.numel() / 100
 
 
 class _Operations(TorchDispatchMode):
@@ -134,7 +134,7 @@ def by_warps(metadata: Any) -> float:
 
 @pytest.fixture
 def device(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppedDevice]:
-    monkeypatch.setattr(timers, "keep_busy", lambda step, wait: [step() for _ in range(WARM_UP)] and WARM_UP)
+    monkeypatch.setattr(timers, "keep_busy", lambda step, *_: [step() for _ in range(WARM_UP)] and WARM_UP)
     monkeypatch.setattr(timers, "_HOT_S", 0.0)
     with stepped_device(by_warps) as made:
         yield made

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from forecast_autotune.errors import CaptureError, ForecastAutotuneError
 from forecast_integrations.triton.background.arguments import (
@@ -42,7 +41,7 @@ from forecast_integrations.triton.problem.compilations import RECORDER
 from forecast_integrations.triton.problem.copied_tensors import UncopyableArgumentsError
 from forecast_integrations.triton.problem.describe import call_form
 from forecast_integrations.triton.protocols import Key, LaunchConfig
-from forecast_integrations.triton.timer.timers import LaunchTimeoutError, l2_flush, prompt_turns
+from forecast_integrations.triton.timer.timers import LaunchTimeoutError, is_idle, l2_flush, prompt_turns
 
 
 class StallBudget:
@@ -371,7 +370,7 @@ class BackgroundTuner:
         interface = active.get_device_interface()
         if series.load is not None:
             # A driver loads code when the device is idle, and until then no thread of the process can launch.
-            if most_ms < math.inf and not _is_idle(interface):
+            if most_ms < math.inf and not is_idle(interface):
                 return
             with contextlib.suppress(Exception):  # it fails again at the launch
                 series.load()
@@ -504,12 +503,6 @@ class BackgroundTuner:
         )
         if select is not None:
             select(index)
-
-
-def _is_idle(interface: Any) -> bool:
-    """Whether the current stream has nothing to do; a device that knows of no streams is idle."""
-    current = getattr(interface, "current_stream", None)
-    return current is None or bool(current().query())
 
 
 def _flush(active: object) -> Callable[[], object]:

@@ -260,7 +260,7 @@ _FLUSH_MS = 0.08
 """Time to flush 256 MB on a fast card."""
 _HOST_CYCLES = 120_000
 """Of a pause that is as long as a flush."""
-_HUNGRY_MS, _HOT_S = 0.1, 0.1
+_HUNGRY_MS, _HOT_S = 0.1, 0.05
 """Launches of so many ms or more are up to 20 % slower if the program kept the device busy so many seconds ago."""
 _LONG_MS = 1.0
 """Beyond this a launch is told by few repetitions: neither the clock nor the first launch matters to it."""
@@ -297,6 +297,12 @@ def l2_flush(active: Any) -> Callable[[], object]:
     cache = active.get_empty_cache_for_benchmark()
     # What is no tensor belongs to a device that is not there, which is asked to clear it.
     return reading_flush(torch, cache) if is_tensor(cache) else partial(active.clear_cache, cache)
+
+
+def is_idle(interface: Any) -> bool:
+    """Whether the current stream has nothing to do; a device that knows of no streams is idle."""
+    current = getattr(interface, "current_stream", None)
+    return current is None or bool(current().query())
 
 
 class PlainCalls:
@@ -354,8 +360,8 @@ class LaunchTimer:
         self._last_busy = _LAST_BUSY.setdefault(driver.active, {})
         self._busy = self._last_busy.get(self._device, -math.inf)
         """When the device was last seen at work, by `time.perf_counter`; at first by an earlier timer."""
-        self._hot_until = time.perf_counter() + _HOT_S
-        """When what the program has run before is of no matter."""
+        self._hot_until = time.perf_counter() + _HOT_S if is_idle(self._interface) else math.inf
+        """When what the program has run before is of no matter; that it still runs shows in the first wait for it."""
         self._warm_up_flushes = 0
         """Flushes that take as long as a warm-up; 0 while that is not known."""
 
@@ -390,6 +396,7 @@ class LaunchTimer:
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Launch once and wait, at most `timeout_s`. Raises `LaunchTimeoutError` when it does not come back."""
         self._interface.synchronize()  # what `stay_awake` queued is not the candidate's
+        self._hot_until = min(self._hot_until, time.perf_counter() + _HOT_S)
         self._call.launch_once(candidate)
         done = self._event()
         done.record()
@@ -453,10 +460,10 @@ class LaunchTimer:
 
     def _rest(self) -> bool:
         """Once: flush while launches before this timer still slow others down; whether they may have done so."""
-        is_hot, self._hot_until = time.perf_counter() < self._hot_until, -math.inf
-        if is_hot:
-            self._warm_up_flushes = keep_busy(self._flush, self._interface.synchronize)
-        return is_hot
+        hot_s, self._hot_until = self._hot_until - time.perf_counter(), -math.inf
+        if hot_s > 0:
+            keep_busy(self._flush, self._interface.synchronize, min(hot_s, WARM_UP_S))
+        return hot_s > 0
 
     def _wait(self) -> None:
         """Wait for what was queued."""
