@@ -21,7 +21,7 @@ GENERATION_TIMEOUT_S = 300.0
 class Provider(Protocol):
     """Opens models; nothing is loaded, and no server asked, before a model is used."""
 
-    def backend(self, text: str, *, settings: Settings | None = None, cached: bool = True) -> Backend:
+    def backend(self, text: str, *, settings: Settings | None = None) -> Backend:
         """The backend that a specification names. Raises `SettingsError`."""
         ...
 

@@ -13,10 +13,9 @@ from forecast_autotune.commands.output import is_installed
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.llm.backend import Backend, TextGenerator, UsageCallback, ignore_usage
 from forecast_autotune.llm.probe import find_probe, model_folder
-from forecast_autotune.llm.providers import GENERATION_TIMEOUT_S, answers_directory
+from forecast_autotune.llm.providers import GENERATION_TIMEOUT_S
 from forecast_autotune.llm.spec import ModelSpec, parsed
 from forecast_autotune.settings import Settings
-from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.http.chat import ChatBackend, chat_generator
 from forecast_integrations.models.http.client import ServerClient
 from forecast_integrations.models.http.completions import CompletionsBackend, completions_generator
@@ -40,12 +39,11 @@ _LOCAL_KINDS = ("transformers", "vllm")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
-def backend(text: str, *, settings: Settings | None = None, cached: bool = True) -> Backend:
+def backend(text: str, *, settings: Settings | None = None) -> Backend:
     """The backend that a specification names; nothing is loaded, and no server asked, before its use.
 
-    Budgets come from `settings` (by default the environment's), and with `cached` a server's answers are
-    kept below its cache directory. Raises `SettingsError` for a specification that is not understood, or
-    that holds a key.
+    Budgets come from `settings` (by default the environment's). Raises `SettingsError` for a specification that is
+    not understood, or that holds a key.
     """
     spec, settings = parsed(text), settings or Settings.from_environment()
     if spec.kind == "transformers":
@@ -58,8 +56,7 @@ def backend(text: str, *, settings: Settings | None = None, cached: bool = True)
         return VLLMBackend(spec.location, **spec.options)
     if spec.kind == "recorded":
         return RecordedBackend(spec.location, spec.options.get("open"))
-    server = _open_http_backend(spec, settings)
-    return CachingBackend(server, answers_directory(settings), salt=spec.location) if cached else server
+    return _open_http_backend(spec, settings)
 
 
 def text_generator(

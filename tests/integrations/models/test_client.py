@@ -426,7 +426,7 @@ def test_without_openai_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_openai_is_loaded_when_a_server_is_asked() -> None:
     program = (
         "import sys\nfrom forecast_integrations.models.factory import backend\n"
-        "it = backend('http://127.0.0.1:9/v1?model=m&attempts=1', cached=False)\nprint('openai' in sys.modules)\n"
+        "it = backend('http://127.0.0.1:9/v1?model=m&attempts=1')\nprint('openai' in sys.modules)\n"
         "try: it.forecast('a', ['b'], [], timeout_s=5.0)\nexcept Exception: pass\nprint('openai' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -24,7 +24,7 @@ URL = "http://127.0.0.1:1/v1"
 
 
 def served(text: str, **settings: Any) -> HTTPBackend:
-    found = backend(text, settings=Settings(**settings), cached=False)
+    found = backend(text, settings=Settings(**settings))
     assert isinstance(found, HTTPBackend)
     return found
 

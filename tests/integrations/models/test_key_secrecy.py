@@ -17,7 +17,6 @@ from forecast_autotune.llm.bins import BINS
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
-from forecast_integrations.models.cache import CachingBackend
 from forecast_integrations.models.http.chat import ChatBackend, chat_generator
 from forecast_integrations.models.http.client import RequestRejected
 from forecast_integrations.models.http.completions import completions_generator
@@ -72,10 +71,10 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_error_holds_the_key(place: str, kind: str, tmp_path: Path) -> None:
+def test_no_error_holds_the_key(place: str, kind: str) -> None:
     fault = PLACES[place](f"you sent Bearer {KEY} and more")
     with FaultyServer(lambda path, asked: fault) as server:
-        model = CachingBackend(KINDS[kind](server.url, "m", client=client_of(server, attempts=2)), tmp_path)
+        model = KINDS[kind](server.url, "m", client=client_of(server, attempts=2))
         with pytest.raises(LLMError) as caught:
             model.forecast(PREFIX, faulty_server.suffixes(3), BINS.labels, timeout_s=20.0)
         assert server.requests[0][2]["Authorization"] == f"Bearer {KEY}"
@@ -83,7 +82,6 @@ def test_no_error_holds_the_key(place: str, kind: str, tmp_path: Path) -> None:
     assert text.isprintable()
     assert len(text) < 1000
     assert KEY not in f"{text} {caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
-    assert all(KEY not in file.read_text() for file in tmp_path.rglob("*"))
     if "an error" in place:
         assert "you sent Bearer [the key] and more" in text, "else its own words are shown"
 

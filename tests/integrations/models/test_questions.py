@@ -215,7 +215,7 @@ def test_a_real_model_reads_short_suffixes_and_answers_with_labels(matmul: Table
     for row, suffix in zip(found.rows, found.prompt.suffixes, strict=True):
         facts = len(tokenizer(suffix).input_ids) - len(tokenizer(str(query.candidates[row].config)).input_ids)
         assert facts <= 55
-    model = LLMSurrogate(backend(f"transformers:{WEIGHTS}", cached=False), timeout_s=600.0)
+    model = LLMSurrogate(backend(f"transformers:{WEIGHTS}"), timeout_s=600.0)
     view = model.consult(query, AnalyticSurrogate().prior(query))
     np.testing.assert_allclose(view.stated[view.question.rows].sum(axis=1), 1.0, atol=1e-4)
     assert view.usable

@@ -215,7 +215,7 @@ def test_chat_is_constrained_to_the_form(server: Server) -> None:
     spec = f"{server.url}?model={server.model}&kind=chat&batch=1&max_tokens=100&attempts=1"
     said = "an answer"
     try:
-        backend(spec, cached=False).forecast(PREFIX, suffixes(1), PAIR_LABELS, timeout_s=300)
+        backend(spec).forecast(PREFIX, suffixes(1), PAIR_LABELS, timeout_s=300)
     except LLMError as error:
         said = str(error)
     assert re.search("an answer|a letter given twice|do not sum to 1", said)
