@@ -1,22 +1,25 @@
 """Autotuned kernels of third-party programs as targets of `search` and `variants`, with no line written for them.
 
+    python -m benchmarks.zoo.targets fetch --to FOLDER [--only NAMES]
     python -m benchmarks.zoo.targets capture --from FOLDER --to CAPTURES [--null] [--seconds 20] [--only NAMES]
     python -m benchmarks.zoo.targets judge CAPTURES --kernels 60 --seed 1 --out FILE
 
-FOLDER is that of `benchmarks.zoo.own_tests fetch`. A seeded sample of each package's own tests runs with
-FORECAST_AUTOTUNE=1, FORECAST_AUTOTUNE_CAPTURE=values and no clock, in stores of its own below CAPTURES; any other
-store of a program that ran so does as well. Packages with more weight in `packages.toml`, which have more kernels, run
-in more parts. Of the kernels with two configs or more whose calls they hold, some are drawn by seed. A kernel is
-accepted where its own source is judged right under the first config that works, and a wrong one is refused: one of its
-stores, drawn by seed, writes another value. A store that the captured call does not reach makes no wrong source; then
-the next one is changed, and after some of them all. What is not accepted is listed with its reason. Without a CUDA
-device kernels are interpreted, which shows whether targets are accepted and says nothing of seconds.
+`fetch` needs a network, git and pip: it packs the packages of `packages.toml` at their commits into one archive. A
+seeded sample of each package's own tests runs with FORECAST_AUTOTUNE=1, FORECAST_AUTOTUNE_CAPTURE=values and no
+clock, in stores of its own below CAPTURES; any other store of a program that ran so does as well. Packages with more
+weight in `packages.toml`, which have more kernels, run in more parts. Of the kernels with two configs or more whose
+calls they hold, some are drawn by seed. A kernel is accepted where its own source is judged right under the first
+config that works, and a wrong one is refused: one of its stores, drawn by seed, writes another value. A store that
+the captured call does not reach makes no wrong source; then the next one is changed, and after some of them all. What
+is not accepted is listed with its reason. Without a CUDA device kernels are interpreted, which shows whether targets
+are accepted and says nothing of seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import random
 import signal
@@ -30,11 +33,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.lib import result_files
+from benchmarks.lib.environment import ROOT
+from benchmarks.lib.libraries.installation import PACKAGE_FOLDERS
 from benchmarks.lib.result_files import ResultFile, say
-from benchmarks.lib.zoo.packages import Package, packages, unpack
-from benchmarks.zoo.own_tests import suite_command
+from benchmarks.lib.zoo.packages import Package, fetch, packages, unpack
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.store import Store
@@ -218,11 +223,13 @@ def _first_reason(verdict: SolutionVerdict) -> str:
 
 
 def main() -> int:
-    """Capture, or judge: print a line for each kernel as soon as it is judged, and write the result."""
+    """Fetch, capture, or judge: print a line for each kernel as soon as it is judged, and write the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     steps = parser.add_subparsers(dest="step", required=True)
+    fetching = steps.add_parser("fetch")
+    fetching.add_argument("--to", type=Path, required=True, help="the folder that gets the archive")
     capturing = steps.add_parser("capture")
     capturing.add_argument("--from", dest="source", type=Path, required=True, help="the folder of `fetch`")
     capturing.add_argument(
@@ -232,7 +239,8 @@ def main() -> int:
     capturing.add_argument("--seconds", type=float, default=20.0, help="seconds of tests of a package")
     capturing.add_argument("--limit", type=float, default=200.0, help="seconds of all packages")
     capturing.add_argument("--seed", type=int, default=0)
-    capturing.add_argument("--only", nargs="*", default=[], help="names of packages")
+    for step in (fetching, capturing):
+        step.add_argument("--only", nargs="*", default=[], help="names of packages")
     judging = steps.add_parser("judge")
     judging.add_argument(
         "folders", nargs="+", type=Path, metavar="STORE", help="stores, or folders of stores"
@@ -246,6 +254,9 @@ def main() -> int:
     judging.add_argument("--limit", type=float, default=90.0, metavar="S", help="seconds of a verdict")
     judging.add_argument("--match", default="", help="only kernels whose place contains this")
     options = parser.parse_args()
+    if options.step == "fetch":
+        say(str(fetch(options.to, list(packages(options.only).values()))))
+        return 0
     return _capture(options) if options.step == "capture" else _judge(options)
 
 
@@ -269,6 +280,32 @@ def _capture(options: argparse.Namespace) -> int:
     return 0
 
 
+def _suite_command(package: Package, top: Path, home: Path, **given: Any) -> tuple[list[str], dict[str, str]]:
+    """Arguments behind `python`, and variables, of a process that runs tests of a package.
+
+    `top` is the folder that the archive is unpacked in, `home` an empty one for caches, and `given` the rest of what
+    `benchmarks.lib.zoo.suite` takes.
+    """
+    ours = [str(ROOT / folder) for folder in PACKAGE_FOLDERS]
+    path = (*package.search_path(top), *ours, os.environ.get("PYTHONPATH", ""))
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONHASHSEED": "0",  # some parameters of tests come out of sets
+        "TRITON_CACHE_DIR": str(home / "binaries"),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor"),
+        "FORECAST_AUTOTUNE": "1",
+        "FORECAST_AUTOTUNE_MODE": "skip",
+        "FORECAST_AUTOTUNE_CAPTURE": "values",
+        "FORECAST_AUTOTUNE_CACHE_DIR": str(home),
+        "FLAGGEMS_CACHE_DIR": str(home / "flag_gems"),
+        "XDG_CACHE_HOME": str(home),
+        **package.environment,
+    }
+    text = json.dumps({"package": package.name, "top": str(top), **given})
+    return ["-m", "benchmarks.lib.zoo.suite", text], variables
+
+
 def _capture_package(
     package: Package,
     part: int,
@@ -284,15 +321,8 @@ def _capture_package(
     cores = shares.pop()
     home = options.to.absolute() / f"{package.name}-{part}"
     home.mkdir(parents=True, exist_ok=True)
-    given = {"out": str(home / "lines.jsonl"), "null": options.null, "cores": cores}
-    given |= {"part": part, "parts": package.weight}
-    words, variables = suite_command(package, top, home, **given, seconds=options.seconds, seed=options.seed)
-    variables |= {
-        "FORECAST_AUTOTUNE": "1",
-        "FORECAST_AUTOTUNE_MODE": "skip",
-        "FORECAST_AUTOTUNE_CAPTURE": "values",
-        "FORECAST_AUTOTUNE_CACHE_DIR": str(home),
-    }
+    given = {"null": options.null, "cores": cores, "part": part, "parts": package.weight}
+    words, variables = _suite_command(package, top, home, **given, seconds=options.seconds, seed=options.seed)
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, *words],
