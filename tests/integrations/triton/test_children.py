@@ -137,6 +137,20 @@ def test_the_child_of_a_fork_that_a_handler_ends_is_gone(
         os.waitpid(pid, 0)
 
 
+def test_a_fork_waits_for_those_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Python 3.12 and later filelock 4 refuses a fork while another thread forks or takes a lock."""
+    fork, refusals = os.fork, [RuntimeError("os.fork is unsafe while another thread forks")] * 3
+
+    def refused_at_first() -> int:
+        if refusals:
+            raise refusals.pop()
+        return fork()
+
+    monkeypatch.setattr(os, "fork", refused_at_first)
+    _, status = os.waitpid(forked(), 0)
+    assert (status, refusals) == (0, [])
+
+
 def test_all_handlers_are_back_where_one_raises(handle: Any) -> None:
     came, note = noting_handler()
     handle(signal.SIGUSR1, give_up)

@@ -112,11 +112,23 @@ def fork_process() -> int:
 def _fork() -> int:
     if threading.current_thread() is not threading.main_thread():
         # Filters of warnings are one for all threads: those of the main thread are not to be put back here.
-        return os.fork()
+        return _fork_in_turn()
     with warnings.catch_warnings():
         # What was forked runs no other thread's code, and leaves by `os._exit`.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        return _fork_in_turn()
+
+
+def _fork_in_turn() -> int:
+    """As `os.fork`, after the forks of other threads: an audit hook may refuse two at once, as filelock 4's does."""
+    ends = time.monotonic() + 1.0
+    while True:
+        try:
+            return os.fork()
+        except RuntimeError:
+            if time.monotonic() > ends:
+                raise
+        time.sleep(0.001)
 
 
 def fork_task(write: Callable[[Connection], None], nice: int) -> tuple[int, Connection]:
