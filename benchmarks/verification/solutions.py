@@ -21,11 +21,11 @@ import inspect
 import itertools
 import json
 import math
+import multiprocessing
 import os
+import pickle
 import random
 import re
-import select
-import signal
 import sys
 import tempfile
 import threading
@@ -103,7 +103,7 @@ class VerificationStages:
             try:
                 row = task[1](lane)
             except Exception as error:  # one entry less is worth less than all of the others
-                row = {"error": f"{type(error).__name__}: {error}"[-_SAID:]}
+                row = {"error": f"{type(error).__name__}: {error}"[: 4 * _SAID]}
             return {"name": task[0], **row, "seconds": round(time.monotonic() - began, 3)}
 
         rows: list[Row] = []
@@ -221,7 +221,7 @@ def _own_source(base: KernelBase, lane: SandboxLane) -> Row:
     """
     base.prepare(lane, 0)
     again = f"{base.source}\n_AGAIN = 1\n"
-    (_, verdict), *_ = base.verdicts(again, lane)
+    (_, verdict), *_ = base.verdicts(again, lane, 4 * _HUNG_S)  # real sizes, beside other lanes
     reasons = [f"{r.code}: {r.detail} ({r.trial})"[:_SAID] for r in verdict.reasons]
     row = {"found": str(verdict.judgement), "reasons": reasons, "trials": verdict.trials}
     try:
@@ -397,6 +397,10 @@ class KernelBase:
     """Calls as those that are recorded, one a config: sizes that tiles divide, several tiles, normal values."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process: a mutant's own draws the same calls."""
+        return {n: v for n, v in vars(self).items() if n not in ("lock", "_draws")}
+
     def prepare(self, lane: SandboxLane, count: int) -> None:
         """Raises `RecordError` for a kernel of which a survey finds nothing that it accepts."""
         with self.lock:
@@ -514,8 +518,8 @@ class KernelBase:
             usual = _usual_finding(list(call.plain.values()), list(got.values()))
             yield Comparison(call.label, problem, same, usual)
 
-    def is_refused_on_call(self, mutant: str) -> bool:
-        """Whether a search refuses it before it times it: by one launch at the recorded call of each config."""
+    def checked_on_call(self, mutant: str) -> Row:
+        """Whether a search times it: after one launch at the recorded call of each config."""
         assert isinstance(self.known, KernelSurvey)
         with tempfile.TemporaryDirectory() as folder:
             entry = KernelEntry.of(vars(load_module(mutant, Path(folder), "mutant")), self.subject.kernel)
@@ -523,13 +527,15 @@ class KernelBase:
             limits = error_limits({a.name: a.dtype for a in call.arguments if a.kind == "tensor"})
             got, problem = _kernel_results(entry, call, self.known.writes, self.place.device)
             if problem or any(relative_error(got[n], t) > limits[n] for n, t in call.plain.items()):
-                return True
-        return False
+                return {"accepted": False}
+        return {"accepted": True}
 
-    def verdicts(self, mutant: str, lane: SandboxLane) -> Iterator[tuple[str, SolutionVerdict]]:
+    def verdicts(
+        self, mutant: str, lane: SandboxLane, hung_s: float = _HUNG_S
+    ) -> Iterator[tuple[str, SolutionVerdict]]:
         variant = Variant.of(self.subject.kernel, "", mutant, Provenance(Origin.LLM))
         assert isinstance(self.known, KernelSurvey)
-        limits = replace(kernel_checks.VARIANT_LIMITS, wall_s=_HUNG_S, cpu_s=_HUNG_S)
+        limits = replace(kernel_checks.VARIANT_LIMITS, wall_s=hung_s, cpu_s=hung_s)
         slug = "interpreter" if self.place.device == "cpu" else "-".join(self.place.name.lower().split())
         one = kernel_checks.verify_variant(
             variant, self.subject, self.known, lane, device=slug, plan=self._plan, limits=limits
@@ -683,22 +689,34 @@ def witness(mutant: Mutant, first: int, count: int) -> Row:
         return {"witness": "within" if seen["within"] else "equal", "cases": seen["cases"], **one}
 
 
+_FORKING = multiprocessing.get_context("forkserver")
+"""Mutants are launched in forks of a process that has imported all of this, and nothing else: it has asked for no
+device, and no other thread of it holds a lock."""
+
+
 def apart(function: Callable[[], Row], seconds: float) -> Row:
-    """The result of a function in a forked process; a crash, an error or too many seconds there is `wrong`."""
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            with os.fdopen(write, "w") as answer:
-                answer.write(json.dumps(function()))
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as answer:
-        words = answer.read() if select.select([answer], [], [], seconds)[0] else ""
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return dict(json.loads(words)) if words else {"witness": "wrong", "at": "", "why": "crash or time-out"}
+    """The result of a function in a process of its own; a crash, an error or too many seconds there is `wrong`."""
+    read, write = _FORKING.Pipe(duplex=False)
+    child = _FORKING.Process(target=_answer, args=(write, pickle.dumps(function)), daemon=True)
+    child.start()
+    write.close()
+    try:
+        return dict(read.recv()) if read.poll(seconds) else _NO_ANSWER
+    except EOFError:
+        return _NO_ANSWER
+    finally:
+        child.kill()
+        child.join()
+        read.close()
+
+
+_NO_ANSWER: Row = {"witness": "wrong", "at": "", "why": "crash or time-out"}
+
+
+def _answer(write: Any, function: bytes) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    torch.set_num_threads(1)
+    write.send(pickle.loads(function)())  # made by this file's own parent
 
 
 def judged(mutant: Mutant, place: CandidatePlace, lane: SandboxLane) -> Row:
@@ -724,7 +742,7 @@ def judged(mutant: Mutant, place: CandidatePlace, lane: SandboxLane) -> Row:
             raise SandboxError(f"{name}: {verdict.reasons[0].detail}"[:200])
         row |= {name: str(verdict.judgement), f"{name}_s": round(verdict.seconds, 3)}
     if isinstance(base, KernelBase):
-        refused = apart(lambda: {"accepted": not base.is_refused_on_call(change.source)}, _HUNG_S)
+        refused = apart(partial(base.checked_on_call, change.source), _HUNG_S)
         row["quick"] = "accepted" if refused.get("accepted") else "rejected"
     return row
 
@@ -761,8 +779,6 @@ def main() -> int:
     add("--seconds", type=float, default=1e9, help="a stage begins no entry after so many")
     add("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of mutants")
     add("--count", type=int, default=600, help="mutants")
-    # Mutants are launched in forked processes, whose parent must not have asked CUDA for its devices.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     a = result_files.parse_arguments(command_line, on_host=command_line.parse_known_args()[0].device == "cpu")
     if a.null:
         a.device, a.limit = "cpu", a.limit or 2
@@ -771,6 +787,7 @@ def main() -> int:
         others = {n: v for n, v in os.environ.items() if n != "TRITON_INTERPRET"}
         again = [sys.executable, "-m", "benchmarks.verification.solutions", *sys.argv[1:]]
         os.execve(sys.executable, again, others | ({"TRITON_INTERPRET": "1"} if interpreted else {}))
+    _FORKING.set_forkserver_preload(["benchmarks.verification.solutions"])
     place = CandidatePlace.of(a.device)
     known = json.loads(a.out.read_text()) if "mutants" in a.stages and a.out.exists() else {"raw": {}}
     report = result_files.ResultFile(a, "verification")
