@@ -156,7 +156,6 @@ def compile_child(arguments: argparse.Namespace) -> None:
         row["other_size_s"] = time.perf_counter() - begin
     wanted = model.call(model.module)
     row["relative_error"] = float((result - wanted).abs().max() / wanted.abs().max())
-    row["saved_s"] = call.saved_s
     print_row({"row": "compile", **row, **{k: given[k] for k in ("model", "arm", "repeat")}})
     del result, wanted
     for line in sys.stdin:
@@ -231,9 +230,6 @@ def model_summary(arms: Mapping[str, Sequence[Row]], latencies: Sequence[Row]) -
         figures["tuning_plain_over_ours"] = tuning["plain"] / tuning["ours"] if tuning["ours"] else None
         figures["tuning_share_of_plain"] = tuning["plain"] / whole["plain"]
         figures["seconds_plain_over_ours"] = whole["plain"] / whole["ours"]
-        saved = statistics.median(r.get("saved_s", 0.0) for r in arms["ours"])
-        real = whole["plain"] - whole["ours"]
-        figures["saved_s"] = {"said": saved, "real": real, "ratio": saved / real if real > 0 else None}
     if "untuned" in whole:
         beyond = {arm: whole[arm] - whole["untuned"] for arm in ("plain", "ours") if arm in whole}
         figures["beyond_untuned_s"] = beyond

@@ -41,7 +41,6 @@ class FirstCall:
     """Choices that were timed, of a list of which at least one was."""
     operations: list[Row] = field(default_factory=list)
     """Our decisions, in their order."""
-    saved_s: float = 0.0
     """Seconds that the summary line says."""
 
     def begin(self) -> None:
@@ -94,7 +93,6 @@ class FirstCall:
                 for name, total in inductor_clock().items()
                 if (passed := total - self.before.get(name, 0.0)) > _SHOWN_S
             },
-            "saved_s": self.saved_s,
             "timed": self.timed,
             "operations": len(self.operations),
             "measured": sum(one["measured"] for one in self.operations),
@@ -131,7 +129,6 @@ def tuning_service(store: Path, call: FirstCall) -> Iterator[TorchCompileHandle]
     try:
         with enable_torch_compile(store=store) as handle:
             yield handle
-            call.saved_s = handle.session.tally.saved_s
     finally:
         LISTENERS.remove(call.note_decision)
 

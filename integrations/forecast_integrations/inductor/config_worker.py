@@ -5,10 +5,10 @@ Workers import this module by its name, so it imports nothing of ours.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -33,14 +33,13 @@ class ConfigJob:
     num_stages: int
 
 
-def compile_config(job: ConfigJob, environment: Mapping[str, str]) -> float:
-    """Compile it with the worker's assembler and these variables (where caches are); the seconds that it took.
+def compile_config(job: ConfigJob, environment: Mapping[str, str]) -> None:
+    """Compile it with the worker's assembler and these variables (where caches are).
 
-    It fills Triton's cache, and no more. Zero where it does not compile: the timing will meet the failure.
+    It fills Triton's cache, and no more. Where it does not compile, the timing will meet the failure.
     """
     from torch._inductor.runtime import compile_tasks
 
-    begin = time.perf_counter()
     os.environ.update(environment)
     choose: Any = getattr(compile_tasks, "_set_triton_ptxas_path", None)
     if choose is not None:
@@ -49,11 +48,8 @@ def compile_config(job: ConfigJob, environment: Mapping[str, str]) -> float:
     config = copy.deepcopy(kernel.configs[0])
     config.kwargs = dict(job.kwargs)
     config.num_warps, config.num_stages = job.num_warps, job.num_stages
-    try:
+    with contextlib.suppress(Exception):
         kernel._precompile_config(config)
-    except Exception:
-        return 0.0
-    return time.perf_counter() - begin
 
 
 @functools.lru_cache(maxsize=16)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-Submit = Callable[[ConfigJob, Mapping[str, str]], "Future[float]"]
-"""Starts `compile_config` somewhere; the result is the seconds that it took."""
+Submit = Callable[[ConfigJob, Mapping[str, str]], "Future[None]"]
+"""Starts `compile_config` somewhere."""
 _HANGS_S = 30.0
 """Seconds without an end after which a worker hangs: nothing more is given to it and its like."""
 _ENVIRONMENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_LIBDEVICE_PATH")
@@ -42,7 +42,7 @@ class ConfigsAhead:
         self._submit, self._limit = submit, max(1, limit)
         self._changed = threading.Condition()
         self._queue: deque[ConfigJob] = deque()
-        self._begun: dict[ConfigJob, Future[float]] = {}
+        self._begun: dict[ConfigJob, Future[None]] = {}
         self._running = 0
         self._has_thread = False
         self.hangs = False
@@ -77,12 +77,6 @@ class ConfigsAhead:
                 future.result(left_s)
         return future.done()
 
-    def seconds(self, job: ConfigJob) -> float:
-        """Seconds that a worker took for a config; zero if none has ended with it."""
-        with self._changed:
-            future = self._begun.get(job)
-        return future.result() if future is not None and future.done() else 0.0
-
     def forget(self, path: str) -> None:
         """Take out of the queue what belongs to a kernel that is decided."""
         with self._changed:
@@ -101,7 +95,7 @@ class ConfigsAhead:
             self._begin(job)
 
     def _begin(self, job: ConfigJob) -> None:
-        ends: Future[float] = Future()
+        ends: Future[None] = Future()
         with self._changed:
             if job in self._begun:
                 return
@@ -114,12 +108,11 @@ class ConfigsAhead:
             future.set_exception(error)
         future.add_done_callback(functools.partial(self._end, ends))
 
-    def _end(self, ends: Future[float], done: Future[float]) -> None:
-        failed = done.cancelled() or done.exception() is not None
+    def _end(self, ends: Future[None], done: Future[None]) -> None:
         with self._changed:
             self._running -= 1
             self._changed.notify()
-        ends.set_result(0.0 if failed else done.result())
+        ends.set_result(None)
 
 
 def inductor_workers() -> ConfigsAhead | None:
@@ -129,8 +122,8 @@ def inductor_workers() -> ConfigsAhead | None:
     if not AsyncCompile.use_process_pool():
         return None
 
-    def submit(job: ConfigJob, environment: Mapping[str, str]) -> Future[float]:
-        started: Future[float] = AsyncCompile.process_pool().submit(compile_config, job, environment)
+    def submit(job: ConfigJob, environment: Mapping[str, str]) -> Future[None]:
+        started: Future[None] = AsyncCompile.process_pool().submit(compile_config, job, environment)
         return started
 
     return ConfigsAhead(submit, get_compile_threads() - 2)
@@ -144,12 +137,6 @@ STRAGGLER_S = 1.0
 so that whole waves cost less."""
 PATIENCE_S = 30.0
 """Seconds that a kernel waits whose every launch may be recorded: then there is no later one."""
-INDUCTOR_TIMING_S = 0.022
-"""Seconds in which Inductor times one config (torch 2.11, H200), by `benchmarks.inductor.whole_models`."""
-_ALONE_RATIO = 0.6
-"""Seconds for a config that the process compiles alone, per second that a worker took while all others were at work:
-with it, what is claimed for the descents of ViT, BERT and Llama is 1.0, 0.6 and 1.0 of what Inductor takes for them
-(the same runs)."""
 _MAX_WAVES = 12
 LAUNCH_SHARE = 0.1
 """The most of any second of a program's launches that timing takes."""
@@ -199,8 +186,6 @@ class Descent:
         self.best = self.launcher.config
         self.timed = 0
         """Configs that have a time, besides the one that it begins with."""
-        self.saved_s = 0.0
-        """Seconds that Inductor's descent would have taken in this process, less those that this one took."""
         self._waves, self._began = 0, 0.0
         self._wave: list[LaunchConfig] = []
         """Not timed yet."""
@@ -217,19 +202,15 @@ class Descent:
         ahead, begin = self._ahead, time.perf_counter()
         until = begin + PATIENCE_S if self.patient and not ahead.hangs else begin
         compiled = [c for c in self._wave if ahead.has_ended(self._job(c), until)]
-        self.saved_s -= time.perf_counter() - begin
         if self.patient:  # nobody waits for ever: what no worker has finished compiles where it is launched
             ahead.hangs = ahead.hangs or len(compiled) < len(self._wave)
             return list(self._wave)
         whole = len(compiled) == len(self._wave)
         return compiled if whole or begin - self._began > STRAGGLER_S else []
 
-    def add_times(self, times: Mapping[LaunchConfig, float], seconds: float) -> None:
-        """Take milliseconds of `best` and of configs that were ready, inf for failures, and the seconds that took."""
-        others = [c for c in times if c != self.best]
-        took = sum(self._ahead.seconds(self._job(c)) for c in others)
-        self.saved_s += _ALONE_RATIO * took + INDUCTOR_TIMING_S * len(others) - seconds
-        self.timed += len(others)
+    def add_times(self, times: Mapping[LaunchConfig, float]) -> None:
+        """Take milliseconds of `best` and of configs that were ready, inf for failures."""
+        self.timed += len(times.keys() - {self.best})
         self._wave = [c for c in self._wave if c not in times]
         fastest = min(times, key=times.__getitem__)
         if times[fastest] < times[self.best] * _IMPROVES:

@@ -17,12 +17,6 @@ from forecast_autotune.tuning.loop import Rounds, TuningTask
 from forecast_integrations.inductor.choice_timing import is_of_clock, times_calls
 from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.choices.templates import compile_seconds
-from forecast_integrations.inductor.inductor_seconds import (
-    OperationSeconds,
-    compile_workers,
-    inductor_compiles_twice,
-    inductor_seconds_saved,
-)
 from forecast_integrations.inductor.policy import NOT_WORTH_WAITING, LibraryBaseline, batch_size
 from forecast_integrations.inductor.session import UNTIMED, TuningSession
 
@@ -86,7 +80,6 @@ class OperationSearch(Rounds):
         """Where the choices of further candidates come from; set before compilation."""
         self.begin = time.perf_counter()
         self.measure_s = self.compile_s = 0.0
-        self.seconds = OperationSeconds()
         self.compiled: set[Candidate] = set()
         self._plan = Plan((), "", 1.0)
         self._forecasts: Forecasts | None = None
@@ -130,7 +123,7 @@ class OperationSearch(Rounds):
         if mode is Mode.TUNE and len(everything) - len(self.library.candidates) == 1:
             return everything  # a choice that is listed alone is one that somebody wants timed
         if mode is Mode.TUNE and not self.measured:
-            self.library.time_ahead(self.seconds)
+            self.library.time_ahead()
         forecasts = self._ask(draft=draft)
         if mode in UNTIMED:
             return self._predecide(self._best_guess(forecasts), f"{mode} mode: not timed", draft)
@@ -367,7 +360,6 @@ class OperationSearch(Rounds):
             trusted=max(0, untimed),
             refused=refused,
             median_ms=timed.ms if timed is not None and timed.ok else None,
-            saved_s=self._saved_s(fresh),
             cost=Cost(
                 time.perf_counter() - self.begin,
                 self.forecast_s,
@@ -387,26 +379,6 @@ class OperationSearch(Rounds):
         ):
             self.session.snapshot.decide(self.problem, decision)
         return decision
-
-    def _saved_s(self, fresh: Sequence[Candidate]) -> float:
-        """Seconds that Inductor would have taken on top; 0 where that is not known."""
-        # Nobody knows what Inductor would list of a wider space; what was decided elsewhere was counted there.
-        unknown = self.session.exhaustive_space or self.library.overruled
-        if self.settings.mode is not Mode.TUNE or unknown or not fresh:
-            return 0.0
-        seconds = {c: s for c in fresh if (s := self.tried[c].compile_s) is not None}
-        if self.library.taken:
-            expected = compile_seconds(self.problem, self.candidates)
-            seconds = dict(zip(self.candidates, map(float, expected), strict=True))
-        return inductor_seconds_saved(
-            self.candidates,
-            seconds,
-            [c for c in self.candidates if c not in self.resolved],
-            self.seconds,
-            forecast_s=self.forecast_s,
-            workers=compile_workers(),
-            compiles_twice=inductor_compiles_twice(),
-        )
 
     def _lost(self) -> set[Candidate]:
         """Candidates that were tried, and of which nothing can be relied upon: no label came of it, or no own time."""

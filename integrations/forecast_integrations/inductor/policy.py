@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,7 +20,6 @@ from forecast_autotune.records import Candidate, Decision, Device, Measurement, 
 from forecast_autotune.settings import Settings
 from forecast_autotune.surrogates.protocol import Array
 from forecast_integrations.inductor.choices.graph_position import GraphPosition
-from forecast_integrations.inductor.inductor_seconds import OperationSeconds, compile_workers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,6 +132,13 @@ class FewRoundsPolicy(RiskBounded):
         return usual * fast_median(seconds, axis=0) / seconds
 
 
+def compile_workers() -> int:
+    """How many choices Inductor compiles at once."""
+    from torch._inductor import config
+
+    return int(config.compile_threads or 1)
+
+
 def batch_size(count: int) -> int:
     """Candidates of a further round, of so many."""
     return MIN_BATCH if count <= LONG_LIST else max(MIN_BATCH, min(MAX_BATCH, compile_workers()))
@@ -150,8 +155,6 @@ TRUSTED = "no other choice is likely to be faster than the library's kernel"
 SMALL = "the operation is too small a part of its graph for a compilation"
 NOT_WORTH_WAITING = "the operation is too small a part of its graph for another round"
 """Reasons that hold at one place of a graph."""
-_MOST_TIMING_S = 0.05
-"""Seconds to time one choice."""
 
 
 class LibraryBaseline:
@@ -172,15 +175,10 @@ class LibraryBaseline:
         self._policy = policy if isinstance(policy, FewRoundsPolicy) else None
         """None: the user's own decides alone."""
 
-    def time_ahead(self, seconds: OperationSeconds) -> None:
-        """Time them, where that can be done, and count what it takes."""
-        if self.time is None:
-            return
-        begin = time.perf_counter()
-        self.ahead = {m.candidate: m for m in self.time() if m.ok}
-        # What a library loads at its first call is no part of the time of a choice.
-        passed = min(time.perf_counter() - begin, _MOST_TIMING_S * len(self.ahead))
-        seconds.add_benchmark(passed, len(self.ahead))
+    def time_ahead(self) -> None:
+        """Time them, where that can be done."""
+        if self.time is not None:
+            self.ahead = {m.candidate: m for m in self.time() if m.ok}
 
     def sufficient(
         self, first: Plan, measured: Mapping[Candidate, Measurement]

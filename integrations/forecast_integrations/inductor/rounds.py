@@ -110,15 +110,11 @@ class RoundMeasurer(Measurer):
             return
         listed = dict.fromkeys(map(candidate_of, choices))
         search.expect(listed)
-        start, timed_before = time.perf_counter(), search.seconds.benchmark
         compiled = self._prepare(choices)
         begin = time.perf_counter()
         self._meanwhile()
-        others_s = time.perf_counter() - begin
-        self.meanwhile_s += others_s
+        self.meanwhile_s += time.perf_counter() - begin
         self._timings.update(_measure_round(self._measure, choices, compiled))
-        timed = search.seconds.benchmark - timed_before
-        search.seconds.later_rounds += time.perf_counter() - start - others_s - timed
         yield from [m for c in listed if (m := search.tried.get(c)) is not None]
 
     def spent(self) -> MeasuringCost:

@@ -27,7 +27,6 @@ class TorchCompileSummary:
     trusted: int = 0
     known: int = 0
     """Operations answered without the clock."""
-    saved_s: float = 0.0
     later_s: float = 0.0
     """Seconds of later launches in which configs of generated kernels were timed."""
     timings: int = 0
@@ -42,7 +41,6 @@ class TorchCompileSummary:
             compiled=decision.measured,
             trusted=decision.trusted + decision.refused,
             known=int(not decision.measured),
-            saved_s=decision.saved_s,
         )
         for listener in list(LISTENERS):
             listener(label, decision)
@@ -83,6 +81,4 @@ class TorchCompileSummary:
             f"{self.compiled} compiled and timed",
             f"{self.trusted} trusted",
         ]
-        if self.saved_s >= 1:
-            parts.append(f"about {self.saved_s:.0f} s saved")
         return f"forecast_autotune torch.compile: {', '.join(parts)}; {self.timings} timings stored{later}"

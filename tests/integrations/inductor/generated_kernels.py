@@ -33,15 +33,15 @@ class Workers:
 
     def __init__(self, *, at_once: bool = True) -> None:
         self.taken: list[ConfigJob] = []
-        self.futures: dict[ConfigJob, Future[float]] = {}
+        self.futures: dict[ConfigJob, Future[None]] = {}
         self._at_once = at_once
 
-    def __call__(self, given: ConfigJob, environment: Mapping[str, str]) -> Future[float]:
+    def __call__(self, given: ConfigJob, environment: Mapping[str, str]) -> Future[None]:
         self.taken.append(given)
-        future: Future[float] = Future()
+        future: Future[None] = Future()
         self.futures[given] = future
         if self._at_once:
-            future.set_result(1.0)
+            future.set_result(None)
         return future
 
 

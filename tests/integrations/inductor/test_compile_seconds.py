@@ -9,12 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forecast_autotune.records import Candidate, Config, Decision, Evidence
-from forecast_integrations.inductor.inductor_seconds import (
-    OperationSeconds,
-    inductor_seconds_saved,
-)
-from forecast_integrations.inductor.summary import TorchCompileSummary
+from forecast_autotune.records import Candidate, Config
 
 pytest.importorskip("torch")
 
@@ -127,48 +122,3 @@ def test_a_round_does_not_last_for_the_one_that_compiles_far_longer() -> None:
     assert FewRoundsPolicy(least=2).plan(asked).measure == tuple(c for c in everything if c != late)
     # What promises most is worth its wait.
     assert FewRoundsPolicy(least=2).plan(state(1.0, long, {3: -3.0})).measure[0] == late
-
-
-# --- what Inductor would have taken ---
-
-
-TEMPLATES = [
-    Candidate(Config.of({"BLOCK_M": 64, "BLOCK_N": 64, "GROUP_M": 8}, num_stages=i + 1), "triton::mm")
-    for i in range(20)
-]
-COMPILED = dict.fromkeys(TEMPLATES[:4], 0.5)
-
-
-def saved(
-    *, workers: int = 16, twice: bool = False, later_rounds: float = 0.0, forecast_s: float = 0.0
-) -> float:
-    spent = OperationSeconds(later_rounds=later_rounds)
-    spent.add_benchmark(0.1, 5)
-    return inductor_seconds_saved(
-        [LIBRARY, *TEMPLATES],
-        COMPILED,
-        TEMPLATES[4:],
-        spent,
-        forecast_s=forecast_s,
-        workers=workers,
-        compiles_twice=twice,
-    )
-
-
-def test_nothing_is_claimed_without_three_compilations_or_a_benchmark() -> None:
-    few = dict(list(COMPILED.items())[:2])
-    timed = OperationSeconds(benchmark=0.1, benchmarked=5)
-    for compiled, spent in ((few, timed), (COMPILED, OperationSeconds())):
-        found = inductor_seconds_saved(
-            TEMPLATES, compiled, TEMPLATES[4:], spent, forecast_s=0.0, workers=16, compiles_twice=True
-        )
-        assert found == 0.0
-
-
-@pytest.mark.parametrize(("saved_s", "said"), [(0.0, False), (12.4, True)])
-def test_the_line_at_exit_names_a_saving_where_there_is_one(saved_s: float, said: bool) -> None:
-    summary = TorchCompileSummary()
-    decision = Decision("p", LIBRARY, Evidence.MEASURED, "why", 0.1, 0.02, 21, 5, saved_s=saved_s)
-    summary.add_decision("mm", decision, say=False)
-    assert ("saved" in summary.line()) is said
-    assert ("about 12 s saved" in summary.line()) is said

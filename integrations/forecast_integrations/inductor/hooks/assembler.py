@@ -12,8 +12,10 @@ import os
 from typing import Any
 
 from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
-from forecast_integrations.inductor.inductor_seconds import VARIABLE
 from forecast_integrations.triton.problem.compilations import forget_assembler
+
+VARIABLE = "TRITON_PTXAS_PATH"
+"""Where Triton looks for an assembler first; compile workers set it for themselves."""
 
 
 class SharedAssembler(PatchSet):

@@ -187,7 +187,6 @@ def _time_wave(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> None:
-    begin = time.perf_counter()
     launchers, times = {descent.best: descent.launcher}, {}
     with LOCK, harmless_to_captures():  # later launches may come while other threads tune, or record a graph
         for config in configs:
@@ -196,7 +195,7 @@ def _time_wave(
             except Exception:  # too much shared memory, say: Inductor's descent passes it over, too
                 times[config] = math.inf
         times |= _in_turns(context, kernel, launchers, args, kwargs)
-    descent.add_times(times, time.perf_counter() - begin)
+    descent.add_times(times)
     descent.launcher = launchers[descent.best]
 
 
@@ -238,7 +237,6 @@ def _end(session: TuningSession, kernel: CachingAutotuner, descent: Descent) -> 
     config: Any = descent.launcher.config
     config.found_by_coordesc = True
     delattr(kernel, _DESCENT)
-    session.tally.count(saved_s=descent.saved_s)
     try:
         if kernel.save_cache_hook:
             kernel.save_cache_hook(config, kernel.autotune_time_taken_ns, found_by_coordesc=True)

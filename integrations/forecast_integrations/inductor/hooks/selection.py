@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -264,13 +263,10 @@ def _benchmark(original: AnyFunction, context: HookContext) -> AnyFunction:
         if session is not None and session.settings.mode is not Mode.LISTEN:
             with _failures_reported(session, "wake the device"):
                 context.wake_device()
-        begin = time.perf_counter()
         timings: ChoiceTimings = original(self, choices, *args, **kwargs)
         context.note_busy()
         if context.session is not None and not context.thread.paused:
             context.thread.pending.update(timings)
-            if (search := pruning.search_of(choices)) is not None:
-                search.seconds.add_benchmark(time.perf_counter() - begin, len(choices))
         return timings
 
     return benchmark
