@@ -33,7 +33,6 @@ from forecast_harness.search.run import LOG_FILE, ask_plugin
 from forecast_harness.search.state import SearchState
 from forecast_harness.targets.novelty import node_identity, source_tokens
 from forecast_harness.targets.packs import load_pack, make_solution
-from forecast_harness.targets.packs.load import parse_task_yml
 from forecast_harness.targets.packs.schema import source_problem
 from forecast_harness.trials.configs.source_configs import apply_config, configs_of
 from forecast_harness.verify.plan import VerificationPlan
@@ -61,7 +60,6 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
 
 CONFIGS = [{"BLOCK": 64}]
 """
-YAML = "description: |\n  one\ntests:\n  - {}\n"
 
 
 def proposes(language: str) -> Callable[[str], Any]:
@@ -108,7 +106,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "recorded": recorded,
     "answer": answered,
     "advice": parse_cost_function,
-    "task": lambda text: parse_task_yml(YAML.format("{a: " + text[:300_000].rstrip("\n") + "}")),
     "report": lambda text: (display_source(text), line_opcodes(SEED.source, text)),
 }
 

@@ -7,7 +7,6 @@ A `SearchTarget` is plain data. Its payload holds all that a judge needs in anot
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,13 +45,12 @@ NO_CUDA_ON_CPU = (
 _MOST_SUBJECTS_READ = 16
 _subjects_read: dict[int, tuple[object, tuple[BaseKernel, ...]]] = {}
 """Kernels of the latest targets, with the list they were read from, unchanged: its `id` is no other's meanwhile."""
-_FILE_HEADER = re.compile(r"^# --- file: (\w+)$", re.MULTILINE)
 
 
 def open_target(text: str, *, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
     """The target that `text` names and the nodes to start from, the first of which speed-ups are stated against.
 
-    `text`: a shipped pack, a folder of one, a KernelBench file or a GPU MODE folder; or `FILE.py:KERNEL` or
+    `text`: a shipped pack, a folder of one or a KernelBench file; or `FILE.py:KERNEL` or
     `package.module:KERNEL`, a Triton kernel whose calls are known (`inputs` or `CASES` in its file, or problems in
     the store); or `FILE.cu:KERNEL`, a CUDA C++ kernel declared in `FILE.toml`.
     `device`: `cpu` or `cuda`. A pack starts from its own solutions: in torch on a CPU, in Triton on a device,
@@ -175,21 +173,12 @@ def _reference_solution(pack: Pack) -> Solution:
     form = pack.definition.format
     if form is PackFormat.KERNELBENCH:
         source = f"{pack.reference.rstrip()}\n\n\nclass ModelNew(Model):\n    pass\n"
-    elif form is PackFormat.GPUMODE:
-        source = _merged_modules(pack.reference) + "\n\ncustom_kernel = ref_kernel\n"
     else:
         raise RecordError(
             f"pack {pack.definition.name} has no torch solution to start from; add one as "
             "solutions/NAME.py beside its reference.py"
         )
     return make_solution("reference", source, form)
-
-
-def _merged_modules(reference: str) -> str:
-    """A reference and its helper files as one module: they import each other no more."""
-    files = _FILE_HEADER.findall(reference)
-    between = rf"^(from ({'|'.join(files)}) import [^\n(]*|import ({'|'.join(files)})[ \t]*)$"
-    return re.sub(between, "", _FILE_HEADER.sub("", reference), flags=re.MULTILINE).strip()
 
 
 def _seed(target: SearchTarget, source: str, language: str, name: str) -> Node:

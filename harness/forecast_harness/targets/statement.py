@@ -173,10 +173,8 @@ def _rules(about: Definition, language: str, entry: str, device: str) -> list[st
         else:
             call = f"{entry}({', '.join(given)}) returns {results}, new tensors"
         rules.append(f"It defines {call}; arguments come by name")
-    elif about.format is PackFormat.KERNELBENCH:
-        rules.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
     else:
-        rules.append(f"It defines {entry}(data), which returns what ref_kernel(data) returns")
+        rules.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
     rules += _result_rules(about)
     rules.append(
         "Optional: constants in upper case at the top level, and a list of values for them and no other name, of "

@@ -6,7 +6,6 @@ Runs in the judge. A pack's reference is trusted code: its admission is a person
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import itertools
 import math
 import sys
@@ -90,8 +89,6 @@ class LaunchCase:
     """(input tensors, outputs) -> whether these are right for sure, for a small part of the cost of `judge`."""
     matches: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
     """The same for a `judge` that asks more where outputs are wrong: whether they are what the reference gives."""
-    portable: bool = False
-    """Whether `judge` works with tensors that are on a device, too."""
     sizes: Mapping[str, Any] | None = None
     """Axes that give a case of the same sizes, where there are any."""
 
@@ -129,7 +126,7 @@ class LaunchCase:
                 {n: t.to(device) for n, t in self.tensors.items()}, [t.to(device) for t in outputs]
             )
 
-        return where.run(judged, portable=self.portable)
+        return where.run(judged)
 
     def is_surely_right(self, outputs: Sequence[torch.Tensor]) -> bool:
         """Whether they are right, found out quickly; False where only `check` can say."""
@@ -304,7 +301,6 @@ class NativeProblem:
             quick=self._quick_check(scalars, wanted, sizes, how.regime),
             vary=vary,
             drifting=drifting,
-            portable=True,
             sizes=sizes,
         )
 
@@ -446,7 +442,6 @@ def problem_of(pack: Pack, folder: Path) -> VerificationProblem:
     kinds: dict[PackFormat, Callable[[Pack, Path], VerificationProblem]] = {
         PackFormat.OWN: NativeProblem,
         PackFormat.KERNELBENCH: KernelBenchProblem,
-        PackFormat.GPUMODE: GpuModeProblem,
     }
     return kinds[pack.definition.format](pack, folder)
 
@@ -527,64 +522,6 @@ class KernelBenchProblem:
             output_bytes=size,
             moved_bytes=size + sum(t.numel() * t.element_size() for t in tensors.values()),
             right=lambda: plain,
-            portable=True,
-        )
-
-
-class GpuModeProblem:
-    """A GPU MODE task: its own generator with fresh seeds, and its own checker."""
-
-    deterministic = True
-
-    def __init__(self, pack: Pack, folder: Path) -> None:
-        self._workloads = pack.workloads
-        self._module = load_module(pack.reference, folder, "gpumode_task")
-        self._drawn = 0
-
-    def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
-        """Inputs of `generate_input`; hidden cases take the public sizes in turn, with other seeds."""
-        if axes is None:
-            self._drawn += 1
-            axes = self._workloads[self._drawn % len(self._workloads)].axes
-        generate = self._module.generate_input
-        spec = dict(axes)
-        if "seed" in inspect.signature(generate).parameters:
-            spec["seed"] = int(torch.randint(1, 2**31, (), generator=how.generator))
-        data = generate(**spec)
-        tensors: dict[str, torch.Tensor] = {}
-        shape = encode_arguments(data, tensors)
-
-        def judge(
-            given: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
-        ) -> tuple[CheckFinding, float]:
-            arguments = decode_arguments(shape, {n: t.clone() for n, t in given.items()})
-            output = outputs[0] if len(outputs) == 1 else tuple(outputs)
-            if any(t.is_floating_point() and t.isnan().any() for t in outputs) and not any(
-                t.is_floating_point() and t.isnan().any() for t in given.values()
-            ):
-                return (ReasonCode.WRONG_VALUES, "the output has NaN, the inputs have none"), 0.0
-            if wanted and (finding := form_finding(outputs, wanted)):
-                return finding, 0.0
-            problem = self._module.check_implementation(arguments, output)
-            # The tasks' checkers return a message, or (passed, message), in different years.
-            passed, message = problem if isinstance(problem, tuple) else (not problem, problem)
-            return (None if passed else (ReasonCode.WRONG_VALUES, str(message)[:400])), 0.0
-
-        def right() -> list[torch.Tensor]:
-            copies = {n: t.clone() for n, t in tensors.items()}
-            return tensors_of(self._module.ref_kernel(decode_arguments(shape, copies)))
-
-        known = hasattr(self._module, "ref_kernel")
-        wanted = [(tuple(t.shape), t.dtype) for t in right()] if known else []
-        moved = sum(t.numel() * t.element_size() for t in tensors.values())
-        return LaunchCase(
-            f"{' '.join(f'{k}={v}' for k, v in spec.items() if k != 'seed')}",
-            {"args": [shape], "kwargs": {}},
-            tensors,
-            judge,
-            output_bytes=max(1, moved) * 16,
-            moved_bytes=moved,
-            right=right if known else None,
         )
 
 
@@ -598,20 +535,14 @@ _MODULE_COUNTER = itertools.count()
 
 
 def load_module(text: str, folder: Path, name: str) -> ModuleType:
-    """Import trusted Python text from a file, so that tracebacks and Triton find its source.
-
-    Text with `# --- file: NAME` lines is split into modules that can import each other.
-    """
-    parts = text.split("# --- file: ")
-    named = [p.partition("\n")[::2] for p in parts[1:]] or [(f"{name}_{next(_MODULE_COUNTER)}", text)]
-    module = ModuleType(name)
-    for title, body in named:
-        file = folder / f"{title.strip()}.py"
-        file.write_text(body)
-        spec = importlib.util.spec_from_file_location(title.strip(), file)
-        if spec is None or spec.loader is None:
-            raise RecordError(f"cannot import {file}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[title.strip()] = module
-        spec.loader.exec_module(module)
+    """Import trusted Python text from a file, so that tracebacks and Triton find its source."""
+    title = f"{name}_{next(_MODULE_COUNTER)}"
+    file = folder / f"{title}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(title, file)
+    if spec is None or spec.loader is None:
+        raise RecordError(f"cannot import {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[title] = module
+    spec.loader.exec_module(module)
     return module

@@ -7,7 +7,6 @@ from forecast_harness.targets.packs.load import (
     load_pack,
     load_solution,
     make_solution,
-    parse_task_yml,
 )
 from forecast_harness.targets.packs.schema import (
     AxisSpec,
@@ -35,5 +34,4 @@ __all__ = [
     "load_pack",
     "load_solution",
     "make_solution",
-    "parse_task_yml",
 ]

@@ -1,4 +1,4 @@
-"""Read packs from disk: our own folders, KernelBench tasks, GPU MODE tasks. Runs none of their code."""
+"""Read packs from disk: our own folders and KernelBench tasks. Runs none of their code."""
 
 from __future__ import annotations
 
@@ -35,21 +35,19 @@ def builtin_names() -> list[str]:
 def load_pack(name: str | Path) -> Pack:
     """The pack of this name, folder or file.
 
-    A name means a shipped pack; a folder with `definition.json` is one of our own, with `task.yml` one of
-    GPU MODE; a Python file is a KernelBench task. Raises `RecordError` when it is none of these.
+    A name means a shipped pack; a folder with `definition.json` is one of our own; a Python file is a KernelBench
+    task. Raises `RecordError` when it is none of these.
     """
     if isinstance(name, str) and name in builtin_names():
         return _load_native(resources.files("forecast_harness.targets.packs") / "builtin" / name)
     path = Path(name)
     if path.joinpath("definition.json").is_file():
         return _load_native(path)
-    if path.joinpath("task.yml").is_file():
-        return _load_gpumode(path)
     if path.suffix == ".py" and path.is_file():
         return _load_kernelbench(path)
     raise RecordError(
-        f"{name} is neither a shipped pack ({', '.join(builtin_names())}), nor a folder with definition.json "
-        f"or task.yml, nor a KernelBench file{meant_text(str(name), builtin_names())}"
+        f"{name} is neither a shipped pack ({', '.join(builtin_names())}), nor a folder with definition.json, "
+        f"nor a KernelBench file{meant_text(str(name), builtin_names())}"
     )
 
 
@@ -98,11 +96,7 @@ def _may_bind(source: str, name: str) -> bool:
 
 def make_solution(name: str, source: str, format: PackFormat = PackFormat.OWN) -> Solution:
     """A solution from its text, with the entry point that the pack's format asks for."""
-    entry = {
-        PackFormat.OWN: "run",
-        PackFormat.KERNELBENCH: "ModelNew",
-        PackFormat.GPUMODE: "custom_kernel",
-    }.get(format, "run")
+    entry = "ModelNew" if format is PackFormat.KERNELBENCH else "run"
     stated = re.search(r"^# language: (\w+)$", source, re.MULTILINE)
     if stated and stated[1] in list(Language):
         language = Language(stated[1])
@@ -166,69 +160,3 @@ def _load_kernelbench(path: Path) -> Pack:
         tolerance=ToleranceSpec("float32", "4096", 8.0),
     )
     return Pack(definition, source, (Workload("task", {}),))
-
-
-def _load_gpumode(folder: Path) -> Pack:
-    source = _text_of(folder.joinpath("reference.py"))
-    names = _defined_names(source, str(folder / "reference.py"))
-    if missing := {"generate_input", "check_implementation"} - names:
-        raise RecordError(f"{folder}/reference.py is no GPU MODE reference: it lacks {sorted(missing)}")
-    task = parse_task_yml(_text_of(folder.joinpath("task.yml")))
-    helpers = []
-    for name in ("task", "utils"):
-        file = folder / f"{name}.py"
-        if file.is_file():
-            helpers.append(f"# --- file: {name}\n{_text_of(file)}")
-    works = [
-        Workload(f"{kind}-{n}", spec) for kind in ("tests", "benchmarks") for n, spec in enumerate(task[kind])
-    ]
-    if not works:
-        raise RecordError(f"{folder}/task.yml lists neither tests nor benchmarks")
-    definition = Definition(folder.name, task["description"], "GPU MODE task", PackFormat.GPUMODE)
-    return Pack(definition, "\n".join([*helpers, "# --- file: reference", source]), tuple(works))
-
-
-def parse_task_yml(text: str) -> dict[str, Any]:
-    """Description, tests and benchmarks of a GPU MODE `task.yml`.
-
-    Reads the part of YAML that those files use for cases: a list of flow mappings, one per line. Raises
-    `RecordError` for a case written otherwise.
-    """
-    task: dict[str, Any] = {"tests": [], "benchmarks": [], "description": ""}
-    section, block = "", False
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.strip()
-        top = re.match(r"^(\w+):\s*(.*)$", line)
-        if top:
-            section, block = top[1], top[2] in ("|", ">", "|-", ">-")
-            if section == "description" and not block:
-                task["description"] = top[2].strip("\"'")
-        elif section == "description" and block:
-            task["description"] = f"{task['description']}\n{bare}".strip()
-        elif section in ("tests", "benchmarks") and bare and not bare.startswith("#"):
-            case = re.match(r"^-\s*(\{.*\})\s*(#.*)?$", bare)
-            if not case:
-                raise RecordError(
-                    f"task.yml line {number}: a case must be `- {{name: value, ...}}` on one line"
-                )
-            task[section].append(_parse_flow_mapping(case[1], number))
-    return task
-
-
-_YAML_WORDS = {"true": "True", "false": "False", "null": "None", "yes": "True", "no": "False"}
-
-
-def _parse_flow_mapping(text: str, number: int) -> dict[str, Any]:
-    quoted = re.sub(r"([{,]\s*)([A-Za-z_]\w*)\s*:", r'\1"\2":', text)
-    quoted = re.sub(
-        r":\s*([A-Za-z_]\w*)\s*(?=[,}])",
-        lambda m: ": " + _YAML_WORDS.get(m[1].lower(), repr(m[1])),
-        quoted,
-    )
-    try:
-        case = python_parser.parse_literal(quoted)
-    except (ValueError, SyntaxError) as error:
-        raise RecordError(f"task.yml line {number}: cannot read the case {text!r:.80}: {error}") from error
-    if not isinstance(case, dict) or not all(isinstance(k, str) for k in case):
-        raise RecordError(f"task.yml line {number}: a case must map names to values")
-    return case

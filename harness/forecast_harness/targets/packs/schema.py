@@ -191,8 +191,6 @@ class PackFormat(StrEnum):
     """`reference(**inputs)` and `run(**inputs)`, or with outputs as further arguments."""
     KERNELBENCH = "kernelbench"
     """`Model`, `ModelNew`, `get_inputs`, `get_init_inputs`."""
-    GPUMODE = "gpumode"
-    """`generate_input`, `ref_kernel`, `check_implementation`, `custom_kernel`."""
 
 
 @dataclass(frozen=True)
