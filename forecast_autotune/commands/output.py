@@ -8,12 +8,12 @@ import io
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from forecast_autotune.commands.count_line import CountLine
 from forecast_autotune.printable import LONGEST_NAME, printable, without_controls
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 132
 """Columns when nobody's terminal says how wide it is."""
-SILENCE_S = 60.0
-"""After which a command that is at work says where it stands, where no terminal shows it."""
 
 
 class UsageError(Exception):
@@ -77,12 +75,19 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int | None = None) -> Iterator[Callable[[int, int, str], None]]:
-        """A bar on stderr, or a line a minute where that is no terminal; the result moves it: (done, total, what)."""
+        """A bar on stderr, or where that is no terminal a `CountLine`; the result moves it: (done, total, what)."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        said_at = time.monotonic()
+        text = f"{label} ..."
+
+        def counted(count: int, total: int, what: str) -> None:
+            nonlocal text
+            text = f"{label}: {count}/{total} {what}"
+
         if not self.errors.is_terminal:
-            self.remark(f"{label} ...")
+            with CountLine(self.errors, lambda: text):
+                yield counted
+            return
         with Progress(
             TextColumn(label),
             BarColumn(),
@@ -91,17 +96,12 @@ class Output:
             TextColumn("{task.description}", markup=False, style="dim"),
             console=self.errors,
             transient=True,
-            disable=not self.errors.is_terminal,
         ) as bar:
             task = bar.add_task("", total=total, counts="" if total is None else f"0/{total}")
 
             def done(count: int, total: int, what: str) -> None:
-                nonlocal said_at
                 what, counts = printable(what, LONGEST_NAME), f"{count}/{total}"
                 bar.update(task, completed=count, total=total, description=what, counts=counts)
-                if bar.disable and time.monotonic() - said_at >= SILENCE_S:
-                    said_at = time.monotonic()
-                    self.remark(f"{label}: {counts} {what}".rstrip())
 
             yield done
 

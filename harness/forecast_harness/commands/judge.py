@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forecast_autotune.commands.count_line import CountLine
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.named_lines import read_document
-from forecast_harness.commands.count_line import CountLine
 from forecast_harness.targets.cuda.declaration import CUDA_PLACE, CudaDeclaration, read_cuda_declaration
 from forecast_harness.targets.kernels.user_kernel import KERNEL_PLACE
 

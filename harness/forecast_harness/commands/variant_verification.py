@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forecast_autotune.commands.count_line import CountLine
 from forecast_autotune.commands.output import Output
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.variants import Check, Variant
-from forecast_harness.commands.count_line import CountLine
 from forecast_harness.trials.variants.files import BaseBinaries
 from forecast_harness.trials.variants.verify import (
     LaneJobs,

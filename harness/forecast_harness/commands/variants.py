@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forecast_autotune import frameworks
+from forecast_autotune.commands.count_line import CountLine
 from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.commands.store_access import open_store
 from forecast_autotune.errors import RecordError
@@ -26,7 +27,6 @@ from forecast_autotune.store.variants import without_checks
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.signature import INTERPRETER
-from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.judge import COLOURS, build_plan, open_lane
 from forecast_harness.records import Node, ProposalRequest
 from forecast_harness.targets.kernels.user_kernel import UserKernel, check_syntax, is_covered

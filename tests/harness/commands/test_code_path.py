@@ -16,13 +16,12 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from benchmarks.lib.machine_code.opened import FAKE_FLUSH_BYTES
-from forecast_autotune.commands import main
+from forecast_autotune.commands import count_line, main
+from forecast_autotune.commands.count_line import CountLine
 from forecast_autotune.commands.output import CommandError, Output
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.runner import client
 from forecast_harness.clocks.runner.client import RunnerClient, clock_problem, runner_problem
-from forecast_harness.commands import count_line
-from forecast_harness.commands.count_line import CountLine
 from forecast_harness.commands.search import open_machine_code
 from forecast_harness.records import Node, NodeJob, SearchTarget
 from forecast_harness.targets.novelty import node_identity

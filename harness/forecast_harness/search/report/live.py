@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import SILENCE_S
+from forecast_autotune.commands.count_line import SILENCE_S
 from forecast_harness.records import NodeResult
 from forecast_harness.search.report.figures import bars_of_budget, escape_invisible, factor_text
 from forecast_harness.search.state import SearchState

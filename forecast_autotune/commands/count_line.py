@@ -9,12 +9,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.output import SILENCE_S
 from forecast_autotune.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+SILENCE_S = 60.0
+"""Without a terminal, a command that works says so at least so often."""
 _INTERVAL_S = 0.5
 
 
@@ -22,7 +23,8 @@ class CountLine:
     """Shows what `text()` says, at once and while it lasts; use as a context manager.
 
     A terminal's line is written anew with the seconds spent. Elsewhere a text is written when more of it changed than
-    its numbers, and after a minute without a line, with the seconds spent. The last text is always shown.
+    its numbers and what follows a colon, and after a minute without a line, with the seconds spent. The last text is
+    always shown, after a second or more with the seconds in all.
     """
 
     def __init__(self, console: Console, text: Callable[[], str]) -> None:
@@ -54,7 +56,8 @@ class CountLine:
     def _show(self, *, last: bool = False) -> None:
         """Write the text on a terminal; elsewhere where it says something new."""
         text, now = printable(self._text()), time.monotonic()
-        timed = f"{text} ({now - self._began:.0f} s)"
+        seconds = now - self._began
+        timed = f"{text} ({seconds:.0f} s{' in all' if last else ''})"
         if self._console.is_terminal:
             line = timed[: max(1, self._console.width - 1)]
             self._console.file.write(f"\r{line:{self._width}}")
@@ -62,11 +65,11 @@ class CountLine:
             self._width = len(line)
             return
         is_new = (text if last else _stage(text)) != (self._shown if last else _stage(self._shown))
-        if is_new or (not last and now - self._shown_at >= SILENCE_S):
+        if is_new or (seconds >= 1.0 if last else now - self._shown_at >= SILENCE_S):
             line = timed if self._shown else text
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
             self._shown, self._shown_at = text, now
 
 
 def _stage(text: str) -> str:
-    return re.sub(r"\d+", "", text)
+    return re.sub(r"\d+|(:| \.\.\.).*", "", text)
