@@ -1,15 +1,15 @@
 """Claim: a decorated call whose key is known costs no more host time than with `triton.autotune`.
 
     python -m benchmarks.launches.dispatch_overhead --out benchmarks/results/dispatch.json
-    python -m benchmarks.launches.dispatch_overhead --stub-only --out FILE  # no GPU
+    python -m benchmarks.launches.dispatch_overhead --null --between 300 --out FILE  # no GPU
 
 One process; a kernel with 4 and one with 31 arguments besides the tuned one, called by position and by
 keyword through `triton.autotune`, through `forecast_autotune`, and plainly. Blocks of calls of the three
-alternate, nothing waits for the device inside a block, and the median block counts. Rows `device`
-launch a kernel that does next to nothing; rows `stub` replace the kernel by an object whose `run` does
-nothing, so that only the tuners' own work is left. The ratio is the median over rounds of ours/triton's.
+alternate, nothing waits for the device inside a block, and the median block counts. The kernel does next to
+nothing. The ratio is the median over rounds of ours/triton's.
 `variant` is `forecast_autotune` where a variant has won: the kernel's own text, but every call is checked.
-`sized` is the same for a variant with a grid and memory of its own, which it asks its functions for.
+`untuned` is the same for a kernel without a tuner, `sized` for a variant with a grid and memory of its own, which
+it asks its functions for. With `--between`, every call is timed by itself, so many times, after other work of torch.
 """
 
 # Triton kernels carry no annotations: their arguments have no Python type.
@@ -18,11 +18,13 @@ nothing, so that only the tuners' own work is left. The ratio is the median over
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import sys
+import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,13 +37,15 @@ from forecast_autotune import autotune
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
+from forecast_integrations.triton import untuned
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.source import standalone_source
+from forecast_integrations.triton.variants.calls import CallGuard
 from forecast_integrations.triton.variants.loading import LoadedVariant, VariantConfig, load_variant
-from forecast_integrations.triton.variants.sources import CallGuard
 
 CONFIGS = [triton.Config({"BLOCK": b}, num_warps=1) for b in (32, 64)]
 GRID = (1,)
+UNTUNED = {"BLOCK": 32}
 
 
 @triton.jit
@@ -57,19 +61,6 @@ def many_arguments_kernel(p0, p1, p2, p3, p4, p5, p6, p7, n0, n1, n2, n3, n4, n5
     at = tl.arange(0, BLOCK)
     tl.store(p7 + at, tl.load(p0 + at, mask=at < n0), mask=at < n22)
 # fmt: on
-
-
-class NullKernel:
-    """A kernel that does nothing when it is launched."""
-
-    def __init__(self, arg_names: Sequence[str] = ()) -> None:
-        self.arg_names = arg_names
-
-    def run(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    def __getitem__(self, grid: Any) -> Any:
-        return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
 
 
 OWN_FUNCTIONS = """
@@ -93,11 +84,13 @@ def tuner_with_variant(
 ) -> tuple[Any, LoadedVariant]:
     """A tuner for which a variant has won, whatever the clock says; and that variant."""
     record = describe.kernel_record(kernel)
-    arguments = describe.call_arguments(kernel, dict(zip(kernel.arg_names, args, strict=False)))
-    pointers = [a.name for a in arguments if a.kind == "tensor"]
-    passed = Check(current_device().slug, CallSizes.of([arguments]).signature(pointers[-1:]), True)
+    named = dict(zip(kernel.arg_names, args, strict=False))
+    forms = [describe.call_arguments(kernel, {**named, **block}) for block in ({}, UNTUNED)]
+    pointers = [a.name for a in forms[0] if a.kind == "tensor"]
+    signatures = [CallSizes.of([form]).signature(pointers[-1:]) for form in forms]
+    passed = tuple(Check(current_device().slug, signature, True) for signature in signatures)
     result = Variant.of(record.name, record.source_sha256, source, Provenance(Origin.HAND))
-    result = replace(result, checks=(passed,))
+    result = replace(result, checks=passed)
     tuner = autotune(CONFIGS, key, store=False, variants=[result])(kernel)
     tuner[GRID](*args)
     function = load_variant(result, kernel, CallGuard(result, record, kernel))
@@ -105,16 +98,18 @@ def tuner_with_variant(
     return tuner, function
 
 
-def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, named: bool) -> dict[str, Any]:
+def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], named: bool) -> dict[str, Any]:
     """Name -> a function that makes one call; every tuner has seen the key."""
     theirs = triton.autotune(CONFIGS, key)(kernel)
     ours = autotune(CONFIGS, key, store=False)(kernel)
     text = standalone_source(kernel)
     other, function = tuner_with_variant(kernel, key, args, text)
-    sized, larger = tuner_with_variant(kernel, key, args, sized_source(text))
+    sized, _ = tuner_with_variant(kernel, key, args, sized_source(text))
+    served = untuned.ServedKernel(kernel, [function.variant])
+    vars(untuned)["_served"] = lambda jit: served
+    launch_served = untuned.serving(triton.JITFunction.run)
     for tuner in (theirs, ours):
         tuner[GRID](*args)
-    plain: Any = kernel
     launch = ours.best_config.all_kwargs()
     given: dict[str, Any] = {}
     if named:
@@ -124,16 +119,35 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], stub: bool, n
         "forecast": lambda: ours[GRID](*args, **given),
         "variant": lambda: other[GRID](*args, **given),
         "sized": lambda: sized[GRID](*args, **given),
-        "plain": lambda: plain[GRID](*args, **given, **launch),
+        "untuned": lambda: launch_served(
+            kernel, *args, grid=GRID, warmup=False, **given, **UNTUNED, num_warps=1
+        ),
+        "plain": lambda: kernel[GRID](*args, **given, **launch),
     }
-    for name, tuner in {"variant": other, "sized": sized}.items():
+    calls["untuned"]()
+    (bare,) = served._tuners.values()
+    bare.cache = {known: VariantConfig.of(bare.configs[0], function) for known in bare.cache}
+    for name, tuner in {"variant": other, "sized": sized, "untuned": bare}.items():
         calls[name]()  # a real kernel, for once: how a call is handed on is found out at the first one
         assert isinstance(tuner.best_config, VariantConfig)
-    if stub:
-        nothing: Any = NullKernel()
-        plain = theirs.fn = ours.fn = function.kernel = nothing
-        larger.entry = replace(larger.entry, kernel=NullKernel(larger.entry.kernel.arg_names))
     return calls
+
+
+def time_between(calls: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
+    """Microseconds of single calls, each after other work of torch that waits for nothing."""
+    result: dict[str, list[float]] = {name: [] for name in calls}
+    weight, large = torch.randn(200, 200, requires_grad=True), torch.randn(2_000_000)
+    torch.set_num_threads(1)
+    for _ in range(count):
+        for name, call in calls.items():
+            (weight @ weight).sum().backward()
+            large.clone()
+            [str(number) for number in range(500)]
+            devices.synchronize()
+            begin = time.perf_counter_ns()
+            call()
+            result[name].append((time.perf_counter_ns() - begin) / 1000)
+    return result
 
 
 def time_alternately(
@@ -164,25 +178,28 @@ def time_alternately(
 
 def run(a: Namespace, report: result_files.ResultFile) -> None:
     summary: dict[str, Any] = {}
-    # Without a GPU the tuners still have to decide once; what is timed then is the stub alone.
-    with devices.device(a.null or not torch.cuda.is_available()) as where:
+    with (
+        devices.device(a.null or not torch.cuda.is_available()) as where,
+        tempfile.TemporaryDirectory() as store,
+    ):
+        os.environ |= {"FORECAST_AUTOTUNE_VARIANTS": "store", "FORECAST_AUTOTUNE_CACHE_DIR": store}
         # Tensors of the device `meta` all lie at address zero: they would count as overlapping.
         x, y = (torch.empty(64, device="cpu" if where == "meta" else where) for _ in range(2))
         kernels = {
             4: (few_arguments_kernel, ["n"], (x, y, 64, 2.0)),
             31: (many_arguments_kernel, ["n0", "n1"], (*[x] * 7, y, *range(64, 87))),
         }
-        for stub in (True,) if a.stub_only else (False, True):
-            for arguments, (kernel, key, args) in kernels.items():
-                assert len(args) == arguments
-                for named in (False, True):
-                    name = f"{'stub' if stub else 'device'}/{arguments}/{'keyword' if named else 'position'}"
-                    # At most 1000: a full launch queue would make the host wait for the device.
-                    calls = contenders(kernel, key, args, stub, named)
-                    times = time_alternately(calls, a.blocks, min(a.calls, 1000))
-                    report.add(name, {k: [round(t, 3) for t in v] for k, v in times.items()})
-                    summary[name] = summarise(times)
-                    result_files.say(f"{name}: {summary[name]}")
+        for arguments, (kernel, key, args) in kernels.items():
+            assert len(args) == arguments
+            for named in (False, True):
+                name = f"device/{arguments}/{'keyword' if named else 'position'}"
+                calls = contenders(kernel, key, args, named)
+                # At most 1000: a full launch queue would make the host wait for the device.
+                blocks = time_alternately(calls, a.blocks, min(a.calls, 1000)) if not a.between else {}
+                times = blocks or time_between(calls, a.between)
+                report.add(name, {k: [round(t, 3) for t in v] for k, v in times.items()})
+                summary[name] = summarise(times)
+                result_files.say(f"{name}: {summary[name]}")
     report.finish(summary)
 
 
@@ -196,6 +213,7 @@ def summarise(times: dict[str, list[float]]) -> dict[str, Any]:
         "us_above_plain": round(medians["forecast"] - medians["plain"], 3),
         "variant_us_above_plain": round(medians["variant"] - medians["plain"], 3),
         "sized_us_above_plain": round(medians["sized"] - medians["plain"], 3),
+        "untuned_to_plain": round(medians["untuned"] / medians["plain"], 3),
         "triton_us_above_plain": round(medians["triton"] - medians["plain"], 3),
     }
 
@@ -204,7 +222,9 @@ def main() -> int:
     parser = result_files.parser(__doc__)
     parser.add_argument("--blocks", type=int, default=150, help="blocks per contender and row")
     parser.add_argument("--calls", type=int, default=200, help="calls per block, at most 1000")
-    parser.add_argument("--stub-only", action="store_true", help="only the rows that need no GPU")
+    parser.add_argument(
+        "--between", type=int, default=0, help="single calls per contender and row, after other work"
+    )
     a = result_files.parse_arguments(parser)
     run(a, result_files.ResultFile(a, "dispatch"))
     return 0

@@ -93,8 +93,8 @@ class KernelEntry:
 
     @cached_property
     def is_direct(self) -> bool:
-        """Whether it is launched with the call's own grid, and nothing of its own precedes a launch."""
-        return self.grid is None and not self.base and not self.reset_to_zero and not self.memory
+        """Whether nothing of its own precedes a launch but its grid, and no argument follows from the call's."""
+        return not self.base and not self.reset_to_zero and not self.memory
 
     @cached_property
     def _leading(self) -> tuple[str, ...]:

@@ -96,6 +96,7 @@ from forecast_integrations.triton.rank_sharing import current_job, share_of_core
 from forecast_integrations.triton.timer.measurer import TritonMeasurer
 from forecast_integrations.triton.trace import ChildTracer
 from forecast_integrations.triton.upstream import is_of_triton
+from forecast_integrations.triton.variants.calls import CallForm
 from forecast_integrations.triton.variants.loading import (
     AlternativeKernel,
     VariantConfig,
@@ -103,7 +104,7 @@ from forecast_integrations.triton.variants.loading import (
     launch_config,
     launch_variant,
 )
-from forecast_integrations.triton.variants.sources import CallForm, VariantsArgument, VariantSources
+from forecast_integrations.triton.variants.sources import VariantsArgument, VariantSources
 
 
 @dataclass

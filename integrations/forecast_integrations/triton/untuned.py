@@ -23,7 +23,7 @@ from forecast_integrations.triton.engine import launch
 from forecast_integrations.triton.problem.describe import kernel_record
 from forecast_integrations.triton.problem.source import innermost
 from forecast_integrations.triton.protocols import Key, is_tensor
-from forecast_integrations.triton.variants.sources import CallForms
+from forecast_integrations.triton.variants.calls import CallForms
 
 _LEAST_SIZE = 16
 """Smaller numbers are sizes by chance."""
@@ -44,9 +44,9 @@ class ServedKernel:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Launch it as a tuner would."""
-        options = tuple([(n, kwargs.pop(n)) for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None])
         form = layout, shown, *_ = self._forms(args, kwargs)
-        tuner, key = layout.remembered((options, shown), lambda: self._tuner(options, args, kwargs))
+        options = tuple([(n, kwargs.pop(n)) for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None])
+        tuner, key = layout.remembered(shown, lambda: self._tuner(options, args, kwargs))
         engine, make_key = tuner.parts()
         return launch(tuner, engine, make_key, args, kwargs, key, form)
 
@@ -117,6 +117,7 @@ def serving(run: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             busy.on = False
 
+    vars(run_served)["behind"] = run
     return run_served
 
 

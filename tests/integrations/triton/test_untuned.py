@@ -107,6 +107,40 @@ def test_a_verified_variant_is_launched_for_the_calls_that_it_was_verified_for(s
     assert plain[(32,)](*half, BLOCK=128, num_warps=1).metadata.num_warps == 1
 
 
+def test_a_call_of_a_form_that_was_met_is_launched_as_the_first_one_unless_anything_else_has_changed(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, out, n = arguments()
+    seen: list[Any] = []
+
+    def launched(x: Any = x, out: Any = out, grid: Any = (32,)) -> Any:
+        before = served.launches
+        kernel = plain[grid](x, out, n, BLOCK=128, num_warps=1)
+        assert served.launches == before + 1
+        return kernel.metadata
+
+    for _ in range(2):
+        plain[(32,)](x, out, n, BLOCK=128, num_warps=1)
+        assert launched().num_warps == launched(grid=lambda given: seen.append(given) or [1]).num_warps == 4
+    assert {(given["n"], given["BLOCK"], given["x"] is x) for given in seen} == {(n, 128, True)}
+    # Tensors that overlap, or begin elsewhere, are the base's.
+    assert [launched(x, y).num_warps for y in (x, x[8:], torch.empty(2 * n)[1::2], out)] == [1, 1, 1, 4]
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, "debug", True)
+        assert [launched().debug for _ in range(2)] == [True, True]
+    assert not launched().debug
+    run = triton.JITFunction.run
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(triton.JITFunction, "run", noted)
+    seen.clear()
+    assert launched().num_warps == launched().num_warps == 4
+    assert [kernel is plain for kernel in seen] == [True, False] * 2
+
+
 def test_an_improvement_is_proved_by_blocks_with_a_variant_and_without_in_turns(
     served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from triton import knobs
+from triton.runtime import driver
 from triton.runtime.autotuner import Config
 from triton.runtime.jit import JITFunction
 
@@ -42,7 +43,17 @@ from forecast_integrations.triton.protocols import (
     TraceInputs,
     Tuner,
 )
+from forecast_integrations.triton.upstream import is_of_triton
+from forecast_integrations.triton.variants.calls import (
+    CallForm,
+    CallGuard,
+    OverlapPairs,
+    are_disjoint,
+    picker,
+)
 
+_MOST_LAUNCHES = 4096
+"""Forms of calls whose launches are remembered, a config."""
 _NUMBER = itertools.count()
 CoversCall = Callable[..., bool]
 """A call's positional and keyword arguments, and its form if known -> whether a variant was verified for them."""
@@ -59,6 +70,8 @@ class VariantConfig(Config):
     fallback: LaunchConfig | None = None
     """The base's config for calls that the variant was not verified for; None: the first."""
 
+    launches: dict[tuple[object, ...], _KnownLaunch]
+    """Launches of calls of a form that was met before."""
     _all_kwargs: dict[str, Any] | None = None
     _complete: VariantConfig | None = None
 
@@ -68,6 +81,7 @@ class VariantConfig(Config):
         config_of_variant = cls.__new__(cls)
         config_of_variant.__dict__.update(vars(config))
         config_of_variant.function, config_of_variant._complete = function, None
+        config_of_variant.launches = {}
         return config_of_variant
 
     def all_kwargs(self) -> dict[str, Any]:
@@ -113,6 +127,8 @@ class AlternativeKernel:
 
     constants: Collection[str] = ()
     """The base's constexpr parameters."""
+    guard: CallGuard | None = None
+    """The description of its calls, where it is launched for some alone."""
     depends_on_call = False
     """Whether what it compiles to depends on more of the call than `call_kind` tells."""
 
@@ -146,12 +162,13 @@ class LoadedVariant(AlternativeKernel):
         self._names = tuple(base.arg_names)
         self.constants = {*self._names}.difference(parameters_of(innermost(base))[0])
         self._takes = frozenset((*entry.parameters, *entry.meta))
+        self._arguments = self._takes.union(self._names)
         layers = [
             {n: rule for n, rule in layer.items() if n in self._takes} for layer in heuristic_layers(base)
         ]
         self._layers = [layer for layer in layers if layer]
         self.covers = covers
-        self._bindings: dict[tuple[object, ...], _LaunchBinding] = {}
+        self.guard = covers if isinstance(covers, CallGuard) else None
         own = read_contract(variant.source, variant.kernel).configs
         self._configs = [_triton_config(c) for c in variant.configs or own]
         self.name, self.kernel = variant.name, entry.kernel
@@ -204,56 +221,53 @@ class LoadedVariant(AlternativeKernel):
         """Launch as the variant asks for; `given` is used up. Raises `VariantError` for what it refuses."""
         if self._needs_scratch:
             _allow_scratch()
-        binding = self._binding(args, given)
         try:
-            if binding.is_direct:
-                given["warmup"] = False
-                return self.kernel.run(*args, **given)
             grid, given = self._given(args, given)
-            meta = {n: given[n] for n in binding.meta}
-            return self.entry.run(grid, given, meta, {n: given[n] for n in binding.options})
+            return self.entry.run(grid, given, self._meta(given), self._options(given))
         except Exception as error:
-            self._blame(error)
+            self.blame(error)
             raise
+
+    def known_launch(
+        self,
+        result: _CompiledVariant,
+        config: VariantConfig,
+        args: Arguments,
+        kwargs: NamedArguments,
+        form: CallForm,
+    ) -> _KnownLaunch | None:
+        """The launch of calls like one that returned `result`; None where more than its form has a part in it.
+
+        The interpreter compiles nothing, and AMD's compiler asks how much memory lies behind a tensor.
+        """
+        names = (*form[0].written, *config.all_kwargs())
+        if self.guard is None or not isinstance(self.kernel, JITFunction) or not form[0].is_plain:
+            return None
+        more = self._layers or self._needs_scratch or not self.entry.is_direct or _launch_state() is None
+        if more or result.metadata.target.backend != "cuda":
+            return None
+        if not all(p.name in names or p.has_default for p in self.kernel.params):
+            return None
+        rivals = self.guard.rivals(args, kwargs, form)
+        return None if rivals is None else _KnownLaunch(self, result, config, form[0].written, rivals)
+
+    def own_grid(self, grid: CallGrid, given: dict[str, object]) -> Grid:
+        """Its own launch grid for all the values of a call."""
+        given = {n: v for n, v in given.items() if n not in ("grid", "warmup")}
+        return self.entry.launch_grid(grid, given, self._meta(given), self._options(given))
 
     def _warmup(self, *args: object, **kwargs: object) -> object:
         try:
             grid, given = self._given(args, kwargs)
             return self.entry.warmup(grid, given, self._meta(given), self._options(given))
         except Exception as error:
-            self._blame(error)
+            self.blame(error)
             raise
 
-    def _blame(self, error: Exception) -> None:
+    def blame(self, error: Exception) -> None:
         """Raise for a call that is wrong: the caller's fault with a kernel of theirs, the variant's here."""
         if outcome_of(error) is None:
             raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
-
-    def _binding(self, args: Arguments, kwargs: NamedArguments) -> _LaunchBinding:
-        """Return the part that is the same for all calls that are written like this one."""
-        written = (len(args), *kwargs)
-        binding = self._bindings.get(written)
-        if binding is None:
-            names = dict.fromkeys((*self._names[: len(args)], *kwargs))
-            names |= {n: None for layer in self._layers for n in layer}
-            given = [n for n in names if n not in ("grid", "warmup")]
-            binding = self._bindings[written] = _LaunchBinding(
-                tuple(n for n in self.entry.meta if n in names),
-                tuple(n for n in given if self._is_option(n)),
-                self._is_straight(len(args), kwargs),
-            )
-        return binding
-
-    def _is_straight(self, count: int, names: Collection[str]) -> bool:
-        # The interpreter hands a grid function other values than the call's, so there the entry asks it.
-        return (
-            isinstance(self.kernel, JITFunction)
-            and self.entry.is_direct
-            and not self._layers
-            and "grid" in names
-            and self._names[:count] == tuple(self.kernel.arg_names[:count])
-            and all(n in self._takes or n not in self._names for n in names)
-        )
 
     def _given(self, args: Arguments, kwargs: NamedArguments) -> tuple[Any, dict[str, object]]:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
@@ -267,12 +281,9 @@ class LoadedVariant(AlternativeKernel):
                 given[name] = rule(given)
         return given
 
-    def _is_option(self, name: str) -> bool:
-        """Whether it is neither an argument of the call nor a parameter: `num_warps` and the like."""
-        return name not in self._names and name not in self._takes
-
     def _options(self, given: NamedArguments) -> dict[str, object]:
-        return {n: v for n, v in given.items() if self._is_option(n)}
+        """Those that are neither arguments of the call nor parameters: `num_warps` and the like."""
+        return {n: v for n, v in given.items() if n not in self._arguments}
 
     def _meta(self, given: NamedArguments) -> dict[str, object]:
         return {n: given[n] for n in self.entry.meta if n in given}
@@ -287,17 +298,6 @@ def _allow_scratch() -> None:
     if type(getattr(allocator, "get", lambda: allocator)()).__name__ == "NullAllocator":
         empty = partial(sys.modules["torch"].empty, dtype=sys.modules["torch"].int8, device="cuda")
         sys.modules["triton"].set_allocator(lambda size, alignment, stream: empty(size))
-
-
-@dataclass(frozen=True)
-class _LaunchBinding:
-    """How calls that are written alike (so many positions, these keywords) reach a variant's kernel."""
-
-    meta: tuple[str, ...]
-    """Meta-parameters that they have values for."""
-    options: tuple[str, ...]
-    is_direct: bool
-    """Whether the kernel takes them just as they are, and the call's own grid."""
 
 
 def load_variant(
@@ -375,13 +375,14 @@ class _CompiledVariant:
     Wrappers of tuners keep what a launch returned, and launch that from then on by the base's arguments and grid.
     """
 
-    __slots__ = ("_again", "_config", "_constants", "_kernel", "_tuner")
+    __slots__ = ("_again", "_config", "_constants", "_tuner", "compiled")
     _again: VariantConfig | None
+    compiled: Any
 
     def __init__(
         self, kernel: object, tuner: Tuner, config: VariantConfig, args: Arguments, kwargs: NamedArguments
     ) -> None:
-        self._kernel, self._tuner, self._config, self._again = kernel, tuner, config, None
+        self.compiled, self._tuner, self._config, self._again = kernel, tuner, config, None
         constants = config.function.constants
         self._constants = {n: kwargs[n] for n in constants if n in kwargs}
         if args:
@@ -389,7 +390,7 @@ class _CompiledVariant:
             self._constants |= {n: v for n, v in listed if n in constants}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel, name)
+        return getattr(self.compiled, name)
 
     def __getitem__(self, grid: CallGrid) -> Callable[..., object]:
         return partial(self._launch, grid)
@@ -410,25 +411,110 @@ class _CompiledVariant:
         return launch_variant(tuner, self._again, (), {**given, "grid": grid, "warmup": False})
 
 
+class _KnownLaunch:
+    """The launch of calls of one form: their compiled kernel is launched as Triton's own launch path would."""
+
+    __slots__ = ("_function", "_more", "_names", "_pick", "_result", "_rivals", "_state")
+
+    def __init__(
+        self,
+        function: LoadedVariant,
+        result: _CompiledVariant,
+        config: VariantConfig,
+        names: Sequence[str],
+        rivals: OverlapPairs,
+    ) -> None:
+        """`names` are those of the values of a call, of which the config's come last."""
+        self._function, self._result, self._rivals = function, result, rivals
+        chosen, parameters = config.all_kwargs(), function.entry.kernel.params
+        self._names = (*names, *chosen)
+        places = {
+            name: i for i, name in enumerate(self._names)
+        }  # a value of the config beats one of the call
+        self._more = [*chosen.values()]
+        for parameter in parameters:
+            if parameter.name not in places:
+                places[parameter.name] = len(names) + len(self._more)
+                self._more.append(parameter.default)
+        self._pick = picker([places[p.name] for p in parameters])
+        self._state = _launch_state()
+
+    def holds(self, config: VariantConfig, form: CallForm) -> bool:
+        """Whether it is what a call of the form would come to: all that the form does not tell is looked at here."""
+        kernel = self._function.entry.kernel
+        return (
+            are_disjoint(form[3], self._rivals)
+            and config.pre_hook is None
+            and not kernel.pre_run_hooks
+            and self._state == _launch_state()
+            and all(names.get(n) is value for (n, _), (value, names) in kernel.used_global_vals.items())
+        )
+
+    def launch(self, grid: Any, values: Sequence[object]) -> object:
+        """Launch with these values of a call."""
+        values = (*values, *self._more)
+        picked, function = self._pick(values), self._function
+        try:
+            if function.entry.grid is not None:
+                grid = function.own_grid(grid, dict(zip(self._names, values, strict=False)))
+            elif callable(grid):
+                grid = grid(dict(zip(function.kernel.arg_names, picked, strict=True)))
+            self._result.compiled[(*map(int, grid), 1, 1)[:3]](*picked)
+        except Exception as error:
+            function.blame(error)
+            raise
+        return self._result
+
+
+@cache
+def _switches(run: Any) -> list[tuple[Any, str]]:
+    """The settings of Triton's that its own launch path reads at every launch."""
+    names = run.__code__.co_names
+    groups = [g for n in names if isinstance(g := getattr(knobs, n, None), knobs.base_knobs)]
+    return [(g, n) for g in groups for n in names if n in type(g).__annotations__]
+
+
+def _launch_state() -> tuple[object, ...] | None:
+    """All that the launch of a call depends on besides its form; None where a function of others sees launches."""
+    run, active = JITFunction.run, driver.active
+    own = getattr(run, "behind", run)
+    if not is_of_triton(own):
+        return None
+    return run, active, active.get_current_device(), *[getattr(group, n) for group, n in _switches(own)]
+
+
 def launch_variant(
     tuner: Tuner,
     config: VariantConfig,
     args: tuple[object, ...],
     kwargs: dict[str, object],
-    form: Any = None,
+    form: CallForm | None = None,
 ) -> object:
     """Launch another source, or the base kernel where this call is none of those it was verified for.
 
-    `form` is the call's `CallForm`, for whoever knows it.
+    `form` is for whoever knows it. From the second call of a form on, its compiled kernel is launched at once.
     """
     function, base = config.function, config.fallback or tuner.configs[0]
+    if form is None and function.guard is not None:
+        form = function.guard.forms(args, kwargs)
+    if form is not None and form[0].is_plain and not kwargs.get("warmup"):
+        known = config.launches.get(form[:2])
+        if known is not None and known.holds(config, form):
+            tuner.best_config = config.with_values_of(base)
+            return known.launch(kwargs.get("grid"), form[4])
     if not function.covers(args, kwargs, form):
         tuner.best_config = base
         return launch_base(tuner, config, args, kwargs)
     tuner.best_config = config.with_values_of(base)
     kernel = function.launch(args, _prepared(tuner, config, args, kwargs))
-    is_own = isinstance(function, LoadedVariant) and kernel is not None
-    return _CompiledVariant(kernel, tuner, config, args, kwargs) if is_own else kernel
+    if not isinstance(function, LoadedVariant) or kernel is None:
+        return kernel
+    result = _CompiledVariant(kernel, tuner, config, args, kwargs)
+    if form is not None and (known := function.known_launch(result, config, args, kwargs, form)) is not None:
+        if len(config.launches) >= _MOST_LAUNCHES:
+            config.launches.clear()
+        config.launches[form[:2]] = known
+    return result
 
 
 def launch_base(

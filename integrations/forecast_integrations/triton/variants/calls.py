@@ -1,0 +1,208 @@
+"""Forms of calls, by which answers are remembered, and the calls that a verified source may serve.
+
+Both are asked at every launch of a variant, so they have to be cheap. A key hit may come with other strides, other
+sizes that are not in the key, or overlapping tensors. The scope of a check depends on dtypes, shapes, strides,
+alignment and scalars: the answer is remembered by these. Whether a tensor that is written overlaps another one is
+looked at in every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, TypeAlias, cast
+
+from forecast_autotune.records import Kernel
+from forecast_autotune.variants import Variant, admission
+from forecast_autotune.variants.signature import written
+from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.protocols import (
+    Arguments,
+    KernelFunction,
+    NamedArguments,
+    Tensor,
+    is_descriptor,
+    is_tensor,
+)
+
+_MAX_CACHED_CALLS = 4096
+"""Calls remembered per layout."""
+_MAX_LAYOUTS = 256
+"""Ways of writing a call (types of its arguments, names of those by keyword) that are remembered."""
+_ALIGNMENT = 15
+_PLAIN = (int, float, bool, str)
+
+ArgumentPicker = Callable[[Sequence[Any]], tuple[Any, ...]]
+CallForm: TypeAlias = (
+    "tuple[_CallLayout, tuple[object, ...], Sequence[Tensor], Sequence[int], Sequence[object]]"
+)
+"""How a call is written, its description, its tensors, the addresses that these begin at, and all of its values."""
+OverlapPairs = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
+"""The place and bytes of each tensor that may be written, and the same of those it must not overlap."""
+
+
+class CallForms:
+    """Describes calls of a kernel by all of their arguments: values, and dtypes, shapes, strides and alignment."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._layouts: dict[tuple[object, ...], _CallLayout] = {}
+
+    def __call__(self, args: Arguments, kwargs: NamedArguments) -> CallForm:
+        """`kwargs` may hold more than arguments: launch options matter as these do, `grid` and `warmup` do not."""
+        values = args
+        if len(kwargs) == 2 and "grid" in kwargs and "warmup" in kwargs:
+            kinds: tuple[object, ...] = tuple(map(type, args))
+        else:
+            values = (*args, *kwargs.values())
+            kinds = (*map(type, values), *kwargs)
+        layout = self._layouts.get(kinds)
+        if layout is None:
+            layout = self._layout(kinds, args, kwargs)
+        tensors = layout.tensors(values)
+        if layout.described:
+            tensors = (*tensors, *[v.base for v in layout.descriptors(values)])
+        begins, low = [], 0
+        shown: list[object] = [layout.scalars(values)]
+        for tensor in tensors:
+            at = tensor.data_ptr()
+            low |= at
+            begins.append(at)
+            shown += tensor.dtype, tensor.shape, tensor.stride()
+        if low & _ALIGNMENT:
+            shown += [at & _ALIGNMENT for at in begins]
+        return layout, tuple(shown), tensors, begins, values
+
+    def _layout(self, kinds: tuple[object, ...], args: Arguments, kwargs: NamedArguments) -> _CallLayout:
+        if len(self._layouts) >= _MAX_LAYOUTS:
+            self._layouts.clear()
+        places = {name: i for i, name in enumerate(self._names[: len(args)])}
+        places |= {name: i for i, name in enumerate(kwargs, len(args)) if name not in ("grid", "warmup")}
+        values = (*args, *kwargs.values())
+        layout = self._layouts[kinds] = _CallLayout(
+            (*self._names[: len(args)], *kwargs), {name: (i, values[i]) for name, i in places.items()}
+        )
+        return layout
+
+
+class CallGuard:
+    """Whether a call is one that a variant was verified for."""
+
+    def __init__(self, variant: Variant, kernel: Kernel, fn: KernelFunction) -> None:
+        """`fn` is the tuner's function: its arguments are those of the calls."""
+        self._variant, self._kernel, self._fn = variant, kernel, fn
+        self.forms = CallForms(fn.arg_names)
+
+    def __call__(self, args: Arguments, kwargs: NamedArguments, form: CallForm | None = None) -> bool:
+        """`form` is for whoever knows it."""
+        form = form or self.forms(args, kwargs)
+        rivals = self.rivals(args, kwargs, form)
+        return rivals is not None and are_disjoint(form[3], rivals)
+
+    def rivals(self, args: Arguments, kwargs: NamedArguments, form: CallForm) -> OverlapPairs | None:
+        """The tensors that must not overlap; None for a call that no check covers."""
+        layout, shown, tensors, *_ = form
+        key = id(self), shown  # several guards may know one layout
+        return cast(
+            "OverlapPairs | None",
+            layout.remembered(key, lambda: self._rivals_of(args, kwargs, layout.names, tensors)),
+        )
+
+    def _rivals_of(
+        self, args: Arguments, kwargs: NamedArguments, names: Sequence[str], tensors: Sequence[Tensor]
+    ) -> OverlapPairs | None:
+        named = {**dict(zip(self._fn.arg_names, args, strict=False)), **kwargs}
+        problem = describe.describe(self._fn, self._kernel, named, (), None)
+        check = admission(self._variant, problem)
+        return None if check is None else _overlap_pairs(names, tensors, written(check.signature))
+
+
+class _CallLayout:
+    """Where tensors and other values stand in calls that are written alike."""
+
+    def __init__(self, written: tuple[str, ...], arguments: Mapping[str, tuple[int, object]]) -> None:
+        """`arguments`: name -> place among the values of a call, and a value such as stands there."""
+        self.written = written
+        """Names of all values of a call, `grid` and `warmup` among them where there are others by keyword."""
+        plain = {n: i for n, (i, value) in arguments.items() if is_tensor(value)}
+        described = {n: i for n, (i, value) in arguments.items() if n not in plain and is_descriptor(value)}
+        tensors_by_name = {*plain, *described}
+        self.names = (*plain, *described)
+        """Names of the tensors: those that are arguments, then those in descriptors."""
+        self.described = bool(described)
+        self.tensors, self.descriptors = picker([*plain.values()]), picker([*described.values()])
+        self.scalars = picker([i for n, (i, _) in arguments.items() if n not in tensors_by_name])
+        self.is_plain = not described and all(
+            value is None or type(value) in _PLAIN for n, (_, value) in arguments.items() if n not in plain
+        )
+        """Whether equal forms have arguments that are alike in all that a compiler sees of them."""
+        self._known: dict[tuple[object, ...], Any] = {}
+
+    def remembered(self, form: tuple[object, ...], answer: Callable[[], Any]) -> Any:
+        """The answer for a form of calls, from the second one on as it was."""
+        try:
+            return self._known[form]
+        except KeyError:
+            if len(self._known) >= _MAX_CACHED_CALLS:
+                self._known.clear()
+            result = self._known[form] = answer()
+            return result
+        except TypeError:  # a value that cannot be hashed
+            return answer()
+
+
+def picker(places: list[int]) -> ArgumentPicker:
+    """A function that takes the values at these places out of a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda values: ()
+    (place,) = places
+    return lambda values: (values[place],)
+
+
+def may_overlap(named: NamedArguments, written: frozenset[str] | None) -> bool:
+    """Whether a tensor that is written overlaps another argument; None: any of them may be written."""
+    tensors_by_name: dict[str, Tensor] = {}
+    for name, value in named.items():
+        if is_tensor(value):
+            tensors_by_name[name] = value
+        elif is_descriptor(value):
+            tensors_by_name[name] = value.base
+    tensors = list(tensors_by_name.values())
+    return not are_disjoint(
+        [t.data_ptr() for t in tensors], _overlap_pairs(list(tensors_by_name), tensors, written)
+    )
+
+
+def _overlap_pairs(
+    names: Sequence[str], tensors: Sequence[Tensor], written: frozenset[str] | None
+) -> OverlapPairs:
+    sizes = {i: size for i, tensor in enumerate(tensors) if (size := _extent(tensor))}
+    first = {i for i in sizes if written is None or names[i] in written}
+    # A pair of which both are written is looked at once.
+    return tuple(
+        (i, sizes[i], tuple((j, size) for j, size in sizes.items() if j not in first or j > i))
+        for i in sorted(first)
+    )
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    size = tensor.shape
+    if 0 in size:
+        return 0
+    count = 1 + sum((n - 1) * abs(s) for n, s in zip(size, tensor.stride(), strict=True))
+    return int(count * tensor.element_size())
+
+
+def are_disjoint(begins: Sequence[int], rivals: OverlapPairs) -> bool:
+    """Whether tensors at these addresses overlap none of their rivals."""
+    for i, size, others in rivals:
+        begin = begins[i]
+        end = begin + size
+        for j, width in others:
+            at = begins[j]
+            if at < end and begin < at + width:
+                return False
+    return True
