@@ -40,10 +40,11 @@ compiled so far are the quickest, so that a multiple of their median is reached 
 _PENALTY = 1.6
 """log2 of run time for each doubling beyond that: those lists' candidates at 3.2 to 4.5 times, and beyond, were 2.3
 and 7 times as slow as the best of the others in the median."""
-SPILLED = 16
+SPILLED, _SPILLED_MUCH, _SPILL_LATE = 16, 48, 1.5
 """Registers that a thread spills from which on fewer warps are expected to lose: a program's tiles are shared out among
-its threads, so that with half of the warps each has twice as much to hold. No such config of recorded kernels was
-within 2 % of the best of its list."""
+its threads, so that with half of the warps each has twice as much to hold. No such config of 226 recorded ones was
+within 2 % of the best of its list; of 134 where fewer spill, three of one kernel were, and compiled hardly longer.
+These are expected to lose once they have compiled so many times as long."""
 _SPILL_SLOWDOWN = 3.0
 """log2 of run time: in the median those configs took eight times as long as the best."""
 _LOOK_S = 0.01
@@ -183,7 +184,7 @@ class CompileTimes:
         self._candidates, self._traces, self._doublings = candidates, traces, stage_doublings
         self._formula = formula or shipped_compile_seconds()
         self._texts = -1
-        self._longest: dict[Candidate, float] = {}
+        self.longest: dict[Candidate, float] = {}
         """Seconds that candidates have compiled without an end, also those that were given up."""
         self._log2_seconds = np.full(len(candidates), math.log2(UNKNOWN_S))
 
@@ -259,8 +260,8 @@ class CompileTimes:
         """
         for c, elapsed in compiling.items():
             if c in self._candidates.row_of:
-                self._longest[c] = max(elapsed, self._longest.get(c, 0.0))
-        return {c: s for c, s in self._longest.items() if c not in seconds and c not in ready}
+                self.longest[c] = max(elapsed, self.longest.get(c, 0.0))
+        return {c: s for c, s in self.longest.items() if c not in seconds and c not in ready}
 
     def _formula_seconds(self) -> Array:
         """Medians of log2(seconds) by the formula; those without IR have the mean of the others."""
@@ -312,24 +313,27 @@ class DistinctPrograms:
 
 
 def spill_slowdowns(
-    candidates: CandidateList, measurements: Iterable[Measurement], least: int = SPILLED
+    candidates: CandidateList, measurements: Iterable[Measurement], lasted: Mapping[Candidate, float]
 ) -> Array:
     """log2 by which each candidate should run slower than forecast, as a measured one with more warps spills: [n].
 
     The two agree in all else but the number of stages. `measurements` say what spilled in `extra["spills"]`, in
-    registers of a thread; it counts from `least` on.
+    registers of a thread, and `lasted` for how many seconds candidates have compiled.
     """
     slowdowns = np.zeros(len(candidates))
     ran = [m for m in measurements if m.ok and m.candidate in candidates.row_of]
-    spilled = [candidates.row_of[m.candidate] for m in ran if _spills(m) >= least]
+    spilled = [m for m in ran if _spills(m) >= SPILLED]
     if not spilled:
         return slowdowns
     columns = candidates.columns
     alike = [c for name, c in columns.items() if name not in ("num_warps", "num_stages")]
     group = group_rows(alike, len(candidates))[1]
     warps = np.array([c.config.num_warps for c in candidates])
-    for row in spilled:
-        slowdowns[(group == group[row]) & (warps < warps[row])] = _SPILL_SLOWDOWN
+    seconds = np.array([lasted.get(c, 0.0) for c in candidates])
+    for m in spilled:
+        row, late_s = candidates.row_of[m.candidate], _SPILL_LATE * (m.compile_s or 0.0)
+        late = seconds >= (0.0 if _spills(m) >= _SPILLED_MUCH else late_s)
+        slowdowns[late & (group == group[row]) & (warps < warps[row])] = _SPILL_SLOWDOWN
     return slowdowns
 
 

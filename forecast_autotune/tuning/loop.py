@@ -612,7 +612,8 @@ class _TuningRun(Rounds):
                 }
                 programs = self._programs.count()
                 compile_s, late = self._compile_times.expected(took, compiling, ready, programs)
-                slowdown = np.maximum(late, spill_slowdowns(self._candidates, self._results.labels.values()))
+                ran, lasted = self._results.labels.values(), self._compile_times.longest
+                slowdown = np.maximum(late, spill_slowdowns(self._candidates, ran, lasted))
         return TuningState(
             forecasts,
             self._results.outcomes(),

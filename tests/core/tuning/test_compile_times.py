@@ -126,24 +126,31 @@ def measured(candidate: Candidate, spills: object, outcome: Outcome = Outcome.OK
     return Measurement(TABLE.problem.id, candidate, outcome, median_ms=ms, extra={"spills": spills})
 
 
-def slower(*measurements: Measurement, names: CandidateList = SPILLING) -> set[Candidate]:
-    found = spill_slowdowns(names, measurements)
+def slower(
+    *measurements: Measurement, names: CandidateList = SPILLING, lasted: Mapping[Candidate, float] = {}
+) -> set[Candidate]:
+    found = spill_slowdowns(names, measurements, lasted)
     assert found.shape == (len(names),)
     return {names[row] for row in found.nonzero()[0].tolist()}
 
 
 def test_fewer_warps_of_a_program_that_spills_are_expected_to_lose_in_any_number_of_stages() -> None:
-    assert slower(measured(config(64, 4), 36)) == {config(64, 2, 3), config(64, 2, 4)}
-    assert slower(measured(config(64, 8), 36)) == {config(64, w, s) for w in (2, 4) for s in (3, 4)}
-    assert slower(measured(config(64, 2), 36)) == set()
-    assert slower(measured(config(64, 8), 36, Outcome.RUNTIME_ERROR)) == set(), "a failure says nothing"
-    assert slower(measured(config(128, 8), 36)) == set(), "it is not of this list"
+    assert slower(measured(config(64, 4), 60)) == {config(64, 2, 3), config(64, 2, 4)}
+    assert slower(measured(config(64, 8), 60)) == {config(64, w, s) for w in (2, 4) for s in (3, 4)}
+    assert slower(measured(config(64, 2), 60)) == set()
+    assert slower(measured(config(64, 8), 60, Outcome.RUNTIME_ERROR)) == set(), "a failure says nothing"
+    assert slower(measured(config(128, 8), 60)) == set(), "it is not of this list"
+    little = replace(measured(config(64, 8), 36), compile_s=1.0)
+    lasted = {config(64, 4): 1.4, config(64, 2): 1.6}
+    assert slower(little, lasted=lasted) == {config(64, 2)}, (
+        "it compiles hardly longer than what spills a little"
+    )
     # A limit on registers spills by itself: another config's spills are no sign.
     names = CandidateList([config(64, 8, maxnreg=64), config(64, 4, maxnreg=64), config(64, 4)])
-    assert slower(measured(names[0], 36), names=names) == {names[1]}
+    assert slower(measured(names[0], 60), names=names) == {names[1]}
 
 
-@pytest.mark.parametrize(("spills", "waits"), [(36, False), (0, True)])
+@pytest.mark.parametrize(("spills", "waits"), [(60, False), (36, False), (0, True)])
 def test_what_must_spill_is_not_waited_for(spills: int, waits: bool) -> None:
     seconds = {config(64, 2): 0.8, config(64, 4): 0.3, config(64, 8): 0.3}
     rows = [
