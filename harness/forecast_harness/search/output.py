@@ -138,7 +138,6 @@ def summary(state: SearchState) -> dict[str, Any]:
         "spent": spent,
         "spent_on": {name: codec.to_json(s) for name, s in state.spent_on.items()},
         "per_percent": {k: v / saved for k, v in spent.items()} if saved > 0.0 else None,
-        "arms": {name: codec.to_json(stats) for name, stats in sorted(state.arms.items())},
     }
 
 

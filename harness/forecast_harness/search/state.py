@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forecast_autotune.errors import RecordError
@@ -42,27 +42,6 @@ from forecast_harness.search.events import (
 
 MAX_RETRIES = 2
 """How often a job whose lane failed is tried again; after that its node is dropped, unjudged."""
-
-
-@dataclass(frozen=True)
-class ArmStats:
-    """The cost and the gain of an arm's proposals."""
-
-    requests: int = 0
-    proposals: int = 0
-    """As they came."""
-    new: int = 0
-    """Proposals that were not known before."""
-    measured: int = 0
-    failed: int = 0
-    """Measured nodes that did not run or were wrong."""
-    gain: float = 0.0
-    """Sum over its measured nodes of max(0, -log2_ratio), each against the incumbent of its time."""
-    spent: SearchCost = SearchCost()
-    """The cost of its proposals."""
-
-    def __add__(self, other: ArmStats) -> ArmStats:
-        return ArmStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass
@@ -153,31 +132,6 @@ def total_cost(parts: Iterable[SearchCost]) -> SearchCost:
 def measurement_cost(judged: NodeResult) -> SearchCost:
     """The cost of judging a node: one measurement, however many configs it tried or how far it got."""
     return SearchCost(1, judged.device_seconds, judged.wall_seconds)
-
-
-def arm_stats(
-    batch: Batch, nodes: Mapping[str, Node], known: Mapping[str, NodeResult]
-) -> dict[str, ArmStats]:
-    """The costs of the arms asked in a batch, and the gains of its measured nodes by the arms they came of.
-
-    `known`: results by node, with what full verification said of them. The seeds belong to no arm.
-    """
-    stats: dict[str, ArmStats] = {}
-    if batch.number == 0:
-        return stats
-    for _, answer in sorted(batch.answers.items()):
-        requested = ArmStats(requests=1, proposals=len(answer.nodes), spent=answer.spent)
-        stats[answer.arm] = stats.get(answer.arm, ArmStats()) + requested
-    for node in batch.nodes:
-        arm = nodes[node].arm
-        stats[arm] = stats.get(arm, ArmStats()) + ArmStats(new=1)
-    for node in sorted(batch.finished):
-        judged = known[node]
-        arm, ran = nodes[node].arm, judged.log2_ratio is not None
-        gain = max(0.0, -(judged.log2_ratio or 0.0))
-        gave = ArmStats(measured=1, failed=int(not ran), gain=gain)
-        stats[arm] = stats.get(arm, ArmStats()) + gave
-    return stats
 
 
 _COSTS = ("proposals", "forecasts", "measurements", "verification", "confirmation")
@@ -302,15 +256,6 @@ class SearchState:
         if confirmed is not None and confirmed.log2_ratio is not None and self.best != self.seeds[0]:
             return confirmed.log2_ratio
         return self.scores.get(self.best, 0.0)
-
-    @property
-    def arms(self) -> dict[str, ArmStats]:
-        """Statistics of all arms over the batches so far, also those under way."""
-        stats_by_arm: dict[str, ArmStats] = {}
-        for number in sorted(self.batches):
-            for arm, stats in arm_stats(self.batches[number], self.nodes, self.judged).items():
-                stats_by_arm[arm] = stats_by_arm.get(arm, ArmStats()) + stats
-        return stats_by_arm
 
     def reason(self, node: str) -> str:
         """Why a node was measured: `top`, `uncertain`, `audit`, `unforecast`, `seed`; empty if it was not."""

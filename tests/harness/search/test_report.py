@@ -92,19 +92,6 @@ def test_costs_add_up_and_are_divided_by_the_time_saved() -> None:
     assert kinds[-1][1] == f"{len(state.history)}"
 
 
-def test_an_arm_tells_what_came_of_its_proposals() -> None:
-    state, story = story_of(ExampleSearch())
-    rows = {row[0]: row for row in figures.arm_rows(story)}
-    proposed = sum(int(row[2].replace(",", "")) for row in rows.values())
-    assert proposed == sum(len(a.nodes) for a in state.answers.values())
-    for name, (_, _, _, _, measured, ran, better, best, *_) in rows.items():
-        own = [n for n in state.judged if state.nodes[n].arm == name]
-        assert int(measured) == len(own)
-        assert int(ran) == sum(n in state.scores for n in own)
-        assert int(better) == sum((state.judged[n].log2_ratio or 0.0) < 0 for n in own)
-        assert best == factor_text(-min(state.scores[n] for n in own if n in state.scores))
-
-
 # --- progress ---
 
 

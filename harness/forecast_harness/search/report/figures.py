@@ -1,4 +1,4 @@
-"""A search in the shape in which people read it: nodes, arms, costs, and rows of text."""
+"""A search in the shape in which people read it: nodes, costs, and rows of text."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from forecast_harness.records import (
     Node,
     NodeForecast,
     NodeResult,
+    Proposed,
     SearchBudget,
     SearchCost,
 )
@@ -99,20 +100,23 @@ _FORECASTER_MARK, _WRITER_MARK = "llm-", "llm:"
 
 def model_text(state: SearchState) -> str:
     """A sentence on forecasts and proposals of language models; empty where no model is named."""
-    arms = {name: stats for name, stats in state.arms.items() if name.startswith(_WRITER_MARK)}
+    answers: dict[str, list[Proposed]] = {}
+    for answer in state.answers.values():
+        answers.setdefault(answer.arm.partition("/")[0], []).append(answer)
+    writers = sorted({a.partition("/")[0] for a in state.context.arms if a.startswith(_WRITER_MARK)})
     forecasts = state.context.surrogate.startswith(_FORECASTER_MARK)
-    if not arms and not forecasts:
+    if not writers and not forecasts:
         return ""
     sentences = [
         _forecast_text(state) if forecasts else "not asked for forecasts: --surrogate llm:SPEC asks one"
     ]
-    for name in sorted({n.partition("/")[0] for n in arms}):
-        own = [stats for arm, stats in arms.items() if arm.partition("/")[0] == name]
-        requests, proposals, measured = (
-            sum(getattr(s, field) for s in own) for field in ("requests", "proposals", "measured")
+    for name in writers:
+        own = answers.get(name, [])
+        measured = sum(
+            n in state.judged for n, node in state.nodes.items() if node.arm.partition("/")[0] == name
         )
-        count = f"asked {requests} times for sources: {proposals} proposals, {measured} measured"
-        sentences.append(f"{name} {count if requests else 'not count for sources: no batch was due'}")
+        count = f"asked {len(own)} times for sources: {sum(len(a.nodes) for a in own)} proposals, {measured} measured"
+        sentences.append(f"{name} {count if own else 'not asked for sources: no batch was due'}")
     return "; ".join(sentences)
 
 
@@ -353,7 +357,7 @@ class FinalistRow:
 def header_cards(story: SearchReport) -> list[HeaderCard]:
     """The figures of the header."""
     spent, final = story.state.spent, story.final
-    proposed = sum(a.proposals for a in story.state.arms.values())
+    proposed = sum(len(a.nodes) for a in story.state.answers.values())
     most = story.state.settings.budget.measurements
     limit = "" if most is None else f" of {most:,}"
     return [
@@ -451,29 +455,6 @@ def cost_rows(story: SearchReport) -> list[tuple[str, ...]]:
         (name, *_cost_cells(spent)) for name, spent in story.state.spent_on.items() if spent != SearchCost()
     ]
     return [*rows, ("in all", *_cost_cells(story.state.spent))]
-
-
-def arm_rows(story: SearchReport) -> list[tuple[str, ...]]:
-    """A row per arm, the best first: what was asked, proposed, new, measured, ran, was better, and its best."""
-    rows = []
-    for name, stats in story.state.arms.items():
-        own = [e for e in story.entries.values() if e.node.arm == name and e.judged is not None]
-        ratios = [e.judged.log2_ratio for e in own if e.judged is not None]
-        ran = [ratio for ratio in ratios if ratio is not None]
-        scores = [e.score for e in own if e.score is not None and not e.is_unverified]
-        best = min(scores, default=None)
-        counts = (
-            *(stats.requests, stats.proposals, stats.new, stats.measured),
-            *(len(ran), sum(ratio < 0 for ratio in ran)),
-        )
-        shown = (
-            escape_invisible(name),
-            *(f"{n:,}" for n in counts),
-            "" if best is None else factor_text(-best),
-            *_payment_cells(stats.spent),
-        )
-        rows.append(((best is None, best or 0.0, name), shown))
-    return [shown for _, shown in sorted(rows)]
 
 
 def outcome_bars(story: SearchReport) -> list[ShareBar]:

@@ -121,7 +121,6 @@ def render_parts(story: SearchReport) -> dict[str, Any]:
         workloads=[escape_invisible(w) for w in workloads],
         budget=figures.budget_bars(story),
         kinds=figures.cost_rows(story),
-        arms=figures.arm_rows(story),
         outcomes=figures.outcome_bars(story),
         lost=_lost_jobs_note(story),
         problems=[(escape_invisible(text), count) for text, count in story.problems.most_common(20)],
