@@ -17,7 +17,7 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.advice.language import CostFunction
 from forecast_autotune.llm.advice.record import MATCH, SAME_PLACE, Advice
-from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
+from forecast_autotune.llm.advice.subject import AdviceError
 from forecast_autotune.surrogates.blend import (
     MovedSurrogate,
     disagreement,
@@ -100,7 +100,7 @@ class AdvisedSurrogate(MovedSurrogate):
 
     def _advised_prior(self, query: Query, plain: Prior) -> Prior:
         n = len(query.candidates)
-        rows = np.flatnonzero([c.is_base_variant for c in query.candidates])
+        rows = self.base.advised_rows(query)
         shifts, slopes = np.zeros((n, len(self.functions))), list[Array]()
         same = np.arange(n)
         foreign = query.problem.kernel.source_sha256 != self.advice.source_sha256
@@ -127,7 +127,7 @@ class AdvisedSurrogate(MovedSurrogate):
             self._stated.clear()
             self._moved_priors.clear()
         function, n = self.functions[number], len(rows)
-        subject = AdviceSubject.of(query.problem, [query.candidates[int(i)] for i in rows], query.grids)
+        subject = self.base.advice_subject(query, rows)
         names = list(dict.fromkeys(function.labels))
         moves = np.eye(1 + _adjustable(function))[1:] * STEP
         shifts = {c.name: np.repeat(move, n) for c, move in zip(function.constants, moves, strict=False)}

@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ from forecast_autotune.surrogates.covariance import (
 from forecast_autotune.surrogates.prior import VERSION, Prior, formula_prior, memory_failure
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.relatives import Kinship, kinship, problem_distance
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.advice.subject import AdviceSubject
 
 Rows = npt.NDArray[np.intp]
 _MOST_RELATIVE_PRIORS = 256
@@ -104,6 +107,16 @@ class AnalyticSurrogate:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
         query = replace(query, candidates=CandidateList.of(query.candidates))
         return self.answer(query, self.prior(query))
+
+    def advised_rows(self, query: Query) -> Rows:
+        """Rows of the candidates that advice on the problem's kernel is about."""
+        return np.flatnonzero([c.is_base_variant for c in query.candidates])
+
+    def advice_subject(self, query: Query, rows: Rows) -> AdviceSubject:
+        """These candidates as a cost function sees them."""
+        from forecast_autotune.llm.advice.subject import AdviceSubject
+
+        return AdviceSubject.of(query.problem, [query.candidates[int(i)] for i in rows], query.grids)
 
     def answer(self, query: Query, before: Prior) -> Forecasts:
         """The forecast that follows from what is believed before anything was measured."""

@@ -22,6 +22,8 @@ from forecast_autotune.records import (
     Outcome,
     Problem,
 )
+from forecast_autotune.settings import Settings
+from forecast_autotune.store import Store
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.forest import Forest
 from forecast_autotune.surrogates.learned import LearnedModel
@@ -36,7 +38,10 @@ from forecast_integrations.inductor.choices.surrogate import (
     LearnedTemplateSurrogate,
     TemplateSurrogate,
     default,
+    template_advice,
 )
+from forecast_integrations.inductor.operation_search import OperationSearch
+from forecast_integrations.inductor.session import TuningSession
 
 H200 = Device("NVIDIA H200", arch="90", multiprocessors=132, shared_memory_bytes=232448)
 ATEN = Candidate(Config.of({}, num_warps=1, num_stages=1), "aten::mm")
@@ -73,6 +78,13 @@ def exhaustive() -> list[Candidate]:
 
 def asked(problem: Problem, candidates: Sequence[Candidate], **known: Any) -> Forecasts:
     return default().forecast(Query(problem, candidates, **known))
+
+
+def advised(problem: Problem, candidates: Sequence[Candidate], **known: Any) -> Forecasts:
+    """The same with the advice that is installed on the templates."""
+    advice = template_advice(type(operation_geometry(problem)))
+    assert advice is not None
+    return asked(problem, candidates, advice=advice, **known)
 
 
 def ran(problem: Problem, candidate: Candidate, ms: float) -> Measurement:
@@ -192,11 +204,39 @@ def test_convolution_and_attention_have_closed_forms_too() -> None:
     tiles = [replace(tile(m, 64, 32, **blocks), variant="triton::convolution2d") for m in (64, 128, 256)]
     found = asked(Problem.of(Kernel("convolution", "inductor"), conv, H200), tiles)
     assert "closed form" in found.reason
+    assert "installed" in advised(Problem.of(Kernel("convolution", "inductor"), conv, H200), tiles).advice
     heads = [tensor(f"in{i}", "bfloat16", 2, 16, 2048, 64) for i in range(3)]
     kwargs = [{"BLOCK_M": m, "BLOCK_N": n} for m in (64, 128) for n in (32, 64)]
     flex = [Candidate(Config.of(k, num_warps=8), "triton::flex_attention") for k in kwargs]
     found = asked(Problem.of(Kernel("flex_attention", "inductor"), heads, H200), flex)
     assert "closed form" in found.reason
+    assert "installed" in advised(Problem.of(Kernel("flex_attention", "inductor"), heads, H200), flex).advice
+
+
+def test_installed_advice_moves_templates_and_leaves_the_vendors_kernel() -> None:
+    problem = Problem.of(
+        Kernel("bmm", "inductor"), [tensor(f"in{i}", "float16", 256, 512, 512) for i in range(2)], H200
+    )
+    candidates = [ATEN, *(tile(m, n, 32, w) for m in (32, 128) for n in (32, 64) for w in (4, 8))]
+    plain, found = asked(problem, candidates), advised(problem, candidates)
+    assert "advice at weight" in found.advice
+    moved = (found.mean - plain.mean)[1:]
+    assert np.ptp(moved) > 0.01
+
+
+@pytest.mark.parametrize("setting", ["off", "stored"])
+def test_torch_compile_follows_installed_advice_unless_told_not_to(setting: str) -> None:
+    problem, candidates = (
+        matmul(512, 512, 512),
+        [ATEN, tile(128, 128, 64), tile(64, 64, 32), tile(32, 32, 32)],
+    )
+    session = TuningSession.of(Settings(advice=setting), None, Store(None), "")
+    search = OperationSearch(problem, candidates, [ATEN], session)
+    search.first()
+    search.add_measurements([ran(problem, c, 1.0 + i) for i, c in enumerate(candidates)])
+    decision = search.decide()
+    assert decision is not None
+    assert ("installed" in decision.advice) == (setting == "stored")
 
 
 def test_operands_are_read_in_inductors_order() -> None:

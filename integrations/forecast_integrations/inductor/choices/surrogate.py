@@ -22,10 +22,14 @@ import numpy.typing as npt
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.cost import FactColumns
 from forecast_autotune.features.devices import DeviceSpec, device_spec
-from forecast_autotune.records import Candidate, Measurement
+from forecast_autotune.llm.advice.record import Advice
+from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
+from forecast_autotune.records import Argument, Candidate, Kernel, Measurement, digest
 from forecast_autotune.records.table import latest_labels
+from forecast_autotune.store.installed_advice import installed_advice
+from forecast_autotune.surrogates.advised import advised_forecasts
 from forecast_autotune.surrogates.covariance import Hyperparameters
-from forecast_autotune.surrogates.formula import AnalyticSurrogate
+from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.prior import Prior, prior_from_facts
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative, Surrogate
@@ -36,7 +40,12 @@ from forecast_integrations.inductor.choices.geometry import (
     MatmulGeometry,
     operation_geometry,
 )
-from forecast_integrations.inductor.choices.templates import closed_form, has_closed_form
+from forecast_integrations.inductor.choices.templates import (
+    advised_sizes,
+    closed_form,
+    has_closed_form,
+    template_tiles,
+)
 
 _EFFICIENCY = 0.75
 """Share of the tensor cores' rate that a vendor library reaches on a large product."""
@@ -119,7 +128,7 @@ class TemplateSurrogate(AnalyticSurrogate):
             relatives=[_templates_of(relative) for relative in query.relatives],
             ttir=_NONE,
         )
-        forecasts = super().forecast(inner)
+        forecasts = super().forecast(inner) if query.advice is None else advised_forecasts(self, inner)
         others = [c for c, template in zip(listed, is_template, strict=True) if not template]
         if not others:
             return replace(forecasts, candidates=listed, reason=_reason(forecasts, 0))
@@ -138,6 +147,24 @@ class TemplateSurrogate(AnalyticSurrogate):
             names = CandidateList.of(c for c, template in zip(listed, is_template, strict=True) if template)
             last = self._latest = _CandidateSplit(listed, shape, is_template, names)
         return last
+
+    def advised_rows(self, query: Query) -> Rows:
+        """All: advice is on templates, and only these are asked about."""
+        return np.arange(len(query.candidates))
+
+    def advice_subject(self, query: Query, rows: Rows) -> AdviceSubject:
+        """The operation's geometry as arguments, and the tiles of these templates."""
+        shape = operation_geometry(query.problem)
+        candidates = [query.candidates[int(i)] for i in rows]
+        if shape is None or not all(has_closed_form(shape, c) for c in candidates):
+            raise AdviceError("advice on templates holds for products, convolutions and attention")
+        tiles = [template_tiles(shape, c) for c in candidates]
+        config = {name: np.array([tile[name] for tile in tiles]) for name in tiles[0]}
+        sizes = [
+            Argument(n, "scalar", "i64", value=v) for n, v in advised_sizes(shape, candidates[0]).items()
+        ]
+        named = {a.name: a for a in sizes}
+        return AdviceSubject(config, named, (), device_spec(query.problem.device), len(candidates))
 
     def prior(self, query: Query) -> Prior:
         """The cost formula on closed-form facts; the usual one where any candidate has none."""
@@ -168,6 +195,14 @@ class LearnedTemplateSurrogate(LearnedSurrogate, TemplateSurrogate):
 
     name = "inductor-learned"
     version = TemplateSurrogate.version
+
+
+@cache
+def template_advice(geometry: type[Geometry], source_sha256: str = "") -> Advice | None:
+    """The installed advice on the templates of operations of a geometry, as on a kernel of that source."""
+    name = f"{geometry.__name__.removesuffix('Geometry').lower()}_template"
+    advice = installed_advice(Kernel(name, "inductor", source_sha256=digest("inductor", name)))
+    return advice and replace(advice, source_sha256=source_sha256)
 
 
 def _with_single_stage_cost(plain: Prior, stages: npt.NDArray[np.int_]) -> Prior:

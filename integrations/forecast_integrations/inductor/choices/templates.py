@@ -83,6 +83,34 @@ def has_closed_form(geometry: Geometry, candidate: Candidate) -> bool:
     return matmul_blocks(given) is not None
 
 
+def advised_sizes(geometry: Geometry, candidate: Candidate) -> dict[str, int]:
+    """The arguments that advice on templates sees: sizes, and bits of an element."""
+    known = {name: value for name, value in vars(geometry).items() if isinstance(value, int)}
+    if isinstance(geometry, MatmulGeometry):
+        for side, operand in (("left", geometry.left), ("right", geometry.right)):
+            known |= {f"{side}_bits": operand.bits, f"{side}_rows": int(operand.rows)}
+    elif isinstance(geometry, ConvolutionGeometry):
+        pixels = geometry.batch * math.prod(geometry.result(candidate.config.parameters()))
+        known |= {"pixels": pixels, "taps": math.prod(geometry.kernel)}
+    return {name: int(value) for name, value in known.items()}
+
+
+def template_tiles(geometry: Geometry, candidate: Candidate) -> dict[str, float]:
+    """The attributes of `config` that advice on templates sees."""
+    given, config = candidate.config.parameters(), candidate.config
+    blocks = {n: _block(given, n) or 0 for n in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_KV")}
+    if isinstance(geometry, AttentionGeometry):
+        blocks["BLOCK_M"] = blocks["BLOCK_M"] or _decoded_rows(geometry)
+    options = {n: getattr(config, n) or 0 for n in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+    kind = {"persistent": "persistent" in candidate.variant, "descriptors": "tma" in candidate.variant}
+    return {name: float(value) for name, value in {**blocks, **options, **kind}.items()}
+
+
+def _decoded_rows(g: AttentionGeometry) -> int:
+    """Rows of a decoding tile, 16 at least: the query heads that share keys are in one."""
+    return max(16, 1 << max(0, g.queries * max(1, g.heads // g.kv_heads) - 1).bit_length())
+
+
 def _block(parameters: Mapping[str, Scalar], name: str) -> int | None:
     value = parameters.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
@@ -295,10 +323,7 @@ def attention_steps(g: AttentionGeometry, parameters: Mapping[str, Scalar]) -> f
 def _attention(g: AttentionGeometry, parameters: Mapping[str, Scalar]) -> ClosedFormFacts | None:
     n = _block(parameters, "BLOCK_N")
     decoding = "SPLIT_KV" in parameters
-    # Decoding puts the query heads that share keys into one tile, of 16 rows at least.
-    shared = max(1, g.heads // g.kv_heads)
-    rows = max(16, 1 << max(0, g.queries * shared - 1).bit_length()) if decoding else None
-    m = _block(parameters, "BLOCK_M") or rows
+    m = _block(parameters, "BLOCK_M") or (_decoded_rows(g) if decoding else None)
     if m is None or n is None:
         return None
     split = _block(parameters, "SPLIT_KV") or 1
