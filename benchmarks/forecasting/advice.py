@@ -51,7 +51,6 @@ from forecast_autotune.surrogates.advised import AdviceWeights
 from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.surrogates.protocol import Query
 from forecast_autotune.tuning.replays.replay import load
-from forecast_integrations.inductor.choices.geometry import operation_geometry
 from forecast_integrations.inductor.choices.records import is_library_kernel
 from forecast_integrations.inductor.choices.surrogate import default, template_advice
 from forecast_integrations.inductor.choices.templates import compile_seconds
@@ -127,8 +126,7 @@ def template_rows(options: Namespace) -> list[dict[str, Any]]:
 def operation_figures(table: Table, followed: bool) -> dict[str, float]:
     """One operation, round by round, as `torch.compile` plans it; its library's kernels are timed first."""
     settings, policy, surrogate = Settings(), default_policy(), default()
-    geometry = operation_geometry(table.problem)
-    advice = template_advice(type(geometry)) if followed and geometry is not None else None
+    advice = template_advice(table.problem) if followed else None
     rows = table.by_candidate()
     known = {c: m for c, m in rows.items() if is_library_kernel(c)}
     names, library, tried, stated = list(rows), len(known), 0, 0.0

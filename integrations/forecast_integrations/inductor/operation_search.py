@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from forecast_autotune.features.candidate_list import CandidateList
-from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.policy import REFUSED, TuningState
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Cost, Decision, Evidence, Measurement, Plan, Problem
@@ -16,7 +15,6 @@ from forecast_autotune.settings import Mode
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Relative
 from forecast_autotune.tuning.loop import Rounds, TuningTask
 from forecast_integrations.inductor.choice_timing import is_of_clock, times_calls
-from forecast_integrations.inductor.choices.geometry import operation_geometry
 from forecast_integrations.inductor.choices.pool import ChoicePool
 from forecast_integrations.inductor.choices.surrogate import template_advice
 from forecast_integrations.inductor.choices.templates import compile_seconds
@@ -273,20 +271,15 @@ class OperationSearch(Rounds):
             self.candidates,
             measured=(*self.rows, *(m for c, m in self.library.ahead.items() if c not in self.measured)),
             relatives=relatives,
-            advice=self._advice(),
+            advice=None
+            if self.settings.advice == "off" or mode is Mode.DETERMINISTIC
+            else template_advice(self.problem),
             provisional=draft,
             once=mode in UNTIMED,
         )
         self._forecasts = self.session.ask(query)
         self.forecast_s += time.perf_counter() - start
         return self._forecasts
-
-    def _advice(self) -> Advice | None:
-        """The installed advice on the operation's templates."""
-        geometry = operation_geometry(self.timed_problem)
-        if geometry is None or self.settings.advice == "off" or self.settings.mode is Mode.DETERMINISTIC:
-            return None
-        return template_advice(type(geometry), self.timed_problem.kernel.source_sha256)
 
     def _relatives(self) -> list[Relative]:
         """Related problems, as far as they were timed by the clock that is in force."""

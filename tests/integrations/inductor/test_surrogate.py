@@ -82,7 +82,7 @@ def asked(problem: Problem, candidates: Sequence[Candidate], **known: Any) -> Fo
 
 def advised(problem: Problem, candidates: Sequence[Candidate], **known: Any) -> Forecasts:
     """The same with the advice that is installed on the templates."""
-    advice = template_advice(type(operation_geometry(problem)))
+    advice = template_advice(problem)
     assert advice is not None
     return asked(problem, candidates, advice=advice, **known)
 

@@ -24,7 +24,7 @@ from forecast_autotune.features.cost import FactColumns
 from forecast_autotune.features.devices import DeviceSpec, device_spec
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
-from forecast_autotune.records import Argument, Candidate, Kernel, Measurement, digest
+from forecast_autotune.records import Argument, Candidate, Kernel, Measurement, Problem, digest
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store.installed_advice import installed_advice
 from forecast_autotune.surrogates.advised import advised_forecasts
@@ -197,10 +197,17 @@ class LearnedTemplateSurrogate(LearnedSurrogate, TemplateSurrogate):
     version = TemplateSurrogate.version
 
 
+def template_advice(problem: Problem) -> Advice | None:
+    """The installed advice on the templates of an operation, as on the operation's own source."""
+    shape = operation_geometry(problem)
+    if shape is None:
+        return None
+    name = f"{type(shape).__name__.removesuffix('Geometry').lower()}_template"
+    return _template_advice(name, problem.kernel.source_sha256)
+
+
 @cache
-def template_advice(geometry: type[Geometry], source_sha256: str = "") -> Advice | None:
-    """The installed advice on the templates of operations of a geometry, as on a kernel of that source."""
-    name = f"{geometry.__name__.removesuffix('Geometry').lower()}_template"
+def _template_advice(name: str, source_sha256: str) -> Advice | None:
     advice = installed_advice(Kernel(name, "inductor", source_sha256=digest("inductor", name)))
     return advice and replace(advice, source_sha256=source_sha256)
 
