@@ -152,10 +152,11 @@ def verify_variant(
 
 
 def _limits_for(subject: BaseKernel, limits: ResourceLimits = VARIANT_LIMITS) -> ResourceLimits:
-    """Limits under which a captured call can be launched in the wider dtype, too, and read."""
-    if not subject.captured:
-        return limits
-    tensors = [a for a in subject.calls[0] if a.kind == "tensor"]
+    """Limits under which its call can be launched in the wider dtype, too, and read.
+
+    Not captured calls alone: where a kernel accepts no other sizes, its recorded ones are launched.
+    """
+    tensors = [a for call in subject.calls[:1] for a in call if a.kind == "tensor"]
     size = _WIDENING * sum(byte_size(a.dtype, (memory_span(a),)) for a in tensors)
     answer, memory = max(limits.answer_bytes, 2 * size), max(limits.memory_bytes, _COPIES * size)
     return replace(limits, answer_bytes=answer, memory_bytes=memory)
