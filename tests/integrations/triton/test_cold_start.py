@@ -22,6 +22,7 @@ from forecast_autotune.commands import main
 from forecast_autotune.records.compilation import Compilation, PlannedCompilation
 from forecast_integrations.triton.compile import ahead
 from forecast_integrations.triton.compile.ahead import compile_ahead
+from forecast_integrations.triton.compile.lazy_packages import complete_packages, lazy_packages
 from forecast_integrations.triton.problem.compilations import CompilationRecorder
 from forecast_integrations.triton.problem.source import imported, source_hash
 
@@ -233,6 +234,26 @@ def test_what_cannot_be_compiled_again_is_named(programs: Programs) -> None:
         ("0", "Triton names it otherwise than in the program, which will compile it"),
     }
     assert "3.1.0" not in file.read_text()
+
+
+def test_a_package_runs_its_own_file_only_for_a_name_that_it_makes(programs: Programs) -> None:
+    package = programs.folder / "lazy_library"
+    package.mkdir()
+    for name, text in {
+        "__init__": "from .models import *\nfrom .sizes import SIZE as WIDTH\nfrom . import sizes\n"
+        "VERSION = 3\nMADE = sizes.SIZE + 1",
+        "models": "from lazy_library import kernels\nMODEL = kernels.FOUR",
+        "sizes": "SIZE = 4",
+        "kernels": "from lazy_library import VERSION, WIDTH, sizes\nFOUR = WIDTH",
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    with lazy_packages(["lazy_library"]):
+        kernels = imported("lazy_library.kernels", "sizes")
+        assert kernels.SIZE == 4
+        assert "lazy_library.models" not in sys.modules
+        assert imported("lazy_library", "MADE") == 5
+    assert sys.modules["lazy_library"].MODEL == 4
+    assert not complete_packages("lazy_library.kernels"), "it is complete"
 
 
 def test_a_compiler_that_dies_or_never_ends_costs_its_binary(programs: Programs) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from forecast_autotune.records.compilation import Compilation, PlannedCompilatio
 from forecast_autotune.settings import Settings
 from forecast_integrations.triton.compile.children import ForkedChildren
 from forecast_integrations.triton.compile.first_launch import COMPILER_HASH
+from forecast_integrations.triton.compile.lazy_packages import complete_packages, lazy_packages
 from forecast_integrations.triton.problem.compilations import (
     ASSEMBLER_VARIABLES,
     BACKEND,
@@ -44,21 +45,23 @@ def compile_ahead(
     limit_s = Settings.from_environment().timeout_s if timeout_s is None else timeout_s
     waiting, count = list(listed)[::-1], itertools.count(1)
     unimportable: dict[str, str] = {}
-    with contextlib.suppress(Exception):  # it fails again in each child
-        COMPILER_HASH.settle()  # known to all forks then
+    COMPILER_HASH.start_early()
     children, environment = ForkedChildren(), _RecordedEnvironment()
+    libraries = {one.compilation.module.partition(".")[0] for one in listed}
     try:
         while waiting or len(children):
             while waiting and len(children) < workers:
                 one = waiting.pop()
                 known = one.compilation.trouble
                 one.trouble, one.outdated = (
-                    (known, False) if known else _trouble(one.compilation, unimportable)
+                    (known, False) if known else _trouble(one.compilation, unimportable, libraries)
                 )
                 one.trouble = one.trouble or environment.adopt(one.compilation)
                 if one.trouble:
                     done(next(count), one)
                 else:
+                    with contextlib.suppress(Exception):  # it fails again in each child
+                        COMPILER_HASH.settle()  # known to all forks then
                     children.start(one, partial(_compile, one.compilation))
             ended, _ = children.finished(0.25)
             for child, status in ended:
@@ -134,26 +137,32 @@ class _RecordedEnvironment:
             forget_assembler()
 
 
-def _trouble(one: Compilation, unimportable: dict[str, str]) -> tuple[str, bool]:
+def _trouble(one: Compilation, unimportable: dict[str, str], lazy: Collection[str]) -> tuple[str, bool]:
     """Import the kernel in this process, whose forks have it then; why that cannot be, and whether it is outdated.
 
-    `unimportable` says it of kernels that were tried, by name.
+    `unimportable` says it of kernels that were tried, by name. Packages of `lazy` libraries run their own files only if
+    the kernel is another one without.
     """
     import triton
 
     if one.triton != triton.__version__:
         return f"it is of Triton {one.triton}, and this is {triton.__version__}", True
-    if one.name not in unimportable:
+    if one.name in unimportable:
+        return unimportable[one.name], False
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is the command's
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # stdout is the command's
+            with lazy_packages(lazy):
                 kernel = kernel_of(one)
-            if source_hash(kernel) != one.source_sha256:
-                return "its source has changed", True
-            _ = kernel.cache_key  # known to all forks then
-            return "", False
+                same = source_hash(kernel) == one.source_sha256
+                _ = kernel.cache_key  # known to all forks then
         except (Exception, SystemExit) as error:
+            same = False
             unimportable[one.name] = f"cannot be imported ({type(error).__name__}: {error})"[:300]
-    return unimportable[one.name], False
+        if not same and complete_packages(one.module):
+            unimportable.pop(one.name, None)
+            return _trouble(one, unimportable, ())
+    known = unimportable.get(one.name, "")
+    return known or ("" if same else "its source has changed"), not (same or known)
 
 
 def _compile(one: Compilation) -> tuple[float, bool, str]:

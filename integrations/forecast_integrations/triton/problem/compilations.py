@@ -58,6 +58,8 @@ class CompilationRecorder:
         self._installed = self._ready = False
         self._known: dict[str, list[Compilation]] = defaultdict(list)
         """By kernel, what this process has compiled or loaded."""
+        self._stored: dict[Path | None, dict[str, Compilation]] = {}
+        """By store and Triton's key, what had been recorded when this process first asked."""
         self.late: list[Compilation] = []
         """Compilations since the program was ready."""
 
@@ -103,6 +105,9 @@ class CompilationRecorder:
     def _note(self, compilation: Mapping[str, Any], store: Store) -> Compilation | None:
         """Record a compilation; returns it where it came late."""
         cached = bool(compilation["cache_hit"])
+        if cached and (one := self._recorded(compilation, store)) is not None:
+            self._known[one.name].append(one)  # to describe it would take longer than to load it
+            return None
         seconds = 0.0 if cached else compilation["times"].total * 1e-6
         one = describe_compilation(compilation["src"], compilation["metadata"], seconds, _caller())
         if one is None:
@@ -114,6 +119,12 @@ class CompilationRecorder:
         known.append(one)
         store.compilations.add(one)
         return one if one.cause else None
+
+    def _recorded(self, compilation: Mapping[str, Any], store: Store) -> Compilation | None:
+        if (stored := self._stored.get(store.root)) is None:
+            stored = {one.key: one for one in store.compilations.all() if one.key}
+            self._stored[store.root] = stored
+        return stored.get(binary_key(compilation["metadata"].get("hash", "")))
 
     def _complain(self, one: Compilation) -> None:
         reaction = Settings.from_environment().on_compile
