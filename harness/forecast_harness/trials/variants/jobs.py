@@ -87,6 +87,8 @@ from forecast_harness.verify.verification_job import reason_of_fault, verificati
 
 _OTHER_CONFIGS = 4
 """Configs of the base, about, that are tried where a variant differs from it."""
+_LAUNCHES_AGAIN = 4
+"""Launches of the base, beyond two that agreed, in which it may show that it differs from itself."""
 _OWN_CONFIG_WORK = 16.0
 """Times the work of a warp that the variant's own config may have more than another of the base's that is tried before
 it."""
@@ -389,15 +391,17 @@ class VariantProblem:
     def _other_configs(self, own: Config) -> list[list[Config]]:
         """Configs that the base is asked under to see whether it differs from itself, those of a group side by side.
 
-        One that differed mostly does again, and is compiled. Next, the variant's own says most. The others come by
-        how long they take to compile, as one that differs is enough: a tile that spills takes a minute, and so the own
-        one waits for its turn where it is far larger than they are.
+        One that differed mostly does again, and is compiled. So is the one that results are compared with, which
+        differs from itself where programs of a device race for what was drawn. Next, the variant's own says most. The
+        others come by how long they take to compile, as one that differs is enough: a tile that spills takes a minute,
+        and so the own one waits for its turn where it is far larger than they are.
         """
         listed = self._subject.configs
         known = [] if self._differing is None else [self._differing]
         left = dict.fromkeys((own, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
         rest = sorted((c for c in left if c != self._survey.config and c not in known), key=work_of_a_warp)
-        groups = [known]
+        again = [] if self._device == "cpu" else [self._survey.config] * _LAUNCHES_AGAIN
+        groups = [known, *([one] for one in again)]
         if own in rest and work_of_a_warp(own) <= _OWN_CONFIG_WORK * work_of_a_warp(rest[0]):
             rest.remove(own)
             groups.append([own])
