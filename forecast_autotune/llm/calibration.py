@@ -107,13 +107,9 @@ class CalibrationScope(Record, complete=True):
 
 
 @dataclass(frozen=True)
-class ModelLatency(Record, unknown="refuse"):
+class ModelLatency(Record):
     """How long the model took where it was calibrated; callers wait accordingly."""
 
-    per_token_s: float = 0.0
-    """Seconds per token of a prompt."""
-    load_s: float = 0.0
-    """Seconds until the first answer can be begun."""
     answer_s: float = 0.0
     """Median seconds of an answer; 0 where none was timed."""
 

@@ -23,13 +23,7 @@ import numpy as np
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.llm.calibration import BlendWeight, CalibrationScope, LLMCalibration
-from forecast_autotune.llm.gate import (
-    DEFAULT_LOAD_S,
-    DEFAULT_PER_TOKEN_S,
-    GateDecision,
-    GateInputs,
-    decide_asking,
-)
+from forecast_autotune.llm.gate import GateDecision, GateInputs, decide_asking
 from forecast_autotune.llm.prompt import FORECAST_VERSION
 from forecast_autotune.numerics import fast_median
 from forecast_autotune.records import LLMConsultation
@@ -42,7 +36,6 @@ from forecast_autotune.surrogates.blend import (
 )
 from forecast_autotune.surrogates.default import DefaultSurrogate
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
-from forecast_autotune.surrogates.language_model.questions import MAX_CANDIDATES
 from forecast_autotune.surrogates.language_model.surrogate import (
     LLMForecasts,
     LLMSurrogate,
@@ -76,6 +69,8 @@ class _PendingQuestion:
     worth: GateDecision
     known: int
     """Measurements of the problem when it was asked."""
+    waited_s: float = 0.0
+    """Seconds that the decision has waited for it."""
     started: float = field(default_factory=time.perf_counter)
     abandoned: bool = False
     """Nobody waits for it any more: it took too long."""
@@ -91,7 +86,10 @@ class _PendingQuestion:
 
     def done(self, wait_s: float) -> bool:
         """Whether it has been answered, or has failed, after waiting for at most so many seconds."""
-        return bool(wait((self.answer,), timeout=max(0.0, wait_s)).done)
+        begin = time.perf_counter()
+        done = bool(wait((self.answer,), timeout=max(0.0, wait_s)).done)
+        self.waited_s += time.perf_counter() - begin
+        return done
 
 
 class EnsembleSurrogate:
@@ -116,11 +114,6 @@ class EnsembleSurrogate:
         self._mutex = threading.Lock()
         self._question_lock = threading.Lock()
         self._questions: deque[_PendingQuestion] = deque(maxlen=_MAX_QUESTIONS)
-        pace = model.calibration.pace
-        self._per_token_s, self._load_s = (
-            pace.per_token_s or DEFAULT_PER_TOKEN_S,
-            pace.load_s or DEFAULT_LOAD_S,
-        )
         self._answers_s: deque[float] = deque(maxlen=_MAX_QUESTIONS)
         """Seconds of the answers of this process."""
         self._failures = 0
@@ -185,7 +178,7 @@ class EnsembleSurrogate:
         about = (query.problem, query.candidates, query.relatives, query.ttir)
         with self._mutex:
             question = next((q for q in self._questions if q.same(about)), None)
-            if first := question is None:
+            if question is None:
                 if not all(q.answer.done() for q in self._questions):
                     # Questions of decisions that are over would pile up behind a model that loads, or hangs.
                     return self._unasked("it is still busy with an earlier question")
@@ -198,20 +191,17 @@ class EnsembleSurrogate:
                     about, self._start_question(query, before), worth, len(query.measured)
                 )
                 self._questions.append(question)
-        return self._await_answer(question, query, first)
+        return self._await_answer(question, query)
 
     def _await_answer(
-        self, question: _PendingQuestion, query: Query, first: bool
+        self, question: _PendingQuestion, query: Query
     ) -> tuple[LLMForecasts, str] | LLMConsultation:
         worth, limit = question.worth, self.model.timeout_s
         left = limit - question.age_s
         last = self.patient or query.once
-        pays = worth.should_wait
-        if not first:
-            # By now candidates compile. Whoever waits must gain: not for what takes longer than it is worth.
-            measured = len(query.measured) > question.known
-            pays = measured and worth.cost_s - question.age_s <= worth.worth_s
-        patience = left if last else min(left, worth.worth_s) if pays else 0.0
+        # Nobody waits before the first candidates are measured, and never longer than the answer is worth.
+        measured = len(query.measured) > question.known
+        patience = left if last else min(left, worth.worth_s - question.waited_s) if measured else 0.0
         if not question.abandoned and question.done(patience):
             if (error := question.answer.exception()) is None:
                 return question.answer.result(), worth.reason
@@ -250,17 +240,13 @@ class EnsembleSurrogate:
             # One question at a time: two would share a device and time out together.
             with self._question_lock:
                 try:
-                    start = time.perf_counter()
                     if not backend.ready():
                         backend.prepare()
-                        self._load_s = time.perf_counter() - start
                     view = model.consult(query, before)
                 except Exception:
                     self._failures += 1
                     raise
                 self._failures = 0
-                if view.usage.prompt_tokens and view.usage.seconds:
-                    self._per_token_s = view.usage.seconds / view.usage.prompt_tokens
                 if view.usage.seconds:
                     self._answers_s.append(view.usage.seconds)
                 return view
@@ -275,34 +261,24 @@ class EnsembleSurrogate:
         return answer
 
     def _situation(self, query: Query) -> GateInputs:
-        calibration, pace = self.model.calibration, self.model.calibration.pace
+        calibration = self.model.calibration
         known = len(latest_labels(query.measured))
         seen = [m.compile_s for r in query.relatives for m in r.measurements if m.compile_s is not None]
-        per_token = (pace.per_token_s or DEFAULT_PER_TOKEN_S) if self.patient else self._per_token_s
         return GateInputs(
             candidates=max(0, len(query.candidates) - known),
             workers=self.workers,
             compile_s=float(fast_median(np.array(seen), axis=0)) if seen else _UNSEEN_COMPILE_S,
             saved=calibration.saved,
-            asked=min(len(query.candidates), MAX_CANDIDATES),
-            per_token_s=per_token,
-            load_s=0.0 if self.patient or self._loaded() else self._load_s,
+            answer_s=self._answer_s(),
             once=query.once,
             timeout_s=self.model.timeout_s,
-            answer_s=self._answer_s(),
         )
 
-    def _answer_s(self) -> float | None:
+    def _answer_s(self) -> float:
         """Median seconds of the answers of this process, else of those that were calibrated on."""
         if self._answers_s and not self.patient:
             return float(fast_median(np.array(self._answers_s), axis=0))
-        return self.model.calibration.pace.answer_s or None
-
-    def _loaded(self) -> bool:
-        try:
-            return self.model.backend.ready()
-        except Exception:
-            return False  # it will fail again where it is asked, and be dealt with there
+        return self.model.calibration.pace.answer_s
 
     def _why_without_skill(self) -> str:
         calibration, name = self.model.calibration, self.model.backend.name
@@ -335,7 +311,7 @@ def forced_trust(calibration: LLMCalibration, stated: float | None = None) -> tu
         why += f"; {missing}: default weight {weight.mean:g}"
 
     def ask(situation: GateInputs) -> GateDecision:
-        return GateDecision(True, situation.timeout_s, situation.load_s + situation.latency_s, why)
+        return GateDecision(True, situation.timeout_s, why)
 
     scope = CalibrationScope(mass=calibration.scope.mass)
     return replace(calibration, weight=weight, scope=scope), ask

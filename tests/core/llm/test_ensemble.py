@@ -149,7 +149,7 @@ def test_what_is_out_of_scope_is_the_plain_forecast_with_a_reason() -> None:
 
 def test_a_closed_gate_asks_nothing_and_says_why() -> None:
     answer = Said(favours(16))
-    value = ensemble(answer, gate=lambda s: GateDecision(False, 0.0, 1.0, "six configs are measured sooner"))
+    value = ensemble(answer, gate=lambda s: GateDecision(False, 0.0, "six configs are measured sooner"))
     result = value.forecast(query_of(TABLE))
     equal(result, plain(query_of(TABLE)))
     assert result.reason.endswith("language model not asked: six configs are measured sooner")
@@ -185,7 +185,7 @@ def test_a_decision_says_and_records_what_the_model_did() -> None:
 
 def test_a_decision_without_a_clock_waits_for_the_model() -> None:
     answer = Said(favours(64), cold=True)
-    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(s.once, 9.0, 9.0, "once"))
+    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(s.once, 9.0, "once"))
     decision = decide(Store(None), Bench(TABLE), table=TABLE, surrogate=result, mode="deterministic")
     assert dict(decision.chosen.config.kwargs)["BLOCK"] == 64
     assert decision.cost.llm_tokens > 100
@@ -215,7 +215,7 @@ QUERY = replace(query_of(TABLE), candidates=CandidateList(TABLE.by_candidate()))
 
 def test_a_cold_model_is_asked_while_the_first_candidates_compile(held: threading.Event) -> None:
     answer = Said(favours(64), cold=True, hold=held)
-    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 20.0, 15.0, "cold"))
+    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 20.0, "cold"))
     first = result.forecast(growing([]))
     equal(first, plain(QUERY))
     assert "not answered yet" in first.reason
@@ -231,7 +231,7 @@ def test_a_cold_model_is_asked_while_the_first_candidates_compile(held: threadin
 
 def test_nobody_waits_for_what_takes_longer_than_it_is_worth(held: threading.Event) -> None:
     answer = Said(favours(64), cold=True, hold=held)
-    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 0.5, 60.0, "slow"))
+    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 0.5, "slow"))
     result.forecast(growing([]))
     begin = time.perf_counter()
     equal(result.forecast(growing(TABLE.measurements[:3])), plain(growing(TABLE.measurements[:3])))
@@ -252,7 +252,7 @@ def test_a_model_that_hangs_is_given_up_and_not_asked_again(held: threading.Even
 
 def test_questions_do_not_pile_up_behind_a_model_that_loads(held: threading.Event) -> None:
     answer = Said(favours(64), cold=True, hold=held)
-    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 0.5, 60.0, "slow"))
+    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 0.5, "slow"))
     for _ in range(5):
         equal(result.forecast(query_of(TABLE)), plain(query_of(TABLE)))
     held.set()

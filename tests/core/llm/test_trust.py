@@ -51,14 +51,14 @@ def test_what_a_calibration_has_found_stands_where_it_found_anything() -> None:
     assert forced_trust(calibrated(0.0))[0].weight == DEFAULT_WEIGHT
     assert trusted.scope.doubts(TABLE.problem, 10**6) != []
     assert not trusted.fitted, "without which no scope is looked at"
-    assert gate(GateInputs(3, 16, 0.5, 0.0, 3)).ask, "three candidates, and nothing was ever saved"
-    assert not decide_asking(GateInputs(3, 16, 0.5, 0.0, 3)).ask
+    assert gate(GateInputs(3, 16, 0.5, 0.0)).ask, "three candidates, and nothing was ever saved"
+    assert not decide_asking(GateInputs(3, 16, 0.5, 0.0)).ask
 
 
 def test_a_stated_weight_is_the_weight() -> None:
     trusted, gate = forced_trust(calibrated(0.3), 0.8)
     assert trusted.weight == BlendWeight(0.8, 0.8)
-    assert "stated" in gate(GateInputs(3, 16, 0.5, 0.0, 3)).reason
+    assert "stated" in gate(GateInputs(3, 16, 0.5, 0.0)).reason
 
 
 def test_never_asks_nobody_and_every_decision_says_so(tmp_path: Path) -> None:

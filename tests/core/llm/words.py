@@ -119,7 +119,7 @@ def calibrated(
 
 def open_gate(situation: GateInputs) -> GateDecision:
     """A gate that always asks, and has time."""
-    return GateDecision(True, 1e6, 0.0, "always")
+    return GateDecision(True, 1e6, "always")
 
 
 def ensemble(answer: Said, calibration: LLMCalibration | None = None, **options: Any) -> EnsembleSurrogate:

@@ -94,7 +94,7 @@ def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
 
 def test_a_real_server_is_shown_what_a_variant_changes(device: Any, tmp_path: Path) -> None:
     def always(situation: GateInputs) -> GateDecision:
-        return GateDecision(True, 1e6, 0.0, "always")
+        return GateDecision(True, 1e6, "always")
 
     with FaultyServer() as server:
         spec = f"{server.url}?model=m&kind=completions&attempts=1"

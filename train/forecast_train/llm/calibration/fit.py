@@ -68,7 +68,6 @@ def fit_calibration(
     apart = {f: fit_corrections([a for a in answers if a.family != f]) for f in families}
     evidence = [e for a in answers if (e := stacking_evidence(a, apart[a.family])) is not None]
     weight, gain = fit_weight(evidence)
-    timed = [a for a in answers if a.tokens and a.seconds > 0]
     seconds = [a.seconds for a in answers if a.seconds > 0]
     mass = np.concatenate([a.mass[a.answered] for a in answers])
     return replace(
@@ -80,10 +79,7 @@ def fit_calibration(
             max(a.characters for a in answers),
             0.5 * float(np.quantile(mass, 0.01)) if len(mass) else 0.0,
         ),
-        pace=ModelLatency(
-            sum(a.seconds for a in timed) / max(1, sum(a.tokens for a in timed)),
-            answer_s=round(float(np.median(seconds)), 6) if seconds else 0.0,
-        ),
+        pace=ModelLatency(round(float(np.median(seconds)), 6) if seconds else 0.0),
         about={
             "problems": len(answers),
             "kernels": len({a.kernel for a in answers}),

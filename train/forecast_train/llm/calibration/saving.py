@@ -36,7 +36,7 @@ from forecast_train.surrogate.fit import fit
 
 def always_ask(situation: GateInputs) -> GateDecision:
     """A gate that is open: to find out what answers are worth."""
-    return GateDecision(True, math.inf, 0.0, "asked to find out what it is worth")
+    return GateDecision(True, math.inf, "asked to find out what it is worth")
 
 
 class RecordedAnswersLLM(LLMSurrogate):
