@@ -71,7 +71,8 @@ class Output:
 
     def remark(self, text: str) -> None:
         """One line to stderr."""
-        self.errors.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # a full disk below it must not end the command
+            self.errors.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def progress(self, label: str, total: int | None = None) -> Iterator[Callable[[int, int, str], None]]:

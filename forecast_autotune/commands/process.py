@@ -6,135 +6,49 @@ import contextlib
 import errno
 import io
 import os
-import select
 import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import TextIO
 
 from forecast_autotune.commands.interruption import InterruptHandlers, restore_python_handler
 from forecast_autotune.commands.output import CommandError, UsageError, missing_package_text
 from forecast_autotune.errors import ForecastAutotuneError, RecordError, SettingsError
 from forecast_autotune.printable import printable
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
+def _fill_closed_streams() -> bool:
+    """Put the null device in the places of streams that the caller closed; whether stdout is one of them.
 
-class StandardDescriptor(io.RawIOBase):
-    """The descriptor of a standard stream. After the first write that fails, all others are dropped."""
-
-    def __init__(self, descriptor: int, *, raising: bool) -> None:
-        self._descriptor = descriptor
-        self._raising = raising
-        """Whether the first failure is raised where it is met; it is remembered in any case."""
-        self.error: OSError | None = None
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        return os.isatty(self._descriptor)
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Write all of it, waiting where nothing fits at the moment; returns its size in bytes."""
-        view = memoryview(data).cast("B")
-        done = 0
-        while self.error is None and done < len(view):
-            try:
-                done += os.write(self._descriptor, view[done:])
-            except BlockingIOError:  # whoever shares the pipe or terminal with us may have set it so
-                select.select([], [self._descriptor], [])
-            except OSError as error:
-                self.error = error
-                if self._raising:
-                    raise
-        return len(view)
-
-
-class StandardStreams:
-    """Inside of the `with` block, `sys.stdout` and `sys.stderr` go through `StandardDescriptor`.
-
-    Streams that somebody else put in their places are left as they are. A descriptor that the caller closed is
-    taken, so that no file that is opened later gets its number, and with it the output. Text that stderr cannot take
-    is dropped: a full disk below it must not end the command, whose result goes to stdout.
+    Else the next file that is opened would get the number of one, and with it what is printed.
     """
-
-    def __init__(self) -> None:
-        self._before: tuple[TextIO, TextIO] | None = None
-        self._stdout: StandardDescriptor | None = None
-
-    def __enter__(self) -> StandardStreams:
-        self._before = sys.stdout, sys.stderr
-        if sys.stdout is sys.__stdout__:
-            self._stdout = StandardDescriptor(1, raising=True)
-            if sys.stdout is None and not _take_descriptor(1, os.O_RDONLY):
-                self._stdout.error = OSError(errno.EBADF, os.strerror(errno.EBADF))
-            sys.stdout = _text_stream(self._stdout, sys.stdout)
-        if sys.stderr is sys.__stderr__:
-            errors = StandardDescriptor(2, raising=False)
-            if sys.stderr is None and not _take_descriptor(2, os.O_WRONLY):
-                errors.error = OSError(errno.EBADF, os.strerror(errno.EBADF))
-            sys.stderr = _text_stream(errors, sys.stderr)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Put the streams back that were there before. Raises what writing the rest of the output raises."""
-        if self._before is None:
-            return
-        before, self._before = self._before, None
-        try:
-            self.flush()
-        finally:
-            sys.stdout, sys.stderr = before
-
-    def flush(self) -> OSError | None:
-        """Write what is still buffered; the first error that stdout met, None where all was written."""
-        with contextlib.suppress(ValueError):  # closed by somebody
-            if self._stdout is None:
-                sys.stdout.flush()
-                return None
-            with contextlib.suppress(OSError):  # remembered
-                sys.stdout.flush()
-        return None if self._stdout is None else self._stdout.error
-
-
-def _text_stream(raw: StandardDescriptor, old: TextIO | None) -> TextIO:
-    """A text stream over a descriptor, encoded as the one that Python made for it."""
-    errors = "backslashreplace"
-    if isinstance(old, io.TextIOWrapper) and old.errors not in (None, "strict"):
-        errors = str(old.errors)
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw),
-        encoding="utf-8" if old is None else old.encoding,
-        errors=errors,
-        line_buffering=raw.isatty() or raw.fileno() == 2,
-    )
-
-
-def _take_descriptor(number: int, flags: int) -> bool:
-    """Open the null device under this number; False where something else was opened there meanwhile.
-
-    Opened the wrong way round, it refuses a write as a closed one does.
-    """
-    with contextlib.suppress(OSError):
-        os.fstat(number)
-        return False
-    opened = os.open(os.devnull, flags)
-    if opened != number:
-        os.dup2(opened, number, inheritable=False)
+    closed = sys.stdout is None
+    if closed or sys.stderr is None:
+        while (opened := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass
         os.close(opened)
-    return True
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    return closed
+
+
+def _flush_stdout() -> OSError | None:
+    """Write what is still buffered; why it is lost, or None."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # Python would try again at its end, and tell of it in its own way.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return error
+    except ValueError:  # closed by somebody
+        pass
+    return None
 
 
 def write_error_line(text: str) -> None:
@@ -180,28 +94,29 @@ _BAD_INPUT = 2
 
 def dispatch(arguments: list[str]) -> int:
     """Run one command; see `forecast_autotune.commands.main`."""
-    shown = warnings.showwarning
-    with StandardStreams() as streams, InterruptHandlers() as interrupts:
-        text: str | None = None
+    shown, failed, text = warnings.showwarning, None, None
+    closed = arguments[:1] != ["run"] and _fill_closed_streams()
+    with InterruptHandlers() as interrupts:
         try:
-            status = _run(arguments, streams, interrupts)
-            streams.flush()
+            status = _run(arguments, interrupts)
         except BaseException as error:
             if isinstance(error, SystemExit):
                 raise
             if interrupts.received is None and sys.flags.dev_mode and _failure(error) is None:
                 raise
-            status, text = _failure(error) or _unexpected(error)
-            if error is streams.flush():
-                text = None  # told below
+            failed, (status, text) = error, _failure(error) or _unexpected(error)
         finally:
             warnings.showwarning = shown
-        return _reported(status, text, streams, interrupts)
+        lost = OSError(errno.EBADF, os.strerror(errno.EBADF)) if closed else _flush_stdout()
+        if isinstance(failed, BrokenPipeError):
+            text = None  # whoever closed it wants to read no more
+        elif lost is not None and isinstance(failed, OSError) and failed.filename is None:
+            text = None  # told below
+        return _reported(status, text, lost, interrupts)
 
 
-def _reported(status: int, text: str | None, streams: StandardStreams, interrupts: InterruptHandlers) -> int:
-    """Say what went wrong, if anything did, and return the exit status."""
-    lost = streams.flush()
+def _reported(status: int, text: str | None, lost: OSError | None, interrupts: InterruptHandlers) -> int:
+    """Say what went wrong, if anything did, and return the exit status; `lost`: why output is."""
     if interrupts.received is not None and status:
         name = signal.Signals(interrupts.received).name
         if text is not None:  # else the command has said so itself
@@ -219,10 +134,12 @@ def _reported(status: int, text: str | None, streams: StandardStreams, interrupt
     return status
 
 
-def _run(arguments: list[str], streams: StandardStreams, interrupts: InterruptHandlers) -> int:
+def _run(arguments: list[str], interrupts: InterruptHandlers) -> int:
     from forecast_autotune.commands import grammar, registry
 
     is_program = arguments[:1] == ["run"]
+    if not is_program and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Everything behind SCRIPT is the script's own, also what looks like our options.
     arguments, rest = split_run(arguments) if is_program else (arguments, [])
     try:
@@ -231,8 +148,7 @@ def _run(arguments: list[str], streams: StandardStreams, interrupts: InterruptHa
         return int(done.code or 0)
     options.rest = rest
     if is_program:
-        # A program that is run keeps Python's own streams, signals and form of warnings.
-        streams.release()
+        # A program that is run keeps Python's own signals and form of warnings.
         interrupts.release()
         restore_python_handler()
     else:

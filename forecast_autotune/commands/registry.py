@@ -103,6 +103,10 @@ class Parser(argparse.ArgumentParser):
         lines = "".join(f"  {example}\n" for example in self.examples or first)
         return super().format_help() + (f"\nexamples:\n{lines}" if lines else "")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As `argparse` does, but that a help that cannot be written is an error."""
+        print(message, end="", file=file)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As `argparse` does, but that a command tells of unknown words itself. Raises `UsageError`."""
         result, unknown = super().parse_known_args(args, namespace)
