@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from forecast_harness.trials.variants.files import BaseBinaries
 from forecast_harness.trials.variants.verify import (
     LaneJobs,
     VariantVerification,
-    compile_early,
     survey,
     verify_variant,
 )
@@ -35,16 +33,13 @@ class _CallKind:
 
     subject: BaseKernel
     variants: Sequence[Variant]
-    known: KernelSurvey | None = None
-    """None until its base is surveyed, and where that failed."""
-    binaries: BaseBinaries = field(default_factory=BaseBinaries)
-    is_surveyed: threading.Event = field(default_factory=threading.Event)
-    """Set as well where that failed."""
+    known: KernelSurvey
+    binaries: BaseBinaries
     results: dict[int, VariantVerification] = field(default_factory=dict)
     """By the number of the variant."""
 
 
-_Jobs = LaneJobs[tuple[_CallKind, int], VariantVerification | None]
+_Jobs = LaneJobs[tuple[_CallKind, int], VariantVerification]
 
 
 @dataclass
@@ -56,8 +51,6 @@ class VariantWork:
     plan: VerificationPlan
     device: str
     """The slug that checks name."""
-    architecture: int | None = None
-    """The target of compiling variants during the base's survey, as in Triton's `GPUTarget`; None: none is compiled."""
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
     """By what they were spent on; a survey's own begin with `survey_`."""
     _kinds: list[_CallKind] = field(default_factory=list)
@@ -101,51 +94,34 @@ class VariantWork:
         with ExitStack() as held:
             lane: SandboxLane | None = None
             for subject in subjects:
-                variants = left(subject, [kind.known.signature for kind in self._kinds if kind.known])
+                variants = left(subject, [kind.known.signature for kind in self._kinds])
                 if not variants:
                     continue
                 self._stage = "" if self._kinds else "looking at the base kernel"
-                compiles_early = not (self._kinds or self.architecture is None)
                 self.lanes.open_ahead(len(variants))
-                kind = _CallKind(subject, variants)
-                try:
-                    with self.seconds.phase("lane"):
-                        lane = lane or held.enter_context(self.lanes.borrowed())
-                    if compiles_early:
-                        jobs.add((kind, number) for number in range(len(variants)))
-                    self._survey(kind, lane)
-                finally:
-                    kind.is_surveyed.set()  # whatever happens: others wait for it
+                with self.seconds.phase("lane"):
+                    lane = lane or held.enter_context(self.lanes.borrowed())
+                binaries = BaseBinaries()
+                with self.seconds.phase("survey"):
+                    known = survey(subject, lane, plan=self.plan, binaries=binaries)
+                for name, spent in binaries.steps.items():
+                    self.seconds.add(f"survey_{name}", spent)
+                self._kinds.append(kind := _CallKind(subject, variants, known, binaries))
                 self._stage = ""
-                if not compiles_early:
-                    jobs.add((kind, number) for number in range(len(variants)))
+                jobs.add((kind, number) for number in range(len(variants)))
 
-    def _survey(self, kind: _CallKind, lane: SandboxLane) -> None:
-        with self.seconds.phase("survey"):
-            kind.known = survey(kind.subject, lane, plan=self.plan, binaries=kind.binaries)
-        for name, spent in kind.binaries.steps.items():
-            self.seconds.add(f"survey_{name}", spent)
-        self._kinds.append(kind)
-
-    def _judged(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification | None:
-        """The verdict on a variant for a kind of call, whose base is surveyed meanwhile or was; None if that failed."""
+    def _judged(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification:
+        """The verdict on a variant for a kind of call."""
         kind, number = job
-        variant, early = kind.variants[number], None
-        if not kind.is_surveyed.is_set() and self.architecture is not None:
-            early = compile_early(variant, kind.subject, lane, architecture=self.architecture, plan=self.plan)
-            kind.is_surveyed.wait()
-        if (known := kind.known) is None:
-            return None
         self._begun += 1
         return verify_variant(
-            variant,
+            kind.variants[number],
             kind.subject,
-            known,
+            kind.known,
             lane,
             device=self.device,
             plan=self.plan,
             binaries=kind.binaries,
-            early=early,
         )
 
     def _take_results(
@@ -155,8 +131,6 @@ class VariantWork:
     ) -> None:
         with self.seconds.phase("verify"):
             for (kind, number), result in jobs.results():
-                if result is None:
-                    continue
                 kind.results[number] = result
                 self._verified += 1
                 keep(kind.variants[number], result.checks)

@@ -239,8 +239,8 @@ def _verify_variants(
     from forecast_harness.commands.variant_verification import VariantWork
 
     subjects, plan = target.subjects(store), where.plan
-    device, architecture = (INTERPRETER, None) if plan.device == "cpu" else _device_of(plan.index)
-    work = VariantWork(output, where.lanes, plan, device, architecture)
+    device = INTERPRETER if plan.device == "cpu" else frameworks.triton().device_at(plan.index).slug
+    work = VariantWork(output, where.lanes, plan, device)
 
     def left(subject: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
         if is_covered(subject, signatures):
@@ -258,12 +258,6 @@ def _verify_variants(
 
 def _has_check(variant: Variant, subject: BaseKernel, device: str) -> bool:
     return is_covered(subject, [c.signature for c in variant.checks if c.device == device])
-
-
-def _device_of(index: int) -> tuple[str, int | None]:
-    """Its slug, and what Triton compiles for there; None where that is no CUDA device."""
-    device = frameworks.triton().device_at(index)
-    return device.slug, int(device.arch) if device.backend == "cuda" and device.arch.isdigit() else None
 
 
 def _check_saved(store: Store) -> None:

@@ -48,7 +48,7 @@ class Lane:
 
 
 def verified(
-    monkeypatch: pytest.MonkeyPatch, device: str, broken: int | None = None, architecture: int | None = None
+    monkeypatch: pytest.MonkeyPatch, device: str, broken: int | None = None
 ) -> tuple[list[Lane], list[tuple[Variant, VariantVerification]], list[Check]]:
     """The lanes, the verdicts in their order, and all checks that were kept; the survey of kind `broken` fails."""
     made: list[Lane] = []
@@ -58,18 +58,8 @@ def verified(
         made.append(Lane())
         return cast("SandboxLane", made[-1])
 
-    compiled_early = threading.Barrier(3, timeout=60)
-
-    def compile_early(one: Variant, kind: BaseKernel, lane: Any, **options: Any) -> Any:
-        assert (kind, options["architecture"]) == (KINDS[0], architecture)
-        lane.asked.append("compile early")
-        compiled_early.wait()
-        return one.name
-
     def survey(kind: BaseKernel, lane: Any, **options: Any) -> KernelSurvey:
         lane.asked.append("survey")
-        if architecture is not None and kind is KINDS[0]:
-            compiled_early.wait()  # it ends once two other lanes have compiled
         if broken is not None and kind is KINDS[broken]:
             raise VariantError("it cannot be run")
         return KernelSurvey(("out",), (), CONFIGS[0], True, signature=str(KINDS.index(kind)))
@@ -77,22 +67,19 @@ def verified(
     def verify(
         one: Variant, kind: Any, known: KernelSurvey, lane: Any, **options: Any
     ) -> VariantVerification:
-        early = architecture is not None and kind is KINDS[0]
-        assert options["early"] == (one.name if early else None)
         lane.asked.append("verify")
         check = Check(device, known.signature, True, "", "2026-01-01")
         return VariantVerification(SolutionVerdict(kind.kernel, one.name, ()), (check,))
 
     monkeypatch.setattr(variant_verification, "survey", survey)
     monkeypatch.setattr(variant_verification, "verify_variant", verify)
-    monkeypatch.setattr(variant_verification, "compile_early", compile_early)
 
     def left(kind: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
         return VARIANTS
 
     with LanePool(opened, 3) as lanes:
         plan = VerificationPlan(device=device)
-        work = VariantWork(Output(as_json=True), lanes, plan, device, architecture)
+        work = VariantWork(Output(as_json=True), lanes, plan, device)
         try:
             found = work.verify(KINDS, left, lambda one, checks: kept.extend(checks))
         except VariantError:
@@ -112,19 +99,6 @@ def test_every_variant_is_verified_for_every_kind_that_is_surveyed_once(
     assert asked.count("survey") == 2
     assert asked.count("verify") == 4
     assert sum("survey" in lane.asked for lane in lanes) == 1
-
-
-def test_while_the_base_is_surveyed_the_other_lanes_compile_what_they_verify_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lanes, found, kept = verified(monkeypatch, "cuda", architecture=90)
-    assert [r.checks[0].signature for _, r in found] == ["0", "0", "1", "1"]
-    assert len(kept) == 4
-    (surveying,) = (lane.asked for lane in lanes if "survey" in lane.asked)
-    assert surveying[0] == "survey"
-    others = [lane.asked for lane in lanes if "survey" not in lane.asked]
-    assert [asked[0] for asked in others] == ["compile early"] * 2
-    assert all(what.startswith("verify") for asked in others for what in asked[1:])
 
 
 class UsedLane(Lane):

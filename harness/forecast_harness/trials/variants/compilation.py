@@ -26,7 +26,6 @@ from forecast_harness.sandbox.jobs import CellAnswer, TensorArrays, TensorBytes
 from forecast_harness.trials.variants.files import (
     VARIANT_FILE,
     WRITE_ENTRY,
-    EarlyCompilation,
     architecture_of,
     launchers_among,
     read_cache,
@@ -80,7 +79,7 @@ def compile_side_by_side(each: Iterable[Callable[[], Any]]) -> None:
     """
     threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
     with threads:
-        pool = _BuildingPool(threads, LauncherBuilder())
+        pool = _BuildingPool(threads)
         mode = _triton_mode(pool)
         if mode is None:
             for future in [pool.submit(one) for one in each]:
@@ -92,13 +91,13 @@ def compile_side_by_side(each: Iterable[Callable[[], Any]]) -> None:
                     one()
 
 
-def compile_most(each: Sequence[Callable[[], Any]], *, builds_launchers: bool = True) -> list[int]:
+def compile_most(each: Sequence[Callable[[], Any]]) -> list[int]:
     """Like `compile_side_by_side`, without waiting for what takes far longer than half of them; the numbers of those.
 
     An assembler takes minutes for tiles that spill. They go on compiling when this returns: the process should end.
     """
     threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-most")
-    pool = _BuildingPool(threads, LauncherBuilder() if builds_launchers else None)
+    pool = _BuildingPool(threads)
     mode = _triton_mode(pool)
     if mode is None:
         return numbers_of_late([pool.submit(one) for one in each])
@@ -155,8 +154,8 @@ class LauncherBuilder:
 class _BuildingPool:
     """Threads that compile, and make the launcher of what they compiled: all that Triton's mode asks of a pool."""
 
-    def __init__(self, pool: ThreadPoolExecutor, launchers: LauncherBuilder | None) -> None:
-        self._pool, self._launchers = pool, launchers
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool, self._launchers = pool, LauncherBuilder()
         self.begun: list[Future[Any]] = []
 
     def submit(self, compile_one: Callable[[], Any]) -> Future[Any]:
@@ -166,8 +165,7 @@ class _BuildingPool:
 
     def _compile(self, compile_one: Callable[[], Any]) -> Any:
         compiled = compile_one()
-        if self._launchers is not None:
-            self._launchers.build(compiled)
+        self._launchers.build(compiled)
         return compiled
 
 
@@ -220,42 +218,25 @@ class VariantCompiler:
     variant's to write before, too.
     """
 
-    def __init__(
-        self,
-        work: JobContext,
-        binaries: TensorArrays,
-        *,
-        early: EarlyCompilation | None = None,
-        architecture: int | None = None,
-    ) -> None:
-        """`binaries` of the base, as `binaries_as_arrays` gives them, tell what to compile for.
-
-        Where there are none yet, `architecture` does. `early`: what the variant was compiled to before.
-        """
-        self._work, self._launchers, self._early = work, launchers_among(binaries), early
-        self._architecture = architecture_of(binaries) if architecture is None else architecture
-        self._builds_launchers = bool(binaries)  # else the base's will do
+    def __init__(self, work: JobContext, binaries: TensorArrays) -> None:
+        """`binaries` of the base, as `binaries_as_arrays` gives them, tell what to compile for."""
+        self._work, self._launchers = work, launchers_among(binaries)
+        self._architecture = architecture_of(binaries)
 
     def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
         """Nothing where the variant cannot be compiled so, or it is not known what for."""
         if self._architecture is None:
             return _NOTHING
-        known: dict[str, TensorBytes] = dict(self._launchers)
-        if self._early is not None:
-            if self._early.is_for(calls):
-                return CompiledCalls(self._early.arrays(), self._early.late)
-            known |= self._early.arrays()
         payload = {
             "file": VARIANT_FILE,
             "architecture": self._architecture,
             "calls": [dict(call) for call in calls],
-            "launchers": self._builds_launchers,
         }
         began = time.monotonic()
         try:
             with self._work.cell() as cell:
-                if known:
-                    cell.ask(WRITE_ENTRY, {}, known)
+                if self._launchers:
+                    cell.ask(WRITE_ENTRY, {}, self._launchers)
                 answer = cell.ask(BESIDE_ENTRY, payload)
         except CandidateFault:  # the cell that launches says what is wrong
             return _NOTHING
@@ -282,7 +263,7 @@ def compile_beside(
     driver.set_active(device)
     compile_only = load(payload["file"]).compile_only
     each = [partial(compile_one, compile_only, request) for request in payload["calls"]]
-    late = compile_most(each, builds_launchers=payload["launchers"])
+    late = compile_most(each)
     return CellAnswer({"late": late}, read_cache({}, {}, {}).arrays)
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from forecast_autotune.records.codec import Record
 from forecast_autotune.variants.signature import ADDRESSES
 from forecast_harness.sandbox.jobs import CellAnswer, TensorArrays, TensorBytes
 
@@ -193,38 +191,3 @@ def launcher_files(kernel: str, base: str, variant: str) -> dict[str, str]:
         "variant_kernel.py": variant,
         VARIANT_FILE: _LAUNCHER_TEMPLATE.format(module="variant_kernel", kernel=kernel),
     }
-
-
-@dataclass(frozen=True)
-class EarlyCompilation(Record, label="early compilation"):
-    """The result of an early compilation; plain data for the judge."""
-
-    seed: str
-    """The seed of the verification that may use it."""
-    calls: str
-    """Digest of the calls that it was compiled for."""
-    late: tuple[int, ...] = ()
-    """Numbers of those that took too long, as in `CompiledCalls`."""
-    files: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """For Triton's cache, as `BaseBinaries.to_payload` has them."""
-
-    @classmethod
-    def of(
-        cls, seed: str, calls: Sequence[Mapping[str, Any]], files: TensorArrays, late: Sequence[int]
-    ) -> EarlyCompilation:
-        """For these calls, in their order."""
-        kept = BaseBinaries()
-        kept.take(files)
-        return cls(seed, _digest(calls), tuple(late), kept.to_payload())
-
-    def is_for(self, calls: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether these are all of its calls, and something came of them."""
-        return bool(self.files) and self.calls == _digest(calls)
-
-    def arrays(self) -> TensorArrays:
-        """The files, as `write_cache` takes them."""
-        return binaries_as_arrays(self.files)
-
-
-def _digest(calls: Sequence[Mapping[str, Any]]) -> str:
-    return hashlib.sha256(json.dumps(list(calls), sort_keys=True, default=repr).encode()).hexdigest()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forecast_autotune.errors import ForecastAutotuneError, RecordError
+from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records import Argument, Config
 from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobContext, SandboxError
 from forecast_harness.sandbox.jobs import TensorArrays
@@ -58,13 +58,11 @@ from forecast_harness.trials.variants.compilation import (
 from forecast_harness.trials.variants.files import (
     VARIANT_FILE,
     WRITE_ENTRY,
-    EarlyCompilation,
     binaries_as_arrays,
     launchers_among,
 )
 from forecast_harness.trials.variants.kernel_survey import (
     call_source,
-    expected_survey,
     launch_base,
     survey_kernel,
     tensor_argument,
@@ -513,55 +511,36 @@ def survey(work: JobContext) -> CellAnswer:
     return CellAnswer({"survey": result.to_json(), "steps": steps}, binaries)
 
 
-def compile_early(work: JobContext) -> CellAnswer:
-    """Compile a variant for what `examine` will draw if the survey, under way, finds what most do.
-
-    The payload has `subject`, `configs`, `takes`, `plan`, `deterministic` and `architecture`; the value is an
-    `EarlyCompilation`, or `refused` with the reason where nothing can be drawn.
-    """
-    torch.set_num_threads(1)
-    request = work.payload
-    subject, plan = BaseKernel.from_json(request["subject"]), VerificationPlan.from_json(request["plan"])
-    nonce = os.urandom(16).hex()
-    try:
-        expected = expected_survey(subject, plan.device)
-        reference = BaseKernelRunner(work, plan.device, random.Random())
-        compiler = VariantCompiler(work, {}, architecture=request["architecture"])
-        with work.cell() as cell:
-            _, examination = _examination(
-                request, subject, expected, reference, compiler, cell, nonce, PhaseTimer()
-            )
-            calls, compiled = examination.compile_early()
-    except RecordError as error:
-        return CellAnswer({"refused": str(error)})
-    return CellAnswer(EarlyCompilation.of(nonce, calls, compiled.files, compiled.late).to_json())
-
-
 def examine(work: JobContext) -> CellAnswer:
     """Examine one variant.
 
-    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan`, `deterministic`, `seed` and `early` (an
-    `EarlyCompilation` with that seed, or None); the value is as of `verification_answer`, its facts have `unable`
-    (configs that did not run) and the seconds of the steps of `VariantExamination` under `examine`; the arrays are
-    files of `BaseBinaries` that it did not have.
+    The payload has `subject`, `survey`, `binaries`, `configs`, `takes`, `plan` and `deterministic`; the value is as of
+    `verification_answer`, its facts have `unable` (configs that did not run) and the seconds of the steps of
+    `VariantExamination` under `examine`; the arrays are files of `BaseBinaries` that it did not have.
     """
     torch.set_num_threads(1)
     request = work.payload
     subject, result = BaseKernel.from_json(request["subject"]), KernelSurvey.from_json(request["survey"])
-    device = VerificationPlan.from_json(request["plan"]).device
-    nonce = request["seed"] or os.urandom(16).hex()
-    early = None if request["early"] is None else EarlyCompilation.from_json(request["early"])
+    plan, regimes = VerificationPlan.from_json(request["plan"]), len(CALL_REGIMES)
+    configs, deterministic = [Config.from_json(c) for c in request["configs"]], bool(request["deterministic"])
+    nonce = os.urandom(16).hex()
     binaries = binaries_as_arrays(request.get("binaries") or {})
-    reference = BaseKernelRunner(work, device, random.Random(_seed(nonce)), binaries)
+    reference = BaseKernelRunner(work, plan.device, random.Random(_seed(nonce)), binaries)
+    problem = VariantProblem(
+        subject, result, reference, configs, plan.device, deterministic, request["takes"]
+    )
+    if problem.is_large:
+        # Its values of a kind are drawn once: a second case would be the same.
+        plan, regimes = replace(plan, cases=min(plan.cases, len(LARGE_VALUES))), 1
+    pack = _variant_pack(subject, deterministic, regimes)
     steps = PhaseTimer()
     try:
         with work.cell() as cell:
             if launchers := launchers_among(binaries):
                 cell.ask(WRITE_ENTRY, {}, launchers)
-            compiler = VariantCompiler(work, binaries, early=early)
-            judge, examination = _examination(
-                request, subject, result, reference, compiler, cell, nonce, steps
-            )
+            judge = SolutionExaminer(pack, problem, cell, plan, _seed(nonce), alone=False)
+            compiler = VariantCompiler(work, binaries)
+            examination = VariantExamination(judge, problem, cell, compiler, plan.device, steps)
             try:
                 reasons = examination.run()
             except CandidateFault as fault:
@@ -573,31 +552,6 @@ def examine(work: JobContext) -> CellAnswer:
     more = {"examine": steps.to_json(), "unable": examination.unable}
     more |= {"base_peak_bytes": {"call": given}, "peak_bytes": {"call": given + held}} if held else {}
     return CellAnswer(verification_answer(judge, reasons, nonce, **more), news)
-
-
-def _examination(
-    request: Mapping[str, Any],
-    subject: BaseKernel,
-    result: KernelSurvey,
-    reference: BaseKernelRunner,
-    compiler: VariantCompiler,
-    cell: Cell,
-    nonce: str,
-    steps: PhaseTimer,
-) -> tuple[SolutionExaminer, VariantExamination]:
-    """One variant's judge, and its examination; equal nonces and surveys draw equal calls."""
-    plan, regimes = VerificationPlan.from_json(request["plan"]), len(CALL_REGIMES)
-    configs = [Config.from_json(c) for c in request["configs"]]
-    deterministic = bool(request["deterministic"])
-    problem = VariantProblem(
-        subject, result, reference, configs, plan.device, deterministic, request["takes"]
-    )
-    if problem.is_large:
-        # Its values of a kind are drawn once: a second case would be the same.
-        plan, regimes = replace(plan, cases=min(plan.cases, len(LARGE_VALUES))), 1
-    pack = _variant_pack(subject, deterministic, regimes)
-    judge = SolutionExaminer(pack, problem, cell, plan, _seed(nonce), alone=False)
-    return judge, VariantExamination(judge, problem, cell, compiler, plan.device, steps)
 
 
 def _seed(nonce: str) -> bytes:
@@ -664,11 +618,6 @@ class VariantExamination:
                     if not is_config_error(fault) or not self._problem.leave_out():
                         raise
             return reasons or self._judge.examine(timed=False)
-
-    def compile_early(self) -> tuple[list[dict[str, Any]], CompiledCalls]:
-        """Only have compiled what `run` would draw; the calls, and what came of them."""
-        calls = [proposed.call for proposed in self._propose()]
-        return calls, self._compile_beside(calls)
 
     def _prepare_while_drawing(self) -> list[Reason]:
         proposed = self._propose()

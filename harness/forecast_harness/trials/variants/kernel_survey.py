@@ -31,7 +31,6 @@ from forecast_harness.trials.variants.base_runner import (
 )
 from forecast_harness.trials.variants.call_sampling import (
     CAPTURED_VALUES,
-    MAX_ELEMENTS,
     OTHER_SIZES,
     CallSource,
     CapturedCalls,
@@ -540,30 +539,6 @@ def _fits_class(size: SizeClass, word: str) -> bool:
 def tensor_argument(arguments: Sequence[Argument], name: str) -> Argument:
     """The argument of this name."""
     return next(a for a in arguments if a.name == name)
-
-
-def expected_survey(subject: BaseKernel, device: str) -> KernelSurvey:
-    """The result of a survey that meets no obstacle: all sizes that look free are. It tells nothing of writes.
-
-    Raises `RecordError` where nothing can be drawn.
-    """
-    config = subject.configs[0]
-    if subject.inputs:
-        return KernelSurvey((), (), config, True)
-    recorded = CapturedCalls(subject, device) if subject.captured else RecordedCalls(subject, device)
-    sizes, values = recorded.sizes, getattr(recorded, "values", ())
-    if sizes.varied and not values:
-        sizes = CallSizes.of(subject.calls, evidence=MULTIPLE_EVIDENCE[0])
-    return KernelSurvey(
-        (),
-        (),
-        config,
-        True,
-        words={s.places[0]: s.size_class for s in sizes.sizes if sizes.varied or not values},
-        evidence=MULTIPLE_EVIDENCE[0],
-        most=MAX_ELEMENTS[device],
-        values=values,
-    )
 
 
 _ARGUMENT_DRAWS, _CALL_DRAWS = 40, 24

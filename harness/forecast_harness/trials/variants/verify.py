@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from forecast_autotune.errors import RecordError, VariantError
 from forecast_autotune.records import Config
@@ -21,7 +21,7 @@ from forecast_harness.sandbox.jobs import byte_size
 from forecast_harness.sandbox.lane_pools import LanePool, end_pools, lane_count
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.trials.configs.source_configs import configs_to_launch
-from forecast_harness.trials.variants.files import BaseBinaries, EarlyCompilation, launcher_files
+from forecast_harness.trials.variants.files import BaseBinaries, launcher_files
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.run import run_verification
 from forecast_harness.verify.verdict import Judgement, Reason, ReasonCode, SolutionVerdict, memory_rise
@@ -76,34 +76,6 @@ def survey(
     return KernelSurvey.from_json(result.value["survey"])
 
 
-def compile_early(
-    variant: Variant,
-    subject: BaseKernel,
-    lane: SandboxLane,
-    *,
-    architecture: int,
-    plan: VerificationPlan = VARIANT_PLAN,
-) -> EarlyCompilation | None:
-    """Compile a variant for a CUDA device of this architecture while its base is surveyed in another lane.
-
-    None where nothing came of it: it decides nothing.
-    """
-    try:
-        promised = read_contract(variant.source, variant.kernel)
-    except RecordError:  # the verification says so
-        return None
-    payload = {
-        **_examined(variant, promised, subject, plan),
-        "deterministic": True,
-        "architecture": architecture,
-    }
-    files = launcher_files(subject.kernel, subject.source, variant.source)
-    result = lane.run(SandboxJob(f"{_JOB_MODULE}:compile_early", payload, files), VARIANT_LIMITS)
-    if result.status is not JobStatus.OK or "refused" in result.value:
-        return None
-    return EarlyCompilation.from_json(result.value)
-
-
 def verify_variant(
     variant: Variant,
     subject: BaseKernel,
@@ -113,7 +85,6 @@ def verify_variant(
     device: str,
     plan: VerificationPlan = VARIANT_PLAN,
     binaries: BaseBinaries | None = None,
-    early: EarlyCompilation | None = None,
     limits: ResourceLimits = VARIANT_LIMITS,
 ) -> VariantVerification:
     """Judge a variant against its base with fresh hidden seeds.
@@ -128,19 +99,21 @@ def verify_variant(
         subject.require_fit(promised)
     except RecordError as error:
         return refused_variant(variant, known, device, Reason(ReasonCode.FAILS, str(error)))
+    configs = _configs_to_launch(variant, promised, subject)
     payload = {
-        **_examined(variant, promised, subject, plan),
+        "subject": subject.to_json(),
+        "configs": [c.to_json() for c in configs],
+        "takes": [*promised.parameters, *promised.meta],
+        "plan": plan.to_json(),
         "survey": known.to_json(),
         "binaries": {} if binaries is None else binaries.to_payload(),
         "deterministic": known.deterministic and "atomic_" not in variant.source,
-        "seed": "" if early is None else early.seed,
-        "early": None if early is None else early.to_json(),
     }
     files = launcher_files(subject.kernel, subject.source, variant.source)
     job, facts = (
         SandboxJob(f"{_JOB_MODULE}:examine", payload, files),
         {
-            "configs": len(payload["configs"]),
+            "configs": len(configs),
             **({"not_varied": list(known.unvaried)} if known.unvaried else {}),
         },
     )
@@ -184,18 +157,6 @@ def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tu
         first = verdict.reasons[0]
         detail = f"{first.code}: {first.detail}"[:600]
     return (Check(device, known.signature, verdict.accepted, detail, at),)
-
-
-def _examined(
-    variant: Variant, promised: Contract, subject: BaseKernel, plan: VerificationPlan
-) -> dict[str, Any]:
-    """The data that decide which calls are drawn, beside the survey."""
-    return {
-        "subject": subject.to_json(),
-        "configs": [c.to_json() for c in _configs_to_launch(variant, promised, subject)],
-        "takes": [*promised.parameters, *promised.meta],
-        "plan": plan.to_json(),
-    }
 
 
 def _configs_to_launch(variant: Variant, promised: Contract, subject: BaseKernel) -> Sequence[Config]:

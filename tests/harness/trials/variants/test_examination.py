@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,30 +18,27 @@ import torch
 import triton.language as tl
 
 from forecast_autotune.records import Config
-from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault, JobContext, SandboxLane
+from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, Fault
 from forecast_harness.sandbox.jobs import TensorArrays, TensorBytes
-from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
+from forecast_harness.targets.kernels.base_kernel import KernelSurvey
 from forecast_harness.trials.variants import jobs
 from forecast_harness.trials.variants.base_runner import BaseKernelRunner
 from forecast_harness.trials.variants.compilation import CELL_ENTRY, CompiledCalls, VariantCompiler
 from forecast_harness.trials.variants.files import (
     BaseBinaries,
-    EarlyCompilation,
     binaries_as_arrays,
     launchers_among,
     read_cache,
     write_cache,
 )
 from forecast_harness.trials.variants.jobs import VariantExamination, VariantProblem
-from forecast_harness.trials.variants.kernel_survey import expected_survey
-from forecast_harness.trials.variants.verify import VARIANT_PLAN, compile_early, survey
+from forecast_harness.trials.variants.verify import VARIANT_PLAN
 from forecast_harness.verify.blocks import Slot
 from forecast_harness.verify.cost_control import PhaseTimer
 from forecast_harness.verify.examiner import SolutionExaminer
-from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.verdict import Reason, ReasonCode
 from tests.harness.base_doubler import BaseDoubler
-from tests.harness.variant_kernels import DOUBLE, SOFTMAX, rows, softmax_call, subject, variant, vector_call
+from tests.harness.variant_kernels import DOUBLE, subject, vector_call
 
 CONFIGS = tuple(Config.of({"BLOCK": block}) for block in (32, 64, 128, 256))
 PLAN = replace(VARIANT_PLAN, device="cuda")
@@ -212,72 +207,3 @@ def test_launchers_are_kept_and_are_all_that_a_variant_may_see(
     assert {name: bytes(a.data) for name, a in launchers_among(kept).items()} == {
         "ab/__triton_launcher.so": b"module"
     }
-
-
-MORE = TensorBytes("uint8", (1,), b"1")
-
-
-@pytest.fixture(scope="module")
-def early(compiling: SandboxLane) -> EarlyCompilation:
-    """Of a device that is not there: the base cannot be opened on it, which is the verification's affair."""
-    result = compile_early(variant(DOUBLE), SUBJECT, compiling, architecture=90, plan=PLAN)
-    assert result is not None
-    return result
-
-
-class CompilingCell:
-    """Notes which files it is given, and compiles to one more."""
-
-    def __init__(self) -> None:
-        self.given: list[str] = []
-        self.asked: list[str] = []
-
-    def ask(self, entry: str, payload: Any, arrays: Mapping[str, TensorBytes] | None = None) -> CellAnswer:
-        self.asked.append(entry.rpartition(":")[2])
-        self.given += arrays or {}
-        return CellAnswer({"late": []}, {"key/more.cubin": MORE})
-
-
-def compiled_as_verified(
-    early: EarlyCompilation, found: KernelSurvey, cell: CompilingCell
-) -> tuple[list[dict[str, Any]], CompiledCalls]:
-    """What a verification with the seed of `early` and this survey draws, and has from the compiler."""
-    problem = problem_of(BaseDoubler(), found)
-    pack = jobs._variant_pack(SUBJECT, found.deterministic)
-    judge = SolutionExaminer(pack, problem, cast("Cell", cell), PLAN, jobs._seed(early.seed), alone=False)
-    work = cast("JobContext", SimpleNamespace(cell=lambda: nullcontext(cell)))
-    compiler = VariantCompiler(work, {}, early=early, architecture=90)
-    return VariantExamination(
-        judge, problem, cast("Cell", cell), compiler, "cuda", PhaseTimer()
-    ).compile_early()
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_a_verification_takes_what_was_compiled_for_the_calls_that_it_draws(
-    early: EarlyCompilation, deterministic: bool
-) -> None:
-    cell = CompilingCell()
-    calls, compiled = compiled_as_verified(early, replace(SURVEYED, deterministic=deterministic), cell)
-    assert early.is_for(calls)
-    assert {name.rpartition(".")[2] for name in compiled.files} == {"json", "cubin"}
-    assert compiled.files == early.arrays()
-    assert "compile_beside" not in cell.asked
-
-
-@pytest.mark.parametrize(
-    "base",
-    [
-        subject(DOUBLE, vector_call(), vector_call(100), vector_call(200)),
-        subject(SOFTMAX, softmax_call(), softmax_call(8, 96), softmax_call(24, 40), grid=rows),
-    ],
-)
-def test_a_survey_finds_what_is_expected(judging: SandboxLane, base: BaseKernel) -> None:
-    result = survey(base, judging, plan=VerificationPlan(cases=4, timed=0))
-    expected = expected_survey(base, "cpu")
-    assert any(isinstance(word, str) for word in result.words.values())
-    assert (expected.words, expected.evidence, expected.untied) == (
-        result.words,
-        result.evidence,
-        result.untied,
-    )
-    assert expected.most >= result.most > 0, "less where launches took long"
