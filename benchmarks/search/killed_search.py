@@ -1,4 +1,4 @@
-"""Claim: a search killed with SIGKILL at any moment ends as if it had not been, and pays nothing twice.
+"""Claim: a search killed with SIGKILL at any moment ends as if it had not been, and asks for no logged answer again.
 
     python -m benchmarks.search.killed_search --kills 100 --out benchmarks/results/search_kill9.json
 
@@ -6,16 +6,11 @@ CPU only. Each search runs in a process of its own, with threads that propose an
 SIGKILL at a random moment, again and again; then it is resumed and left to its end. The same search is run
 without kills, and both must end in the same state: nodes, batches, choices, scores, confirmations, reason to
 stop. The landscape of `synthetic_landscape` answers, after short random sleeps; a request that would cost money or
-device time writes a line to a ledger as it begins, and one as the last thing before it answers. With `--pack NAME`
-the solutions of a pack are verified by the real judge in its sandbox instead, and the mechanical proposer
-writes them; only the times come from a table, since no two timings are alike.
+device time writes a line to a ledger as it begins, and one as the last thing before it answers.
 
-`repeated`: begun again although the answer was on file or in the log when the process was killed.
-`cut_short`: under way when the process was killed, so that no answer had come; these alone are done again,
-and nobody can know how far they were. `complete_but_unseen`: of these, calls that had come to their end by
-their own ledger in the last instant, before their answer was a file: a third of a millisecond on an idle
-machine, which no program can close from its own side. Calls take an eighth of a second here, and longer in
-earnest; with calls of a thirtieth on a machine with six times more to do than cores, 4 of 100 kills hit it.
+`repeated`: begun again although the answer was in the log when the process was killed. `cut_short`: under way when the
+process was killed, so that its log has no answer; these alone are done again. `complete_but_unseen`: of these, calls
+that had come to their end by their own ledger in the last instant, before their answer was in the log.
 """
 
 from __future__ import annotations
@@ -28,8 +23,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,121 +38,34 @@ from benchmarks.lib.search.synthetic_landscape import (
     LandscapeJudge,
 )
 from benchmarks.lib.search.synthetic_landscape import settings as table_settings
-from forecast_autotune.records import Outcome, digest
-from forecast_harness.authors.author import Author
 from forecast_harness.records import (
-    ConfirmationJob,
-    Node,
-    NodeJob,
-    NodeResult,
-    ProposalRequest,
-    Proposed,
     SearchSettings,
-    SearchTarget,
 )
-from forecast_harness.search.forecasters import Forecaster
+from forecast_harness.search.events import RecordChoice, StopSearch
 from forecast_harness.search.log import read_log
-from forecast_harness.search.plan import action_key
+from forecast_harness.search.plan import action_key, pending_actions
 from forecast_harness.search.run import LOG_FILE, search
-from forecast_harness.search.state import SearchState, replay_events
+from forecast_harness.search.state import SearchState, apply_event, replay_events
 from forecast_harness.trials.judge_pool import LocalJudgePool
-from forecast_harness.trials.protocol import NodeJudge
 
 LEDGER = "ledger"
 LANES = 2
 DELAY_S = 0.25
 """Longest sleep of a table's answer: a search takes some seconds, and a kill hits it anywhere."""
-TABLE_S, PACK_S = 1.2, 10.0
+TABLE_S = 1.2
 """Longest life of a process that is killed: a few of these make up a search."""
 MOST_KILLS = 6
 """Kills of one search."""
 
 
-class LedgerPackJudge(NodeJudge):
-    """The real judge of a pack's solutions; the times are a table's."""
-
-    def __init__(self, judge: NodeJudge, ledger: CallLedger) -> None:
-        self._judge, self._ledger = judge, ledger
-
-    def judge(self, job: NodeJob) -> NodeResult:
-        self._ledger.write(f"begin {job.id}")
-        result = self._judge.judge(job)
-        if result.outcome is not Outcome.INFRASTRUCTURE:
-            self._ledger.write(f"done {job.id}")
-        return _timeless(result, job.node, job.against)
-
-    def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-        self._ledger.write(f"begin {action_key(confirm)}")
-        result = self._judge.confirm(confirm)
-        self._ledger.write(f"done {action_key(confirm)}")
-        nodes = {n.id: n for n in (*confirm.nodes, confirm.seed_node)}
-        return {n: _timeless(j, nodes[n], confirm.seed_node) for n, j in result.items()}
-
-    def close(self) -> None:
-        self._judge.close()
-
-
-def _timeless(judged: NodeResult, node: Node, against: Node) -> NodeResult:
-    """The verdict as it is, the time from a table."""
-    if judged.log2_ratio is None:
-        return replace(judged, device_seconds=1.0, wall_seconds=1.0)
-    level = {n.id: random.Random(digest("time", n.id)).gauss(0.0, 0.3) for n in (node, against)}
-    ratio = level[node.id] - level[against.id]
-    return replace(judged, log2_ratio=ratio, device_seconds=1.0, wall_seconds=1.0)
-
-
-class LedgerAuthor:
-    """A proposer whose calls are in the ledger."""
-
-    def __init__(self, proposer: Author, ledger: CallLedger) -> None:
-        self._proposer, self._ledger = proposer, ledger
-        self.name, self.styles = proposer.name, proposer.styles
-
-    def propose(self, request: ProposalRequest) -> Proposed:
-        self._ledger.write(f"begin {request.id}")
-        result = self._proposer.propose(request)
-        self._ledger.write(f"done {request.id}")
-        return result
-
-    def close(self) -> None:
-        self._proposer.close()
-
-
-def settings(pack: str, seed: int) -> SearchSettings:
-    """A pack's judge takes a third of a second per node, the table next to nothing."""
-    if pack:
-        return replace(table_settings(14, seed=seed), proposers=("mechanical",), surrogate="none")
+def settings(seed: int) -> SearchSettings:
     return table_settings(24, seed=seed, depth=1 + seed % 3, audit=0.25)
 
 
-def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce: bool = False) -> SearchState:
+def work(folder: Path, seed: int, delay_s: float = DELAY_S, announce: bool = False) -> SearchState:
     """Return what a process does: begin the search, or go on with it."""
     ledger = CallLedger(folder / LEDGER)
-    target: SearchTarget = TARGET
-    seeds: Sequence[Node] = SEEDS
-    proposers: dict[str, Author] = {"table": LandscapeAuthor(ledger, delay_s)}
-    forecaster: Forecaster | None = LandscapeForecaster(ledger)
-    if pack:
-        from forecast_harness.authors import open_author
-        from forecast_harness.targets.search_target import open_target
-        from forecast_harness.trials.host_judges import open_judge
-
-        target, seeds = open_target(pack, device="cpu")
-        proposers, forecaster = (
-            {"mechanical": LedgerAuthor(open_author("mechanical", target), ledger)},
-            None,
-        )
-
-        def make(index: int) -> NodeJudge:
-            return LedgerPackJudge(
-                open_judge(target, device="cpu", index=index, folder=folder / "scratch"), ledger
-            )
-    else:
-
-        def make(index: int) -> NodeJudge:
-            return LandscapeJudge(ledger, delay_s)
-
-    lanes = LocalJudgePool(make, 1 if pack else LANES)
+    lanes = LocalJudgePool(lambda index: LandscapeJudge(ledger, delay_s), LANES)
     begun: list[SearchState] = []
 
     def watch(state: SearchState) -> None:
@@ -169,12 +75,12 @@ def work(folder: Path, seed: int, pack: str, delay_s: float = DELAY_S, announce:
 
     try:
         return search(
-            target,
-            seeds,
-            settings=settings(pack, seed),
+            TARGET,
+            SEEDS,
+            settings=settings(seed),
             context=CONTEXT,
-            proposers=proposers,
-            forecaster=forecaster,
+            proposers={"table": LandscapeAuthor(ledger, delay_s)},
+            forecaster=LandscapeForecaster(ledger),
             lanes=lanes,
             folder=folder,
             watch=watch,
@@ -201,9 +107,15 @@ def comparable_state(state: SearchState) -> dict[str, Any]:
 
 
 def answered_keys(folder: Path) -> set[str]:
-    """Keys of what is answered: on file, or in the log."""
-    files = folder / "answers"
-    return {p.stem for p in files.glob("*.json")} if files.is_dir() else set()
+    """Keys of what the log has answers to: all that was due at some time, and is not any more."""
+    path, state = folder / LOG_FILE, SearchState()
+    asked: set[str] = set()
+    due: set[str] = set()
+    for event in read_log(path) if path.exists() else ():
+        apply_event(state, event)
+        due = {action_key(a) for a in pending_actions(state) if not isinstance(a, RecordChoice | StopSearch)}
+        asked |= due
+    return asked - due
 
 
 def ledger_lines(folder: Path) -> list[tuple[str, str]]:
@@ -216,8 +128,8 @@ def ledger_lines(folder: Path) -> list[tuple[str, str]]:
 class KilledSearch:
     """One search, its kills, and what they did."""
 
-    def __init__(self, folder: Path, seed: int, pack: str) -> None:
-        self.folder, self.seed, self.pack = folder, seed, pack
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.seed = folder, seed
         self.counts: Counter[str] = Counter()
 
     def leg(self, wait_s: float | None, begun: bool = True) -> bool:
@@ -233,7 +145,7 @@ class KilledSearch:
             "--seed",
             str(self.seed),
         ]
-        child = subprocess.Popen([*command, "--pack", self.pack], stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         hit = False
         if wait_s is not None:
             if begun and child.stdout is not None:
@@ -278,13 +190,13 @@ def run(a: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="search-kill9-") as name:
             folder = Path(name)
             (folder / "calm").mkdir()
-            expected = comparable_state(work(folder / "calm", searches, a.pack, delay_s=0.0))
-            killed = KilledSearch(folder / "killed", searches, a.pack)
+            expected = comparable_state(work(folder / "calm", searches, delay_s=0.0))
+            killed = KilledSearch(folder / "killed", searches)
             killed.folder.mkdir()
             wanted, hits = min(a.kills - kills, chance.randint(1, MOST_KILLS)), 0
             for _ in range(wanted):
                 begun = chance.random() < 0.9  # the others die while they are still starting
-                hits += killed.leg(chance.random() * (PACK_S if a.pack else TABLE_S), begun)
+                hits += killed.leg(chance.random() * TABLE_S, begun)
             result = comparable_state(killed.finish())
         counts += killed.counts
         different += result != expected
@@ -313,12 +225,11 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pack", default="", help="search this CPU pack instead of the table")
     parser.add_argument("--out", type=Path, help="the result file (JSON)")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     a = result_files.parse_arguments(parser, on_host=True)
     if a.child:
-        work(a.child, a.seed, a.pack, announce=True)
+        work(a.child, a.seed, announce=True)
         return 0
     return run(a)
 

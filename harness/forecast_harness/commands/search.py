@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -342,25 +341,6 @@ def _proposers(
     return proposers
 
 
-@dataclass(frozen=True)
-class _JudgeFactory:
-    """Opens lane `number`'s judge; plain data, so that it can travel to another machine."""
-
-    target: SearchTarget
-    device: str
-    folder: Path
-    numbers: tuple[int, ...] = ()
-    """Numbers of the lanes' devices; a lane's own number where there are none."""
-
-    def __call__(self, number: int) -> NodeJudge:
-        from forecast_harness.trials.host_judges import open_judge
-
-        index = self.numbers[number] if self.numbers else number
-        return open_judge(
-            self.target, device=self.device, index=index, folder=self.folder / "lanes" / str(number)
-        )
-
-
 def _lanes(
     options: argparse.Namespace,
     output: Output,
@@ -370,10 +350,10 @@ def _lanes(
     folder: Path,
     early: EarlyProcesses | None,
 ) -> LocalJudgePool:
+    from forecast_harness.trials.host_judges import open_judge
     from forecast_harness.trials.judge_pool import LocalJudgePool
 
     numbers = _devices() if device == "cuda" else []
-    opener = _JudgeFactory(target, device, folder.absolute(), tuple(numbers))
     wanted = options.lanes or max(1, len(numbers))
     if device == "cuda" and wanted > len(numbers):
         raise UsageError(
@@ -389,7 +369,14 @@ def _lanes(
         folder=folder.absolute(),
         early=early,
     )
-    return LocalJudgePool(opener, wanted) if machine_code is None else machine_code
+    if machine_code is not None:
+        return machine_code
+
+    def open_one(number: int) -> NodeJudge:
+        index, place = numbers[number] if numbers else number, folder.absolute() / "lanes" / str(number)
+        return open_judge(target, device=device, index=index, folder=place)
+
+    return LocalJudgePool(open_one, wanted)
 
 
 def _devices() -> list[int]:

@@ -451,39 +451,26 @@ class Forecaster(Protocol):
         ...
 
 
-SPEC_FORMS = "auto, none, lineage, triton, or llm:SPEC with a model as in FORECAST_AUTOTUNE_LLM"
-
-
 def open_forecaster(spec: str, target: SearchTarget) -> Forecaster | None:
     """The forecaster that `spec` names; None for `none`.
 
-    `lineage` learns from the search's own results, in any language. `triton` adds the shipped surrogate where the
-    target is a Triton kernel. `auto` is `triton` there, else `lineage`. `llm:SPEC`
-    blends a language model with `auto`. Raises `SettingsError` for anything
-    else, and for `triton` where there is nothing to trace.
+    `auto` learns from the search's own results, and adds the shipped surrogate where the target is a Triton kernel.
+    `llm:SPEC` blends a language model with that. Raises `SettingsError` for anything else.
     """
     if spec == "none":
         return None
-    if spec.startswith("llm:"):
+    if spec != "auto" and not spec.startswith("llm:"):
+        raise SettingsError(
+            f"no forecaster is called {spec!r}; there are auto, none, or llm:SPEC with a model as in "
+            "FORECAST_AUTOTUNE_LLM"
+        )
+    backend = None
+    if spec != "auto":
         from forecast_autotune.llm.providers import provider
 
-        return LLMNodeForecaster(provider().backend(spec.removeprefix("llm:")), _without_llm("auto", target))
-    return _without_llm(spec, target)
-
-
-def _without_llm(spec: str, target: SearchTarget) -> Forecaster:
-    traceable = target.kind is TargetKind.KERNEL
-    if spec == "lineage" or (spec == "auto" and not traceable):
-        return LineageForecaster()
-    if spec in ("auto", "triton"):
-        if not traceable:
-            raise SettingsError(
-                f"triton forecasts variants of a Triton kernel; {target.name} is a {target.kind} in {target.language}: "
-                "use lineage"
-            )
-
-        return TritonForecaster(target)
-    raise SettingsError(f"no forecaster is called {spec!r}; there are {SPEC_FORMS}")
+        backend = provider().backend(spec.removeprefix("llm:"))
+    auto = TritonForecaster(target) if target.kind is TargetKind.KERNEL else LineageForecaster()
+    return auto if backend is None else LLMNodeForecaster(backend, auto)
 
 
 UNTESTED_DIFFERENCE_SD = 0.5

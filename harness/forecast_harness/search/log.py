@@ -1,4 +1,4 @@
-"""The log of a search: JSON Lines that only grow, on the disk before anything relies on them; and its answers."""
+"""The log of a search: JSON Lines that only grow, on the disk before anything relies on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from forecast_autotune.records import codec
 from forecast_autotune.records.json_fields import decode_json
 from forecast_autotune.store.files import (
     acquire_lock,
-    flush_to_disk,
     host_name,
     release_lock,
     write_atomically,
@@ -247,56 +246,3 @@ def _take_log_lock(path: Path) -> Any:
         release_lock(lock)
         raise StoreError(f"{path.parent} cannot be written ({error}); {_REMEDY}") from error
     return lock
-
-
-# --- answers that were paid for ---
-
-
-ANSWERS_FOLDER = "answers"
-
-
-class AnswerStore:
-    """The answers below a search's folder, by the key of what was asked."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / ANSWERS_FOLDER
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"{self._folder} cannot be made: {error}; name a folder that can be") from error
-
-    def store(self, key: str, answer: Event) -> None:
-        """Write an answer down, on the disk when this returns.
-
-        Raises `RecordError` for values that JSON cannot hold or that break a rule of the event, `StoreError`
-        where the disk refuses.
-        """
-        path = self._path(key)
-        raw = encode(answer)
-        try:
-            # Named first, flushed and checked then: from the rename on no kill can lose it.
-            write_atomically(path, raw)
-            flush_to_disk(path)
-        except OSError as error:
-            raise StoreError(
-                f"{path} cannot be written ({error}), so its answer would be paid for again: free space or "
-                "make the folder writable, then start the search again"
-            ) from error
-        try:
-            decode(raw)
-        except RecordError:
-            path.unlink(missing_ok=True)
-            raise
-
-    def load(self, key: str) -> Event | None:
-        """The answer, if there is one. One that a power cut left unreadable counts as none."""
-        try:
-            data: Any = decode_json(self._path(key).read_text(encoding="utf-8"))
-            return from_json(data)
-        except (FileNotFoundError, ValueError, TypeError, RecursionError):
-            return None
-
-    def _path(self, key: str) -> Path:
-        if os.sep in key or key.startswith("."):
-            raise RecordError(f"{key!r} cannot name a file: an id made by `action_key` can")
-        return self._folder / f"{key}.json"

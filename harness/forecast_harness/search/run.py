@@ -1,8 +1,8 @@
 """Carry a search out: ask what `pending_actions` says, write every answer down, go on from there.
 
 Proposers and forecasts have threads of their own, jobs have the lanes; all three work at once, and each is
-given only a little more than it can do. Nothing is decided on an answer that is not in the log. Each
-question is asked once: answers are files (`AnswerStore`) before they are lines of the log.
+given only a little more than it can do. Nothing is decided on an answer that is not in the log, and nothing
+that is in it is asked again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from forecast_harness.search.events import (
     Verified,
 )
 from forecast_harness.search.forecasters import Forecaster
-from forecast_harness.search.log import AnswerStore, SearchLog, read_log
+from forecast_harness.search.log import SearchLog, decode, encode, read_log
 from forecast_harness.search.output import write_best, write_output
 from forecast_harness.search.plan import action_key, confirmation_reserve, open_archive, pending_actions
 from forecast_harness.search.state import SearchState, apply_event, replay_events
@@ -162,7 +162,7 @@ class _SearchRunner:
         watch: Callable[[SearchState], None] | None,
         began: float | None,
     ) -> None:
-        self._log, self._state, self._folder, self._answers = log, state, folder, AnswerStore(folder)
+        self._log, self._state, self._folder = log, state, folder
         self._proposers, self._forecaster, self._lanes, self._watch = proposers, forecaster, lanes, watch
         self._in_progress: dict[str, _ActionInProgress] = {}
         self._best = ""
@@ -208,12 +208,10 @@ class _SearchRunner:
             name = action_key(action)
             if name in self._in_progress:
                 continue
-            if (kept := self._stored_event(name, action)) is not None:
-                return self.record(kept)
             if isinstance(action, ConfirmationJob) and self._in_progress:
                 self._give_up()  # a verification: all finalists are verified again
             if self._has_room(action):
-                self._in_progress[name] = self._start(name, action)
+                self._in_progress[name] = self._start(action)
         if not self._in_progress:
             raise RuntimeError("nothing is due and nothing is under way, and yet the search has not stopped")
         while not (
@@ -221,14 +219,6 @@ class _SearchRunner:
         ):
             wait([a.future for a in self._in_progress.values()], POLL_INTERVAL_S, FIRST_COMPLETED)
         return None
-
-    def _stored_event(self, name: str, action: AwaitedAction) -> Event | None:
-        """The event of an answer on file."""
-        answer = self._answers.load(name)
-        try:
-            return answer_event(action, answer) if answer is not None else None
-        except ValueError:
-            return None
 
     def _record_answers(self) -> bool:
         """Record all answers that have come; whether there were any."""
@@ -290,8 +280,8 @@ class _SearchRunner:
 
     # --- asking ---
 
-    def _start(self, name: str, action: AwaitedAction) -> _ActionInProgress:
-        """Start it. The future gives the event, which is in its file by then."""
+    def _start(self, action: AwaitedAction) -> _ActionInProgress:
+        """Start it. The future gives the event."""
         future: Future[Event] = Future()
         if not isinstance(action, ProposalRequest | NodeForecastRequest):
             theirs: Future[Any] = (
@@ -301,39 +291,41 @@ class _SearchRunner:
                 if isinstance(action, VerificationJob)
                 else self._lanes.submit(action)
             )
-            theirs.add_done_callback(
-                lambda done: _resolve(future, lambda: self._answer_of_lane(name, action, done))
-            )
+            theirs.add_done_callback(lambda done: _resolve(future, lambda: _answer_of_lane(action, done)))
             return _ActionInProgress(action, future, theirs)
-        make = partial(self._answer_of_plugin, name, action)
+        make = partial(self._answer_of_plugin, action)
         # A daemon: a plug-in that hangs must not keep the process from ending.
-        threading.Thread(target=_resolve, args=(future, make), name=f"search-{name}", daemon=True).start()
+        threading.Thread(
+            target=_resolve, args=(future, make), name=f"search-{action_key(action)}", daemon=True
+        ).start()
         return _ActionInProgress(action, future)
 
-    def _answer_of_plugin(self, name: str, action: ProposalRequest | NodeForecastRequest) -> Event:
+    def _answer_of_plugin(self, action: ProposalRequest | NodeForecastRequest) -> Event:
         answer = ask_plugin(action, self._proposers, self._forecaster)
         try:
-            self._answers.store(name, answer)
-            return answer_event(action, answer)
+            return _as_logged(answer_event(action, answer))
         except (ValueError, TypeError, AttributeError) as error:
-            answer = failed_answer(action, f"the answer is not what was asked for: {error}"[:500])
-            self._answers.store(name, answer)
-            return answer_event(action, answer)
+            problem = f"the answer is not what was asked for: {error}"[:500]
+            return answer_event(action, failed_answer(action, problem))
 
-    def _answer_of_lane(self, name: str, action: LaneAction, done: Future[Any]) -> Event:
-        """In the lane's thread, as soon as the result is there."""
-        try:
-            if done.cancelled():
-                raise LaneFailure("cancelled")
-            answer = judge_answer(action, done.result())
-            self._answers.store(name, answer)
-            return answer_event(action, answer)
-        except LaneFailure as error:
-            return lane_failure_event(action, error)
-        except (ValueError, TypeError, AttributeError) as error:
-            return lane_failure_event(
-                action, LaneFailure(f"the judge's answer is not what was asked for: {error}"[:500])
-            )
+
+def _answer_of_lane(action: LaneAction, done: Future[Any]) -> Event:
+    """In the lane's thread, as soon as the result is there."""
+    try:
+        if done.cancelled():
+            raise LaneFailure("cancelled")
+        return _as_logged(answer_event(action, judge_answer(action, done.result())))
+    except LaneFailure as error:
+        return lane_failure_event(action, error)
+    except (ValueError, TypeError, AttributeError) as error:
+        return lane_failure_event(
+            action, LaneFailure(f"the judge's answer is not what was asked for: {error}"[:500])
+        )
+
+
+def _as_logged(event: Event) -> Event:
+    """The event as its line reads. Raises `RecordError` for values that JSON cannot hold."""
+    return decode(encode(event))
 
 
 def _resolve(future: Future[Event], make: Callable[[], Event]) -> None:

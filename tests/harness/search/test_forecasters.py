@@ -198,11 +198,7 @@ def test_the_same_question_has_the_same_answer_in_another_process() -> None:
 
 def test_specifications() -> None:
     assert open_forecaster("none", PACK) is None
-    for spec in ("auto", "lineage"):
-        made = open_forecaster(spec, PACK)
-        assert made.name == LineageForecaster.name
-    with pytest.raises(SettingsError, match="use lineage"):
-        open_forecaster("triton", PACK)
+    assert open_forecaster("auto", PACK).name == LineageForecaster.name
     with pytest.raises(SettingsError, match="there are auto, none"):
         open_forecaster("oracle", PACK)
 

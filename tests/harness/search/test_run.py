@@ -47,7 +47,7 @@ from forecast_harness.records import (
     TargetKind,
 )
 from forecast_harness.search.events import Chosen, Confirmed, Finished, Started, Stopped
-from forecast_harness.search.log import AnswerStore, read_log
+from forecast_harness.search.log import read_log
 from forecast_harness.search.output import store_variants, write_output
 from forecast_harness.search.run import CANNOT_CONFIRM, LOG_FILE, search
 from forecast_harness.search.state import SearchState, replay_events
@@ -147,35 +147,6 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, chosen: SearchSettings) -
     assert time.monotonic() - begin < 30.0, "the time that work under way is given"
     state = run_search(tmp_path, chosen)
     assert not state.stopped.interrupted
-
-
-def test_an_answer_on_file_is_not_paid_for_again(
-    tmp_path: Path, chosen: SearchSettings, expected: dict[str, Any]
-) -> None:
-    """The state after a kill between an answer's file and its line: the log has less than the files."""
-    ledger = CallLedger(tmp_path / "ledger")
-    run_search(tmp_path / "a", chosen, ledger=ledger)
-    path = tmp_path / "a" / "log.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    for kept in (1, 2, 17, len(lines) - 4):
-        path.write_bytes(b"".join(lines[:kept]) + lines[kept][: len(lines[kept]) // 2])
-        before = (tmp_path / "ledger").read_bytes()
-        assert comparable_outcome(run_search(tmp_path / "a", chosen, ledger=ledger)) == expected
-        assert (tmp_path / "ledger").read_bytes() == before
-
-
-def test_an_answer_that_a_power_cut_spoiled_is_asked_for_again(tmp_path: Path) -> None:
-    answers = AnswerStore(tmp_path)
-    answers.store("one", Proposed("one", ()))
-    assert answers.load("one") == Proposed("one", ())
-    assert answers.load("two") is None
-    path = tmp_path / "answers" / "one.json"
-    for text in ("", '{"type":"prop', "\x00" * 40, "[]", '{"type":"what"}'):
-        path.write_text(text)
-        assert answers.load("one") is None
-    assert [p.name for p in (tmp_path / "answers").iterdir()] == ["one.json"]
-    with pytest.raises(RecordError, match="cannot name a file"):
-        answers.store("../one", Proposed("one", ()))
 
 
 def test_another_context_is_refused(tmp_path: Path, chosen: SearchSettings) -> None:
@@ -413,9 +384,9 @@ def test_a_limit_on_the_clock_ends_a_search_that_waits(tmp_path: Path) -> None:
 
 def test_a_killed_search_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     (tmp_path / "calm").mkdir()
-    calm = work(tmp_path / "calm", 0, "", delay_s=0.0)
+    calm = work(tmp_path / "calm", 0, delay_s=0.0)
     (tmp_path / "killed").mkdir()
-    killed = KilledSearch(tmp_path / "killed", 0, "")
+    killed = KilledSearch(tmp_path / "killed", 0)
     hits = [killed.leg(wait_s) for wait_s in (0.1, 0.6, 0.4)]
     assert any(hits)
     assert comparable_state(killed.finish()) == comparable_state(calm)

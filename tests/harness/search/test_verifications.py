@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 from rich.console import Console
 
-from benchmarks.lib.search.synthetic_landscape import CallLedger, settings
+from benchmarks.lib.search.synthetic_landscape import settings
 from forecast_autotune.records import Outcome
 from forecast_harness.records import (
     MIN_PROGRESS,
@@ -258,29 +258,6 @@ def test_nodes_are_judged_while_one_is_verified_and_one_at_a_time(tmp_path: Path
     assert state.verifications
     again = replay_events(read_log(tmp_path / "log.jsonl"))
     assert (again.best, again.scores) == (state.best, state.scores)
-
-
-def test_a_verification_on_file_is_not_paid_for_again(tmp_path: Path) -> None:
-    ledger = CallLedger(tmp_path / "ledger")
-
-    class Noting(LateJudge):
-        def verify(self, job: VerificationJob) -> FullVerification:
-            ledger.write(job.id)
-            return super().verify(job)
-
-    def searched() -> SearchState:
-        return run_search(tmp_path / "a", settings(30), make_judge=lambda _: Noting())
-
-    first = searched()
-    path = tmp_path / "a" / "log.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    for kept in (2, len(lines) // 2, len(lines) - 4):
-        path.write_bytes(b"".join(lines[:kept]) + lines[kept][: len(lines[kept]) // 2])
-        again = searched()
-        assert again.stopped is not None
-        assert again.spent.measurements == first.spent.measurements
-    paid = Counter((tmp_path / "ledger").read_text().splitlines())
-    assert set(paid.values()) == {1}
 
 
 class HangingJudge(LateJudge):
