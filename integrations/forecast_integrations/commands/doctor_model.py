@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from forecast_autotune.commands.doctor import DoctorCheck
 from forecast_autotune.errors import ForecastAutotuneError, SettingsError
 from forecast_autotune.settings import Settings
 
-if TYPE_CHECKING:
-    from forecast_autotune.llm.spec import ModelSpec
-
-MODEL_ROW, KEY_ROW, CALIBRATION_ROW = "language model", "language model's key", "language model's calibration"
+MODEL_ROW, CALIBRATION_ROW = "language model", "language model's calibration"
 VARIABLE = "FORECAST_AUTOTUNE_LLM"
 NETWORK_S = 5.0
 """Most seconds that the server is waited for, with `--network`."""
@@ -23,16 +19,7 @@ _WITHOUT = f"decisions are made without it: correct {VARIABLE}"
 _CALIBRATE = f'forecast-autotune train calibrate-llm --llm "${VARIABLE}"'
 
 
-def checks(settings: Settings, network: bool) -> list[DoctorCheck]:
-    """The rows; a specification that breaks the examination is a finding, not its end."""
-    try:
-        return list(language_model_checks(settings, network=network))
-    except Exception as error:
-        remedy = "decisions are made without it: correct FORECAST_AUTOTUNE_LLM"
-        return [DoctorCheck(MODEL_ROW, "fail", f"{type(error).__name__}: {error}"[:300], remedy)]
-
-
-def language_model_checks(settings: Settings, *, network: bool = False) -> Iterator[DoctorCheck]:
+def checks(settings: Settings, network: bool) -> Iterator[DoctorCheck]:
     """The rows. Nothing is loaded and no key shown. Without `network`, only a server of this machine is contacted.
 
     A model that is not there fails: `run` refuses it, and every decision of other programs goes without it.
@@ -41,50 +28,37 @@ def language_model_checks(settings: Settings, *, network: bool = False) -> Itera
         yield DoctorCheck(MODEL_ROW, "ok", f"none: {VARIABLE} names one")
         return
     from forecast_autotune.llm.spec import SERVER_KINDS, parsed
-    from forecast_integrations.models.factory import missing_packages, package_remedy
+    from forecast_integrations.models.factory import check, missing_packages, package_remedy
 
     try:
         spec = parsed(settings.llm)
     except SettingsError as error:
         yield DoctorCheck(MODEL_ROW, "fail", str(error), _WITHOUT)
         return
-    served, missing = spec.kind in SERVER_KINDS, missing_packages(spec)
-    what = (
-        f"{spec.options['model']} at {spec.location} ({spec.kind})"
-        if served
-        else f"{spec.kind}:{spec.location}"
-    )
-    if missing:
+    served, what = spec.kind in SERVER_KINDS, f"{spec.kind}:{spec.location}"
+    if served:
+        what = f"{spec.options['model']} at {spec.location} ({spec.kind})"
+    if missing := missing_packages(spec):
         detail = f"{what}; not installed: {', '.join(missing)}"
         yield DoctorCheck(MODEL_ROW, "warn", detail, package_remedy(spec))
-    elif absent := _absent(settings.llm, spec, network):
-        yield DoctorCheck(MODEL_ROW, "fail", f"{what}: {absent}", _WITHOUT)
-    elif served:
-        yield _server(what, spec.location, str(spec.options["model"]), network)
-    elif spec.kind == "recorded":
-        yield DoctorCheck(MODEL_ROW, "ok", f"{what}: its answers can be read")
     else:
-        yield _weights(what, spec.location, str(spec.options.get("adapter") or ""))
-    if served:
-        yield _key(spec.location)
+        try:
+            check(settings.llm, contact=network or urlsplit(spec.location).hostname in _LOOPBACK_HOSTS)
+        except SettingsError as error:
+            yield DoctorCheck(MODEL_ROW, "fail", f"{what}: {error}", _WITHOUT)
+        else:
+            if served and network:
+                yield _server(what, spec.location, str(spec.options["model"]))
+            else:
+                yield DoctorCheck(
+                    MODEL_ROW, "ok", f"{what}; not contacted: --network does" if served else what
+                )
     trusted = "weight" in spec.options or settings.llm_trust != "auto"
     yield _trust(settings) if trusted else _calibration(settings)
 
 
-def _absent(text: str, spec: ModelSpec, network: bool) -> str:
-    """Why the model is not there; empty if it is, or if nobody may ask."""
-    from forecast_integrations.models.factory import check
-
-    try:
-        check(text, contact=network or urlsplit(spec.location).hostname in _LOOPBACK_HOSTS)
-    except SettingsError as error:
-        return str(error)
-    return ""
-
-
-def _server(what: str, place: str, model: str, network: bool) -> DoctorCheck:
-    if not network:
-        return DoctorCheck(MODEL_ROW, "ok", f"{what}; not contacted: --network does")
+def _server(what: str, place: str, model: str) -> DoctorCheck:
+    """Whether a server takes the key, and serves the model, by its list."""
     from forecast_integrations.models.http.client import RequestRejected, ServerClient
     from forecast_integrations.models.http.limits import Deadline
 
@@ -112,49 +86,6 @@ def _model_names(data: Any) -> list[str]:
         return [str(entry["id"])[:100] for entry in data["data"]]
     except (LookupError, TypeError):
         return []
-
-
-def _weights(what: str, place: str, adapter: str) -> DoctorCheck:
-    """Weights of what `check` has found to be a folder with a config, or a name on the hub."""
-    for name, part in ((place, "model"), (adapter, "adapter")):
-        folder = Path(name).expanduser()
-        if name and folder.is_dir() and not any(p.stat().st_size > 0 for p in folder.glob("*.safetensors")):
-            remedy = "give a folder with weights as safetensors"
-            return DoctorCheck(MODEL_ROW, "warn", f"{what}; {name} holds no {part}", remedy)
-        if name and not folder.is_dir() and not _is_in_hub_cache(name):
-            there = f"{what}; {name} is not in the hub's cache: it is fetched at its first use"
-            return DoctorCheck(MODEL_ROW, "warn", there, f"fetch it beforehand: hf download {name}")
-    return DoctorCheck(
-        MODEL_ROW, "ok", f"{what}; {'weights are' if not adapter else 'weights and adapter are'} here"
-    )
-
-
-def _is_in_hub_cache(name: str) -> bool:
-    """Whether the hub's cache has it; asks no network."""
-    from forecast_integrations.models.transformers.loading import snapshot
-
-    try:
-        return any(Path(snapshot(name, fetch=False)).glob("*.safetensors"))
-    except (OSError, ValueError, ImportError):
-        return False
-
-
-def _key(place: str) -> DoctorCheck:
-    import os
-
-    from forecast_integrations.models.http.keys import api_key_for
-
-    names = ("FORECAST_AUTOTUNE_LLM_KEY", "OPENAI_API_KEY")
-    name = next((n for n in names if os.environ.get(n, "").strip()), "")
-    if not name:
-        return DoctorCheck(
-            KEY_ROW, "ok", f"none is set; a server that needs one gets it from {' or '.join(names)}"
-        )
-    try:
-        sent = bool(api_key_for(urlsplit(place)))
-    except ForecastAutotuneError as error:
-        return DoctorCheck(KEY_ROW, "warn", str(error), f"correct {name}")
-    return DoctorCheck(KEY_ROW, "ok", f"set by {name}{'' if sent else '; this server does not get it'}")
 
 
 def _trust(settings: Settings) -> DoctorCheck:
