@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -96,16 +96,17 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help of `argparse`, and the examples below it: a line each, ready to be copied."""
-        inner = [
-            c for a in self._actions if isinstance(a, argparse._SubParsersAction) for c in a.choices.values()
-        ]
-        first = [example for command in inner for example in command.examples[:1]]
+        first = [example for command in self._commands().values() for example in command.examples[:1]]
         lines = "".join(f"  {example}\n" for example in self.examples or first)
         return super().format_help() + (f"\nexamples:\n{lines}" if lines else "")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As `argparse` does, but that a help that cannot be written is an error."""
         print(message, end="", file=file)
+
+    def _commands(self) -> Mapping[str, Any]:
+        listed = [a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        return listed[0] if listed else {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As `argparse` does, but that a command tells of unknown words itself. Raises `UsageError`."""
@@ -141,8 +142,10 @@ class Parser(argparse.ArgumentParser):
             r"argument (?:\S+/)?(--\S+): expected | *(?:the following|one of the) arguments ", message
         )
         shown = [e for e in self.examples if missing and f"{missing[1] or ''} " in e][:1]
-        examples = "".join(f", as in `{example}`" for example in shown)
-        raise UsageError(f"{message}{examples} (`{self.prog} --help` explains)")
+        more = "".join(f", as in `{example}`" for example in shown)
+        if missing and not missing[1] and self._commands():
+            more = f", one of {', '.join(self._commands())}"
+        raise UsageError(f"{message}{more} (`{self.prog} --help` explains)")
 
 
 class Commands:

@@ -170,7 +170,7 @@ def read_kernel_tuner(reading: Reading) -> Iterator[Row]:
                 for key in _names(text):
                     yield from cache.row(key, text.value())
     except OSError as error:
-        raise RecordError(f"{path}: unreadable: {error}") from error
+        raise RecordError(f"{path}: unreadable: {error.strerror or error}") from error
     except MALFORMED as error:
         if cache is not None:
             reading.refuse_row(f"it is cut off or damaged behind config {key!r:.60}: {reason(error)}")

@@ -107,7 +107,7 @@ class Format:
         try:
             yield from self.read(reading)
         except OSError as error:
-            raise RecordError(f"{reading.path}: unreadable: {error}") from error
+            raise RecordError(f"{reading.path}: unreadable: {error.strerror or error}") from error
 
 
 def head_text(path: Path) -> str:

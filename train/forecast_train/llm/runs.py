@@ -59,7 +59,8 @@ def load_toml(kind: type[SettingsT], path: Path, parts: Mapping[str, type[Any]])
     try:
         given = tomllib.loads(read_document(path, limit=_MAX_TOML_BYTES))
     except (OSError, RecordError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SettingsError(f"{path}: no TOML file that can be read ({error})") from error
+        why = getattr(error, "strerror", None) or error
+        raise SettingsError(f"{path}: no TOML file that can be read ({why})") from error
     here = path.absolute().parent
     try:
         inner: dict[str, Any] = {
