@@ -4,8 +4,9 @@
 
 Three programs on kernels of installed libraries, unchanged: prefill and decode of a model of fla, a transformer's block
 on operators of flag_gems, training steps with liger. Requests have drawn lengths. Arms, each a fresh process:
-`without` (an empty cache of Triton's), `recorded` (`warm` of the records of 20 other requests, without forecasts), and
-`forecast` (`warm` as it is). `--null` runs all of it on the CPU: it shows that the script works.
+`without` (an empty cache of Triton's), `recorded` (`warm` of the records of 20 other requests, without forecasts),
+`forecast` (`warm` as it is), and `floor` (without us, the cache that `without` left: programs without tuners alone, as
+these would time anew). `--null` runs all of it on the CPU: it shows that the script works.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from benchmarks.lib.result_files import ResultFile, parse_arguments, parser, say
 PHASES = (("record", "import"), ("warm recorded",), ("recorded",), ("forecast",))
 """Steps of all programs at the same time, each with one core; `without` runs beside them, as it takes longest."""
 RECORDED = 20
-"""Requests that are recorded; their lengths are drawn by another seed."""
+"""Requests that are recorded; their lengths are drawn by another seed. `floor` has as many of the others."""
+UNTUNED = ("flag_gems", "liger")
 
 
 def fla_model() -> Callable[[int], object]:
@@ -236,9 +238,10 @@ def warm_report(report: dict[str, Any]) -> dict[str, Any]:
 def measure(name: str, arguments: Namespace, folder: Path, step: str) -> dict[str, Any]:
     """One step of a program, in a process of its own."""
     more = {"FLAGGEMS_CACHE_DIR": str(folder / "flag_gems"), "PYTHONWARNINGS": "ignore"}
+    cache = "without" if step == "floor" else step.split()[-1]
     if arguments.null:
         more |= {"GEMS_VENDOR": "nvidia", "TRITON_DEFAULT_FP_FUSION": "1"}
-    env = child_environment(folder, **more, TRITON_CACHE_DIR=str(folder / f"triton-{step.split()[-1]}"))
+    env = child_environment(folder, **more, TRITON_CACHE_DIR=str(folder / f"triton-{cache}"))
 
     def child(role: str, **given: Any) -> list[str]:
         return child_command(__file__, arguments, role, {"program": name, **given})
@@ -253,7 +256,8 @@ def measure(name: str, arguments: Namespace, folder: Path, step: str) -> dict[st
     elif step == "record":
         command = child("serve", count=min(RECORDED, arguments.requests), seed=2)
     else:
-        command = child("serve", count=arguments.requests, seed=1)
+        count = min(RECORDED, arguments.requests) if step == "floor" else arguments.requests
+        command = child("serve", count=count, seed=1)
     if step in ("record", "recorded", "forecast"):
         command = [sys.executable, "-m", "forecast_autotune", "run", *command[1:]]
     if step in ("recorded", "forecast"):
@@ -267,7 +271,9 @@ def summary_of(programs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for name, steps in programs.items():
         table: dict[str, Any] = {}
-        for step in ("without", "recorded", "forecast"):
+        for step in ("without", "recorded", "forecast", "floor"):
+            if step not in steps:
+                continue
             row, median = steps[step], statistics.median(steps[step]["seconds"])
             table[step] = {key: row[key] for key in ("fresh", "loaded", "compiler_s")}
             table[step] |= {"first_s": row["seconds"][0], "median_s": median}
@@ -275,7 +281,8 @@ def summary_of(programs: dict[str, dict[str, Any]]) -> dict[str, Any]:
         warmed = steps["warm forecast"]
         table["warm"] = warmed | {
             "troubles": len(warmed["troubles"]),
-            "speedup": warmed["serial_s"] / warmed["wall_s"],
+            "replaced_s": table["without"]["compiler_s"],
+            "speedup": table["without"]["compiler_s"] / warmed["wall_s"],
             "memory_by_import": warmed["peak_bytes"] / steps["import"]["peak_bytes"],
         }
         summary[name] = table
@@ -309,8 +316,9 @@ def main() -> None:
                 say(f"{name} {step}: {time.perf_counter() - began:.1f} s")
                 file.put(name, [programs[name]])
 
+        without = {name: ["without", *(["floor"] if name in UNTUNED else [])] for name in programs}
         with ThreadPoolExecutor(1 if arguments.null else 4 * len(programs)) as pool:
-            slowest = [pool.submit(run, (name, "without")) for name in programs]
+            slowest = [pool.submit(lambda n=name: [run((n, s)) for s in without[n]]) for name in programs]
             for together in PHASES:
                 list(pool.map(run, [(name, step) for step in together for name in programs]))
                 if together == ("warm recorded",):

@@ -295,18 +295,30 @@ def test_a_bundle_is_downloaded_from_a_hub(
     assert serves()
 
 
-def test_a_worker_of_an_engine_is_ready_after_its_own_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "method", "order"),
+    [
+        ("vllm.v1.worker.gpu_worker:Worker", "compile_or_warm_up_model", ["itself", "ready"]),
+        ("sglang.srt.managers.scheduler:Scheduler", "run_event_loop", ["ready", "itself"]),
+    ],
+)
+def test_a_worker_of_an_engine_is_ready_after_its_own_warm_up(
+    monkeypatch: pytest.MonkeyPatch, place: str, method: str, order: list[str]
+) -> None:
     pytest.importorskip("triton")
-    worker = types.ModuleType("vllm.v1.worker.gpu_worker")
-    vars(worker)["Worker"] = type("Worker", (), {"compile_or_warm_up_model": lambda self: 1.5})
-    for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, worker.__name__, worker)
-    page = (RECIPES.parent / "cold_start.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    module, _, kind = place.partition(":")
     said: list[str] = []
+    worker = type(kind, (), {method: lambda self: said.__iadd__(["itself"]) and 1.5})
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(sys.modules[module], kind, worker, raising=False)
+    page = (RECIPES.parent / "cold_start.md").read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks if module in block), names)
     monkeypatch.setattr(forecast_autotune, "ready", lambda: said.append("ready"))
     names["register"]()
-    assert worker.Worker().compile_or_warm_up_model() == 1.5
-    assert said == ["ready"]
+    assert getattr(worker(), method)() == 1.5
+    assert said == order
