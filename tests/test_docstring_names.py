@@ -27,6 +27,7 @@ FOREIGN = {
         "offs_n",
         "metric_table_kernel_autotune.csv",
         "ops_null.py",
+        "ChoiceCaller.hash_key",
     ),
 }
 """Names of other programs, and of kernels in examples."""
