@@ -10,7 +10,8 @@ and with other configs held against one of its own at the call that a search tim
 `mutants`: solutions of packs, and Triton kernels, with one place changed by a rule of `mutation`. One counts once a
 witness tells it from its base: a case of a generator of this file's own, of ten times as many as are verified, at
 which the base alone is right. What raises at the first case is stillborn. Half of the rules, and of the bases, are held
-out: what is mended is mended by survivors of the others. A run whose file exists goes on where it ended.
+out: what is mended is mended by survivors of the others. A run whose file exists goes on where it ended. `speed`: the
+check before a search times a source, and verification in full, beside the packages of `--beside FOLDER`, in turns.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import os
 import pickle
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -171,13 +173,60 @@ class VerificationStages:
         counted = {"drawn": len(chosen), "judged": len(rows), "kernels": kernels_only}
         return {**counted, "families": summarize_mutants(rows), **failed}
 
+    def speed(self) -> Row:
+        """Of every pack the ratio of the least of some turns, ours over the other's."""
+        trees, ratios = {"here": ROOT, "beside": self.a.beside.resolve()}, Row()
+        for name in _TIMED_PACKS:
+            turns = [{t: _least_seconds(root, name) for t, root in trees.items()} for _ in range(_TURNS)]
+            self.report.add("verifications", {"pack": name, "turns": turns})
+            here, beside = (
+                {n: min(one[t][n] for one in turns) for n in ("first_s", "full_s")} for t in trees
+            )
+            ratios[name] = {n: round(here[n] / beside[n], 3) for n in here}
+        return ratios
+
     def _chosen(self, listed: Iterable[corpus.CorpusEntry]) -> list[corpus.CorpusEntry]:
         able = [e for e in listed if self.place.device == "cuda" or e.backend == "cpu"]
         return [e for e in able if re.search(self.a.only, str(e.path))][: self.a.limit]
 
 
-STAGES = ("exploits", "honest", "kernels", "mutants")
+STAGES = ("exploits", "honest", "kernels", "mutants", "speed")
 _SHOWN = ("name", "seconds", "error", "found", "as_expected", "base", "rule", "witness", "verify", "quick")
+
+
+_TIMED_PACKS, _TURNS = ("softmax", "layer_norm", "cumsum"), 3
+_TIMED_TEXT = """
+import json, sys
+from forecast_harness.sandbox.api import SandboxLane
+from forecast_harness.verify.plan import VerificationPlan
+from forecast_harness.verify.run import verify
+first = full = VerificationPlan()
+try:
+    from forecast_harness.targets.packs import load_pack
+    from forecast_harness.trials.packs import first_plan
+    first = first_plan(full)
+except ImportError:  # until November 2026 a source was verified in full before it was timed
+    from forecast_harness.packs import load_pack
+pack = load_pack(sys.argv[1])
+pack = pack.with_(workloads=pack.checked_workloads)
+with SandboxLane() as lane:
+    plans = {"first_s": first, "full_s": full}
+    taken = {n: [verify(pack, pack.solution("torch_plain"), lane, plan=p) for _ in range(4)] for n, p in plans.items()}
+assert all(one.accepted for verdicts in taken.values() for one in verdicts)
+print(json.dumps({n: min(one.seconds for one in verdicts) for n, verdicts in taken.items()}))
+"""
+"""A program that any build's packages run."""
+
+
+def _least_seconds(root: Path, pack: str) -> dict[str, float]:
+    """What a right solution of a pack takes with the packages of a folder."""
+    packages = os.pathsep.join(str(root / folder) for folder in ("", "integrations", "harness", "train"))
+    command = [sys.executable, "-c", _TIMED_TEXT, pack]
+    with tempfile.TemporaryDirectory() as away:  # what lies here is not to be imported
+        done = subprocess.run(
+            command, capture_output=True, check=True, cwd=away, env={**os.environ, "PYTHONPATH": packages}
+        )
+    return dict(json.loads(done.stdout))
 
 
 def fingerprint() -> bytes:
@@ -779,6 +828,7 @@ def main() -> int:
     add("--seconds", type=float, default=1e9, help="a stage begins no entry after so many")
     add("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of mutants")
     add("--count", type=int, default=600, help="mutants")
+    add("--beside", type=Path, help="another build's packages, for `speed`")
     a = result_files.parse_arguments(command_line, on_host=command_line.parse_known_args()[0].device == "cpu")
     if a.null:
         a.device, a.limit = "cpu", a.limit or 2
