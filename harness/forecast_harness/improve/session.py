@@ -142,8 +142,9 @@ class ImproveSession:
             )
             most = max(_LEAST_LOOK_S, self.settings.seconds / 3)
             recording = record(self.program, plan, folder, self.store, seconds=most, capture=True)
-            if self.settings.device == "cuda":
-                # That run has tuned what it launched; its decisions are in the store for the next one.
+            tuned = any(True for _ in Store(self.store).decisions()) or steps_of(recording).count == 1
+            if self.settings.device == "cuda" and tuned:
+                # Its launches are those of candidates, too; its decisions are in the store for the next run.
                 began = time.monotonic()
                 self._tell("recording it once more, now that everything is tuned")
                 recording = record(self.program, plan, folder, self.store, seconds=most)

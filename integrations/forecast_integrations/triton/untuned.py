@@ -113,7 +113,8 @@ def serving(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
         busy.on = True
         try:
-            return served.run(args, {**kwargs, "grid": grid, "warmup": warmup})
+            kwargs["grid"], kwargs["warmup"] = grid, warmup
+            return served.run(args, kwargs)
         finally:
             busy.on = False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -386,10 +385,10 @@ def test_configs_of_the_base_without_what_the_variant_dropped(device: Any) -> No
 
 def test_loading_says_what_is_wrong_and_a_records_configs_beat_those_of_the_source(device: Any) -> None:
     with pytest.raises(VariantError, match="cannot be used"):
-        load_variant(record(FAST.replace("n, BLOCK", "BLOCK")), double, lambda args, kwargs: True)
+        load_variant(record(FAST.replace("n, BLOCK", "BLOCK")), double, None)
     given = Variant(**{**vars(record(FAST)), "configs": (Config.of({"BLOCK": 512}, num_warps=8),)})
     for made, warps in ((record(FAST), [2, 4]), (given, [8])):
-        loaded = load_variant(made, double, lambda args, kwargs: True)
+        loaded = load_variant(made, double, None)
         assert [c.num_warps for c in loaded.configs(SLOW)] == warps
 
 
@@ -469,20 +468,21 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(meta["n"], meta["BLOCK"]),)
 
 
-def decided(source: str) -> tuple[Any, list[dict[str, Any]]]:
-    """A tuner whose variant has won, and what reaches the variant's kernel from now on."""
+def decided(device: Any, source: str) -> tuple[Any, list[dict[str, Any]]]:
+    """A tuner whose variant has won, and what reaches a compiled kernel from now on, its launch grid as `grid`."""
     tuner = tuned_to(source)
     tuner[grid](*scaled_arguments().values())
-    config = tuner.best_config
-    assert isinstance(config, VariantConfig)
-    kernel, seen = config.function.kernel, list[dict[str, Any]]()
-    parameters = inspect.signature(kernel.fn)
+    assert isinstance(tuner.best_config, VariantConfig)
+    seen, launcher = list[dict[str, Any]](), device.launcher_cls
 
-    def note(*args: Any, **kwargs: Any) -> None:
-        taken = {n: v for n, v in kwargs.items() if n in parameters.parameters}
-        seen.append(parameters.bind(*args, **taken).arguments)
+    def noting(source: Any, metadata: Any) -> Any:
+        def launch(*given: Any) -> None:
+            seen.append({"grid": given[:3], **dict(zip(source.fn.arg_names, given[9:], strict=True))})
+            launcher(source, metadata)(*given)
 
-    kernel.add_pre_run_hook(note)
+        return launch
+
+    device.launcher_cls = noting
     return tuner, seen
 
 
@@ -492,11 +492,11 @@ def decided(source: str) -> tuple[Any, list[dict[str, Any]]]:
 def test_however_a_call_is_written_the_kernel_gets_its_arguments(
     device: Any, source: str, positions: int
 ) -> None:
-    tuner, seen = decided(source)
+    tuner, seen = decided(device, source)
     given = scaled_arguments()
     values, names = list(given.values()), list(given)
     rest = dict(zip(names[positions:], values[positions:], strict=True))
-    for _ in range(2):
+    for _ in range(3):
         compiled = tuner[grid](*values[:positions], **rest)
         assert isinstance(tuner.best_config, VariantConfig)
         assert (compiled.metadata.num_warps, compiled.metadata.num_stages) == (4, 3)
@@ -505,6 +505,7 @@ def test_however_a_call_is_written_the_kernel_gets_its_arguments(
         memory = [found.pop(n) for n in ("WORKSPACE", "COUNTERS") if n in found]
         assert [(m.dtype, len(m)) for m in memory] in ([], [(torch.float32, 4096), (torch.int32, 20)])
         assert bool(memory) == ("workspace" in source)
+        assert found.pop("grid") == ((16, 4, 1) if "def grid" in source else (16, 1, 1))
         expected = {**given, "BLOCK": 256}
         assert found == {n: expected[n] for n in found}
         assert {"x", "out", "n", "by", "BLOCK"} <= set(found)
@@ -513,7 +514,7 @@ def test_however_a_call_is_written_the_kernel_gets_its_arguments(
 
 @pytest.mark.parametrize("where", [(16,), [16], grid])
 def test_the_launch_grid_is_the_calls(device: Any, where: Any) -> None:
-    tuner, seen = decided(SOURCES["the calls grid"])
+    tuner, seen = decided(device, SOURCES["the calls grid"])
     tuner[where](**scaled_arguments())
     assert seen.pop()["BASE_GRID_0"] == 16
 
@@ -522,7 +523,7 @@ def test_the_launch_grid_is_the_calls(device: Any, where: Any) -> None:
 def test_a_hit_is_described_once_and_looked_at_always(
     device: Any, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
-    tuner, _ = decided(SOURCES["the same"])
+    tuner, _ = decided(device, SOURCES["the same"])
     asked = []
     describing = describe.describe
     monkeypatch.setattr(describe, "describe", lambda *given: asked.append(1) or describing(*given))
@@ -548,7 +549,7 @@ def test_a_hit_is_described_once_and_looked_at_always(
 
 
 def test_a_tensor_that_was_changed_in_place_is_looked_at_again(device: Any) -> None:
-    tuner, _ = decided(SOURCES["the same"])
+    tuner, _ = decided(device, SOURCES["the same"])
     given = scaled_arguments()
     tuner[grid](**given)
     assert isinstance(tuner.best_config, VariantConfig)
@@ -564,14 +565,14 @@ DESCRIBED = HEAD + BODY.replace(
 
 
 def test_descriptors_of_a_variant_have_an_allocator_unless_the_program_has_set_one(device: Any) -> None:
-    loaded = load_variant(record(DESCRIBED), double, lambda args, kwargs: True)
+    loaded = load_variant(record(DESCRIBED), double, None)
     seen = []
     for own in (None, lambda size, alignment, stream: None):
         context = contextvars.copy_context()
         if own is not None:
             context.run(triton.set_allocator, own)
         launch = {"grid": (16, 1, 1), "BLOCK": 256, "num_warps": 4, "num_stages": 3}
-        context.run(loaded.launch, arguments(), launch)
+        context.run(loaded.run, *arguments(), **launch)
         seen.append(context[_allocation._allocator])
     assert seen[1] is own
     assert not isinstance(seen[0], _allocation.NullAllocator)

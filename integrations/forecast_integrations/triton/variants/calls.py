@@ -80,7 +80,8 @@ class CallForms:
         places |= {name: i for i, name in enumerate(kwargs, len(args)) if name not in ("grid", "warmup")}
         values = (*args, *kwargs.values())
         layout = self._layouts[kinds] = _CallLayout(
-            (*self._names[: len(args)], *kwargs), {name: (i, values[i]) for name, i in places.items()}
+            (*self._names[: len(args)], *map(str, kinds[len(values) :])),
+            {name: (i, values[i]) for name, i in places.items()},
         )
         return layout
 
@@ -123,7 +124,7 @@ class _CallLayout:
     def __init__(self, written: tuple[str, ...], arguments: Mapping[str, tuple[int, object]]) -> None:
         """`arguments`: name -> place among the values of a call, and a value such as stands there."""
         self.written = written
-        """Names of all values of a call, `grid` and `warmup` among them where there are others by keyword."""
+        """Names of the values of a call, `grid` and `warmup` among them where there are others by keyword."""
         plain = {n: i for n, (i, value) in arguments.items() if is_tensor(value)}
         described = {n: i for n, (i, value) in arguments.items() if n not in plain and is_descriptor(value)}
         tensors_by_name = {*plain, *described}

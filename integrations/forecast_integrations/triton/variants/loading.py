@@ -15,9 +15,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from triton import knobs
 from triton.runtime import driver
@@ -45,6 +46,7 @@ from forecast_integrations.triton.protocols import (
 )
 from forecast_integrations.triton.upstream import is_of_triton
 from forecast_integrations.triton.variants.calls import (
+    ArgumentPicker,
     CallForm,
     CallGuard,
     OverlapPairs,
@@ -55,12 +57,6 @@ from forecast_integrations.triton.variants.calls import (
 _MOST_LAUNCHES = 4096
 """Forms of calls whose launches are remembered, a config."""
 _NUMBER = itertools.count()
-CoversCall = Callable[..., bool]
-"""A call's positional and keyword arguments, and its form if known -> whether a variant was verified for them."""
-
-
-def _covers_every_call(args: Arguments, kwargs: NamedArguments, form: Any = None) -> bool:
-    return True
 
 
 class VariantConfig(Config):
@@ -118,17 +114,15 @@ class AlternativeKernel:
         self.kernel = kernel
         self.run: Callable[..., Any] = kernel.run
         self.warmup: Callable[..., Any] = warmup_of(kernel)
-        self.covers: CoversCall = _covers_every_call
-        """Whether it may be launched for a call."""
 
-    def launch(self, args: Arguments, given: dict[str, object]) -> object:
-        """Launch as `run` does, for a caller who has all keywords in a dict of its own."""
-        return self.kernel.run(*args, **given)
+    def covers(self, args: Arguments, kwargs: NamedArguments, form: CallForm | None = None) -> bool:
+        """Whether it may be launched for a call; `form` is for whoever knows it."""
+        return self.guard is None or self.guard(args, kwargs, form)
 
     constants: Collection[str] = ()
     """The base's constexpr parameters."""
     guard: CallGuard | None = None
-    """The description of its calls, where it is launched for some alone."""
+    """The calls that it is launched for; None: all."""
     depends_on_call = False
     """Whether what it compiles to depends on more of the call than `call_kind` tells."""
 
@@ -155,7 +149,7 @@ class LoadedVariant(AlternativeKernel):
     """An imported variant, launched as it asks for, on calls that a check covers."""
 
     def __init__(
-        self, variant: Variant, entry: KernelEntry, base: KernelFunction, covers: CoversCall
+        self, variant: Variant, entry: KernelEntry, base: KernelFunction, guard: CallGuard | None
     ) -> None:
         """`base` is the tuner's function; its heuristics serve parameters that the variant has as well."""
         self.variant, self.entry = variant, entry
@@ -167,8 +161,7 @@ class LoadedVariant(AlternativeKernel):
             {n: rule for n, rule in layer.items() if n in self._takes} for layer in heuristic_layers(base)
         ]
         self._layers = [layer for layer in layers if layer]
-        self.covers = covers
-        self.guard = covers if isinstance(covers, CallGuard) else None
+        self.guard = guard
         own = read_contract(variant.source, variant.kernel).configs
         self._configs = [_triton_config(c) for c in variant.configs or own]
         self.name, self.kernel = variant.name, entry.kernel
@@ -215,41 +208,21 @@ class LoadedVariant(AlternativeKernel):
         return self.kernel, (), values, meta
 
     def _run(self, *args: object, **kwargs: object) -> object:
-        return self.launch(args, kwargs)
-
-    def launch(self, args: Arguments, given: dict[str, object]) -> object:
-        """Launch as the variant asks for; `given` is used up. Raises `VariantError` for what it refuses."""
+        """Launch as the variant asks for. Raises `VariantError` for what it refuses."""
         if self._needs_scratch:
             _allow_scratch()
         try:
-            grid, given = self._given(args, given)
+            grid, given = self._given(args, kwargs)
             return self.entry.run(grid, given, self._meta(given), self._options(given))
         except Exception as error:
             self.blame(error)
             raise
 
-    def known_launch(
-        self,
-        result: _CompiledVariant,
-        config: VariantConfig,
-        args: Arguments,
-        kwargs: NamedArguments,
-        form: CallForm,
-    ) -> _KnownLaunch | None:
-        """The launch of calls like one that returned `result`; None where more than its form has a part in it.
-
-        The interpreter compiles nothing, and AMD's compiler asks how much memory lies behind a tensor.
-        """
-        names = (*form[0].written, *config.all_kwargs())
-        if self.guard is None or not isinstance(self.kernel, JITFunction) or not form[0].is_plain:
-            return None
-        more = self._layers or self._needs_scratch or not self.entry.is_direct or _launch_state() is None
-        if more or result.metadata.target.backend != "cuda":
-            return None
-        if not all(p.name in names or p.has_default for p in self.kernel.params):
-            return None
-        rivals = self.guard.rivals(args, kwargs, form)
-        return None if rivals is None else _KnownLaunch(self, result, config, form[0].written, rivals)
+    @property
+    def is_direct(self) -> bool:
+        """Whether nothing precedes a launch of what Triton has compiled but its grid."""
+        own = self.entry.is_direct and isinstance(self.kernel, JITFunction)
+        return own and not self._layers and not self._needs_scratch
 
     def own_grid(self, grid: CallGrid, given: dict[str, object]) -> Grid:
         """Its own launch grid for all the values of a call."""
@@ -301,9 +274,9 @@ def _allow_scratch() -> None:
 
 
 def load_variant(
-    variant: Variant, base: KernelFunction, covers: CoversCall, folder: Path | None = None
+    variant: Variant, base: KernelFunction, guard: CallGuard | None, folder: Path | None = None
 ) -> LoadedVariant:
-    """Import a variant that has been verified, and bind it to the tuner's function it may stand in for.
+    """Import a variant that has been verified, and bind it to the tuner's function it may stand in for, in these calls.
 
     Its source is written below `folder` (None: a temporary one), where tracebacks and `inspect` find it; the record's
     text runs. Raises `VariantError` for a source that breaks the contract, has other runtime
@@ -313,7 +286,7 @@ def load_variant(
         promised = read_contract(variant.source, variant.kernel)
         promised.require_same_parameters(parameters_of(innermost(base))[0])
         names = import_text(variant.source, folder)
-        return LoadedVariant(variant, KernelEntry.of(names, variant.kernel), base, covers)
+        return LoadedVariant(variant, KernelEntry.of(names, variant.kernel), base, guard)
     except RecordError as error:
         raise VariantError(f"variant {variant.name} cannot be used: {error}") from error
     except Exception as error:
@@ -411,76 +384,87 @@ class _CompiledVariant:
         return launch_variant(tuner, self._again, (), {**given, "grid": grid, "warmup": False})
 
 
+@dataclass(slots=True, eq=False)
 class _KnownLaunch:
     """The launch of calls of one form: their compiled kernel is launched as Triton's own launch path would."""
 
-    __slots__ = ("_function", "_more", "_names", "_pick", "_result", "_rivals", "_state")
+    function: Any
+    result: _CompiledVariant
+    rivals: OverlapPairs
+    state: tuple[object, ...]
+    names: Sequence[str]
+    """Of the values of a call, and of `more`: the config's, and defaults."""
+    more: Sequence[object]
+    pick: ArgumentPicker
+    """Takes the kernel's arguments out of these."""
 
-    def __init__(
-        self,
-        function: LoadedVariant,
-        result: _CompiledVariant,
-        config: VariantConfig,
-        names: Sequence[str],
-        rivals: OverlapPairs,
-    ) -> None:
-        """`names` are those of the values of a call, of which the config's come last."""
-        self._function, self._result, self._rivals = function, result, rivals
-        chosen, parameters = config.all_kwargs(), function.entry.kernel.params
-        self._names = (*names, *chosen)
-        places = {
-            name: i for i, name in enumerate(self._names)
-        }  # a value of the config beats one of the call
-        self._more = [*chosen.values()]
-        for parameter in parameters:
+    @classmethod
+    def of(
+        cls, result: _CompiledVariant, config: VariantConfig, rivals: OverlapPairs, form: CallForm
+    ) -> Self | None:
+        """That of calls like one that returned `result`; None where more than the form has a part in it.
+
+        The interpreter compiles nothing, and AMD's compiler asks how much memory lies behind a tensor.
+        """
+        function: Any = config.function
+        kernel, state, more = function.kernel, _launch_state(), [*config.all_kwargs().values()]
+        if not function.is_direct or state is None or result.metadata.target.backend != "cuda":
+            return None
+        names = (*form[0].written, *config.all_kwargs())
+        places = {name: i for i, name in enumerate(names)}  # a value of the config beats one of the call
+        for parameter in kernel.params:
             if parameter.name not in places:
-                places[parameter.name] = len(names) + len(self._more)
-                self._more.append(parameter.default)
-        self._pick = picker([places[p.name] for p in parameters])
-        self._state = _launch_state()
+                if not parameter.has_default:
+                    return None
+                places[parameter.name] = len(form[0].written) + len(more)
+                more.append(parameter.default)
+        pick = picker([places[p.name] for p in kernel.params])
+        return cls(function, result, rivals, state, names, more, pick)
 
     def holds(self, config: VariantConfig, form: CallForm) -> bool:
         """Whether it is what a call of the form would come to: all that the form does not tell is looked at here."""
-        kernel = self._function.entry.kernel
+        kernel = self.function.entry.kernel
         return (
-            are_disjoint(form[3], self._rivals)
+            are_disjoint(form[3], self.rivals)
             and config.pre_hook is None
             and not kernel.pre_run_hooks
-            and self._state == _launch_state()
+            and self.state == _launch_state()
             and all(names.get(n) is value for (n, _), (value, names) in kernel.used_global_vals.items())
         )
 
     def launch(self, grid: Any, values: Sequence[object]) -> object:
         """Launch with these values of a call."""
-        values = (*values, *self._more)
-        picked, function = self._pick(values), self._function
+        values = (*values, *self.more)
+        picked, function = self.pick(values), self.function
         try:
             if function.entry.grid is not None:
-                grid = function.own_grid(grid, dict(zip(self._names, values, strict=False)))
+                grid = function.own_grid(grid, dict(zip(self.names, values, strict=False)))
             elif callable(grid):
                 grid = grid(dict(zip(function.kernel.arg_names, picked, strict=True)))
-            self._result.compiled[(*map(int, grid), 1, 1)[:3]](*picked)
+            self.result.compiled[(*map(int, grid), 1, 1)[:3]](*picked)
         except Exception as error:
             function.blame(error)
             raise
-        return self._result
+        return self.result
 
 
 @cache
-def _switches(run: Any) -> list[tuple[Any, str]]:
-    """The settings of Triton's that its own launch path reads at every launch."""
+def _switches(run: Any) -> list[tuple[Any, str]] | None:
+    """The settings that Triton's own launch path reads every time; None where a function of others sees launches."""
+    run = getattr(run, "behind", run)
+    if not is_of_triton(run):
+        return None
     names = run.__code__.co_names
     groups = [g for n in names if isinstance(g := getattr(knobs, n, None), knobs.base_knobs)]
     return [(g, n) for g in groups for n in names if n in type(g).__annotations__]
 
 
 def _launch_state() -> tuple[object, ...] | None:
-    """All that the launch of a call depends on besides its form; None where a function of others sees launches."""
+    """All that the launch of a call depends on besides its form; None where nobody can say."""
     run, active = JITFunction.run, driver.active
-    own = getattr(run, "behind", run)
-    if not is_of_triton(own):
+    if (switches := _switches(run)) is None:
         return None
-    return run, active, active.get_current_device(), *[getattr(group, n) for group, n in _switches(own)]
+    return run, active, active.get_current_device(), *[getattr(group, name) for group, name in switches]
 
 
 def launch_variant(
@@ -495,25 +479,26 @@ def launch_variant(
     `form` is for whoever knows it. From the second call of a form on, its compiled kernel is launched at once.
     """
     function, base = config.function, config.fallback or tuner.configs[0]
-    if form is None and function.guard is not None:
-        form = function.guard.forms(args, kwargs)
-    if form is not None and form[0].is_plain and not kwargs.get("warmup"):
-        known = config.launches.get(form[:2])
-        if known is not None and known.holds(config, form):
+    if (guard := function.guard) is not None:
+        form = form or guard.forms(args, kwargs)
+        known = config.launches.get(form[:2]) if form[0].is_plain else None
+        if known is not None and not kwargs.get("warmup") and known.holds(config, form):
             tuner.best_config = config.with_values_of(base)
             return known.launch(kwargs.get("grid"), form[4])
     if not function.covers(args, kwargs, form):
         tuner.best_config = base
         return launch_base(tuner, config, args, kwargs)
     tuner.best_config = config.with_values_of(base)
-    kernel = function.launch(args, _prepared(tuner, config, args, kwargs))
+    kernel = function.run(*args, **_prepared(tuner, config, args, kwargs))
     if not isinstance(function, LoadedVariant) or kernel is None:
         return kernel
     result = _CompiledVariant(kernel, tuner, config, args, kwargs)
-    if form is not None and (known := function.known_launch(result, config, args, kwargs, form)) is not None:
-        if len(config.launches) >= _MOST_LAUNCHES:
-            config.launches.clear()
-        config.launches[form[:2]] = known
+    if form is not None and guard is not None and form[0].is_plain:
+        rivals = guard.rivals(args, kwargs, form)
+        if rivals is not None and (known := _KnownLaunch.of(result, config, rivals, form)) is not None:
+            if len(config.launches) >= _MOST_LAUNCHES:
+                config.launches.clear()
+            config.launches[form[:2]] = known
     return result
 
 
