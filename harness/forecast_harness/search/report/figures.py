@@ -220,11 +220,6 @@ class SearchReport:
         return self.state.seeds[0]
 
     @property
-    def outcomes(self) -> Counter[tuple[str, str]]:
-        """How often nodes ended so: (outcome, stage)."""
-        return Counter((str(e.judged.outcome), e.judged.stage) for e in self.entries.values() if e.judged)
-
-    @property
     def problems(self) -> Counter[str]:
         """Problems of authors and forecasters that had no answer, counted."""
         answers, batches = self.state.answers.values(), self.state.batches.values()
@@ -333,7 +328,6 @@ class ShareBar:
     share: float
     """0 to 100."""
     text: str
-    css: str = ""
     limited: bool = True
     """Whether there is a whole to have a share of."""
 
@@ -412,13 +406,8 @@ def status_card(story: SearchReport) -> HeaderCard:
     )
 
 
-def budget_bars(story: SearchReport) -> list[ShareBar]:
-    """Each limit and what was spent of it; what has no limit is told by its sum."""
-    return bars_of_budget(story.state.spent, story.state.settings.budget)
-
-
 def bars_of_budget(spent: SearchCost, limits: SearchBudget) -> list[ShareBar]:
-    """`budget_bars`, of anything; what is neither limited nor spent is left out."""
+    """Each limit and what was spent of it, or a sum without one; what is neither limited nor spent is left out."""
     bars = []
     for name, shown in _LIMIT_NAMES.items():
         limit, used = getattr(limits, name), getattr(spent, name)
@@ -455,30 +444,6 @@ def cost_rows(story: SearchReport) -> list[tuple[str, ...]]:
         (name, *_cost_cells(spent)) for name, spent in story.state.spent_on.items() if spent != SearchCost()
     ]
     return [*rows, ("in all", *_cost_cells(story.state.spent))]
-
-
-def outcome_bars(story: SearchReport) -> list[ShareBar]:
-    """How many nodes ended how, and at which stage; what waits to be measured last."""
-    counts = story.outcomes
-    waiting = sum(e.judged is None for e in story.entries.values())
-    again = len(story.state.duplicates)
-    most = max([*counts.values(), waiting, again, 1])
-    bars = [
-        ShareBar(
-            f"{outcome.replace('_', ' ')}{f' at {stage}' if stage and outcome != 'ok' else ''}",
-            round(100.0 * count / most, 1),
-            f"{count:,} ({percent(count / counts.total())})",
-            "" if outcome == "ok" else "bad",
-        )
-        for (outcome, stage), count in sorted(counts.items(), key=lambda i: (i[0][0] != "ok", -i[1], i[0]))
-    ]
-    if waiting:
-        bars.append(ShareBar("never measured", round(100.0 * waiting / most, 1), f"{waiting:,}", "soft"))
-    if again:
-        bars.append(
-            ShareBar("not new: not even a node", round(100.0 * again / most, 1), f"{again:,}", "soft")
-        )
-    return bars
 
 
 def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[FinalistRow]:
