@@ -135,11 +135,13 @@ class OutputComparison:
 
     def _launch(self, candidate: Candidate) -> list[torch.Tensor]:
         """The outputs of a launch, until the next one."""
+        import torch
+
         for stand_in, before in self._outputs.values():
             whole = not (stand_in.is_floating_point() or stand_in.is_complex())
             stand_in.fill_(_UNWRITTEN if whole else math.nan) if before is None else stand_in.copy_(before)
         self._own.launcher(candidate)()
-        return [stand_in for stand_in, _ in self._outputs.values()]
+        return [torch.view_as_real(one) if one.is_complex() else one for one, _ in self._outputs.values()]
 
     def _sort_in(self, candidate: Candidate, outputs: list[torch.Tensor]) -> None:
         for one in self._agreements:
@@ -179,8 +181,6 @@ def _distance(outputs: list[torch.Tensor], others: list[torch.Tensor]) -> float:
 def _same_bits(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     import torch
 
-    if mine.is_complex():
-        mine, theirs = torch.view_as_real(mine), torch.view_as_real(theirs)
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[mine.element_size()]
     return not _gap(mine.view(whole), theirs.view(whole))
 
@@ -232,28 +232,22 @@ def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     """
     import torch
 
-    if mine.is_complex():
-        mine, theirs = torch.view_as_real(mine), torch.view_as_real(theirs)
-    tolerance, count = _tolerance(mine.dtype), mine.numel()
+    if _same_bits(mine, theirs):
+        return 0.0
+    tolerance, count, absent, added = _tolerance(mine.dtype), mine.numel(), 0, 0
     if not mine.is_floating_point():
-        if _same_bits(mine, theirs):
-            return 0.0
         return float(((mine.double() - theirs.double()).abs() > 1).sum()) / count / tolerance
     if mine.element_size() == 1:
         mine, theirs = mine.float(), theirs.float()
-    gap, absent, added = _gap(mine, theirs), 0, 0
-    if gap == 0.0 or (not math.isfinite(gap) and _same_bits(mine, theirs)):
-        return 0.0
-    if math.isfinite(gap):
-        return gap / max(_largest(_chunks(mine)), _largest(_chunks(theirs))) / tolerance
-    gap = scale = 0.0
+    if math.isfinite(gap := _gap(mine, theirs)):
+        return gap / max(_largest(_chunks(mine)), _largest(_chunks(theirs)), 1e-300) / tolerance
+    gap, scale, wide = 0.0, 1e-300, torch.promote_types(mine.dtype, torch.float32)
     for x, y in zip(_chunks(mine), _chunks(theirs), strict=True):
-        x, y = (v if v.dtype is torch.float64 else v.float() for v in (x, y))
         here, there = x.isfinite(), y.isfinite()
         absent, added = absent + int((there & ~here).sum()), added + int((here & ~there).sum())
-        gap = max(gap, _largest([(x - y).where(here & there, 0.0)]))
-        scale = max(scale, _largest(v.where(here & there, 0.0) for v in (x, y)))
-    distance = gap / max(scale, 1e-300) / tolerance
+        x, y = (v.to(wide).where(here & there, 0.0) for v in (x, y))
+        gap, scale = max(gap, _gap(x, y)), max(scale, _largest((x, y)))
+    distance = gap / scale / tolerance
     if not absent + added:
         return distance
     return math.inf if added or distance > 1.0 else max(absent / count / tolerance, 2.0)
