@@ -30,7 +30,7 @@ class CountLine:
     def __init__(self, console: Console, text: Callable[[], str]) -> None:
         self._console, self._text = console, text
         self._ended = threading.Event()
-        self._shown, self._width = "", 0
+        self._shown = ""
         self._began = self._shown_at = time.monotonic()
 
     def __enter__(self) -> CountLine:
@@ -59,10 +59,8 @@ class CountLine:
         seconds = now - self._began
         timed = f"{text} ({seconds:.0f} s{' in all' if last else ''})"
         if self._console.is_terminal:
-            line = timed[: max(1, self._console.width - 1)]
-            self._console.file.write(f"\r{line:{self._width}}")
+            self._console.file.write(f"\r{timed[: max(1, self._console.width - 1)]}\x1b[K")
             self._console.file.flush()
-            self._width = len(line)
             return
         is_new = (text if last else _stage(text)) != (self._shown if last else _stage(self._shown))
         if is_new or (seconds >= 1.0 if last else now - self._shown_at >= SILENCE_S):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from forecast_autotune.commands.count_line import CountLine
-from forecast_autotune.printable import LONGEST_NAME, printable, without_controls
+from forecast_autotune.printable import printable, without_controls
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -75,35 +75,15 @@ class Output:
             self.errors.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def progress(self, label: str, total: int | None = None) -> Iterator[Callable[[int, int, str], None]]:
-        """A bar on stderr, or where that is no terminal a `CountLine`; the result moves it: (done, total, what)."""
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
+    def progress(self, label: str) -> Iterator[Callable[[int, int, str], None]]:
+        """A `CountLine` on stderr; the result moves it: (done, total, what)."""
         text = f"{label} ..."
 
-        def counted(count: int, total: int, what: str) -> None:
+        def done(count: int, total: int, what: str) -> None:
             nonlocal text
-            text = f"{label}: {count}/{total} {what}"
+            text = f"{label}: {count}/{total} {what}".rstrip()
 
-        if not self.errors.is_terminal:
-            with CountLine(self.errors, lambda: text):
-                yield counted
-            return
-        with Progress(
-            TextColumn(label),
-            BarColumn(),
-            TextColumn("{task.fields[counts]}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False, style="dim"),
-            console=self.errors,
-            transient=True,
-        ) as bar:
-            task = bar.add_task("", total=total, counts="" if total is None else f"0/{total}")
-
-            def done(count: int, total: int, what: str) -> None:
-                what, counts = printable(what, LONGEST_NAME), f"{count}/{total}"
-                bar.update(task, completed=count, total=total, description=what, counts=counts)
-
+        with CountLine(self.errors, lambda: text):
             yield done
 
 

@@ -94,7 +94,7 @@ def _replay(
         arms = [(base, settings), (_with_model(base, options, settings), settings)]
     elif settings.advice != "off" and _take_stored_advice(tables):
         arms = [(base, settings.with_(advice="off")), (base, settings)]
-    with output.progress("replaying", len(arms) * len(tables)) as progress:
+    with output.progress("replaying") as progress:
         rows: list[ReplayRow] = []
 
         def done(row: ReplayRow) -> None:

@@ -223,7 +223,7 @@ def compile_binaries(
     with contextlib.suppress(OSError):  # else Triton will say what is wrong with its cache
         cache.mkdir(parents=True, exist_ok=True)
         lock = FileLock(cache / "forecast-autotune.lock")
-    with lock, output.progress("compiling", len(listed)) as done:
+    with lock, output.progress("compiling") as done:
         compile_ahead(
             listed,
             Settings.from_environment().worker_count(),
@@ -305,7 +305,7 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
 
     LISTENERS.append(hear)
     try:
-        with output.progress("tuning", len(listed)) as done:
+        with output.progress("tuning") as done:
             for count, entry in enumerate(listed, 1):
                 if not entry.trouble and not entry.is_known:
                     heard.clear()

@@ -65,12 +65,12 @@ def _write(calibration: LLMCalibration, path: Path, output: Output) -> None:
 def ask_about_tables(
     tables: list[Table], spec: str, output: Output, *, kept: Path | None = None
 ) -> list[ModelAnswers]:
-    """Everything that a model says of these tables, with a progress bar. Raises as `collect_answers` does."""
+    """Everything that a model says of these tables, with its progress. Raises as `collect_answers` does."""
     from forecast_autotune.surrogates.factory import open_backend
     from forecast_train.llm.calibration.answers import collect_answers
 
     backend = open_backend(spec, Settings.from_environment().cache_dir)
-    with output.progress(f"asking {backend.name}", len(tables)) as progress:
+    with output.progress(f"asking {backend.name}") as progress:
         return collect_answers(tables, backend, kept=kept, progress=progress)
 
 

@@ -82,9 +82,9 @@ def data(options: argparse.Namespace, output: Output) -> int:
     examples = {}
     believe: dict[str, SurrogateFor] = dict.fromkeys(sides, formula_surrogate)
     if options.guess == "learned":
-        with output.progress("fitting what guesses", 1) as progress:
+        with output.progress("fitting what guesses") as progress:
             believe = cross_fit_sides(sides, progress=lambda n, of: progress(n, of, "families left out"))
-    with output.progress("building", len(tables)) as progress:
+    with output.progress("building") as progress:
         done = 0
         for side, some in sides.items():
             # What is known of other shapes must come from the same side.
