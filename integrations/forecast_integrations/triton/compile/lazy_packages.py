@@ -77,6 +77,9 @@ class _LazyLoader(Loader):
     def __init__(self, loader: SourceFileLoader) -> None:
         self._loader = loader
 
+    def __getattr__(self, name: str) -> Any:  # files of the package's that somebody reads
+        return getattr(self._loader, name)
+
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _LazyPackage(spec.name)
 
