@@ -30,7 +30,7 @@ from benchmarks.lib.result_files import say
 from forecast_autotune.errors import RecordError
 from forecast_autotune.llm.advice.asking import check_function
 from forecast_autotune.llm.advice.language import parse_cost_function
-from forecast_autotune.llm.advice.question import cost_function_text
+from forecast_autotune.llm.advice.question import cost_function_texts
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.files import ADVICE
 from forecast_autotune.surrogates.default import default_surrogate
@@ -81,15 +81,19 @@ def _endless(pairs: list[dict[str, str]], generator: random.Random) -> Iterator[
         yield from generator.sample(pairs, len(pairs))
 
 
-def written(model: Any, tokens: Any, questions: list[str]) -> list[str]:
-    """Answers to questions, all at once and greedily."""
+def written(model: Any, tokens: Any, questions: list[str], seconds: float) -> list[str]:
+    """Answers to questions, all at once and greedily, cut after so many seconds."""
     import torch
 
     tokens.padding_side, tokens.pad_token = "left", tokens.eos_token
     given = tokens([prompt_of(q) for q in questions], return_tensors="pt", padding=True)
     with torch.inference_mode():
         ids = model.generate(
-            **given, max_new_tokens=ANSWER, do_sample=False, pad_token_id=tokens.eos_token_id
+            **given,
+            max_time=seconds,
+            max_new_tokens=ANSWER,
+            do_sample=False,
+            pad_token_id=tokens.eos_token_id,
         )
     return tokens.batch_decode(ids[:, given["input_ids"].shape[1] :], skip_special_tokens=True)
 
@@ -126,14 +130,13 @@ def main() -> int:
     trained_s = time.monotonic() - begin
     say(f"{len(losses)} steps in {trained_s:.0f} s; {len(learnt)} pairs")
     begin, answers = time.monotonic(), list[str]()
-    model.to(torch.bfloat16)
     for first in range(0, len(kernels), 8):
-        answers += written(model, tokens, [asked[k] for k in kernels[first : first + 8]])
+        answers += written(model, tokens, [asked[k] for k in kernels[first : first + 8]], options.seconds)
         say(f"{len(answers)} of {len(kernels)} written")
     wrote_s = time.monotonic() - begin
     settings, rows = Settings.from_environment(), list[dict[str, Any]]()
     for kernel, answer in zip(kernels, answers, strict=True):
-        text, refused = cost_function_text(answer), ""
+        (text,), refused = cost_function_texts(answer), ""
         try:
             parse_cost_function(text)
             check_function(parse_cost_function(text), stored_samples([t for t, _ in lists[kernel]]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from forecast_autotune.llm.advice.question import MAX_PROBLEMS, AdviceSample
+from forecast_autotune.llm.advice.question import COMPILED, MAX_PROBLEMS, AdviceSample
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
@@ -13,6 +13,9 @@ from forecast_autotune.surrogates.prior import formula_prior
 
 _FACTS = ("load_bytes", "store_bytes", "dot_flops", "elementwise", "iterations")
 """Facts of one program that a question shows."""
+
+_COMPILED = ("registers", "spills", "shared")
+"""Facts that the compiler told of a measured config: registers of a thread, spilled and shared bytes."""
 
 
 def tables_of_source(store: Store, kernel: str, source_sha256: str) -> list[Table]:
@@ -33,9 +36,12 @@ def stored_samples(tables: Sequence[Table]) -> tuple[AdviceSample, ...]:
         candidates = sorted(dict.fromkeys(m.candidate for m in rows), key=str)
         if candidates:
             grids = {m.candidate: m.grid for m in rows if m.grid is not None}
-            samples.append(
-                AdviceSample(table.problem, candidates, grids, _facts(table.problem, candidates, grids))
-            )
+            facts = _facts(table.problem, candidates, grids)
+            told = {m.candidate: {n: m.extra[n] for n in _COMPILED if n in m.extra} for m in rows}
+            for candidate in [c for c in candidates if told[c]][:1]:
+                named = {f"{COMPILED}{name}": float(value) for name, value in told[candidate].items()}
+                facts[candidate] = {**facts.get(candidate, {}), **named}
+            samples.append(AdviceSample(table.problem, candidates, grids, facts))
     return tuple(samples[:MAX_PROBLEMS])
 
 

@@ -8,7 +8,7 @@ Takes a model of any kind as a function from a prompt to texts; nothing is asked
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from forecast_autotune.llm.advice.question import (
     ADVICE_VERSION,
     AdviceSample,
     advice_prompt,
-    cost_function_text,
+    cost_function_texts,
 )
 from forecast_autotune.llm.advice.record import Advice
 from forecast_autotune.llm.advice.subject import AdviceError, AdviceSubject
@@ -41,20 +41,50 @@ def ask_for_advice(
 ) -> Advice:
     """Advice on a kernel's source. Raises `AdviceError` where no answer is a cost function, and `LLMError`."""
     prompt = query = advice_prompt(samples, source)
-    trouble = "there was no answer"
-    for _ in range(ATTEMPTS):
-        texts = generate(query, 1)
-        if not texts:
+    trouble, texts = "there was no answer", list[str]()
+    for attempt in range(ATTEMPTS):
+        answers = generate(query, 1)
+        if not answers:
             break
-        text = cost_function_text(texts[0])
-        try:
-            check_function(parse_cost_function(text), samples)
-        except AdviceError as error:
-            trouble = str(error)
-            query = f"{prompt}\nYour last answer was refused: {error}\nAnswer again with the whole module.\n"
-            continue
-        return Advice(kernel.name, kernel.source_sha256, text, model, ADVICE_VERSION, at, "written blind")
-    raise AdviceError(f"no cost function of {kernel.name}: {trouble}")
+        sound = []
+        for text in cost_function_texts(answers[0], 1 + attempt):
+            try:
+                check_function(parse_cost_function(text), samples)
+                sound.append(text)
+            except AdviceError as error:
+                trouble = str(error)
+        texts = sound or texts
+        if texts and not (trouble := contradiction(parse_cost_function(texts[0]), samples)):
+            break
+        again = _TWO if texts or _ELSEWHERE in trouble else "Answer again with the whole module."
+        query = f"{prompt}\nYour last answer was refused: {trouble}\n{again}\n"
+    if not texts:
+        raise AdviceError(f"no cost function of {kernel.name}: {trouble}")
+    text, *others = texts
+    return Advice(
+        kernel.name, kernel.source_sha256, text, model, ADVICE_VERSION, at, "written blind", tuple(others)
+    )
+
+
+_ELSEWHERE = "at other sizes"
+_TWO = """Answer with two whole modules in two fenced blocks: the mended one, and one written independently of it, from
+another belief of what decides. State in each SPREAD, its expected error, as wide as your doubt is."""
+
+
+def contradiction(function: CostFunction, samples: Sequence[AdviceSample]) -> str:
+    """How a cost function contradicts itself: most candidates take less time for four times the sizes; else empty."""
+    for sample in samples:
+        subject = AdviceSubject.of(sample.problem, sample.candidates, sample.grids)
+        here, there = (
+            function.evaluate(s).log2 for s in (subject, _resized_subject(subject, _four_times, 4.0))
+        )
+        if float(np.median(there - here)) < -0.1:
+            return f"{_ELSEWHERE} (all extents times four) half of the candidates take less time than here"
+    return ""
+
+
+def _four_times(extent: int) -> int:
+    return extent if extent <= _SMALLEST_SIZE else 4 * extent
 
 
 _TRIALS = 16
@@ -93,7 +123,7 @@ def check_function(function: CostFunction, samples: Sequence[AdviceSample], seed
                 function.evaluate(here, shifts)
             except AdviceError as error:
                 shown = ", ".join(f"{a.name}={a.value or list(a.shape)}" for a in drawn.arguments.values())
-                raise AdviceError(f"at other sizes ({shown:.300}) on {device.name}: {error}") from error
+                raise AdviceError(f"{_ELSEWHERE} ({shown:.300}) on {device.name}: {error}") from error
 
 
 def _scaled(subject: AdviceSubject, generator: random.Random) -> AdviceSubject:
@@ -109,18 +139,18 @@ def _scaled(subject: AdviceSubject, generator: random.Random) -> AdviceSubject:
             )
         return factors[extent]
 
-    arguments: Mapping[str, Argument] = {
-        name: _resized(argument, size) for name, argument in subject.arguments.items()
-    }
-    grid = subject.grid
-    if grid:
-        more = 2.0 ** generator.randint(-3, 3)
-        grid = (np.maximum(1.0, np.floor(grid[0] * more)), *grid[1:])
+    return _resized_subject(subject, size, 2.0 ** generator.randint(-3, 3))
+
+
+def _resized_subject(subject: AdviceSubject, size: Callable[[int], int], more: float) -> AdviceSubject:
+    """The subject with other extents, and `more` times as many programs along the grid's first axis."""
+    arguments = {name: _resized(argument, size) for name, argument in subject.arguments.items()}
+    first, *others = subject.grid or (1.0,)
+    grid = (np.maximum(1.0, np.floor(first * more)), *others) if subject.grid else ()
     return replace(subject, arguments=arguments, grid=grid)
 
 
-def _resized(argument: Argument, size: object) -> Argument:
-    assert callable(size)
+def _resized(argument: Argument, size: Callable[[int], int]) -> Argument:
     if argument.kind == "tensor":
         shape = tuple(size(n) for n in argument.shape)
         stride = tuple(s if s <= _SMALLEST_SIZE else size(s) for s in argument.stride)

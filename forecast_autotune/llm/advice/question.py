@@ -22,6 +22,8 @@ MAX_VALUES = 24
 """Values of one meta-parameter that are shown."""
 _SAMPLES = 6
 """Candidates that are shown with their launch grid."""
+COMPILED = "compiled_"
+"""Begins the names of facts that the compiler told, of one candidate."""
 _FENCE = re.compile(r"```(?:python)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -66,10 +68,9 @@ def advice_prompt(samples: Sequence[AdviceSample], source: str = "") -> str:
     return "\n".join(parts) + "\n"
 
 
-def cost_function_text(answer: str) -> str:
-    """The module in an answer: its last fenced block with a `cost`, else all of it."""
-    blocks = [block for block in _FENCE.findall(answer) if "def cost(" in block]
-    return blocks[-1] if blocks else answer
+def cost_function_texts(answer: str, most: int = 1) -> list[str]:
+    """The modules in an answer: its last fenced blocks with a `cost`, else all of it."""
+    return [block for block in _FENCE.findall(answer) if "def cost(" in block][-most:] or [answer]
 
 
 def _device_text(spec: DeviceSpec) -> str:
@@ -128,7 +129,8 @@ def _numeric(text: str) -> tuple[float, str]:
 
 def _grid_texts(sample: AdviceSample) -> list[str]:
     step = max(1, len(sample.candidates) // _SAMPLES)
-    shown = list(sample.candidates)[::step][:_SAMPLES]
+    compiled = [c for c in sample.candidates if any(COMPILED in name for name in sample.facts.get(c, ()))]
+    shown = dict.fromkeys([*compiled[:1], *list(sample.candidates)[::step]][:_SAMPLES])
     texts = []
     for candidate in shown:
         grid = sample.grids.get(candidate) or sample.problem.grid

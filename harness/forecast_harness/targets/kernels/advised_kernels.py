@@ -157,11 +157,9 @@ def _described_samples(target: UserKernel, store: Store) -> Iterator[AdviceSampl
         subjects = target.subjects(store)
     except CommandError:
         return
-    for subject in subjects[:MAX_PROBLEMS]:
+    calls = {tuple(arguments): s for s in subjects if s.configs for arguments in s.calls}
+    for arguments, subject in list(calls.items())[:MAX_PROBLEMS]:
         formula = fit_grid(subject.launches)
-        if not subject.configs:
-            continue
-        arguments = subject.calls[0]
         constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
         grids = {}
         for config in subject.configs if formula is not None else ():

@@ -15,7 +15,7 @@ from forecast_autotune.llm.advice.question import (
     ADVICE_VERSION,
     MAX_SOURCE_CHARS,
     advice_prompt,
-    cost_function_text,
+    cost_function_texts,
     language_text,
 )
 from forecast_autotune.llm.advice.subject import (
@@ -70,6 +70,9 @@ def test_a_long_source_keeps_both_ends() -> None:
 
 def test_no_time_is_in_a_question_about_recorded_problems() -> None:
     table = example_table()
+    first, *others = table.measurements
+    told = replace(first, extra={"registers": 40, "spills": 0, "shared": 1024})
+    table = replace(table, measurements=[told, *others])
     slower = [
         replace(m, median_ms=None if m.median_ms is None else 3 * m.median_ms) for m in table.measurements
     ]
@@ -77,12 +80,34 @@ def test_no_time_is_in_a_question_about_recorded_problems() -> None:
     assert advice_prompt(stored_samples([table])) == advice_prompt(stored_samples([other]))
     prompt = advice_prompt(stored_samples([table])).removeprefix(language_text())
     assert not re.search(r"\b(ms|us|measured|fastest)\b", prompt)
+    assert prompt.count("compiled_registers=40 compiled_spills=0 compiled_shared=1024") == 1
 
 
 def test_the_module_in_an_answer() -> None:
     fenced = f"Thoughts.\n```python\nx = 1\n```\nfinal\n```python\n{BLOCKS}```\nThat is all."
-    assert cost_function_text(fenced) == BLOCKS
-    assert cost_function_text(BLOCKS) == BLOCKS
+    assert cost_function_texts(fenced) == [BLOCKS]
+    assert cost_function_texts(BLOCKS, 2) == [BLOCKS]
+    assert cost_function_texts(fenced + fenced, 2) == [BLOCKS] * 2
+
+
+SHRINKING = "def cost(config, args, device, launch):\n    return 2 ** 60 / args.x.numel + config.num_warps\n"
+
+
+@pytest.mark.parametrize("second", ["two", "one right", "none right"])
+def test_a_function_that_contradicts_itself_at_other_sizes_is_asked_about_as_two(second: str) -> None:
+    answers = {"two": [BLOCKS, BLOCKS], "one right": ["import os", BLOCKS], "none right": ["import os"] * 2}
+    fenced = "\n".join(f"```python\n# def cost(\n{text}```" for text in answers[second])
+    given, prompts = [SHRINKING, fenced], list[str]()
+
+    def answer(prompt: str, n: int) -> list[str]:
+        prompts.append(prompt)
+        return [given[len(prompts) - 1]]
+
+    advice = ask_for_advice(answer, sample().problem.kernel, [sample()])
+    assert "at other sizes (all extents times four) half of the candidates take less" in prompts[1]
+    assert "two whole modules in two fenced blocks" in prompts[1]
+    assert (advice.text == SHRINKING) == (second == "none right")
+    assert len(advice.others) == (second == "two")
 
 
 def test_an_answer_that_is_refused_is_asked_about_once_more() -> None:
