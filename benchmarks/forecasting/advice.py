@@ -17,6 +17,7 @@ module]}; of a place only package and function are compared. `start`: import, fi
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import multiprocessing
@@ -35,7 +36,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.forecasting.hostile_advice import spoil
 from benchmarks.lib import result_files
 from benchmarks.lib.environment import ROOT
 from benchmarks.lib.recorded_advice import DATA, FollowingAdvice, decision_figures, paired_figures
@@ -198,6 +198,72 @@ def chosen_weights(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 # --- damaged and hostile layers ---
+
+_NOISE = """
+def cost(config, args, device, launch):
+    mark = config.num_warps * 7.13 + config.num_stages * 3.71 + launch.programs * 0.3717
+    return 2 ** (({seed} + mark * 12.9898) % 6)
+"""
+_SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Mult,
+    ast.Mult: ast.Add,
+    ast.Sub: ast.Add,
+    ast.Div: ast.Mult,
+    ast.Lt: ast.Gt,
+    ast.Gt: ast.Lt,
+    ast.LtE: ast.GtE,
+    ast.GtE: ast.LtE,
+}
+_NAMES = {"min": "max", "max": "min", "ceil": "floor", "log2": "exp2", "smooth_max": "min"}
+
+
+class ReturnInverter(ast.NodeTransformer):
+    """Has `cost` return the inverse of what it returned."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Only `cost`: its helpers stay as they are."""
+        return self.generic_visit(node) if node.name == "cost" else node
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        """1000 over the value."""
+        assert node.value is not None
+        node.value = ast.BinOp(ast.Constant(1000.0), ast.Div(), node.value)
+        return node
+
+
+class SyntaxMutator(ast.NodeTransformer):
+    """Changes a share of the numbers, operators and functions of a module."""
+
+    def __init__(self, generator: random.Random, share: float) -> None:
+        self.generator, self.share = generator, share
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Change this node, perhaps, and go on below it."""
+        super().generic_visit(node)
+        if self.generator.random() > self.share:
+            return node
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            return ast.copy_location(ast.Constant(node.value * 10.0 ** self.generator.uniform(-2, 2)), node)
+        if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in _SWAPS:
+            node.op = _SWAPS[type(node.op)]()  # type: ignore[assignment]
+        elif isinstance(node, ast.Compare):
+            node.ops = [_SWAPS.get(type(op), type(op))() for op in node.ops]  # type: ignore[misc]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            node.id = _NAMES.get(node.id, node.id)
+        return node
+
+
+def spoil(text: str, kind: str, generator: random.Random) -> str:
+    """A spoilt cost function; `misplaced` ones are chosen by the caller."""
+    if kind == "inverted":
+        return ast.unparse(ast.fix_missing_locations(ReturnInverter().visit(ast.parse(text))))
+    if kind == "noise":
+        return _NOISE.format(seed=round(generator.uniform(0, 100), 3))
+    if kind == "mutated":
+        tree = SyntaxMutator(generator, generator.choice((0.02, 0.05, 0.15))).visit(ast.parse(text))
+        return ast.unparse(ast.fix_missing_locations(tree))
+    return text
+
 
 SPOILT = ("inverted", "noise", "mutated", "misplaced", "damaged")
 

@@ -32,7 +32,6 @@ ADVICE_TABLE = DATA / "advice.jsonl.gz"
 """Answers on every kernel: a line that says who wrote them and how, then one per answer."""
 FITTED_TABLES = (*shipped_tables(), DATA / "corpus_h200.jsonl.xz", DATA / "corpus_h200_2.jsonl.xz")
 """Tables that surrogates are fitted to."""
-NEAR_TABLE = DATA / "corpus_h200_near.jsonl.gz"
 _AS_SHIPPED = "nothing: as shipped"
 _DRAWS = 1000
 
@@ -50,17 +49,6 @@ def advice_by_source(path: Path = ADVICE_TABLE) -> dict[str, Advice]:
         first, *others = sorted(given, key=lambda a: a.version, reverse=True)
         joined[source] = replace(first, others=tuple(a.text for a in others))
     return joined
-
-
-def advised_tables(advice: Mapping[str, Advice], least: int = 6) -> list[Table]:
-    """The recorded tables of kernels with advice and at least so many candidates."""
-    tables = load([*FITTED_TABLES, NEAR_TABLE])
-    return [t for t in tables if t.problem.kernel.source_sha256 in advice and len(t.by_candidate()) >= least]
-
-
-def kernel_label(table: Table) -> str:
-    """The benchmark kernel that a table is of."""
-    return str(table.problem.extra["label"]).partition("/")[0]
 
 
 class FollowingAdvice:
