@@ -50,6 +50,7 @@ from forecast_harness.trials.configs.source_configs import (
     own_configs,
 )
 from forecast_harness.trials.verdict import Refusal
+from forecast_harness.verify.launch_windows import rotatable_inputs
 from forecast_harness.verify.plan import VerificationPlan
 from forecast_harness.verify.problem import DrawSpec, LaunchCase, problem_of
 from forecast_harness.verify.verdict import ContestantRejected, Reason, ReasonCode
@@ -191,18 +192,8 @@ class PackCalls:
         generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
         case = self._problem.case(axes, DrawSpec(regime, "contiguous", generator))
         key = hashlib.sha256(text).hexdigest()
-        return prepare_call(case, key, self._rotatable(case), self._problem.deterministic)
-
-    def _rotatable(self, case: LaunchCase) -> list[str]:
-        """Inputs whose values mean the same in another order: drawn one by one, by no `make`, no weights."""
-        if "def make" in self._pack.reference:
-            return []
-        known = self._pack.definition.inputs
-        return [
-            name
-            for name, tensor in case.tensors.items()
-            if tensor.is_floating_point() and tensor.is_contiguous() and not known[name].static
-        ]
+        rotatable = [n for n in rotatable_inputs(self._pack, case) if case.tensors[n].is_contiguous()]
+        return prepare_call(case, key, rotatable, self._problem.deterministic)
 
 
 def prepare_call(case: LaunchCase, key: str, rotatable: Sequence[str], deterministic: bool) -> PreparedCall:
