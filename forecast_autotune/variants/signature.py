@@ -63,6 +63,21 @@ def written(signature: str) -> frozenset[str] | None:
         return None
 
 
+def free_floats(signatures: Iterable[str]) -> frozenset[str]:
+    """The floating scalars whose value none of these signatures asks for."""
+    free: list[set[str]] = []
+    for signature in signatures:
+        try:
+            condition = json.loads(signature)
+            floats = {a[0] for a in condition["arguments"] if a[1] == "scalar" and a[2] == "fp32"}
+            free.append(
+                set() if "exact" in condition else floats - {*condition["fixed"], *condition["powers"]}
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return frozenset()
+    return frozenset(set.intersection(*free) if free else ())
+
+
 def covers(signature: str, problem: Problem) -> bool:
     """Whether a check with this signature says anything about a call of `problem`'s arguments."""
     try:

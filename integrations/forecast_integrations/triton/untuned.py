@@ -40,7 +40,7 @@ class ServedKernel:
         # Whoever tunes a kernel launches it many times: what it adds up must not be added up in the user's tensors.
         self._restored = sorted({n for listed in names for n in listed or jit.arg_names})
         self._tuners: dict[tuple[Any, ...], ForecastAutotuner] = {}
-        self._forms = CallForms(jit.arg_names)
+        self._forms = CallForms(jit.arg_names, [c for v in variants for c in v.checks])
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Launch it as a tuner would."""

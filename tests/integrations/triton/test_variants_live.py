@@ -459,8 +459,8 @@ def scaled_arguments(n: int = 4096, by: Any = 3) -> dict[str, Any]:
     return {"x": torch.ones(n), "GROUP": 8, "out": torch.ones(n), "n": n, "by": by}
 
 
-def tuned_to(source: str) -> Any:
-    own = record(source, checked(args=tuple(scaled_arguments().values()), kernel=scaled), kernel=scaled)
+def tuned_to(source: str, by: Any = 3) -> Any:
+    own = record(source, checked(args=tuple(scaled_arguments(by=by).values()), kernel=scaled), kernel=scaled)
     return autotune(PLAIN, key=["n"], variants=[own], store=False, mode="exhaustive")(fresh(scaled))
 
 
@@ -468,10 +468,10 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(meta["n"], meta["BLOCK"]),)
 
 
-def decided(device: Any, source: str) -> tuple[Any, list[dict[str, Any]]]:
+def decided(device: Any, source: str, by: Any = 3) -> tuple[Any, list[dict[str, Any]]]:
     """A tuner whose variant has won, and what reaches a compiled kernel from now on, its launch grid as `grid`."""
-    tuner = tuned_to(source)
-    tuner[grid](*scaled_arguments().values())
+    tuner = tuned_to(source, by)
+    tuner[grid](*scaled_arguments(by=by).values())
     assert isinstance(tuner.best_config, VariantConfig)
     seen, launcher = list[dict[str, Any]](), device.launcher_cls
 
@@ -519,17 +519,17 @@ def test_the_launch_grid_is_the_calls(device: Any, where: Any) -> None:
     assert seen.pop()["BASE_GRID_0"] == 16
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("named", "by"), [(False, 3), (True, 0.5)])
 def test_a_hit_is_described_once_and_looked_at_always(
-    device: Any, monkeypatch: pytest.MonkeyPatch, named: bool
+    device: Any, monkeypatch: pytest.MonkeyPatch, named: bool, by: Any
 ) -> None:
-    tuner, _ = decided(device, SOURCES["the same"])
+    tuner, _ = decided(device, SOURCES["the same"], by)
     asked = []
     describing = describe.describe
     monkeypatch.setattr(describe, "describe", lambda *given: asked.append(1) or describing(*given))
 
     def variant(**changed: Any) -> bool:
-        given = {**scaled_arguments(), **changed}
+        given = {**scaled_arguments(by=by), **changed}
         _ = tuner[grid](**given) if named else tuner[grid](*given.values())
         return isinstance(tuner.best_config, VariantConfig)
 
@@ -537,12 +537,13 @@ def test_a_hit_is_described_once_and_looked_at_always(
     count = len(asked)
     assert variant()
     assert variant(x=torch.empty(4096), out=torch.empty(4096))
+    assert by == 3 or variant(by=0.25)
     assert len(asked) == count, "nothing that a check looks at has changed"
     whole = torch.empty(8192)
     assert not variant(x=whole[:4096], out=whole[2048:6144])
     assert not variant(out=torch.empty(8192)[::2])
     assert not variant(x=whole[1:4097])
-    assert not variant(by=3.0)
+    assert not variant(by=3.0 if by == 3 else 3)
     assert not variant(GROUP=16)
     assert not variant(by=True)
     assert variant()

@@ -8,13 +8,13 @@ looked at in every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
 from forecast_autotune.records import Kernel
-from forecast_autotune.variants import Variant, admission
-from forecast_autotune.variants.signature import written
+from forecast_autotune.variants import Check, Variant, admission
+from forecast_autotune.variants.signature import free_floats, written
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.protocols import (
     Arguments,
@@ -44,8 +44,9 @@ OverlapPairs = tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
 class CallForms:
     """Describes calls of a kernel by all of their arguments: values, and dtypes, shapes, strides and alignment."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = tuple(names)
+    def __init__(self, names: Sequence[str], checks: Iterable[Check]) -> None:
+        """A float that no check asks for, as a rate that each step changes, is left out."""
+        self._names, self._free = tuple(names), free_floats(c.signature for c in checks)
         self._layouts: dict[tuple[object, ...], _CallLayout] = {}
 
     def __call__(self, args: Arguments, kwargs: NamedArguments) -> CallForm:
@@ -82,6 +83,7 @@ class CallForms:
         layout = self._layouts[kinds] = _CallLayout(
             (*self._names[: len(args)], *map(str, kinds[len(values) :])),
             {name: (i, values[i]) for name, i in places.items()},
+            self._free,
         )
         return layout
 
@@ -92,7 +94,7 @@ class CallGuard:
     def __init__(self, variant: Variant, kernel: Kernel, fn: KernelFunction) -> None:
         """`fn` is the tuner's function: its arguments are those of the calls."""
         self._variant, self._kernel, self._fn = variant, kernel, fn
-        self.forms = CallForms(fn.arg_names)
+        self.forms = CallForms(fn.arg_names, variant.checks)
 
     def __call__(self, args: Arguments, kwargs: NamedArguments, form: CallForm | None = None) -> bool:
         """`form` is for whoever knows it."""
@@ -121,7 +123,9 @@ class CallGuard:
 class _CallLayout:
     """Where tensors and other values stand in calls that are written alike."""
 
-    def __init__(self, written: tuple[str, ...], arguments: Mapping[str, tuple[int, object]]) -> None:
+    def __init__(
+        self, written: tuple[str, ...], arguments: Mapping[str, tuple[int, object]], free: Collection[str]
+    ) -> None:
         """`arguments`: name -> place among the values of a call, and a value such as stands there."""
         self.written = written
         """Names of the values of a call, `grid` and `warmup` among them where there are others by keyword."""
@@ -132,7 +136,8 @@ class _CallLayout:
         """Names of the tensors: those that are arguments, then those in descriptors."""
         self.described = bool(described)
         self.tensors, self.descriptors = picker([*plain.values()]), picker([*described.values()])
-        self.scalars = picker([i for n, (i, _) in arguments.items() if n not in tensors_by_name])
+        left_out = tensors_by_name | {n for n in free if n in arguments and type(arguments[n][1]) is float}
+        self.scalars = picker([i for n, (i, _) in arguments.items() if n not in left_out])
         self.is_plain = not described and all(
             value is None or type(value) in _PLAIN for n, (_, value) in arguments.items() if n not in plain
         )
