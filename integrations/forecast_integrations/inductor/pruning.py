@@ -10,7 +10,7 @@ from forecast_autotune.records import Candidate, Measurement
 from forecast_autotune.settings import Mode
 from forecast_autotune.telemetry.spans import DecisionSpan
 from forecast_integrations.inductor.choices.graph_position import graph_position
-from forecast_integrations.inductor.choices.pool import ChoicePool, annotate_choice
+from forecast_integrations.inductor.choices.pool import ChoicePool, annotate_choice, with_code
 from forecast_integrations.inductor.choices.records import candidate_of, is_extern, problem_of
 from forecast_integrations.inductor.operation_search import MIN_CHOICES, OperationSearch
 from forecast_integrations.inductor.session import TuningSession
@@ -91,25 +91,18 @@ def prune_before_codegen(
     layout = choices[0].layout
     search = OperationSearch(problem_of(name, nodes, layout), list(named), externs, session)
 
-    def callers() -> list[ChoiceCaller]:
-        listed = [member.choice for c in externs for member in named[c]]
-        return [caller for caller in listed if caller is not None]
-
     # Whole numbers may be places: which are right, Inductor says with the whole list.
     if all(node.get_dtype().is_floating_point for node in nodes):
-        _time_ahead(search, time_externs, callers, SelectionCall(name, nodes, layout))
+        listed = [member for c in externs for member in named[c]]
+        _time_ahead(search, time_externs, lambda: with_code(listed), SelectionCall(name, nodes, layout))
     kept = set(search.first(draft=True))
     if search.failed and widened:
         raise UnplannedSpaceError
     group = {c: members[0] for c, members in named.items() if c not in kept}
-    remaining = []
-    for candidate, members in named.items():
-        if candidate in kept:
-            for choice in members:
-                annotate_choice(choice, group)
-                remaining.append(choice)
-    order = {id(choice): i for i, choice in enumerate(choices)}
-    return sorted(remaining, key=lambda choice: order[id(choice)])
+    remaining = [choice for choice in choices if candidate_of(choice) in kept]
+    for choice in remaining:
+        annotate_choice(choice, group)
+    return remaining
 
 
 def _time_ahead(

@@ -38,11 +38,15 @@ class ChoicePool(dict[Candidate, list["Choice"]]):
     """Choices by candidate, those whose code has not been generated yet included."""
 
     def __init__(self, choices: Sequence[ChoiceCaller]) -> None:
+        from torch._inductor.select_algorithm import TritonTemplateCaller
+
         super().__init__()
         self.order = {id(choice): i for i, choice in enumerate(choices)}
         self.siblings: dict[int, Choice] = {}
         """A choice of the same list as a reserved one, by the reserved one's id: it has the final layout."""
-        self.kinds = set(map(_kind, choices))
+        self.kinds = {
+            TritonTemplateCaller if template_choice(c) is c else type(unwrap_choice(c)) for c in choices
+        }
         groups: dict[int, tuple[ReservedChoices, KernelTemplateChoice]] = {}
         for choice in choices:
             self.setdefault(candidate_of(choice), []).append(choice)
@@ -112,10 +116,3 @@ def with_code(choices: Iterable[Choice]) -> list[ChoiceCaller]:
 def _caller(choice: Any) -> ChoiceCaller | None:
     template: Any = template_choice(choice)
     return template.choice if template is choice else choice
-
-
-def _kind(choice: Choice) -> type:
-    """The class of a choice, or of the one that it is made into."""
-    from torch._inductor.select_algorithm import TritonTemplateCaller
-
-    return TritonTemplateCaller if template_choice(choice) is choice else type(unwrap_choice(choice))
