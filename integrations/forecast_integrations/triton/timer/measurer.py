@@ -213,7 +213,7 @@ class TritonMeasurer:
             ready = [c for c in wanted if c in self._ready]
             # Where compiling disturbs timing, everything is compiled before anything is timed.
             if not ready or (not self._pool.quiet and len(ready) < len(wanted)):
-                if (result := self._pool.next(within_s)) is None:
+                if (result := self._pool.next(None if self.is_undecided else within_s)) is None:
                     return
                 _record_compilation(result)
                 self._ready[result.candidate] = result
@@ -222,7 +222,6 @@ class TritonMeasurer:
             yield from self._measured(self._ready.pop(ready[0]))
             self._check()
             if not wanted and self.is_undecided:
-                within_s = None
                 others = (c for c in (*self._ready, *self._call.configs) if c not in self._tried)
                 wanted = dict.fromkeys(itertools.islice(others, 1))
                 self._pool.schedule([c for c in wanted if c not in self._ready])
