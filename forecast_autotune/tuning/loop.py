@@ -1065,6 +1065,9 @@ def _decide_from_store(
 ) -> Decision:
     """Skip and frozen mode: the best stored time, else the best forecast.
 
+    Frozen mode forecasts nothing where a decision of the same tuner's key at other sizes is stored: a tuner launches
+    one config at all sizes of its key, and compiles no other.
+
     Raises `FrozenMissError` in frozen mode with `on_miss="error"` when the store holds no time.
     """
     problem, known = forecaster.problem, forecaster.candidates.row_of
@@ -1083,6 +1086,14 @@ def _decide_from_store(
         )
     relatives = store.relatives(problem)
     reason = task.why_untimed or f"{settings.mode} mode: not timed"
+    for other in (r.problem for r in relatives) if settings.mode is Mode.FROZEN and not timed else ():
+        same = other.key == problem.key and other.kernel.source_sha256 == problem.kernel.source_sha256
+        if same and other.device.slug == problem.device.slug:
+            stored = reusable_decision(store.decision(other), task, settings, mark)
+            if stored is not None:
+                reason = f"{reason}; decided for its key at other sizes, where the risk was {stored.stated_risk:.2g}"
+                stored = replace(stored, problem=problem.id, reason=reason, stated_risk=1.0, median_ms=None)
+                return replace(stored, saved_s=0.0, cost=Cost(), verdicts=())
     return _decide_unmeasured(forecaster, rows, relatives, settings, mark, reason)
 
 

@@ -186,6 +186,18 @@ def test_frozen_raises_on_a_miss_and_names_the_remedy() -> None:
     assert bench.made == 0
     decision = decide(store, bench, mode="frozen", on_miss="forecast")
     assert decision.evidence is Evidence.FORECAST
+    near, worst = (
+        replace(TABLE.problem, id="0" * 24),
+        max((m for m in TABLE.measurements if m.ok), key=lambda m: m.ms),
+    )
+    store.add(near, replace(worst, problem=near.id))
+    store.put_decision(near, replace(decision, problem=near.id, chosen=worst.candidate))
+    served = decide(store, bench, mode="frozen", on_miss="forecast")
+    assert (served.chosen, served.evidence, served.stated_risk) == (worst.candidate, Evidence.STORED, 1.0)
+    elsewhere = replace(TABLE.problem, key=("other",), id="1" * 24)
+    table, listed = Table(elsewhere, ()), list(TABLE.by_candidate())
+    decision = decide(store, bench, table=table, candidates=listed, mode="frozen", on_miss="forecast")
+    assert decision.evidence is Evidence.FORECAST, "another key"
     store.add(TABLE.problem, TABLE.measurements[2])
     assert decide(store, bench, mode="frozen").chosen == TABLE.measurements[2].candidate
     assert bench.made == 0
