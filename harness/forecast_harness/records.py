@@ -54,7 +54,7 @@ class Node:
     """Ids of the nodes it was made of; empty for a seed. The first is the one it was derived from."""
     provenance: Provenance
     arm: str = ""
-    """Author and style that made it: what the bandit learns about."""
+    """Author and style that made it."""
     batch: int = 0
     request: str = ""
     """Id of the request it answers; empty for a seed."""

@@ -32,7 +32,7 @@ from forecast_harness.search.events import (
 )
 
 DEVICE = "GPU-5f1c9d2e"
-ARMS = ("llm:coder/rewrite", "llm:coder/repair", "llm:coder/diff", "mechanical/ast")
+ARMS = ("llm:coder/rewrite", "llm:coder/repair", "llm:writer/rewrite", "mechanical/rewrite")
 _FAILURES = (
     (Outcome.COMPILE_ERROR, "compile", "error: operand types disagree in tl.dot"),
     (Outcome.INCORRECT, "verify", "wrong: 12 of 4096 values beyond the tolerance"),
