@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.llm.calibration import BlendWeight
 from forecast_autotune.records import Candidate
 from forecast_autotune.surrogates.covariance import Hyperparameters
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
+
+if TYPE_CHECKING:
+    from forecast_autotune.llm.calibration import BlendWeight  # 10 ms of a first key, for its type alone
 
 Rows = npt.NDArray[np.intp]
 
@@ -97,7 +99,7 @@ class BlendedSurrogate(MovedSurrogate):
 
     def without_llm(self) -> BlendedSurrogate:
         """The belief that has none of the model in it."""
-        plain = BlendedSurrogate(self.base, self.informed, self.disagreements, BlendWeight())
+        plain = BlendedSurrogate(self.base, self.informed, self.disagreements, type(self.weight)())
         plain._base_priors = self._base_priors  # the same relatives, believed of alike
         return plain
 
