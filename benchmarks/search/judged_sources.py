@@ -1,13 +1,20 @@
 """Claim: the forecasts of a model that wrote sources of kernels, blind, choose those worth a measurement.
 
-    python -m benchmarks.search.judged_sources DATA --out benchmarks/results/judged_sources.json
+    python -m benchmarks.search.judged_sources record STORE ... --sources FOLDER --out FOLDER [--seconds 270]
+    python -m benchmarks.search.judged_sources order STORE ... --sources FOLDER --out FOLDER --to DATA
+    python -m benchmarks.search.judged_sources replay DATA --out benchmarks/results/judged_sources.json
 
-DATA has a line for each source of some kernels: a strong model's with its forecasts, and mechanical rewrites, each
-judged once at a captured call beside the kernel's own source in its best config, and its place in the orders in which
-searches would have measured them, four at a time as `search` chooses: a) as they were written; b) by the learned
-surrogate, which hears results; c) by the model's forecasts; d) by both, by their precisions, the model's spread
-stretched by its errors so far; e) mechanical ones by b; f) all of them by d, or b where the model said nothing. Figures
-are of these, and of r) a random order of the model's (mean of many); intervals are of means over kernels, drawn anew.
+STOREs hold captured calls of programs. FOLDER/KERNEL has sources of one kernel: `NN.py` of a model with its
+`forecasts.jsonl`, `mNN.py` of mechanical rewrites. Each is judged once at the captured call, beside the kernel's own
+source in its best config, through machine code as `search` does. KERNEL.jsonl in --out gets a line as soon as a source
+is judged; what has one already is not judged again. A process for each kernel, some at a time, which take turns on the
+device; a model's sources come first, and what is left when time ends is cut. `--null` invents the verdicts.
+
+`order` works out, from the texts, in which order searches would have measured them, four at a time as `search` chooses:
+a) as they were written; b) by the learned surrogate, which hears results; c) by the model's forecasts; d) by both, by
+their precisions, the model's spread stretched by its errors so far; e) mechanical ones by b; f) all of them by d, or b
+where the model said nothing. It writes DATA, which holds no texts. `replay` computes figures of it, and of r) a random
+order of the model's (mean of many); intervals are of means over kernels, drawn anew.
 """
 
 from __future__ import annotations
@@ -17,32 +24,390 @@ import gzip
 import itertools
 import json
 import math
+import os
 import random
 import statistics
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.result_files import ResultFile
-from forecast_autotune.variants.records import Origin
+from benchmarks.lib.result_files import ResultFile, say
+from forecast_autotune.records import Outcome, digest
+from forecast_autotune.records.captured_call import CapturedCall
+from forecast_autotune.store import Store
+from forecast_autotune.variants.records import Origin, Provenance
+from forecast_harness.records import (
+    FullVerification,
+    Node,
+    NodeForecast,
+    NodeJob,
+    NodeResult,
+    SearchTarget,
+    VerificationJob,
+)
+from forecast_harness.search.acquisition import choose_by_forecast
+from forecast_harness.search.events import NodeForecastRequest
+from forecast_harness.search.forecasters import TritonForecaster, static_features
+from forecast_harness.targets import search_target
+from forecast_harness.targets.novelty import node_identity
+from forecast_harness.trials.judge_pool import LocalJudgePool
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_train.metrics import bin_sums, ece_of, spearman
+
+_TRIALS, _BASE_TRIALS = 6, 64
+"""Configs of a source, and of the kernel's own, that may be timed."""
+_CLOSE_S = 12.0
+"""For a kernel's lanes to end."""
+_FACTS = ("configs", "spent", "path", "path_reason", "given_up_after", "codes")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    steps = parser.add_subparsers(dest="step", required=True)
+    recording, ordering = steps.add_parser("record"), steps.add_parser("order")
+    for one in (recording, ordering):
+        one.add_argument("stores", nargs="+", type=Path)
+        one.add_argument("--sources", type=Path, required=True)
+        one.add_argument("--out", type=Path, required=True)
+        one.add_argument("--kernels", nargs="*", default=[], help="only these")
+    recording.add_argument("--seconds", type=float, default=270.0)
+    recording.add_argument("--at-once", type=int, default=3, help="kernels that are judged at a time")
+    recording.add_argument("--verify", type=int, default=0, help="fastest of each author to verify, too")
+    recording.add_argument("--null", action="store_true")
+    recording.add_argument("--child", default="", help=argparse.SUPPRESS)
+    ordering.add_argument("--to", type=Path, required=True)
+    replaying = steps.add_parser("replay")
+    replaying.add_argument("data", type=Path)
+    replaying.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if options.step == "record":
+        return _judge(options) if options.child else _record(options)
+    return _order(options) if options.step == "order" else _replay(options)
+
+
+# --- recording ---
+
+
+def _record(options: argparse.Namespace) -> int:
+    options.out.mkdir(parents=True, exist_ok=True)
+    places = _places(options)
+    names = sorted(
+        (n for n in places if options.verify or _left(options, n)), key=lambda n: -_left(options, n)
+    )
+    until = time.monotonic() + options.seconds
+    say(f"{len(names)} kernels, {sum(_left(options, n) for n in names)} sources are to be judged")
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for name in pool.map(lambda n: _child(options, n, places[n], until), names):
+            say(name)
+    return 0
+
+
+def _places(options: argparse.Namespace) -> dict[str, Path]:
+    """The store of each kernel that has sources."""
+    every = {c.kernel.name: store for store in options.stores for c, _ in _captures(store)}
+    return {n: every[n] for n in options.kernels or every if (options.sources / n).is_dir()}
+
+
+def _captures(store: Path) -> Iterator[Any]:
+    files = Store(store).captures
+    yield from files.every() if files is not None else ()
+
+
+def _left(options: argparse.Namespace, name: str) -> int:
+    known = _rows(options.out / f"{name}.jsonl")
+    return sum(digest(p.read_text()) not in known for p in _sources(options.sources / name))
+
+
+def _sources(folder: Path) -> list[Path]:
+    """A model's come first."""
+    return sorted(folder.glob("*.py"), key=lambda p: (p.name.startswith("m"), p.name))
+
+
+def _rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Lines by the digest of their source; one that was cut short is none."""
+    rows = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        rows[row["source_sha256"]] = row
+    return rows
+
+
+def _child(options: argparse.Namespace, name: str, store: Path, until: float) -> str:
+    """Judge the sources of a kernel in a process of its own, on a share of the cores. Returns a line for a person."""
+    left = until - time.monotonic()
+    if left < _CLOSE_S:
+        return f"{name}: no time was left"
+    words = [sys.executable, "-m", "benchmarks.search.judged_sources", "record", str(store)]
+    words += ["--sources", str(options.sources), "--out", str(options.out), "--child", name]
+    words += ["--seconds", f"{left:.1f}", "--at-once", str(options.at_once), "--verify", str(options.verify)]
+    began = time.monotonic()
+    environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(store.absolute())}
+    with (options.out / f"{name}.log").open("wb") as log:
+        child = subprocess.Popen(
+            [*words, *(["--null"] if options.null else [])], stdout=log, stderr=log, env=environment
+        )
+        try:
+            child.wait(left + _CLOSE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    rows = _rows(options.out / f"{name}.jsonl").values()
+    gains = [2 ** -r["log2_ratio"] for r in rows if r.get("log2_ratio") is not None]
+    text = f"{name}: {len(rows)} lines, {len(gains)} right, best {max(gains, default=0):.2f}x"
+    return f"{text}, {time.monotonic() - began:.0f} s, status {child.returncode}"
+
+
+def _judge(options: argparse.Namespace) -> int:
+    """The child: judge the sources of one kernel."""
+    until = time.monotonic() + options.seconds - _CLOSE_S
+    name, (store,) = options.child, options.stores
+    call, target, seed = _opened(name, store, real=not options.null)
+    out, module = options.out / f"{name}.jsonl", call.kernel.extra["module"]
+    known = _rows(out)
+    nodes = [_node(p, target, seed) for p in _sources(options.sources / name)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(_lanes(options, target, seed, Path(folder))) as lanes,
+        out.open("a") as file,
+    ):
+
+        def write(node: Node, facts: Mapping[str, Any]) -> None:
+            row = {"kernel": name, "module": module, "source_sha256": digest(node.source)}
+            row |= {"author": str(node.provenance.origin), "file": node.provenance.note, **facts}
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.flush()
+
+        base = known.get(digest(seed.source))
+        if base is None:
+            judged = lanes.submit(_job(target, seed, seed, {}, _BASE_TRIALS)).result(options.seconds)
+            base = _facts(judged)
+            shown = {"call": [a.to_json() for a in call.arguments], "device": target.payload["device"]}
+            write(seed, {**base, **shown})
+        waiting = {
+            lanes.submit(_job(target, n, seed, base["config"], _TRIALS)): n
+            for n in nodes
+            if digest(n.source) not in known
+        }
+        try:
+            for one in as_completed(waiting, timeout=max(0.0, until - time.monotonic())):
+                try:
+                    write(waiting[one], _facts(one.result()))
+                except LaneFailure as error:
+                    say(f"{waiting[one].provenance.note}: lost: {error}")
+        except TimeoutError:
+            say("some are left")
+        fastest = _fastest(nodes, _rows(out), options.verify)
+        verdicts = {
+            lanes.verify(VerificationJob(f"v{n.id}", n, row["config"], target)): (n, row)
+            for n, row in fastest
+        }
+        try:
+            for done in as_completed(verdicts, timeout=max(0.0, until - time.monotonic())):
+                verdict, (node, row) = done.result(), verdicts[done]
+                seen = {"verified": verdict.is_right, "verify_s": round(verdict.wall_seconds, 2)}
+                write(node, {**row, **seen, "said": verdict.wrong[:400]})
+        except (LaneFailure, TimeoutError) as error:
+            say(f"not all were verified: {error!r}")
+        lanes.give_up()
+    return 0
+
+
+def _opened(name: str, store: Path, *, real: bool) -> tuple[CapturedCall, SearchTarget, Node]:
+    call = max((c for c, _ in _captures(store) if c.kernel.name == name), key=lambda c: c.at)
+    os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(store.absolute())
+    if not real:
+        vars(search_target)["cuda_device"] = lambda: call.device
+    place = f"{call.kernel.extra['module']}:{name}@{call.kernel.source_sha256[:12]}"
+    target, (seed,) = search_target.open_target(place, device="cuda")
+    return call, target, seed
+
+
+def _fastest(
+    nodes: Sequence[Node], rows: Mapping[str, dict[str, Any]], most: int
+) -> list[tuple[Node, dict[str, Any]]]:
+    """The fastest sources of each author, those that are verified already left out."""
+    pairs = [(n, rows[d]) for n in nodes if (d := digest(n.source)) in rows]
+    able = [p for p in pairs if (p[1]["log2_ratio"] or 0.0) < 0 and p[1].get("verified") is not False]
+    able.sort(key=lambda p: p[1]["log2_ratio"])
+    authors = {p[1]["author"] for p in able}
+    chosen = [p for a in sorted(authors) for p in [p for p in able if p[1]["author"] == a][:most]]
+    return [p for p in chosen if "verified" not in p[1]]
+
+
+def _node(path: Path, target: SearchTarget, seed: Node) -> Node:
+    source, is_model = path.read_text(), not path.name.startswith("m")
+    provenance = Provenance(Origin.LLM if is_model else Origin.REWRITE, note=path.name)
+    return Node(node_identity(target.id, "triton", source), source, "triton", (seed.id,), provenance)
+
+
+def _job(target: SearchTarget, node: Node, seed: Node, config: Mapping[str, Any], trials: int) -> NodeJob:
+    return NodeJob(digest(node.id, seed.id, trials), node, seed, config, target, 0, trials)
+
+
+def _facts(judged: NodeResult) -> dict[str, Any]:
+    said = "" if judged.outcome is Outcome.OK else judged.feedback[:400]
+    return {
+        "outcome": str(judged.outcome),
+        "stage": judged.stage,
+        "log2_ratio": judged.log2_ratio,
+        "sd": judged.sd,
+        "seconds": dict(judged.seconds),
+        "config": dict(judged.config),
+        "measurements": judged.measurements,
+        "device_s": round(judged.device_seconds, 4),
+        "wall_s": round(judged.wall_seconds, 3),
+        "said": said,
+        **{k: v for k, v in judged.facts.items() if k in _FACTS},
+    }
+
+
+class _InventedJudge:
+    """Verdicts of a dry run."""
+
+    def judge(self, job: NodeJob) -> NodeResult:
+        chance, is_base = random.Random(job.node.id), job.node.id == job.against.id
+        if chance.random() < 0.1 and not is_base:
+            return NodeResult(Outcome.INCORRECT, stage="verify", feedback="invented", device_seconds=0.1)
+        ratio = 0.0 if is_base else chance.gauss(0.0, 0.3)
+        config = search_target.configs_for(job.target, job.node.source)[0].to_json()
+        return NodeResult(Outcome.OK, "", ratio, 0.01, {"0": 2**ratio}, config, 1, device_seconds=0.2)
+
+    def verify(self, job: VerificationJob) -> FullVerification:
+        return FullVerification(Outcome.OK, "", {})
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def _lanes(options: argparse.Namespace, target: SearchTarget, seed: Node, folder: Path) -> LocalJudgePool:
+    if options.null:
+        return LocalJudgePool(lambda number: _InventedJudge(), 2)  # type: ignore[arg-type,return-value]
+    from forecast_harness.trials.devices import verification_plan
+    from forecast_harness.trials.machine_lanes import open_machine_code_lanes
+
+    workers = max(2, len(os.sched_getaffinity(0)) // options.at_once)
+    plans = [verification_plan("cuda")]
+    return open_machine_code_lanes(target, seed, plans, folder=folder, workers=workers, on_failure=say)
+
+
+# --- in which order ---
+
+_SLOTS, _AUDIT, _PRIOR = 4, 0.1, 4.0
+"""Sources that are chosen at a time, audits among them, and results that the model's stated spread counts for."""
+
+
+def _order(options: argparse.Namespace) -> int:
+    with gzip.GzipFile(options.to, "wb", mtime=0) as file:
+        for name, store in sorted(_places(options).items()):
+            for row in _ordered(options, name, store):
+                file.write(json.dumps(row, sort_keys=True).encode() + b"\n")
+            say(name)
+    return 0
+
+
+def _ordered(options: argparse.Namespace, name: str, store: Path) -> list[dict[str, Any]]:
+    """The rows of a kernel, each with its place in the arms that have it."""
+    _, target, seed = _opened(name, store, real=False)
+    judged = _rows(options.out / f"{name}.jsonl").values()
+    rows = {r["file"]: {k: v for k, v in r.items() if k not in ("said", "configs")} for r in judged}
+    for row in (r for r in rows.values() if r.get("verified") is False):
+        row |= {"outcome": str(Outcome.INCORRECT), "log2_ratio": None, "unverified": row["log2_ratio"]}
+    lines = (options.sources / name / "forecasts.jsonl").read_text().splitlines()
+    for said in (json.loads(line) for line in lines if line.strip()):
+        if said["file"] in rows:
+            rows[said["file"]]["said"] = [said["forecast_log2_ratio"], said["sd"], said["p_correct"]]
+    paths = [p for p in _sources(options.sources / name) if p.name in rows]
+    nodes = {p.name: _node(p, target, seed) for p in paths}
+    with closing(TritonForecaster(target)) as learned:
+
+        def ask(files: Sequence[str], done: Sequence[str]) -> Mapping[str, NodeForecast]:
+            best = min([f for f in done if _right(rows[f])], key=lambda f: rows[f]["log2_ratio"], default="")
+            reference = nodes[best] if best and rows[best]["log2_ratio"] < 0 else seed
+            known = [(seed, _result(rows["base"]), 0.0)]
+            known += [(nodes[f], _result(rows[f]), rows[f]["log2_ratio"] or 0.0) for f in done]
+            request = NodeForecastRequest(0, reference, tuple(nodes[f] for f in files), tuple(known), target)
+            beliefs = learned.forecast(request).beliefs
+            return {f: beliefs[nodes[f].id] for f in files}
+
+        def judge(files: Sequence[str], done: Sequence[str]) -> dict[str, NodeForecast]:
+            heard = [rows[f] for f in done if _right(rows[f]) and "said" in rows[f]]
+            squares = [((r["log2_ratio"] - r["said"][0]) / r["said"][1]) ** 2 for r in heard]
+            stretch = math.sqrt((_PRIOR + sum(squares)) / (_PRIOR + len(squares)))
+            lead = min([0.0, *(rows[f]["log2_ratio"] for f in done if _right(rows[f]))])
+            said = {f: rows[f]["said"] for f in files if "said" in rows[f]}
+            return {f: _belief(mean - lead, sd * stretch, 1 - p) for f, (mean, sd, p) in said.items()}
+
+        def both(files: Sequence[str], done: Sequence[str]) -> dict[str, NodeForecast]:
+            beliefs, model = dict(ask(files, done)), judge(files, done)
+            return beliefs | {f: _blended(beliefs[f], said) for f, said in model.items()}
+
+        for file, belief in ask(list(nodes), []).items():
+            seen = static_features([(nodes[file], seed)])[0]
+            rows[file] |= {
+                "learned": [belief.mean, belief.sd, belief.p_fail],
+                "features": [*map(float, seen)],
+            }
+        model = [f for f in nodes if "said" in rows[f]]
+        made = [f for f in nodes if "said" not in rows[f]]
+        forecasts = {"b": ask, "c": judge, "d": both, "e": ask, "f": both}
+        for arm in "abcdef":
+            files = {"e": made, "f": [*model, *made]}.get(arm, model)
+            order = _measured(files, forecasts[arm], name) if arm in forecasts else files
+            for place, file in enumerate(order):
+                rows[file].setdefault("places", {})[arm] = place
+    return list(rows.values())
+
+
+def _measured(files: Sequence[str], believe: Any, seed: str) -> list[str]:
+    """The order in which these are measured."""
+    done: list[str] = []
+    while left := [f for f in files if f not in done]:
+        beliefs = believe(left, done)
+        chosen = choose_by_forecast(len(done), left, beliefs, slots=_SLOTS, audit=_AUDIT, seed=seed).nodes
+        done += chosen or left[:_SLOTS]
+    return done
+
+
+def _right(row: Mapping[str, Any]) -> bool:
+    return row["log2_ratio"] is not None
+
+
+def _result(row: Mapping[str, Any]) -> NodeResult:
+    return NodeResult(Outcome(row["outcome"]), log2_ratio=row["log2_ratio"], sd=row["sd"])
+
+
+def _belief(mean: float, sd: float, p_fail: float) -> NodeForecast:
+    return NodeForecast(mean, sd, p_fail, (1 - p_fail) * 0.5 * math.erfc(mean / (sd * math.sqrt(2))))
+
+
+def _blended(before: NodeForecast, said: NodeForecast) -> NodeForecast:
+    own = 0.0 if before.abstains else before.sd**-2
+    precision = own + said.sd**-2
+    mean = (before.mean * own + said.mean * said.sd**-2) / precision
+    return _belief(mean, precision**-0.5, 1 - (1 - before.p_fail) * (1 - said.p_fail))
+
+
+# --- what they show ---
 
 _AUTHORS, _SHARES = (str(Origin.LLM), str(Origin.REWRITE)), (0.125, 0.25, 0.5, 1.0)
 _FASTER, _DRAWS, _SHUFFLES = math.log2(1.05), 4000, 400
 """How much faster counts (log2), resamples of kernels, and random orders."""
 
 
-def main() -> int:
-    """Compute the figures of recorded verdicts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+def _replay(options: argparse.Namespace) -> int:
     with gzip.open(options.data, "rt") as file:
         rows = [json.loads(line) for line in file]
     report = ResultFile(options, "judged-sources", 0)
@@ -73,10 +438,6 @@ def main() -> int:
         }
     )
     return 0
-
-
-def _right(row: Mapping[str, Any]) -> bool:
-    return row["log2_ratio"] is not None
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.search import judged_sources as judged
+from forecast_harness.records import NodeForecast
 
 RATIOS = {"01.py": 0.5, "02.py": None, "03.py": -1.0, "04.py": -0.25}
 
@@ -32,3 +33,14 @@ def test_forecasts_that_are_right_leave_no_risk() -> None:
     assert scores["ece"] == pytest.approx(0.0, abs=1e-6)
     assert judged._best_tenth({"k": [row(f) for f in RATIOS]}, "said") == 1.0
     assert judged._best_tenth({"k": [row(f) for f in RATIOS]}, "") == pytest.approx(0.25, abs=0.1)
+
+
+def test_the_promising_are_measured_first_and_all_are_in_the_end() -> None:
+    files = [f"{n:02d}.py" for n in range(12)]
+
+    def believe(left: list[str], done: list[str]) -> dict[str, NodeForecast]:
+        return {f: judged._belief(-0.1 * int(f[:2]), 0.2, 0.0) for f in left}
+
+    order = judged._measured(files, believe, "seed")
+    assert sorted(order) == files
+    assert set(order[:3]) == {"11.py", "10.py", "09.py"}
