@@ -100,16 +100,15 @@ def serving(run: Callable[..., Any]) -> Callable[..., Any]:
     busy = threading.local()
 
     def run_served(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if warmup or getattr(busy, "on", False):  # the latter: its tuner launches it
-            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
-        if id(self) not in known:
+        entry = known.get(id(self))
+        if entry is None and not warmup and not getattr(busy, "on", False):
             busy.on = True
             try:
-                known[id(self)] = self, _served(self)  # held, so that the number stays its
+                entry = known[id(self)] = self, _served(self)  # held, so that the number stays its
             finally:
                 busy.on = False
-        served = known[id(self)][1]
-        if served is None:
+        served = None if entry is None else entry[1]
+        if served is None or warmup or getattr(busy, "on", False):  # the latter: its tuner launches it
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
         busy.on = True
         try:

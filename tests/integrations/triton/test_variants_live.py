@@ -22,8 +22,8 @@ from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
 from forecast_integrations.triton.problem import describe
+from forecast_integrations.triton.variants.calls import CallForms, are_disjoint, overlap_pairs
 from forecast_integrations.triton.variants.loading import VariantConfig, load_variant
-from forecast_integrations.triton.variants.sources import may_overlap
 from tests.integrations.null import double, fresh, tables, twice
 
 SLOW = [triton.Config({"BLOCK": 128}, num_warps=w, num_stages=1) for w in (1, 2)]
@@ -272,6 +272,11 @@ def test_a_dtype_that_was_not_verified_is_the_bases(device: Any) -> None:
     assert call(tuner, *arguments(dtype=torch.float16)).metadata.num_warps == 2
     assert tuner.decision.candidates == 2
     assert call(tuner).metadata.num_warps == 4
+
+
+def may_overlap(named: dict[str, Any], written: frozenset[str] | None) -> bool:
+    layout, _, tensors, begins, _ = CallForms((), ())((), named)
+    return not are_disjoint(begins, overlap_pairs(layout.names, tensors, written))
 
 
 def test_overlap_matters_where_something_is_written() -> None:

@@ -117,7 +117,7 @@ class CallGuard:
         named = {**dict(zip(self._fn.arg_names, args, strict=False)), **kwargs}
         problem = describe.describe(self._fn, self._kernel, named, (), None)
         check = admission(self._variant, problem)
-        return None if check is None else _overlap_pairs(names, tensors, written(check.signature))
+        return None if check is None else overlap_pairs(names, tensors, written(check.signature))
 
 
 class _CallLayout:
@@ -167,23 +167,10 @@ def picker(places: list[int]) -> ArgumentPicker:
     return lambda values: (values[place],)
 
 
-def may_overlap(named: NamedArguments, written: frozenset[str] | None) -> bool:
-    """Whether a tensor that is written overlaps another argument; None: any of them may be written."""
-    tensors_by_name: dict[str, Tensor] = {}
-    for name, value in named.items():
-        if is_tensor(value):
-            tensors_by_name[name] = value
-        elif is_descriptor(value):
-            tensors_by_name[name] = value.base
-    tensors = list(tensors_by_name.values())
-    return not are_disjoint(
-        [t.data_ptr() for t in tensors], _overlap_pairs(list(tensors_by_name), tensors, written)
-    )
-
-
-def _overlap_pairs(
+def overlap_pairs(
     names: Sequence[str], tensors: Sequence[Tensor], written: frozenset[str] | None
 ) -> OverlapPairs:
+    """The tensors that must not overlap where those named are written; None: any of them may be."""
     sizes = {i: size for i, tensor in enumerate(tensors) if (size := _extent(tensor))}
     first = {i for i in sizes if written is None or names[i] in written}
     # A pair of which both are written is looked at once.

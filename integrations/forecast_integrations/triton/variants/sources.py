@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from forecast_autotune.errors import SettingsError, VariantError
-from forecast_autotune.records import HOOK_VARIANT_PREFIX, Kernel, Problem
+from forecast_autotune.records import HOOK_VARIANT_PREFIX, Problem
 from forecast_autotune.store import Store
 from forecast_autotune.store.files import VARIANTS
-from forecast_autotune.variants import Variant, admission
-from forecast_autotune.variants.signature import written
+from forecast_autotune.variants import Variant
 from forecast_integrations.triton.protocols import KernelFunction, NamedArguments, Tuner
-from forecast_integrations.triton.variants.calls import CallGuard, may_overlap
+from forecast_integrations.triton.variants.calls import CallGuard
 from forecast_integrations.triton.variants.loading import AlternativeKernel, LoadedVariant, load_variant
 
 Generator: TypeAlias = Callable[[Problem], Iterable[Variant]]
@@ -93,10 +92,8 @@ class VariantSources:
         """
         functions = dict(self.kernels)
         for variant in self._records(problem, own):
-            check = admission(variant, problem)
-            if check is None or may_overlap(named, written(check.signature)):
-                continue
-            loaded = self._load(variant, problem.kernel, tuner, own)
+            guard = CallGuard(variant, problem.kernel, tuner.fn)
+            loaded = self._load(variant, guard, tuner, own) if guard((), named) else None
             if loaded is not None:
                 functions.setdefault(variant.name, loaded)
         return functions
@@ -117,14 +114,13 @@ class VariantSources:
                 )
 
     def _load(
-        self, variant: Variant, kernel: Kernel, tuner: Tuner, own: Store | None
+        self, variant: Variant, guard: CallGuard, tuner: Tuner, own: Store | None
     ) -> LoadedVariant | None:
         # By source and checks: another process may have added some, or put another source in its place.
         key = variant.name, variant.source, variant.configs, variant.checks
         if key not in self._loaded:
             folder = None if own is None or own.root is None else own.root / MODULES
             try:
-                guard = CallGuard(variant, kernel, tuner.fn)
                 self._loaded[key] = load_variant(variant, tuner.fn, guard, folder)
             except VariantError as error:
                 self._warn_once(str(error))
