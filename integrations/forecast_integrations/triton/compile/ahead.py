@@ -76,8 +76,8 @@ def compile_ahead(
                 child.tag.trouble = f"not compiled after {limit_s:g} s"
                 done(next(count), child.tag)
     finally:
-        environment.restore()
         children.close()
+        environment.restore()
 
 
 class _RecordedEnvironment:
