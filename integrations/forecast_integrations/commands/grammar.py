@@ -111,6 +111,7 @@ def warm(commands: Commands) -> None:
         examples=(
             "warm --plan",
             "warm --plan --device gfx942",
+            "warm --shapes M=1..8192:pow2",
             "warm --certify 0.05",
         ),
     )
@@ -121,6 +122,14 @@ def warm(commands: Commands) -> None:
         "--misses",
         metavar="DIR",
         help="the store whose recorded misses are tuned, of another machine for example (default: --store)",
+    )
+    parser.add_argument(
+        "--shapes",
+        action="append",
+        default=[],
+        metavar="NAME=SIZES",
+        help="also tune recorded calls, tuned ones included, at these sizes of an integer argument: M=1..8192:pow2, "
+        "M=16..256:16 or M=1,17,300 (repeat for combinations)",
     )
     parser.add_argument(
         "--certify",

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import math
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from forecast_autotune.commands.output import CommandError, Output, require_packages
+from forecast_autotune.commands.output import CommandError, Output, UsageError, require_packages
 from forecast_autotune.commands.store_access import check_folder, open_store
 from forecast_autotune.errors import ForecastAutotuneError, StoreError
 from forecast_autotune.features.devices import target_device
 from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.policy import REFUSED
-from forecast_autotune.records import Decision, Device
+from forecast_autotune.records import Argument, Decision, Device, Problem
 from forecast_autotune.records.compilation import PlannedCompilation, probable_compilations
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.store import Store
@@ -36,11 +38,16 @@ from forecast_integrations.triton.problem.describe import (
     configs_by_candidate,
     launch_grids,
     pruned_configs,
+    resized_problem,
 )
 from forecast_integrations.triton.problem.rebuilt_call import (
+    RebuildError,
     find_tuner,
+    infer_grids,
+    is_stride,
     rebuilt_value,
     recorded_grid,
+    resize_arguments,
 )
 
 _SURE_TO_LAUNCH = 0.25
@@ -51,13 +58,19 @@ _MEASURED_SHARE = 0.25
 
 @dataclass
 class WarmedMiss:
-    """A recorded call, and its decision."""
+    """A recorded call, or one of it at other sizes, and its decision."""
 
     miss: Miss
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """The sizes of a call that no program has made, by argument, as the command names them."""
     trouble: str = ""
     """Why it cannot be made or was not tuned, if so."""
     expected_s: float = 0.0
     decision: Decision | None = None
+    is_known: bool = False
+    """It needs no decision: it has one, or shares a key with another one."""
+    elements: Mapping[str, int] = field(default_factory=dict)
+    """Storage that tensors need at least, in elements, by argument."""
     launches: Mapping[str, int] = field(default_factory=dict)
     """Candidates that can launch on another device, that cannot, and of which nobody is sure."""
 
@@ -74,6 +87,8 @@ class WarmedMiss:
         }
         if self.launches:
             data["launches"] = dict(self.launches)
+        if self.sizes:
+            data |= {"sizes": dict(self.sizes), "known": self.is_known}
         if self.decision is not None:
             data |= {"chosen": str(self.decision.chosen), "measured": self.decision.measured}
             data |= {"wall_s": self.decision.cost.wall_s, "risk": round(self.decision.stated_risk, 4)}
@@ -99,14 +114,22 @@ def warm(options: argparse.Namespace, output: Output) -> int:
                 entry.launches = launches_on(entry.miss, elsewhere)
             except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
                 entry.trouble = f"{type(error).__name__}: {error}"[:300]
+    if options.shapes:
+        met = {m.problem.id for m in misses}
+        calls = [*misses, *stored_calls(store, options.kernel, options.device)]
+        sized = sized_misses(calls, options.shapes)
+        listed += [entry for entry in sized if entry.trouble or entry.miss.problem.id not in met]
     per_candidate_s = seconds_per_candidate(store) if listed else 0.0
     for entry in listed:
-        if not entry.trouble:
+        if entry.sizes and not entry.trouble:
+            known = store.decision(entry.miss.problem)
+            entry.is_known = known is not None and (certify is None or known.stated_risk <= certify)
+        if not (entry.is_known or entry.trouble):
             entry.expected_s = per_candidate_s * entry.miss.candidates
     if not options.plan and any(not entry.trouble for entry in listed):
         require_packages("warm", "torch", "triton")
         tune_misses(listed, store, output)
-        source.misses.remove(e.miss.problem.id for e in listed if e.decision is not None)
+        source.misses.remove(e.miss.problem.id for e in listed if e.decision is not None and not e.sizes)
     failed = [entry for entry in listed if entry.trouble]
     binaries = binaries_of(source, options.kernel)
     compiled = [] if options.plan else compile_binaries(binaries, store, output)
@@ -116,6 +139,7 @@ def warm(options: argparse.Namespace, output: Output) -> int:
         "misses": [entry.to_json() for entry in listed],
         "expected_s": round(sum(entry.expected_s for entry in listed), 3),
         "tuned": sum(entry.decision is not None for entry in listed),
+        "known": sum(entry.is_known for entry in listed),
         "failed": len(failed),
     }
     if certify is not None:
@@ -263,6 +287,7 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
     """
     from forecast_integrations.device import current_device, has_device
     from forecast_integrations.triton.patch import patch_triton
+    from forecast_integrations.triton.publication import LISTENERS
 
     if not has_device():
         raise CommandError(
@@ -273,16 +298,22 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
     os.environ["FORECAST_AUTOTUNE_MODE"] = str(Mode.TUNE)
     os.environ["FORECAST_AUTOTUNE_CACHE_DIR"] = str(store.root)
     _find_modules_here()
-    with output.progress("tuning") as done:
-        for count, entry in enumerate(listed, 1):
-            if not entry.trouble:
-                _tune_entry(entry, here)
-                entry.decision = store.decision(entry.miss.problem)
-                if entry.decision is None and not entry.trouble:
-                    entry.trouble = (
-                        "called with equal arguments it is another problem: source or toolchain changed"
-                    )
-            done(count, len(listed), entry.miss.problem.kernel.name)
+    heard: list[Decision] = []
+
+    def hear(name: str, decision: Decision) -> None:
+        heard.append(decision)
+
+    LISTENERS.append(hear)
+    try:
+        with output.progress("tuning") as done:
+            for count, entry in enumerate(listed, 1):
+                if not entry.trouble and not entry.is_known:
+                    heard.clear()
+                    _tune_entry(entry, here)
+                    _conclude_entry(entry, store, heard)
+                done(count, len(listed), entry.miss.problem.kernel.name)
+    finally:
+        LISTENERS.remove(hear)
 
 
 def _tune_entry(entry: WarmedMiss, here: str) -> None:
@@ -292,9 +323,22 @@ def _tune_entry(entry: WarmedMiss, here: str) -> None:
         entry.trouble = f"it was met on {entry.miss.problem.device.name}, not on what is here"
         return
     try:
-        call_again(entry.miss)
+        call_again(entry.miss, entry.elements)
     except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
         entry.trouble = f"{type(error).__name__}: {error}"[:300]
+
+
+def _conclude_entry(entry: WarmedMiss, store: Store, heard: Sequence[Decision]) -> None:
+    """Set the decision of a call; a size that is bucketed with another one needed none."""
+    if entry.sizes:
+        entry.decision = heard[-1] if heard and not entry.trouble else None
+        entry.is_known = entry.decision is None and not entry.trouble
+        return
+    entry.decision = store.decision(entry.miss.problem)
+    if entry.decision is None and not entry.trouble:
+        entry.trouble = (
+            "called with the same arguments it is another problem: its source or toolchain changed"
+        )
 
 
 def seconds_per_candidate(store: Store) -> float:
@@ -318,8 +362,11 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
         return ["no misses are recorded: run the program with FORECAST_AUTOTUNE_MODE=frozen or skip first"]
     lines = []
     for entry in listed:
-        shown = " ".join([entry.miss.problem.kernel.name, *entry.miss.problem.key])
-        if entry.trouble:
+        sizes = [f"{name}={value}" for name, value in entry.sizes.items()]
+        shown = " ".join([entry.miss.problem.kernel.name, *(sizes or entry.miss.problem.key)])
+        if entry.is_known:
+            shown += ": needs no decision"
+        elif entry.trouble:
             shown += f": not tuned, {entry.trouble}"
         elif entry.decision is not None:
             decision = entry.decision
@@ -331,9 +378,135 @@ def _lines(listed: Sequence[WarmedMiss], plan: bool, data: dict[str, Any]) -> li
             shown += f": {entry.miss.candidates} candidates, about {entry.expected_s:.1f} s"
         lines.append(shown)
     total = f"about {data['expected_s']:.1f} s" if plan else f"{data['tuned']} tuned, {data['failed']} not"
+    what = "calls" if any(entry.sizes for entry in listed) else "misses"
     if (known := data.get("certified")) is not None and not plan:
         total += (
             f"; risk {known['risk']:.1%} or less: {known['untimed']} without a clock, {known['timed']} measured in "
             f"{known['seconds']:.1f} s, {known['above']} above it"
         )
-    return [*lines, f"{len(listed)} misses: {total}"]
+    return [*lines, f"{len(listed)} {what}: {total}"]
+
+
+MAX_SHAPES = 4096
+"""Most calls of one command, all kernels together."""
+
+
+def parse_shapes(text: str) -> tuple[str, tuple[int, ...]]:
+    """`M=1..8192:pow2` (powers of two), `M=16..256:16` (every sixteenth) or `M=1,17,300`: name and values.
+
+    Raises `UsageError` for anything else.
+    """
+    name, _, values = text.partition("=")
+    try:
+        if not name.isidentifier():
+            raise ValueError
+        if ".." in values:
+            ends, _, step = values.partition(":")
+            low, high = (int(end) for end in ends.split(".."))
+            if low < 1 or low > high:
+                raise ValueError
+            values_of_range: Iterable[int]
+            if step == "pow2":
+                first = (low - 1).bit_length()
+                values_of_range = (2**i for i in range(first, high.bit_length()) if low <= 2**i <= high)
+            else:
+                values_of_range = range(low, high + 1, int(step or 1))
+            listed = tuple(itertools.islice(values_of_range, MAX_SHAPES + 1))
+        else:
+            listed = tuple(sorted({int(v) for v in values.split(",")}))
+        if not listed or listed[0] < 1:
+            raise ValueError
+    except ValueError:
+        raise UsageError(
+            f"{text!r:.80} are no shapes: write M=1..8192:pow2, M=16..256:16 or M=1,17,300, positive integers"
+        ) from None
+    return name, listed
+
+
+def sized_misses(calls: Sequence[Miss], shapes: Sequence[str]) -> list[WarmedMiss]:
+    """Every combination of the shapes for one call of each kind among `calls`, which has these arguments.
+
+    The largest of calls that differ in these arguments alone stands for all. Raises `UsageError` for shapes that
+    are none, and `CommandError` for too many and where no call has such arguments.
+    """
+    axes = dict(map(parse_shapes, shapes))
+    chosen = _largest_of_each_kind([c for c in calls if _has_sizes(c.problem, axes)], axes)
+    if not chosen:
+        raise CommandError(
+            f"no recorded call has the integer argument{'s' if len(axes) > 1 else ''} {', '.join(axes)}: run the "
+            "program once with FORECAST_AUTOTUNE_MODE=skip, and it is recorded"
+        )
+    count = len(chosen) * math.prod(map(len, axes.values()))
+    if count > MAX_SHAPES:
+        raise CommandError(f"{count} calls are more than {MAX_SHAPES}: give fewer shapes, or --kernel")
+    sized = [
+        _sized(call, dict(zip(axes, values, strict=True)))
+        for call in chosen
+        for values in itertools.product(*axes.values())
+    ]
+    # Calls that differ in what follows from these sizes become the same.
+    return list({(id(one) if one.trouble else one.miss.problem.id): one for one in sized}.values())
+
+
+def stored_calls(store: Store, kernel: str | None, device: str | None) -> list[Miss]:
+    """The problems that the store holds, as calls that can be made again; those of importable modules."""
+    decided: dict[str, Decision] = {p.id: d for p, d in store.decisions(kernel, device)}
+    calls = []
+    for table in store.tables(kernel, device):
+        rows = table.by_candidate()
+        if not rows or not table.problem.kernel.extra.get("module"):
+            continue
+        grids = {c: m.grid for c, m in rows.items() if m.grid is not None}
+        decision = decided.get(table.problem.id)
+        count = len(rows) if decision is None else decision.candidates
+        calls.append(Miss.of(table.problem, "tune", count, grids, ""))
+    return calls
+
+
+def _has_sizes(problem: Problem, axes: Mapping[str, object]) -> bool:
+    values = {a.name: a.value for a in problem.arguments}
+    return all(type(values.get(name)) is int for name in axes)
+
+
+def _largest_of_each_kind(calls: Sequence[Miss], axes: Mapping[str, object]) -> list[Miss]:
+    largest: dict[object, tuple[int, Miss]] = {}
+    for call in calls:
+        problem = call.problem
+        size = math.prod(a.value for a in problem.arguments if a.name in axes and type(a.value) is int)
+        kind = (
+            problem.kernel.source_sha256,
+            problem.device.slug,
+            tuple((a.name, a.dtype, _rest(a)) for a in problem.arguments if a.name not in axes),
+        )
+        if kind not in largest or size > largest[kind][0]:
+            largest[kind] = size, call
+    return [call for _, call in largest.values()]
+
+
+def _rest(argument: Argument) -> object:
+    """The part of an argument that tells kinds of calls apart: not shapes, which may follow from the sizes."""
+    return None if argument.kind == "tensor" or is_stride(argument.name) else argument.value
+
+
+def _sized(call: Miss, sizes: Mapping[str, int]) -> WarmedMiss:
+    problem, arguments = call.problem, call.problem.arguments
+    key = list(problem.key)
+    elements: dict[str, int] = {}
+    try:
+        for name, value in sizes.items():
+            old = next(a.value for a in arguments if a.name == name)
+            arguments, needed = resize_arguments(arguments, name, value)
+            elements |= {n: max(m, elements.get(n, 0)) for n, m in needed.items()}
+            if str(old) in key:
+                key[key.index(str(old))] = str(value)
+        if sizes == {a.name: a.value for a in problem.arguments if a.name in sizes}:
+            return WarmedMiss(call, sizes)
+        if problem.grid is not None:
+            grids = infer_grids((({}, problem.grid),), problem.arguments, arguments)
+        else:
+            grids = infer_grids(call.grids, problem.arguments, arguments)
+    except RebuildError as error:
+        return WarmedMiss(call, sizes, str(error))
+    fixed = grids[0][1] if problem.grid is not None else None
+    other = resized_problem(problem, arguments, key, fixed)
+    return WarmedMiss(replace(call, problem=other, grids=() if fixed else grids), sizes, elements=elements)

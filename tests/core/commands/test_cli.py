@@ -72,6 +72,7 @@ def test_help_and_version_load_nothing_heavy(argument: str) -> None:
         ["clear", "--yes", "--store", "/nowhere"],
         ["llm", "ask", "--export", "q.jsonl", "--store", "/nowhere"],
         ["warm", "--plan", "--misses", "/nowhere"],
+        ["warm", "--plan", "--shapes", "foo"],
         ["run", "--store", "/dev/null", "program.py"],
         ["run", "--store", __file__, "program.py"],
         ["train", "export", "/nowhere", "--out", "out"],

@@ -117,6 +117,8 @@ def test_launch_options_tell_calls_apart(device: Any, options: dict[str, Any]) -
     assert bare.id != given.id != problem_of(**dict.fromkeys(options)).id
     assert describe.call_kind(bare, plain) != describe.call_kind(given, plain)
     assert describe.call_form(plain, (None, 8), options) != describe.call_form(plain, (None, 8), {})
+    read = Problem.from_json(json.loads(json.dumps(given.to_json())))
+    assert describe.resized_problem(read, read.arguments, read.key, read.grid).id == given.id
 
 
 HEURISTIC_CALLS: list[tuple[dict[str, Any], dict[str, Any], bool]] = [

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from forecast_autotune.commands import main
+from forecast_autotune.commands.output import UsageError
 from forecast_autotune.errors import FrozenMissError
 from forecast_autotune.records import Argument, Device, Evidence
 from forecast_autotune.store import Store
 from forecast_autotune.testing import example_table
+from forecast_integrations.commands.warm import parse_shapes
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 from forecast_integrations.triton.problem.rebuilt_call import (
     rebuilt_arguments,
@@ -177,6 +179,70 @@ def test_what_cannot_be_called_again_is_said_one_by_one(
     assert "no.such:k cannot be imported" in said[1]
     assert "another problem" in said[2]
     assert len(misses.all()) == 3, "they stay"
+
+
+@pytest.mark.slow
+def test_sizes_that_nobody_has_met_are_tuned_beforehand(
+    patched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
+) -> None:
+    machine = use_machine(tmp_path, monkeypatch, MODE="skip")
+    warmed_kernels.run_program()
+    use_machine(tmp_path, monkeypatch)
+    given = ["warm", "--kernel", "scale", "--shapes", "n=64..256:pow2"]
+    plan = run(*given, "--plan")
+    sizes = [None, None, {"n": 64}, {"n": 128}, {"n": 256}]
+    assert [entry.get("sizes") for entry in plan["misses"]] == sizes
+    assert all(entry["expected_s"] > 0 for entry in plan["misses"])
+    done = run(*given)
+    assert (done["tuned"], done["known"], done["failed"]) == (5, 0, 0)
+    again = run(*given, "--plan")
+    assert [entry["known"] for entry in again["misses"]] == [True] * 3, "from what is stored, without a miss"
+    assert again["expected_s"] == 0
+    use_machine(tmp_path, monkeypatch, RISK="0.1")
+    sure = run(*given, "--certify", "0.0")
+    assert sum(sure["certified"][name] for name in ("untimed", "timed", "above")) == sure["tuned"]
+    assert all(entry["measured"] or entry["risk"] == 0 for entry in sure["misses"] if "risk" in entry)
+
+    use_machine(tmp_path, monkeypatch, MODE="frozen")
+    launches = patched.launches
+    x = torch.ones(128, dtype=torch.float16)
+    warmed_kernels.scale[lambda meta, n=128: (-(-n // meta["BLOCK"]),)](x, x, 128, 0.5)
+    assert patched.launches == launches + 1
+    assert warmed_kernels.scale.decision.evidence is Evidence.STORED
+    stored = {
+        t.problem.key[0]: t for t in Store(machine / "store").tables() if t.problem.kernel.name == "scale"
+    }
+    blocks = {m.candidate.config.parameters()["BLOCK"]: m.grid for m in stored["256"].measurements}
+    assert all(grid == (256 // block,) for block, grid in blocks.items() if isinstance(block, int))
+
+
+def test_sizes_that_cannot_be_made_are_said(
+    patched: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., Any],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    machine = use_machine(tmp_path, monkeypatch, MODE="skip")
+    assert main(["warm", "--shapes", "n=64"]) == 1
+    assert "run the program once" in capfd.readouterr().err
+    warmed_kernels.run_program()
+    misses = Store(machine / "store").misses
+    first = misses.all()[0]
+    misses.remove(m.problem.id for m in misses.all())
+    misses.add(replace(first, grids=(({"BLOCK": 64}, (7,)), ({"BLOCK": 128}, (5,)))))
+    plan = run("warm", "--shapes", "n=64,128", "--plan", status=1)
+    said = [entry.get("trouble", "") for entry in plan["misses"]]
+    assert [bool(text) for text in said] == [False, True, True]
+    assert "no formula of the call's sizes gives its launch grids" in said[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["M", "M=", "=4", "M=0..4", "M=4..1", "M=a", "M=1..8:x", "M=-1", "M=9..15:pow2"]
+)
+def test_what_are_no_shapes_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="are no shapes"):
+        parse_shapes(text)
 
 
 def test_arguments_are_made_as_they_were() -> None:

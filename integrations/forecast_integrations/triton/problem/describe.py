@@ -422,6 +422,23 @@ def describe(
     return with_options(problem, options)
 
 
+def resized_problem(
+    problem: Problem, arguments: Sequence[Argument], key: Sequence[str], grid: Sequence[int] | None
+) -> Problem:
+    """The problem of the same call with other arguments, from its record."""
+    options = options_of(problem)
+    resized = Problem.of(
+        problem.kernel,
+        arguments,
+        problem.device,
+        key=key,
+        grid=grid,
+        toolchain=dict(problem.toolchain),
+        identity=problem_identity(arguments, key, options),
+    )
+    return with_options(resized, options)
+
+
 def launch_grids(
     configs: Mapping[Candidate, LaunchConfig],
     grid: CallGrid,

@@ -1,16 +1,23 @@
-"""A kernel call made again from its record.
+"""A kernel call made again from its record, at the recorded size or at another one.
 
 The tuner is found by module and name, arguments are made by shape, dtype and stride. Values of tensors are not
 recorded: integers that steer a kernel, or may, are made zeros, so that an index stays inside; all other numbers are
 random. A kernel whose running time follows from its data is tuned for such data.
+
+At another size, a dimension of a tensor follows the argument if it is equal to it, and strides follow the dimensions;
+a formula must give all of the recorded grids. Where that is not enough the call is refused, with the reason: a wrong
+guess would time another problem. Every tensor has at least the storage of both sizes, so that even a wrong guess reads
+and writes nothing else.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import CellType, FunctionType
 from typing import Any
 
@@ -70,12 +77,17 @@ def find_tuner(kernel: Kernel) -> Tuner:
     return tuner
 
 
-def rebuilt_arguments(problem: Problem, names: Sequence[str]) -> tuple[tuple[object, ...], dict[str, object]]:
+def rebuilt_arguments(
+    problem: Problem, names: Sequence[str], elements: Mapping[str, int] | None = None
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Positional and keyword arguments of a call; `names` are the kernel's parameters, in order.
 
-    As many as possible go by position, as users' pruning functions see those alone. Raises `RebuildError`.
+    `elements` is storage that tensors get at least, by name. As many as possible go by position, as users' pruning
+    functions see those alone. Raises `RebuildError`.
     """
-    values = nested_arguments({a.name: rebuilt_value(a) for a in problem.arguments})
+    values = nested_arguments(
+        {a.name: rebuilt_value(a, (elements or {}).get(a.name, 0)) for a in problem.arguments}
+    )
     if strangers := values.keys() - set(names):
         raise RebuildError(f"the kernel has no parameter {', '.join(sorted(strangers))} any more")
     positional: list[object] = []
@@ -86,12 +98,15 @@ def rebuilt_arguments(problem: Problem, names: Sequence[str]) -> tuple[tuple[obj
     return tuple(positional), values
 
 
-def rebuilt_value(argument: Argument) -> object:
-    """One argument made from its record, on the accelerator if there is one. Raises `RebuildError`."""
+def rebuilt_value(argument: Argument, elements: int = 0) -> object:
+    """One argument made from its record; a tensor with storage for so many elements at least.
+
+    It is on the accelerator if there is one. Raises `RebuildError`.
+    """
     if argument.extra.get(DESCRIPTOR):
-        return _descriptor(argument)
+        return _descriptor(argument, elements)
     if argument.kind == "tensor":
-        return _tensor(argument)
+        return _tensor(argument, elements)
     if argument.kind in ("none", "tuple"):
         return None if argument.kind == "none" else ()
     if argument.dtype == "dtype":
@@ -115,7 +130,7 @@ def rebuilt_value(argument: Argument) -> object:
     raise RebuildError(f"argument {argument.name} is of the kind {argument.kind!r:.40}, which nobody knows")
 
 
-def _descriptor(argument: Argument) -> object:
+def _descriptor(argument: Argument, least: int) -> object:
     """A TMA descriptor of a tensor; the hooks of configs set its block anew where they do so."""
     record = argument.extra[DESCRIPTOR]
     shown = (
@@ -128,14 +143,14 @@ def _descriptor(argument: Argument) -> object:
     try:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        return TensorDescriptor(_tensor(argument), *shown)
+        return TensorDescriptor(_tensor(argument, least), *shown)
     except (ImportError, AssertionError, TypeError, ValueError) as error:
         raise RebuildError(
             f"argument {argument.name} cannot be made a TMA descriptor ({error})"[:300]
         ) from error
 
 
-def _tensor(argument: Argument) -> object:
+def _tensor(argument: Argument, least: int) -> object:
     import torch
 
     dtype = getattr(torch, argument.dtype, None)
@@ -145,6 +160,7 @@ def _tensor(argument: Argument) -> object:
     if len(stride) != len(shape) or any(s < 0 for s in stride):
         raise RebuildError(f"argument {argument.name} has shape {shape} and strides {stride}")
     elements = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    elements = max(elements, least)
     size = torch.empty((), dtype=dtype).element_size()
     # An address within a line is the base's, which lies on one, and as much more.
     offset = int(argument.extra.get(ADDRESS, 0)) // size if argument.aligned else 1
@@ -223,13 +239,14 @@ class RecordedGrids:
         raise RebuildError("no launch grid was recorded for this config")
 
 
-def call_again(miss: Miss) -> None:
+def call_again(miss: Miss, elements: Mapping[str, int] | None = None) -> None:
     """Call a recorded kernel once more, which tunes it under the modes and settings in force.
 
-    Raises `RebuildError` where that cannot be done, and whatever the kernel's tuner raises.
+    `elements` as in `rebuilt_arguments`. Raises `RebuildError` where that cannot be done, and whatever the kernel's
+    tuner raises.
     """
     tuner: Any = find_tuner(miss.problem.kernel)
-    args, kwargs = rebuilt_arguments(miss.problem, list(tuner.arg_names))
+    args, kwargs = rebuilt_arguments(miss.problem, list(tuner.arg_names), elements)
     kwargs |= _rebuilt_options(miss.problem)
     arguments = miss.problem.arguments
     fill_integers(tuner, args, kwargs, arguments, [a.name for a in arguments])
@@ -244,6 +261,267 @@ def _rebuilt_options(problem: Problem) -> Options:
             f"launch option {', '.join(strange)} is no number or text: its value is not recorded"
         )
     return options
+
+
+MAX_SLACK_BYTES = 1 << 31
+"""The most storage for a tensor of which nobody knows how it grows."""
+
+
+def resize_arguments(
+    arguments: Sequence[Argument], name: str, value: int
+) -> tuple[tuple[Argument, ...], dict[str, int]]:
+    """The arguments of a call whose argument `name` is `value`, in its order, and the storage of tensors by name.
+
+    The storage, in elements, is of those that changed, or may have to hold more than their shape says. Raises
+    `RebuildError` where the arguments cannot be told.
+    """
+    old = _size(arguments, name)
+    others = {
+        a.name: a.value
+        for a in arguments
+        if a.name != name
+        and a.kind in ("scalar", "constexpr")
+        and type(a.value) is int
+        and not is_stride(a.name)
+    }
+    tensors = [a for a in arguments if a.kind == "tensor"]
+    same = sorted(n for n, v in others.items() if v == old)
+    if value != old and same and any(old in t.shape for t in tensors):
+        raise RebuildError(
+            f"{name} and {', '.join(same)} are {old} in this call: which dimensions follow {name} cannot be told"
+        )
+    twice = [t.name for t in tensors if t.shape.count(old) > 1]
+    if value != old and twice:
+        raise RebuildError(
+            f"{twice[0]} has several dimensions of {old} in this call: which of them follow {name} cannot be told"
+        )
+    resized: dict[str, Argument] = {}
+    elements: dict[str, int] = {}
+    for tensor in tensors:
+        sized = _resized_tensor(tensor, old, value)
+        resized[tensor.name] = sized
+        needed = max(_extent(tensor), _extent(sized))
+        if sized.shape == tensor.shape and not set(tensor.shape) <= {1, *others.values()}:
+            needed = math.ceil(needed * max(1.0, value / old))
+            if needed > _extent(tensor) and 8 * needed > MAX_SLACK_BYTES:
+                raise RebuildError(
+                    f"how the shape {tensor.shape} of {tensor.name} follows from {name} cannot be told, as no "
+                    f"dimension is {old}"
+                )
+        if needed > _extent(sized):
+            elements[tensor.name] = needed
+    products = _changed_products(tensors, resized, old)
+    scalars = {
+        a.name: replace(a, value=_resized_scalar(a, name, value, tensors, resized, products))
+        for a in arguments
+        if a.kind in ("scalar", "constexpr") and type(a.value) is int
+    }
+    new = {**resized, **scalars}
+    return tuple(new.get(a.name, a) for a in arguments), elements
+
+
+def _size(arguments: Sequence[Argument], name: str) -> int:
+    for argument in arguments:
+        if argument.name == name and type(argument.value) is int and argument.value > 0:
+            return argument.value
+    raise RebuildError(f"{name} is no positive integer argument of this call")
+
+
+def is_stride(name: str) -> bool:
+    """Whether a scalar is, by its name, a stride of a tensor."""
+    return "stride" in name.lower()
+
+
+def _extent(tensor: Argument) -> int:
+    """Elements from the first to the last, both included."""
+    if 0 in tensor.shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride, strict=True))
+
+
+def _resized_tensor(tensor: Argument, old: int, value: int) -> Argument:
+    """Dimensions of the old size become `value`; a stride grows with what lies within it."""
+    if tensor.extra.get(DESCRIPTOR):
+        raise RebuildError(
+            f"argument {tensor.name} is a TMA descriptor, whose own shape would have to follow"
+        )
+    if len(tensor.stride) != len(tensor.shape) or any(s < 0 for s in tensor.stride):
+        raise RebuildError(f"argument {tensor.name} has shape {tensor.shape} and strides {tensor.stride}")
+    shape = tuple(value if n == old else n for n in tensor.shape)
+    stride = list(tensor.stride)
+    # From the innermost: of equal strides, the later dimension lies within the earlier one.
+    order = sorted((d for d in range(len(shape)) if stride[d] > 0), key=lambda d: (stride[d], -d))
+    for inner, outer in itertools.pairwise(order):
+        before = tensor.stride[inner] * tensor.shape[inner]
+        after = stride[inner] * shape[inner]
+        if before == after:
+            continue
+        # Dense, or padded by as much as before.
+        stride[outer] = (
+            after if tensor.stride[outer] == before else math.ceil(tensor.stride[outer] * after / before)
+        )
+    return replace(tensor, shape=shape, stride=tuple(stride))
+
+
+def _changed_products(
+    tensors: Sequence[Argument], resized: Mapping[str, Argument], old: int
+) -> dict[int, int]:
+    """Numbers of elements that are others now, of tensors that follow the argument: a kernel may take one of them."""
+    products: dict[int, int | None] = {}
+    for tensor in tensors:
+        before, after = math.prod(tensor.shape), math.prod(resized[tensor.name].shape)
+        if before != after and before != old:
+            products[before] = after if products.get(before, after) == after else None
+    sizes = {n for t in tensors for n in t.shape}
+    return {b: a for b, a in products.items() if a is not None and b not in sizes}
+
+
+def _resized_scalar(
+    argument: Argument,
+    name: str,
+    value: int,
+    tensors: Sequence[Argument],
+    resized: Mapping[str, Argument],
+    products: Mapping[int, int],
+) -> int:
+    given = argument.value
+    assert isinstance(given, int)
+    if argument.name == name:
+        return value
+    if not is_stride(argument.name):
+        return products.get(given, given)
+    places = [
+        (t.name, resized[t.name].stride[d]) for t in tensors for d, s in enumerate(t.stride) if s == given
+    ]
+    own = [new for tensor, new in places if _belongs(argument.name, tensor)]
+    strides = set(own or [new for _, new in places]) or {given}
+    if len(strides) > 1:
+        raise RebuildError(
+            f"which stride {argument.name} is cannot be told: at {name} = {value} it may be "
+            f"{' or '.join(map(str, sorted(strides)))}"
+        )
+    return strides.pop()
+
+
+def _belongs(stride: str, tensor: str) -> bool:
+    """Whether a stride's name begins or ends with a tensor's: `stride_am` and `a_ptr`, `x_row_stride` and `x`."""
+    bare = tensor.lower().removesuffix("_ptr").removesuffix("ptr")
+    rest = stride.lower().replace("strides", "").replace("stride", "").strip("_")
+    return bool(bare) and (rest.startswith(bare) or rest.endswith("_" + bare))
+
+
+MAX_FACTORS = 3
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A size of the call or, with a meta-parameter, the number of blocks of it."""
+
+    name: str
+    before: int
+    after: int
+    parameter: str = ""
+
+    def at(self, size: int, parameters: Mapping[str, Any]) -> int:
+        return -(-size // parameters[self.parameter]) if self.parameter else size
+
+    @property
+    def is_named_alike(self) -> bool:
+        """`M` and `BLOCK_SIZE_M`: then they belong together."""
+        return self.name.lower() in self.parameter.lower().split("_")
+
+
+@dataclass(frozen=True)
+class _GridColumn:
+    """One dimension of the grids at the other size, by meta-parameters."""
+
+    extents: tuple[int, ...]
+    follows: bool
+    """Whether its formula has a size in it that is another one there."""
+
+
+def infer_grids(grids: Grids, before: Sequence[Argument], after: Sequence[Argument]) -> Grids:
+    """The grids by meta-parameters at another size; `before` and `after` are the arguments at both.
+
+    Raises `RebuildError` where that cannot be told.
+    """
+    dimensions = {len(grid) for _, grid in grids}
+    if len(dimensions) != 1:
+        raise RebuildError("no launch grids are recorded, or of several ranks")
+    parameters = [given for given, _ in grids]
+    columns = [
+        _column(parameters, [grid[d] for _, grid in grids], before, after) for d in range(dimensions.pop())
+    ]
+    sizes, later = dict(_named_sizes(before)), dict(_named_sizes(after))
+    if not any(column.follows for column in columns) and any(later[n] > sizes[n] for n in sizes):
+        # A smaller call is served by the grid of a larger one: programs beyond its end find nothing to do.
+        raise RebuildError("the recorded launch grids do not follow the size, as far as can be seen")
+    return tuple((given, tuple(c.extents[i] for c in columns)) for i, given in enumerate(parameters))
+
+
+def _column(
+    parameters: Sequence[Mapping[str, Any]],
+    extents: Sequence[int],
+    before: Sequence[Argument],
+    after: Sequence[Argument],
+) -> _GridColumn:
+    if set(extents) == {1}:
+        return _GridColumn(tuple(extents), False)
+    formulas: dict[tuple[int, int], set[_GridColumn]] = {}
+    for factors in _products(_factors(parameters, before, after), parameters[0], extents[0]):
+        extents_before = [math.prod(f.at(f.before, p) for f in factors) for p in parameters]
+        if extents_before == list(extents):
+            rank = len(factors), -sum(f.is_named_alike for f in factors)
+            extents_after = tuple(math.prod(f.at(f.after, p) for f in factors) for p in parameters)
+            formulas.setdefault(rank, set()).add(
+                _GridColumn(extents_after, any(f.before != f.after for f in factors))
+            )
+    if not formulas:
+        raise RebuildError(
+            f"no formula of the call's sizes gives its launch grids {sorted(set(extents))[:4]}"
+        )
+    best = formulas[min(formulas)]
+    if len({column.extents for column in best}) > 1:
+        raise RebuildError(
+            f"{len(best)} formulas of the call's sizes give its launch grids, and differ at the other size"
+        )
+    return max(best, key=lambda column: column.follows)
+
+
+def _factors(
+    parameters: Sequence[Mapping[str, Any]], before: Sequence[Argument], after: Sequence[Argument]
+) -> list[_Factor]:
+    sizes: dict[tuple[int, int], str] = {}
+    later = dict(_named_sizes(after))
+    for name, size in _named_sizes(before):
+        if size > 1 or later[name] > 1:
+            sizes.setdefault((size, later[name]), name)
+    names = [
+        name for name in parameters[0] if all(type(p.get(name)) is int and p[name] > 0 for p in parameters)
+    ]
+    return [_Factor(name, *pair, parameter) for pair, name in sizes.items() for parameter in ("", *names)]
+
+
+def _named_sizes(arguments: Sequence[Argument]) -> Iterator[tuple[str, int]]:
+    """Integer arguments, then numbers of elements and dimensions of tensors, by name."""
+    for a in arguments:
+        if a.kind in ("scalar", "constexpr") and type(a.value) is int and a.value > 0:
+            yield a.name, a.value
+    for a in arguments:
+        if a.kind == "tensor":
+            yield f"numel({a.name})", math.prod(a.shape)
+            yield from ((f"{a.name}.{d}", n) for d, n in enumerate(a.shape))
+
+
+def _products(
+    factors: Sequence[_Factor], parameters: Mapping[str, Any], extent: int
+) -> Iterator[tuple[_Factor, ...]]:
+    """Products of few factors that give this extent under these parameters."""
+    fit = [f for f in factors if extent % f.at(f.before, parameters) == 0]
+    for count in range(1, MAX_FACTORS + 1):
+        for chosen in itertools.combinations(fit, count):
+            if math.prod(f.at(f.before, parameters) for f in chosen) == extent:
+                yield chosen
 
 
 def rebound_function(function: FunctionType, moved: Callable[[object, str], object]) -> FunctionType:
