@@ -47,6 +47,9 @@ _numbers: dict[Device | None, int] = {None: 0}
 class NullDevice:
     """Stands in for `triton.runtime.driver.active`; see `null_device()`."""
 
+    computes = False
+    """Whether its launches write results: without any, none can be compared."""
+
     def __init__(
         self,
         clock: TimeModel,

@@ -26,6 +26,8 @@ Effect = Callable[[Any, list[torch.Tensor]], None]
 class ComputingDevice(NullDevice):
     """A null device whose launches have an effect, by the kernel's metadata, on the tensors of the call."""
 
+    computes = True
+
     def __init__(self, effect: Effect) -> None:
         super().__init__(
             lambda metadata: 0.02 if metadata.num_warps == 8 else 0.1 + 0.01 * metadata.num_stages
