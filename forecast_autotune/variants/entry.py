@@ -83,18 +83,14 @@ class KernelEntry:
         """
         if self.grid is None:
             return grid_extent(grid, named, meta)
-        own = known(grid, named, meta) if self._asks_for_base else None
-        return self._own_grid({**options, **meta}, dict(named), own)
-
-    def _own_grid(self, meta: dict[str, Any], arguments: dict[str, Any], base: Grid | None) -> Grid:
-        assert self.grid is not None
-        given = (meta, arguments, base) if self._asks_for_base else (meta, arguments)
-        return tuple(map(int, self.grid(*given)))
+        given = {**options, **meta}, dict(named)  # the variant's function may change them
+        own = (known(grid, named, meta),) if self._asks_for_base else ()
+        return tuple(map(int, self.grid(*given, *own)))
 
     @cached_property
     def is_direct(self) -> bool:
-        """Whether nothing of its own precedes a launch but its grid, and no argument follows from the call's."""
-        return not self.base and not self.reset_to_zero and not self.memory
+        """Whether nothing of its own precedes a launch but its grid and memory, which alone follow from the call's."""
+        return not self.base and not self.reset_to_zero
 
     @cached_property
     def _leading(self) -> tuple[str, ...]:
@@ -173,22 +169,31 @@ class KernelEntry:
         options: Mapping[str, Any],
     ) -> Any:
         """Zero what has to be zero and launch once; returns what Triton returns."""
-        own: Grid | None = None
-        if self.base or self._asks_for_base or self.memory:
-            # A user's function is asked once; where it fails, that is dealt with below.
-            own = known(grid, named, meta)
-            grid = own or grid
+        grid = self._asked_once(grid, named, meta)
         given = self._without_memory(grid, named, meta, options)
         zeroed = [named[n] for n in self.reset_to_zero if named.get(n) is not None]
-        both, arguments = {**options, **meta}, dict(named)  # the variant's functions may change them
-        where = grid_extent(grid, named, meta) if self.grid is None else self._own_grid(both, arguments, own)
-        if self.memory and self.workspace is not None:
-            given |= self._allocated(named, self.workspace(both, arguments, own or (), where))
+        where, memory = self.place(grid, named, meta, options)
+        given |= memory
         for tensor in zeroed:
             tensor.zero_()
         # Triton takes positions in a fraction of the time that it needs for names.
         first = list(map(given.pop, takewhile(given.__contains__, self._leading)))
         return self.kernel.run(*first, grid=where, warmup=False, **given)
+
+    def place(
+        self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Grid, dict[str, Any]]:
+        """The grid of one launch, and its memory by parameter. Raises what the functions for these raise."""
+        grid = self._asked_once(grid, named, meta)
+        where = self.launch_grid(grid, named, meta, options)
+        if self.workspace is None or not self.memory:
+            return where, {}
+        elements = self.workspace({**options, **meta}, dict(named), known(grid, named, meta) or (), where)
+        return where, self._allocated(named, elements)
+
+    def _asked_once(self, grid: CallGrid, named: Mapping[str, Any], meta: Mapping[str, Any]) -> CallGrid:
+        """A call's grid: of a function the numbers, where they are needed more than once and can be told."""
+        return ((self.base or self._asks_for_base or self.memory) and known(grid, named, meta)) or grid
 
     def warmup(
         self,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from forecast_autotune.records import Argument, Problem
@@ -63,19 +64,39 @@ def written(signature: str) -> frozenset[str] | None:
         return None
 
 
-def free_floats(signatures: Iterable[str]) -> frozenset[str]:
-    """The floating scalars whose value none of these signatures asks for."""
+def free_scalars(signatures: Iterable[str]) -> tuple[frozenset[str], frozenset[int]]:
+    """The numbers whose value by itself none of these signatures asks for, and all values that some ask of integers.
+
+    A float among them may have any value. Of an integer, its class counts (`integer_class`), and whether it is one of
+    these values, or a size, stride or number of elements of a tensor.
+    """
     free: list[set[str]] = []
+    asked: set[int] = set()
     for signature in signatures:
         try:
             condition = json.loads(signature)
-            floats = {a[0] for a in condition["arguments"] if a[1] == "scalar" and a[2] == "fp32"}
-            free.append(
-                set() if "exact" in condition else floats - {*condition["fixed"], *condition["powers"]}
-            )
+            listed = [a[:3] for a in condition["arguments"]]
+            floats = {name for name, kind, dtype in listed if kind == "scalar" and dtype == "fp32"}
+            integers = {name for name, kind, dtype in listed if kind == "scalar" and dtype in ("i32", "i64")}
+            if "exact" in condition:
+                pairs = zip(listed, condition["exact"], strict=True)
+                asked |= {value for (name, *_), value in pairs if name in integers}
+                free.append(integers)
+                continue
+            groups = [(integers.intersection(s["places"]), s["class"]) for s in condition["sizes"]]
+            asked |= {word for _, word in groups if isinstance(word, int)}
+            runs = [run for _, run in [*condition["products"].values(), *condition["powers"].values()]]
+            tied = {*condition["fixed"], *condition["powers"], *condition["products"], *chain(*runs)}
+            free.append((floats | integers) - tied.union(*(names for names, _ in groups if len(names) > 1)))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return frozenset()
-    return frozenset(set.intersection(*free) if free else ())
+            return frozenset(), frozenset()
+    return frozenset(set.intersection(*free) if free else ()), frozenset(asked)
+
+
+def integer_class(value: int) -> tuple[int, bool, bool, int]:
+    """All of an integer that size classes and compilers tell apart: 1, smaller or larger; multiples; its width."""
+    bits = max(value, ~value).bit_length()
+    return (value > 0) + (value > 1), value % 128 == 0, value % 16 == 0, (bits > 31) + (bits > 63)
 
 
 def covers(signature: str, problem: Problem) -> bool:

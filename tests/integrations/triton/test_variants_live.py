@@ -554,6 +554,33 @@ def test_a_hit_is_described_once_and_looked_at_always(
     assert variant()
 
 
+@pytest.mark.parametrize("any_count", [True, False])
+def test_a_count_that_changes_with_every_call_goes_by_its_class(
+    device: Any, monkeypatch: pytest.MonkeyPatch, any_count: bool
+) -> None:
+    inferred = CallSizes.of
+    if any_count:
+        monkeypatch.setattr(
+            CallSizes, "of", lambda calls: (s := inferred(calls)).with_classes(dict.fromkeys(s.sizes, "any"))
+        )
+    tuner, seen = decided(device, SOURCES["the same"])
+    describing, asked, given = describe.describe, list[Any](), scaled_arguments()
+    monkeypatch.setattr(describe, "describe", lambda *named: asked.append(1) or describing(*named))
+    counts = [n for n in range(20, 60) if n % 16]
+    for count in counts:
+        tuner[grid](**given | {"by": count})
+    assert [launched["by"] for launched in seen] == counts
+    assert len(asked) <= 3, "twice by value, once by class"
+    right = {3, 16, 21, 32, 128, 4096, 8192} if any_count else {3}
+    for count in (21, 16, 4096, 3, 2**31 + 1, 1, 32, -5, 128, 8192, 0, 21):
+        launched = tuner[grid](**given | {"by": count})
+        config = tuner.best_config
+        assert isinstance(config, VariantConfig) is (count in right), count
+        kernel = config.function.kernel if count in right else tuner.fn
+        own = kernel.warmup(**given | {"by": count}, grid=(1,), **config.all_kwargs())
+        assert launched.hash == own.hash, "compiled as Triton does it for this value"
+
+
 def test_a_tensor_that_was_changed_in_place_is_looked_at_again(device: Any) -> None:
     tuner, _ = decided(device, SOURCES["the same"])
     given = scaled_arguments()

@@ -8,13 +8,14 @@ looked at in every call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
 from forecast_autotune.records import Kernel
 from forecast_autotune.variants import Check, Variant, admission
-from forecast_autotune.variants.signature import free_floats, written
+from forecast_autotune.variants.signature import free_scalars, integer_class, written
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.protocols import (
     Arguments,
@@ -45,8 +46,12 @@ class CallForms:
     """Describes calls of a kernel by all of their arguments: values, and dtypes, shapes, strides and alignment."""
 
     def __init__(self, names: Sequence[str], checks: Iterable[Check]) -> None:
-        """A float that no check asks for, as a rate that each step changes, is left out."""
-        self._names, self._free = tuple(names), free_floats(c.signature for c in checks)
+        """A float that no check asks for, as a rate that each step changes, is left out.
+
+        An integer that no check asks for, as a count of steps, goes by its class as soon as it is seen to change.
+        """
+        self._names = tuple(names)
+        self._free, self._asked = free_scalars(c.signature for c in checks)
         self._layouts: dict[tuple[object, ...], _CallLayout] = {}
 
     def __call__(self, args: Arguments, kwargs: NamedArguments) -> CallForm:
@@ -64,7 +69,8 @@ class CallForms:
         if layout.described:
             tensors = (*tensors, *[v.base for v in layout.descriptors(values)])
         begins, low = [], 0
-        shown: list[object] = [layout.scalars(values)]
+        scalars, changing = layout.picks
+        shown: list[object] = [scalars(values)]
         for tensor in tensors:
             at = tensor.data_ptr()
             low |= at
@@ -72,6 +78,9 @@ class CallForms:
             shown += tensor.dtype, tensor.shape, tensor.stride()
         if low & _ALIGNMENT:
             shown += [at & _ALIGNMENT for at in begins]
+        if changing is not None:
+            sizes = self._asked.union(*[(*t.shape, *t.stride(), math.prod(t.shape)) for t in tensors])
+            shown.append(tuple([v if v in sizes else integer_class(v) for v in changing(values)]))
         return layout, tuple(shown), tensors, begins, values
 
     def _layout(self, kinds: tuple[object, ...], args: Arguments, kwargs: NamedArguments) -> _CallLayout:
@@ -105,10 +114,10 @@ class CallGuard:
     def rivals(self, args: Arguments, kwargs: NamedArguments, form: CallForm) -> OverlapPairs | None:
         """The tensors that must not overlap; None for a call that no check covers."""
         layout, shown, tensors, *_ = form
-        key = id(self), shown  # several guards may know one layout
+        # Several guards may know one layout.
         return cast(
             "OverlapPairs | None",
-            layout.remembered(key, lambda: self._rivals_of(args, kwargs, layout.names, tensors)),
+            layout.remembered(shown, lambda: self._rivals_of(args, kwargs, layout.names, tensors), id(self)),
         )
 
     def _rivals_of(
@@ -137,24 +146,45 @@ class _CallLayout:
         self.described = bool(described)
         self.tensors, self.descriptors = picker([*plain.values()]), picker([*described.values()])
         left_out = tensors_by_name | {n for n in free if n in arguments and type(arguments[n][1]) is float}
-        self.scalars = picker([i for n, (i, _) in arguments.items() if n not in left_out])
+        self._places = [i for n, (i, _) in arguments.items() if n not in left_out]
+        self._free = {i for n, (i, value) in arguments.items() if n in free and type(value) is int}
+        """Places of integers of which the class may be all that counts, those that change among them."""
+        self.picks: tuple[ArgumentPicker, ArgumentPicker | None] = picker(self._places), None
+        """Take what goes by its value, and of integers that change what goes by its class, out of all values."""
         self.is_plain = not described and all(
             value is None or type(value) in _PLAIN for n, (_, value) in arguments.items() if n not in plain
         )
         """Whether equal forms have arguments that are alike in all that a compiler sees of them."""
         self._known: dict[tuple[object, ...], Any] = {}
+        self._met: dict[tuple[object, ...], Any] = {}
+        self._changing: set[int] = set()
 
-    def remembered(self, form: tuple[object, ...], answer: Callable[[], Any]) -> Any:
-        """The answer for a form of calls, from the second one on as it was."""
+    def remembered(self, form: tuple[object, ...], answer: Callable[[], Any], owner: int = 0) -> Any:
+        """The owner's answer for a form of calls, from the second one on as it was."""
+        key = owner, form
         try:
-            return self._known[form]
+            return self._known[key]
         except KeyError:
             if len(self._known) >= _MAX_CACHED_CALLS:
                 self._known.clear()
-            result = self._known[form] = answer()
+                self._met.clear()
+            result = self._known[key] = answer()
+            self._notice_changes(*form)
             return result
         except TypeError:  # a value that cannot be hashed
             return answer()
+
+    def _notice_changes(self, scalars: Any, *rest: object) -> None:
+        """From now on, free integers in which a new form differs from the last one like it go by their class."""
+        places, before = self._places, self._met.get(rest, scalars)
+        self._met[rest] = scalars
+        if not len(places) == len(before) == len(scalars):
+            return
+        changed = {p for p, old, new in zip(places, before, scalars, strict=True) if old != new} & self._free
+        if changed:
+            self._changing |= changed
+            self._places = [p for p in places if p not in changed]
+            self.picks = picker(self._places), picker(sorted(self._changing))
 
 
 def picker(places: list[int]) -> ArgumentPicker:

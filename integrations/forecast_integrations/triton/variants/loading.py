@@ -220,14 +220,14 @@ class LoadedVariant(AlternativeKernel):
 
     @property
     def is_direct(self) -> bool:
-        """Whether nothing precedes a launch of what Triton has compiled but its grid."""
+        """Whether nothing precedes a launch of what Triton has compiled but its grid and its memory."""
         own = self.entry.is_direct and isinstance(self.kernel, JITFunction)
         return own and not self._layers and not self._needs_scratch
 
-    def own_grid(self, grid: CallGrid, given: dict[str, object]) -> Grid:
-        """Its own launch grid for all the values of a call."""
+    def place(self, grid: CallGrid, given: dict[str, object]) -> tuple[Grid, dict[str, Any]]:
+        """Its own launch grid and memory for all the values of a call."""
         given = {n: v for n, v in given.items() if n not in ("grid", "warmup")}
-        return self.entry.launch_grid(grid, given, self._meta(given), self._options(given))
+        return self.entry.place(grid, given, self._meta(given), self._options(given))
 
     def _warmup(self, *args: object, **kwargs: object) -> object:
         try:
@@ -396,7 +396,7 @@ class _KnownLaunch:
     """Of the values of a call, and of `more`: the config's, and defaults."""
     more: Sequence[object]
     pick: ArgumentPicker
-    """Takes the kernel's arguments out of these."""
+    """Takes the kernel's arguments out of these, and of the memory of a launch after them."""
 
     @classmethod
     def of(
@@ -413,11 +413,12 @@ class _KnownLaunch:
         names = (*form[0].written, *config.all_kwargs())
         places = {name: i for i, name in enumerate(names)}  # a value of the config beats one of the call
         for parameter in kernel.params:
-            if parameter.name not in places:
+            if parameter.name not in places and parameter.name not in function.entry.memory:
                 if not parameter.has_default:
                     return None
                 places[parameter.name] = len(form[0].written) + len(more)
                 more.append(parameter.default)
+        places |= {name: len(form[0].written) + len(more) + i for i, name in enumerate(function.entry.memory)}
         pick = picker([places[p.name] for p in kernel.params])
         return cls(function, result, rivals, state, names, more, pick)
 
@@ -434,12 +435,14 @@ class _KnownLaunch:
 
     def launch(self, grid: Any, values: Sequence[object]) -> object:
         """Launch with these values of a call."""
-        values = (*values, *self.more)
-        picked, function = self.pick(values), self.function
+        values, function = (*values, *self.more), self.function
+        entry = function.entry
         try:
-            if function.entry.grid is not None:
-                grid = function.own_grid(grid, dict(zip(self.names, values, strict=False)))
-            elif callable(grid):
+            if entry.grid is not None or entry.memory:
+                grid, memory = function.place(grid, dict(zip(self.names, values, strict=False)))
+                values += tuple([memory[name] for name in entry.memory])
+            picked = self.pick(values)
+            if callable(grid):
                 grid = grid(dict(zip(function.kernel.arg_names, picked, strict=True)))
             self.result.compiled[(*map(int, grid), 1, 1)[:3]](*picked)
         except Exception as error:
