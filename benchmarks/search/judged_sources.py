@@ -1,6 +1,7 @@
 """Claim: the forecasts of a model that wrote sources of kernels, blind, choose those worth a measurement.
 
     python -m benchmarks.search.judged_sources record STORE ... --sources FOLDER --out FOLDER [--seconds 270]
+    python -m benchmarks.search.judged_sources record STORE ... --sources FOLDER --out FOLDER --live b d f
     python -m benchmarks.search.judged_sources order STORE ... --sources FOLDER --out FOLDER --to DATA
     python -m benchmarks.search.judged_sources replay DATA --out benchmarks/results/judged_sources.json
 
@@ -8,7 +9,9 @@ STOREs hold captured calls of programs. FOLDER/KERNEL has sources of one kernel:
 `forecasts.jsonl`, `mNN.py` of mechanical rewrites. Each is judged once at the captured call, beside the kernel's own
 source in its best config, through machine code as `search` does. KERNEL.jsonl in --out gets a line as soon as a source
 is judged; what has one already is not judged again. A process for each kernel, some at a time, which take turns on the
-device; a model's sources come first, and what is left when time ends is cut. `--null` invents the verdicts.
+device; a model's sources come first, and what is left when time ends is cut. `--null` invents the verdicts. With
+`--live`, searches of these arms (below) measure what each chooses by its own results so far, until --device-s seconds
+of the device are spent by each: live-KERNEL.jsonl, and live.json of all kernels.
 
 `order` works out, from the texts, in which order searches would have measured them, four at a time as `search` chooses:
 a) as they were written; b) by the learned surrogate, which hears results; c) by the model's forecasts; d) by both, by
@@ -83,6 +86,8 @@ def main() -> int:
     recording.add_argument("--seconds", type=float, default=270.0)
     recording.add_argument("--at-once", type=int, default=3, help="kernels that are judged at a time")
     recording.add_argument("--verify", type=int, default=0, help="fastest of each author to verify, too")
+    recording.add_argument("--live", nargs="*", default=[], help="arms that search, one after the other")
+    recording.add_argument("--device-s", type=float, default=1.0, help="seconds on the device, an arm")
     recording.add_argument("--null", action="store_true")
     recording.add_argument("--child", default="", help=argparse.SUPPRESS)
     ordering.add_argument("--to", type=Path, required=True)
@@ -102,13 +107,19 @@ def _record(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     places = _places(options)
     names = sorted(
-        (n for n in places if options.verify or _left(options, n)), key=lambda n: -_left(options, n)
+        (n for n in places if options.verify or options.live or _left(options, n)),
+        key=lambda n: -_left(options, n),
     )
     until = time.monotonic() + options.seconds
-    say(f"{len(names)} kernels, {sum(_left(options, n) for n in names)} sources are to be judged")
+    left = sum(_left(options, n) for n in names)
+    # Kernels whose arms search later have as long.
+    share = options.seconds / max(1, math.ceil(len(names) / options.at_once)) if options.live else math.inf
+    say(f"{len(names)} kernels, {left} sources are to be judged, arms {options.live} are to search")
     with ThreadPoolExecutor(options.at_once) as pool:
-        for name in pool.map(lambda n: _child(options, n, places[n], until), names):
-            say(name)
+        for line in as_completed([pool.submit(_child, options, n, places[n], until, share) for n in names]):
+            say(line.result())
+            if options.live:
+                _report_live(options, names)
     return 0
 
 
@@ -135,27 +146,31 @@ def _sources(folder: Path) -> list[Path]:
 
 def _rows(path: Path) -> dict[str, dict[str, Any]]:
     """Lines by the digest of their source; one that was cut short is none."""
-    rows = {}
+    return {row["source_sha256"]: row for row in _lines(path)}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    rows = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
-            row = json.loads(line)
+            rows.append(json.loads(line))
         except ValueError:
             continue
-        rows[row["source_sha256"]] = row
     return rows
 
 
-def _child(options: argparse.Namespace, name: str, store: Path, until: float) -> str:
+def _child(options: argparse.Namespace, name: str, store: Path, until: float, share: float) -> str:
     """Judge the sources of a kernel in a process of its own, on a share of the cores. Returns a line for a person."""
-    left = until - time.monotonic()
+    left = min(until - time.monotonic(), share)
     if left < _CLOSE_S:
         return f"{name}: no time was left"
     words = [sys.executable, "-m", "benchmarks.search.judged_sources", "record", str(store)]
     words += ["--sources", str(options.sources), "--out", str(options.out), "--child", name]
     words += ["--seconds", f"{left:.1f}", "--at-once", str(options.at_once), "--verify", str(options.verify)]
-    began = time.monotonic()
+    words += ["--device-s", str(options.device_s), *(["--live", *options.live] if options.live else [])]
+    began, kind = time.monotonic(), "live-" if options.live else ""
     environment = {**os.environ, "FORECAST_AUTOTUNE_CACHE_DIR": str(store.absolute())}
-    with (options.out / f"{name}.log").open("wb") as log:
+    with (options.out / f"{kind}{name}.log").open("wb") as log:
         child = subprocess.Popen(
             [*words, *(["--null"] if options.null else [])], stdout=log, stderr=log, env=environment
         )
@@ -164,7 +179,7 @@ def _child(options: argparse.Namespace, name: str, store: Path, until: float) ->
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-    rows = _rows(options.out / f"{name}.jsonl").values()
+    rows = _lines(options.out / f"{kind}{name}.jsonl")
     gains = [2 ** -r["log2_ratio"] for r in rows if r.get("log2_ratio") is not None]
     text = f"{name}: {len(rows)} lines, {len(gains)} right, best {max(gains, default=0):.2f}x"
     return f"{text}, {time.monotonic() - began:.0f} s, status {child.returncode}"
@@ -196,6 +211,9 @@ def _judge(options: argparse.Namespace) -> int:
             base = _facts(judged)
             shown = {"call": [a.to_json() for a in call.arguments], "device": target.payload["device"]}
             write(seed, {**base, **shown})
+        if options.live:
+            _search_live(options, lanes, _Arms(target, seed, nodes, _said(options, name)), base, until)
+            return 0
         waiting = {
             lanes.submit(_job(target, n, seed, base["config"], _TRIALS)): n
             for n in nodes
@@ -223,6 +241,40 @@ def _judge(options: argparse.Namespace) -> int:
             say(f"not all were verified: {error!r}")
         lanes.give_up()
     return 0
+
+
+def _search_live(
+    options: argparse.Namespace, lanes: LocalJudgePool, arms: _Arms, base: dict[str, Any], until: float
+) -> None:
+    """Search by each arm in its turn, on an equal share of the time that is left."""
+    name = options.child
+    with closing(arms.learned), (options.out / f"live-{name}.jsonl").open("w") as file:
+        arms.rows = {"base": base}
+        arms.by_surrogate(list(arms.nodes), [])  # traces all, so that no arm waits for it
+        for number, arm in enumerate(options.live):
+            began = time.monotonic()
+            limit = began + (until - began) / (len(options.live) - number)
+            arms.rows, spent, files = {"base": base}, 0.0, arms.files(arm)
+            while (left := [f for f in files if f not in arms.rows]) and spent < options.device_s:
+                done = [f for f in arms.rows if f != "base"]
+                chosen = _chosen(left, done, arms.beliefs(arm), name)
+                jobs = {
+                    lanes.submit(_job(arms.target, arms.nodes[f], arms.seed, base["config"], _TRIALS, arm)): f
+                    for f in chosen
+                }
+                try:
+                    for one in as_completed(jobs, max(0.0, limit - time.monotonic())):
+                        row = {"arm": arm, "file": jobs[one], **_facts(one.result())}
+                        arms.rows[jobs[one]] = row
+                        spent += row["device_s"]
+                        file.write(json.dumps(row, allow_nan=False) + "\n")
+                        file.flush()
+                except (LaneFailure, TimeoutError) as error:
+                    say(f"{arm}: ended early: {error!r}")
+                    lanes.give_up()
+                    break
+            took = time.monotonic() - began
+            say(f"{arm}: {len(arms.rows) - 1} measured, {spent:.2f} s on the device, {took:.0f} s in all")
 
 
 def _opened(name: str, store: Path, *, real: bool) -> tuple[CapturedCall, SearchTarget, Node]:
@@ -253,8 +305,10 @@ def _node(path: Path, target: SearchTarget, seed: Node) -> Node:
     return Node(node_identity(target.id, "triton", source), source, "triton", (seed.id,), provenance)
 
 
-def _job(target: SearchTarget, node: Node, seed: Node, config: Mapping[str, Any], trials: int) -> NodeJob:
-    return NodeJob(digest(node.id, seed.id, trials), node, seed, config, target, 0, trials)
+def _job(
+    target: SearchTarget, node: Node, seed: Node, config: Mapping[str, Any], trials: int, arm: str = ""
+) -> NodeJob:
+    return NodeJob(digest(node.id, seed.id, trials, arm), node, seed, config, target, 0, trials)
 
 
 def _facts(judged: NodeResult) -> dict[str, Any]:
@@ -325,60 +379,91 @@ def _ordered(options: argparse.Namespace, name: str, store: Path) -> list[dict[s
     rows = {r["file"]: {k: v for k, v in r.items() if k not in ("said", "configs")} for r in judged}
     for row in (r for r in rows.values() if r.get("verified") is False):
         row |= {"outcome": str(Outcome.INCORRECT), "log2_ratio": None, "unverified": row["log2_ratio"]}
-    lines = (options.sources / name / "forecasts.jsonl").read_text().splitlines()
-    for said in (json.loads(line) for line in lines if line.strip()):
-        if said["file"] in rows:
-            rows[said["file"]]["said"] = [said["forecast_log2_ratio"], said["sd"], said["p_correct"]]
     paths = [p for p in _sources(options.sources / name) if p.name in rows]
-    nodes = {p.name: _node(p, target, seed) for p in paths}
-    with closing(TritonForecaster(target)) as learned:
-
-        def ask(files: Sequence[str], done: Sequence[str]) -> Mapping[str, NodeForecast]:
-            best = min([f for f in done if _right(rows[f])], key=lambda f: rows[f]["log2_ratio"], default="")
-            reference = nodes[best] if best and rows[best]["log2_ratio"] < 0 else seed
-            known = [(seed, _result(rows["base"]), 0.0)]
-            known += [(nodes[f], _result(rows[f]), rows[f]["log2_ratio"] or 0.0) for f in done]
-            request = NodeForecastRequest(0, reference, tuple(nodes[f] for f in files), tuple(known), target)
-            beliefs = learned.forecast(request).beliefs
-            return {f: beliefs[nodes[f].id] for f in files}
-
-        def judge(files: Sequence[str], done: Sequence[str]) -> dict[str, NodeForecast]:
-            heard = [rows[f] for f in done if _right(rows[f]) and "said" in rows[f]]
-            squares = [((r["log2_ratio"] - r["said"][0]) / r["said"][1]) ** 2 for r in heard]
-            stretch = math.sqrt((_PRIOR + sum(squares)) / (_PRIOR + len(squares)))
-            lead = min([0.0, *(rows[f]["log2_ratio"] for f in done if _right(rows[f]))])
-            said = {f: rows[f]["said"] for f in files if "said" in rows[f]}
-            return {f: _belief(mean - lead, sd * stretch, 1 - p) for f, (mean, sd, p) in said.items()}
-
-        def both(files: Sequence[str], done: Sequence[str]) -> dict[str, NodeForecast]:
-            beliefs, model = dict(ask(files, done)), judge(files, done)
-            return beliefs | {f: _blended(beliefs[f], said) for f, said in model.items()}
-
-        for file, belief in ask(list(nodes), []).items():
-            seen = static_features([(nodes[file], seed)])[0]
+    arms = _Arms(target, seed, [_node(p, target, seed) for p in paths], _said(options, name))
+    arms.rows |= rows
+    with closing(arms.learned):
+        for file, belief in arms.by_surrogate(list(arms.nodes), []).items():
+            seen = static_features([(arms.nodes[file], seed)])[0]
             rows[file] |= {
                 "learned": [belief.mean, belief.sd, belief.p_fail],
                 "features": [*map(float, seen)],
             }
-        model = [f for f in nodes if "said" in rows[f]]
-        made = [f for f in nodes if "said" not in rows[f]]
-        forecasts = {"b": ask, "c": judge, "d": both, "e": ask, "f": both}
+            if file in arms.said:
+                rows[file]["said"] = arms.said[file]
         for arm in "abcdef":
-            files = {"e": made, "f": [*model, *made]}.get(arm, model)
-            order = _measured(files, forecasts[arm], name) if arm in forecasts else files
-            for place, file in enumerate(order):
+            for place, file in enumerate(_measured(arms.files(arm), arms.beliefs(arm), name)):
                 rows[file].setdefault("places", {})[arm] = place
     return list(rows.values())
+
+
+def _said(options: argparse.Namespace, name: str) -> dict[str, list[float]]:
+    """A model's forecasts (log2 ratio, its standard deviation, probability of being right) by file."""
+    rows = _lines(options.sources / name / "forecasts.jsonl")
+    return {r["file"]: [r["forecast_log2_ratio"], r["sd"], r["p_correct"]] for r in rows}
+
+
+class _Arms:
+    """What searches of a kernel believe of its sources, by the rows of those that were measured."""
+
+    def __init__(
+        self, target: SearchTarget, seed: Node, nodes: Sequence[Node], said: Mapping[str, list[float]]
+    ) -> None:
+        self.target, self.seed, self.learned = target, seed, TritonForecaster(target)
+        self.nodes = {n.provenance.note: n for n in nodes}
+        self.said = {f: v for f, v in said.items() if f in self.nodes}
+        self.rows: dict[str, dict[str, Any]] = {}
+
+    def files(self, arm: str) -> list[str]:
+        """Those that an arm chooses from, in the order in which they were written."""
+        made = [f for f in self.nodes if f not in self.said]
+        model = [f for f in self.nodes if f in self.said]
+        return {"e": made, "f": [*model, *made]}.get(arm, model)
+
+    def beliefs(self, arm: str) -> Any:
+        """The function that an arm asks; None: it takes what comes first."""
+        by_surrogate, both = self.by_surrogate, self.by_both
+        return {"b": by_surrogate, "c": self.by_model, "d": both, "e": by_surrogate, "f": both}.get(arm)
+
+    def by_surrogate(self, files: Sequence[str], done: Sequence[str]) -> Mapping[str, NodeForecast]:
+        rows, nodes, seed = self.rows, self.nodes, self.seed
+        best = min([f for f in done if _right(rows[f])], key=lambda f: rows[f]["log2_ratio"], default="")
+        reference = nodes[best] if best and rows[best]["log2_ratio"] < 0 else seed
+        known = [(seed, _result(rows["base"]), 0.0)]
+        known += [(nodes[f], _result(rows[f]), rows[f]["log2_ratio"] or 0.0) for f in done]
+        request = NodeForecastRequest(0, reference, tuple(nodes[f] for f in files), tuple(known), self.target)
+        beliefs = self.learned.forecast(request).beliefs
+        return {f: beliefs[nodes[f].id] for f in files}
+
+    def by_model(self, files: Sequence[str], done: Sequence[str]) -> dict[str, NodeForecast]:
+        rows, said = self.rows, self.said
+        heard = [(rows[f]["log2_ratio"], *said[f]) for f in done if _right(rows[f]) and f in said]
+        squares = [((measured - mean) / sd) ** 2 for measured, mean, sd, _ in heard]
+        stretch = math.sqrt((_PRIOR + sum(squares)) / (_PRIOR + len(squares)))
+        lead = min([0.0, *(rows[f]["log2_ratio"] for f in done if _right(rows[f]))])
+        stated = {f: said[f] for f in files if f in said}
+        return {f: _belief(mean - lead, sd * stretch, 1 - p) for f, (mean, sd, p) in stated.items()}
+
+    def by_both(self, files: Sequence[str], done: Sequence[str]) -> dict[str, NodeForecast]:
+        beliefs, model = dict(self.by_surrogate(files, done)), self.by_model(files, done)
+        return beliefs | {f: _blended(beliefs[f], said) for f, said in model.items()}
 
 
 def _measured(files: Sequence[str], believe: Any, seed: str) -> list[str]:
     """The order in which these are measured."""
     done: list[str] = []
     while left := [f for f in files if f not in done]:
-        beliefs = believe(left, done)
-        chosen = choose_by_forecast(len(done), left, beliefs, slots=_SLOTS, audit=_AUDIT, seed=seed).nodes
-        done += chosen or left[:_SLOTS]
+        done += _chosen(left, done, believe, seed)
     return done
+
+
+def _chosen(left: Sequence[str], done: Sequence[str], believe: Any, seed: str) -> Sequence[str]:
+    """Those that are measured next."""
+    if believe is None:
+        return left[:_SLOTS]
+    beliefs = believe(left, done)
+    chosen = choose_by_forecast(len(done), left, beliefs, slots=_SLOTS, audit=_AUDIT, seed=seed).nodes
+    return chosen or left[:_SLOTS]
 
 
 def _right(row: Mapping[str, Any]) -> bool:
@@ -449,6 +534,32 @@ def _curves(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         k: [statistics.fmean(v) for v in zip(*(c[k] for c in drawn), strict=True)] for k in drawn[0]
     }
     return curves
+
+
+def _report_live(options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Write what the arms have gained at equal seconds on the device, as far as kernels have been searched by all."""
+    report = ResultFile(
+        argparse.Namespace(**{**vars(options), "out": options.out / "live.json"}), "live-arms"
+    )
+    equal: dict[str, dict[str, list[float]]] = {str(s): {a: [] for a in options.live} for s in _SHARES}
+    for name in names:
+        rows = _lines(options.out / f"live-{name}.jsonl")
+        curves = {a: _curve([r for r in rows if r["arm"] == a]) for a in options.live}
+        if not all(c["gain"] for c in curves.values()):
+            continue
+        seconds = min(options.device_s, *(c["seconds"][-1] for c in curves.values()))
+        report.add("kernels", {"kernel": name, "seconds": seconds, **curves})
+        for share, gains in equal.items():
+            for arm, curve in curves.items():
+                gains[arm].append(_gain_at(curve, float(share) * seconds))
+    if any(equal["1.0"].values()):
+        summary: dict[str, dict[str, Any]] = {}
+        for share, gains in equal.items():
+            summary[share] = {arm: _interval(values) for arm, values in gains.items()}
+            for one, other in itertools.combinations(options.live, 2):
+                ahead = [x - y for x, y in zip(gains[other], gains[one], strict=True)]
+                summary[share][f"{other} - {one}"] = _interval(ahead)
+        report.finish(summary)
 
 
 def _curve(order: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
