@@ -84,15 +84,14 @@ class AdvisedSurrogate(MovedSurrogate):
         slopes = [each] * len(self.functions) + [1.0] * sum(map(_adjustable, self.functions))
         super().__init__(base, informed, slopes, w.additive, w.joint)
         self.name, self.version = "advised", f"{_VERSION}-{self.speaker.version}"
-        self._moved_priors: dict[tuple[object, ...], tuple[Prior, Prior]] = {}
-        """By question: the base's belief, and what became of it."""
+        self._moved_priors: dict[str, tuple[Prior, Prior]] = {}
+        """By problem: the base's latest belief, and what became of it."""
         self._stated: dict[tuple[object, ...], tuple[Array, _Identity]] = {}
         """Forecasts of each cost function; they do not change as IR comes in."""
 
     def prior(self, query: Query) -> Prior:
         """The belief of the base, moved towards the advice. Raises `AdviceError` where it cannot be evaluated."""
-        grids = tuple(query.grids.get(c) for c in query.candidates)
-        key, plain = (query.problem.id, tuple(query.candidates), grids), self.base.prior(query)
+        key, plain = query.problem.id, self.base.prior(query)
         last = self._moved_priors.get(key)
         if last is None or last[0] is not plain:
             last = self._moved_priors[key] = plain, self._advised_prior(query, plain)
@@ -169,12 +168,12 @@ def advised_forecasts(
             lambda: AdvisedSurrogate(base, advice, before.informed, weights),
         )
         moved = advised.prior(query)
+        share = inclusion_probability(query, advised, advised.speaker, advised.weights.log_odds)
+        if share < advised.weights.least:
+            return _noted(base.answer(query, before), "advice dropped: measurements contradict it")
         followed = advised.answer(query, moved)
     except AdviceError as error:
         return _noted(base.answer(query, before), f"advice does not apply: {error}")
-    share = inclusion_probability(query, advised, advised.speaker, advised.weights.log_odds)
-    if share < advised.weights.least:
-        return _noted(base.answer(query, before), "advice dropped: measurements contradict it")
     note = f"advice at weight {share * advised.weights.mean:.2f}"
     if origin := advice.origin:
         note += f" ({origin})"

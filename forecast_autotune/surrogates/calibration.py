@@ -16,6 +16,7 @@ sure.
 from __future__ import annotations
 
 import json
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
@@ -263,9 +264,16 @@ def calibration_group(
 @cache
 def shipped_calibration(surrogate: str) -> SurrogateCalibration:
     """The calibration fitted for a surrogate (`name/version`); one that changes nothing if none was."""
-    shipped = _shipped_surrogates()
-    # Only the one that is asked for: to check them all takes a third of a new process's first forecast.
-    return SurrogateCalibration.from_json(shipped.get(surrogate, {}))
+    return SurrogateCalibration(_ShippedGroups(_shipped_surrogates().get(surrogate, {})))
+
+
+class _ShippedGroups(UserDict[str, CalibrationGroup]):
+    """Groups by name, read when they are asked for: to read all takes a third of a new process's first forecast."""
+
+    def __getitem__(self, name: str) -> CalibrationGroup:
+        if not isinstance(group := self.data[name], CalibrationGroup):
+            group = self.data[name] = from_json(CalibrationGroup, group, name)
+        return group
 
 
 @cache

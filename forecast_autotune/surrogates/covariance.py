@@ -151,6 +151,8 @@ class Covariance:
 
 def forest_proximity(a: Leaves, b: Leaves) -> Array:
     """Share of the trees in which two candidates end in the same leaf, [len(a), len(b)]."""
+    if a.size * len(b) < 2**16:  # a few rows: all trees at once
+        return np.asarray((a[:, None] == b).sum(axis=2) / a.shape[1])
     same = np.zeros((len(a), len(b)), dtype=np.int16)
     for left, right in zip(a.T, b.T, strict=True):  # tree by tree: thousands of rows fit
         same += left[:, None] == right[None, :]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,22 +51,6 @@ _WARP_REACH = 2.0
 
 
 @dataclass(frozen=True)
-class _Observations:
-    """Observed residuals: own rows first, then the relatives'."""
-
-    inputs: CovarianceInputs
-    residual: Array
-    group: npt.NDArray[np.intp]
-    """0 for this problem, 1.. for each relative."""
-    correlation: Array
-    """Correlation of each group's residual with this problem's, [groups]."""
-    kinship: Kinship
-    """See `relatives.kinship`."""
-    best: float
-    """log2 milliseconds of this problem's fastest; +inf when nothing has run."""
-
-
-@dataclass(frozen=True)
 class _RelativeObservations:
     """The observations of relatives. Nothing of it changes while one problem is tuned."""
 
@@ -79,6 +63,31 @@ class _RelativeObservations:
     """See `relatives.kinship`."""
 
 
+@dataclass
+class _Observations:
+    """Observed residuals, own rows first, then the relatives'; and the process that explains them best."""
+
+    candidates: CandidateList
+    mine: Sequence[Measurement]
+    others: _RelativeObservations
+    asked: CovarianceInputs
+    believed: Array
+    """Compressed log2 times of the candidates that `asked` is of, [n]."""
+    inputs: CovarianceInputs
+    residual: Array
+    group: npt.NDArray[np.intp]
+    """0 for this problem, 1.. for each relative."""
+    correlation: Array
+    """Correlation of each group's residual with this problem's, [groups]."""
+    best: float
+    """log2 milliseconds of this problem's fastest; +inf when nothing has run."""
+    scale: float
+    root: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    """Cholesky factor of the covariance of the residuals."""
+    log_likelihood: float = 0.0
+
+
+_SCALE_FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
 _LEAST_SHARED = 64.0
 """Bytes below which no error of a forecast matters."""
 _KERNELS_ERROR = 0.7
@@ -100,6 +109,7 @@ class AnalyticSurrogate:
         self.rows = rows
         self._cached_relatives: _RelativeObservations | None = None
         """Observations for the latest question: a decision asks many, and would read its relatives anew each time."""
+        self._explained: dict[bool, _Observations] = {}
         self._relative_priors: dict[tuple[Any, ...], Prior] = {}
         """Priors of relatives that have facts of their own: the next decision about the kernel needs most of them."""
 
@@ -120,26 +130,15 @@ class AnalyticSurrogate:
 
     def answer(self, query: Query, before: Prior) -> Forecasts:
         """The forecast that follows from what is believed before anything was measured."""
-        candidates = CandidateList.of(query.candidates)
-        encoder = ConfigEncoder.of(candidates)
-        inputs, believed = self.inputs(candidates, before, encoder)
-        floor = float(before.mean.min())
-        known = self._observations(query, candidates.row_of, encoder, before, believed, inputs)
-        scale = self._residual_scale(query.problem, before)
+        known, floor = self._observations(query, before), float(before.mean.min())
+        candidates, inputs, scale = known.candidates, known.asked, known.scale
         p_fail = _failures(before, candidates.row_of, inputs.points, query.measured)
-        smooth = self.covariance.residual(known.inputs, known.inputs)
-        tilt = self.covariance.slope_terms(known.inputs, known.inputs)
-        if len(known.residual):
-            scale = self._fit_scale(known, smooth, tilt, scale)
         kernel = self.covariance(inputs, known.inputs, scale)
-        oo = self._coupled_covariance(known, scale**2 * smooth + tilt)
-        oo[np.diag_indices_from(oo)] += self.hyper.noise**2
         cross = kernel * known.correlation[known.group] + self.hyper.intercept**2 * (known.group == 0)
-        factor = np.linalg.cholesky(oo) if len(oo) else np.zeros((0, 0))
         # Inverted once: with thousands of candidates, two solves per candidate would cost twice as much.
-        inverse = np.linalg.inv(factor) if len(oo) else factor
+        inverse = np.linalg.inv(known.root) if len(known.root) else known.root
         half, white = inverse @ cross.T, inverse @ known.residual
-        mean = believed + half.T @ white
+        mean = known.believed + half.T @ white
         own = self.covariance.diagonal(inputs, scale)
         # Facts that were interpolated from neighbours are worth less.
         loose = (scale * self.hyper.rough) ** 2 * np.where(before.exact | (not before.informed), 0.0, 8.0)
@@ -170,29 +169,15 @@ class AnalyticSurrogate:
             self._reason(before, known),
             self.hyper.expand(mean - 2 * sd, floor) - 2 * common,
         )
-        count = int((known.group == 0).sum())
+        count, kinship_to = int((known.group == 0).sum()), known.others.kinship
         honest = shipped_calibration(f"{self.name}/{self.version}")
-        group = calibration_group(
-            query.problem.device, before.informed, len(candidates), known.kinship, before.training_distance
-        )
+        informed, away = before.informed, before.training_distance
+        group = calibration_group(query.problem.device, informed, len(candidates), kinship_to, away)
         return honest.apply_to(forecasts, group, count)
 
     def log_likelihood(self, query: Query, before: Prior) -> float:
         """Log likelihood of what was measured under this belief, of this problem and its relatives."""
-        candidates = CandidateList.of(query.candidates)
-        encoder = ConfigEncoder.of(candidates)
-        inputs, believed = self.inputs(candidates, before, encoder)
-        known = self._observations(query, candidates.row_of, encoder, before, believed, inputs)
-        if not len(known.residual):
-            return 0.0
-        smooth = self.covariance.residual(known.inputs, known.inputs)
-        tilt = self.covariance.slope_terms(known.inputs, known.inputs)
-        scale = self._fit_scale(known, smooth, tilt, self._residual_scale(query.problem, before))
-        matrix = self._coupled_covariance(known, scale**2 * smooth + tilt)
-        matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
-        root = np.linalg.cholesky(matrix)
-        white = np.linalg.solve(root, known.residual)
-        return -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
+        return self._observations(query, before).log_likelihood
 
     def prior(self, query: Query) -> Prior:
         """The belief about the candidates before anything was measured."""
@@ -231,29 +216,31 @@ class AnalyticSurrogate:
         sure = is_measured_device(problem.device) if before.informed else is_known_device(problem.device)
         return scale if sure else scale * self.hyper.unknown_device
 
-    def _observations(
-        self,
-        query: Query,
-        row: Mapping[Candidate, int],
-        encoder: ConfigEncoder,
-        before: Prior,
-        believed: Array,
-        inputs: CovarianceInputs,
-    ) -> _Observations:
+    def _observations(self, query: Query, before: Prior) -> _Observations:
+        """What explains the measurements; remembered, with and without own ones, for the latest question."""
+        candidates = CandidateList.of(query.candidates)
+        encoder, row = ConfigEncoder.of(candidates), candidates.row_of
         mine = [m for m in latest_labels(query.measured).values() if m.ok and m.candidate in row]
+        others = self._relative_observations(query, encoder, before)
+        last = self._explained.get(bool(mine))
+        if last and last.candidates is candidates and last.others is others and last.mine == mine:
+            return last
+        inputs, believed = self.inputs(candidates, before, encoder)
         index = np.array([row[m.candidate] for m in mine], dtype=np.intp)
         times = np.array([math.log2(m.ms) for m in mine])
         best = float(times.min()) if mine else math.inf
-        others = self._relative_observations(query, encoder, before)
         sizes = [len(mine), *map(len, others.residual)]
-        return _Observations(
-            CovarianceInputs.concatenate([inputs[index], *others.inputs]),
-            np.concatenate([self.hyper.compress(times, best) - believed[index], *others.residual]),
-            np.repeat(np.arange(len(sizes)), sizes),
-            np.array([1.0, *others.correlation]),
-            others.kinship,
-            best,
+        seen = CovarianceInputs.concatenate([inputs[index], *others.inputs])
+        residual = np.concatenate([self.hyper.compress(times, best) - believed[index], *others.residual])
+        group, correlation = np.repeat(np.arange(len(sizes)), sizes), np.array([1.0, *others.correlation])
+        scale = self._residual_scale(query.problem, before)
+        known = _Observations(
+            candidates, mine, others, inputs, believed, seen, residual, group, correlation, best, scale
         )
+        if len(known.residual):
+            self._fit_scale(known)
+        self._explained[bool(mine)] = known
+        return known
 
     def _relative_observations(
         self, query: Query, encoder: ConfigEncoder, before: Prior
@@ -320,20 +307,21 @@ class AnalyticSurrogate:
         tie = np.where(same, 1.0, across[:, None] * across[None, :])
         return np.asarray(base * tie + self.hyper.intercept**2 * same)
 
-    def _fit_scale(self, known: _Observations, smooth: Array, tilt: Array, scale: float) -> float:
-        """The residual's size that explains the measurements best, within a factor of four."""
-        best, choice = -math.inf, scale
-        for factor in (0.5, 0.7, 1.0, 1.4, 2.0):
-            matrix = self._coupled_covariance(known, (scale * factor) ** 2 * smooth + tilt)
-            matrix[np.diag_indices_from(matrix)] += self.hyper.noise**2
-            root = np.linalg.cholesky(matrix)
-            white = np.linalg.solve(root, known.residual)
-            # A log-normal prior of one doubling keeps few measurements from shrinking the doubt.
+    def _fit_scale(self, known: _Observations) -> None:
+        """Find the residual's size that explains the measurements best, within a factor of four."""
+        smooth = self.covariance.residual(known.inputs, known.inputs)
+        tilt = self.covariance.slope_terms(known.inputs, known.inputs)
+        scales = [known.scale * factor for factor in _SCALE_FACTORS]
+        squares = np.array([scale**2 for scale in scales])[:, None, None]
+        matrices = self._coupled_covariance(known, squares * smooth + tilt)
+        np.einsum("sii->si", matrices)[:] += self.hyper.noise**2
+        roots, best = np.linalg.cholesky(matrices), -math.inf
+        whites = np.linalg.solve(roots, known.residual[:, None])[..., 0]
+        for factor, scale, root, white in zip(_SCALE_FACTORS, scales, roots, whites, strict=True):
             likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(root)).sum())
-            likelihood -= 0.5 * math.log2(factor) ** 2 / 0.5
-            if likelihood > best:
-                best, choice = likelihood, scale * factor
-        return choice
+            # A log-normal prior of one doubling keeps few measurements from shrinking the doubt.
+            if (odds := likelihood - 0.5 * math.log2(factor) ** 2 / 0.5) > best:
+                best, known.scale, known.root, known.log_likelihood = odds, scale, root, likelihood
 
 
 def _warp_doublings(places: Array, encoder: ConfigEncoder) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.policy.state import REFUSED
 from forecast_autotune.records import (
     Candidate,
@@ -242,13 +243,18 @@ def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:
     """... and again as soon as they are others, or could have grown."""
 
     class Counting(AnalyticSurrogate):
-        read = 0
+        read = fitted = 0
 
         def prior(self, query: Query) -> Prior:
             self.read += 1
             return super().prior(query)
 
+        def _fit_scale(self, *given: Any) -> None:
+            self.fitted += 1
+            super()._fit_scale(*given)
+
     query, surrogate = products(), Counting()
+    query = replace(query, candidates=CandidateList.of(query.candidates))
     rows = tuple(
         Measurement("a", c, Outcome.OK, 0.1 + 0.02 * i, grid=(64,))
         for i, c in enumerate(query.candidates[:8])
@@ -258,9 +264,12 @@ def test_relatives_are_read_once_while_a_problem_is_tuned() -> None:
     for relatives, reads in (([near], 1), ([near], 0), ([far], 1), ([near, far], 2), ([], 0), ([near], 1)):
         for own in range(3):
             asked = replace(query, relatives=relatives, measured=rows[:own])
-            surrogate.read = 0
+            surrogate.read = surrogate.fitted = 0
+            evidence = surrogate.log_likelihood(asked, before)
+            assert evidence == AnalyticSurrogate().log_likelihood(asked, before)
             result, fresh = surrogate.answer(asked, before), AnalyticSurrogate().answer(asked, before)
             assert surrogate.read == (reads if not own else 0)
+            assert surrogate.fitted <= 1, "evidence and answer of one question are of one fit"
             np.testing.assert_array_equal(result.mean, fresh.mean)
             np.testing.assert_array_equal(result.sd, fresh.sd)
     growing = list(rows[:4])
