@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from forecast_autotune import autotune
+from forecast_autotune import autotune, python_parser
 from forecast_autotune.records import Argument, Config, Device, Kernel, Problem, digest
 from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.describe import call_arguments, call_kind, problem_identity
@@ -334,9 +334,17 @@ def test_what_the_kernel_uses_counts(build: Build, helper: str, change: dict[str
 
 
 @pytest.mark.parametrize("change", [{"above": "# a comment\n\n"}, {"other": 7}, {"n": 7}])
-def test_what_it_does_not_use_does_not(build: Build, change: dict[str, Any]) -> None:
-    """Its place in the file, other globals, and globals that share a name with its arguments or locals."""
-    assert source_hash(build()) == source_hash(build(**change))
+def test_what_it_does_not_use_does_not(
+    build: Build, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place in the file, other globals, and globals that share a name with its arguments or locals.
+
+    What was read of a text serves all functions that have it: a decorator in a loop does not parse anew.
+    """
+    expected = source_hash(build())
+    again = build(**change)
+    monkeypatch.setattr(python_parser, "parse_module", lambda text: pytest.fail(f"parsed again: {text}"))
+    assert source_hash(again) == expected
 
 
 REWRITTEN = """

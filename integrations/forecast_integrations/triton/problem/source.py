@@ -22,7 +22,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -174,12 +174,12 @@ def _collect(function: object, parts: _Parts, seen: set[int]) -> None:
     text = source_of(function)
     python = getattr(function, "fn", function)
     try:
-        tree = python_parser.parse_module(text)
+        tree, paths = _read(text)
     except SyntaxError:
         parts.append((text, None))
         return
     parts.append((text, tree))
-    for name, value in sorted(_references(tree, scope_of(python)).items()):
+    for name, value in sorted(_references(paths, scope_of(python)).items()):
         _note(name, value, parts, seen)
     written = next((node.args.defaults for node in tree.body if isinstance(node, ast.FunctionDef)), [])
     for node, value in zip(written, getattr(python, "__defaults__", None) or (), strict=False):
@@ -235,35 +235,37 @@ def scope_of(python: object) -> Mapping[str, Any]:
     return scope
 
 
-def _references(tree: ast.AST, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of global names, dotted ones to their end: `package.module.NAME`, `Sizes.BLOCK`."""
-    references: dict[str, Any] = {}
+@lru_cache(maxsize=64)
+def _read(text: str) -> tuple[ast.Module, set[tuple[str, ...]]]:
+    """The tree of a text, and the names in it that are not its own, dotted ones to their end."""
+    tree = python_parser.parse_module(text)
     nodes = list(ast.walk(tree))
     # A notebook's global `n` is none of a kernel's business whose argument is called `n`.
     local = {node.arg for node in nodes if isinstance(node, ast.arg)}
     local |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    owners: set[ast.AST] = set()
-    for node in nodes:  # outer nodes come before their parts
-        path = _dotted(node)
-        if node in owners or not path or path[0] not in scope or path[0] in local:
-            continue
+    owners = {node.value for node in nodes if isinstance(node, ast.Attribute)}
+    return tree, {path for n in nodes if n not in owners and (path := _dotted(n)) and path[0] not in local}
+
+
+def _references(paths: Iterable[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of global names, dotted ones to their end: `package.module.NAME`, `Sizes.BLOCK`."""
+    references: dict[str, Any] = {}
+    for path in (path for path in paths if path[0] in scope):
         value, shown = scope[path[0]], path[0]
         for attribute in path[1:]:
             if not _has_own_names(value):
                 break
             with contextlib.suppress(Exception):  # a property of the user's: the compiler says what is wrong
                 value, shown = getattr(value, attribute, None), f"{shown}.{attribute}"
-        owners.update(inner for inner in ast.walk(node) if isinstance(inner, ast.Name | ast.Attribute))
         references[shown] = value
     return references
 
 
-def _dotted(node: ast.AST) -> list[str]:
+def _dotted(node: ast.AST) -> tuple[str, ...]:
     """The parts of a name or a dotted name; none for anything else."""
-    if isinstance(node, ast.Name):
-        return [node.id]
-    owner = _dotted(node.value) if isinstance(node, ast.Attribute) else []
-    return [*owner, node.attr] if isinstance(node, ast.Attribute) and owner else []
+    if isinstance(node, ast.Attribute) and (owner := _dotted(node.value)):
+        return (*owner, node.attr)
+    return (node.id,) if isinstance(node, ast.Name) else ()
 
 
 def _has_own_names(value: object) -> bool:
@@ -330,7 +332,7 @@ class _ModuleBuilder:
 
     def _resolved(self, text: str, jit: JitFunction) -> str:
         """The text with all that it refers to put into the module."""
-        references = _references(python_parser.parse_module(text), scope_of(getattr(jit, "fn", jit)))
+        references = _references(_read(text)[1], scope_of(getattr(jit, "fn", jit)))
         for whole in sorted(references, key=lambda whole: whole.count(".")):
             # Another module's helper or constant becomes one of this module.
             name = whole.rpartition(".")[2]
