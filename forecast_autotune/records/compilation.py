@@ -12,7 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records.codec import Record, json_option
@@ -23,8 +23,10 @@ _STATES = (ONE, DIVISIBLE, NEITHER)
 _DIVISIBILITY = ["tt.divisibility", 16]
 _MOST_FORECASTS = 64
 """Specializations of one kernel that are forecast at most, the likeliest first."""
-LEAST_PROBABILITY = 0.003
+LEAST_PROBABILITY = 0.002
 """The least probability of a specialization that is forecast."""
+_AGREEING = 3
+"""Different sizes that show a rule."""
 _HALF = 0.5
 """Added to each count, as of Jeffreys' prior: what was not seen yet may come."""
 
@@ -35,6 +37,12 @@ def _read_object(value: Any) -> dict[str, Any]:
 
 def _read_texts(value: Any) -> dict[str, str]:
     return {read_text(name): read_text(text) for name, text in dict(value).items()}
+
+
+def _read_sizes(value: Any) -> dict[str, int]:
+    if not {type(size) for size in dict(value).values()} <= {int}:
+        raise RecordError(f".sizes must be integers by argument, not {value!r:.60}")
+    return dict(value)
 
 
 def _read_specialization(value: Any) -> dict[str, Any]:
@@ -63,6 +71,8 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     """Whether each integer argument that is no constant was 1, divisible by 16, or neither."""
     types: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=_read_object))
     """Type of each of these, '' where it was 1 and has none."""
+    sizes: Mapping[str, int] = field(default_factory=dict, metadata=json_option(read=_read_sizes))
+    """The integer arguments of the launch that needed it first; empty where none was seen."""
     seconds: float = 0.0
     """Seconds that the compiler took; 0 where the binary lay in Triton's cache."""
     caller: str = ""
@@ -160,7 +170,8 @@ def probable_compilations(known: Sequence[Compilation]) -> list[PlannedCompilati
 
     Arguments that came in several states come in all of the three, each as often as it was seen (Jeffreys' prior); an
     argument that never changed stays as it is. A constant that was several powers of two comes in those between, and in
-    the next ones, with all else as at the nearest of them: block sizes follow from sizes.
+    the next ones, with all else as at the nearest of them. Where it has been the next power of two of an argument, it
+    follows that one down to 1, and up to where it stopped to, and the states are those that such arguments have.
     """
     groups: dict[str, list[Compilation]] = defaultdict(list)
     for one in known:
@@ -170,11 +181,11 @@ def probable_compilations(known: Sequence[Compilation]) -> list[PlannedCompilati
     results: list[PlannedCompilation] = []
     for group in groups.values():
         seconds = max(one.seconds for one in group)
-        constants, states = _constant_chances(group), _state_chances(group)
-        types = {n: next((one.types[n] for one in group if one.types[n]), "") for n in states[0][0]}
+        axes = _size_axes(group)
+        types = {n: next((one.types[n] for one in group if one.types[n]), "") for n in group[0].states}
         forecasts: dict[str, PlannedCompilation] = {}
-        for model, share in constants:
-            for changed, chance in states:
+        for model, share in _constant_chances(group, axes):
+            for changed, chance in _state_chances(group, axes, _free_constants(model)):
                 if share * chance >= LEAST_PROBABILITY:
                     other = _with_states(model, changed, types)
                     forecasts.setdefault(other.id, PlannedCompilation(other, share * chance, seconds))
@@ -183,31 +194,100 @@ def probable_compilations(known: Sequence[Compilation]) -> list[PlannedCompilati
     return sorted(results, key=lambda one: -one.probability)
 
 
-def _state_chances(group: Sequence[Compilation]) -> list[tuple[dict[str, str], float]]:
-    """States of the arguments that vary, each by itself and all together as they were seen, half by half."""
-    varied = [n for n in group[0].states if len({one.states[n] for one in group}) > 1]
+_SizeAxis: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], set[tuple[tuple[str, ...], tuple[int, ...]]]]
+"""Arguments, places of constants, and the states and values that these can have together."""
+
+
+def _size_axes(group: Sequence[Compilation]) -> list[_SizeAxis]:
+    """Arguments that are multiples of one another, with the constants that are the next power of two of one of them.
+
+    Launches of three sizes have to agree on a rule before it is believed, also on where a constant stops to follow.
+    """
+    launches = [one for one in group if one.sizes]
+    columns = {n: [one.sizes.get(n, 0) for one in launches] for n in group[0].states}
+    axes: list[dict[str, int]] = []
+    for name, column in sorted(columns.items(), key=lambda item: item[1][:1]):
+        specialized = [one.states[name] for one in launches] == [_state_of(size) for size in column]
+        if specialized and len({*column}) >= _AGREEING and min(column) > 0:
+            for factors in axes:
+                first = columns[next(iter(factors))]
+                if [size * (column[0] // first[0]) for size in first] == column:
+                    factors[name] = column[0] // first[0]
+                    break
+            else:
+                axes.append({name: 1})
+    results: list[_SizeAxis] = []
+    for factors in axes:
+        followers: dict[int, tuple[int, int, int]] = {}
+        for place in range(len(_free_constants(group[0]))):
+            values = [_free_constants(one)[place][1] for one in launches]
+            if len({*values}) >= _AGREEING and {type(value) for value in values} == {int}:
+                low, high = min(values), max(values)
+                for name, factor in factors.items():
+                    powers = [_next_power(size) for size in columns[name]]
+                    if [min(max(power, low), high) for power in powers] == values:
+                        floor = low if min(powers) < low else 1
+                        followers[place] = factor, floor, high if max(powers) > high else 2 * high
+        largest = max(columns[next(iter(factors))])
+        sizes = {2**n + more for n in range((2 * largest).bit_length()) for more in range(16)}
+        possible = {
+            (
+                tuple(_state_of(size * factor) for factor in factors.values()),
+                tuple(min(max(_next_power(size * f), low), high) for f, low, high in followers.values()),
+            )
+            for size in sizes
+        }
+        results.append(((*factors,), (*followers,), possible))
+    return results
+
+
+def _state_of(size: int) -> str:
+    return ONE if size == 1 else NEITHER if size % 16 else DIVISIBLE
+
+
+def _next_power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _state_chances(
+    group: Sequence[Compilation], axes: Sequence[_SizeAxis], constants: Sequence[Any]
+) -> list[tuple[dict[str, str], float]]:
+    """States that arguments can have with these constants, each by itself and all as they were seen, half by half."""
+    choices = []
+    for names, places, every in axes:
+        given = tuple(constants[place][1] for place in places)
+        choices.append((names, {states for states, values in every if values == given}))
+    sized = {name for names, _ in choices for name in names}
+    for name in group[0].states:
+        if name not in sized and len({one.states[name] for one in group}) > 1:
+            pointer = any(one.types[name].startswith("*") for one in group)
+            choices.append(((name,), {(state,) for state in _STATES[pointer:]}))
     # Improbable ones go at once: all combinations would be 3 to the number of arguments.
     chances: list[tuple[dict[str, str], float]] = [({}, 1.0)]
-    for name in varied:
-        counts = Counter(one.states[name] for one in group)
-        possible = _STATES[1:] if any(one.types[name].startswith("*") for one in group) else _STATES
-        shares = {s: (counts[s] + _HALF) / (len(group) + len(possible) * _HALF) for s in possible}
+    for names, possible in choices:
+        counts = Counter(tuple(one.states[n] for n in names) for one in group)
+        total = sum(counts[each] + _HALF for each in possible)
         chances = [
-            ({**states, name: state}, chance * share)
+            ({**states, **dict(zip(names, each, strict=True))}, chance * (counts[each] + _HALF) / total)
             for states, chance in chances
-            for state, share in shares.items()
-            if chance * share >= LEAST_PROBABILITY
+            for each in sorted(possible)
+            if chance * (counts[each] + _HALF) / total >= LEAST_PROBABILITY
         ]
-    together = Counter(tuple(one.states[n] for n in varied) for one in group)
+    together = [sum(states.items() <= one.states.items() for one in group) for states, _ in chances]
+    total = sum(together)
     return [
-        (states, (chance + together[tuple(states.values())] / len(group)) / 2) for states, chance in chances
+        (states, (chance + count / total) / 2 if total else chance)
+        for (states, chance), count in zip(chances, together, strict=True)
     ]
 
 
-def _constant_chances(group: Sequence[Compilation]) -> list[tuple[Compilation, float]]:
+def _constant_chances(
+    group: Sequence[Compilation], axes: Sequence[_SizeAxis]
+) -> list[tuple[Compilation, float]]:
     """A compilation for each set of constants and options, seen or between those seen, and how probable it is."""
     counts = Counter(map(_constants_of, group))
     models = {_constants_of(one): one for one in group}
+    followed = {p: {v[n] for _, v in every} for _, places, every in axes for n, p in enumerate(places)}
     for place in range(len(_free_constants(group[0]))):
         steps: dict[int, list[Compilation]] = defaultdict(list)
         for one in group:
@@ -216,8 +296,8 @@ def _constant_chances(group: Sequence[Compilation]) -> list[tuple[Compilation, f
                 steps[value].append(one)
         if len(steps) < 2:
             continue
-        values = [2**n for n in range(min(steps).bit_length() - 2, max(steps).bit_length() + 1) if n >= 0]
-        for value in values:
+        between = range(min(steps).bit_length() - 2, max(steps).bit_length() + 1)
+        for value in sorted(followed.get(place, {2**n for n in between if n >= 0})):
             distance = min(abs(math.log2(value / step)) for step in steps)
             for step in steps:
                 if abs(math.log2(value / step)) == distance:

@@ -11,7 +11,9 @@ from forecast_autotune.records.compilation import (
 )
 
 
-def compiled(states: dict[str, str]) -> Compilation:
+def compiled(
+    states: dict[str, str], sizes: dict[str, int] | None = None, constant: int | None = None
+) -> Compilation:
     signature = {name: "constexpr" if state == "1" else "i32" for name, state in states.items()}
     places = list(enumerate(states.values()))
     specialization = {
@@ -25,7 +27,10 @@ def compiled(states: dict[str, str]) -> Compilation:
         "options": {},
     }
     types = {name: "" if state == "1" else "i32" for name, state in states.items()}
-    return Compilation("m", "k", "0" * 64, "3.9.0", {}, specialization, states, types)
+    if constant is not None:
+        specialization["constants"].append([[len(signature)], constant])
+        signature["B"] = "constexpr"
+    return Compilation("m", "k", "0" * 64, "3.9.0", {}, specialization, states, types, sizes or {})
 
 
 def test_an_argument_of_two_states_comes_in_the_third() -> None:
@@ -58,3 +63,18 @@ def test_a_constant_of_two_powers_comes_in_those_between_and_the_next_with_optio
     ]
     sizes = {(data["constants"][0][1], data["options"]["num_warps"]) for data in forecast}
     assert sizes == {(32, 4), (128, 4), (256, 8), (1024, 8)}
+
+
+def test_a_constant_that_follows_a_size_comes_down_to_1_with_the_states_of_such_sizes() -> None:
+    def launch(n: int) -> Compilation:
+        sizes = {"rows": 8 * n, "n": n}
+        states = {
+            name: "1" if s == 1 else "neither" if s % 16 else "divisible by 16" for name, s in sizes.items()
+        }
+        return compiled(states, sizes, min(1 << (n - 1).bit_length(), 64))
+
+    known = [launch(n) for n in (7, 10, 16, 33, 80, 1000)]
+    forecast = {one.compilation.id for one in probable_compilations(known)}
+    assert forecast | {one.id for one in known} == {launch(n).id for n in range(1, 2000)}
+    few = [one.compilation.specialization["constants"] for one in probable_compilations(known[:2])]
+    assert {constants[-1][1] for constants in few} == {4, 8, 16, 32}, "two launches show no rule"

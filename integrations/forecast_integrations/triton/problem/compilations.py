@@ -109,7 +109,7 @@ class CompilationRecorder:
             self._known[one.name].append(one)  # to describe it would take longer than to load it
             return None
         seconds = 0.0 if cached else compilation["times"].total * 1e-6
-        one = describe_compilation(compilation["src"], compilation["metadata"], seconds, _caller())
+        one = describe_compilation(compilation["src"], compilation["metadata"], seconds)
         if one is None:
             return None
         known = self._known[one.name]
@@ -164,10 +164,8 @@ def ready() -> int:
 # --- descriptions ---
 
 
-def describe_compilation(
-    src: Any, metadata: Mapping[str, Any], seconds: float, caller: str
-) -> Compilation | None:
-    """The record of what Triton compiled; None for what no kernel was made of."""
+def describe_compilation(src: Any, metadata: Mapping[str, Any], seconds: float) -> Compilation | None:
+    """The record of what Triton compiled for our caller's caller; None for what no kernel was made of."""
     import triton
     from triton.compiler.compiler import make_backend
 
@@ -201,15 +199,17 @@ def describe_compilation(
         "options": options,
     }
     states, types = _integer_states(fn, src)
+    caller, sizes = _launch()
     return Compilation(
         module,
         name,
-        _hash_of(fn),
+        kernel_hash(fn),
         triton.__version__,
         {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size},
         specialization,
         states=states,
         types=types,
+        sizes={name: sizes[name] for name in states if name in sizes},
         seconds=round(seconds, 4),
         caller=caller,
         trouble=trouble,
@@ -308,7 +308,8 @@ _HASHES: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()
 """By kernel: its text, and the hash of all that it reads. Triton launches none of whose globals have changed."""
 
 
-def _hash_of(fn: Any) -> str:
+def kernel_hash(fn: Any) -> str:
+    """The hash of a kernel's source, computed once."""
     if (known := _HASHES.get(fn)) is None or known[0] != fn.src:
         known = _HASHES[fn] = fn.src, source_hash(fn)
     return known[1]
@@ -359,11 +360,17 @@ def decoded(value: Any) -> Any:
     return tl.constexpr(decoded(content))
 
 
-def _caller() -> str:
-    frame = sys._getframe(1)
-    while frame is not None:
+def _launch() -> tuple[str, dict[str, int]]:
+    """File and line of the launch under way, and its integer arguments, as Triton's own frame has them."""
+    frame, caller, sizes = sys._getframe(1), "", dict[str, int]()
+    launches = False
+    while frame is not None and not (launches and caller):
         path = frame.f_code.co_filename
-        if not any(part in path for part in _OWN):
-            return f"{path}:{frame.f_lineno}"
+        if frame.f_code.co_name == "run" and "bound_args" in frame.f_locals and not launches:
+            launches, caller = True, ""  # others may listen as well, and were met before
+            bound = frame.f_locals["bound_args"].items()
+            sizes = {name: value for name, value in bound if type(value) is int}
+        elif not caller and not any(part in path for part in _OWN):
+            caller = f"{path}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    return caller, sizes
