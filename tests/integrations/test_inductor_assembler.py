@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from torch._inductor import compile_fx
 from torch._inductor.runtime import compile_tasks
 from triton.backends.nvidia import compiler
 
-from forecast_autotune import disable_torch_compile, enable_torch_compile
+from forecast_autotune import autoload_torch_compile, disable_torch_compile, enable_torch_compile
 from forecast_autotune.store import Store
 from forecast_integrations.inductor.hooks.assembler import VARIABLE, SharedAssembler
 
@@ -53,6 +54,21 @@ def test_while_enabled_kernels_are_named_by_the_workers_assembler(wheel: Path) -
         assert "99.1" in release()
     assert VARIABLE not in os.environ
     assert release() == before
+
+
+def test_a_program_that_compiles_no_graph_keeps_the_assembler_of_its_cache(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph: graph)
+    autoload_torch_compile()
+    assert VARIABLE not in os.environ
+    assert compile_fx.compile_fx("graph") == "graph"
+    assert os.environ[VARIABLE].startswith(str(wheel))
+    os.environ.pop(VARIABLE)
+    compile_fx.compile_fx("graph")
+    assert VARIABLE not in os.environ, "once"
+    disable_torch_compile()
 
 
 def test_to_listen_changes_no_assembler(wheel: Path) -> None:

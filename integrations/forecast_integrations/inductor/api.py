@@ -192,6 +192,8 @@ def enable_torch_compile(
 def autoload_torch_compile() -> None:
     """FORECAST_AUTOTUNE=1: serve torch.compile by the environment alone, unless the program has done so."""
     if _SERVICE.context is None:
+        with _SERVICE.mutex:
+            _SERVICE.open().install("assembler", assembler.install_later)
         enable_torch_compile()
 
 

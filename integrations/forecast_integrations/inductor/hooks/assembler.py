@@ -9,9 +9,11 @@ after the other, 0.3 to 0.4 s each instead of 0.02 s, and times other binaries t
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
-from forecast_integrations.inductor.hooks.context import HookContext, PatchSet
+from forecast_autotune.settings import Mode
+from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
 from forecast_integrations.triton.problem.compilations import forget_assembler
 
 VARIABLE = "TRITON_PTXAS_PATH"
@@ -53,4 +55,23 @@ def install(context: HookContext) -> SharedAssembler:
     """Share the workers' assembler while the hooks are in place."""
     shared = SharedAssembler()
     shared.share()
+    return shared
+
+
+def install_later(context: HookContext) -> SharedAssembler:
+    """Share it from the first graph on: a program that compiles none finds its kernels where they were without us."""
+    from torch._inductor import compile_fx
+
+    shared = SharedAssembler()
+    share = cache(shared.share)
+
+    def sharing(original: AnyFunction) -> AnyFunction:
+        def compile_graph(*args: object, **kwargs: object) -> object:
+            if context.session is not None and context.session.settings.mode is not Mode.LISTEN:
+                share()
+            return original(*args, **kwargs)
+
+        return compile_graph
+
+    shared.replace(compile_fx, "compile_fx", sharing)
     return shared
