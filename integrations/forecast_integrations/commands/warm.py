@@ -265,13 +265,15 @@ def _compilation_lines(
     if not binaries:
         return lines
     forecast = sum(one.forecast for one in binaries)
+    good = [one for one in (binaries if plan else compiled) if not one.trouble]
     if plan:
-        seconds = sum(one.expected_s for one in binaries if not one.trouble)
+        seconds = sum(one.expected_s for one in good)
+        needed = sum(one.expected_s * one.probability for one in good)
         return [
             *lines,
-            f"{len(binaries)} binaries, {forecast} of them forecast: about {seconds:.1f} s of the compiler",
+            f"{len(binaries)} binaries, {forecast} of them forecast: about {seconds:.1f} s of the compiler, of which "
+            f"programs would spend {needed:.1f} s",
         ]
-    good = [one for one in compiled if not one.trouble]
     fresh = [one for one in good if not one.cached]
     return [
         *lines,

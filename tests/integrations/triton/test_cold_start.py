@@ -162,6 +162,9 @@ def test_a_program_compiles_nothing_after_a_warm_by_the_records_of_a_bundle(
     programs.write("varying", plain, tuned, sizes)
     variables = programs.other_assembler(monkeypatch) if tuned else {}
     assert len(programs.result("varying", **variables)["fresh"]) >= 6
+    lines = (programs.folder / "store" / "compilations.jsonl").read_text().splitlines()
+    plain_sizes = [one["sizes"] for one in map(json.loads, lines) if "plain" in one["kernel"]]
+    assert {*map(json.dumps, plain_sizes)} == {json.dumps({"n": n, "m": 3}) for n in sizes}
     programs.forget_binaries()
     programs.command("store", "bundle", "bundle")
     monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(programs.folder / "bundle"))
@@ -244,13 +247,22 @@ def test_a_package_runs_its_own_file_only_for_a_name_that_it_makes(programs: Pro
         "VERSION = 3\nMADE = sizes.SIZE + 1",
         "models": "from lazy_library import kernels\nMODEL = kernels.FOUR",
         "sizes": "SIZE = 4",
-        "kernels": "from lazy_library import VERSION, WIDTH, sizes\nFOUR = WIDTH",
+        "kernels": "import other_library\nimport used_library.part\n"
+        "from lazy_library import VERSION, WIDTH, sizes\nFOUR = WIDTH",
     }.items():
         (package / f"{name}.py").write_text(text)
+    replaced = "import sys, types\nsys.modules[__name__] = types.SimpleNamespace(SIX=6)"
+    for name, text in {"other_library": replaced, "used_library": "FIVE = 5"}.items():
+        (programs.folder / name).mkdir()
+        (programs.folder / name / "__init__.py").write_text(text)
+    (programs.folder / "used_library" / "part.py").write_text("from used_library import FIVE")
     with lazy_packages(["lazy_library"]):
         kernels = imported("lazy_library.kernels", "sizes")
         assert kernels.SIZE == 4
         assert "lazy_library.models" not in sys.modules
+        other = sys.modules["other_library"]
+        assert "_pending" in vars(other), "nobody has used it"
+        assert other.SIX == 6
         assert imported("lazy_library", "MADE") == 5
     assert sys.modules["lazy_library"].MODEL == 4
     assert not complete_packages("lazy_library.kernels"), "it is complete"

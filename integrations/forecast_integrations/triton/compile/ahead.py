@@ -25,10 +25,10 @@ from forecast_integrations.triton.problem.compilations import (
     compilation_environment,
     decoded,
     forget_assembler,
+    kernel_hash,
     kernel_of,
     torch_assemblers,
 )
-from forecast_integrations.triton.problem.source import source_hash
 
 
 def compile_ahead(
@@ -143,6 +143,7 @@ def _trouble(one: Compilation, unimportable: dict[str, str], lazy: Collection[st
     `unimportable` says it of kernels that were tried, by name. Packages of `lazy` libraries run their own files only if
     the kernel is another one without.
     """
+    import torch  # noqa: F401 - with all that it imports itself
     import triton
 
     if one.triton != triton.__version__:
@@ -153,7 +154,7 @@ def _trouble(one: Compilation, unimportable: dict[str, str], lazy: Collection[st
         try:
             with lazy_packages(lazy):
                 kernel = kernel_of(one)
-                same = source_hash(kernel) == one.source_sha256
+                same = kernel_hash(kernel) == one.source_sha256
                 _ = kernel.cache_key  # known to all forks then
         except (Exception, SystemExit) as error:
             same = False

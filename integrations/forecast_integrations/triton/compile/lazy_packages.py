@@ -1,6 +1,7 @@
 """Kernels' modules imported without what their packages import besides: a library's models, and theirs.
 
-The file of a package runs only when somebody wants a name that it does not just import from within the package.
+The file of a package runs only when somebody wants a name that it does not just import from within the package. Other
+libraries run theirs at the first use of any name: many are imported only to know whether they are there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class _LazyPackage(ModuleType):
         known = state["_names"].get(name, _UNKNOWN)
         if known is _UNKNOWN:
             complete(self)
-            return getattr(self, name)
+            return getattr(
+                sys.modules.get(self.__name__, self), name
+            )  # some put another module in their place
         home, original, value = known
         if home == self.__name__:
             value = importlib.import_module(f"{home}.{original}")
@@ -74,8 +77,8 @@ def _names_of(package: str, text: str) -> dict[str, tuple[str, str, Any] | objec
 
 
 class _LazyLoader(Loader):
-    def __init__(self, loader: SourceFileLoader) -> None:
-        self._loader = loader
+    def __init__(self, loader: SourceFileLoader, known: dict[str, Any]) -> None:
+        self._loader, self._known = loader, known
 
     def __getattr__(self, name: str) -> Any:  # files of the package's that somebody reads
         return getattr(self._loader, name)
@@ -84,27 +87,33 @@ class _LazyLoader(Loader):
         return _LazyPackage(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module)["_pending"] = self._loader
+        vars(module).update(self._known, _pending=self._loader)
 
 
 class _LazyFinder(MetaPathFinder):
     def __init__(self, libraries: Iterable[str]) -> None:
-        self._libraries = {*libraries} - {"torch", "triton"}
+        self._eager = {*sys.stdlib_module_names, "torch", "triton"}
+        self._libraries = {*libraries} - self._eager
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in self._libraries:
+        first, _, rest = fullname.partition(".")
+        if first in self._eager:
+            return None
+        if first not in self._libraries and rest:
+            if isinstance(package := sys.modules.get(first), _LazyPackage):
+                complete(package)
             return None
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None and spec.submodule_search_locations and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _LazyLoader(spec.loader)
+            spec.loader = _LazyLoader(spec.loader, {} if first in self._libraries else {"_names": {}})
         return spec
 
 
 @contextmanager
 def lazy_packages(libraries: Iterable[str]) -> Iterator[None]:
-    """Import packages of these libraries, by their first names, lazily within the block."""
+    """Import packages of these libraries, by their first names, lazily within the block, and others at their use."""
     finder = _LazyFinder(libraries)
     sys.meta_path.insert(0, finder)
     try:
