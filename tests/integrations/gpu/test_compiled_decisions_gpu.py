@@ -13,6 +13,8 @@ triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
 from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.choices import InductorChoices
 from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
@@ -123,11 +125,15 @@ def launched(kernel: Any, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def test_each_key_of_a_users_kernel_is_decided_in_one_dynamic_graph(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+def test_each_key_of_a_users_kernel_is_decided_in_one_dynamic_graph(tmp_path: Path, threads: int) -> None:
+    """A kernel comes without its function from Inductor's processes, which serve once they have started."""
     tuner = autotune(configs=CONFIGS, key=["n"], store=tmp_path)(_scaled)
     torch._dynamo.reset()
     counters.clear()
-    with fresh_cache(), enable_torch_compile(store=tmp_path) as handle:
+    options = config.patch(compile_threads=threads)
+    with options, fresh_cache(), enable_torch_compile(store=tmp_path) as handle:
+        AsyncCompile.wait_pool_ready()
         graph = torch.compile(lambda x: launched(tuner, x), dynamic=True, fullgraph=True)
         for n in (*SIZES, *SIZES):
             x = torch.randn(n, device="cuda")

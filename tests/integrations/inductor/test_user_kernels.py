@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,8 +157,12 @@ class Kernel:
 
     heuristic_type = "USER_AUTOTUNE"
 
-    def __init__(self, tuner: Any, configs: list[Any]) -> None:
-        self.fn, self.launchers, self.lock = tuner.fn, [Launcher(configs[0])], threading.Lock()
+    def __init__(self, tuner: Any, configs: list[Any], *, in_worker: bool) -> None:
+        self.fn = copy.copy(tuner.fn)
+        self._reload_kernel = lambda: tuner
+        if in_worker:  # a worker's kernel comes without its function
+            self.fn.fn = None
+        self.launchers, self.lock = [Launcher(configs[0])], threading.Lock()
         self.triton_meta = {"signature": {"x": "*fp32", "out": "*fp32", "n": "i32"}, "constants": {}}
         grids = [
             {"config": config_to_dict(c), "python": [f"-(-n0 // {c.kwargs['BLOCK']})", "1", "1"]}
@@ -175,14 +180,17 @@ class Kernel:
         return SimpleNamespace(make_launcher=lambda: Launcher(config))
 
 
-def test_each_value_of_a_dynamic_key_has_the_config_of_an_eager_call() -> None:
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_each_value_of_a_dynamic_key_has_the_config_of_an_eager_call(in_worker: bool) -> None:
     """Three sizes in one compiled graph; the grid of each candidate is that of its own size."""
     configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block in BLOCKS for warps in (1, 4)]
     sizes = (512, 4096, 1 << 16)
     with null_device(by_launch_options):
         tuner = autotune(configs=configs, key=["n"], store=Store(None))(fresh(double))
         kernel_side_table.add_kernel(tuner)
-        kernel = Kernel(tuner, configs)
+        kernel = Kernel(tuner, configs, in_worker=in_worker)
+        assert user_kernels.tuner_by_key(kernel) is tuner
+        kernel_side_table.add_kernel(autotune(configs=configs[1:], key=["n"], store=Store(None))(tuner.fn))
         assert user_kernels.tuner_by_key(kernel) is tuner
         serving = TuningSession.of(Settings(), default(), Store(None), utc_now())
         launches = user_kernels.LaunchesByKey(HookContext(serving), kernel, tuner)

@@ -148,19 +148,28 @@ def _hook_kernels(original: AnyFunction, context: HookContext) -> AnyFunction:
 
 
 def tuner_by_key(kernel: Any) -> ForecastAutotuner | None:
-    """The tuner of a user's kernel that was compiled with all of its configs, of which several are; else None."""
+    """The tuner of a user's kernel that was compiled with all of its configs, two or more; else None.
+
+    Raises `LookupError` where tuners with different keys could be meant.
+    """
     if not hasattr(kernel, "heuristic_type") or kind_of(kernel) != "USER_AUTOTUNE":
         return None
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+    from torch._inductor.runtime.triton_heuristics import config_to_dict
 
-    grids = kernel.inductor_meta.get("precomputed_grids", ())
-    text = source_of(kernel.fn).strip()
-    known = kernel_side_table.id_to_kernel.values()
-    owners = [k for k in known if isinstance(k, ForecastAutotuner) and source_of(k).strip() == text]
-    alone = (
-        len({id(owner) for owner in owners}) == 1 and len(grids) > 1 and len(grids) == len(owners[0].configs)
-    )
-    return owners[0] if alone else None
+    listed = [one["config"] for one in kernel.inductor_meta.get("precomputed_grids", ())]
+    text = _source_without_name(kernel.fn)
+    known = [k for k in kernel_side_table.id_to_kernel.values() if isinstance(k, ForecastAutotuner)]
+    owners = [k for k in known if len(k.configs) == len(listed) and _source_without_name(k) == text]
+    owners = [k for k in owners if all(config_to_dict(c) in listed for c in k.configs)]
+    if len({tuple(owner.keys) for owner in owners}) > 1:
+        raise LookupError(f"one key of kernel {kernel.fn.__name__}, got {[owner.keys for owner in owners]}")
+    return owners[-1] if owners and len(listed) > 1 else None
+
+
+def _source_without_name(fn: object) -> str:
+    """A kernel's source behind its name, which Inductor changes where names have to be unique."""
+    return source_of(fn).partition("(")[2].strip()
 
 
 class LaunchesByKey:

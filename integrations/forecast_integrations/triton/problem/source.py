@@ -32,9 +32,9 @@ from forecast_integrations.triton.protocols import JitFunction, KernelFunction
 
 
 def innermost(fn: object) -> Any:
-    """The JITFunction (or InterpretedFunction) under heuristics and tuners."""
-    while hasattr(fn, "fn") and not inspect.isfunction(fn.fn):
-        fn = fn.fn
+    """The JITFunction (or InterpretedFunction) under heuristics and tuners; Inductor's workers send it without `fn`."""
+    while (inner := getattr(fn, "fn", None)) is not None and not inspect.isfunction(inner):
+        fn = inner
     return fn
 
 
