@@ -85,6 +85,13 @@ def pack() -> Pack:
     return result.with_(reference=DOUBLES, workloads=(Workload("small", {"M": M, "N": N}),))
 
 
+@pytest.fixture(autouse=True)
+def ends_by_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contests end by their rules, on a busy host too."""
+    for name in ("_LEAST_WALL_S", "_MOST_WALL_S"):
+        monkeypatch.setattr(pack_contest, name, 600.0)
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -113,10 +120,8 @@ def test_a_contest_ends_as_that_of_host_code_does(
 
 @pytest.mark.slow
 def test_a_long_contest_compares_few_outputs_from_first_to_last(
-    runner: RunnerClient, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: RunnerClient, pack: Pack, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pack_contest, "_MOST_WALL_S", 600.0)  # it ends by launches, on a busy host too
-    monkeypatch.setattr(pack_contest, "_LEAST_WALL_S", 600.0)
     rules = StoppingRules(second=10_000, least=10_000, enough=10_000, most=200)
     contests = PackContests(pack, VerificationPlan(), rules)
     pair = [Solution(n, Language.TRITON, "2 20000", "run") for n in ("mine", "other")]
