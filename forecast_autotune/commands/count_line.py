@@ -24,17 +24,21 @@ class CountLine:
 
     A terminal's line is written anew with the seconds spent. Elsewhere a text is written when more of it changed than
     its numbers and what follows a colon, and after a minute without a line, with the seconds spent. The last text is
-    always shown, after a second or more with the seconds in all.
+    always shown, after a second or more with the seconds in all. `between`: lines that `say` prints tell of a new text,
+    and of the last.
     """
 
-    def __init__(self, console: Console, text: Callable[[], str]) -> None:
-        self._console, self._text = console, text
-        self._ended = threading.Event()
-        self._shown = ""
-        self._began = self._shown_at = time.monotonic()
+    def __init__(self, console: Console, text: Callable[[], str], *, between: bool = False) -> None:
+        self._console, self._text, self._between = console, text, between
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._ended.set()
+        self._shown, self._shown_at = "", 0.0
 
     def __enter__(self) -> CountLine:
-        self._show()
+        self._ended.clear()
+        self._began = self._shown_at = time.monotonic()
+        if not self._between:
+            self._show()
         self._thread = threading.Thread(target=self._repeat, name="count-line", daemon=True)
         self._thread.start()
         return self
@@ -44,14 +48,24 @@ class CountLine:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        self._show(last=True)
+        if not self._between:
+            self._show(last=True)
         if self._console.is_terminal:
-            self._console.file.write("\n")
+            self._console.file.write("\r\x1b[K" if self._between else "\n")
             self._console.file.flush()
+
+    def say(self, line: str) -> None:
+        """Print a line of its own."""
+        with self._lock:
+            if self._console.is_terminal and not self._ended.is_set():
+                self._console.file.write("\r\x1b[K")
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._shown_at = time.monotonic()
 
     def _repeat(self) -> None:
         while not self._ended.wait(_INTERVAL_S):
-            self._show()
+            with self._lock:
+                self._show()
 
     def _show(self, *, last: bool = False) -> None:
         """Write the text on a terminal; elsewhere where it says something new."""
@@ -63,8 +77,8 @@ class CountLine:
             self._console.file.flush()
             return
         is_new = (text if last else _stage(text)) != (self._shown if last else _stage(self._shown))
-        if is_new or (seconds >= 1.0 if last else now - self._shown_at >= SILENCE_S):
-            line = timed if self._shown else text
+        if (is_new and not self._between) or (seconds >= 1.0 if last else now - self._shown_at >= SILENCE_S):
+            line = timed if self._shown or self._between else text
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
             self._shown, self._shown_at = text, now
 

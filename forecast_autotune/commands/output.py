@@ -50,6 +50,8 @@ class Output:
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
+        self.stage = "starting"
+        """Where the command stands: its last remark, or more than that."""
 
     @cached_property
     def console(self) -> Console:
@@ -71,8 +73,9 @@ class Output:
 
     def remark(self, text: str) -> None:
         """One line to stderr."""
+        self.stage = text
         with contextlib.suppress(OSError):  # a full disk below it must not end the command
-            self.errors.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+            self.at_work.say(printable(text))
 
     @contextlib.contextmanager
     def progress(self, label: str) -> Iterator[Callable[[int, int, str], None]]:
@@ -85,6 +88,11 @@ class Output:
 
         with CountLine(self.errors, lambda: text):
             yield done
+
+    @cached_property
+    def at_work(self) -> CountLine:
+        """Shows the `stage` below the remarks: in place on a terminal, elsewhere after a minute without a line."""
+        return CountLine(self.errors, lambda: self.stage, between=True)
 
 
 def _console(*, stderr: bool) -> Console:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -34,19 +35,24 @@ def improve(options: argparse.Namespace, output: Output) -> int:
     session = ImproveSession(
         tuple(words), _settings(options), folder, (lambda line: None) if options.quiet else output.remark
     )
+    shown: contextlib.AbstractContextManager[object] = (
+        contextlib.nullcontext() if options.quiet else output.at_work
+    )
     if known is not None:
         session.adopt(known)
     is_new = not folder.exists()
     try:
-        found = known or session.look(recorded)
+        with shown:
+            found = known or session.look(recorded)
         session.save(found)
     except BaseException:
         if is_new:  # it would be in the way of the next one
             shutil.rmtree(folder, ignore_errors=True)
         raise
     try:
-        session.search(found)
-        session.prove(found)
+        with shown:
+            session.search(found)
+            session.prove(found)
     except KeyboardInterrupt:
         _report(session, found, options, output)
         output.remark(f"interrupted. To go on: add --resume --out {shlex.quote(str(folder))}")

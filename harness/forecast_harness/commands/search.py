@@ -222,6 +222,8 @@ def _search(
         tell(f"opening {options.target} for {device}")  # importing its file takes seconds
     settings = _settings(options)
     with contextlib.ExitStack() as stack:
+        if not options.quiet:
+            stack.enter_context(output.at_work)
         early = early_start(options, device)
         if early is not None:
             stack.callback(early.close)
@@ -250,21 +252,20 @@ def _search(
             settings = paced_as(settings, begun, options.parents)
         elif isinstance(lanes, MachineCodeLanes):
             settings = paced_ahead(settings, options.parents)
-        with LiveDisplay(output.errors, quiet=options.quiet) as watch:
-            opened = time.monotonic()
-            state = run(
-                target,
-                seeds,
-                settings=settings,
-                context=_context(target, device),
-                proposers=proposers,
-                forecaster=forecaster,
-                lanes=lanes,
-                folder=folder,
-                watch=watch,
-                began=began,
-            )
-            return state, {"opening": opened - began, "searching": time.monotonic() - opened}
+        opened = time.monotonic()
+        state = run(
+            target,
+            seeds,
+            settings=settings,
+            context=_context(target, device),
+            proposers=proposers,
+            forecaster=forecaster,
+            lanes=lanes,
+            folder=folder,
+            watch=None if options.quiet else LiveDisplay(output),
+            began=began,
+        )
+        return state, {"opening": opened - began, "searching": time.monotonic() - opened}
 
 
 def _remove_unbegun(folder: Path) -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,28 @@ def test_counts_are_shown_at_once_and_at_the_end(terminal: bool) -> None:
     assert ("\r" in shown) is terminal
     assert shown.endswith("\n")
     assert all(t.name != "count-line" for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_command_that_waits_says_where_it_stands(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place on a terminal; elsewhere once a minute, though nothing happens."""
+    monkeypatch.setattr(count_line, "_INTERVAL_S", 0.001)
+    output, printed = Output(False), io.StringIO()
+    output.errors = Console(file=printed, force_terminal=terminal, width=60)
+    with output.at_work:
+        output.remark("opening softmax")
+        if not terminal:
+            time.sleep(0.05)
+            assert printed.getvalue() == "opening softmax\n"
+            monkeypatch.setattr(count_line, "SILENCE_S", 0.0)
+        output.stage = "batch 1"
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and "batch 1 (0 s)" not in printed.getvalue():
+            time.sleep(0.002)
+    shown = printed.getvalue()
+    assert shown.split("\n")[0].endswith("opening softmax")
+    assert "batch 1 (0 s)" in shown
+    assert shown.endswith("\r\x1b[K" if terminal else ")\n")
 
 
 @pytest.mark.parametrize(("silence", "lines"), [(0.0, 3), (60.0, 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from forecast_autotune.commands.output import Output
 from forecast_autotune.records import Outcome
 from forecast_harness.records import MODEL_NOTE, NodeResult, SearchCost
 from forecast_harness.search.events import Confirmed, Forecasted, Started
@@ -282,20 +284,16 @@ def test_the_report_says_what_was_asked_and_what_it_moved() -> None:
 # --- the live view and the server ---
 
 
-@pytest.fixture(autouse=True)
-def drawn_at_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forecast_harness.search.report.live._REDRAW_INTERVAL_S", 0.0)
-
-
-def watched(example: ExampleSearch, *, terminal: bool, quiet: bool = False) -> str:
-    """All that a terminal or pipe got while the search of an example went on."""
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=110, color_system=None)
-    state = SearchState()
-    with LiveDisplay(console, quiet=quiet) as live:
-        for event in example.events():
-            live(apply_event(state, event))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def watched(example: ExampleSearch) -> tuple[list[str], list[str]]:
+    """The lines while the search of an example went on, and where it stood after each event."""
+    output, state, stages = Output(False), SearchState(), []
+    output.errors = Console(file=io.StringIO(), width=110, color_system=None)
+    live = LiveDisplay(output)
+    for event in example.events():
+        live(apply_event(state, event))
+        stages.append(output.stage)
+    assert isinstance(output.errors.file, io.StringIO)
+    return output.errors.file.getvalue().splitlines(), stages
 
 
 # --- the view ---
@@ -303,9 +301,8 @@ def watched(example: ExampleSearch, *, terminal: bool, quiet: bool = False) -> s
 
 def test_a_pipe_gets_a_line_per_batch_and_per_better_node() -> None:
     state = replay_events(ExampleSearch().events())
-    text = watched(ExampleSearch(), terminal=False)
-    assert "\x1b" not in text
-    found = text.splitlines()
+    found, _ = watched(ExampleSearch())
+    assert not any("\x1b" in line for line in found)
     records = [
         p for a, p in zip([0.0, *(p.best for p in state.history)], state.history, strict=False) if p.best < a
     ]
@@ -313,22 +310,22 @@ def test_a_pipe_gets_a_line_per_batch_and_per_better_node() -> None:
     assert sum(", batch " in line for line in found) == max(state.batches)
 
 
-def test_a_terminal_shows_where_the_search_stands_in_one_line() -> None:
+def test_the_stage_is_where_the_search_stands_and_its_costs() -> None:
     state = replay_events(ExampleSearch().events())
-    text = watched(ExampleSearch(), terminal=True)
+    *_, stage = watched(ExampleSearch())[1]
     spent = (f"{len(state.history)} of 200", f"{state.spent.tokens:,} of 2,000,000")
-    for part in ("finished: measurements 200 of 200 spent", "the best so far", ", batch ", *spent):
-        assert part in text
+    for part in ("finished: measurements 200 of 200 spent", *spent):
+        assert part in stage
 
 
 def test_names_are_no_markup_and_no_control_sequences() -> None:
     example = ExampleSearch(batches=1, name="[red]x[/red]\x1b]0;owned\x07")
-    text = watched(example, terminal=True)
+    text = " ".join(itertools.chain(*watched(example)))
     assert "[red]x[/red]" in text
     assert "owned" in text
     assert "\x1b]0" not in text
 
 
 def test_failures_say_why_in_the_line() -> None:
-    text = watched(ExampleSearch(batches=1, failing=1.0, stopped=False), terminal=True)
+    text = " ".join(watched(ExampleSearch(batches=1, failing=1.0, stopped=False))[1])
     assert any(word in text for word in ("compile error error:", "incorrect wrong:", "timeout no answer"))

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.lib.search.synthetic_landscape import settings
+from forecast_autotune.commands.output import Output
 from forecast_autotune.records import Outcome
 from forecast_harness.records import (
     MIN_PROGRESS,
@@ -199,15 +200,16 @@ def test_after_a_lost_confirmation_only_what_is_verified_is_a_finalist() -> None
 
 def test_a_pipe_is_told_of_the_best_once_it_is_verified() -> None:
     events, _ = SimulatedSearch(settings(40), judge=LateJudge()).run(random.Random(1))
-    console, seen = Console(file=io.StringIO(), width=200), SearchState()
+    output, seen = Output(False), SearchState()
+    output.errors = Console(file=io.StringIO(), width=200)
     best, better = 0.0, 0
-    with LiveDisplay(console) as live:
-        for event in events:
-            live(apply_event(seen, event))
-            score = seen.scores.get(seen.incumbent, 0.0)
-            better, best = better + (score < best), min(best, score)
-    assert isinstance(console.file, io.StringIO)
-    told = console.file.getvalue().splitlines()
+    live = LiveDisplay(output)
+    for event in events:
+        live(apply_event(seen, event))
+        score = seen.scores.get(seen.incumbent, 0.0)
+        better, best = better + (score < best), min(best, score)
+    assert isinstance(output.errors.file, io.StringIO)
+    told = output.errors.file.getvalue().splitlines()
     assert sum("the best so far" in line for line in told) == better > 0
     assert any("verified in full: incorrect wrong at a hidden size" in line for line in told)
     assert any("is not verified in full yet)" in line for line in told if "batch" in line)

@@ -1,80 +1,42 @@
-"""The view of a running search in a terminal: one line that stays in place, and a line for what matters."""
+"""The view of a running search: a line for what matters, and where the search stands."""
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING
 
-from forecast_autotune.commands.count_line import SILENCE_S
+from forecast_autotune.commands.output import Output
 from forecast_harness.records import NodeResult
 from forecast_harness.search.report.figures import bars_of_budget, escape_invisible, factor_text
 from forecast_harness.search.state import SearchState
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.live import Live
-
-_REDRAW_INTERVAL_S = 0.25
-"""The line is drawn at most so often: a recorded search gives thousands of results a second."""
-
 
 class LiveDisplay:
-    """Watches a search: `with LiveDisplay(console) as live: search(..., watch=live)`.
+    """Watches a search: `search(..., watch=LiveDisplay(output))`.
 
-    A line per better node and per batch, and per answer that is none; without a terminal, one a minute at least. On a
-    terminal one more line stays in place, with where the search stands, what was spent of which budget, and what came
-    last. `quiet` shows nothing. Nothing that a
-    source or model wrote is read as markup or sent to the terminal with control characters.
+    A remark per better node and per batch, and per answer that is none. The output's stage is where the search stands,
+    what was spent of which budget, and what came last. Nothing that a source or model wrote is read as markup or sent
+    to the terminal with control characters.
     """
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
-        self._console, self._quiet = console, quiet
+    def __init__(self, output: Output) -> None:
+        self._output = output
         self._results = self._verified = self._batch = self._problems = 0  # so many of each were shown
-        self._best = self._drawn_at = 0.0
+        self._best = 0.0
         self._last = ""
-        self._line: Live | None = None
-        self._began = self._said_at = time.monotonic()
-
-    def __enter__(self) -> LiveDisplay:
-        if self._console.is_terminal and not self._quiet:
-            from rich.live import Live
-
-            self._line = Live(console=self._console, transient=True, auto_refresh=False)
-            self._line.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._line is not None:
-            self._line.stop()
-            self._line = None
+        self._began = time.monotonic()
 
     def __call__(self, state: SearchState) -> None:
         """Show where the search stands."""
-        if self._quiet or state.started is None:
+        if state.started is None:
             return
         for line, important in self._new_lines(state):
-            if not important:
+            if important:
+                self._output.remark(line)
+            else:
                 self._last = line
-                continue
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-            self._said_at = time.monotonic()
-        now = time.monotonic()
-        if self._line is None and now - self._said_at >= SILENCE_S:
-            self._said_at = now
-            self._console.print(f"{self._minutes()}, {state.text}", markup=False, soft_wrap=True)
-        if self._line is not None and (
-            now - self._drawn_at >= _REDRAW_INTERVAL_S or state.stopped is not None
-        ):
-            from rich.text import Text
-
-            self._drawn_at = now
-            spent = [bar.text for bar in bars_of_budget(state.spent, state.settings.budget) if bar.limited]
-            shown = "; ".join([state.text, *spent, self._last])
-            text = Text(f"{escape_invisible(state.target.name)}: {escape_invisible(shown)}")
-            self._line.update(text, refresh=True)
+        spent = [bar.text for bar in bars_of_budget(state.spent, state.settings.budget) if bar.limited]
+        shown = "; ".join([state.text, *spent, self._last])
+        self._output.stage = escape_invisible(f"{state.target.name}: {shown}")
 
     def _new_lines(self, state: SearchState) -> list[tuple[str, bool]]:
         """Lines about what came since the last look, and whether they matter to whoever reads them later."""
@@ -105,15 +67,13 @@ class LiveDisplay:
         batch = max(state.batches, default=0)
         if batch > self._batch:
             self._batch = batch
-            lines.append((f"{self._minutes()}, {state.text}", True))
+            minutes = (time.monotonic() - self._began) / 60
+            lines.append((f"{minutes:.1f} min, {state.text}", True))
         problems = [a for a in state.answers.values() if a.problem]
         for answer in problems[self._problems :]:
             lines.append((f"{answer.arm}: {escape_invisible(answer.problem[:200])}", True))
         self._problems = len(problems)
         return lines
-
-    def _minutes(self) -> str:
-        return f"{(time.monotonic() - self._began) / 60:.1f} min"
 
     def _score_line(self, before: str, score: float) -> tuple[str, bool]:
         """The line of a node that may lead."""
