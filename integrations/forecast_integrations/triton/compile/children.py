@@ -594,6 +594,8 @@ class ForkedChildren:
         """`nice` is how much further children yield than whoever starts them."""
         self._nice = nice
         self._running: list[ForkedChild] = []
+        self._ending: set[int] = set()
+        """Processes that have answered and free their memory, which takes milliseconds."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -617,6 +619,7 @@ class ForkedChildren:
     def finished(self, timeout_s: float) -> tuple[list[tuple[ForkedChild, int]], bool]:
         """Listen for at most `timeout_s`: children that ended, with their wait status, and whether
         anybody said anything."""
+        self._ending = {pid for pid in self._ending if _reaped(pid, os.WNOHANG) is None}
         ended = self._dispatched_answers()
         forked = {child.pipe: child for child in self._running if child.pipe is not None}
         dispatchers = {id(d): d for child in self._running if (d := child.dispatcher) is not None}
@@ -653,6 +656,8 @@ class ForkedChildren:
         """Kill what still runs. A dispatcher is closed by its own owner."""
         for child in list(self._running):
             self.kill(child)
+        while self._ending:
+            _reaped(self._ending.pop())
 
     def _dispatched_answers(self) -> list[tuple[ForkedChild, int]]:
         """Children whose dispatchers have heard of their end, with their wait status."""
@@ -669,10 +674,19 @@ class ForkedChildren:
         self._running.remove(child)
         if child.pipe is not None:
             child.pipe.close()
-        try:
-            return os.waitpid(child.pid, 0)[1]
-        except ChildProcessError:  # a host that reaps every child itself (SIGCHLD ignored)
+        if child.text:
+            self._ending.add(child.pid)
             return 0
+        return _reaped(child.pid) or 0
+
+
+def _reaped(pid: int, options: int = 0) -> int | None:
+    """The wait status of a child that has ended; None while it has not."""
+    try:
+        ended, status = os.waitpid(pid, options)
+    except ChildProcessError:  # a host that reaps every child itself (SIGCHLD ignored)
+        return 0
+    return status if ended else None
 
 
 def answers_of_children(
