@@ -121,14 +121,9 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     def differences(self, others: Iterable[Compilation]) -> str:
         """How it differs from the nearest of others of its kernel, in words; '' where there are none."""
         mine = _facts(self)
-        listed: list[list[str]] = [
-            [f"{n} was {mine[n]} for the first time" for n in mine if theirs.get(n) != mine[n]]
-            for other in others
-            if other.name == self.name
-            for theirs in [_facts(other)]
-        ]
-        nearest = min(listed, key=len, default=[])
-        return ", ".join(nearest)
+        alike = [_facts(other) for other in others if other.name == self.name]
+        listed = [[n for n in mine if theirs.get(n) != mine[n]] for theirs in alike]
+        return ", ".join(f"{n} was {mine[n]} for the first time" for n in min(listed, key=len, default=[]))
 
 
 @dataclass
@@ -267,11 +262,12 @@ def _state_chances(
     for names, possible in choices:
         counts = Counter(tuple(one.states[n] for n in names) for one in group)
         total = sum(counts[each] + _HALF for each in possible)
+        shares = [(dict(zip(names, s, strict=True)), (counts[s] + _HALF) / total) for s in sorted(possible)]
         chances = [
-            ({**states, **dict(zip(names, each, strict=True))}, chance * (counts[each] + _HALF) / total)
+            ({**states, **more}, chance * share)
             for states, chance in chances
-            for each in sorted(possible)
-            if chance * (counts[each] + _HALF) / total >= LEAST_PROBABILITY
+            for more, share in shares
+            if chance * share >= LEAST_PROBABILITY
         ]
     together = [sum(states.items() <= one.states.items() for one in group) for states, _ in chances]
     total = sum(together)
@@ -324,14 +320,9 @@ def _with_constant(one: Compilation, path: Sequence[int], value: int) -> Compila
 
 def _facts(one: Compilation) -> dict[str, str]:
     data, names = one.specialization, list(one.specialization["signature"])
-    named = [
-        (f"constant {names[path[0]]}", v) for path, v in data["constants"] if names[path[0]] not in one.states
-    ]
-    named += [
-        (f"alignment of {names[path[0]]}", v)
-        for path, v in data["attributes"]
-        if names[path[0]] not in one.states
-    ]
+    listed = [("constant", pair) for pair in data["constants"]]
+    listed += [("alignment of", pair) for pair in data["attributes"]]
+    named = [(f"{kind} {names[p[0]]}", v) for kind, (p, v) in listed if names[p[0]] not in one.states]
     facts = {n: str(v) for n, v in [*named, *data["options"].items(), *data["signature"].items()]}
     return facts | dict(one.environment) | dict(one.states)
 

@@ -52,10 +52,7 @@ def compile_ahead(
         while waiting or len(children):
             while waiting and len(children) < workers:
                 one = waiting.pop()
-                known = one.compilation.trouble
-                one.trouble, one.outdated = (
-                    (known, False) if known else _trouble(one.compilation, unimportable, libraries)
-                )
+                one.trouble, one.outdated = _trouble(one.compilation, unimportable, libraries)
                 one.trouble = one.trouble or environment.adopt(one.compilation)
                 if one.trouble:
                     done(next(count), one)
@@ -146,6 +143,8 @@ def _trouble(one: Compilation, unimportable: dict[str, str], lazy: Collection[st
     import torch  # noqa: F401 - with all that it imports itself
     import triton
 
+    if one.trouble:
+        return one.trouble, False
     if one.triton != triton.__version__:
         return f"it is of Triton {one.triton}, and this is {triton.__version__}", True
     if one.name in unimportable:
