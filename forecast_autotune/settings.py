@@ -372,10 +372,10 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read the variables. Raises `SettingsError` naming the variable, its value and its rule."""
         source = os.environ if environment is None else environment
-        values: dict[str, Any] = {}
+        given, values = {*source}, dict[str, Any]()
         for f in fields(cls):
-            variable = f.metadata["variable"]
-            text = source.get(variable)
+            variable = f.metadata["variable"]  # each look into an environment takes a microsecond
+            text = source.get(variable) if variable in given else None
             if text is None or (text == "" and f.name != "enabled"):
                 continue
             try:
