@@ -362,14 +362,14 @@ def decoded(value: Any) -> Any:
 
 def _launch() -> tuple[str, dict[str, int]]:
     """File and line of the launch under way, and its integer arguments, as Triton's own frame has them."""
-    frame, caller, sizes = sys._getframe(1), "", dict[str, int]()
-    launches = False
+    frame, caller, sizes, launches = sys._getframe(1), "", dict[str, int](), False
     while frame is not None and not (launches and caller):
         path = frame.f_code.co_filename
-        if frame.f_code.co_name == "run" and "bound_args" in frame.f_locals and not launches:
+        # The locals of a program's frame would keep its tensors alive.
+        bound = frame.f_locals.get("bound_args") if path.endswith("/triton/runtime/jit.py") else None
+        if bound and not launches:
             launches, caller = True, ""  # others may listen as well, and were met before
-            bound = frame.f_locals["bound_args"].items()
-            sizes = {name: value for name, value in bound if type(value) is int}
+            sizes = {name: value for name, value in bound.items() if type(value) is int}
         elif not caller and not any(part in path for part in _OWN):
             caller = f"{path}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
