@@ -281,6 +281,11 @@ def _name(c: Candidate) -> str:
     return repr((c.variant, k.kwargs, k.num_warps, k.num_stages, k.num_ctas, k.maxnreg, k.ir_override))
 
 
+def in_row_order(task: TuningTask) -> TuningTask:
+    """The task with its candidates in an order of their own: draws, samples, ties and questions go by the rows."""
+    return replace(task, candidates=sorted(task.candidates, key=_name))
+
+
 # --- the decision ---
 
 
@@ -349,8 +354,7 @@ def _tune(
         if stored is not None and not (drawn and stored.is_untimed):
             return stored
         if by_risk:
-            # Draws, samples and ties go by the rows: none depends on the order of the user's list.
-            task = replace(task, candidates=sorted(task.candidates, key=_name))
+            task = in_row_order(task)
         store.recover(task.problem)
 
         def new_run() -> _TuningRun:

@@ -26,7 +26,7 @@ from forecast_autotune.surrogates.default import DefaultSurrogate, default_surro
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.language_model.ensemble import EnsembleSurrogate, forced_trust
 from forecast_autotune.surrogates.language_model.surrogate import LLMSurrogate
-from forecast_autotune.tuning.loop import TaskForecaster
+from forecast_autotune.tuning.loop import TaskForecaster, in_row_order
 from forecast_autotune.tuning.replays.replay import task_of
 from forecast_integrations.models.recorded import (
     SUFFIXES,
@@ -143,7 +143,7 @@ def forecast_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
         model = LLMSurrogate(recorder, calibration)
         surrogate = EnsembleSurrogate(plain, model, patient=True, gate=gate)
         # As a decision does: the first forecast is made with the traces of all or many.
-        forecaster = TaskForecaster(task_of(table), surrogate)
+        forecaster = TaskForecaster(in_row_order(task_of(table)), surrogate)
         forecaster.traces.trace_initial()
         with single_threaded_blas():
             forecaster.forecast((), ())

@@ -66,7 +66,6 @@ def replies(questions: Path, path: Path, *more: dict[str, Any]) -> Path:
 WHO = ("--model", "m-1", "--author", "a", "--how", "by hand", "--blind")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("surrogate", ["analytic", "default"])
 def test_a_replay_hears_the_answers_to_the_questions_that_were_exported(
     run: Run, surrogate: str, tables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
