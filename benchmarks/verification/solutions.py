@@ -614,10 +614,10 @@ class KernelBase:
         if result.status is not JobStatus.OK:
             raise SandboxError(f"{result.fault}: {result.detail}")
         caught = result.value["caught"] | ({"0": i} if (i := result.value.get("incumbent")) else {})
-        told = [
+        refusals = [
             f"{drawn[int(n)]}: {r['code']}: {r['detail']}"[:_SAID] for n, all_ in caught.items() for r in all_
         ]
-        return {"when_timed": told, "raced": len(drawn), "unable": len(result.value["unable"])}
+        return {"when_timed": refusals, "raced": len(drawn), "unable": len(result.value["unable"])}
 
 
 def _kernel_results(

@@ -37,9 +37,9 @@ def stored_samples(tables: Sequence[Table]) -> tuple[AdviceSample, ...]:
         if candidates:
             grids = {m.candidate: m.grid for m in rows if m.grid is not None}
             facts = _facts(table.problem, candidates, grids)
-            told = {m.candidate: {n: m.extra[n] for n in _COMPILED if n in m.extra} for m in rows}
-            for candidate in [c for c in candidates if told[c]][:1]:
-                named = {f"{COMPILED}{name}": float(value) for name, value in told[candidate].items()}
+            compiled = {m.candidate: {n: m.extra[n] for n in _COMPILED if n in m.extra} for m in rows}
+            for candidate in [c for c in candidates if compiled[c]][:1]:
+                named = {f"{COMPILED}{name}": float(value) for name, value in compiled[candidate].items()}
                 facts[candidate] = {**facts.get(candidate, {}), **named}
             samples.append(AdviceSample(table.problem, candidates, grids, facts))
     return tuple(samples[:MAX_PROBLEMS])

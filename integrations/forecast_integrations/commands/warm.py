@@ -250,10 +250,10 @@ def _compilation_lines(
     if plan:
         for one in binaries:
             chance = f"probability {one.probability:.2f}" if one.forecast else "recorded"
-            told = (
+            outlook = (
                 f"not compiled, {one.trouble}" if one.trouble else f"{chance}, about {one.expected_s:.2f} s"
             )
-            lines.append(f"{one.compilation.name} ({one.compilation.shown_states}): {told}")
+            lines.append(f"{one.compilation.name} ({one.compilation.shown_states}): {outlook}")
     troubles: dict[str, dict[str, int]] = {}
     for one in compiled:
         if one.trouble and not one.forecast:

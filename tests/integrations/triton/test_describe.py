@@ -339,7 +339,7 @@ def test_what_it_does_not_use_does_not(
 ) -> None:
     """Its place in the file, other globals, and globals that share a name with its arguments or locals.
 
-    What was read of a text serves all functions that have it: a decorator in a loop does not parse anew.
+    One reading of a text serves all functions that have it: a decorator in a loop does not parse anew.
     """
     expected = source_hash(build())
     again = build(**change)

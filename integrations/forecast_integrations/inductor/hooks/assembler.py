@@ -14,10 +14,9 @@ from typing import Any
 
 from forecast_autotune.settings import Mode
 from forecast_integrations.inductor.hooks.context import AnyFunction, HookContext, PatchSet
-from forecast_integrations.triton.problem.compilations import forget_assembler
+from forecast_integrations.triton.problem.compilations import ASSEMBLER_VARIABLES, forget_assembler
 
-VARIABLE = "TRITON_PTXAS_PATH"
-"""Where Triton looks for an assembler first; compile workers set it for themselves."""
+VARIABLE = ASSEMBLER_VARIABLES[0]
 
 
 class SharedAssembler(PatchSet):

@@ -190,12 +190,10 @@ def _compile(one: Compilation) -> tuple[float, bool, str]:
     seconds = time.perf_counter() - began
     with contextlib.suppress(Exception):  # the launch says what is wrong
         _build_launcher(compiled)
-    key, other = (
-        binary_key(compiled.hash),
-        "Triton names it otherwise than in the program, which will compile it",
-    )
-    is_other = one.key not in ("", key) and one.key.partition(":")[0] == key.partition(":")[0]
-    return seconds, bool(hits and hits[-1]), other if is_other else ""
+    key, trouble = binary_key(compiled.hash), ""
+    if one.key not in ("", key) and one.key.partition(":")[0] == key.partition(":")[0]:
+        trouble = "Triton names it otherwise than in the program, which will compile it"
+    return seconds, bool(hits and hits[-1]), trouble
 
 
 def _build_launcher(compiled: Any) -> None:

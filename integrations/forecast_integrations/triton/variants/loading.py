@@ -393,10 +393,11 @@ class _KnownLaunch:
     rivals: OverlapPairs
     state: tuple[object, ...]
     names: Sequence[str]
-    """Of the values of a call, and of `more`: the config's, and defaults."""
+    """Names of a call's values, and then of the config's."""
     more: Sequence[object]
+    """The config's values, and then defaults: they follow those of a call."""
     pick: ArgumentPicker
-    """Takes the kernel's arguments out of these, and of the memory of a launch after them."""
+    """Takes the kernel's arguments out of all of these values, and of the memory of a launch after them."""
 
     @classmethod
     def of(
