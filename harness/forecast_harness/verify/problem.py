@@ -89,6 +89,8 @@ class LaunchCase:
     """(input tensors, outputs) -> whether these are right for sure, for a small part of the cost of `judge`."""
     matches: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
     """The same for a `judge` that asks more where outputs are wrong: whether they are what the reference gives."""
+    portable: bool = True
+    """Whether `judge` takes tensors that are on a device; one that knows its inputs again by identity does not."""
     sizes: Mapping[str, Any] | None = None
     """Axes that give a case of the same sizes, where there are any."""
 
@@ -126,7 +128,7 @@ class LaunchCase:
                 {n: t.to(device) for n, t in self.tensors.items()}, [t.to(device) for t in outputs]
             )
 
-        return where.run(judged)
+        return where.run(judged, portable=self.portable)
 
     def is_surely_right(self, outputs: Sequence[torch.Tensor]) -> bool:
         """Whether they are right, found out quickly; False where only `check` can say."""

@@ -225,6 +225,7 @@ class VariantProblem:
             # Values of a user's own function may hang together: they are not changed one by one.
             vary=(lambda generator: tensors) if isinstance(self._source, UserCalls | CapturedCalls) else None,
             matches=lambda given, written: judge(given, written, asks_domain=False)[0] is None,
+            portable=False,
         )
 
     def propose(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> ProposedCall:

@@ -34,8 +34,9 @@ from forecast_harness.trials.variants.files import (
 from forecast_harness.trials.variants.jobs import VariantExamination, VariantProblem
 from forecast_harness.trials.variants.verify import VARIANT_PLAN
 from forecast_harness.verify.blocks import Slot
-from forecast_harness.verify.cost_control import PhaseTimer
+from forecast_harness.verify.cost_control import ComputeDevice, PhaseTimer
 from forecast_harness.verify.examiner import SolutionExaminer
+from forecast_harness.verify.problem import DrawSpec
 from forecast_harness.verify.verdict import Reason, ReasonCode
 from tests.harness.base_doubler import BaseDoubler
 from tests.harness.variant_kernels import DOUBLE, subject, vector_call
@@ -175,6 +176,16 @@ def test_a_wrong_result_is_found_at_the_first_launch_where_the_base_agrees_with_
 def test_a_call_at_recorded_sizes_may_be_answered_whatever_it_takes() -> None:
     elements = 1 << 28
     assert verify._limits_for(subject(DOUBLE, vector_call(elements))).answer_bytes >= 16 * elements
+
+
+def test_a_variants_outputs_are_compared_where_its_base_was_launched() -> None:
+    """A large case is checked on a device; this one launches the base, and moves results there by itself."""
+    case = problem_of(BaseDoubler(), replace(SURVEYED, config=CONFIGS[0], most=1 << 14)).case(
+        None, DrawSpec("normal", "contiguous", torch.Generator().manual_seed(0))
+    )
+    where = ComputeDevice("meta")
+    assert case.check([2 * case.tensors["x"]], where)[0] is None
+    assert not where.failure
 
 
 def test_what_cannot_be_imported_is_not_launched() -> None:
