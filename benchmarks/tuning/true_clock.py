@@ -251,7 +251,8 @@ def in_graphs(
     graphs = []
     for config in configs:
         graph = torch.cuda.CUDAGraph()
-        launches = [case.launcher(config, args) for args in (copies[:1] * 20 if warm else copies)]
+        again = copies[:1] * (8 if case.kernel is matmul else 20)
+        launches = [case.launcher(config, args) for args in (again if warm else copies)]
         with torch.cuda.graph(graph):
             for launch in launches:
                 launch()
@@ -377,7 +378,7 @@ def contents() -> Iterator[Json]:
 
 
 def power() -> Iterator[Json]:
-    """Finalists of 50 decisions by recorded looks: right after a hungry kernel, rested, and with rests between.
+    """Finalists of 50 decisions by recorded looks: right after a hungry kernel, as before this build, and rested.
 
     Kept is a config within 1 % of the best of all in turns.
     """
@@ -394,7 +395,7 @@ def power() -> Iterator[Json]:
         launches = [case.launcher(c, args) for c in configs]
         truth = [statistics.median(times) for times in time_in_turns(launches, ROUNDS)]
         row: Json = {"case": case.name, "second": sorted(truth)[1] / min(truth) - 1}
-        for state in ("hot", "rested", "rests between"):
+        for state in ("hot", "hot before", "rested"):
             passes = [looks_of(launches, state) for _ in range(6)]
             kept = 0
             for _ in range(50):
@@ -411,15 +412,17 @@ def power() -> Iterator[Json]:
 def looks_of(launches: Sequence[Callable[[], object]], state: str) -> tuple[list[float], float]:
     """Milliseconds of each launch by a first look in an order by lot, and the seconds of all looks."""
     by_candidate = {Candidate(Config.of({"launch": i})): one for i, one in enumerate(launches)}
-    for _ in range(100 if state == "hot" and WHERE[0] == "cuda" else 0):
-        launches[0]()
-    time.sleep(0.0 if state == "hot" else 0.1)
+    hot, first = state.startswith("hot"), time.perf_counter()
+    while hot and WHERE[0] == "cuda" and time.perf_counter() < first + 0.1:
+        synchronize()
+        for _ in range(10):  # the last ones still run when the timer is made
+            launches[0]()
+    time.sleep(0.0 if hot else 0.1)
     timer = timers.LaunchTimer(timers.PlainCalls(by_candidate))
-    synchronize()
+    if state == "hot before":
+        timer._hot_until = 0.0  # without a rest
     begin, looks = time.perf_counter(), dict[Candidate, float]()
     for candidate in random.sample(list(by_candidate), len(by_candidate)):
-        if state == "rests between":
-            timers.keep_busy(timer._flush, synchronize)
         timer.first(candidate, 60.0)
         times = timer.time_adaptively(candidate, min(looks.values(), default=1e9))
         looks[candidate] = statistics.median(times)
@@ -494,43 +497,46 @@ def background() -> Iterator[Json]:
     """The longest launch of a program's other thread beside tuning until it is decided, and for as long without."""
     if WHERE[0] == "cpu":
         return
-    other, seconds = torch.cuda.Stream(), 20.0
+    other, decided_s = torch.cuda.Stream(), 12.0
     cycles = int(50e-3 * 1.9e9)
-    for mode in ("background", "skip"):
+    for mode in ("background", "skip") * 2:
         case, store = streams("sum", row_sum, 24), Store(None)
         tuner = autotune(case.configs, key=[], store=store, mode=mode)(case.kernel)
-        args, x, waits, stop = case.make(), torch.zeros(64, device="cuda"), list[float](), threading.Event()
+        args, x, waits, stop = case.make(), torch.zeros(64, device="cuda"), list[Any](), threading.Event()
         x.add_(1)
 
-        def launches(x: Any = x, waits: list[float] = waits, stop: threading.Event = stop) -> None:
+        def launches(x: Any = x, waits: list[Any] = waits, stop: threading.Event = stop) -> None:
             with torch.cuda.stream(other):
                 while not stop.is_set():
                     begin = time.perf_counter()
                     x.add_(1)
-                    waits.append(1e3 * (time.perf_counter() - begin))
+                    waits.append((1e3 * (time.perf_counter() - begin), begin))
                     time.sleep(2e-4)
 
         thread = threading.Thread(target=launches)
         thread.start()
         begin = time.perf_counter()
-        while time.perf_counter() < begin + seconds and not (mode == "background" and tuner.cache):
+        decided_s = 12.0 if mode == "background" else decided_s
+        while time.perf_counter() < begin + decided_s and not (mode == "background" and tuner.cache):
             tuner[case.grid](*args)
             torch.cuda._sleep(cycles)
             time.sleep(0.03)
             if random.random() < 0.3:
                 synchronize()
                 time.sleep(0.003)
-        seconds = time.perf_counter() - begin
+        decided_s = time.perf_counter() - begin
         stop.set()
         thread.join()
+        waits = [wait for wait in waits if wait[1] >= begin]  # a thread's first launch takes longer
         measured = {m.candidate for t in store.tables() for m in t.measurements}
         left = settle(0.0) if mode != "skip" else ()
         yield {
             "case": mode,
-            "seconds": round(seconds, 2),
+            "seconds": round(decided_s, 2),
             "launches": len(waits),
-            "longest_ms": round(max(waits), 2),
-            "p999_ms": round(sorted(waits)[int(0.999 * len(waits))], 2),
+            "longest_ms": round(max(waits)[0], 2),
+            "longest": [[round(ms, 2), round(at - begin, 3)] for ms, at in sorted(waits)[-8:]],
+            "p999_ms": round(sorted(waits)[int(0.999 * len(waits))][0], 2),
             "pending": len(left),
             "measured": len(measured),
         }
@@ -549,15 +555,19 @@ def _where(null: bool) -> Iterator[None]:
         yield
 
 
+_SUMMARISED = ("_regret", " kept", " s", "longest_ms")
+
+
 def summary(raw: dict[str, list[Json]]) -> Json:
-    """Median and worst regret of each choice by stage."""
+    """Median and extremes of regrets, of kept shares, and of longest launches, by stage."""
     figures: Json = {}
     for stage, rows in raw.items():
-        for name in sorted({key for row in rows for key in row if key.endswith("_regret")}):
+        for name in sorted({key for row in rows for key in row if key.endswith(_SUMMARISED)}):
             values = [row[name] for row in rows if name in row]
             figures[f"{stage} {name}"] = {
                 "cases": len(values),
                 "median": statistics.median(values),
+                "least": min(values),
                 "worst": max(values),
                 "beyond 2 %": sum(v > 0.02 for v in values),
             }
@@ -574,17 +584,16 @@ def main() -> None:
     with _where(arguments.null):
         seconds: dict[str, float] = {}
         for name in arguments.stages.split(","):
-            begin, rows = time.perf_counter(), list[Json]()
+            begin = time.perf_counter()
             try:
                 for row in STAGES[name]():
-                    rows.append(row)
+                    result.add(name, row)
                     say(f"{name}: {row}")
                     if time.perf_counter() - begin > arguments.seconds:
                         break
             except Exception as error:
-                rows.append({"case": "", "error": f"{type(error).__name__}: {error}"[:500]})
+                result.add(name, {"case": "", "error": f"{type(error).__name__}: {error}"[:500]})
                 say(f"{name}: {error!r}")
-            result.put(name, rows)
             seconds[name] = round(time.perf_counter() - begin, 1)
     result.finish({"seconds": seconds, **summary(result.data["raw"])})
 

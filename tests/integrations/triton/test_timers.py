@@ -7,8 +7,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from triton.runtime.driver import driver
 from forecast_autotune import autotune
 from forecast_autotune.records import Candidate
 from forecast_autotune.timing import reading_flush
+from forecast_integrations.triton.background.key_decision import LaunchSeries, SlicedTimer
 from forecast_integrations.triton.null_device import NullDevice, TimeModel, null_device
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.timer import timers
@@ -201,18 +201,27 @@ def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDe
     assert device.cuda.captures == captures, "they replay what was recorded"
 
 
-def test_candidates_in_turns_are_launched_back_and_forth(device: SteppedDevice) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_candidates_in_turns_are_launched_back_and_forth(
+    device: SteppedDevice, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
     """Every other launch of a device takes longer: it is not to be the same candidate's."""
-    timer, by = timer_of()
+    call, by = call_of()
     order: list[int] = []
-    plain = timer._plain
+    launcher = KernelCall.launcher
 
-    def noted(candidate: Candidate) -> Any:
-        way = plain(candidate)
-        return replace(way, launch=lambda: (order.append(candidate.config.num_warps), way.launch()))
+    def noted(of: KernelCall, candidate: Candidate) -> Callable[[], object]:
+        launch = launcher(of, candidate)
+        return lambda: (order.append(candidate.config.num_warps), launch())
 
-    timer._plain = noted  # type: ignore[method-assign]
-    timer._launches([by[8], by[16]], 4)
+    monkeypatch.setattr(KernelCall, "launcher", noted)
+
+    def run(series: LaunchSeries, timeout_s: float) -> None:
+        while not series.is_launched:  # in slices of one launch or two
+            series.advance(call, lambda: None, device.cuda.Event, 1.0)
+
+    sliced = SlicedTimer(call, run, lambda _: nullcontext(), lambda: None, 10.0, False)
+    (sliced if background else EventTimer(call))._launches([by[8], by[16]], 4)
     assert order == [8, 16, 16, 8] * 2
 
 
@@ -226,8 +235,9 @@ def test_a_warm_launch_finds_its_own_data_and_nothing_is_flushed(device: Stepped
     warm = device.launches - launches
     assert warm % 2 == 1, "the first, and before each other one that is not timed"
     assert timer.protocol_of(by[16]) == "events-l2warm-3"
-    assert looked_at(timer, by[1]) == pytest.approx(5.6, abs=0.2)
-    assert timer.protocol_of(by[1]) == "graph-l2warm-2"
+    # Eight launches, one after another: an eighth of half an interval is in the time of each.
+    assert looked_at(timer, by[1]) == pytest.approx(5.07, abs=0.05)
+    assert timer.protocol_of(by[1]) == "graph-l2warm-3"
     assert cold.protocol == "events-l2read-3"
 
 

@@ -72,9 +72,15 @@ class LaunchSeries:
         """Whether nothing is left to be launched."""
         return self._made >= self._total or self.error is not None
 
+    @property
+    def _turn(self) -> int:
+        """The next one's place, back and forth: every other launch of a device takes longer."""
+        turns, place = divmod(self._made, len(self.candidates))
+        return len(self.candidates) - 1 - place if turns % 2 else place
+
     def next_cost_ms(self) -> float | None:
         """Return the probable milliseconds of the next launch, with its flushes; None where nobody knows."""
-        cost = self._costs_ms[self._made % len(self.candidates)]
+        cost = self._costs_ms[self._turn]
         return None if cost is None else cost + (cost if self._warm else _FLUSH_MS) * self.flushes
 
     def advance(
@@ -107,7 +113,7 @@ class LaunchSeries:
         flush: Callable[[], object],
         event: Callable[[], Any],
     ) -> None:
-        turn = self._made % len(self.candidates)
+        turn = self._turn
         candidate = self.candidates[turn]
         if self._watch is not None:
             self._watching.enter_context(self._watch(candidate))

@@ -130,6 +130,8 @@ class TimedLaunch:
     launch: Callable[[], object]
     extra_s: float = 0.0
     """Seconds between the events that are not the candidate's: a pause."""
+    count: int = 1
+    """Launches of the candidate between the events."""
 
 
 class ShortLaunchRecorder:
@@ -152,13 +154,13 @@ class ShortLaunchRecorder:
             timed_replay, interface.synchronize, _CALIBRATION_ROUNDS
         )
 
-    def record(self, launch: Callable[[], object], *, pool: Any = None) -> list[TimedLaunch]:
-        """The launch behind every pause of `pause_lengths`; each was replayed once, so that the device holds it."""
+    def record(self, launch: Callable[[], object], *, pool: Any = None, count: int = 1) -> list[TimedLaunch]:
+        """`count` launches behind every pause of `pause_lengths`; each replayed once, so that the device holds it."""
         launches = []
         for pause in pause_lengths():
-            graph, _ = self._recorder.record(launch, pause, pool)
+            graph, _ = self._recorder.record(lambda: [launch() for _ in range(count)], pause, pool)
             graph.replay()
-            launches.append(TimedLaunch(graph.replay, pause_seconds(pause) + self._pause_cost_s))
+            launches.append(TimedLaunch(graph.replay, pause_seconds(pause) + self._pause_cost_s, count))
         return launches
 
     def record_allocating(self, call: Callable[[], object]) -> list[TimedLaunch] | None:
@@ -264,6 +266,9 @@ _HUNGRY_MS, _HOT_S = 0.1, 0.05
 """Launches of so many ms or more are up to 20 % slower if the program kept the device busy so many seconds ago."""
 _LONG_MS = 1.0
 """Beyond this a launch is told by few repetitions: neither the clock nor the first launch matters to it."""
+_WARM_LAUNCHES = 8
+"""Launches in a graph where data are to be in the L2: a program has its own there one after another, and what a launch
+adds to the one before differs between configs by as much as short kernels do."""
 _FEWEST_LAUNCHES, _FEWEST_LONG, _FEWEST_RECORDED = 8, 3, 3
 """Launches of a look, those of long kernels, and rounds over all pauses of recorded ones. Short launches are even in
 number: every other one of a device's takes longer."""
@@ -347,7 +352,7 @@ class LaunchTimer:
         self._warm, cache_state = warm, "l2warm" if warm else cache_state
         self.protocol = f"events-{cache_state}-3"
         """How launches are timed that are not recorded."""
-        self._recorded_protocol = f"graph-{cache_state}-2"
+        self._recorded_protocol = f"graph-{cache_state}-{3 if warm else 2}"
         self._estimates: dict[Candidate, float] = {}
         """Milliseconds of one launch, roughly."""
         self._first_ms: dict[Candidate, float] = {}
@@ -516,7 +521,8 @@ class LaunchTimer:
         self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if recorded else self.protocol)
         rounds = min(200, max(least, int(self.compare_ms / each_ms)))
         part = max(_FEWEST_TURNS, math.ceil(rounds * _TURNS))
-        part += 0 if recorded else part % 2
+        if not recorded:
+            rounds, part = rounds + rounds % 2, part + part % 2
         times: list[list[float]] = [[] for _ in candidates]
         left, done = list(range(len(candidates))), 0
         while left and done < rounds:
@@ -651,7 +657,8 @@ class EventTimer(LaunchTimer):
         full = call.run_before_hooks(candidate)
         try:
             launch = _bare_launch(call, candidate)
-            return None if launch is None else recorder.record(launch)
+            count = _WARM_LAUNCHES if self._warm else 1
+            return None if launch is None else recorder.record(launch, count=count)
         except Exception:
             # Whatever it was: launches that are not recorded need none of this.
             self._record_no_more()
@@ -670,7 +677,8 @@ def _round_ms(
         return [start.elapsed_time(end) for start, end in clean or [(s, e) for s, e, _ in slot]]
     # A late one is a stray if it waited for long, and as good as the others otherwise.
     seconds = [
-        1e-3 * start.elapsed_time(end) - ways[i % count].extra_s for i, (start, end, _) in enumerate(slot)
+        (1e-3 * start.elapsed_time(end) - (way := ways[i % count]).extra_s) / way.count
+        for i, (start, end, _) in enumerate(slot)
     ]
     means = [mean_without_strays(seconds[i : i + count]) for i in range(0, len(seconds), count)]
     return [1e3 * max(mean, 1e-7) for mean in means]
