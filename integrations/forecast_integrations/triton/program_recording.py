@@ -206,9 +206,14 @@ class ProgramRecorder:
         with suppress(Exception):  # without Triton nothing is launched
             from forecast_integrations.triton import engine, untuned
             from forecast_integrations.triton.problem.source import innermost
-            from forecast_integrations.triton.variants.loading import VariantConfig
+            from forecast_integrations.triton.variants.loading import (
+                CompiledVariant,
+                VariantConfig,
+                launch_base,
+            )
 
             launch, run, turns = engine._launch, untuned.ServedKernel.run, self.turns
+            again, bases = CompiledVariant._launch, dict[int, tuple[CompiledVariant, Any]]()
 
             def launch_in_turns(
                 tuner: Any, config: Any, args: Any, kwargs: dict[str, Any], form: Any = None
@@ -227,7 +232,20 @@ class ProgramRecorder:
                 turns.count(served.jit.__name__)
                 return result
 
+            def launch_kept_in_turns(kept: CompiledVariant, grid: Any, *args: Any) -> Any:
+                if turns.on:
+                    result = again(kept, grid, *args)
+                else:
+                    if id(kept) not in bases:
+                        config, kwargs = kept.call(grid, args)
+                        base = launch_base(kept.tuner, config, (), {**kwargs, "warmup": True})
+                        bases[id(kept)] = kept, base
+                    result = bases[id(kept)][1][grid](*args)  # as the wrapper would
+                turns.count(innermost(kept.tuner.fn).__name__)
+                return result
+
             vars(engine)["_launch"] = launch_in_turns
+            setattr(CompiledVariant, "_launch", launch_kept_in_turns)  # noqa: B010
             setattr(untuned.ServedKernel, "run", run_in_turns)  # noqa: B010
 
     def compared(self, launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -303,12 +321,13 @@ class ProgramRecorder:
 class StepBlocks:
     """Blocks of steps with the sources that are to be proved, and blocks without, in turns: one border between two.
 
-    The first block ends at the first border; it has the program's start, and does not count.
+    The first block ends at the first border; it has the program's start, and does not count. It is served, so that
+    wrappers of tuners that keep what a launch returned keep what can take turns.
     """
 
     def __init__(self, plan: RecordingPlan) -> None:
         self._plan = plan
-        self.on = plan.served_first or not plan.block
+        self.on = True
         """Whether sources are served now."""
         self._calls = 0
         self._borders: list[tuple[Any, bool, int]] = []

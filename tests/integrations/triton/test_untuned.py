@@ -18,6 +18,7 @@ from forecast_autotune.store import Store
 from forecast_integrations.triton import engine, untuned
 from forecast_integrations.triton.program_recording import ProgramRecorder
 from forecast_integrations.triton.untuned import serving
+from forecast_integrations.triton.variants.loading import CompiledVariant
 from tests.integrations.triton.test_variants_live import arguments, checked, record
 
 
@@ -152,22 +153,28 @@ def test_an_improvement_is_proved_by_blocks_with_a_variant_and_without_in_turns(
 ) -> None:
     monkeypatch.setattr(engine, "_launch", engine._launch)  # for the recorder, which changes them
     monkeypatch.setattr(untuned.ServedKernel, "run", untuned.ServedKernel.run)
+    again, launch = list[int](), CompiledVariant._launch
+    monkeypatch.setattr(CompiledVariant, "_launch", lambda *given: again.append(1) or launch(*given))
     plan = RecordingPlan(marker="plain", block=4, settling=1, served_first=True)
     (tmp_path / PLAN_FILE).write_text(json.dumps(plan.to_json()))
     recorder = ProgramRecorder(tmp_path)
     recorder._serve_in_turns()
     x, out, n = arguments()
-    plain_ones = [plain[(32,)](x, out, n, BLOCK=128, num_warps=1).metadata.num_warps for _ in range(22)]
+    kept, plain_ones, wrapped_ones = Kept(wrapped.fn), list[int](), list[bool]()
+    for _ in range(22):  # what a wrapper keeps takes turns, too
+        plain_ones.append(plain[(32,)](x, out, n, BLOCK=128, num_warps=1).metadata.num_warps)
+        before = len(again)
+        kept[(32, 1, 1)](x, out, n, num_warps=1)
+        wrapped_ones.append(len(again) > before)
     assert plain_ones == [4] * 8 + [1] * 8 + [4] * 6
-    for _ in range(3):  # what keeps its kernel passes by: it is served throughout
-        assert wrapped[(32,)](x, out, n, num_warps=1).metadata.num_warps == 4
-    launched = [("plain", 0.0, 1e-3 * number) for number in range(22)] + [("wrapped", 0.0, 1e-3)] * 3
-    found = recorder.turns.blocks(launched)
+    assert wrapped_ones == [False] + [True] * 6 + [False] * 8 + [True] * 7, "the first one is its tuner's"
+    launched = [(name, 0.0, 1e-3 * number) for number in range(22) for name in ("plain", "wrapped")]
+    found = recorder.turns.blocks([*launched, ("past", 0.0, 1e-3)])
     assert [(b.served, b.seconds > 0, b.peak_bytes > 0) for b in found] == [
         (served, True, True) for served in (True, False, False, True)
     ]
     assert [round(1e3 * b.median_s["plain"]) for b in found] == [6, 10, 14, 18]  # the first one settles
-    assert recorder.turns.unturned == ["wrapped"]
+    assert recorder.turns.unturned == ["past"]
 
 
 def test_other_kernels_and_those_with_a_tuner_are_left(served: Any) -> None:

@@ -342,20 +342,20 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="forecast-variants-")
 
 
-class _CompiledVariant:
+class CompiledVariant:
     """What a launch of a variant returns: its compiled kernel, which is launched again as the base's would be.
 
     Wrappers of tuners keep what a launch returned, and launch that from then on by the base's arguments and grid.
     """
 
-    __slots__ = ("_again", "_config", "_constants", "_tuner", "compiled")
+    __slots__ = ("_again", "_config", "_constants", "compiled", "tuner")
     _again: VariantConfig | None
     compiled: Any
 
     def __init__(
         self, kernel: object, tuner: Tuner, config: VariantConfig, args: Arguments, kwargs: NamedArguments
     ) -> None:
-        self.compiled, self._tuner, self._config, self._again = kernel, tuner, config, None
+        self.compiled, self.tuner, self._config, self._again = kernel, tuner, config, None
         constants = config.function.constants
         self._constants = {n: kwargs[n] for n in constants if n in kwargs}
         if args:
@@ -369,7 +369,12 @@ class _CompiledVariant:
         return partial(self._launch, grid)
 
     def _launch(self, grid: CallGrid, *args: object) -> object:
-        tuner, constants = self._tuner, self._config.function.constants
+        config, kwargs = self.call(grid, args)
+        return launch_variant(self.tuner, config, (), kwargs)
+
+    def call(self, grid: CallGrid, args: Arguments) -> tuple[VariantConfig, dict[str, object]]:
+        """The config and the named arguments of a launch by the base's arguments and grid."""
+        tuner, constants = self.tuner, self._config.function.constants
         # Triton 3.7 and later leave out constants.
         names = [n for n in tuner.arg_names if len(args) == len(tuner.arg_names) or n not in constants]
         decided = {n for c in tuner.configs for n in c.kwargs}
@@ -381,7 +386,7 @@ class _CompiledVariant:
             self._again = VariantConfig.of(self._config, self._config.function)
             base = self._again.fallback = copy(self._config.fallback or tuner.configs[0])
             base.kwargs = {n: self._config.kwargs.get(n, v) for n, v in base.kwargs.items()}
-        return launch_variant(tuner, self._again, (), {**given, "grid": grid, "warmup": False})
+        return self._again, {**given, "grid": grid, "warmup": False}
 
 
 @dataclass(slots=True, eq=False)
@@ -389,7 +394,7 @@ class _KnownLaunch:
     """The launch of calls of one form: their compiled kernel is launched as Triton's own launch path would."""
 
     function: Any
-    result: _CompiledVariant
+    result: CompiledVariant
     rivals: OverlapPairs
     state: tuple[object, ...]
     names: Sequence[str]
@@ -401,7 +406,7 @@ class _KnownLaunch:
 
     @classmethod
     def of(
-        cls, result: _CompiledVariant, config: VariantConfig, rivals: OverlapPairs, form: CallForm
+        cls, result: CompiledVariant, config: VariantConfig, rivals: OverlapPairs, form: CallForm
     ) -> Self | None:
         """That of calls like one that returned `result`; None where more than the form has a part in it.
 
@@ -496,7 +501,7 @@ def launch_variant(
     kernel = function.run(*args, **_prepared(tuner, config, args, kwargs))
     if not isinstance(function, LoadedVariant) or kernel is None:
         return kernel
-    result = _CompiledVariant(kernel, tuner, config, args, kwargs)
+    result = CompiledVariant(kernel, tuner, config, args, kwargs)
     if form is not None and guard is not None and form[0].is_plain:
         rivals = guard.rivals(args, kwargs, form)
         if rivals is not None and (known := _KnownLaunch.of(result, config, rivals, form)) is not None:
