@@ -26,12 +26,10 @@ from forecast_integrations.triton.decorator import autotune
 from forecast_integrations.triton.patch import patch_triton, unpatch_triton
 from forecast_integrations.triton.problem.describe import to_config
 from forecast_integrations.triton.protocols import LaunchConfig, Tuner
+from forecast_integrations.triton.timer.timers import times_in_turns
 
 if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
-
-_ROUNDS = 5
-"""How often the two chosen configs are timed in turns."""
 
 
 def _matmul(  # type: ignore[no-untyped-def]
@@ -168,7 +166,7 @@ def compare(
         their_seconds = _seconds_of(lambda: call(theirs))
     say("timing both choices in turns")
     runs = [_bind_call(call, tuner) for tuner in (ours, theirs)]
-    times = _interleaved_ms(runs)
+    times = [statistics.median(listed) for listed in times_in_turns(runs)]
     return Comparison(
         size=size,
         device=current_device().name,
@@ -194,14 +192,6 @@ def _bind_call(call: Callable[..., object], tuner: Tuner) -> Callable[[], object
     # Straight to the compiled kernel: neither tuner's own dispatch is part of the comparison.
     config = tuner.best_config
     return lambda: call(tuner.fn, **config.all_kwargs())
-
-
-def _interleaved_ms(runs: Sequence[Callable[[], object]]) -> list[float]:
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(_ROUNDS):
-        for kept, run in zip(times, runs, strict=True):
-            kept.append(float(triton.testing.do_bench(run, warmup=10, rep=60, return_mode="median")))
-    return [statistics.median(kept) for kept in times]
 
 
 def _config_text(config: LaunchConfig) -> str:

@@ -23,8 +23,7 @@ from forecast_autotune.records import Argument, Config, Device, Kernel, Problem,
 from forecast_integrations.device import current_device, host_device
 
 Timer = Callable[[Callable[[], object]], Sequence[float]]
-_WARMUP_MS, _TIMED_MS = 5, 25
-DEVICE_EVENTS = f"do-bench-{_WARMUP_MS}-{_TIMED_MS}"
+DEVICE_EVENTS = "events-l2read-3"
 """The protocol of `device_launches`."""
 
 
@@ -116,7 +115,7 @@ class TileLangKernel:
 
 
 def device_launches(launch: Callable[[], object]) -> list[float]:
-    """Milliseconds of launches between the device's own events, each after its L2 cache was emptied."""
-    from triton.testing import do_bench
+    """Milliseconds of launches between the device's own events, each behind a flush of its L2 cache."""
+    from forecast_integrations.triton.timer.timers import times_in_turns
 
-    return list(do_bench(launch, warmup=_WARMUP_MS, rep=_TIMED_MS, return_mode="all"))
+    return times_in_turns([launch])[0]

@@ -114,7 +114,7 @@ def test_a_launch_that_writes_nothing_is_wrong_whatever_was_there_before() -> No
 
 def test_what_a_target_is_timed_by_goes_with_its_times() -> None:
     assert scaling().protocol == "host-clock-1"
-    assert scaling(target="cuda").protocol == "do-bench-5-25"
+    assert scaling(target="cuda").protocol == "events-l2read-3"
     own = scaling(timer=lambda launch: [1.0, 2.0, 3.0], protocol="made-up")
     assert (own.protocol, own.time(own.compile(Config.of({"BLOCK": 64})))) == ("made-up", [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="the name of its protocol"):

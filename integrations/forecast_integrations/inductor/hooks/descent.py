@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -207,7 +208,7 @@ def _in_turns(
     kwargs: Mapping[str, object],
 ) -> dict[LaunchConfig, float]:
     """Milliseconds of some launchers of a kernel with these arguments, as Inductor would call them; inf if it skips."""
-    from forecast_integrations.triton.timer.timers import time_in_turns
+    from forecast_integrations.triton.timer.timers import times_in_turns
 
     thread, collected = context.thread, CollectedCalls()
     calls, times = {}, {}
@@ -226,7 +227,8 @@ def _in_turns(
     finally:
         thread.call_timing = outer
     if len(calls) > 1:
-        times |= zip(calls, time_in_turns(list(calls.values())), strict=True)
+        listed = times_in_turns(list(calls.values()), one_stream=True)
+        times |= zip(calls, map(statistics.median, listed), strict=True)
     else:
         times |= dict.fromkeys(calls, 0.0)  # nothing else can be launched
     return times

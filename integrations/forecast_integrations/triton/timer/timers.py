@@ -782,14 +782,14 @@ class _OneStreamTimer(LaunchTimer):
         self._interface.current_stream().synchronize()
 
 
-def time_in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Median milliseconds of each of some calls that have run before, timed in turns on the current stream.
+def times_in_turns(calls: Sequence[Callable[[], object]], *, one_stream: bool = False) -> list[list[float]]:
+    """Milliseconds of launches of each of some calls that have run before, in turns, each behind a flush.
 
-    Their order tells more than their times do: waits for the host are in the times of very short ones.
+    `one_stream`: nothing but the current stream is waited for. Very short ones may hold waits for the host.
     """
     launches = PlainCalls({Candidate(Config.of({"call": place})): call for place, call in enumerate(calls)})
-    timer = _OneStreamTimer(launches)
+    timer = (_OneStreamTimer if one_stream else LaunchTimer)(launches)
     try:
-        return [statistics.median(times) for times in timer.in_turns(list(launches.functions))]
+        return timer.in_turns(list(launches.functions))
     finally:
         timer.close()
