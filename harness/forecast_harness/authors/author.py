@@ -91,13 +91,14 @@ def draw_seed(request: ProposalRequest) -> str:
 def defines_entry(source: str, entry: str, language: str) -> bool:
     """Whether a source can hold the entry: Python that binds the name at its top level, or CUDA naming it."""
     try:
-        tree = python_parser.parse_module(source)
-    except (SyntaxError, ValueError, RecursionError):
+        return entry in defined_names(source)
+    except SyntaxError:
         return language == "cuda" and entry in source
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == entry:
-            return True
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(t, ast.Name) and t.id == entry for t in targets):
-            return True
-    return False
+
+
+def defined_names(source: str) -> set[str]:
+    """Functions, classes and variables of a module's top level. Raises `SyntaxError` for what is no Python."""
+    body = python_parser.parse_module(source).body
+    targets = [t for n in body if isinstance(n, ast.Assign) for t in n.targets]
+    functions = {n.name for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    return functions | {t.id for t in targets if isinstance(t, ast.Name)}

@@ -17,6 +17,7 @@ from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
 from forecast_autotune.variants.records import Variant
+from forecast_harness.authors.author import defined_names
 from forecast_harness.authors.torch.registry import RewrittenSource, vary_constants
 from forecast_harness.authors.torch.source_code import ParsedSource
 from forecast_harness.authors.triton import variants_of
@@ -25,7 +26,7 @@ from forecast_harness.targets.kernels.base_kernel import BaseKernel
 
 MAX_VARIANTS = 96
 """Most variants of one kernel."""
-_KERNEL_ONLY_NAMES = ("CONFIGS", "RESET_TO_ZERO", "grid")
+_KERNEL_ONLY_NAMES = frozenset(("CONFIGS", "RESET_TO_ZERO", "grid"))
 _WARP_RANGE, _STAGE_RANGE = (1, 32), (1, 7)
 
 
@@ -49,7 +50,7 @@ def module_rewrites(source: str, entry: str) -> list[RewrittenSource]:
             if (
                 after.get(name) == signature
                 and not variant.configs
-                and not _defines_any(variant.source, _KERNEL_ONLY_NAMES)
+                and _KERNEL_ONLY_NAMES.isdisjoint(defined_names(variant.source))
             ):
                 rewrites.append(_rewritten_source(variant, variant.source))
     rewrites += [
@@ -74,7 +75,7 @@ def _rewritten_source(variant: Variant, source: str) -> RewrittenSource:
 
 def _with_configs(source: str, configs: tuple[Config, ...]) -> str:
     """A variant's configs as its source states them."""
-    if not configs or _defines_any(source, ("CONFIGS",)):
+    if not configs or "CONFIGS" in defined_names(source):
         return source
     listed = ",\n    ".join(repr(_config_literal(c)) for c in configs)
     return f"{source.rstrip()}\n\nCONFIGS = [\n    {listed},\n]\n"
@@ -83,16 +84,6 @@ def _with_configs(source: str, configs: tuple[Config, ...]) -> str:
 def _config_literal(config: Config) -> dict[str, Any]:
     facts = {k: v for k, v in config.to_json().items() if v is not None and k != "num_ctas"}
     return facts if config.num_ctas == 1 else {**facts, "num_ctas": config.num_ctas}
-
-
-def _defines_any(source: str, names: tuple[str, ...]) -> bool:
-    for node in python_parser.parse_module(source).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(t, ast.Name) and t.id in names for t in targets):
-            return True
-        if isinstance(node, ast.FunctionDef) and node.name in names:
-            return True
-    return False
 
 
 def _launched_kernels(source: str) -> dict[str, str]:

@@ -6,12 +6,13 @@ import ast
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, cast
 
 from forecast_harness.authors.triton.analysis.source_unit import (
+    EditableSource,
     assigned_names,
+    blocks,
     nodes_in_order,
     parse_to_rewrite,
     read_names,
@@ -20,37 +21,22 @@ from forecast_harness.authors.triton.analysis.source_unit import (
 
 TextEdit = tuple[str, str]
 """An edited source; and the change with its reason, in a sentence."""
-T = TypeVar("T", bound=ast.AST)
 
 
-@dataclass
-class ParsedSource:
-    """One source, parsed."""
-
-    tree: ast.Module
-    entry: str
-    _twins: dict[int, Any] = field(default_factory=dict, repr=False)
+class ParsedSource(EditableSource):
+    """One source of a host's program."""
 
     @classmethod
     def parse(cls, source: str, entry: str) -> ParsedSource:
         """Read a source. Raises `RecordError` as `parse_to_rewrite` does."""
         return cls(parse_to_rewrite(source), entry)
 
-    def copy(self) -> ParsedSource:
-        """A copy to edit; `twin` finds a node of this one in it."""
-        memo: dict[int, Any] = {}
-        return ParsedSource(copy.deepcopy(self.tree, memo), self.entry, memo)
-
-    def twin(self, node: T) -> T:
-        """The copy of a node of the source that this one was copied from."""
-        return cast("T", self._twins[id(node)])
-
     def text(self) -> str:
         """The source without assignments that nothing reads, formatted by `ast.unparse`."""
         for function in self.functions:
             _drop_unused_assignments(function)
         self._import_torch()
-        return ast.unparse(ast.fix_missing_locations(self.tree)) + "\n"
+        return super().text()
 
     @property
     def functions(self) -> list[ast.FunctionDef]:
@@ -61,7 +47,7 @@ class ParsedSource:
     @property
     def entry_function(self) -> ast.FunctionDef | None:
         """The entry where it is a function, not a class."""
-        entries = [n for n in self.tree.body if isinstance(n, ast.FunctionDef) and n.name == self.entry]
+        entries = [n for n in self.tree.body if isinstance(n, ast.FunctionDef) and n.name == self.entry_name]
         return entries[0] if entries else None
 
     @cached_property
@@ -98,7 +84,7 @@ class ParsedSource:
 
     def _import_torch(self) -> None:
         used = any(isinstance(n, ast.Name) and n.id == "torch" for n in ast.walk(self.tree))
-        if used and "torch" not in ParsedSource(self.tree, self.entry).modules:
+        if used and "torch" not in ParsedSource(self.tree, self.entry_name).modules:
             future = [n for n in self.tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
             documented = ast.get_docstring(self.tree) is not None
             at = max(self.tree.body.index(future[-1]) + 1 if future else 0, int(documented))
@@ -207,7 +193,7 @@ def _drop_unused_assignments(function: ast.FunctionDef) -> None:
             n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
         )
         dropped = False
-        for block in statement_lists(function):
+        for block in blocks(function):
             for statement in list(block):
                 if (
                     isinstance(statement, ast.Assign)
@@ -219,12 +205,3 @@ def _drop_unused_assignments(function: ast.FunctionDef) -> None:
                     dropped = True
         if not dropped:
             return
-
-
-def statement_lists(function: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Every block of statements in a function, or in a module."""
-    for node in ast.walk(function):
-        for name in ("body", "orelse", "finalbody"):
-            inner = getattr(node, name, None)
-            if isinstance(inner, list) and inner and isinstance(inner[0], ast.stmt):
-                yield inner

@@ -31,6 +31,7 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     Block,
     SourceUnit,
     assigned_names,
+    every_node,
     fresh_name,
     names,
     parse_expression,
@@ -310,7 +311,7 @@ def _split_point(unit: SourceUnit, nodes: Sequence[ast.AST]) -> tuple[int, list[
     at = next((i for i, s in enumerate(body) if any(id(n) in wanted for n in ast.walk(s))), None)
     if at is None or not unit.tl or unit.calls(unit.kernels, "dot", "dot_scaled"):
         return None
-    if any(isinstance(n, ast.Return | ast.AnnAssign) for s in body[at:] for n in ast.walk(s)):
+    if any(isinstance(n, ast.Return | ast.AnnAssign) for n in every_node(body[at:])):
         return None
     simple = [s for s in body[:at] if not isinstance(s, ast.If | ast.For | ast.While | ast.With)]
     return at, [
@@ -329,7 +330,7 @@ def _branch(draft: SourceUnit, at: int, test: str, plain: Block, before: Block) 
     own = {
         n: fresh_name(f"{n}_interior", taken) for n in dict.fromkeys(assigned_names(plain)) if n not in old
     }
-    for n in (n for s in plain for n in ast.walk(s)):
+    for n in every_node(plain):
         if isinstance(n, ast.Name):
             n.id = own.get(n.id, n.id)
     body[at:] = [*before, ast.If(parse_expression(test), plain, body[at:])]
@@ -355,6 +356,6 @@ def interior(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     for one in unmasked:
         keep_conditions(draft.twin(one.access.call), one.access.kind, copy.deepcopy(one.rest))
     plain, draft.entry.body[at:] = draft.entry.body[at:], slow
-    loop = any(isinstance(n, ast.For) for s in slow for n in ast.walk(s))
+    loop = any(isinstance(n, ast.For) for n in every_node(slow))
     _branch(draft, at, _interior_test([r for f in unmasked for r in f.rooms]), plain, [])
     yield SourceEdit(draft, "programs whose whole tile lies inside need no masks", 2.0 if loop else 3.0)

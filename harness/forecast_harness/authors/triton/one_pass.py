@@ -255,6 +255,3 @@ def _wider_configs(context: RewriteContext, tile: str, size: int | None) -> tupl
 
 def _product(config: Config, without: str) -> int:
     return math.prod(v for n, v in config.kwargs if n != without and type(v) is int and v > 0)
-
-
-# --- the last pass runs backwards ---

@@ -68,9 +68,6 @@ def _evaluate_node(node: ast.expr, axes: Mapping[str, int]) -> int:
     raise ValueError("only integers, axis names, + - * // %, min and max")
 
 
-# --- definitions ---
-
-
 # --- sizes, tensors, tolerances ---
 
 

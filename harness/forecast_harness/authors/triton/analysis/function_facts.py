@@ -6,7 +6,7 @@ The flow of control is ignored: a fact about a name holds for every assignment o
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     arguments,
     assigned_names,
     blocks,
+    every_node,
     nodes_in_order,
     read_names,
 )
@@ -482,7 +483,13 @@ class RangeLoop:
     @property
     def innermost(self) -> bool:
         """Whether no other loop runs inside it, helpers included."""
-        return not any(_has_loops(self.unit, s, frozenset()) for s in self.node.body)
+        unit = self.unit
+
+        def has_loop(body: Block) -> bool:
+            loops = (n for n in every_node(body) if isinstance(n, ast.For | ast.While))
+            return any(unit.callee_name(getattr(n, "iter", n)) != "static_range" for n in loops)
+
+        return not _holds_anywhere(has_loop, unit, self.node.body)
 
     @property
     def may_exit_early(self) -> bool:
@@ -492,7 +499,8 @@ class RangeLoop:
     @property
     def has_dots(self) -> bool:
         """Whether an iteration multiplies matrices, helpers included."""
-        return _has_dots(self.unit, self.node.body, frozenset())
+        unit = self.unit
+        return _holds_anywhere(lambda body: bool(unit.calls(body, "dot", "dot_scaled")), unit, self.node.body)
 
     @property
     def carried_names(self) -> set[str]:
@@ -553,19 +561,14 @@ def loops(unit: SourceUnit, function: Function) -> Iterator[RangeLoop]:
                 yield RangeLoop(unit, function, statement, block, id(statement) in inner)
 
 
-def _has_loops(unit: SourceUnit, node: ast.AST, seen: frozenset[str]) -> bool:
-    for n in ast.walk(node):
-        if isinstance(n, ast.For | ast.While) and unit.callee_name(getattr(n, "iter", n)) != "static_range":
-            return True
-    names = {c.func.id for c in unit.helper_calls(node) if isinstance(c.func, ast.Name)} - seen
-    return any(_has_loops(unit, unit.functions[n], seen | names) for n in names)
-
-
-def _has_dots(unit: SourceUnit, body: Block, seen: frozenset[str]) -> bool:
-    if unit.calls(body, "dot", "dot_scaled"):
+def _holds_anywhere(
+    test: Callable[[Block], bool], unit: SourceUnit, body: Block, seen: frozenset[str] = frozenset()
+) -> bool:
+    """Whether a test holds of statements, or of the body of a helper that they call."""
+    if test(body):
         return True
     names = {c.func.id for s in body for c in unit.helper_calls(s) if isinstance(c.func, ast.Name)} - seen
-    return any(_has_dots(unit, unit.functions[n].body, seen | names) for n in names)
+    return any(_holds_anywhere(test, unit, unit.functions[n].body, seen | names) for n in names)
 
 
 @dataclass(frozen=True)
@@ -631,9 +634,8 @@ def always_executes(statement: ast.AST, call: ast.Call) -> bool:
 
 def all_accesses_known(unit: SourceUnit, node: ast.AST | Block) -> bool:
     """Whether every memory access of a tree is one that `accesses` finds."""
-    roots = node if isinstance(node, list) else [node]
     listed = {id(a.call) for a in accesses(unit, node)}
-    for n in (n for root in roots for n in ast.walk(root)):
+    for n in every_node(node):
         if isinstance(n, ast.Call) and id(n) not in listed and unit.effect(n) & {"load", "store", "atomic"}:
             return False
     return True

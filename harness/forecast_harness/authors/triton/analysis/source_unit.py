@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
@@ -55,12 +55,29 @@ def parse_to_rewrite(source: str) -> ast.Module:
 
 
 @dataclass
-class SourceUnit:
-    """One self-contained source, parsed."""
+class EditableSource:
+    """A parsed source, of which copies are edited."""
 
     tree: ast.Module
     entry_name: str
-    _memo: dict[int, Any] = field(default_factory=dict, repr=False)
+    _twins: dict[int, Any] = field(default_factory=dict, repr=False)
+
+    def copy(self) -> Self:
+        """A copy to edit; `twin` finds a node of this one in it."""
+        memo: dict[int, Any] = {}
+        return type(self)(copy.deepcopy(self.tree, memo), self.entry_name, memo)
+
+    def twin(self, node: Node) -> Node:
+        """The copy of a node, or of a list of statements, of the source that this one was copied from."""
+        return cast("Node", self._twins[id(node)])
+
+    def text(self) -> str:
+        """The source, formatted by `ast.unparse`; ends in a newline."""
+        return ast.unparse(ast.fix_missing_locations(self.tree)) + "\n"
+
+
+class SourceUnit(EditableSource):
+    """One self-contained source of a kernel."""
 
     @classmethod
     def parse(cls, source: str, entry: str) -> SourceUnit:
@@ -72,19 +89,6 @@ class SourceUnit:
                 f"{', '.join(unit.functions) or 'nothing'}"
             )
         return unit
-
-    def copy(self) -> SourceUnit:
-        """A copy to edit; `twin` finds a node of this unit in it."""
-        memo: dict[int, Any] = {}
-        return SourceUnit(copy.deepcopy(self.tree, memo), self.entry_name, memo)
-
-    def twin(self, node: Node) -> Node:
-        """The copy of a node, or of a list of statements, of the unit that this one was copied from."""
-        return cast("Node", self._memo[id(node)])
-
-    def text(self) -> str:
-        """The source, formatted by `ast.unparse`; ends in a newline."""
-        return ast.unparse(ast.fix_missing_locations(self.tree)) + "\n"
 
     @cached_property
     def functions(self) -> dict[str, Function]:
@@ -159,8 +163,7 @@ class SourceUnit:
 
     def effects(self, node: ast.AST | Sequence[ast.AST], _seen: frozenset[str] = frozenset()) -> set[str]:
         """The effects of a tree on memory: `load`, `store`, `atomic`, `other`; helpers are followed."""
-        roots = node if isinstance(node, Sequence) else [node]
-        calls = [n for root in roots for n in ast.walk(root) if isinstance(n, ast.Call)]
+        calls = [n for n in every_node(node) if isinstance(n, ast.Call)]
         return set().union(*(self.effect(call, _seen) for call in calls))
 
     def is_library_call(self, node: ast.AST) -> bool:
@@ -231,47 +234,40 @@ def nodes_in_order(node: ast.AST) -> Iterator[ast.AST]:
         yield from nodes_in_order(child)
 
 
-def blocks(function: Function) -> Iterator[Block]:
-    """Every list of statements in a function, outermost first."""
-    left: list[Block] = [function.body]
-    while left:
-        block = left.pop(0)
-        yield block
-        for statement in block:
-            for name in ("body", "orelse", "finalbody"):
-                inner = getattr(statement, name, None)
-                if isinstance(inner, list) and inner and isinstance(inner[0], ast.stmt):
-                    left.append(inner)
+def every_node(node: ast.AST | Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes of a tree, or of several, outer ones first."""
+    for root in node if isinstance(node, Sequence) else [node]:
+        yield from ast.walk(root)
+
+
+def blocks(node: ast.AST) -> Iterator[Block]:
+    """Every list of statements in a function, or in a module, outermost first."""
+    for owner in ast.walk(node):
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(owner, name, None)
+            if isinstance(inner, list) and inner and isinstance(inner[0], ast.stmt):
+                yield inner
 
 
 def assigned_names(node: ast.AST | Sequence[ast.AST]) -> list[str]:
     """Names that a tree assigns, once for each assignment; loop targets included."""
-    roots = node if isinstance(node, Sequence) else [node]
-    assigned = []
-    for root in roots:
-        for n in ast.walk(root):
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
-                assigned.append(n.id)
-    return assigned
+    return [n.id for n in every_node(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
 
 def read_names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
     """Names that a tree reads; the target of an augmented assignment counts."""
-    roots = node if isinstance(node, Sequence) else [node]
     read = set()
-    for root in roots:
-        for n in ast.walk(root):
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
-                read.add(n.id)
-            elif isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name):
-                read.add(n.target.id)
+    for n in every_node(node):
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
+            read.add(n.id)
+        elif isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name):
+            read.add(n.target.id)
     return read
 
 
 def names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
     """Every name in a tree, read or assigned, parameters included."""
-    roots = node if isinstance(node, Sequence) else [node]
-    every = [n for root in roots for n in ast.walk(root)]
+    every = list(every_node(node))
     return {n.id for n in every if isinstance(n, ast.Name)} | {n.arg for n in every if isinstance(n, ast.arg)}
 
 
@@ -287,7 +283,7 @@ def fresh_name(wanted: str, taken: set[str]) -> str:
 def with_own_names(block: Block, shared: set[str], taken: set[str]) -> Block:
     """The block with other names in place of these, which begin with their values."""
     own = {name: fresh_name(f"{name}_here", taken) for name in sorted(shared)}
-    for n in (n for s in block for n in ast.walk(s)):
+    for n in every_node(block):
         if isinstance(n, ast.Name) and n.id in own:
             n.id = own[n.id]
     return [*parse_statements("\n".join(f"{new} = {name}" for name, new in own.items())), *block]
