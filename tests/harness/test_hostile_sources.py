@@ -21,7 +21,7 @@ from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.records import Origin, Provenance, Variant
 from forecast_harness.authors import llm
 from forecast_harness.authors.author import Draft, defines_entry, new_nodes
-from forecast_harness.authors.external import ExternalAuthor, RecordedSources
+from forecast_harness.authors.external import RecordedSources
 from forecast_harness.authors.mechanical import RewriteAuthor
 from forecast_harness.authors.triton_rewrites import kernel_rewrites
 from forecast_harness.records import ConfirmationJob, NodeJob, NodeResult, ProposalRequest, Proposed
@@ -73,7 +73,7 @@ def proposes(language: str) -> Callable[[str], Any]:
 def recorded(text: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "one.py").write_text(text, newline="")
-        return ExternalAuthor(RecordedSources(folder, TARGET)).propose(request(TARGET, SEED))
+        return RecordedSources(folder, TARGET).propose(request(TARGET, SEED))
 
 
 def answered(text: str) -> Any:

@@ -31,7 +31,7 @@ def open_author(spec: str, target: SearchTarget, *, rewriter: Rewriter | None = 
 
         return open_llm_author(rest, target)
     if kind in ("files", "recorded") and rest:
-        from forecast_harness.authors.external import AnswerFolder, ExternalAuthor, RecordedSources
+        from forecast_harness.authors.external import AnswerFolder, RecordedSources
 
-        return ExternalAuthor(RecordedSources(rest, target) if kind == "recorded" else AnswerFolder(rest))
+        return RecordedSources(rest, target) if kind == "recorded" else AnswerFolder(rest)
     raise SettingsError(f"a proposer is given as {SPEC_FORMS}, not as {spec!r:.80}")

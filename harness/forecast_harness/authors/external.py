@@ -30,10 +30,11 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from forecast_autotune.errors import RecordError, SettingsError
 from forecast_autotune.records import codec
@@ -41,7 +42,7 @@ from forecast_autotune.records.json_fields import decode_json, read_integer, rea
 from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.store.files import write_atomically
 from forecast_autotune.variants.records import Origin, Provenance
-from forecast_harness.authors.author import Draft, defines_entry, draw_seed, new_nodes
+from forecast_harness.authors.author import Author, Draft, defines_entry, draw_seed, new_nodes
 from forecast_harness.records import Node, ProposalRequest, Proposed, SearchCost, SearchTarget
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.load import make_solution
@@ -59,30 +60,17 @@ class _ProtocolError(Exception):
     """There is no answer as it has to be; the text says how."""
 
 
-class Answers(Protocol):
-    """The party that answers requests, and the way in which both are carried."""
-
-    name: str
-    """As the author of what it answers is called."""
-    style: str
-
-    def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
-        """The answer to a request. Raises `_ProtocolError`."""
-        ...
-
-    def close(self) -> None:
-        """End what is asked, from another thread as well."""
-        ...
-
-
-class ExternalAuthor:
+class ExternalAuthor(Author):
     """See the module."""
 
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
-        self.name = answers.name
-        self.styles: Sequence[str] = (answers.style,)
+    def __init__(self, name: str) -> None:
+        """`name`: as the author of what is answered is called."""
+        self.name = name
         self._mutex = threading.Lock()
+
+    @abstractmethod
+    def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
+        """The answer to a request. Raises `_ProtocolError`."""
 
     def propose(self, request: ProposalRequest) -> Proposed:
         """See `Author`."""
@@ -90,7 +78,7 @@ class ExternalAuthor:
         spent = SearchCost()
         with self._mutex:
             try:
-                answer = self._answers.answer(request)
+                answer = self.answer(request)
                 spent = _answer_cost(answer)
                 proposed = _read_answer(answer, request)
             except (_ProtocolError, RecordError) as error:
@@ -99,26 +87,24 @@ class ExternalAuthor:
 
     def close(self) -> None:
         """End whoever answers. An answer under way is lost."""
-        self._answers.close()
-        with self._mutex:  # whoever waited for it has noticed its end
-            pass
+        return
 
 
 # --- files ---
 
 
-class AnswerFolder:
+class AnswerFolder(ExternalAuthor):
     """A folder in which somebody answers."""
 
-    style = "ask"
+    styles = ("ask",)
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder).expanduser()
-        self.name = f"files:{self._folder.name}"
+        super().__init__(f"files:{self._folder.name}")
         self._closed = threading.Event()
 
     def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
-        """See `Answers`. Waits as long as it takes: what was asked before is not asked again."""
+        """The answer in the request's folder. Waits as long as it takes: what was asked before is not asked again."""
         place: Path | None = None
         while not self._closed.is_set():
             if (self._folder / _STOP).exists():
@@ -132,6 +118,8 @@ class AnswerFolder:
     def close(self) -> None:
         """Wait no longer."""
         self._closed.set()
+        with self._mutex:  # whoever waited for an answer has noticed that
+            pass
 
     def _place_for(self, request: ProposalRequest) -> Path:
         """The request's folder: the one of an earlier run of the same search, or the next."""
@@ -170,7 +158,7 @@ class AnswerFolder:
         return {**nothing, **about, "id": request.id, "nodes": nodes}
 
 
-class RecordedSources:
+class RecordedSources(ExternalAuthor):
     """Sources of a folder, dealt in a drawn order until each has been.
 
     `ProposalRequest.known` alone tells what was dealt, so that a resumed search deals the same. Requests of one
@@ -179,11 +167,11 @@ class RecordedSources:
     Raises `SettingsError` where no file can be read, or no source defines the target's entry.
     """
 
-    style = "dealt"
+    styles = ("dealt",)
 
     def __init__(self, folder: str, target: SearchTarget) -> None:
         path = Path(folder).expanduser()
-        self.name = f"recorded:{path.name}"
+        super().__init__(f"recorded:{path.name}")
         if not path.is_dir():
             raise SettingsError(f"recorded:{folder} is no folder: name one of .py and .cu files")
         try:
@@ -199,15 +187,12 @@ class RecordedSources:
         self._nodes = {node_identity(target.id, n["language"], n["source"]): n for n in able}
 
     def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
-        """See `Answers`."""
+        """The sources that are not known yet."""
         known = {*request.known, *(p.id for p in request.parents)}
         left = [node for id, node in self._nodes.items() if id not in known]
         random.Random(draw_seed(request)).shuffle(left)
         nothing = {} if left else {"problem": "every recorded source is known already"}
         return {**nothing, "id": request.id, "nodes": left, "exhausted": len(left) <= request.n}
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def _refusal(request: ProposalRequest, problem: str) -> Mapping[str, Any]:

@@ -29,7 +29,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from functools import wraps
+from typing import TypeAlias, TypeVar, cast
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import Outcome, digest
@@ -171,19 +172,23 @@ CROSSOVER_PARTNERS = 2
 """Other good nodes given along with a parent, for authors that join them."""
 
 
+def _kept(compute: Callable[[SearchState, int], T]) -> Callable[[SearchState, int], T]:
+    """Have a batch's fact worked out once, under the function's name in `SearchState.memo`; None is no fact yet."""
+
+    @wraps(compute)
+    def known(state: SearchState, number: int) -> T:
+        key = compute.__name__, number
+        if key not in state.memo and (value := compute(state, number)) is not None:
+            state.memo[key] = value
+        return cast("T", state.memo.get(key))
+
+    return known
+
+
+@_kept
 def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest, ...]:
     """The requests of a batch to its authors: fixed by its view. Empty where no parent is left."""
-    return _memoized(state, ("requests", number), lambda: tuple(_proposal_requests(state, number)))
-
-
-def _memoized(state: SearchState, name: tuple[str, int], make: Callable[[], T]) -> T:
-    if name not in state.memo:
-        state.memo[name] = make()
-    value: T = state.memo[name]
-    return value
-
-
-def _proposal_requests(state: SearchState, number: int) -> Iterator[ProposalRequest]:
+    requests = []
     seen, s = batch_view(state, number), state.settings
     picked = open_archive(s.archive)(seen, s.parents)
     able = [p for p in dict.fromkeys(picked) if p in seen.scores and p not in seen.exhausted_parents]
@@ -197,19 +202,22 @@ def _proposal_requests(state: SearchState, number: int) -> Iterator[ProposalRequ
         judged = {n.id: seen.judged[n.id] for n in (*parents, *failures) if n.id in seen.judged}
         for arm, n in allocate(arms, s.samples, (s.seed, number, parent)).items():
             name = digest(s.seed, number, [p.id for p in parents], arm)
-            yield ProposalRequest(
-                id=f"{number:04d}-{name}",
-                batch=number,
-                arm=arm,
-                target=state.target,
-                parents=parents,
-                judged=judged,
-                score=seen.scores[parent],
-                n=n,
-                seed=int(name[:8], 16),
-                failures=failures,
-                known=known,
+            requests.append(
+                ProposalRequest(
+                    id=f"{number:04d}-{name}",
+                    batch=number,
+                    arm=arm,
+                    target=state.target,
+                    parents=parents,
+                    judged=judged,
+                    score=seen.scores[parent],
+                    n=n,
+                    seed=int(name[:8], 16),
+                    failures=failures,
+                    known=known,
+                )
             )
+    return tuple(requests)
 
 
 def _failed_children(seen: BatchView, parent: str) -> tuple[Node, ...]:
@@ -229,15 +237,12 @@ def selectable_nodes(state: SearchState, number: int) -> list[str]:
     return [n for n in state.pool if state.nodes[n].batch <= number]
 
 
+@_kept
 def forecast_request(state: SearchState, number: int) -> NodeForecastRequest | None:
     """New nodes, and of those deferred before the most promising, twice as many as a batch may propose.
 
     None where there is nothing to ask about. Fixed from the moment at which the batch before has chosen.
     """
-    return _memoized(state, ("question", number), lambda: _forecast_request(state, number))
-
-
-def _forecast_request(state: SearchState, number: int) -> NodeForecastRequest | None:
     nodes = selectable_nodes(state, number)
     if not nodes:
         return None
@@ -271,18 +276,6 @@ def oldest_open_batch(state: SearchState) -> int:
     return number
 
 
-def reason_to_stop(state: SearchState, number: int) -> str | None:
-    """Why batch `number` is not to be; empty if it is; None if that is still open. Fixed once it is known."""
-    name = ("ending", number)
-    if name not in state.memo:
-        reason = _find_reason_to_stop(state, number)
-        if reason is None:
-            return None
-        state.memo[name] = reason
-    known: str = state.memo[name]
-    return known
-
-
 def proposers_problem(state: SearchState) -> str:
     """Why no proposer ever gave a source; empty where one did, or had nothing more to give, or none was asked."""
     answers = state.answers.values()
@@ -291,7 +284,9 @@ def proposers_problem(state: SearchState) -> str:
     return "; ".join(sorted({a.problem for a in answers}))[:_MAX_PROBLEM_CHARS]
 
 
-def _find_reason_to_stop(state: SearchState, number: int) -> str | None:
+@_kept
+def reason_to_stop(state: SearchState, number: int) -> str | None:
+    """Why batch `number` is not to be; empty if it is; None if that is still open. Fixed once it is known."""
     settings = state.settings
     limit, (chosen, open_) = settings.budget.measurements, _committed_measurements(state, number)
     if limit is not None and chosen >= limit:

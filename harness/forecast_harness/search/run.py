@@ -303,10 +303,10 @@ class _SearchRunner:
     def _answer_of_plugin(self, action: ProposalRequest | NodeForecastRequest) -> Event:
         answer = ask_plugin(action, self._proposers, self._forecaster)
         try:
-            return _as_logged(answer_event(action, answer))
+            return _as_logged(plugin_event(action, answer))
         except (ValueError, TypeError, AttributeError) as error:
             problem = f"the answer is not what was asked for: {error}"[:500]
-            return answer_event(action, failed_answer(action, problem))
+            return plugin_event(action, failed_answer(action, problem))
 
 
 def _answer_of_lane(action: LaneAction, done: Future[Any]) -> Event:
@@ -314,7 +314,7 @@ def _answer_of_lane(action: LaneAction, done: Future[Any]) -> Event:
     try:
         if done.cancelled():
             raise LaneFailure("cancelled")
-        return _as_logged(answer_event(action, judge_answer(action, done.result())))
+        return _as_logged(judge_event(action, done.result()))
     except LaneFailure as error:
         return lane_failure_event(action, error)
     except (ValueError, TypeError, AttributeError) as error:
@@ -397,28 +397,31 @@ def failed_answer(action: ProposalRequest | NodeForecastRequest, problem: str) -
     return Forecasted(action.batch, action.reference.id, {}, problem=problem)
 
 
-def judge_answer(action: LaneAction, result: Any) -> Event:
-    """A judge's answer. Raises `LaneFailure` for `infrastructure`, and for no word on a node that was asked for.
+def judge_event(action: LaneAction, result: Any) -> Event:
+    """The event of a judge's answer: under the action's own names, without what was not asked for.
 
-    Where time was limited, a word on the first finalist will do. A verification of that outcome is one of a suspicious
-    node, which is done with: a judge tells its own failures by raising.
+    Where time was limited, a word on the first finalist will do. A verification whose outcome is `infrastructure` is
+    one of a suspicious node, which is done with: a judge tells its own failures by raising. Raises `LaneFailure` for
+    any other result of that outcome, and for no word on a node that was asked for.
     """
+    if isinstance(action, VerificationJob):
+        return Verified(action.id, action.node.id, result)
     if isinstance(action, ConfirmationJob):
         wanted = action.nodes if action.seconds is None else action.nodes[:1]
         if left := [n.id for n in wanted if n.id not in result]:
             raise LaneFailure(f"the judge says nothing of {', '.join(left)}")
-    if isinstance(action, VerificationJob):
-        return Verified(action.id, action.node.id, result)
     for judged in [result] if isinstance(action, NodeJob) else result.values():
         if judged.outcome is Outcome.INFRASTRUCTURE:
             raise LaneFailure(judged.feedback or "the harness failed", judged.device)
     if isinstance(action, NodeJob):
-        return Finished(action.id, action.node.id, action.batch, result)
-    return Confirmed(result)
+        own = replace(result, against=action.against.id)
+        return Finished(action.id, action.node.id, action.batch, own)
+    ids = {n.id for n in (*action.nodes, action.seed_node)}
+    return Confirmed({n: replace(j, against=action.seed_node.id) for n, j in result.items() if n in ids})
 
 
-def answer_event(action: AwaitedAction, answer: Event) -> Event:
-    """The event of an answer: under the action's own names, without what was not asked for.
+def plugin_event(action: ProposalRequest | NodeForecastRequest, answer: Event) -> Event:
+    """The event of an author's or a forecaster's answer: under the action's own names, without what was not asked for.
 
     Raises `RecordError` for an answer to something else.
     """
@@ -435,16 +438,6 @@ def answer_event(action: AwaitedAction, answer: Event) -> Event:
         ids = {n.id for n in action.nodes}
         beliefs = {n: b for n, b in answer.beliefs.items() if n in ids}
         return replace(answer, batch=action.batch, reference=action.reference.id, beliefs=beliefs)
-    if isinstance(action, NodeJob) and isinstance(answer, Finished):
-        judged = replace(answer.judged, against=action.against.id)
-        return Finished(action.id, action.node.id, action.batch, judged)
-    if isinstance(action, VerificationJob) and isinstance(answer, Verified):
-        return Verified(action.id, action.node.id, answer.found)
-    if isinstance(action, ConfirmationJob) and isinstance(answer, Confirmed):
-        ids = {n.id for n in (*action.nodes, action.seed_node)}
-        return Confirmed(
-            {n: replace(j, against=action.seed_node.id) for n, j in answer.judged.items() if n in ids}
-        )
     raise RecordError(f"a {type(answer).__name__} does not answer a {type(action).__name__}")
 
 

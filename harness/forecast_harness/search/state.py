@@ -396,8 +396,8 @@ def _chosen(state: SearchState, event: Chosen) -> None:
     batch.chosen = event
     _note_end(state, batch)
     # Only this batch asked these, and nobody will ask for them again.
-    state.memo.pop(("question", event.batch), None)
-    state.memo.pop(("requests", event.batch - state.settings.depth - 1), None)
+    state.memo.pop(("forecast_request", event.batch), None)
+    state.memo.pop(("proposal_requests", event.batch - state.settings.depth - 1), None)
     for node, reason in zip(event.nodes, event.reasons, strict=True):
         del state.pool[node]
         state.memo["reason", node] = reason

@@ -45,7 +45,7 @@ from forecast_harness.search.events import (
 from forecast_harness.search.forecasters import Forecaster
 from forecast_harness.search.log import decode, encode
 from forecast_harness.search.plan import pending_actions
-from forecast_harness.search.run import answer_event, ask_plugin, judge_answer, lane_failure_event, search
+from forecast_harness.search.run import ask_plugin, judge_event, lane_failure_event, plugin_event, search
 from forecast_harness.search.state import SearchState, apply_event, replay_events
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure, NodeJudge
@@ -125,13 +125,13 @@ class SimulatedSearch:
         if isinstance(action, StopSearch):
             return Stopped(action.reason)
         if isinstance(action, ProposalRequest | NodeForecastRequest):
-            return answer_event(action, ask_plugin(action, self.proposers, self.forecaster))
+            return plugin_event(action, ask_plugin(action, self.proposers, self.forecaster))
         try:
             if isinstance(action, ConfirmationJob):
-                return answer_event(action, judge_answer(action, self.judge.confirm(action)))
+                return judge_event(action, self.judge.confirm(action))
             if isinstance(action, VerificationJob):
-                return answer_event(action, judge_answer(action, self.judge.verify(action)))
-            return answer_event(action, judge_answer(action, self.judge.judge(action)))
+                return judge_event(action, self.judge.verify(action))
+            return judge_event(action, self.judge.judge(action))
         except LaneFailure as error:
             return lane_failure_event(action, error)
 

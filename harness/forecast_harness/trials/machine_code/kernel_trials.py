@@ -42,6 +42,7 @@ from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, Timing
 from forecast_harness.trials.kernel_calls import TimedCall, error_limits
 from forecast_harness.trials.kernel_cell import HOST_PERIOD, fill_tensor
 from forecast_harness.trials.machine_code.targets import (
+    TargetTrials,
     TrialCalls,
     TrialConfig,
     violation_reason,
@@ -93,7 +94,7 @@ class BaseResultCall:
         return ""
 
 
-class KernelTrials:
+class KernelTrials(TargetTrials):
     """`TargetTrials` of a kernel in a user's file."""
 
     language = "triton"
@@ -106,7 +107,7 @@ class KernelTrials:
         self._target, self._plan = target, plan
         self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects_of(target))}
         self._small = min(self._timed.values(), key=lambda call: call.size)
-        self._calls = TrialCalls(self._small, self._timed)
+        self.calls = TrialCalls(self._small, self._timed)
         self.base_build: tuple[TrialConfig, BuildResult] | None = None
         """A config in which the base kernel runs, and what it was compiled to."""
         self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
@@ -142,14 +143,9 @@ class KernelTrials:
             rotated = {
                 n: replace(c, given=replace(c.given, rotate=_rotatable(c))) for n, c in self._timed.items()
             }
-            self._calls = TrialCalls(self._small, rotated)
+            self.calls = TrialCalls(self._small, rotated)
             return
         raise MachineCodeError(f"the base kernel cannot be launched as machine code: {problem}")
-
-    @property
-    def calls(self) -> TrialCalls:
-        """On what nodes are launched."""
-        return self._calls
 
     def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
         """The config that suits the rival's, the best that are forecast, and one more; of the base kernel itself

@@ -6,6 +6,7 @@ import hashlib
 import math
 import secrets
 import statistics
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,16 +91,15 @@ class TrialCalls:
     timed: Mapping[str, TrialCall]
 
 
-class TargetTrials(Protocol):
+class TargetTrials(ABC):
     """Launches of one target. Called from many threads."""
 
     language: str
     """The language of the sources that are compiled to machine code."""
+    calls: TrialCalls
+    """On what its nodes are launched."""
 
-    @property
-    def calls(self) -> TrialCalls:
-        """On what its nodes are launched."""
-
+    @abstractmethod
     def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
         """Configs of a node to time, at most `job.trials`. `check` raises once nobody waits for them.
 
@@ -107,23 +107,29 @@ class TargetTrials(Protocol):
         forecast to be the fastest.
         """
 
+    @abstractmethod
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""
 
-    def sealed(self, program: Program) -> Program:
-        """A program with what its cell may not decide, such as which buffers are its outputs."""
-
+    @abstractmethod
     def implausible(self, workload: str, seconds: float) -> str:
         """Why one launch of a workload cannot have taken so few seconds; '' if it can."""
+
+    def sealed(self, program: Program) -> Program:
+        """A program with what its cell may not decide. As it is: whoever made its plan may say where outputs lie, and
+        they are compared with what is right."""
+        return program
 
     def learn(
         self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
     ) -> None:
         """Heed what was timed: seconds by workload, of configs of the node, and of the rival; NaN where a config was
-        not timed."""
+        not timed. Forecasts of packs heed no times."""
+        return
 
     def close(self) -> None:
-        """End what forecasts."""
+        """End what forecasts, where anything does."""
+        return
 
 
 @dataclass(frozen=True)
@@ -219,10 +225,8 @@ def _argument(tensor: torch.Tensor, role: BufferRole) -> TensorArgument:
     return TensorArgument(dtype, shape, tuple(strides), role=role)
 
 
-class DrawnTrials:
+class DrawnTrials(TargetTrials):
     """The part of `TargetTrials` that sources in any language of a pack share."""
-
-    language: str
 
     def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
         """`folder` is for scratch files. Raises `RecordError`, `MachineCodeError` where calls cannot be drawn."""
@@ -234,32 +238,15 @@ class DrawnTrials:
             for w in pack.timed_workloads(plan.device, Language(self.language))
         }
         small = drawn.draw()
-        self._calls = TrialCalls(small, self._timed)
+        self.calls = TrialCalls(small, self._timed)
         self._every = (small, *self._timed.values())
         """In the order in which a node is compiled for them."""
         self._cases = tuple(call.arguments for call in self._every)
-
-    @property
-    def calls(self) -> TrialCalls:
-        """On what nodes are launched."""
-        return self._calls
-
-    def sealed(self, program: Program) -> Program:
-        """As it is: whoever made its plan may say where outputs lie, and they are compared with what is right."""
-        return program
 
     def implausible(self, workload: str, seconds: float) -> str:
         """Why one launch of a workload cannot have taken so few seconds; '' if it can."""
         case = self._timed[workload].case
         return impossible_time(seconds, case.moved_bytes, case.flops, self._plan.peaks)
-
-    def learn(
-        self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
-    ) -> None:
-        """Forecasts of packs heed no times."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class PackTrials(DrawnTrials):

@@ -13,7 +13,6 @@ from benchmarks.lib.machine_code.sums import COUNT, SumCall
 from forecast_autotune.records import Outcome
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.clocks.compilation.workers import BuildRequest, BuildResult
-from forecast_harness.clocks.records import Program
 from forecast_harness.clocks.runner.client import RunnerClient
 from forecast_harness.records import (
     ConfirmationJob,
@@ -26,7 +25,7 @@ from forecast_harness.records import (
     VerificationJob,
 )
 from forecast_harness.trials.machine_code.judge import MachineCodeJudge
-from forecast_harness.trials.machine_code.targets import TrialCalls, TrialConfig
+from forecast_harness.trials.machine_code.targets import TargetTrials, TrialCalls, TrialConfig
 
 TARGET = SearchTarget(TargetKind.PACK, "sum", "sum-1", "triton", "run", "adds")
 
@@ -79,7 +78,7 @@ def verification(asked: NodeJob) -> VerificationJob:
 LARGE = {"large": COUNT}
 
 
-class SumTrials:
+class SumTrials(TargetTrials):
     """Sources as `WrittenBuilder` takes them; `warps` are those of their configs."""
 
     language = "triton"
@@ -100,9 +99,6 @@ class SumTrials:
         cases = tuple(c.arguments for c in (self.calls.small, *self.calls.timed.values()))
         return BuildRequest(node.id, node.source, "run", cases, options=dict(config))
 
-    def sealed(self, program: Program) -> Program:
-        return program
-
     def implausible(self, workload: str, seconds: float) -> str:
         return "faster than memory" if seconds < 3e-6 else ""
 
@@ -111,9 +107,6 @@ class SumTrials:
     ) -> None:
         self.learnt.append((job.node.id, len(timed)))
         self.timed[job.node.id] = timed
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 SMALL = 64
