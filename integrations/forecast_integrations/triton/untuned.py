@@ -28,6 +28,8 @@ from forecast_integrations.triton.variants.calls import CallForms
 _LEAST_SIZE = 16
 """Smaller numbers are sizes by chance."""
 _LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+ENTRY = "_forecast_served"
+"""The attribute of a kernel that says how it is served: kept by the kernel, so that it goes when the kernel goes."""
 
 
 class ServedKernel:
@@ -96,19 +98,19 @@ def _has_tuner(outer: Any) -> bool:
 
 def serving(run: Callable[..., Any]) -> Callable[..., Any]:
     """`JITFunction.run`, or what stands in its place, with launches of such kernels served."""
-    known: dict[int, tuple[Any, ServedKernel | None]] = {}
     busy = threading.local()
 
     def run_served(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        entry = known.get(id(self))
+        entry = vars(self).get(ENTRY)
         if entry is None and not warmup and not getattr(busy, "on", False):
             busy.on = True
             try:
-                entry = known[id(self)] = self, _served(self)  # held, so that the number stays its
+                entry = vars(self)[ENTRY] = (_served(self),)
             finally:
                 busy.on = False
-        served = None if entry is None else entry[1]
-        if served is None or warmup or getattr(busy, "on", False):  # the latter: its tuner launches it
+        served = None if entry is None else entry[0]
+        if served is None or served.jit is not self or warmup or getattr(busy, "on", False):
+            # A copy of a kernel has its entry, too; and a tuner launches what it serves.
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
         busy.on = True
         try:

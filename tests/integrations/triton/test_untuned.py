@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,8 @@ def served(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("FORECAST_AUTOTUNE_VARIANTS", "store")
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "exhaustive")
     monkeypatch.setattr(triton.JITFunction, "run", serving(triton.JITFunction.run))
+    for kernel in (plain, alone, wrapped.fn.fn):
+        vars(kernel).pop(untuned.ENTRY, None)
     for kernel in (plain, wrapped.fn.fn):
         source = FAST.replace("plain", kernel.__name__)
         checks = checked(args=(*arguments(), 128), kernel=kernel)
@@ -175,6 +179,22 @@ def test_an_improvement_is_proved_by_blocks_with_a_variant_and_without_in_turns(
     ]
     assert [round(1e3 * b.median_s["plain"]) for b in found] == [6, 10, 14, 18]  # the first one settles
     assert recorder.turns.unturned == ["past"]
+
+
+@pytest.mark.parametrize(("name", "warps"), [("plain", 4), ("alone", 1)])
+def test_a_kernel_that_a_program_makes_anew_is_let_go(
+    served: Any, monkeypatch: pytest.MonkeyPatch, name: str, warps: int
+) -> None:
+    seen = []
+    for _ in range(2):
+        kernel = triton.jit(globals()[name].fn)
+        with monkeypatch.context() as patch:
+            patch.setitem(globals(), name, kernel)
+            assert kernel[(32,)](*arguments(), BLOCK=128, num_warps=1).metadata.num_warps == warps
+        seen.append(weakref.ref(kernel))
+        del kernel
+    gc.collect()
+    assert seen[0]() is None, "the last one may still be at hand"
 
 
 def test_other_kernels_and_those_with_a_tuner_are_left(served: Any) -> None:
