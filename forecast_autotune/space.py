@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.records import Config
-
-_LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+from forecast_autotune.records import LAUNCH_OPTIONS, Config
 
 
 @dataclass(frozen=True)
@@ -41,18 +39,18 @@ class Space:
         for name, values in self._axes().items():
             if isinstance(values, str | bytes) or not isinstance(values, Sequence) or not values:
                 raise SettingsError(f"Space: {name} needs a non-empty list of values, got {values!r}")
-        clash = set(self.kwargs) & set(_LAUNCH)
+        clash = set(self.kwargs) & set(LAUNCH_OPTIONS)
         if clash:
             raise SettingsError(
                 f"Space: give {', '.join(sorted(clash))} as an argument of Space, not inside kwargs"
             )
 
     def _axes(self) -> dict[str, Sequence[Any]]:
-        return {**self.kwargs, **{name: getattr(self, name) for name in _LAUNCH}}
+        return {**self.kwargs, **{name: getattr(self, name) for name in LAUNCH_OPTIONS}}
 
     def __iter__(self) -> Iterator[Config]:
         for assignment in self.assignments():
-            launch = {name: assignment[name] for name in _LAUNCH}
+            launch = {name: assignment[name] for name in LAUNCH_OPTIONS}
             meta = {name: value for name, value in assignment.items() if name not in launch}
             yield Config.of(meta, **launch)
 

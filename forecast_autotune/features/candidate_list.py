@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.ttir.extraction import assignment_of
-from forecast_autotune.records import Candidate, is_base_variant
+from forecast_autotune.records import LAUNCH_OPTIONS, Candidate, is_base_variant
 
 Codes = npt.NDArray[np.intp]
 Grid = tuple[int, ...] | None
 
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-"""Launch options by name; the first two do not change the TTIR."""
+OPTIONS_OF_NO_TTIR = LAUNCH_OPTIONS[:2]
+"""Warps and stages do not change the TTIR."""
 _LARGEST = 2**60
 """Combined codes must stay whole numbers of 64 bits."""
 
@@ -97,7 +97,7 @@ class CandidateList(tuple[Candidate, ...]):
             names = dict.fromkeys(name for row in rows for name in row)
             results = {name: [row.get(name) for row in rows] for name in names}
         configs = [c.config for c in self]
-        for name in LAUNCH_OPTIONS:
+        for name in (*LAUNCH_OPTIONS, "ir_override"):
             values = [getattr(config, name) for config in configs]
             if name in results:  # a meta-parameter of this name counts where the launch option is not given
                 values = [b if a is None else a for a, b in zip(values, results[name], strict=True)]
@@ -130,7 +130,7 @@ class CandidateList(tuple[Candidate, ...]):
     def _group_units(self, grids: Mapping[Candidate, tuple[int, ...]], default: Grid) -> TraceUnits:
         given = [grids.get(c, default) for c in self] if grids else [default] * len(self)
         names, keys = self.assignments
-        meta = [column for name, column in self.columns.items() if name not in LAUNCH_OPTIONS[:2]]
+        meta = [column for name, column in self.columns.items() if name not in OPTIONS_OF_NO_TTIR]
         first, of = group_rows([*meta, Column(names, keys), Column.of(given)], len(self))
         return TraceUnits(first, of, np.bincount(of, minlength=len(first)).astype(float), given)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forecast_autotune.features.candidate_list import LAUNCH_OPTIONS, CandidateList, Column
+from forecast_autotune.features.candidate_list import OPTIONS_OF_NO_TTIR, CandidateList, Column
 from forecast_autotune.records import Candidate, Scalar
 
 _STAGE_UNIT = 0.7
@@ -40,7 +40,7 @@ class ConfigEncoder:
         columns = CandidateList.of(candidates).columns
         numeric: list[tuple[str, bool]] = []
         words: list[tuple[str, tuple[str, ...]]] = []
-        unseen = LAUNCH_OPTIONS[:2] if meta_only else ()
+        unseen = OPTIONS_OF_NO_TTIR if meta_only else ()
         for name in sorted(set(columns).difference(unseen)):
             values = columns[name].values
             if len(values) < 2:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from forecast_autotune.features.candidate_list import (
-    LAUNCH_OPTIONS,
+    OPTIONS_OF_NO_TTIR,
     CandidateList,
     Codes,
     Column,
@@ -32,7 +32,7 @@ MIN_PAIRS = 3
 
 def trace_parameters(listed: CandidateList) -> dict[str, Column]:
     """The parameters that may change the TTIR, by name: all but warps and stages, as far as it differs."""
-    return {n: c for n, c in listed.columns.items() if n not in LAUNCH_OPTIONS[:2] and len(c.values) > 1}
+    return {n: c for n, c in listed.columns.items() if n not in OPTIONS_OF_NO_TTIR and len(c.values) > 1}
 
 
 def find_inert(columns: Mapping[str, Column], rows: Codes, facts: Sequence[TtirFacts]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ or triton: the records must be cheap to load and safe to read on any machine.
 
 from forecast_autotune.records.candidate import (
     HOOK_VARIANT_PREFIX,
+    LAUNCH_OPTIONS,
     OVERRIDE_DIGEST,
     Candidate,
     Config,
@@ -29,6 +30,7 @@ from forecast_autotune.records.problem import Argument, Device, Kernel, Problem
 
 __all__ = [
     "HOOK_VARIANT_PREFIX",
+    "LAUNCH_OPTIONS",
     "OVERRIDE_DIGEST",
     "SCHEMA",
     "Argument",

@@ -55,6 +55,10 @@ class Evidence(StrEnum):
     """There was one candidate, so there was nothing to decide."""
 
 
+LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Options of a launch that a config holds beside the meta-parameters."""
+
+
 def _pairs(kwargs: Mapping[str, object]) -> tuple[tuple[str, Scalar], ...]:
     return tuple(sorted([(str(name), to_scalar(value)) for name, value in kwargs.items()]))
 

@@ -153,6 +153,7 @@ class Problem(
         grid: Sequence[int] | None = None,
         toolchain: Mapping[str, str] | None = None,
         identity: Sequence[object] | None = None,
+        extra: Extra | None = None,
     ) -> Problem:
         """Build a problem and its id.
 
@@ -165,7 +166,7 @@ class Problem(
         compiled_by = [pair for pair in tools if pair[0] != "driver"]
         name = digest(kernel.name, kernel.source_sha256, shown, list(key), device.slug, compiled_by)
         where = None if grid is None else tuple(int(n) for n in grid)
-        return cls(name, kernel, tuple(arguments), device, tuple(key), where, tools)
+        return cls(name, kernel, tuple(arguments), device, tuple(key), where, tools, {}, extra or {})
 
     def joined(self, later: Problem) -> Problem:
         """This record with the TTIR and facts of a later record of the problem; its own where both have some.

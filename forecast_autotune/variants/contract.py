@@ -16,7 +16,7 @@ from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Argument, Config, Scalar
+from forecast_autotune.records import LAUNCH_OPTIONS, Argument, Config, Scalar
 
 BASE_GRID = {f"BASE_GRID_{axis}": axis for axis in range(3)}
 """Parameters that a launch fills with the call's own grid, name -> axis, for variants that launch another
@@ -29,7 +29,6 @@ elements of any value, and int32 elements that are zero. Elsewhere they are para
 _CALCULATIONS = {"grid": (2, 3), "workspace": (4,)}
 """Functions that only calculate, and how many parameters they may have."""
 
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Names in a config that say how a kernel is launched; all others are parameters."""
 
 _ALLOWED_CALLS = frozenset(

@@ -10,8 +10,7 @@ from functools import cache
 from importlib.resources import files
 
 from forecast_autotune.features.devices import DeviceSpec, device_spec
-from forecast_autotune.llm.advice.subject import LAUNCH_OPTIONS
-from forecast_autotune.records import Argument, Candidate, Problem
+from forecast_autotune.records import LAUNCH_OPTIONS, Argument, Candidate, Problem
 
 ADVICE_VERSION = "advice-2"
 """Version of the question whose answer is a cost function."""

@@ -12,10 +12,8 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.features.argument_sizes import element_bytes
 from forecast_autotune.features.devices import DeviceSpec, device_spec
 from forecast_autotune.llm.advice.functions import Value
-from forecast_autotune.records import Argument, Candidate, Config, Problem
+from forecast_autotune.records import LAUNCH_OPTIONS, Argument, Candidate, Config, Problem
 
-LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Attributes of `config` beside the meta-parameters."""
 DEVICE_ATTRIBUTES = (
     "sms",
     "clock_ghz",

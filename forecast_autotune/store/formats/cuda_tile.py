@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
@@ -19,9 +18,8 @@ def cuda_tile_table(result: Any, kernel: str, device: Device, key: Sequence[str]
     `key` tells problems of one kernel apart: shapes and dtypes as texts. Times are means; a config that was given up
     early has five samples.
     """
-    problem = replace(
-        Problem.of(Kernel(kernel, "cuda-tile"), (), device, key=key), extra={IMPORTED_FROM: _PROTOCOL}
-    )
+    about = {IMPORTED_FROM: _PROTOCOL}
+    problem = Problem.of(Kernel(kernel, "cuda-tile"), (), device, key=key, extra=about)
     rows = [
         Measurement(
             problem.id,

@@ -6,12 +6,20 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Candidate, Config, Device, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records import (
+    LAUNCH_OPTIONS,
+    Candidate,
+    Config,
+    Device,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 from forecast_autotune.records.json_fields import MALFORMED
 from forecast_autotune.store.formats.protocol import IMPORTED_FROM, Format, Reading, Row, device_from_name
 
@@ -25,7 +33,6 @@ _FILE = re.compile(r"TunedConfig_(?P<device>.+)_triton_(?P<major>\d+)_(?P<minor>
 _VENDOR = re.compile(r"[a-z]+")
 """On all devices but NVIDIA's a file is named by the vendor, in small letters."""
 _TIMES = ("p50", "p20", "p80")
-_LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 def _read(reading: Reading) -> Iterator[Row]:
@@ -84,8 +91,8 @@ def _row(match: re.Match[str], row: dict[str, Any], device: Device, release: str
     median, fast, slow = (float(row.pop(name)) for name in _TIMES)
     numbered = sorted((int(name[4:]), name) for name in row if re.fullmatch(r"key_\d+", name))
     key = [str(row.pop(name)) for _, name in numbered]
-    launch = {name: row.pop(name) for name in _LAUNCH if row.get(name) is not None}
-    kwargs = {name: value for name, value in row.items() if name not in _LAUNCH and value is not None}
+    launch = {name: row.pop(name) for name in LAUNCH_OPTIONS if row.get(name) is not None}
+    kwargs = {name: value for name, value in row.items() if name not in LAUNCH_OPTIONS and value is not None}
     if odd := [name for name, value in kwargs.items() if isinstance(value, bytes)]:
         raise RecordError(f"{odd[0]} must be a number or a word, not bytes")
     problem = Problem.of(
@@ -95,8 +102,8 @@ def _row(match: re.Match[str], row: dict[str, Any], device: Device, release: str
         key=key,
         toolchain={"triton": release} if release else {},
         identity=[FLAGGEMS_PROTOCOL, match["source"], *key],
+        extra={IMPORTED_FROM: FLAGGEMS_PROTOCOL},
     )
-    problem = replace(problem, extra={IMPORTED_FROM: FLAGGEMS_PROTOCOL})
     candidate = Candidate(Config.from_json({"kwargs": kwargs, **launch}))
     if median == float("inf"):  # a failing config has three infinities
         return problem, Measurement(problem.id, candidate, Outcome.RUNTIME_ERROR, protocol=FLAGGEMS_PROTOCOL)

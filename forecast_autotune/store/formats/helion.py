@@ -188,8 +188,8 @@ def _problem(reading: Reading, about: Mapping[str, Any], run: str, name: str) ->
     source = str(about.get("kernel_source") or "")
     kernel = Kernel(str(about.get("kernel_name") or name), "helion", source, digest(source) if source else "")
     key = [str(about[k]) for k in ("input_shapes", "dtypes") if about.get(k)]
-    problem = Problem.of(kernel, (), where, key=key, identity=[run or name])
-    return replace(problem, extra={IMPORTED_FROM: HELION_PROTOCOL})
+    about = {IMPORTED_FROM: HELION_PROTOCOL}
+    return Problem.of(kernel, (), where, key=key, identity=[run or name], extra=about)
 
 
 def _written_config(text: str) -> Config:

@@ -11,13 +11,13 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import (
+    LAUNCH_OPTIONS,
     Argument,
     Candidate,
     Config,
@@ -43,7 +43,6 @@ _MALFORMED = (
     *(ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, OSError),
     *(ArithmeticError, csv.Error),
 )
-_LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 def _is_table(path: Path, head: str) -> bool:
@@ -106,15 +105,15 @@ def _problem(
     key = [f"precision={precision}", *([f"hint={hint.lstrip('_')}"] if hint else [])]
     device = _device(reading, named, next(iter(kinds)))
     shown = [argument.to_json() for argument in arguments]
-    problem = Problem.of(
+    return Problem.of(
         Kernel(op, "inductor"),
         arguments,
         device,
         key=key,
         # The system's hash stands for the compiler's version, which the file does not name otherwise.
         identity=[CACHE_PROTOCOL, str(system.get("hash")), *shown],
+        extra={IMPORTED_FROM: CACHE_PROTOCOL},
     )
-    return replace(problem, extra={IMPORTED_FROM: CACHE_PROTOCOL})
 
 
 def _operand(name: str, described: Sequence[Any]) -> Argument:
@@ -211,12 +210,9 @@ def _read_table(reading: Reading) -> Iterator[Row]:
             if not raw.endswith(b"\n") or any(row.get(column) in (None, "") for column in _COLUMNS):
                 raise RecordError("the line is cut off")
             kernel = Kernel(row["kernel_name"], "triton")
-            problem = Problem.of(
-                kernel, (), device, identity=[METRICS_PROTOCOL, Path(row["kernel_path"]).stem]
-            )
-            problem = replace(
-                problem, extra={IMPORTED_FROM: METRICS_PROTOCOL, "model": row.get("model_name")}
-            )
+            known = [METRICS_PROTOCOL, Path(row["kernel_path"]).stem]
+            about = {IMPORTED_FROM: METRICS_PROTOCOL, "model": row.get("model_name")}
+            problem = Problem.of(kernel, (), device, identity=known, extra=about)
             yield (
                 problem,
                 _metric_measurement(problem.id, row["triton_config"], _latency(row["latency_ms"])),
@@ -237,7 +233,7 @@ def _metric_measurement(problem: str, config: str, ms: float) -> Measurement:
     if not all(name.isidentifier() and sign for name, sign, _ in parts):
         raise RecordError(f"a config reads `XBLOCK: 128, num_warps: 4, ...`, not {config!r:.80}")
     values = {name: _literal(text) for name, _, text in parts}
-    launch = {name: values.pop(name) for name in _LAUNCH if name in values}
+    launch = {name: values.pop(name) for name in LAUNCH_OPTIONS if name in values}
     kwargs = {k: v for k, v in values.items() if v is not None}
     candidate = Candidate(Config.from_json({"kwargs": kwargs, **launch}))
     if math.isnan(ms) or ms < 0:

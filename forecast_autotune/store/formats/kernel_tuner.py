@@ -11,13 +11,21 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.file_access import MAX_RECORD_BYTES
-from forecast_autotune.records import Argument, Candidate, Config, Kernel, Measurement, Outcome, Problem
+from forecast_autotune.records import (
+    LAUNCH_OPTIONS,
+    Argument,
+    Candidate,
+    Config,
+    Kernel,
+    Measurement,
+    Outcome,
+    Problem,
+)
 from forecast_autotune.records.bounded_json import check_depth, lenient_decoder, without_halves
 from forecast_autotune.records.json_fields import LARGEST_PARAMETER, MALFORMED, read_number
 from forecast_autotune.records.named_lines import unpacked
@@ -35,7 +43,6 @@ _OUTCOMES = {
 }
 _INVALID = "InvalidConfig"
 _LEGACY_FAILURE = 1e20
-_LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _CACHE = re.compile(r'"tune_params_keys"\s*:')
 _T4 = re.compile(
     r'\A\s*\{.*"results"\s*:\s*\[\s*(\{.*"configuration".*"times"|\].*"schema_version"\s*:\s*")', re.DOTALL
@@ -239,15 +246,15 @@ class _Cache:
         language = {"cuda": "cuda", "hip": "hip", "cpu": "c"}.get(device.backend, "")
         if not named and language == "cuda":
             language = "c"  # CUDA's backends name their device, those for C and Fortran do not
-        problem = Problem.of(
+        return Problem.of(
             Kernel(name, language),
             arguments,
             device,
             key=[str(n) for n in sizes],
             # Without the source, another list of parameters is the only sign of another kernel.
             identity=[*map(str, sizes), sorted(self._keys), *([first] if first else [])],
+            extra={IMPORTED_FROM: KERNEL_TUNER_PROTOCOL},
         )
-        return replace(problem, extra={IMPORTED_FROM: KERNEL_TUNER_PROTOCOL})
 
     def _measurement(self, problem: str, key: str, row: dict[str, Any]) -> Measurement | None:
         if not self._names <= row.keys():
@@ -259,7 +266,7 @@ class _Cache:
         }
         at, given = str(row.get("timestamp") or ""), row.get("time")
         if self._own:
-            launch = {k: values.pop(k) for k in _LAUNCH if k in values}
+            launch = {k: values.pop(k) for k in LAUNCH_OPTIONS if k in values}
             candidate = Candidate(Config.from_json({"kwargs": values, **launch}))
             at = "" if at.startswith("1970-01-01T00:00:00") else at
         else:

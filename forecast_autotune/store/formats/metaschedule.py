@@ -86,13 +86,13 @@ def _problem(
         Argument(f"arg{n}", "tensor", str(dtype), tuple(int(size) for size in shape))
         for n, (_, dtype, shape) in enumerate(arguments)
     ]
-    problem = Problem.of(
+    return Problem.of(
         Kernel(f"{function}.{block}".strip("."), "tir"),
         tensors,
         reading.device or _device(target),
         key=[known, json.dumps(target, sort_keys=True)],
+        extra={IMPORTED_FROM: _PROTOCOL},
     )
-    return replace(problem, extra={IMPORTED_FROM: _PROTOCOL})
 
 
 def _device(target: Any) -> Device:

@@ -6,7 +6,6 @@ import json
 import re
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from forecast_autotune.errors import RecordError
@@ -54,8 +53,8 @@ def _read(reading: Reading) -> Iterator[Row]:
                 device,
                 key=key,
                 toolchain={"tokamax": str(data.get("tokamax_version") or "")},
+                extra={IMPORTED_FROM: _PROTOCOL},
             )
-            problem = replace(problem, extra={IMPORTED_FROM: _PROTOCOL})
             listed = list(configs.items())
         except MALFORMED as error:
             reading.refuse_row(f"data[{number}]: {reason(error)}")

@@ -63,8 +63,8 @@ def _read(reading: Reading) -> Iterator[Row]:
         # The folder's name hashes source, compiler and config list, all unknown to us: entries that differ in them
         # must not be mixed. A file that was moved out of it is known by its contents.
         identity=[folder if _HASH.fullmatch(folder) else [key, timings]],
+        extra={IMPORTED_FROM: protocol},
     )
-    problem = replace(problem, extra={IMPORTED_FROM: protocol})
     for number, entry in enumerate(timings):
         try:
             config, times = entry

@@ -13,6 +13,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import count_text, utc_now
-from forecast_autotune.records import Argument, Config, Kernel, digest
+from forecast_autotune.records import LAUNCH_OPTIONS, Argument, Config, Kernel, digest
 from forecast_autotune.records.captured_call import CapturedCall, CapturedLaunch, TensorContents
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -70,14 +71,12 @@ _TORCH_NAMES = {
     **{"fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz"},
 }
 """torch's names of Triton's types, where they differ."""
-_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 @dataclass
 class _KernelCalls:
     """The calls that were kept of one kernel."""
 
-    jit: Any = field(repr=False)
     kernel: Kernel
     source: str
     sizes: dict[str, set[str]] = field(default_factory=dict)
@@ -104,8 +103,10 @@ class CallCapture:
 
     def __init__(self, files: CaptureFiles, values: bool) -> None:
         self.files, self._values = files, values
-        self._kernels: dict[int, _KernelCalls] = {}
-        """By the number of the kernel, which is held so that it stays its."""
+        self._kernels: dict[str, _KernelCalls] = {}
+        """By source: a program may make a kernel again and again."""
+        self._known: dict[int, tuple[weakref.ref[Any], _KernelCalls]] = {}
+        """By the number of a kernel, as long as that is its."""
         self._mutex = threading.RLock()
         self._busy = threading.local()
         self.bytes = 0
@@ -118,8 +119,8 @@ class CallCapture:
 
         Never raises: the launch goes on.
         """
-        known = self._kernels.get(id(jit))
-        if (known is not None and not known.is_new(args, kwargs)) or getattr(self._busy, "on", False):
+        known = self._known.get(id(jit))
+        if (known is not None and not known[1].is_new(args, kwargs)) or getattr(self._busy, "on", False):
             return _nothing
         if capturing_graph():
             return _nothing
@@ -137,12 +138,13 @@ class CallCapture:
         self, jit: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]
     ) -> Callable[[], None]:
         tuner, configs = _tuner_above(jit)
-        if id(jit) not in self._kernels:
-            source = ""
+        if (number := id(jit)) not in self._known:
+            kernel, source = kernel_record(jit), ""
             with suppress(RecordError):
                 source = standalone_source(jit)
-            self._kernels[id(jit)] = _KernelCalls(jit, kernel_record(jit), source)
-        known = self._kernels[id(jit)]
+            calls = self._kernels.setdefault(kernel.source_sha256, _KernelCalls(kernel, source))
+            self._known[number] = weakref.ref(jit, lambda _: self._known.pop(number, None)), calls
+        known = self._known[number][1]
         names = list(jit.arg_names)
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         meta = {n for c in getattr(tuner, "configs", ()) for n in c.kwargs}
@@ -166,7 +168,7 @@ class CallCapture:
         extent = launch_grid(grid, named, {})
         if extent is None:
             raise ValueError("its launch grid cannot be evaluated")
-        options = {n: kwargs[n] for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None}
+        options = {n: kwargs[n] for n in LAUNCH_OPTIONS if kwargs.get(n) is not None}
         config = Config.of({n: _plain(named[n]) for n in names if n in meta and n in named}, **options)
         call = CapturedCall(
             digest(known.kernel.source_sha256, form, exact),

@@ -10,7 +10,7 @@ from triton.runtime.autotuner import Autotuner, Config
 
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.policy import Policy
-from forecast_autotune.records import Decision
+from forecast_autotune.records import LAUNCH_OPTIONS, Decision
 from forecast_autotune.settings import Budget, Mode
 from forecast_autotune.space import Space
 from forecast_autotune.store import Store
@@ -36,7 +36,7 @@ class _DeferredConfigs:
         space = self.space
         configs = list(self.listed)
         for given in space.assignments():
-            launch = {name: given[name] for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+            launch = {name: given[name] for name in LAUNCH_OPTIONS}
             meta = {name: value for name, value in given.items() if name not in launch}
             configs.append(Config(meta, pre_hook=space.pre_hook, **launch))
         if not configs:

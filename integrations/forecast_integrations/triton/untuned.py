@@ -15,6 +15,7 @@ from typing import Any
 
 import triton
 
+from forecast_autotune.records import LAUNCH_OPTIONS
 from forecast_autotune.store import Store
 from forecast_autotune.variants import Variant
 from forecast_autotune.variants.signature import written
@@ -27,7 +28,6 @@ from forecast_integrations.triton.variants.calls import CallForms
 
 _LEAST_SIZE = 16
 """Smaller numbers are sizes by chance."""
-_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 ENTRY = "_forecast_served"
 """The attribute of a kernel that says how it is served: kept by the kernel, so that it goes when the kernel goes."""
 
@@ -47,7 +47,7 @@ class ServedKernel:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Launch it as a tuner would."""
         form = layout, shown, *_ = self._forms(args, kwargs)
-        options = tuple([(n, kwargs.pop(n)) for n in _LAUNCH_OPTIONS if kwargs.get(n) is not None])
+        options = tuple([(n, kwargs.pop(n)) for n in LAUNCH_OPTIONS if kwargs.get(n) is not None])
         tuner, key = layout.remembered(shown, lambda: self._tuner(options, args, kwargs))
         engine, make_key = tuner.parts()
         return launch(tuner, engine, make_key, args, kwargs, key, form)

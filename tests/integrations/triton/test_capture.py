@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,17 @@ def test_large_numbers_are_no_addresses(tmp_path: Path) -> None:
         ((call,), (data,), _) = noted(tmp_path / str(number), torch.tensor(values))
         assert not call.arguments[0].extra
         assert data == torch.tensor(values).numpy().tobytes()
+
+
+def test_a_kernel_that_a_program_makes_anew_is_captured_once_and_let_go(tmp_path: Path) -> None:
+    files = Store(tmp_path).captures
+    assert files is not None
+    capture, x, seen = CallCapture(files, values=True), torch.empty(16), []
+    with null_device():
+        for _ in range(2):
+            again = triton.jit(copy.fn)
+            capture.note(again, (x, torch.empty(16)), (1,), {"BLOCK": 16, "num_warps": 4})
+            seen.append(weakref.ref(again))
+            del again
+    gc.collect()
+    assert (seen[0](), "captured 1 call of 1 kernel" in capture.line()) == (None, True)

@@ -21,8 +21,8 @@ from typing import Any
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Config
-from forecast_autotune.variants.contract import LAUNCH_OPTIONS, evaluate_literal, read_configs
+from forecast_autotune.records import LAUNCH_OPTIONS, Config
+from forecast_autotune.variants.contract import evaluate_literal, read_configs
 
 SourceConfig = Mapping[str, Any]
 MAX_CONFIGS = 512

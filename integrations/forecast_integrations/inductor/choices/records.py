@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from forecast_autotune.records import (
+    LAUNCH_OPTIONS,
     Argument,
     Candidate,
     Config,
@@ -49,7 +50,6 @@ Size: TypeAlias = "int | torch.SymInt"
 ChoiceReader: TypeAlias = "Callable[[ChoiceCaller], tuple[str, Mapping[str, object]]]"
 """The variant and the parameters of a choice of one class."""
 
-_LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _WITH_USER_CODE = ("flex", "b2b")
 """Templates with a user's graph inside, by how their names begin."""
 _COUNTER = re.compile(r"_\d+$")
@@ -207,7 +207,7 @@ def _own_code(extern: ExternKernelChoice) -> dict[str, object]:
 
 def _candidate(variant: str, parameters: Mapping[str, object]) -> Candidate:
     values = {str(name): parameter_scalar(value) for name, value in parameters.items()}
-    launch = {k: v for k in _LAUNCH_OPTIONS if type(v := values.get(k)) is int}
+    launch = {k: v for k in LAUNCH_OPTIONS if type(v := values.get(k)) is int}
     kwargs = {name: value for name, value in values.items() if name not in launch and value is not None}
     if not variant.startswith("triton::"):
         # Triton's defaults would be an invention for code that has neither warps nor stages.

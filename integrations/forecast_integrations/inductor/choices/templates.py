@@ -17,7 +17,7 @@ import numpy as np
 
 from forecast_autotune.features.ttir.coalescing import coalesced_access_counts
 from forecast_autotune.features.ttir.extraction import TtirFacts
-from forecast_autotune.records import Candidate, Problem, Scalar
+from forecast_autotune.records import LAUNCH_OPTIONS, Candidate, Problem, Scalar
 from forecast_autotune.surrogates.protocol import Array
 from forecast_integrations.inductor.choices.geometry import (
     AttentionGeometry,
@@ -101,7 +101,7 @@ def template_tiles(geometry: Geometry, candidate: Candidate) -> dict[str, float]
     blocks = {n: _block(given, n) or 0 for n in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_KV")}
     if isinstance(geometry, AttentionGeometry):
         blocks["BLOCK_M"] = blocks["BLOCK_M"] or _decoded_rows(geometry)
-    options = {n: getattr(config, n) or 0 for n in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+    options = {n: getattr(config, n) or 0 for n in LAUNCH_OPTIONS}
     kind = {"persistent": "persistent" in candidate.variant, "descriptors": "tma" in candidate.variant}
     return {name: float(value) for name, value in {**blocks, **options, **kind}.items()}
 

@@ -14,6 +14,7 @@ from typing import Any
 from forecast_autotune.errors import SettingsError
 from forecast_autotune.records import (
     HOOK_VARIANT_PREFIX,
+    LAUNCH_OPTIONS,
     OVERRIDE_DIGEST,
     Argument,
     Candidate,
@@ -111,11 +112,6 @@ def options_of(problem: Problem) -> Options:
     return options if isinstance(options, Mapping) else {}
 
 
-def with_options(problem: Problem, options: Options) -> Problem:
-    """The record of a call that gave these."""
-    return replace(problem, extra={**problem.extra, OPTIONS: dict(options)}) if options else problem
-
-
 def options_identity(options: Options) -> list[object]:
     """Return the options' part in a problem's identity: nothing for a call without any."""
     return [[OPTIONS, sorted(options.items())]] if options else []
@@ -127,7 +123,7 @@ DESCRIPTOR = "descriptor"
 FUNCTION = "function"
 """`Argument.dtype` of a JIT function, which is a constant to the compiler wherever it is passed."""
 
-_LAUNCH_OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override"))
+_LAUNCH_OPTIONS = frozenset((*LAUNCH_OPTIONS, "ir_override"))
 
 
 def to_config(config: LaunchConfig) -> Config:
@@ -410,7 +406,7 @@ def describe(
         given = [replace(a, extra={ADDRESS: within[a.name]}) if a.name in within else a for a in given]
     key = key_texts(key)
     fixed = None if callable(grid) else launch_grid(grid, named, {})
-    problem = Problem.of(
+    return Problem.of(
         kernel,
         given,
         current_device(),
@@ -418,8 +414,8 @@ def describe(
         grid=fixed,
         toolchain=toolchain(),
         identity=problem_identity(given, key, options),
+        extra={OPTIONS: dict(options)} if options else None,
     )
-    return with_options(problem, options)
 
 
 def resized_problem(
@@ -427,7 +423,7 @@ def resized_problem(
 ) -> Problem:
     """The problem of the same call with other arguments, from its record."""
     options = options_of(problem)
-    resized = Problem.of(
+    return Problem.of(
         problem.kernel,
         arguments,
         problem.device,
@@ -435,8 +431,8 @@ def resized_problem(
         grid=grid,
         toolchain=dict(problem.toolchain),
         identity=problem_identity(arguments, key, options),
+        extra={OPTIONS: dict(options)} if options else None,
     )
-    return with_options(resized, options)
 
 
 def launch_grids(

@@ -20,10 +20,10 @@ from forecast_autotune.llm.advice.question import (
 )
 from forecast_autotune.llm.advice.subject import (
     DEVICE_ATTRIBUTES,
-    LAUNCH_OPTIONS,
     TENSOR_ATTRIBUTES,
     AdviceError,
 )
+from forecast_autotune.records import LAUNCH_OPTIONS
 from forecast_autotune.testing import example_table
 from forecast_autotune.tuning.advice_samples import stored_samples
 from tests.core.llm.advice.functions import BLOCKS, sample
