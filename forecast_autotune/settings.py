@@ -69,12 +69,14 @@ def _within(rule: str, convert: Callable[[str], Number], low: float, high: float
     return parse
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
-    return _within(f"must be a number in [{low:g}, {high:g}]", float, low, high)
+def number_within(low: float, high: float) -> Callable[[str], float]:
+    """A parser of numbers in a range. It raises `ValueError` with the rule."""
+    return _within(f"must be a number from {low:g} to {high:g}", float, low, high)
 
 
-def _count(low: int, high: int) -> Callable[[str], int]:
-    return _within(f"must be an integer in [{low}, {high}]", int, low, high)
+def count_within(low: int, high: int) -> Callable[[str], int]:
+    """A parser of integers in a range. It raises `ValueError` with the rule."""
+    return _within(f"must be an integer from {low} to {high}", int, low, high)
 
 
 def _flag(text: str) -> bool:
@@ -198,7 +200,7 @@ class Settings:
     )
     remote_wait_s: float = _variable(
         "_REMOTE_WAIT",
-        _number(0.0, 60.0),
+        number_within(0.0, 60.0),
         1.0,
         "most seconds that a decision on a new key waits for the remote store; launches of known keys never do",
     )
@@ -219,48 +221,53 @@ class Settings:
         "where a choice was made before: speed | bits (the fastest config whose outputs equal those of that choice bit "
         "for bit, on the call's own data)",
     )
-    tolerance: float = _variable("_TOLERANCE", _number(0.0, 10.0), 0.02, "accepted regret, 0.02 is 2 %")
-    risk: float = _variable("_RISK", _number(0.0, 1.0), 0.10, "accepted probability of a larger regret")
+    tolerance: float = _variable("_TOLERANCE", number_within(0.0, 10.0), 0.02, "accepted regret, 0.02 is 2 %")
+    risk: float = _variable("_RISK", number_within(0.0, 1.0), 0.10, "accepted probability of a larger regret")
     max_measurements: int | None = _variable(
         "_MAX_MEASUREMENTS",
-        _count(1, 10**6),
+        count_within(1, 10**6),
         None,
         "most candidates measured per decision (default: by the policy)",
     )
-    max_seconds: float | None = _variable("_MAX_SECONDS", _number(0.001, 1e9), None, "most wall seconds")
+    max_seconds: float | None = _variable(
+        "_MAX_SECONDS", number_within(0.001, 1e9), None, "most wall seconds"
+    )
     max_gpu_seconds: float | None = _variable(
-        "_MAX_GPU_SECONDS", _number(0.001, 1e9), None, "most seconds of timing on the device"
+        "_MAX_GPU_SECONDS", number_within(0.001, 1e9), None, "most seconds of timing on the device"
     )
     recheck_s: float = _variable(
         "_RECHECK",
-        _number(0.0, 1e6),
+        number_within(0.0, 1e6),
         0.0,
         "wall seconds that a process spends on timing stored decisions that nobody has timed, drawn at random",
     )
     audit: float = _variable(
-        "_AUDIT", _number(0.0, 1.0), 0.0, "share of trusted candidates measured anyway, to check forecasts"
+        "_AUDIT",
+        number_within(0.0, 1.0),
+        0.0,
+        "share of trusted candidates measured anyway, to check forecasts",
     )
     bucket: str = _variable(
         "_BUCKET", _choice("exact", "pow2"), "exact", "how integer key values are grouped: exact | pow2"
     )
     workers: int = _variable(
-        "_WORKERS", _count(0, 1024), 0, "compilations at a time; 0: one per core this process may use"
+        "_WORKERS", count_within(0, 1024), 0, "compilations at a time; 0: one per core this process may use"
     )
     compiler: str = _variable(
         "_COMPILER", _choice("auto", "fork", "threads"), "auto", "how to compile: auto | fork | threads"
     )
     stall_ms: float = _variable(
         "_STALL_MS",
-        _number(0.0, 1000.0),
+        number_within(0.0, 1000.0),
         20.0,
         "background mode: delay that timing adds to launches, ms per second, at most; 0: only settle() times",
     )
     timeout_s: float = _variable(
-        "_TIMEOUT", _number(0.1, 1e6), 120.0, "seconds after which a compilation counts as hung"
+        "_TIMEOUT", number_within(0.1, 1e6), 120.0, "seconds after which a compilation counts as hung"
     )
     lock_timeout_s: float = _variable(
         "_LOCK_TIMEOUT",
-        _number(0.0, 1e6),
+        number_within(0.0, 1e6),
         600.0,
         "seconds to wait for another process tuning the same problem",
     )
@@ -272,7 +279,7 @@ class Settings:
     )
     ranks_wait_s: float = _variable(
         "_RANKS_WAIT",
-        _number(0.0, 1e6),
+        number_within(0.0, 1e6),
         60.0,
         "seconds without a new measurement after which a rank waits for no other one",
     )
@@ -314,7 +321,10 @@ class Settings:
         "when the model is asked: auto (its calibration says that it pays) | always (every decision) | never",
     )
     llm_timeout_s: float = _variable(
-        "_LLM_TIMEOUT", _number(0.01, 1e6), 30.0, "seconds after which a decision goes on without the model"
+        "_LLM_TIMEOUT",
+        number_within(0.01, 1e6),
+        30.0,
+        "seconds after which a decision goes on without the model",
     )
     llm_key: bool = _variable(
         "_LLM_KEY",
@@ -323,16 +333,19 @@ class Settings:
         "the server's key (else OPENAI_API_KEY); never shown or stored",
     )
     llm_max_tokens: int | None = _variable(
-        "_LLM_MAX_TOKENS", _count(1, 10**15), None, "most tokens this process sends to and gets from servers"
+        "_LLM_MAX_TOKENS",
+        count_within(1, 10**15),
+        None,
+        "most tokens this process sends to and gets from servers",
     )
     llm_max_money: float | None = _variable(
         "_LLM_MAX_MONEY",
-        _number(0.0, 1e9),
+        number_within(0.0, 1e9),
         None,
         "most it spends on them, at the prices that the model's URL states",
     )
     llm_max_seconds: float | None = _variable(
-        "_LLM_MAX_SECONDS", _number(0.0, 1e9), None, "most wall seconds it waits for them"
+        "_LLM_MAX_SECONDS", number_within(0.0, 1e9), None, "most wall seconds it waits for them"
     )
     advice: str = _variable(
         "_ADVICE",
@@ -366,7 +379,7 @@ class Settings:
         "off",
         "otel: tell OpenTelemetry of decisions, through the application's own providers",
     )
-    seed: int = _variable("_SEED", _count(0, 2**32 - 1), 0, "seed of audits and of random policies")
+    seed: int = _variable("_SEED", count_within(0, 2**32 - 1), 0, "seed of audits and of random policies")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:

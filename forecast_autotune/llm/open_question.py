@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.prompt import FORECAST_VERSION, Prompt
+from forecast_autotune.records.codec import Record
 
 SCHEMA = 1
 """Schema of files of questions and of answers."""
@@ -27,7 +28,14 @@ def version_of_labels(labels: Sequence[AnswerLabel]) -> str:
 
 
 @dataclass(frozen=True)
-class OpenQuestion:
+class OpenQuestion(
+    Record,
+    tag="question",
+    schema=SCHEMA,
+    lenient=True,
+    order=("key", "kind", "version", "kernel", "label", "prefix", "suffixes"),
+    derived={"key": attrgetter("key")},
+):
     """One question that somebody may answer offline."""
 
     kind: str
@@ -51,17 +59,3 @@ class OpenQuestion:
     def key(self) -> str:
         """See `question_key`."""
         return question_key(self.version, self.prefix, self.suffixes)
-
-    def to_json(self) -> dict[str, Any]:
-        """One line of a file of questions."""
-        return {
-            "type": "question",
-            "schema": SCHEMA,
-            "key": self.key,
-            "kind": self.kind,
-            "version": self.version,
-            "kernel": self.kernel,
-            "label": self.label,
-            "prefix": self.prefix,
-            "suffixes": list(self.suffixes),
-        }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from forecast_autotune.errors import SettingsError
-from forecast_autotune.settings import Settings
+from forecast_autotune.settings import Settings, count_within, number_within
 
 SPEC_FORMS = """\
 transformers:PATH_OR_ID[?adapter=PATH_OR_NAME&device=cuda&dtype=bfloat16], \
@@ -30,28 +29,6 @@ _ADAPTERS_FOLDER = "adapters"
 """In the directory of FORECAST_AUTOTUNE_ASSETS: a folder per adapter, by its name."""
 
 _OptionParser = Callable[[str], Any]
-
-
-def _count(least: int, most: int) -> _OptionParser:
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and least <= int(text[:12]) <= most):
-            raise ValueError(f"must be an integer from {least} to {most}")
-        return int(text)
-
-    return parse
-
-
-def _number(least: float, most: float) -> _OptionParser:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            raise ValueError(f"must be a number from {least:g} to {most:g}")
-        return value
-
-    return parse
 
 
 def _word(text: str) -> str:
@@ -81,24 +58,24 @@ _TRANSFORMERS_OPTIONS: dict[str, _OptionParser] = {"adapter": _adapter, "device"
 _VLLM_OPTIONS: dict[str, _OptionParser] = {
     "adapter": _adapter,
     "dtype": _word,
-    "memory": _number(0.01, 1.0),
-    "length": _count(16, 10**7),
+    "memory": number_within(0.01, 1.0),
+    "length": count_within(16, 10**7),
 }
-_RECORDED_OPTIONS: dict[str, _OptionParser] = {"weight": _number(0.01, 1.0), "open": _word}
+_RECORDED_OPTIONS: dict[str, _OptionParser] = {"weight": number_within(0.01, 1.0), "open": _word}
 _LOCAL_OPTIONS = {"transformers": _TRANSFORMERS_OPTIONS, "vllm": _VLLM_OPTIONS, "recorded": _RECORDED_OPTIONS}
 """Options by kind, of what is reached by a path or a name."""
 _SERVER_OPTIONS: dict[str, _OptionParser] = {
     "model": _word,
     "kind": _word,
-    "batch": _count(1, 1024),
-    "concurrency": _count(1, 256),
-    "attempts": _count(1, 20),
-    "price_prompt": _number(0.0, 1e6),
-    "price_output": _number(0.0, 1e6),
+    "batch": count_within(1, 1024),
+    "concurrency": count_within(1, 256),
+    "attempts": count_within(1, 20),
+    "price_prompt": number_within(0.0, 1e6),
+    "price_output": number_within(0.0, 1e6),
 }
 _GENERATION_OPTIONS: dict[str, _OptionParser] = {
-    "temperature": _number(0.0, 2.0),
-    "max_tokens": _count(1, 10**6),
+    "temperature": number_within(0.0, 2.0),
+    "max_tokens": count_within(1, 10**6),
 }
 _CHAT_OPTIONS: dict[str, _OptionParser] = {**_GENERATION_OPTIONS, "effort": _word}
 

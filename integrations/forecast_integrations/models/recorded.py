@@ -202,25 +202,16 @@ class RecordedAnswers:
 @lru_cache(maxsize=8)
 def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
     """Read a file as it was changed at a time; the result is shared."""
-    try:
-        text = read_document(path)
-    except (OSError, RecordError) as error:
-        raise SettingsError(f"{path} cannot be read ({error}): write it again") from None
     answers: RecordedAnswers | None = None
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, entry in _entries(path):
         try:
-            entry = decode_json(line)
-            if not isinstance(entry, dict):
-                raise RecordError("a line must be a JSON object")
             if answers is None:
                 answers = _header(entry)
             else:
                 _require_type(entry, "answer")
                 answer = RecordedAnswer.from_json(entry)
                 answers.answers[answer.key] = answer
-        except (ValueError, RecursionError) as error:
+        except RecordError as error:
             raise SettingsError(
                 f"{path}, line {number}: {error}: correct the line, or write the file with "
                 "`forecast-autotune llm ask --import`"
@@ -230,7 +221,7 @@ def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
     return answers
 
 
-def _header(entry: Mapping[str, Any]) -> RecordedAnswers:
+def _header(entry: Any) -> RecordedAnswers:
     _require_type(entry, "answers")
     if entry.get("schema") != SCHEMA:
         raise RecordError(f"schema must be {SCHEMA}, not {entry.get('schema')!r:.20}")
@@ -242,7 +233,9 @@ def _header(entry: Mapping[str, Any]) -> RecordedAnswers:
     return RecordedAnswers(model, dict(provenance))
 
 
-def _require_type(entry: Mapping[str, Any], kind: str) -> None:
+def _require_type(entry: Any, kind: str) -> None:
+    if not isinstance(entry, dict):
+        raise RecordError("a line must be a JSON object")
     if entry.get("type") != kind:
         raise RecordError(f"the line's type must be {kind!r}, not {entry.get('type')!r:.40}")
 
@@ -335,15 +328,10 @@ def read_questions(path: Path) -> dict[str, OpenQuestion]:
         if isinstance(entry, dict) and entry.get("type") == "questions":
             continue
         try:
-            if not isinstance(entry, dict) or entry.get("type") != "question":
-                raise RecordError("it is no question")
-            fields = {
-                name: str(entry.get(name, "")) for name in ("kind", "version", "kernel", "prefix", "label")
-            }
-            question = OpenQuestion(**fields, suffixes=tuple(map(str, entry.get("suffixes") or ())))
+            question = OpenQuestion.from_json(entry)
             if question.key != entry.get("key"):
                 raise RecordError("its key is not that of its content")
-        except (RecordError, TypeError) as error:
+        except RecordError as error:
             raise SettingsError(
                 f"{path}, line {number}: {error}: export the questions again with `forecast-autotune llm ask --export`"
             ) from None
