@@ -28,8 +28,9 @@ def compiled(
     }
     types = {name: "" if state == "1" else "i32" for name, state in states.items()}
     if constant is not None:
-        specialization["constants"].append([[len(signature)], constant])
-        signature["B"] = "constexpr"
+        for name, value in {"DTYPE": {"dtype": "bf16"}, "B": constant}.items():
+            specialization["constants"].append([[len(signature)], value])
+            signature[name] = "constexpr"
     return Compilation("m", "k", "0" * 64, "3.9.0", {}, specialization, states, types, sizes or {})
 
 
