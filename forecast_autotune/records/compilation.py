@@ -216,7 +216,7 @@ def _size_axes(group: Sequence[Compilation]) -> list[_SizeAxis]:
         followers: dict[int, tuple[int, int, int]] = {}
         for place in range(len(_free_constants(group[0]))):
             values = [_free_constants(one)[place][1] for one in launches]
-            if {type(value) for value in values} == {int} and len({*values}) >= _AGREEING:  # others are dtypes
+            if {type(value) for value in values} == {int} and len({*values}) >= _AGREEING:
                 low, high = min(values), max(values)
                 for name, factor in factors.items():
                     powers = [_next_power(size) for size in columns[name]]
