@@ -9,7 +9,8 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from forecast_integrations.triton.problem.describe import (
 )
 from forecast_integrations.triton.problem.rebuilt_call import (
     RebuildError,
+    call_again,
     find_tuner,
     infer_grids,
     is_stride,
@@ -110,10 +112,8 @@ def warm(options: argparse.Namespace, output: Output) -> int:
     listed = [WarmedMiss(m) for m in misses]
     if elsewhere is not None:
         for entry in listed:
-            try:
+            with _troubles(entry):
                 entry.launches = launches_on(entry.miss, elsewhere)
-            except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
-                entry.trouble = f"{type(error).__name__}: {error}"[:300]
     if options.shapes:
         met = {m.problem.id for m in misses}
         calls = [*misses, *stored_calls(store, options.kernel, options.device)]
@@ -246,7 +246,10 @@ def _find_modules_here() -> None:
 def _compilation_lines(
     binaries: Sequence[PlannedCompilation], compiled: Sequence[PlannedCompilation], plan: bool
 ) -> list[str]:
-    lines = []
+    if not binaries:
+        return []
+    lines, forecast = list[str](), sum(one.forecast for one in binaries)
+    good = [one for one in (binaries if plan else compiled) if not one.trouble]
     if plan:
         for one in binaries:
             chance = f"probability {one.probability:.2f}" if one.forecast else "recorded"
@@ -254,32 +257,23 @@ def _compilation_lines(
                 f"not compiled, {one.trouble}" if one.trouble else f"{chance}, about {one.expected_s:.2f} s"
             )
             lines.append(f"{one.compilation.name} ({one.compilation.shown_states}): {outlook}")
-    troubles: dict[str, dict[str, int]] = {}
-    for one in compiled:
-        if one.trouble and not one.forecast:
-            kernels = troubles.setdefault(one.trouble, {})
-            kernels[one.compilation.name] = kernels.get(one.compilation.name, 0) + 1
-    for trouble, kernels in troubles.items():
-        named = ", ".join(f"{count} of {name}" for name, count in kernels.items())
-        lines.append(f"not compiled: {named}: {trouble}")
-    if not binaries:
-        return lines
-    forecast = sum(one.forecast for one in binaries)
-    good = [one for one in (binaries if plan else compiled) if not one.trouble]
-    if plan:
         seconds = sum(one.expected_s for one in good)
         needed = sum(one.expected_s * one.probability for one in good)
-        return [
-            *lines,
-            f"{len(binaries)} binaries, {forecast} of them forecast: about {seconds:.1f} s of the compiler, of which "
-            f"programs would spend {needed:.1f} s",
-        ]
+        total = (
+            f"{len(binaries)} binaries, {forecast} of them forecast: about {seconds:.1f} s of the compiler"
+        )
+        return [*lines, f"{total}, of which programs would spend {needed:.1f} s"]
+    named = ((one.trouble, one.compilation.name) for one in compiled if one.trouble and not one.forecast)
+    kernels = sorted(Counter(named).items())
+    for trouble, group in itertools.groupby(kernels, key=lambda item: item[0][0]):
+        shown = ", ".join(f"{count} of {name}" for (_, name), count in group)
+        lines.append(f"not compiled: {shown}: {trouble}")
     fresh = [one for one in good if not one.cached]
-    return [
-        *lines,
-        f"{len(good)} binaries of {len(compiled)} are in Triton's cache, {forecast} of all forecast: "
-        f"{len(fresh)} compiled, {sum(one.seconds for one in fresh):.1f} s of the compiler",
-    ]
+    took = f"{len(fresh)} compiled, {sum(one.seconds for one in fresh):.1f} s of the compiler"
+    total = (
+        f"{len(good)} binaries of {len(compiled)} are in Triton's cache, {forecast} of all forecast: {took}"
+    )
+    return [*lines, total]
 
 
 def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> None:
@@ -311,27 +305,19 @@ def tune_misses(listed: Sequence[WarmedMiss], store: Store, output: Output) -> N
             for count, entry in enumerate(listed, 1):
                 if not entry.trouble and not entry.is_known:
                     heard.clear()
-                    _tune_entry(entry, here)
-                    _conclude_entry(entry, store, heard)
+                    _tune_entry(entry, here, store, heard)
                 done(count, len(listed), entry.miss.problem.kernel.name)
     finally:
         LISTENERS.remove(hear)
 
 
-def _tune_entry(entry: WarmedMiss, here: str) -> None:
-    from forecast_integrations.triton.problem.rebuilt_call import call_again
-
+def _tune_entry(entry: WarmedMiss, here: str, store: Store, heard: Sequence[Decision]) -> None:
+    """Tune a call and set its decision; a size that is bucketed with another one needed none."""
     if entry.miss.problem.device.slug != here:
         entry.trouble = f"it was met on {entry.miss.problem.device.name}, not on what is here"
-        return
-    try:
-        call_again(entry.miss, entry.elements)
-    except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
-        entry.trouble = f"{type(error).__name__}: {error}"[:300]
-
-
-def _conclude_entry(entry: WarmedMiss, store: Store, heard: Sequence[Decision]) -> None:
-    """Set the decision of a call; a size that is bucketed with another one needed none."""
+    else:
+        with _troubles(entry):
+            call_again(entry.miss, entry.elements)
     if entry.sizes:
         entry.decision = heard[-1] if heard and not entry.trouble else None
         entry.is_known = entry.decision is None and not entry.trouble
@@ -341,6 +327,15 @@ def _conclude_entry(entry: WarmedMiss, store: Store, heard: Sequence[Decision]) 
         entry.trouble = (
             "called with the same arguments it is another problem: its source or toolchain changed"
         )
+
+
+@contextlib.contextmanager
+def _troubles(entry: WarmedMiss) -> Iterator[None]:
+    """Why a call cannot be made again is the entry's trouble."""
+    try:
+        yield
+    except (ForecastAutotuneError, RuntimeError, TypeError, ValueError, KeyError) as error:
+        entry.trouble = f"{type(error).__name__}: {error}"[:300]
 
 
 def seconds_per_candidate(store: Store) -> float:

@@ -436,15 +436,10 @@ def _record_compilation(done: CompileResult) -> None:
 
 def quantiles(times: list[float]) -> tuple[float, float, float]:
     """(20 %, 50 %, 80 %) with linear interpolation, as `triton.testing.do_bench` has them."""
-    ordered = sorted(times)
-
-    def at(q: float) -> float:
-        point = q * (len(ordered) - 1)
-        low, high = math.floor(point), math.ceil(point)
-        return (1 - (point - low)) * ordered[low] + (point - low) * ordered[high]
-
+    tenths = statistics.quantiles(times if times[1:] else times * 2, n=10, method="inclusive")
     # A user's benchmark function may return 0 for its own reasons; a time must stay positive.
-    return max(at(0.2), 1e-9), max(at(0.5), 1e-9), max(at(0.8), 1e-9)
+    low, middle, high = (max(tenths[place], 1e-9) for place in (1, 4, 7))
+    return low, middle, high
 
 
 def _facts(kernel: object) -> dict[str, object]:

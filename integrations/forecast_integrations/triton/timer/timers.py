@@ -277,11 +277,12 @@ _TURNS, _FEWEST_TURNS = 1 / 6, 5
 _HOPELESS_AT_ONCE = 1.5
 """Times hopeless: so slow that a single launch of a long kernel is enough, disturbed or not."""
 
-_LOOK_MS, _FULL_MS, _COMPARE_MS = 2.5, 2.5, 24.0
-"""Milliseconds of the device for a first look at a candidate, in all for one that may still win, and for each finalist:
-these are timed in turns, which tells more."""
+_LOOK_MS, _COMPARE_MS = 2.5, 24.0
+"""Milliseconds of the device for a look at a candidate, and for each finalist: these are timed in turns, which tells
+more."""
 _CONTENDER, _HOPELESS = 1.1, 2.0
-"""Multiples of the fastest so far: a slower one is not timed further, or no more than the estimate took."""
+"""Multiples of the fastest so far: a slower one's recording is not kept, or it is timed no longer than the estimate
+took."""
 
 _LAST_BUSY: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
 """When the last timer saw a device at work, by driver and device of this process."""
@@ -320,10 +321,6 @@ class PlainCalls:
         """Nothing has to run before or after a timed launch."""
         return False
 
-    def run_before_hooks(self, candidate: Candidate) -> dict[str, object]:
-        """Nothing precedes a launch."""
-        return {}
-
     def launcher(self, candidate: Candidate) -> Callable[[], object]:
         """A function that launches once."""
         return self.functions[candidate]
@@ -331,9 +328,6 @@ class PlainCalls:
     def launch_once(self, candidate: Candidate) -> None:
         """Launch once."""
         self.functions[candidate]()
-
-    def run_after_hook(self, full: dict[str, object]) -> None:
-        """Nothing follows a launch."""
 
 
 class LaunchTimer:
@@ -430,7 +424,7 @@ class LaunchTimer:
         self._busy = time.perf_counter()
 
     def time_adaptively(self, candidate: Candidate, best_ms: float) -> list[float]:
-        """Milliseconds per launch: few for a candidate that cannot win, many for a contender.
+        """Milliseconds per launch: few for a candidate that cannot win.
 
         For a recorded one, milliseconds per round: the mean of as many launches as there are pauses.
         """
@@ -455,8 +449,7 @@ class LaunchTimer:
         times = self._extend(times, candidate, ways, max(least, int(_LOOK_MS / each_ms)))
         if statistics.median(times) > _CONTENDER * best_ms:
             self._recorded.pop(candidate, None)
-            return times
-        return self._extend(times, candidate, ways, max(least, int(_FULL_MS / each_ms)))
+        return times
 
     def _wake(self) -> None:
         """Give a device that may have idled work, until its clock is up."""
