@@ -103,6 +103,10 @@ class Argument(Record, label="argument", lenient=True):
         """The dtype, and as much of the address as matters for speed."""
         return self.dtype, self.aligned, self.extra.get(ADDRESS)
 
+    def elements_ahead(self, itemsize: int) -> int:
+        """Elements of so many bytes between the start of a line of the cache and such a tensor."""
+        return int(self.extra.get(ADDRESS, 0)) // itemsize if self.aligned else 1
+
 
 def _read_toolchain(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, Mapping):

@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Any
 
 from forecast_autotune.records import Argument, Problem
+from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.variants.records import Check, Variant
 
 INTERPRETER = "interpreter"
@@ -159,13 +160,16 @@ def pointees(arguments: Iterable[Argument]) -> dict[str, str]:
 
 
 def call_form(arguments: Sequence[Argument]) -> list[list[Any]]:
-    """Names, kinds, dtypes, ranks, alignment and constexpr values: what every check holds for only."""
+    """Names, kinds, dtypes, ranks, alignment and constexpr values: what every check holds for only.
+
+    Where in a line of the cache a tensor begins is a matter of time alone.
+    """
     shown: list[list[Any]] = []
     for a in _listed(arguments):
         rank = len(a.shape) if a.kind == "tensor" else None
         aligned = a.aligned if a.kind == "tensor" else None
         constant = a.kind == "constexpr" or isinstance(a.value, bool | str)
-        extra = sorted(a.extra.keys() - {ADDRESSES}) if a.kind == "tensor" else []
+        extra = sorted(a.extra.keys() - {ADDRESSES, ADDRESS}) if a.kind == "tensor" else []
         shown.append([a.name, a.kind, a.dtype, rank, aligned, a.value if constant else None, extra])
     return shown
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config
+from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.variants.contract import read_contract
 from forecast_autotune.variants.signature import memory_span
 from forecast_harness.sandbox.api import TensorBytes
@@ -27,6 +27,7 @@ from forecast_harness.trials.variants.call_sampling import (
     CapturedCalls,
     DrawnCall,
     UserCalls,
+    check_drawable,
     heuristics_of,
     recorded_grid,
     scalar_value,
@@ -75,10 +76,7 @@ class TimedCall:
             return cls(subject, source.draw("normal", torch.Generator().manual_seed(_INPUT_SEED)), True)
         arguments = subject.calls[0]
         tensors = [a for a in arguments if a.kind == "tensor"]
-        if any(a.extra for a in tensors):
-            raise RecordError(
-                "tensor descriptors made by the caller cannot be drawn: have the kernel make them"
-            )
+        check_drawable(tensors)
         memory = {
             a.name: torch.empty(memory_span(a), dtype=getattr(torch, a.dtype), device="meta") for a in tensors
         }
@@ -105,8 +103,8 @@ class TimedCall:
                     "span": memory_span(a),
                     "shape": list(a.shape),
                     "stride": list(a.stride),
-                    "aligned": a.aligned,
-                    "extra": dict(a.extra),
+                    "late": a.elements_ahead(getattr(torch, a.dtype).itemsize),
+                    "extra": {n: v for n, v in a.extra.items() if n != ADDRESS},
                     "zeroed": a.name in self.subject.zeroed,
                     "kept": a.name in updates and a.name not in self.subject.zeroed,
                 }

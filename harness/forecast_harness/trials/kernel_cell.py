@@ -28,8 +28,6 @@ from forecast_harness.trials.variants.files import viewed
 
 _TRACED_ELEMENTS = 16
 """Elements of a tensor that is only traced: it needs an address, as alignment is compiled in."""
-_MISALIGNMENT = 1
-"""Elements that a tensor which is not 16-byte aligned starts late."""
 
 
 def prepare(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> None:
@@ -160,8 +158,8 @@ class _CallTensors:
         self._zeroed = [t["name"] for t in answer["tensors"] if t["zeroed"]]
         for about in answer["tensors"]:
             name, count = about["name"], _TRACED_ELEMENTS if empty else int(about["span"])
-            late = 0 if about["aligned"] else _MISALIGNMENT
-            flat = torch.empty(count + late, dtype=getattr(torch, about["dtype"]), device=where)[late:]
+            flat = torch.empty(count + about["late"], dtype=getattr(torch, about["dtype"]), device=where)
+            flat = flat[about["late"] :]
             if answer["given"] and not empty:
                 flat.copy_(tensor_from_bytes(arrays[f"{number}.{name}"]).reshape(-1))
             else:

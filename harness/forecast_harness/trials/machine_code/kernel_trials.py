@@ -246,7 +246,7 @@ def kernel_call(subject: BaseKernel) -> BaseResultCall:
     if total > _MOST_INPUT_BYTES:
         raise MachineCodeError(f"a call takes {total} bytes of tensors; at most {_MOST_INPUT_BYTES} are sent")
     for one in answer["tensors"]:
-        name, late = one["name"], 0 if one["aligned"] else 1
+        name, late = str(one["name"]), int(one["late"])
         if math.prod(one["shape"]) == 0:
             raise MachineCodeError(f"{name} has no elements, so that nothing can be told from it")
         own = result.drawn.memory[name] if answer["given"] else None

@@ -20,6 +20,7 @@ from forecast_autotune import frameworks
 from forecast_autotune.errors import ForecastAutotuneError, RecordError
 from forecast_autotune.records import Argument, Config
 from forecast_autotune.records.captured_call import CapturedCall, TensorContents
+from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.store.captures import contents_file
 from forecast_autotune.variants.constants import CONSTANT, decode_constant
 from forecast_autotune.variants.entry import flat_arguments, grid_extent, heuristic_layers, nested_arguments
@@ -201,10 +202,7 @@ class RecordedCalls:
         self, arguments: tuple[Argument, ...], grid: GridFunction, regime: str, generator: torch.Generator
     ) -> DrawnCall:
         tensors = [a for a in arguments if a.kind == "tensor"]
-        if any(a.extra for a in tensors):
-            raise RecordError(
-                "tensor descriptors made by the caller cannot be drawn: have the kernel make them"
-            )
+        check_drawable(tensors)
         check_call_bytes(arguments, self._device)
         least = min((n for a in tensors for n in a.shape if n > 1), default=2)
         memory = {}
@@ -380,6 +378,12 @@ def captured_memory(record: CapturedCall, folder: Path, argument: Argument) -> t
             f"{path} has {len(data)} bytes, and {argument.name} {span} elements of {argument.dtype}"
         )
     return torch.frombuffer(data, dtype=dtype) if span else torch.empty(0, dtype=dtype)
+
+
+def check_drawable(tensors: Sequence[Argument]) -> None:
+    """Raises `RecordError` for tensor descriptors, which cannot be made from a record."""
+    if any(a.extra.keys() - {ADDRESS} for a in tensors):
+        raise RecordError("tensor descriptors made by the caller cannot be drawn: have the kernel make them")
 
 
 def check_call_bytes(arguments: Sequence[Argument], device: str) -> int:

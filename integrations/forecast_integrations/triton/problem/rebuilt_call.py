@@ -26,7 +26,6 @@ from forecast_autotune.features.trace import trace_many
 from forecast_autotune.features.ttir.flows import tensor_flows
 from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Kernel, Problem
-from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.store.misses import Grids, Miss
 from forecast_autotune.variants.entry import nested_arguments
 from forecast_integrations.device import has_accelerator
@@ -162,8 +161,7 @@ def _tensor(argument: Argument, least: int) -> object:
     elements = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     elements = max(elements, least)
     size = torch.empty((), dtype=dtype).element_size()
-    # An address within a line is the base's, which lies on one, and as much more.
-    offset = int(argument.extra.get(ADDRESS, 0)) // size if argument.aligned else 1
+    offset = argument.elements_ahead(size)
     if (elements + offset) * size > MAX_TENSOR_BYTES:
         raise RebuildError(f"argument {argument.name} takes {elements * size} bytes")
     where = "cuda" if has_accelerator() else "cpu"

@@ -13,7 +13,9 @@ pytest.importorskip("triton")
 pytest.importorskip("torch")
 
 from forecast_autotune.records import Argument, Config
+from forecast_autotune.records.problem import ADDRESS
 from forecast_autotune.variants import Origin, Provenance
+from forecast_autotune.variants.signature import call_form
 from forecast_harness.records import Node, SearchTarget
 from forecast_harness.sandbox.jobs import Fault, JobResult, JobStatus, SandboxJob
 from forecast_harness.sandbox.lane_pools import CpuLanes
@@ -23,6 +25,8 @@ from forecast_harness.trials.configs.source_configs import (
     configs_to_launch,
 )
 from forecast_harness.trials.configs.variant_tracing import TRACE_LIMITS, SourceTraces, VariantTracer
+from forecast_harness.trials.kernel_calls import TimedCall
+from forecast_harness.trials.race_job import _with_facts
 from tests.harness.variant_kernels import (
     CONFIGS as LISTED,
 )
@@ -75,14 +79,19 @@ def warps(configs: Sequence[Config]) -> list[int]:
     "grid", [5, ["x"], [0], [-1], [1.5], [True], [], [1] * 4, [10**39], [1 << 31], {"x": 1}, None]
 )
 def test_a_grid_that_no_device_launches_is_none(grid: object) -> None:
-    pytest.importorskip("torch")
-    from forecast_harness.trials.kernel_calls import TimedCall
-    from forecast_harness.trials.race_job import _with_facts
-
     value = {"ttir": ["no module"], "which": [0, None], "grids": [grid, [2, 3]]}
     result = _with_facts(TimedCall.of(BASE), value, 2)
     assert result["grids"] == [None, [2, 3]]
     assert result["facts"] == {"0": [[None, None]]}
+
+
+def test_a_call_is_timed_where_in_a_line_of_the_cache_it_was_made() -> None:
+    call = [replace(a, extra={ADDRESS: 16}) if a.kind == "tensor" else a for a in vector_call(1000)]
+    given = TimedCall.of(subject(DOUBLE, tuple(call))).to_payload()
+    assert {(t["late"], str(t["extra"])) for t in given["tensors"]} == {(4, "{}")}
+    assert call_form(call) == call_form(vector_call(1000)), (
+        "what is right at one address is right at the others"
+    )
 
 
 GRID = [
