@@ -77,6 +77,8 @@ class OperationSearch(Rounds):
         """Other work disturbed the clock: what it said decides now, and is not kept."""
         self.tuned_ahead = False
         """It had a turn before Inductor asked for its times; where that failed, there is no second one."""
+        self.put_off: list[Candidate] = []
+        """The plan, where an equal operation of the graph is to be measured before: most of it has no code yet."""
         self.pool: ChoicePool | None = None
         """Where the choices of further candidates come from; set before compilation."""
         self.begin = time.perf_counter()
@@ -109,10 +111,11 @@ class OperationSearch(Rounds):
 
     # --- before anything is measured ---
 
-    def first(self, *, draft: bool = False) -> list[Candidate]:
+    def first(self, *, draft: bool = False, shares: bool = True) -> list[Candidate]:
         """The candidates that Inductor should go on with, in the order given.
 
-        `draft`: these are not all candidates of the operation yet, so nothing is settled.
+        `draft`: these are not all candidates of the operation yet, so nothing is settled. `shares`: what an equal
+        operation of the graph is about to measure is left to it.
         """
         mode = self.settings.mode
         everything = list(self.candidates)
@@ -143,7 +146,22 @@ class OperationSearch(Rounds):
                 self.add_measurements(rows)
                 self.session.add_rows(self.problem, rows)
             return self._predecide(library, self._plan.reason, draft)
-        return self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
+        wanted = self.with_baselines([*plan.measure, *([incumbent] if incumbent else [])], forecasts)
+        shares = shares and self.times_calls and not self.others_decide
+        return self._put_off(wanted, draft) if shares else wanted
+
+    def _put_off(self, wanted: list[Candidate], draft: bool) -> list[Candidate]:
+        """One template and the library's kernels where an equal operation of the graph decides: code takes 3 to 10 ms
+        a choice."""
+        under_way = self.library.position.products.under_way
+        before: OperationSearch | None = under_way.get(self.problem.id)
+        if before is None or before.tried:
+            if not draft:
+                under_way[self.problem.id] = self
+            return wanted
+        best = next((c for c in self.ranked() if c in wanted and c not in self.library.candidates), None)
+        self.put_off = wanted
+        return [c for c in wanted if c == best or c in self.library.candidates]
 
     def _stored(self, draft: bool) -> Candidate | None:
         session = self.session

@@ -95,7 +95,7 @@ def prune_before_codegen(
     if all(node.get_dtype().is_floating_point for node in nodes):
         listed = [member for c in externs for member in named[c]]
         _time_ahead(search, time_externs, lambda: with_code(listed), SelectionCall(name, nodes, layout))
-    kept = set(search.first(draft=True))
+    kept = set(search.first(draft=True, shares=not ranks_tune_together()))
     if search.failed and widened:
         raise UnplannedSpaceError
     group = {c: members[0] for c, members in named.items() if c not in kept}
@@ -149,7 +149,7 @@ def prune_before_compilation(
     search.others_decide = operation.others_decide
     externs = [choice for choice in choices if is_extern(choice)]
     _time_ahead(search, time_externs, lambda: externs, operation)
-    kept = list(pool) if operation.hooked else search.first()
+    kept = list(pool) if operation.hooked else search.first(shares=not ranks_tune_together())
     if search.failed and session.exhaustive_space:
         # What is in reserve is not what Inductor would have compiled.
         kept = [c for c in kept if id(pool[c][0]) in pool.order]

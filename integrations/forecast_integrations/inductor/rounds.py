@@ -57,6 +57,9 @@ def tune_in_rounds(
         if (decided := _decided_timings(search, choices)) is not None:
             record_decision(session, search)
             return decided
+        if search.put_off:  # its like was not measured
+            choices = [*choices, *_unlisted(search, choices, search.put_off)]
+            prepared = prepare(choices)
         known = _known_timings(search, choices)
     except Exception as error:
         session.warn_once("look up what is known of an operation", error)
@@ -114,7 +117,11 @@ class RoundMeasurer(Measurer):
         begin = time.perf_counter()
         self._meanwhile()
         self.meanwhile_s += time.perf_counter() - begin
-        self._timings.update(_measure_round(self._measure, choices, compiled))
+        try:
+            with span("measure", candidates=len(choices)):
+                self._timings.update(self._measure(choices, compiled))
+        except _no_valid_choices_error():  # an answer, not an error
+            self._timings.update(dict.fromkeys(choices, math.inf))
         yield from [m for c in listed if (m := search.tried.get(c)) is not None]
 
     def spent(self) -> MeasuringCost:
@@ -160,8 +167,7 @@ def _first_round(
     except _no_valid_choices_error() as error:
         if any(map(math.isfinite, known.values())):
             return {**known, **dict.fromkeys(unknown, math.inf)}
-        seen = set(map(candidate_of, choices))
-        rest = _choices(search, [c for c in search.ranked() if c not in seen])
+        rest = _unlisted(search, choices, search.ranked())
         if not rest:
             raise
         search.reasons.append(f"nothing of the first round runs ({error}): everything else")
@@ -182,7 +188,11 @@ def _decided_timings(search: OperationSearch, choices: Sequence[ChoiceCaller]) -
     if chosen is None:
         return None
     timings = {c: _time(search, c) for c in choices}
-    winners = [c for c in choices if candidate_of(c) == chosen] or _choices(search, [chosen])
+    # Where an equal operation was measured, what Inductor is to fuse beside the library's kernel has no code yet.
+    fused = search.library.kept_for_fusion(chosen, search.measured) if search.put_off else ()
+    added = _unlisted(search, choices, [chosen, *fused])
+    timings |= {c: _time(search, c) for c in added}
+    winners = [c for c in timings if candidate_of(c) == chosen]
     if not winners:
         return None
     times = [*timings.values(), _time(search, winners[0])]
@@ -191,6 +201,14 @@ def _decided_timings(search: OperationSearch, choices: Sequence[ChoiceCaller]) -
     if any(ms == best and c not in winners for c, ms in timings.items()):
         best = math.nextafter(best, 0.0)  # else the order of the list would choose
     return {**timings, **dict.fromkeys(winners, best)}
+
+
+def _unlisted(
+    search: OperationSearch, choices: Sequence[ChoiceCaller], wanted: Sequence[Candidate]
+) -> list[ChoiceCaller]:
+    """Those of the wanted choices that are not among `choices`."""
+    listed = set(map(candidate_of, choices))
+    return _choices(search, [c for c in wanted if c not in listed])
 
 
 def _choices(search: OperationSearch, wanted: Sequence[Candidate]) -> list[ChoiceCaller]:
@@ -224,17 +242,6 @@ def outside_the_scheduler() -> Iterator[None]:
         yield
     finally:
         V.graph.scheduler = before
-
-
-def _measure_round(
-    measure: Measure, extra: list[ChoiceCaller], compiled: WaitForCompilation
-) -> ChoiceTimings:
-    """One more round; that none of its choices works is an answer, not an error."""
-    try:
-        with span("measure", candidates=len(extra)):
-            return measure(extra, compiled)
-    except _no_valid_choices_error():
-        return dict.fromkeys(extra, math.inf)
 
 
 def _no_valid_choices_error() -> type[Exception]:

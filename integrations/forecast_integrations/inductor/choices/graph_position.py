@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forecast_autotune.features.devices import DeviceSpec, device_spec, is_known_device
 from forecast_autotune.records import Device
@@ -54,6 +54,8 @@ class GraphProducts:
     """By kind and sizes, how many there are, and the least milliseconds of one."""
     small: dict[_Kind, float] = field(default_factory=dict)
     """Shares of the graph's work that passed for small."""
+    under_way: WeakValueDictionary[str, Any] = field(default_factory=WeakValueDictionary)
+    """By problem id, the search of the first operation that is to be measured; it leads to all of the graph."""
 
     @property
     def ms(self) -> float:
