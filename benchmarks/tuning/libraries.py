@@ -73,6 +73,8 @@ from forecast_autotune.surrogates.default import default_surrogate
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.replays.replay import ReplayStore, load, task_of
 from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
+from forecast_autotune.tuning.results import NEGLIGIBLE_GAIN
+from forecast_integrations.triton.timer.timers import LaunchTimer, times_in_turns
 from forecast_train.metrics import cluster_bootstrap
 
 RECORDED = ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"
@@ -80,6 +82,8 @@ LONGEST_READING_S = 20.0
 """For the IR of one problem; IR not read by then has no facts."""
 TEXT_SIZES = "text_sizes"
 """Key of a problem line: lines and characters of its IR by assignment, which compile seconds go by."""
+_FLUSH_MS = 0.08
+"""Emptying the L2 before a launch."""
 _KEPT_OF_EXTRA = ("shared", "registers", "spills", "forecast")
 
 
@@ -528,8 +532,8 @@ def report(a: Namespace) -> None:
 class NoisyTable(TableMeasurer):
     """Answers from a recorded table with noise: of compile seconds, of each look, and of finalists in turns.
 
-    The deviations of looks are those of two recorded timings of one config on two H200s, by how long it takes; those of
-    finalists are the standard errors that their recorded launches show.
+    The deviations of looks are those of two recorded timings of one config on two H200s, by how long it takes. Of
+    finalists each launch is drawn, with the deviation of the recorded ones, as many as the live clock would take.
     """
 
     _LOOKS = ((0.01, 0.024), (0.02, 0.015), (0.05, 0.0073), (math.inf, 0.0031))
@@ -537,7 +541,7 @@ class NoisyTable(TableMeasurer):
 
     def __init__(self, table: Table, draw: random.Random) -> None:
         super().__init__(table)
-        self._draw = draw
+        self._draw, self.final_ms = draw, 0.0
         self._seconds = {c: s * math.exp(draw.gauss(0.0, 0.1)) for c, s in self._seconds.items()}
 
     def measure(self, candidates: Sequence[Candidate], **options: Any) -> Iterator[Measurement]:
@@ -547,10 +551,23 @@ class NoisyTable(TableMeasurer):
             yield self._noisy(m, deviation, "") if m.ok else m
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
-        """Each finalist with the noise that its launches show."""
+        """Each finalist by launches with the noise of the recorded ones."""
         super().compare(candidates)
-        rows = filter(lambda m: m.ok, map(self._row, candidates))
-        return [self._noisy(m, m.error_ms / m.ms, IN_TURNS) for m in rows]
+        rows = [m for m in map(self._row, candidates) if m.ok]
+        deviations = [
+            m.error_ms * math.sqrt(m.repeats) / 1.253 for m in rows
+        ]  # a median errs by so much more
+
+        def launch(left: list[int], rounds: int) -> list[list[float]]:
+            return [[self._draw.gauss(rows[i].ms, deviations[i]) for _ in range(rounds)] for i in left]
+
+        rounds = min(200, max(10, int(LaunchTimer.compare_ms / (max(m.ms for m in rows) + _FLUSH_MS))))
+        times = times_in_turns(launch, len(rows), rounds, True, NEGLIGIBLE_GAIN)
+        self.final_ms += sum(len(t) * (m.ms + _FLUSH_MS) for m, t in zip(rows, times, strict=True))
+        return [
+            replace(self._noisy(m, 0.0, IN_TURNS), median_ms=statistics.median(t), repeats=len(t))
+            for m, t in zip(rows, times, strict=True)
+        ]
 
     def _noisy(self, m: Measurement, deviation: float, protocol_end: str) -> Measurement:
         times = 1.0 + self._draw.gauss(0.0, deviation)
@@ -581,6 +598,7 @@ def replay_process(seed: int, out: Path) -> None:
         row: Figures = {"id": name, "n": len(task.candidates), "wall_s": measurer.spent().wall_s}
         mine = {"config": decision.chosen.config.to_json(), "candidate": decision.chosen.to_json()}
         mine |= {"ties": [c.to_json() for c in decision.ties], "measured": decision.measured}
+        mine |= {"final_ms": round(measurer.final_ms, 3)}
         rows.setdefault(OURS, []).append(row | mine | {"risk": decision.stated_risk})
         rows.setdefault(HARVEST, []).append(row | {"config": best.config.to_json()})
         times = {"ms": [ms[decision.chosen], ms[best]], "again_ms": ms[decision.chosen]}

@@ -715,8 +715,8 @@ class _TuningRun(Rounds):
         """Time the fastest again side by side: single timings crown the luckiest, not the best."""
         close = self._results.close_to_best(self._canonical, oracle=self.settings.mode is Mode.EXHAUSTIVE)
         before = self._results.labels.get(self._before) if self._before is not None else None
-        if before is not None and before.ok and before.candidate not in close:
-            close.append(before.candidate)
+        if before is not None and before.ok:  # it is kept wherever it ties
+            close = [before.candidate, *(c for c in close if c != before.candidate)]
         if len(close) > 1 and not self._results.resume_comparison(close):
             with measurer_errors():
                 compared = measurer.compare(close)

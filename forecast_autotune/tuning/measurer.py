@@ -59,7 +59,10 @@ class Measurer(Protocol):
         ...
 
     def compare(self, candidates: Sequence[Candidate]) -> list[Measurement]:
-        """Time these candidates again, interleaved, at full fidelity; in the order given."""
+        """Time these candidates again, interleaved, at full fidelity; in the order given.
+
+        The first that ties with the fastest (`NEGLIGIBLE_GAIN`) will be chosen; in exhaustive mode, the fastest.
+        """
         return []
 
     def spent(self) -> MeasuringCost:

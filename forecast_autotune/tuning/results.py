@@ -21,8 +21,10 @@ ORACLE_FINALIST_MARGIN = 0.12
 """The same where everything is measured, for any number of them: an oracle must not be a matter of luck."""
 PROBABLE_TIE = 0.015
 """Share by which single timings of one config differ now and then: so close ones are compared first."""
-NEGLIGIBLE_GAIN = 0.005
-"""Share of run time below which two configs tie, as they do within noise."""
+NEGLIGIBLE_GAIN = 0.01
+"""Share of run time below which two configs tie: half of the usual tolerance, the rest is for what nobody has timed.
+
+Far more than the error of a comparison in turns, so that few configs lie where it decides whether they tie."""
 
 _MAY_BE_MENDED = frozenset((Outcome.COMPILE_ERROR, Outcome.OUT_OF_RESOURCES))
 """Outcomes that say something of the machine rather than of a candidate, where every candidate has them."""
@@ -138,10 +140,10 @@ class TaskResults:
         )
 
     def close_to_best(self, canonical: Order, *, oracle: bool) -> list[Candidate]:
-        """Return the candidates worth timing again side by side; `oracle` where everything was measured.
+        """Return the candidates worth timing again side by side, in canonical order.
 
-        Those that may tie come first, in canonical order, behind the fastest. The base's fastest is among them if it
-        is as close: variants have to beat it.
+        The fastest is among them, then those that may tie. So is the base's fastest if it is as close: variants have
+        to beat it. With `oracle`, where everything was measured, all that are close, fastest first.
         """
         fast = self.fastest()
         margin = ORACLE_FINALIST_MARGIN if oracle else FINALIST_MARGIN
@@ -153,7 +155,8 @@ class TaskResults:
         close = within if oracle else within[:MAX_FINALISTS]
         if (base := _fastest_of_base(within)) is not None and base not in close:
             close[-1] = base
-        return [m.candidate for m in close]
+        chosen = [m.candidate for m in close]
+        return chosen if oracle else sorted(chosen, key=canonical)
 
 
 Order = Callable[[Candidate], tuple[Any, ...]]

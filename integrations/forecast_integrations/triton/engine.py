@@ -47,6 +47,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.factory import surrogate_for
 from forecast_autotune.surrogates.protocol import Surrogate
 from forecast_autotune.tuning.loop import STRUCK, TIMING_MODES, GuardedStore, TuningTask, fingerprint
+from forecast_autotune.tuning.results import NEGLIGIBLE_GAIN
 from forecast_autotune.variants.entry import heuristic_layers
 from forecast_integrations.device import has_device
 from forecast_integrations.triton.background.arguments import stand_in_call
@@ -426,6 +427,7 @@ class TuningEngine:
             compiled=[c for c in self._compiled.get(kind, ()) if c in call.configs],
             bench=bench,
             l2="warm" if L2 in options_of(problem) else "both" if settings.l2 == "both" else "cold",
+            edge=0.0 if settings.mode is Mode.EXHAUSTIVE else NEGLIGIBLE_GAIN,
         )
         miss.measurer = measurer, kind
         return measurer

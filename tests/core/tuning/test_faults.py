@@ -21,7 +21,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.tuning import loop
 from forecast_autotune.tuning.loop import GuardedStore
-from forecast_autotune.tuning.results import TuningStore
+from forecast_autotune.tuning.results import NEGLIGIBLE_GAIN, TuningStore
 from tests.core.tuning.loop import TABLE, Bench, Told, constant, decide, outcomes
 
 FASTEST = min(m.ms for m in TABLE.measurements if m.ok)
@@ -152,7 +152,7 @@ def test_a_bad_surrogate_means_measuring_everything_or_the_first_config(
     with pytest.warns(UserWarning, match="surrogate told failed .*measuring everything"):
         decision = decide(Store(None), bench, surrogate=Told(say))
     assert set(bench.asked) == set(TABLE.by_candidate())
-    assert decision.median_ms == FASTEST
+    assert FASTEST <= (decision.median_ms or 0.0) <= FASTEST * (1 + NEGLIGIBLE_GAIN)
     assert math.isfinite(decision.stated_risk)
     with pytest.warns(UserWarning, match="surrogate told failed .*using the first config"):
         decision = decide(Store(None), Bench(TABLE), surrogate=Told(say), mode="skip")

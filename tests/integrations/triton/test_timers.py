@@ -201,6 +201,34 @@ def test_finalists_are_told_apart_in_turns_however_many_pauses(device: SteppedDe
     assert device.cuda.captures == captures, "they replay what was recorded"
 
 
+@pytest.mark.parametrize(
+    ("ms", "edge", "undecided"),
+    [
+        ([1.001, 1.0, 1.03], 0.0, [0, 1]),
+        ([1.01, 1.0], 0.01, [0, 1]),
+        ([1.0, 1.01], 0.01, []),
+        ([1.002, 1.01, 1.0], 0.01, []),
+        ([1.03, 1.01, 1.002, 1.009, 1.0], 0.01, [1, 4]),
+    ],
+    ids=["the fastest", "at the edge", "preferred and fastest", "the first ties", "before a sure one"],
+)
+def test_more_times_are_taken_of_what_may_be_chosen(
+    ms: list[float], edge: float, undecided: list[int]
+) -> None:
+    """The medians err by 0.2 % of the fastest."""
+    noise = [i / 1000 for i in range(-10, 11)]
+    times = [[one + by for by in noise] for one in ms]
+    assert timers.contenders(times, edge) == undecided
+    asked: list[int] = []
+
+    def more(left: list[int], rounds: int) -> list[list[float]]:
+        asked.append(rounds)
+        return [times[i] for i in left]
+
+    timers.times_in_turns(more, len(ms), 20, True, edge)
+    assert sum(asked) == (6 if not undecided else 80 if edge else 12)
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_candidates_in_turns_are_launched_back_and_forth(
     device: SteppedDevice, monkeypatch: pytest.MonkeyPatch, background: bool

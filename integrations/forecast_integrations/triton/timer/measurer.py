@@ -22,6 +22,7 @@ from forecast_autotune.printable import utc_now
 from forecast_autotune.records import Candidate, Measurement, MeasuringCost, Outcome
 from forecast_autotune.records.candidate import IN_TURNS
 from forecast_autotune.telemetry.spans import record, span
+from forecast_autotune.tuning.results import NEGLIGIBLE_GAIN
 from forecast_integrations.triton.compile.pool import CompilePool, CompileResult, make_pool
 from forecast_integrations.triton.problem.call import KernelCall, outcome_of
 from forecast_integrations.triton.protocols import Times
@@ -128,11 +129,13 @@ class TritonMeasurer:
         bench: bool = False,
         timer: EventTimer | None = None,
         l2: str = "cold",
+        edge: float = NEGLIGIBLE_GAIN,
     ) -> None:
         """`compiler` is `auto`, `fork`, `threads`, or `none` where nothing is compiled (the interpreter).
 
         `compiled` are candidates that this process has compiled for arguments of the same kind. `timer` takes
-        the place of the one that launches on this thread.
+        the place of the one that launches on this thread. `edge` is the share by which a choice may be behind the
+        fastest of those that are compared.
         """
         self.workers = workers
         self._call, self._problem, self._timeout_s = call, problem, timeout_s
@@ -141,6 +144,7 @@ class TritonMeasurer:
             UserBenchmarkTimer(call) if bench else timer or EventTimer(call, warm=l2 == "warm")
         )
         self._both = l2 == "both" and timer is None and not bench
+        self._edge = edge
         self._begin = time.perf_counter()
         self._timing_s = 0.0
         self._best_ms = math.inf
@@ -240,7 +244,7 @@ class TritonMeasurer:
         begin = time.perf_counter()
         try:
             with span("measure", in_turns=len(candidates)):
-                times = self._timer.in_turns(candidates)
+                times = self._timer.in_turns(candidates, self._edge)
         except Exception as error:
             if outcome_of(error) is None or is_of_caller(error):
                 raise
