@@ -74,7 +74,7 @@ from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.replays.replay import ReplayStore, load, task_of
 from forecast_autotune.tuning.replays.table_measurer import TableMeasurer
 from forecast_autotune.tuning.results import NEGLIGIBLE_GAIN
-from forecast_integrations.triton.timer.timers import LaunchTimer, times_in_turns
+from forecast_integrations.triton.timer.timers import LaunchTimer, rounds_in_turns
 from forecast_train.metrics import cluster_bootstrap
 
 RECORDED = ROOT / "benchmarks" / "data" / "libraries_h200.jsonl.gz"
@@ -562,7 +562,7 @@ class NoisyTable(TableMeasurer):
             return [[self._draw.gauss(rows[i].ms, deviations[i]) for _ in range(rounds)] for i in left]
 
         rounds = min(200, max(10, int(LaunchTimer.compare_ms / (max(m.ms for m in rows) + _FLUSH_MS))))
-        times = times_in_turns(launch, len(rows), rounds, True, NEGLIGIBLE_GAIN)
+        times = rounds_in_turns(launch, len(rows), rounds, True, NEGLIGIBLE_GAIN)
         self.final_ms += sum(len(t) * (m.ms + _FLUSH_MS) for m, t in zip(rows, times, strict=True))
         return [
             replace(self._noisy(m, 0.0, IN_TURNS), median_ms=statistics.median(t), repeats=len(t))

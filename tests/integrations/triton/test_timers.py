@@ -225,7 +225,7 @@ def test_more_times_are_taken_of_what_may_be_chosen(
         asked.append(rounds)
         return [times[i] for i in left]
 
-    timers.times_in_turns(more, len(ms), 20, True, edge)
+    timers.rounds_in_turns(more, len(ms), 20, True, edge)
     assert sum(asked) == (6 if not undecided else 80 if edge else 12)
 
 

@@ -119,7 +119,7 @@ def contenders(
     return sorted([fastest, *open_ones]) if open_ones else []
 
 
-def times_in_turns(
+def rounds_in_turns(
     more: Callable[[list[int], int], list[list[float]]], count: int, rounds: int, even: bool, edge: float
 ) -> list[list[float]]:
     """Times of `count` candidates, in order of preference; `more` gives those of some of them in some rounds.
@@ -544,7 +544,7 @@ class LaunchTimer:
         def more(left: list[int], count: int) -> list[list[float]]:
             return self._rounds([candidates[i] for i in left], [ways[i] for i in left], count)
 
-        return times_in_turns(more, len(candidates), rounds, not recorded, edge)
+        return rounds_in_turns(more, len(candidates), rounds, not recorded, edge)
 
     def _record(self, candidate: Candidate) -> list[TimedLaunch]:
         """The candidate behind pauses; none where it cannot be recorded."""
