@@ -23,7 +23,6 @@ from forecast_autotune.records import (
 from forecast_autotune.records.table import Table
 from forecast_autotune.store import Store
 from forecast_autotune.store.exports import ExportReport, write_export
-from forecast_autotune.store.formats import read_file
 
 H200 = Device("NVIDIA H200", "cuda", "90", 132, 232448)
 EXPERTS, HIDDEN, INNER = 8, 4096, 14336
@@ -168,28 +167,6 @@ def test_other_kernels_and_configs_are_left_out_and_named(tmp_path: Path) -> Non
     ]
 
 
-def test_a_kernel_tuner_cache_comes_back_as_it_was(tmp_path: Path) -> None:
-    times: dict[Candidate, float | Outcome] = {
-        config(16): 0.5,
-        config(64): 0.25,
-        config(128): Outcome.COMPILE_ERROR,
-        config(256): Outcome.OUT_OF_RESOURCES,
-    }
-    given = table(Problem.of(Kernel("matmul"), (), H200, key=["4096", "torch.float16"]), times)
-    report = export("kernel-tuner", tmp_path, given)
-    _, data = only_file(report, tmp_path)
-    assert data["problem_size"] == [4096, "torch.float16"]
-    assert data["tune_params"]["BLOCK_SIZE_M"] == [16, 64, 128, 256]
-    (back,) = read_file(report.files[0])
-    assert back.problem.device.name == "NVIDIA H200"
-    by_parameters = {str(sorted(m.candidate.config.parameters().items())): m for m in back.measurements}
-    assert len(by_parameters) == 4
-    for candidate, row in given.by_candidate().items():
-        result = by_parameters[str(sorted(candidate.config.parameters().items()))]
-        assert result.ok == row.ok
-        assert not row.ok or (result.ms, result.compile_s) == (row.ms, 0.5)
-
-
 def test_t4_results_say_what_was_wrong_with_a_config(tmp_path: Path) -> None:
     given = table(
         Problem.of(Kernel("matmul"), (), H200, key=["1"]),
@@ -198,6 +175,7 @@ def test_t4_results_say_what_was_wrong_with_a_config(tmp_path: Path) -> None:
     _, data = only_file(export("kernel-tuner-t4", tmp_path, given), tmp_path)
     assert [r["invalidity"] for r in data["results"]] == ["correct", "compile", "correctness"]
     assert [r["times"]["runtimes"] for r in data["results"]] == [[0.5], [], []]
+    assert (data["metadata"]["timeunit"], data["results"][0]["times"]["compilation"]) == ("milliseconds", 500)
 
 
 def test_what_was_decided_counts_over_what_was_fastest(tmp_path: Path) -> None:

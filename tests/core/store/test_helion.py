@@ -10,7 +10,6 @@ import pytest
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Device, Outcome
 from forecast_autotune.store.formats import format_of, helion, read_file
-from tests.core.captured_output import command
 
 DEVICE = Device("NVIDIA H100")
 OLD = """\
@@ -105,10 +104,3 @@ def test_other_files_are_not_taken_for_logs(tmp_path: Path, text: str) -> None:
     with pytest.raises(RecordError):
         read_file(path, DEVICE, form=helion.LOG)
     assert format_of(tmp_path / "missing.csv") is not helion.LOG
-
-
-def test_import_takes_them(tmp_path: Path) -> None:
-    path, store = log(tmp_path, OLD), str(tmp_path / "store")
-    done = command("import", str(path), "--device-name", "NVIDIA H100", "--store", store, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["added"] == 4

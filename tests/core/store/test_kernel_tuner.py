@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Config, Device
 from forecast_autotune.records.table import write_tables
-from forecast_autotune.store import Store
 from forecast_autotune.store.formats import format_of, kernel_tuner, read_file
 from forecast_autotune.testing import example_table
-from tests.core.captured_output import Capture, shown
 
 
 def row(block: int, time: object, **more: object) -> dict[str, Any]:
@@ -49,7 +46,9 @@ def written(path: Path, data: object) -> Path:
 
 
 def test_a_cache_becomes_one_problem_with_its_outcomes(tmp_path: Path) -> None:
-    (table,) = read_file(written(tmp_path / "A4000.json", cache()))
+    packed = tmp_path / "A4000.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(cache()).encode()))
+    (table,) = read_file(packed)
     problem = table.problem
     assert (problem.kernel.name, problem.kernel.language) == ("convolution", "cuda")
     assert (problem.device.name, problem.device.backend) == ("NVIDIA RTX A4000", "cuda")
@@ -148,19 +147,3 @@ def test_t4_results_are_refused_with_the_remedy(tmp_path: Path) -> None:
     assert format_of(path) is kernel_tuner.FORMAT
     with pytest.raises(RecordError, match="import the cache file"):
         read_file(path)
-
-
-def test_the_command_recognises_a_cache(tmp_path: Path, capsys: Capture) -> None:
-    packed = tmp_path / "A4000.json.gz"
-    packed.write_bytes(gzip.compress(json.dumps(cache()).encode()))
-    unnamed = str(written(tmp_path / "W6600.json", cache(device_name="")))
-    store = tmp_path / "store"
-    assert main(["import", str(packed), "--store", str(store), "--json"]) == 0
-    assert shown(capsys)["added"] == 5
-    assert main(["import", unnamed, "--store", str(store)]) == 2
-    assert "--device-name" in capsys.readouterr().err
-    named = ["--device-name", "AMD Radeon PRO W6600"]
-    assert main(["import", unnamed, "--store", str(store), "--json", *named]) == 0
-    assert shown(capsys)["added"] == 5
-    devices = {table.problem.device.name for table in Store(store).tables()}
-    assert devices == {"NVIDIA RTX A4000", "AMD Radeon PRO W6600"}

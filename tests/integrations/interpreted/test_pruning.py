@@ -193,36 +193,12 @@ def test_perf_model_arguments(autotune: Decorator) -> None:
         assert (call["num_warps"], call["num_ctas"], call["num_stages"]) == (8, 1, 3)
 
 
-def test_prune_configs_can_be_called_by_hand(autotune: Decorator) -> None:
-    """`kernel.nargs = {}; kernel.prune_configs(dict(kwargs))`: the best forecasts first, or all in order."""
-    assert survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=3) == [128, 64, 32]
-    assert survivors(autotune, 32, 16, 64) == [32, 16, 64]
-
-
-def test_perf_model_is_not_asked_when_all_fit(autotune: Decorator) -> None:
-    """With no more configs than top_k the model is not called, and the order stays."""
-    asked: list[Any] = []
-    left = survivors(autotune, 16, 32, perf_model=lambda **kwargs: asked.append(kwargs), top_k=2)
-    assert (left, asked) == ([16, 32], [])
-
-
 def test_perf_model_sees_only_early_survivors(autotune: Decorator) -> None:
     """`early_config_prune` comes first. From 3.9 a fraction counts what it left, before that all configs."""
+    assert survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=3) == [128, 64, 32]
     rules = {**early(first_two), "perf_model": prefer_large}
     assert survivors(autotune, 16, 32, 64, 128, **rules, top_k=1) == [32]
     assert len(survivors(autotune, 16, 32, 64, 128, **rules, top_k=0.5)) == (1 if VERSION >= (3, 9) else 2)
-
-
-def test_fractional_top_k_of_all_configs(autotune: Decorator) -> None:
-    """A float up to 1.0 is a fraction of the configs, rounded down."""
-    for fraction, left in ((1.0, 4), (0.9, 3), (0.5, 2), (0.25, 1)):
-        assert len(survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=fraction)) == left
-
-
-@pytest.mark.skipif(VERSION < (3, 9), reason="a fraction below one config pruned everything before 3.9")
-def test_fractional_top_k_keeps_at_least_one(autotune: Decorator) -> None:
-    """From 3.9 a small fraction of few configs keeps one."""
-    assert survivors(autotune, 16, 32, 64, 128, perf_model=prefer_large, top_k=0.1) == [128]
 
 
 @pytest.mark.parametrize("top_k", ["2", 1.5, None])
