@@ -43,7 +43,7 @@ def merge_stores(options: argparse.Namespace, output: Output) -> int:
     if any(source.name == into.name for source in sources):
         raise UsageError(f"{into.name} is a source and the target: name another --into")
     counts = merge(sources, into)
-    data = {**counts.to_json(), "into": into.name, "sources": [source.name for source in sources]}
+    data = {**vars(counts), "into": into.name, "sources": [source.name for source in sources]}
     output.emit(data, f"added {counts.added} of {count_text(counts.rows, 'row')} to {into.name}")
     return 0
 
@@ -89,7 +89,7 @@ def compact_store(options: argparse.Namespace, output: Output) -> int:
         f"{count_text(counts.parts, 'unfinished file')}"
     )
     kept = f"; kept {count_text(counts.newer, 'line')} of a newer release" if counts.newer else ""
-    output.emit({**counts.to_json(), "store": str(root)}, f"{what}{kept}", shown_text(str(root), style="dim"))
+    output.emit({**vars(counts), "store": str(root)}, f"{what}{kept}", shown_text(str(root), style="dim"))
     return 0
 
 

@@ -250,10 +250,6 @@ class MergeCounts:
     rows: int = 0
     added: int = 0
 
-    def to_json(self) -> dict[str, int]:
-        """As JSON has it."""
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class KernelDifference:
@@ -330,10 +326,6 @@ class CompactionCounts:
     bytes: int = 0
     newer: int = 0
     """Lines that only a newer release can read: kept as they are."""
-
-    def to_json(self) -> dict[str, int]:
-        """As JSON has it."""
-        return dict(vars(self))
 
 
 def compact(store: StoreFolder, now: float | None = None) -> CompactionCounts:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from forecast_autotune.errors import NewerRecordError, RecordError, StoreError
 from forecast_autotune.file_access import MAX_RECORD_BYTES, read_regular
 from forecast_autotune.records import Candidate, Problem
 from forecast_autotune.records.codec import Record, json_option
+from forecast_autotune.records.compilation import Compilation
 from forecast_autotune.records.json_fields import MALFORMED, SCHEMA, read_list, read_text
 from forecast_autotune.records.problem import OPTIONS
 from forecast_autotune.store.files import (
@@ -89,25 +90,7 @@ class Miss(Record, tag="miss", schema=SCHEMA, lenient=True):
         return cls(bare, mode, candidates, () if problem.grid else tuple(shown.values()), at)
 
 
-class NotedRecord(Protocol):
-    """What a `RecordFile` keeps: one record an identity."""
-
-    @property
-    def id(self) -> str:
-        """A hash of what it is about."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON has it."""
-        ...
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """Read it back. Raises `RecordError`."""
-        ...
-
-
-R = TypeVar("R", bound=NotedRecord)
+R = TypeVar("R", bound=Miss | Compilation)
 
 
 class RecordFile(Generic[R]):
@@ -117,12 +100,12 @@ class RecordFile(Generic[R]):
         root: the store's folder; None keeps them in memory.
         notes: is told of what is wrong.
         name: the file's name.
-        kind: the class of its records.
+        read: makes a record of its JSON. Raises `RecordError`.
     """
 
-    def __init__(self, root: Path | None, notes: StoreNotes, name: str, kind: type[R]) -> None:
+    def __init__(self, root: Path | None, notes: StoreNotes, name: str, read: Callable[[Any], R]) -> None:
         self.path = None if root is None else root / name
-        self._notes, self._name, self._kind = notes, name, kind
+        self._notes, self._name, self._read = notes, name, read
         self._mutex = threading.Lock()
         self._known: dict[str, R] = {}
         self._newer: list[bytes] = []
@@ -217,7 +200,7 @@ class RecordFile(Generic[R]):
             if not raw.strip():
                 continue
             try:
-                record = self._kind.from_json(decode(raw))
+                record = self._read(decode(raw))
             except MALFORMED as error:
                 if isinstance(error, NewerRecordError):
                     self._newer.append(raw + b"\n")

@@ -68,8 +68,8 @@ class Store:
         self._verdicts: dict[str, list[RiskVerdict]] = {}
         """By device directory, as far as they were asked for."""
         self.layers = StoreLayers((), self._notes)
-        self.misses = RecordFile(self.root, self._notes, MISSES, Miss)
-        self.compilations = RecordFile(self.root, self._notes, COMPILATIONS, Compilation)
+        self.misses = RecordFile(self.root, self._notes, MISSES, Miss.from_json)
+        self.compilations = RecordFile(self.root, self._notes, COMPILATIONS, Compilation.from_json)
         _STORES.add(self)
 
     @classmethod

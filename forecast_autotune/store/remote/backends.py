@@ -22,7 +22,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from forecast_autotune.errors import RecordError, StoreError
 from forecast_autotune.settings import Settings
@@ -62,22 +62,6 @@ def sound_rows(lines: list[bytes], problem_id: str | None = None) -> KernelRows:
             raise RecordError("a row that does not belong there")
         kernel_rows.add(row)
     return kernel_rows
-
-
-class RemoteBackend(Protocol):
-    """A place for entries. Methods raise whatever the place's client raises."""
-
-    def entries(self) -> Iterator[Entry]:
-        """The entries of the place."""
-        ...
-
-    def lines(self, entry: Entry) -> list[bytes]:
-        """The lines of an entry, in any order; none where there is no such entry."""
-        ...
-
-    def add(self, entry: Entry, lines: Mapping[str, bytes]) -> None:
-        """Add lines, by their digests."""
-        ...
 
 
 def open_backend(address: str) -> RemoteBackend:
@@ -206,6 +190,10 @@ class FileSystemBackend:
 
     def _folder(self, entry: Entry) -> str:
         return "/".join((self._root, *entry))
+
+
+RemoteBackend: TypeAlias = RedisBackend | FileSystemBackend
+"""A place for entries. Methods raise whatever the place's client raises."""
 
 
 def _protocols(files: Any) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forecast_autotune import autotune
 from forecast_integrations.triton.compile import first_launch
-from forecast_integrations.triton.compile.first_launch import CompilerHash, LauncherStubs
+from forecast_integrations.triton.compile.first_launch import CompilerHash, FirstLaunch
 from forecast_integrations.triton.null_device import NullDevice
 from forecast_integrations.triton.problem.compilations import key_module
 from tests.integrations.null import binaries, blocks, child, configs, double, fresh, kernel_call, launch
@@ -222,7 +222,7 @@ def launched(kernel: Any, *args: Any, **keywords: Any) -> None:
     """Start and wait for the stubs of a call, then launch it without them."""
     tuner = triton.autotune(blocks(32, 64), key=[])(kernel)
     call, found = kernel_call(tuner, *args, grid=(1,), **keywords)
-    stubs = LauncherStubs(call, 60.0)
+    stubs = FirstLaunch(call, 60.0)
     stubs.start(found)
     stubs.wait()
     stubs.close()

@@ -80,23 +80,43 @@ _LAST_S = 0.5
 _FILE = f"{_MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
-class LauncherStubs:
-    """The stubs that one call's candidates will be launched through; its owner must `close` it.
+class FirstLaunch:
+    """The preparation of one call's launches, for the pool that compiles its candidates and must `close` it.
 
-    After a failure the work is left to the launch, which builds the stub itself as ever.
+    Nothing here raises, and nothing depends on it: the launch does the rest itself.
     """
 
     def __init__(self, call: KernelCall, timeout_s: float) -> None:
-        """`timeout_s` is the most that all builds may take."""
+        """`timeout_s` is the most that all builds of stubs may take."""
         self._call, self._timeout_s = call, timeout_s
         self._seen: set[object] = set()
         self._builds: list[_StubBuild] = []
+        self._idle_time_used = False
+
+    def begin(self) -> None:
+        """Begin what every launch will need."""
+        with contextlib.suppress(Exception):
+            COMPILER_HASH.settle()
+
+    def use_idle_time(self) -> None:
+        """While this process waits for binaries: compute what it needs to find them in Triton's cache."""
+        if self._idle_time_used:
+            return
+        self._idle_time_used = True
+        with contextlib.suppress(Exception):
+            from triton.compiler.compiler import make_backend
+            from triton.runtime.driver import driver
+
+            make_backend(driver.active.get_current_target()).hash()  # asks the assembler for its version
+            _ = innermost(self._call.tuner.fn).cache_key  # reads the kernel and all that it calls
 
     def start(self, candidates: Sequence[Candidate]) -> None:
-        """Start building what these candidates need and Triton's cache lacks, a process per stub."""
-        for candidate in candidates if _launcher_module() is not None else ():
+        """Start building the stubs that these candidates need and Triton's cache lacks, a process each."""
+        for candidate in candidates:
             # A heuristic of the user's may fail in any way, and Triton's internals may change.
             with contextlib.suppress(Exception):
+                if _launcher_module() is None:
+                    return
                 kernel, args, kwargs = self._bound(candidate)
                 constexpr = {p.name for p in kernel.params if p.is_constexpr}
                 mark = (candidate.variant, *(i for i in candidate.config.kwargs if i[0] not in constexpr))
@@ -247,46 +267,3 @@ def _descriptor_metadata(signature: dict[str, Any]) -> list[SimpleNamespace] | N
     if count == 0 or target.backend != "cuda" or int(target.arch) < 90:
         return None
     return [SimpleNamespace()] * count
-
-
-class FirstLaunch:
-    """The preparation of one call's launches, for the pool that compiles its candidates and must `close` it.
-
-    Nothing here raises, and nothing depends on it: the launch does the rest itself.
-    """
-
-    def __init__(self, call: KernelCall, timeout_s: float) -> None:
-        """`timeout_s` is the most that a preparation may take."""
-        self._call = call
-        self._stubs = LauncherStubs(call, timeout_s)
-        self._idle_time_used = False
-
-    def begin(self) -> None:
-        """Begin what every launch will need."""
-        with contextlib.suppress(Exception):
-            COMPILER_HASH.settle()
-
-    def start(self, candidates: Sequence[Candidate]) -> None:
-        """Begin what launches of these candidates will need."""
-        with contextlib.suppress(Exception):
-            self._stubs.start(candidates)
-
-    def use_idle_time(self) -> None:
-        """While this process waits for binaries: compute what it needs to find them in Triton's cache."""
-        if self._idle_time_used:
-            return
-        self._idle_time_used = True
-        with contextlib.suppress(Exception):
-            from triton.compiler.compiler import make_backend
-            from triton.runtime.driver import driver
-
-            make_backend(driver.active.get_current_target()).hash()  # asks the assembler for its version
-            _ = innermost(self._call.tuner.fn).cache_key  # reads the kernel and all that it calls
-
-    def wait(self) -> None:
-        """Wait until binaries can be launched without building anything more."""
-        self._stubs.wait()
-
-    def close(self) -> None:
-        """Give up what is not ready."""
-        self._stubs.close()
