@@ -97,12 +97,6 @@ class ModelTally:
 
     def to_json(self) -> dict[str, object]:
         """All of it; keys are stable."""
-        return {
-            "decisions": self.decisions,
-            "asked": self.asked,
-            "moved_in": self.moved_in,
-            "moved_out": self.moved_out,
-            "seconds": self.seconds,
-            "not_asked": dict(self.unasked),
-            "not_heard": dict(self.unheard),
-        }
+        sums = dict(vars(self))
+        reasons = {"not_asked": dict(sums.pop("unasked")), "not_heard": dict(sums.pop("unheard"))}
+        return sums | reasons

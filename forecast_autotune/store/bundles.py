@@ -260,7 +260,7 @@ def compiled_files(cache: Path) -> dict[str, bytes]:
         if not is_plain_path(name) or path.suffix == ".lock" or ".tmp" in path.name:
             continue
         data = read_regular(path, MAX_COMPILED_BYTES)
-        results[_FOLDER + name] = _relative_group(data) if path.name.startswith(_GROUP) else data
+        results[_FOLDER + name] = _placed_group(data) if path.name.startswith(_GROUP) else data
     if not results:
         raise StoreError(
             f"{cache} holds no compiled kernels: run the program once with TRITON_CACHE_DIR={cache}"
@@ -284,7 +284,7 @@ def install_compiled(files: Mapping[str, bytes], cache: Path) -> int:
         target = cache / path.removeprefix(_FOLDER)
         data = files[path]
         if target.name.startswith(_GROUP):
-            data = _placed_group(data, target.parent)
+            data = _placed_group(data, str(target.parent.absolute()))
         try:
             if target.exists():
                 continue
@@ -297,20 +297,12 @@ def install_compiled(files: Mapping[str, bytes], cache: Path) -> int:
     return count
 
 
-def _relative_group(data: bytes) -> bytes:
-    """A list of files with their names alone; as it is where it is none."""
-    return _mapped_group(data, lambda path: os.path.basename(path))  # noqa: PTH119 - a text of another machine
-
-
-def _placed_group(data: bytes, folder: Path) -> bytes:
-    return _mapped_group(data, lambda name: str(folder.absolute() / os.path.basename(name)))  # noqa: PTH119
-
-
-def _mapped_group(data: bytes, move: object) -> bytes:
+def _placed_group(data: bytes, folder: str = "") -> bytes:
+    """A list of files with their names in a folder, or alone; as it is where it is none."""
     try:
         listed = json.loads(data)
-        paths = listed["child_paths"]
-        listed["child_paths"] = {str(name): move(str(path)) for name, path in paths.items()}  # type: ignore[operator]
+        names = {str(n): os.path.basename(path) for n, path in listed["child_paths"].items()}  # noqa: PTH119
+        listed["child_paths"] = {n: os.path.join(folder, name) for n, name in names.items()}  # noqa: PTH118
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return data
     return json.dumps(listed).encode()

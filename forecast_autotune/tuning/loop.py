@@ -80,9 +80,8 @@ from forecast_autotune.tuning.compilations import (
 )
 from forecast_autotune.tuning.host_seconds import seconds_saved
 from forecast_autotune.tuning.measurer import Measurer, MeasurerFailedError, measurer_errors
-from forecast_autotune.tuning.rechecks import MOST_RIVALS, Rechecks
+from forecast_autotune.tuning.rechecks import MOST_RIVALS, Rechecks, RiskTracker
 from forecast_autotune.tuning.results import TaskResults, TuningStore, tied
-from forecast_autotune.tuning.risk_tracking import RiskTracker
 from forecast_autotune.tuning.tracing import LaunchFacts, LazyTraces
 
 if TYPE_CHECKING:

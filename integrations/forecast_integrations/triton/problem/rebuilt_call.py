@@ -28,6 +28,7 @@ from forecast_autotune.features.ttir.parser import FeatureError
 from forecast_autotune.records import Argument, Kernel, Problem
 from forecast_autotune.store.misses import Grids, Miss
 from forecast_autotune.variants.entry import nested_arguments
+from forecast_autotune.variants.signature import span_of
 from forecast_integrations.device import has_accelerator
 from forecast_integrations.triton.problem.describe import (
     DESCRIPTOR,
@@ -155,11 +156,8 @@ def _tensor(argument: Argument, least: int) -> object:
     dtype = getattr(torch, argument.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise RebuildError(f"argument {argument.name} has dtype {argument.dtype!r:.40}, which torch has not")
-    shape, stride = argument.shape, argument.stride
-    if len(stride) != len(shape) or any(s < 0 for s in stride):
-        raise RebuildError(f"argument {argument.name} has shape {shape} and strides {stride}")
-    elements = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-    elements = max(elements, least)
+    shape, stride = _checked_layout(argument)
+    elements = max(span_of(shape, stride), least)
     size = torch.empty((), dtype=dtype).element_size()
     offset = argument.elements_ahead(size)
     if (elements + offset) * size > MAX_TENSOR_BYTES:
@@ -174,6 +172,12 @@ def _tensor(argument: Argument, least: int) -> object:
             if size < 2:
                 _copied_if_possible(part, drawn)
     return torch.as_strided(flat, shape, stride, offset)
+
+
+def _checked_layout(tensor: Argument) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if len(tensor.stride) != len(tensor.shape) or any(s < 0 for s in tensor.stride):
+        raise RebuildError(f"argument {tensor.name} has shape {tensor.shape} and strides {tensor.stride}")
+    return tensor.shape, tensor.stride
 
 
 def _copied_if_possible(target: Any, values: Any) -> None:
@@ -298,15 +302,16 @@ def resize_arguments(
     for tensor in tensors:
         sized = _resized_tensor(tensor, old, value)
         resized[tensor.name] = sized
-        needed = max(_extent(tensor), _extent(sized))
+        extent, extent_after = (span_of(t.shape, t.stride) for t in (tensor, sized))
+        needed = max(extent, extent_after)
         if sized.shape == tensor.shape and not set(tensor.shape) <= {1, *others.values()}:
             needed = math.ceil(needed * max(1.0, value / old))
-            if needed > _extent(tensor) and 8 * needed > MAX_SLACK_BYTES:
+            if needed > extent and 8 * needed > MAX_SLACK_BYTES:
                 raise RebuildError(
                     f"how the shape {tensor.shape} of {tensor.name} follows from {name} cannot be told, as no "
                     f"dimension is {old}"
                 )
-        if needed > _extent(sized):
+        if needed > extent_after:
             elements[tensor.name] = needed
     products = _changed_products(tensors, resized, old)
     scalars = {
@@ -330,23 +335,15 @@ def is_stride(name: str) -> bool:
     return "stride" in name.lower()
 
 
-def _extent(tensor: Argument) -> int:
-    """Elements from the first to the last, both included."""
-    if 0 in tensor.shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride, strict=True))
-
-
 def _resized_tensor(tensor: Argument, old: int, value: int) -> Argument:
     """Dimensions of the old size become `value`; a stride grows with what lies within it."""
     if tensor.extra.get(DESCRIPTOR):
         raise RebuildError(
             f"argument {tensor.name} is a TMA descriptor, whose own shape would have to follow"
         )
-    if len(tensor.stride) != len(tensor.shape) or any(s < 0 for s in tensor.stride):
-        raise RebuildError(f"argument {tensor.name} has shape {tensor.shape} and strides {tensor.stride}")
-    shape = tuple(value if n == old else n for n in tensor.shape)
-    stride = list(tensor.stride)
+    lengths, strides = _checked_layout(tensor)
+    shape = tuple(value if n == old else n for n in lengths)
+    stride = list(strides)
     # From the innermost: of equal strides, the later dimension lies within the earlier one.
     order = sorted((d for d in range(len(shape)) if stride[d] > 0), key=lambda d: (stride[d], -d))
     for inner, outer in itertools.pairwise(order):
