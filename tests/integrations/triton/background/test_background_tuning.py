@@ -203,7 +203,9 @@ def test_candidates_are_loaded_while_the_device_is_idle_and_at_the_budgets_cost(
             background.now_ms += 700.0
         return load(name, binary, *given)
 
+    flushed: list[bool] = []
     monkeypatch.setattr(background.utils, "load_binary", loading)
+    monkeypatch.setattr(background, "clear_cache", lambda _: flushed.append(stream.is_idle))
     tuner, x = tuned(), torch.zeros(4096)
     launch(tuner, x)
     BACKGROUND.budget = StallBudget(lambda: background.now_ms / 1e3)
@@ -215,6 +217,7 @@ def test_candidates_are_loaded_while_the_device_is_idle_and_at_the_budgets_cost(
     stream.is_idle = True
     launch_until(lambda: loaded, tuner, x)
     assert len(set(loaded)) == 1
+    assert flushed[0], "its code is loaded at the first one"
     assert BACKGROUND.budget.left_ms(500.0) < 0, "loading is paid for"
 
 
