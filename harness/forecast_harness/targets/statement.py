@@ -60,50 +60,54 @@ WORKED_EXAMPLES = """Three changes that paid on an NVIDIA H200, with their gain 
 
 def pack_statement(pack: Pack, language: str, entry: str, device: str) -> str:
     """The statement of a pack for new sources in `language`, ending with the reference's text."""
-    about = pack.definition
-    lines = [f"Problem {about.name}: {about.description or 'as its reference computes it'}"]
-    if about.axes:
-        lines += ["", "Sizes; results are checked at hidden ones drawn from these ranges:"]
-        lines += [f"- {name}: {_axis_text(axis)}" for name, axis in about.axes.items()]
-    for title, tensors in (("Inputs", about.inputs), ("Outputs", about.outputs)):
-        if tensors:
-            lines += ["", f"{title}:", *(_tensor_text(name, t) for name, t in tensors.items())]
-    timed = pack.timed_workloads(device)
-    lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
-    lines += [
-        f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items()) or 'at these sizes'}"
-        for w in timed[:_MAX_LISTED]
-    ]
-    lines += ["", "Rules for a source:", *(f"- {rule}" for rule in _rules(about, language, entry, device))]
-    lines += ["", "Reference, evaluated in higher precision:", "```python", pack.reference.strip(), "```"]
-    return "\n".join(lines)
+    return _statement(
+        pack, f"Problem {pack.definition.name}", device, _rules(pack.definition, language, entry, device)
+    )
 
 
 def cuda_statement(pack: Pack, signature: KernelSignature, device: str) -> str:
     """The statement of a CUDA kernel for new sources, ending with the reference's text."""
-    about = pack.definition
-    lines = [f"CUDA kernel {signature.entry}: {about.description or 'as its reference computes it'}", ""]
-    lines += ["Sizes; results are checked at hidden ones drawn from these ranges:"]
-    lines += [f"- {name}: {_axis_text(axis)}" for name, axis in about.axes.items()]
-    for title, tensors in (("Inputs", about.inputs), ("Outputs", about.outputs)):
-        lines += ["", f"{title}, contiguous:", *(_tensor_text(name, t) for name, t in tensors.items())]
-    if numbers := [p for p in signature.parameters if p.is_number]:
-        lines += ["", "Numbers:", *(f"- {p.name}: {p.dtype}, {p.value}" for p in numbers)]
-    timed = pack.timed_workloads(device)
-    lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
-    lines += [f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items())}" for w in timed[:_MAX_LISTED]]
-    axes = ", ".join(about.axes)
     rules = [
         f"One CUDA C++17 file that defines {signature.text}",
         "It has one comment that says how it is launched, in TOML:\n"
         '  /* launch\n  grid = ["(rows + ROWS - 1) // ROWS"]\n  block = ["THREADS"]\n'
         '  shared_bytes = "4 * THREADS"\n  [macros]\n  THREADS = [256, 128, 512]\n  ROWS = [1, 2]\n  */',
-        f"Sizes there are integers or expressions of axes ({axes}) and macros with + - * // % min max. Macros are "
-        "defined by the compiler (-DTHREADS=256), never by the source; the fastest choice is found for you",
+        f"Sizes there are integers or expressions of axes ({', '.join(pack.definition.axes)}) and macros with "
+        "+ - * // % min max. Macros are defined by the compiler (-DTHREADS=256), never by the source; the fastest "
+        "choice is found for you",
         "One launch computes everything: no other kernel, no host code, no memory that outlives a launch: neither "
         "__device__ nor __constant__ nor static variables, neither printf nor assert nor malloc",
         "Headers of CUDA and of C++ only, such as <cuda_fp16.h>",
-        *_result_rules(about),
+        *_result_rules(pack.definition),
+    ]
+    numbers = [f"- {p.name}: {p.dtype}, {p.value}" for p in signature.parameters if p.is_number]
+    return _statement(
+        pack, f"CUDA kernel {signature.entry}", device, rules, layout=", contiguous", numbers=numbers
+    )
+
+
+def _statement(
+    pack: Pack,
+    title: str,
+    device: str,
+    rules: Sequence[str],
+    *,
+    layout: str = "",
+    numbers: Sequence[str] = (),
+) -> str:
+    about = pack.definition
+    lines = [f"{title}: {about.description or 'as its reference computes it'}"]
+    if about.axes:
+        lines += ["", "Sizes; results are checked at hidden ones drawn from these ranges:"]
+        lines += [f"- {name}: {_axis_text(axis)}" for name, axis in about.axes.items()]
+    for kind, tensors in (("Inputs", about.inputs), ("Outputs", about.outputs)):
+        if tensors:
+            lines += ["", f"{kind}{layout}:", *(_tensor_text(name, t) for name, t in tensors.items())]
+    lines += ["", "Numbers:", *numbers] if numbers else []
+    lines += ["", "Timed at (geometric mean over all of them, one launch each):"]
+    lines += [
+        f"- {w.name}: {', '.join(f'{n}={v}' for n, v in w.axes.items()) or 'at these sizes'}"
+        for w in pack.timed_workloads(device)[:_MAX_LISTED]
     ]
     lines += ["", "Rules for a source:", *(f"- {rule}" for rule in rules)]
     lines += ["", "Reference, evaluated in higher precision:", "```python", pack.reference.strip(), "```"]

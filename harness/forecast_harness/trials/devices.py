@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -69,24 +68,6 @@ def _cpu_model() -> str:
     return named[0] if named else platform.machine() or "host"
 
 
-@dataclass(frozen=True)
-class _OpenedRunner:
-    """A runner that has proved its health, and what ends it."""
-
-    runner: RunnerClient
-    held: ExitStack
-
-    def close(self) -> None:
-        """End it."""
-        self.held.close()
-
-
-def _opened(plan: VerificationPlan) -> _OpenedRunner:
-    with ExitStack() as stack:
-        runner = stack.enter_context(open_healthy_runner(plan.index, plan.uuid))
-        return _OpenedRunner(runner, stack.pop_all())
-
-
 class EarlyProcesses:
     """Compile workers of all devices together, and a runner for each. `close` ends them all."""
 
@@ -96,16 +77,18 @@ class EarlyProcesses:
         self._held = ExitStack()
         self.workers = CompileWorkers(count=workers).start()
         self._held.callback(self.workers.close)
-        self._runners = [EarlyOpener(partial(_opened, plan)) for plan in self.plans]
+        self._runners = [
+            EarlyOpener(partial(open_healthy_runner, plan.index, plan.uuid)) for plan in self.plans
+        ]
         for opener in self._runners:
             self._held.callback(opener.close)
         threading.Thread(target=_ask_for_device, daemon=True).start()
 
     def runner(self, number: int) -> RunnerClient:
         """That of a plan, once it is fit. Raises `NoMachineCodePath`, `RunnerLost`."""
-        opened = self._runners[number]()
-        self._held.callback(opened.close)
-        return opened.runner
+        runner = self._runners[number]()
+        self._held.callback(runner.close)
+        return runner
 
     def close(self) -> None:
         """End all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from forecast_autotune.errors import ForecastAutotuneError
@@ -99,20 +100,25 @@ def open_machine_code_lanes(
     with ExitStack() as stack:
         if early is not None:
             stack.callback(early.close)
-        if (wanted := _trials_of(target).language) != seed.language:
+        trials_type = _trials_of(target)
+        if (wanted := trials_type.language) != seed.language:
             raise NoMachineCodePath(
                 f"the seed is written in {seed.language}, and only {wanted} is compiled so"
             )
         try:
-            contests = [_ContestMaker() for _ in plans]
             # Needed in the middle of a search, when others wait for it.
-            hosts: list[EarlyOpener[SandboxJudge]] = []
-            for plan, maker in zip(plans, contests, strict=True):
-                result = _HostOpening(target, plan, folder, maker)
-                hosts.append(EarlyOpener(result, result.give_up))
-                stack.callback(hosts[-1].close)
-            openers = [_early_trials(stack, target, plan, _scratch(folder, plan)) for plan in plans]
-            progress(f"starting {_counted(len(plans), 'runner')} and compile workers")
+            openings = [_HostOpening(target, plan, folder) for plan in plans]
+            hosts: list[EarlyOpener[SandboxJudge]] = [EarlyOpener(one, one.give_up) for one in openings]
+            # Large inputs of a target's calls take seconds to draw.
+            drawn: list[EarlyOpener[AnyTrials]] = [
+                EarlyOpener(partial(trials_type, target, plan, folder / "machine-code" / str(plan.index)))
+                for plan in plans
+            ]
+            for close in [one.close for one in hosts] + [one.close for one in drawn]:
+                stack.callback(close)
+            progress(
+                f"starting {f'{len(plans)} runners' if len(plans) > 1 else 'a runner'} and compile workers"
+            )
             started = early or EarlyProcesses(plans, workers)
             stack.callback(started.close)
             runners = [started.runner(number) for number in range(len(plans))]
@@ -121,12 +127,10 @@ def open_machine_code_lanes(
             builder = started.workers
             builder.device = dict(facts_for_workers(runners[0]))
             judges = []
-            for runner, plan, host, maker, drawn in zip(
-                runners, plans, hosts, contests, openers, strict=True
-            ):
-                maker.opened = runner, builder
+            for number, (runner, plan) in enumerate(zip(runners, plans, strict=True)):
+                openings[number].opened = runner, builder
                 progress(f"launching the seed on device {plan.index}")
-                trials = drawn()
+                trials = drawn[number]()
                 stack.callback(trials.close)
                 known = None
                 if isinstance(trials, KernelTrials):
@@ -136,7 +140,7 @@ def open_machine_code_lanes(
                     runner,
                     builder,
                     trials,
-                    host=host,
+                    host=hosts[number],
                     device=plan.uuid or device_slug(plan.device, plan.index),
                     insist=insist,
                     on_failure=on_failure,
@@ -151,51 +155,23 @@ def open_machine_code_lanes(
         return MachineCodeLanes(judges, _JUDGES_PER_WORKER * builder.count, stack.pop_all(), hosts)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}s" if count > 1 else f"a {noun}"
-
-
-def _scratch(folder: Path, plan: VerificationPlan) -> Path:
-    return folder / "machine-code" / str(plan.index)
-
-
-def _early_trials(
-    stack: ExitStack, target: SearchTarget, plan: VerificationPlan, folder: Path
-) -> EarlyOpener[AnyTrials]:
-    """The calls of a target, whose large inputs take seconds to draw."""
-
-    opener: EarlyOpener[AnyTrials] = EarlyOpener(lambda: _trials_of(target)(target, plan, folder))
-    stack.callback(opener.close)
-    return opener
-
-
 def _trials_of(target: SearchTarget) -> type[AnyTrials]:
     if is_cuda_kernel(target):
         return CudaTrials
     return PackTrials if target.kind is TargetKind.PACK else KernelTrials
 
 
-class _ContestMaker:
-    """Makes the contests of a search's confirmations: through its runner and compile workers, once it has them."""
-
-    def __init__(self) -> None:
-        self.opened: tuple[RunnerClient, CompileWorkers] | None = None
-        self.request_of: RequestOf | None = None
-        """How solutions are compiled, where it is not as Triton."""
-
-    def __call__(self, pack: Pack, plan: VerificationPlan, rules: StoppingRules) -> PackContests:
-        return PackContests(pack, plan, rules, self.opened, self.request_of)
-
-
 class _HostOpening:
-    """Opens a judge of host code, ready to verify."""
+    """Opens a judge of host code, ready to verify, and makes the contests of its confirmations."""
 
-    def __init__(
-        self, target: SearchTarget, plan: VerificationPlan, folder: Path, contests: _ContestMaker
-    ) -> None:
-        self._target, self._plan, self._folder, self._contests = target, plan, folder, contests
+    def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
+        self._target, self._plan, self._folder = target, plan, folder
         self._at_work: KernelJudge | None = None
         """Finding out what the base kernel accepts."""
+        self.opened: tuple[RunnerClient, CompileWorkers] | None = None
+        """The search's runner and compile workers, which contests go through once it has them."""
+        self._request_of: RequestOf | None = None
+        """How solutions are compiled, where it is not as Triton."""
 
     def __call__(self) -> SandboxJudge:
         """A judge. Raises `LaneFailure`."""
@@ -209,7 +185,7 @@ class _HostOpening:
         if isinstance(judge, PackJudge):
             judge.contests = self._contests
         if isinstance(judge, CudaJudge):
-            self._contests.request_of = judge.requests
+            self._request_of = judge.requests
         if isinstance(judge, KernelJudge):
             self._at_work = judge
             try:
@@ -220,6 +196,9 @@ class _HostOpening:
             finally:
                 self._at_work = None
         return judge
+
+    def _contests(self, pack: Pack, plan: VerificationPlan, rules: StoppingRules) -> PackContests:
+        return PackContests(pack, plan, rules, self.opened, self._request_of)
 
     def give_up(self) -> None:
         """End what takes longest: nobody waits for the judge any more."""

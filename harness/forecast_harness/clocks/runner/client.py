@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -490,15 +490,15 @@ def facts_for_workers(runner: RunnerClient) -> Mapping[str, Any]:
     }
 
 
-@contextmanager
-def open_healthy_runner(index: int, uuid: str = "") -> Iterator[RunnerClient]:
-    """A runner of the device with this number and UUID of the driver's, once it has proved its health.
+def open_healthy_runner(index: int, uuid: str = "") -> RunnerClient:
+    """A runner of the device with this number and UUID of the driver's, once it has proved its health; to be closed.
 
     Raises `NoMachineCodePath` for one that has not, and `RunnerLost` where it does not start.
     """
     # By its UUID: the driver's own number may be another card's, by CUDA_VISIBLE_DEVICES or CUDA_DEVICE_ORDER.
     number = 0 if uuid else index
-    with RunnerClient(LIBRARY, number, visible=uuid, flush_bytes=FLUSH_BYTES) as runner:
+    with ExitStack() as stack:
+        runner = stack.enter_context(RunnerClient(LIBRARY, number, visible=uuid, flush_bytes=FLUSH_BYTES))
         for _ in range(_HEALTH_TRIES):
             if not (message := runner_problem(runner)):
                 break
@@ -510,4 +510,5 @@ def open_healthy_runner(index: int, uuid: str = "") -> Iterator[RunnerClient]:
                 f"the runner has {runner.facts['name']!r} for device {index}, the driver's tools have {named!r}: "
                 "set CUDA_DEVICE_ORDER=PCI_BUS_ID and leave CUDA_VISIBLE_DEVICES unset"
             )
-        yield runner
+        stack.pop_all()
+        return runner

@@ -81,7 +81,8 @@ class PackContests:
                 if self._opened is not None:
                     self._opened[0].renew()
                     return self.compare(*self._opened, folder, incumbent, candidate)
-                runner = stack.enter_context(open_healthy_runner(self._plan.index, self._plan.uuid))
+                runner = open_healthy_runner(self._plan.index, self._plan.uuid)
+                stack.callback(runner.close)
                 builder = stack.enter_context(CompileWorkers(facts_for_workers(runner), 2))
                 return self.compare(runner, builder, folder, incumbent, candidate)
         except (ForecastAutotuneError, NoMachineCodePath, OSError) as error:

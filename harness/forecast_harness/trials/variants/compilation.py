@@ -75,7 +75,7 @@ def compile_side_by_side(each: Iterable[Callable[[], Any]]) -> None:
     """Call all of these, which make Triton compile and give what it compiled, and wait; what they raise is forgotten.
 
     Triton's own mode compiles each program once, whoever asks for it. Releases without it have every call
-    in a thread of its own. The parts of a launch beside its binary are made, too, see `LauncherBuilder`.
+    in a thread of its own. The parts of a launch beside its binary are made, too, see `_BuildingPool`.
     """
     threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "compile-ahead")
     with threads:
@@ -127,35 +127,17 @@ def numbers_of_late(begun: Sequence[Future[Any]]) -> list[int]:
     return [number for number, future in enumerate(begun) if future in late]
 
 
-class LauncherBuilder:
-    """Has the launcher of a compiled kernel made, once for each signature.
+class _BuildingPool:
+    """Threads that compile, and make launchers of what they compiled: all that Triton's mode asks of a pool.
 
-    Triton up to 3.6 runs a C compiler for it at the first launch of every signature, for a third of a second on an
-    idle machine, and keeps the module on disk by its source. Later releases build nothing.
+    Triton up to 3.6 runs a C compiler for a launcher at the first launch of every signature, for a third of a second on
+    an idle machine, and keeps the module on disk by its source. Later releases build nothing.
     """
 
-    def __init__(self) -> None:
-        self._seen: set[Hashable] = set()
-        self._lock = threading.Lock()
-
-    def build(self, compiled: Any) -> None:
-        """Make it, unless another thread does; a failure is left to the launch, which says what is wrong."""
-        with contextlib.suppress(Exception):
-            signature = tuple(compiled.src.signature.items())
-            with self._lock:
-                if signature in self._seen:
-                    return
-                self._seen.add(signature)
-            from triton.runtime.driver import driver
-
-            driver.active.launcher_cls(compiled.src, compiled.metadata)
-
-
-class _BuildingPool:
-    """Threads that compile, and make the launcher of what they compiled: all that Triton's mode asks of a pool."""
-
     def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self._pool, self._launchers = pool, LauncherBuilder()
+        self._pool, self._lock = pool, threading.Lock()
+        self._seen: set[Hashable] = set()
+        """Signatures whose launcher is made."""
         self.begun: list[Future[Any]] = []
 
     def submit(self, compile_one: Callable[[], Any]) -> Future[Any]:
@@ -165,8 +147,20 @@ class _BuildingPool:
 
     def _compile(self, compile_one: Callable[[], Any]) -> Any:
         compiled = compile_one()
-        self._launchers.build(compiled)
+        with contextlib.suppress(Exception):  # left to the launch, which says what is wrong
+            self._make_launcher(compiled)
         return compiled
+
+    def _make_launcher(self, compiled: Any) -> None:
+        """Unless another thread does."""
+        signature = tuple(compiled.src.signature.items())
+        with self._lock:
+            if signature in self._seen:
+                return
+            self._seen.add(signature)
+        from triton.runtime.driver import driver
+
+        driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
 def _triton_mode(pool: _BuildingPool) -> Any:

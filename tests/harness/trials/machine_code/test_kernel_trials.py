@@ -230,14 +230,11 @@ def test_a_clock_may_be_disturbed_for_a_while(
     answer = iter(["the device's clock"] * bad + [""] * 3)
     monkeypatch.setattr(client, "runner_problem", lambda runner: next(answer))
     if fit:
-        with open_healthy_runner(0) as runner:
+        with contextlib.closing(open_healthy_runner(0)) as runner:
             assert runner.check_health() == ""
     else:
-        with (
-            pytest.raises(NoMachineCodePath, match="the device's clock"),
-            open_healthy_runner(0),
-        ):
-            pass
+        with pytest.raises(NoMachineCodePath, match="the device's clock"):
+            open_healthy_runner(0)
 
 
 def test_lanes_that_close_do_not_wait_for_a_judge_that_is_still_opening() -> None:
