@@ -77,14 +77,7 @@ def variants(commands: Commands) -> None:
     parser.add_argument("what", metavar="KERNEL", help=f"{KERNEL_HELP}; or `list`, or `show`")
     parser.add_argument("name", nargs="?", metavar="NAME", help="with show: a variant's name, or its start")
     parser.add_argument("--mechanical", action="store_true", help="by rewrites that need no model")
-    parser.add_argument(
-        "--from",
-        dest="sources",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="sources, tables or folders of them",
-    )
+    _from_option(parser, "sources, tables or folders of them")
     parser.add_argument("--llm", metavar="SPEC", help="by a language model; as in FORECAST_AUTOTUNE_LLM")
     parser.add_argument(
         "--n", type=IntegerRange(1, 10_000), default=16, metavar="N", help="how many to ask for (default: 16)"
@@ -124,14 +117,7 @@ def advise(commands: Commands) -> None:
         metavar="SPEC",
         help="who is asked: a chat server or recorded:FILE, as in FORECAST_AUTOTUNE_LLM",
     )
-    parser.add_argument(
-        "--from",
-        dest="sources",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="take advice from files of records, tables or stores instead",
-    )
+    _from_option(parser, "take advice from files of records, tables or stores instead")
     parser.add_argument("--again", action="store_true", help="also where there is advice, which is replaced")
     parser.add_argument(
         "--to",
@@ -141,6 +127,10 @@ def advise(commands: Commands) -> None:
     parser.add_argument("--list", action="store_true", help="show what advice there is")
     parser.add_argument("--kernel", metavar="TEXT", help="only kernels whose name contains this")
     store_option(parser)
+
+
+def _from_option(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--from", dest="sources", nargs="+", default=[], metavar="FILE", help=text)
 
 
 def _contained(parser: argparse.ArgumentParser, cases: int) -> None:

@@ -45,17 +45,10 @@ def search(commands: Commands) -> None:
 
 def _method_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how")
-    group.add_argument(
-        "--proposer",
-        action="append",
-        metavar="SPEC",
-        help="mechanical (default), llm:SPEC, files:DIR or recorded:DIR; several share the budget",
-    )
-    group.add_argument(
-        "--llm",
-        action="append",
-        metavar="SPEC",
-        help="short for --proposer llm:SPEC; as in FORECAST_AUTOTUNE_LLM",
+    _author_options(
+        group,
+        "mechanical (default), llm:SPEC, files:DIR or recorded:DIR; several share the budget",
+        "short for --proposer llm:SPEC; as in FORECAST_AUTOTUNE_LLM",
     )
     group.add_argument(
         "--archive",
@@ -102,10 +95,7 @@ def _budget_options(parser: argparse.ArgumentParser) -> None:
 
 def _output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where")
-    group.add_argument(
-        "--out", metavar="DIR", help="the search's folder (default: search-NAME in the current directory)"
-    )
-    group.add_argument("--resume", action="store_true", help="go on with the search in that folder")
+    _folder_options(group, "the search's folder", "search", "the search")
     _device_option(group)
     path_option(group)
     group.add_argument(
@@ -142,17 +132,10 @@ def improve(commands: Commands) -> None:
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, as in `python -m`"
     )
     group = parser.add_argument_group("how")
-    group.add_argument(
-        "--proposer",
-        action="append",
-        metavar="SPEC",
-        help="another author beside mechanical rewrites: recorded:DIR or files:DIR with a folder a kernel",
-    )
-    group.add_argument(
-        "--llm",
-        action="append",
-        metavar="SPEC",
-        help="a language model as author; as in FORECAST_AUTOTUNE_LLM",
+    _author_options(
+        group,
+        "another author beside mechanical rewrites: recorded:DIR or files:DIR with a folder a kernel",
+        "a language model as author; as in FORECAST_AUTOTUNE_LLM",
     )
     group.add_argument(
         "--surrogate", metavar="SPEC", help="what forecasts sources, as of search (default: auto)"
@@ -171,10 +154,7 @@ def improve(commands: Commands) -> None:
     )
     _shared_budget(parser)
     group = parser.add_argument_group("where")
-    group.add_argument(
-        "--out", metavar="DIR", help="its folder (default: improve-NAME in the current directory)"
-    )
-    group.add_argument("--resume", action="store_true", help="go on with the improvement in that folder")
+    _folder_options(group, "its folder", "improve", "the improvement")
     group.add_argument(
         "--from-run",
         metavar="DIR",
@@ -224,6 +204,18 @@ def _shared_budget(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gpu-seconds", type=SECONDS, metavar="S", help="of the device, in all")
     _model_limits(group, "of language models, in all", "US dollars, in all")
+
+
+def _author_options(group: argparse._ActionsContainer, proposer: str, llm: str) -> None:
+    for name, text in (("--proposer", proposer), ("--llm", llm)):
+        group.add_argument(name, action="append", metavar="SPEC", help=text)
+
+
+def _folder_options(group: argparse._ActionsContainer, folder: str, command: str, work: str) -> None:
+    group.add_argument(
+        "--out", metavar="DIR", help=f"{folder} (default: {command}-NAME in the current directory)"
+    )
+    group.add_argument("--resume", action="store_true", help=f"go on with {work} in that folder")
 
 
 def _device_option(group: argparse._ActionsContainer) -> None:

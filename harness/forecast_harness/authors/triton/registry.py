@@ -205,16 +205,10 @@ def _apply(rewrite: TritonRewrite, unit: SourceUnit, context: RewriteContext) ->
 def _combined(singles: Sequence[AppliedRewrites], context: RewriteContext) -> Iterator[AppliedRewrites]:
     """Pairs of rewrites, and the best pairs with a third."""
     best: dict[str, AppliedRewrites] = {}
-    for single in singles:
-        if (
-            single.leading_name not in best
-            or single.edit.expected_gain > best[single.leading_name].edit.expected_gain
-        ):
-            best[single.leading_name] = single
+    for single in sorted(singles, key=lambda f: -f.edit.expected_gain):
+        best.setdefault(single.leading_name, single)
     order = {r.name: i for i, r in enumerate(REWRITES)}
-    partners = sorted(best.values(), key=lambda f: (-f.edit.expected_gain, order[f.leading_name]))[
-        :_MAX_PARTNERS
-    ]
+    partners = list(best.values())[:_MAX_PARTNERS]
     pairs = []
     for first in partners:
         for second in partners:

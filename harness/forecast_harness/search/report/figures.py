@@ -430,12 +430,9 @@ def _cost_cells(spent: SearchCost) -> tuple[str, ...]:
         f"{spent.measurements:,}" if spent.measurements else "",
         seconds(spent.device_seconds) if spent.device_seconds else "",
         seconds(spent.wall_seconds) if spent.wall_seconds else "",
-        *_payment_cells(spent),
+        f"{spent.tokens:,}" if spent.tokens else "",
+        f"{spent.money:.3f}" if spent.money else "",
     )
-
-
-def _payment_cells(spent: SearchCost) -> tuple[str, str]:
-    return f"{spent.tokens:,}" if spent.tokens else "", f"{spent.money:.3f}" if spent.money else ""
 
 
 def cost_rows(story: SearchReport) -> list[tuple[str, ...]]:
@@ -457,11 +454,11 @@ def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[Finalis
     seed = story.state.judged.get(story.root) if not judged else judged.get(story.root)
     rows = [_finalist_row(story.entries[n], judged.get(n), seed, workloads) for n in names]
     if seed is not None and (compiled := seed.facts.get("compiled")):
-        score, times = (
-            compiled_score(seed),
-            [milliseconds(1000 * compiled[w]) if w in compiled else "" for w in workloads],
+        times = [milliseconds(1000 * compiled[w]) if w in compiled else "" for w in workloads]
+        text, note = (
+            factor_text(-compiled_score(seed)),
+            "the seed under torch.compile, with the same arithmetic settings",
         )
-        text, note = factor_text(-score), "the seed under torch.compile, with the same arithmetic settings"
         rows.append(FinalistRow(story.root, "#0", note, text, "", "", "", "", times, ""))
     return rows
 
@@ -485,9 +482,7 @@ def _finalist_row(
     took = {} if judged is None else judged.seconds
     if seed is not None and score is not None and took:
         took = matched_times(took, seed.seconds, 2.0**score)
-    config = (judged.config if judged and judged.config else None) or (
-        entry.judged.config if entry.judged else {}
-    )
+    configs = [one.config for one in (judged, entry.judged) if one is not None and one.config]
     return FinalistRow(
         entry.node.id,
         f"#{entry.number}",
@@ -498,7 +493,7 @@ def _finalist_row(
         "" if entry.score is None else factor_text(-entry.score),
         "" if entry.belief is None else forecast_text(entry.belief),
         [milliseconds(1000 * took[w]) if w in took else "" for w in workloads],
-        config_text(config),
+        config_text(configs[0] if configs else {}),
     )
 
 
