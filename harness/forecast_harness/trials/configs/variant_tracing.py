@@ -9,9 +9,9 @@ import math
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -212,18 +212,13 @@ class VariantTracer:
         return self._ranked[node.source]
 
     def _rank(self, source: str) -> tuple[float, float] | None:
-        try:
+        # A broken contract, no sandbox here, or odd IR: the search goes on without.
+        with suppress(ForecastAutotuneError):
             configs = _spread(configs_for(self._target, source), _RANKED_ASSIGNMENTS)
-            result = self._forecast(source, configs, self._ranking_call) if configs else None
-        except (
-            ForecastAutotuneError
-        ):  # a broken contract, no sandbox here, or odd IR: the search goes on without
-            return None
-        return (
-            None
-            if result is None
-            else (float(result.mean[result.order[0]]), float(result.p_fail[result.order[0]]))
-        )
+            if configs and (result := self._forecast(source, configs, self._ranking_call)) is not None:
+                best = result.order[0]
+                return float(result.mean[best]), float(result.p_fail[best])
+        return None
 
     def close(self) -> None:
         """End the sandboxes."""
@@ -235,7 +230,7 @@ class VariantTracer:
         """At these calls, or at all."""
         traces = self._traces.get(source, configs, calls)
         at = calls or range(len(traces))
-        if not traces or any(all(traces[n].texts[c] is None for c in configs) for n in at):
+        if not traces or any(all(traces[n].configs[c].text is None for c in configs) for n in at):
             return None
         kin = self._kin_timings(source)
         # A source that is not traced yet says nothing here: many nodes may wait for this forecast.
@@ -243,27 +238,28 @@ class VariantTracer:
         means, variances, fails = [], [], []
         for call in at:
             own = traces[call]
-            rows = {Candidate(c): (own, c) for c in configs}
+            rows = {Candidate(c): own.configs[c] for c in configs}
             timings = dict[Candidate, Timing]()
             for (other, config), timing in kin.items():
                 if not is_known_at(timing, call):
                     continue
                 # One that cannot be traced says nothing: of what it is alike is not known.
-                if timed[other] and timed[other][call].texts.get(config) is not None:
+                trace = timed[other][call].configs.get(config) if timed[other] else None
+                if trace is not None and trace.text is not None:
                     candidate = Candidate(config) if other == source else Candidate(config, digest(other))
-                    rows[candidate], timings[candidate] = (timed[other][call], config), timing
+                    rows[candidate], timings[candidate] = trace, timing
             texts = TracedTexts(own.arguments)
-            for candidate, (trace, config) in rows.items():
-                if (text := trace.texts[config]) is not None:
-                    texts.add(assignment_of(candidate), text, {trace.grids[config]: trace.facts[config]})
-            grids = {c: g for c, (t, x) in rows.items() if (g := t.grids[x]) is not None}
+            for candidate, trace in rows.items():
+                if trace.text is not None:
+                    texts.add(assignment_of(candidate), trace.text, {trace.grid: trace.facts})
+            grids = {c: t.grid for c, t in rows.items() if t.grid is not None}
             kernel = Kernel(self._subjects[0].kernel, source=source, source_sha256=digest(source))
             problem = Problem.of(kernel, own.arguments, self._device)
             measured = [to_measurement(problem.id, c, t, call) for c, t in timings.items()]
             advice = self._advice.get(source)
             query = Query(problem, list(rows), grids, measured, ttir=texts, advice=advice)
             answer = self.surrogate.forecast(query)
-            count, failed = len(configs), np.array([own.texts[c] is None for c in configs])
+            count, failed = len(configs), np.array([own.configs[c].text is None for c in configs])
             means.append(answer.mean[:count])
             variances.append(answer.sd[:count] ** 2)
             fails.append(np.where(failed, UNTRACEABLE_P_FAIL, answer.p_fail[:count]))
@@ -321,40 +317,31 @@ RunJobs = Callable[[Sequence[SandboxJob]], Sequence[JobResult]]
 """Does jobs in sandboxes, under `TRACE_LIMITS`."""
 
 
+class ConfigTrace(NamedTuple):
+    """The trace of one source at one call under one config."""
+
+    text: str | None
+    """None where it has no IR."""
+    grid: tuple[int, ...] | None
+    """None where it is not known."""
+    facts: TtirFacts | None
+    """Read from the text at the grid; None for a text that cannot be read, or none."""
+
+
 @dataclass(frozen=True)
 class CallTrace:
-    """The traces of one source at one call, by config; None where a config has no IR, or no grid is known.
+    """The traces of one source at one call, by config; none of a call at which nobody has traced it."""
 
-    Nothing is known of a call at which nobody has traced it.
-    """
-
-    arguments: tuple[Argument, ...]
-    texts: Mapping[Config, str | None]
-    grids: Mapping[Config, tuple[int, ...] | None]
-    facts: Mapping[Config, TtirFacts | None]
-    """Facts read from a config's text at its grid; None for a text that cannot be read, or none."""
+    arguments: tuple[Argument, ...] = ()
+    configs: Mapping[Config, ConfigTrace] = field(default_factory=dict)
 
     def only(self, configs: Collection[Config]) -> CallTrace:
         """Without all other configs."""
-        known = [c for c in configs if c in self.texts]
-        return CallTrace(
-            self.arguments,
-            {c: self.texts[c] for c in known},
-            {c: self.grids[c] for c in known},
-            {c: self.facts[c] for c in known},
-        )
+        return CallTrace(self.arguments, {c: self.configs[c] for c in configs if c in self.configs})
 
     def joined(self, more: CallTrace) -> CallTrace:
         """With other configs, too."""
-        return CallTrace(
-            self.arguments or more.arguments,
-            {**self.texts, **more.texts},
-            {**self.grids, **more.grids},
-            {**self.facts, **more.facts},
-        )
-
-
-_UNTRACED = CallTrace((), {}, {}, {})
+        return CallTrace(self.arguments or more.arguments, {**self.configs, **more.configs})
 
 
 class SourceTraces:
@@ -423,8 +410,8 @@ class SourceTraces:
         """Those that nobody has traced at one of these calls; none of a source that cannot be traced."""
         if (result := self._known.get(source)) is None:
             return configs
-        traced = [result[n].texts for n in self._at(calls)] if result else []
-        return [c for c in configs if not all(c in texts for texts in traced)]
+        traced = [result[n].configs for n in self._at(calls)] if result else []
+        return [c for c in configs if not all(c in known for known in traced)]
 
     def _at(self, calls: Sequence[int]) -> Sequence[int]:
         return calls or range(len(self._subjects))
@@ -500,7 +487,7 @@ class SourceTraces:
             traced = dict(
                 zip(self._at(calls), (_read_call(problem, configs) for problem in result.value), strict=True)
             )
-            return tuple(traced.get(n, _UNTRACED) for n in range(len(self._subjects)))
+            return tuple(traced.get(n, CallTrace()) for n in range(len(self._subjects)))
         return ()
 
 
@@ -512,16 +499,12 @@ def _parts(configs: Sequence[Config], most: int) -> list[Sequence[Config]]:
 
 def _read_call(answer: Mapping[str, Any], configs: Sequence[Config]) -> CallTrace:
     facts = {int(number): decode_facts(encoded) for number, encoded in answer["facts"].items()}
-    which = dict(zip(configs, answer["which"], strict=True))
-    grids = {
-        c: None if g is None else tuple(map(int, g)) for c, g in zip(configs, answer["grids"], strict=True)
-    }
-    return CallTrace(
-        tuple(Argument.from_json(a) for a in answer["arguments"]),
-        {c: None if n is None else answer["ttir"][n] for c, n in which.items()},
-        grids,
-        {c: None if n is None else facts[n][grids[c]] for c, n in which.items()},
-    )
+    traces = {}
+    for config, number, given in zip(configs, answer["which"], answer["grids"], strict=True):
+        grid = None if given is None else tuple(map(int, given))
+        known = (None, None) if number is None else (answer["ttir"][number], facts[number][grid])
+        traces[config] = ConfigTrace(known[0], grid, known[1])
+    return CallTrace(tuple(Argument.from_json(a) for a in answer["arguments"]), traces)
 
 
 def _target_key(target: SearchTarget) -> str:

@@ -177,9 +177,9 @@ def tracer_of(asked: SearchTarget, noted: NotedTracing) -> VariantTracer:
 def test_only_the_calls_that_are_asked_for_are_traced(traces: SourceTraces, noted: NotedTracing) -> None:
     result = traces.get(DOUBLE, LISTED, [2])
     assert noted.asked == [[4096]]
-    assert [set(one.texts) for one in result] == [set(), set(), set(LISTED)]
+    assert [set(one.configs) for one in result] == [set(), set(), set(LISTED)]
     assert result[2].arguments[0].shape == (4096,)
-    assert result[2].grids == {LISTED[0]: (64,), LISTED[1]: (32,)}
+    assert [result[2].configs[c].grid for c in LISTED] == [(64,), (32,)]
 
 
 @pytest.mark.parametrize("calls", [(SMALL, LARGE), (LARGE, SMALL)])
