@@ -207,7 +207,12 @@ def agreements(folders: Sequence[Path]) -> Figures:
             result[arm] = {"runs": len(chosen), "contexts": len(common)}
             for name, test in (("share", same_choice), ("class_share", same_class)):
                 alike = np.array([[test(a[c], b[c]) for a, b in pairs] for c in common]).mean(axis=1)
-                result[arm] |= {"always": int((alike == 1).sum())} if test is same_choice else {}
+                if test is same_choice:
+                    result[arm]["always"] = int((alike == 1).sum())
+                    for library in sorted(set(names := [kernel_of(c).partition("/")[0] for c in common])):
+                        result[arm][f"share_{library}"] = round(
+                            float(alike[[n == library for n in names]].mean()), _PLACES
+                        )
                 ends = _interval(name, lambda rows, alike=alike: float(alike[rows].mean()), common)
                 result[arm] |= {k if k == name else f"{name}_{k}": v for k, v in ends.items()}
     return result
