@@ -11,10 +11,6 @@ from hypothesis import strategies as st
 
 from forecast_autotune.llm.bins import BINS
 
-RATIO_LISTS = st.lists(st.integers(min_value=1, max_value=99_999), min_size=3, max_size=24, unique=True).map(
-    lambda found: tuple(sorted(n / 1000 for n in found))
-)
-
 
 @given(st.floats(min_value=0.01, max_value=100.0))
 def test_a_model_that_obeys_the_table_is_right(ratio: float) -> None:

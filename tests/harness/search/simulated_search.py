@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -169,11 +168,6 @@ def comparable_outcome(state: SearchState) -> dict[str, Any]:
         "best": [state.best, state.best_score],
         "stopped": state.stopped and state.stopped.reason,
     }
-
-
-def log_text(events: Iterable[Event]) -> str:
-    """Events as one text, to compare logs by."""
-    return json.dumps([encode(e).decode() for e in events])
 
 
 def jobs(actions: Iterable[Action]) -> list[NodeJob]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -216,10 +216,6 @@ def test_a_tracer_that_is_closed_leaves_no_child(traced: Traced) -> None:
     tracer.close()
     assert tracer.outstanding == 0
     assert eventually(lambda: own not in listing.read_text().split())
-
-
-def names_of(results: Sequence[Any]) -> set[Candidate]:
-    return {result.candidate for result in results}
 
 
 def blocked_on(release: Path, blocked: Collection[Candidate]) -> Callable[[Candidate], None]:
