@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +21,14 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config, ir
 
 from torch._inductor.select_algorithm import ExternKernelCaller, ExternKernelChoice, TritonTemplateCaller  # isort: skip
-from torch._inductor.autotune_process import CppBenchmarkRequest
+from torch._inductor.autotune_process import BenchmarkRequest, CppBenchmarkRequest, CuteDSLBenchmarkRequest
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
+from torch._inductor.codegen.cutedsl.cutedsl_template import CuteDSLTemplateCaller
+from torch._inductor.codegen.cutlass.kernel import CUTLASSTemplateCaller
+from torch._inductor.codegen.nv_universal_gemm.nv_universal_gemm import NVUniversalGemmCaller
+from torch._inductor.codegen.rocm.rocm_benchmark_request import ROCmBenchmarkRequest
+from torch._inductor.codegen.rocm.rocm_kernel import ROCmTemplateCaller
 from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
 from torch._inductor.kernel_template_choice import KernelTemplateChoice
 
@@ -44,6 +51,16 @@ NOT_CODE = {
     CppBenchmarkRequest: "hash_key DLL",
     SubgraphChoiceCaller: "benchmark_inputs example_inputs sym_inputs sym_input_values _compiled_module _bmreq",
     KernelTemplateChoice: "layout inputs annotations",
+    BenchmarkRequest: "kernel_name input_tensor_meta output_tensor_meta benchmark_with_cudagraphs",
+    ROCmTemplateCaller: "category make_kernel_render template info_kwargs",
+    ROCmBenchmarkRequest: "workspace_size workspace DLL _workspace_size_updated hash_key source_file",
+    CuteDSLTemplateCaller: "make_kernel_render template mutated_inputs",
+    CuteDSLBenchmarkRequest: "module_cache_key",
+    # Its name is the hash of its code, and its description the rest.
+    CUTLASSTemplateCaller: "category make_kernel_render supports_epilogue_fusion template info_kwargs",
+    # The types of sums and scales follow from the operands.
+    NVUniversalGemmCaller: "accumulator_type workspace_size scale_type_a scale_type_b swizzle_type_a "
+    "swizzle_type_b bmreq",
 }
 
 
@@ -102,6 +119,21 @@ def cpp(source: str = "a", category: str = "CppMicroGemm", threads: int = 1) -> 
     return bare(CppTemplateCaller, category=category, template=template, bmreq=request)
 
 
+def rocm(code: str = "a", number: int = 1, blocks: int = 1) -> Any:
+    request = SimpleNamespace(
+        source_code=f"{code} rocm_{number}", kernel_name=f"rocm_{number}", extra_args=[blocks]
+    )
+    return bare(ROCmTemplateCaller, name=f"rocm_{number}", bmreq=request)
+
+
+def cutedsl(path: str = __file__, number: int = 1) -> Any:
+    name = f"cutedsl_flash_{number}"
+    request = SimpleNamespace(module_path=path, kernel_name=name, extra_args=())
+    return bare(
+        CuteDSLTemplateCaller, name=name, description=f"CuteDSL template {name} (TILE=64)", bmreq=request
+    )
+
+
 PAIRS = {
     (ExternKernelCaller, "choice"): (extern(), extern(name="other")),
     (ExternKernelCaller, "kwargs"): (
@@ -131,8 +163,22 @@ PAIRS = {
         templated(),
         templated(extra_kwargs={"epilogue_fn_hash": "addmm 2 1"}),
     ),
+    (ROCmTemplateCaller, "bmreq"): (rocm(), rocm("b"), rocm(number=2)),
+    (ROCmBenchmarkRequest, "source_code"): (rocm(), rocm("b")),
+    (BenchmarkRequest, "extra_args"): (rocm(), rocm(blocks=2)),
+    (CuteDSLTemplateCaller, "bmreq"): (cutedsl(), cutedsl(torch.__file__), cutedsl(number=2)),
+    (CuteDSLBenchmarkRequest, "module_path"): (cutedsl(), cutedsl(torch.__file__)),
+    (CUTLASSTemplateCaller, "bmreq"): tuple(
+        bare(CUTLASSTemplateCaller, name=name) for name in ("cutlass_1f", "cutlass_2f")
+    ),
+    **{
+        (NVUniversalGemmCaller, field): tuple(
+            bare(NVUniversalGemmCaller, description=text) for text in ("mm tile_64", other)
+        )
+        for field, other in {"kernel": "mm tile_128", "variant": "grouped tile_64"}.items()
+    },
 }
-"""Choices that differ in one field alone."""
+"""Choices that differ in one field alone, and one that differs from the first in its counter alone."""
 
 
 def fields(kind: type) -> set[str]:
@@ -153,12 +199,19 @@ def test_every_field_of_a_choice_is_code_or_known_to_be_none(kind: type) -> None
     )
 
 
+def test_every_class_of_choices_is_named_above() -> None:
+    files = Path(inspect.getfile(config)).parent.rglob("*.py")
+    bases = r"^class (\w+)\([^)]*ChoiceCaller\)"
+    classes = {name for file in files for name in re.findall(bases, file.read_text(encoding="utf-8"), re.M)}
+    assert classes - {"TritonTemplateCallerBase"} <= {kind.__name__ for kind in NOT_CODE}
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].__name__}.{pair[1]}")
 def test_choices_that_differ_in_a_field_are_two_candidates(pair: tuple[type, str]) -> None:
-    one, other = PAIRS[pair]
+    one, other, *equal = PAIRS[pair]
     named: list[Candidate] = [candidate_of(one), candidate_of(other)]
     assert named[0] != named[1]
-    assert named[0] == candidate_of(one)
+    assert {named[0]} == {candidate_of(choice) for choice in (one, *equal)}
 
 
 def other_value(value: object) -> object:

@@ -22,6 +22,17 @@ def code_digest(*parts: object) -> str:
     return digest(*map(str, parts))[:12]
 
 
+def request_digest(request: Any) -> str:
+    """A digest of a choice's code and of the numbers that it is called with; empty where Inductor has no code of it.
+
+    The name of the kernel, which holds a counter, is left out.
+    """
+    code, path = getattr(request, "source_code", None), getattr(request, "module_path", None)
+    if code is None and path:
+        code = Path(path).read_text(encoding="utf-8")
+    return code_digest(code.replace(request.kernel_name, ""), *request.extra_args) if code else ""
+
+
 def callable_digest(function: object) -> str:
     """A digest of the user's code behind an operator or a function of a program; empty for a library's own."""
     if hasattr(function, "_schema") or hasattr(function, "overloads"):

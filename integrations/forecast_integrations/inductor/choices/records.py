@@ -28,6 +28,7 @@ from forecast_integrations.inductor.choices.identity import (
     code_digest,
     compiler_options,
     graph_digest,
+    request_digest,
 )
 
 if TYPE_CHECKING:
@@ -272,8 +273,12 @@ def _subgraph(choice: SubgraphChoiceCaller) -> tuple[str, Mapping[str, object]]:
 
 def _other(choice: ChoiceCaller) -> tuple[str, Mapping[str, object]]:
     backend = re.sub(r"(Template)?Caller$", "", type(choice).__name__).lower()
-    parameters = parse_description(choice.description)
-    return f"{backend}::{_name_without_counter(choice.name)}", parameters
+    name = _name_without_counter(choice.name)
+    parameters = parse_description(choice.description.replace(choice.name, name))
+    # The description of a ROCm choice is empty, and that of a CuteDSL one says nothing of a user's graph in it.
+    if source := request_digest(getattr(choice, "bmreq", None)):
+        parameters["source"] = source
+    return f"{backend}::{name}", parameters
 
 
 _CHOICE_READERS: dict[str, ChoiceReader] = {
