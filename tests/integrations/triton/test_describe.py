@@ -385,7 +385,7 @@ def test_the_normal_form_changes_with_what_the_kernel_uses(build: Build, change:
 
 
 NESTED = """
-import enum, types, dataclasses
+import enum, functools, types, dataclasses
 import triton, triton.language as tl
 import package_of_test.module as alias
 import package_of_test
@@ -418,8 +418,25 @@ made_by = {{"f": scaled}}
 def rounded(x):
     return plain(x)
 
+class Called:
+    def __init__(self, factor):
+        self.factor = factor * {made}
+    def __call__(self, x):
+        return x * self.factor + {call}
+    @classmethod
+    def method(cls, x):
+        return x + {method}
+@functools.cache
+def cached(x):
+    return x + {cached}
+called, part = Called({object}), functools.partial(pow, {part})
+@triton.autotune([triton.Config({{"N": {config}}})], [])
+@triton.jit
+def launched(x, N: tl.constexpr):
+    tl.store(x, N)
+
 def plain(x):
-    return x + {plain}
+    return x + {plain} + called(Called.method(part(cached(launched[(x,)](x)))))
 
 @triton.jit
 def kernel(x, n, BLOCK: tl.constexpr):
@@ -443,6 +460,7 @@ def function(x):
 """
 NESTED_VALUES: dict[str, Any] = {
     **dict.fromkeys(("attribute", "shade", "option", "table", "space", "closure", "plain"), 8),
+    **dict.fromkeys(("made", "call", "method", "cached", "object", "part", "config"), 8),
     **dict.fromkeys(("name", "alias", "deep", "function", "unused"), 4),
     "type": "float16",
 }

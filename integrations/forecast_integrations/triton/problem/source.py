@@ -14,6 +14,7 @@ import ast
 import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
 import importlib
 import inspect
@@ -192,15 +193,18 @@ def _note(name: str, value: object, parts: _Parts, seen: set[int], within: tuple
     value = getattr(value, "value", None) if type(value).__name__ == "constexpr" else value
     if is_jit(value) or (inspect.isfunction(value) and not is_foreign(value)):
         _collect(innermost(value), parts, seen)
+        parts += [(str(config), None) for config in getattr(value, "__dict__", {}).get("configs") or ()]
     elif isinstance(value, _CONSTANT_TYPES) or _is_dtype(value):
         parts.append((f"{name}={value!r}", None))
-    elif id(value) not in within:
+    elif id(value) not in within and id(value) not in seen:
+        if _is_callable_object(value):
+            seen.add(id(value))
         for member, held in _members(value):
             _note(f"{name}{member}", held, parts, seen, (*within, id(value)))
 
 
 def _members(value: Any) -> Iterable[tuple[str, object]]:
-    """The values that a container, an enum's member, a data class or a class holds, with their places; else none."""
+    """The values that a container, a callable, an enum's member, a data class or a class holds, with their places."""
     if isinstance(value, Mapping):
         return [("" if " at 0x" in str(key) else f"[{key}]", held) for key, held in value.items()]
     if isinstance(value, set | frozenset):
@@ -211,9 +215,30 @@ def _members(value: Any) -> Iterable[tuple[str, object]]:
         return [("", value.value)]
     if dataclasses.is_dataclass(value) and not inspect.isclass(value):
         return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    if isinstance(value, functools.partial):
+        return [("", value.func), ("", value.args), ("", value.keywords)]
+    if inspect.ismethod(value):
+        return [("", value.__func__), ("", value.__self__)]
+    if isinstance(value, property):
+        return [("", value.fget)]
+    if type(value).__name__ == "_lru_cache_wrapper":
+        return [("", value.__wrapped__)]
+    if _is_callable_object(value):
+        return [(f".{name}", held) for name, held in [*vars(value).items(), ("", type(value))]]
     if inspect.isclass(value) and not is_foreign(value):
-        return [(f".{name}", getattr(value, name, None)) for name in dir(value) if not name.startswith("__")]
+        held = {name: getattr(value, name, None) for name in dir(value)}
+        return [(f".{n}", v) for n, v in held.items() if not n.startswith("__") or inspect.isfunction(v)]
     return ()
+
+
+def _is_callable_object(value: object) -> bool:
+    """Whether it is an object of a class of the user's that is called as a function is."""
+    return (
+        callable(value)
+        and not inspect.isclass(value)
+        and not is_foreign(type(value))
+        and hasattr(value, "__dict__")
+    )
 
 
 def is_foreign(value: object) -> bool:
