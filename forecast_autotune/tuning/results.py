@@ -139,7 +139,9 @@ class TaskResults:
             ran, key=lambda m: (m.ms, m.p20_ms or m.ms, m.p80_ms or m.ms, self._row_of[m.candidate])
         )
 
-    def close_to_best(self, canonical: Order, *, oracle: bool) -> list[Candidate]:
+    def close_to_best(
+        self, canonical: Callable[[Candidate], tuple[Any, ...]], *, oracle: bool
+    ) -> list[Candidate]:
         """Return the candidates worth timing again side by side, in canonical order.
 
         The fastest is among them, then those that may tie. So is the base's fastest if it is as close: variants have
@@ -148,19 +150,14 @@ class TaskResults:
         fast = self.fastest()
         margin = ORACLE_FINALIST_MARGIN if oracle else FINALIST_MARGIN
         within = [m for m in fast if m.ms <= fast[0].ms * (1 + margin)]
-        if not oracle:
-            alike = [m for m in within[1:] if m.ms <= fast[0].ms * (1 + PROBABLE_TIE)]
-            alike.sort(key=lambda m: canonical(m.candidate))
-            within = [*within[:1], *alike, *within[1 + len(alike) :]]
-        close = within if oracle else within[:MAX_FINALISTS]
-        if (base := _fastest_of_base(within)) is not None and base not in close:
-            close[-1] = base
-        chosen = [m.candidate for m in close]
-        return chosen if oracle else sorted(chosen, key=canonical)
-
-
-Order = Callable[[Candidate], tuple[Any, ...]]
-"""A key that sorts candidates the same in every process."""
+        if oracle:
+            return [m.candidate for m in within]
+        alike = [m for m in within[1:] if m.ms <= fast[0].ms * (1 + PROBABLE_TIE)]
+        within[1 : 1 + len(alike)] = sorted(alike, key=lambda m: canonical(m.candidate))
+        close = within[:MAX_FINALISTS]
+        if not any(m.candidate.is_base_variant for m in close):
+            close[-1:] = [m for m in within if m.candidate.is_base_variant][:1] or close[-1:]
+        return sorted((m.candidate for m in close), key=canonical)
 
 
 def tied(fast: Sequence[Measurement], tolerance: float) -> list[Measurement]:
@@ -169,12 +166,9 @@ def tied(fast: Sequence[Measurement], tolerance: float) -> list[Measurement]:
     A trifle is no more than `NEGLIGIBLE_GAIN` or the noise of both medians, and never more than the tolerance.
     """
     best = fast[0]
-
-    def trifle(m: Measurement) -> float:
-        noise = 2.0 * math.hypot(best.error_ms, m.error_ms)
-        return min(max(NEGLIGIBLE_GAIN * best.ms, noise), tolerance * best.ms)
-
-    return [m for m in fast if m.ms - best.ms <= trifle(m)]
+    noise = [2.0 * math.hypot(best.error_ms, m.error_ms) for m in fast]
+    trifles = [min(max(NEGLIGIBLE_GAIN * best.ms, n), tolerance * best.ms) for n in noise]
+    return [m for m, trifle in zip(fast, trifles, strict=True) if m.ms - best.ms <= trifle]
 
 
 def _without_doubtful_failures(rows: list[Measurement], candidates: CandidateList) -> list[Measurement]:
@@ -188,7 +182,3 @@ def _without_doubtful_failures(rows: list[Measurement], candidates: CandidateLis
         return rows
     sure = [m for m in rows if m.outcome not in _MAY_BE_MENDED]
     return [m for m in sure if not any(text in str(m.extra.get("message", "")) for text in _OF_CALL)]
-
-
-def _fastest_of_base(fast: Sequence[Measurement]) -> Measurement | None:
-    return next((m for m in fast if m.candidate.is_base_variant), None)
