@@ -45,6 +45,7 @@ from forecast_integrations.triton.problem.describe import (
     launch_grid,
     pruned_configs,
     to_config,
+    with_address,
 )
 from forecast_integrations.triton.problem.source import innermost, standalone_source
 from forecast_integrations.triton.protocols import is_descriptor, is_tensor
@@ -158,6 +159,7 @@ class CallCapture:
             for a in listed
             if a.kind == "tensor"
         }
+        listed = [with_address(a, tensors.get(a.name)) for a in listed]
         arguments = _with_pointees(listed, tensors)
         form = digest(call_form(arguments))
         exact = digest([a.to_json() for a in arguments])

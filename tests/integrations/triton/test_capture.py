@@ -73,6 +73,8 @@ def test_whatever_has_an_address_is_a_tensor(tmp_path: Path, kind: str) -> None:
         "pair": lambda: Pointer(held, tl.bfloat16),
     }[kind]()
     ((call,), (data,), _) = noted(tmp_path, x)
+    at = x.data_ptr() % 64
+    assert call.arguments[0].extra.get("address", 0) == (at & -at), "it is judged where in a line it was"
     name, dtype, shape = {
         "pointer": ("x", "float32", (16,)),
         "strided": ("x", "float32", (4, 3)),

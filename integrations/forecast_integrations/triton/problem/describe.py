@@ -258,6 +258,12 @@ def describe_argument(name: str, value: object, constexpr: bool = False) -> Argu
     )
 
 
+def with_address(argument: Argument, value: object) -> Argument:
+    """The argument with where in a line of the cache its tensor begins, if 16 bytes or more into one."""
+    at = value.data_ptr() % line_bytes(value) if is_tensor(value) else 0
+    return replace(argument, extra={**argument.extra, ADDRESS: at & -at}) if at and at % 16 == 0 else argument
+
+
 def line_bytes(tensor: object) -> int:
     """Bytes of a cache's line where a tensor lies."""
     return 64 if getattr(tensor, "is_cpu", False) else 128
@@ -399,11 +405,10 @@ def describe(
         options[L2] = "warm"
     if computed := _heuristic_values_of(fn, named, configs):
         options[HEURISTICS] = digest(computed)
-    tensors = {name: value for name, value in named.items() if is_tensor(value)}
-    within = {name: at for name, value in tensors.items() if (at := value.data_ptr() % line_bytes(value))}
-    if any(at % 16 == 0 for at in within.values()):
-        within = {name: at & -at for name, at in within.items() if at % 16 == 0 and name in dots(given)}
-        given = [replace(a, extra={ADDRESS: within[a.name]}) if a.name in within else a for a in given]
+    placed = [with_address(a, named.get(a.name)) for a in given]
+    if any(ADDRESS in a.extra for a in placed):
+        fed = dots(given)
+        given = [at if a.name in fed else a for a, at in zip(given, placed, strict=True)]
     key = key_texts(key)
     fixed = None if callable(grid) else launch_grid(grid, named, {})
     return Problem.of(
