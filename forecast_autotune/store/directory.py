@@ -126,25 +126,6 @@ _LOCK_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class LogEntry:
-    """One line to be stored; `measurement` is None when only the problem has to be known."""
-
-    problem: Problem
-    measurement: Measurement | None
-    line: bytes
-
-    @classmethod
-    def of(cls, problem: Problem, measurement: Measurement | None) -> LogEntry:
-        """Serialize. Raises `RecordError` for values that JSON cannot hold, and for another problem's measurement."""
-        if measurement is not None and measurement.problem != problem.id:
-            raise RecordError(
-                f"a measurement is filed under its own problem: it is about {measurement.problem!r}, not "
-                f"{problem.id!r}; pass the problem it was measured for"
-            )
-        return cls(problem, measurement, b"" if measurement is None else encode(measurement.to_json()))
-
-
-@dataclass(frozen=True)
 class StoredCounts:
     """How much there is of a kernel, or of several: all that `clear` removes."""
 
@@ -167,7 +148,7 @@ class KernelDirectory:
         self.path = path
         self._notes = notes
         self._logs: dict[str, LogFile] = {}
-        self._unwritten: list[LogEntry] = []
+        self._unwritten: list[NewRow] = []
         """Entries that are not on disk: all in memory-only mode, else those that could not be written."""
         self._decisions: dict[str, Decision] = {}
         """Likewise for decisions."""
@@ -247,7 +228,7 @@ class KernelDirectory:
 
     # --- writing ---
 
-    def add(self, entries: list[LogEntry], *, unique: bool = False) -> int:
+    def add(self, entries: list[NewRow], *, unique: bool = False) -> int:
         """Append entries in one write; returns how many were added.
 
         `unique` leaves out what is held already. Entries that cannot be written are kept in memory, reported, and
@@ -306,7 +287,7 @@ class KernelDirectory:
             pass  # `add` keeps the rows in memory, and says so
         finally:
             release_lock(lock)
-        return self.add([LogEntry(r.problem, r.measurement, r.line) for r in rows if r.name], unique=True)
+        return self.add([row for row in rows if row.name], unique=True)
 
     def _warn_unsaved(self, error: OSError) -> None:
         self._notes.add(
@@ -315,7 +296,7 @@ class KernelDirectory:
             topic="unsaved",
         )
 
-    def _lines_to_write(self, own: LogFile, fresh: list[LogEntry]) -> bytes:
+    def _lines_to_write(self, own: LogFile, fresh: list[NewRow]) -> bytes:
         lines: list[bytes] = []
         written = set(own.problems)
         arrived = [e for e in self._unwritten if e.measurement in own.measurements.get(e.problem.id, ())]
@@ -326,10 +307,10 @@ class KernelDirectory:
             lines.append(entry.line)
         return b"".join(lines)
 
-    def _not_held(self, entries: list[LogEntry]) -> list[LogEntry]:
+    def _not_held(self, entries: list[NewRow]) -> list[NewRow]:
         """Entries whose measurement is not held yet."""
         held = {imported_name(m) for i in {e.problem.id for e in entries} for m in self.measurements(i)}
-        new: list[LogEntry] = []
+        new: list[NewRow] = []
         for entry in entries:
             if entry.measurement is not None and (key := imported_name(entry.measurement)) not in held:
                 held.add(key)
@@ -389,7 +370,7 @@ class KernelDirectory:
                 self._warn_unsaved(error)
         self.refresh()
         if problem.id not in self.problems():
-            self.add([LogEntry.of(problem, None)])
+            self.add([NewRow.of(problem, None)])
 
     def decisions(self) -> Iterator[tuple[Problem, Decision]]:
         """Every decision with its problem, after the last refresh."""

@@ -133,12 +133,25 @@ class NameSet:
 
 @dataclass(slots=True)
 class NewRow:
-    """A row that the import has not met before; `line` and `name` are empty where only its problem is given."""
+    """A row to be stored; `line` is empty where only its problem is given, `name` unless it is an import's."""
 
     problem: Problem
     measurement: Measurement | None
     line: bytes = b""
     name: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises `RecordError` for another problem's measurement."""
+        if self.measurement is not None and self.measurement.problem != self.problem.id:
+            raise RecordError(
+                f"a measurement is filed under its own problem: it is about {self.measurement.problem!r}, not "
+                f"{self.problem.id!r}; pass the problem it was measured for"
+            )
+
+    @classmethod
+    def of(cls, problem: Problem, measurement: Measurement | None) -> NewRow:
+        """Serialize. Raises `RecordError` for values that JSON cannot hold, and for another problem's measurement."""
+        return cls(problem, measurement, b"" if measurement is None else encode(measurement.to_json()))
 
 
 class HeldNames:
@@ -286,11 +299,6 @@ class Importer:
                         self._take_advice(problem)
                 row = NewRow(problem, measurement)
                 if measurement is not None:
-                    if measurement.problem != problem.id:
-                        raise RecordError(
-                            f"a measurement is filed under its own problem: it is about {measurement.problem!r}, not "
-                            f"{problem.id!r}; pass the problem it was measured for"
-                        )
                     row.line = line_of(measurement)
                     row.name = line_name(row.line)
                     self.count.rows += 1

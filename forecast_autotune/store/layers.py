@@ -36,8 +36,9 @@ from forecast_autotune.errors import RecordError, SettingsError, StoreError
 from forecast_autotune.records import Decision, Measurement, Problem
 from forecast_autotune.records.table import Table
 from forecast_autotune.settings import Settings, parse_directories
-from forecast_autotune.store.directory import KernelDirectory, LogEntry
+from forecast_autotune.store.directory import KernelDirectory
 from forecast_autotune.store.files import KernelName, StoreNotes, kernel_of
+from forecast_autotune.store.importing import NewRow
 from forecast_autotune.store.remote.backends import VARIABLE as REMOTE_VARIABLE
 from forecast_autotune.store.remote.backends import entry_of, sound_rows
 from forecast_autotune.store.rows import KernelRows, canonical_line
@@ -217,7 +218,7 @@ class StoreLayers:
             self._notes.add(message[:300], topic="remote")
             return
         if measured:
-            directory.add([LogEntry.of(problem, m) for m in measured], unique=True)
+            directory.add([NewRow.of(problem, m) for m in measured], unique=True)
         if directory.decision(problem.id) is not None:
             return  # the user's own, made while the remote store was asked
         for decision in decided:

@@ -16,7 +16,6 @@ from forecast_autotune.records.problem import FACTS
 from forecast_autotune.settings import NO_HOME, NOWHERE, default_directory
 from forecast_autotune.store.directory import (
     KernelDirectory,
-    LogEntry,
     StoredCounts,
     launch_marker,
     recover_crashes,
@@ -31,7 +30,7 @@ from forecast_autotune.store.files import (
     kernel_of,
     list_folders,
 )
-from forecast_autotune.store.importing import Importer
+from forecast_autotune.store.importing import Importer, NewRow
 from forecast_autotune.store.layers import StoreLayers, layer_configuration
 from forecast_autotune.store.misses import Miss, RecordFile
 from forecast_autotune.store.relatives import DEVICES, affordable_directories, nearest_relatives, nearness_key
@@ -146,7 +145,7 @@ class Store:
         a measurement is about another problem, or holds values that JSON cannot.
         """
         with self._mutex:
-            self._directory(problem).add([LogEntry.of(problem, m) for m in measurements])
+            self._directory(problem).add([NewRow.of(problem, m) for m in measurements])
         for measurement in measurements:
             self.layers.offer(problem, measurement)
 
