@@ -71,8 +71,9 @@ def extract_source(answer: str, target: SearchTarget, parent: Node) -> str:
 
     Raises `RecordError` saying, to the model, what is wrong.
     """
-    text = _readable_part(answer)
-    blocks = _entry_blocks(text, target.entry)
+    if len(text := _without_reasoning(answer)) > _MAX_ANSWER_CHARS:
+        raise RecordError(f"it has {len(text)} characters; at most {_MAX_ANSWER_CHARS} are read")
+    blocks = [block for block in _CODE_BLOCK.findall(text) if _names_entry(block, target.entry)]
     if not blocks and "```" not in text and _names_entry(text, target.entry):
         blocks = [text]  # code and nothing else
     if not blocks:
@@ -158,18 +159,6 @@ def _without_reasoning(answer: str) -> str:
     return answer.rpartition("</think>")[2].replace("\r\n", "\n")
 
 
-def _readable_part(answer: str) -> str:
-    """An answer without the thoughts before it. Raises `RecordError` for one that is too long to be searched."""
-    if len(text := _without_reasoning(answer)) > _MAX_ANSWER_CHARS:
-        raise RecordError(f"it has {len(text)} characters; at most {_MAX_ANSWER_CHARS} are read")
-    return text
-
-
-def _entry_blocks(text: str, entry: str) -> list[str]:
-    """Code blocks that define the entry."""
-    return [block for block in _CODE_BLOCK.findall(text) if _names_entry(block, entry)]
-
-
 def _names_entry(block: str, entry: str) -> bool:
     return (
         re.search(
@@ -253,11 +242,6 @@ def prompt(request: ProposalRequest, style: str) -> str:
             "feedback": judged_failure.feedback[:_MAX_FEEDBACK_CHARS].strip(),
         }
     return str(_template(style).render(known))
-
-
-def retry_prompt(prompt: str, answer: str, complaint: str) -> str:
-    """The second turn, after an answer that broke a rule."""
-    return str(_template("again").render(prompt=prompt, answer=_shortened(answer), complaint=complaint))
 
 
 def feasible_style(request: ProposalRequest, style: str) -> str:
@@ -368,16 +352,6 @@ class GeneratedTexts:
     spent: SearchCost = SearchCost()
 
 
-@dataclass(frozen=True)
-class WrittenDrafts:
-    """What a model wrote for a request."""
-
-    drafts: Sequence[Draft]
-    reasons: Sequence[str]
-    """Why there are no more: one sentence for each answer that is no source, and for what kept the model from one."""
-    spent: SearchCost
-
-
 class TextCache:
     """Texts below a directory, by what was asked of a model."""
 
@@ -445,20 +419,24 @@ class LLMAuthor:
         """See `Author`."""
         begin = time.monotonic()
         try:
-            written = self.write(request)
+            drafts, reasons, spent = self.write(request)
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{self.name}: {error}")
-        nodes = new_nodes(request, written.drafts)
-        spent = replace(written.spent, wall_seconds=time.monotonic() - begin)
+        nodes = new_nodes(request, drafts)
+        spent = replace(spent, wall_seconds=time.monotonic() - begin)
         problem = ""
         if not nodes:
-            known = ["nothing new among its sources"] if written.drafts else []
-            most = [text for text, _ in Counter(written.reasons).most_common(_MAX_SHOWN_REASONS)]
+            known = ["nothing new among its sources"] if drafts else []
+            most = [text for text, _ in Counter(reasons).most_common(_MAX_SHOWN_REASONS)]
             problem = f"{self.name}: {'; '.join([*most, *known])}"
         return Proposed(request.id, nodes, spent, problem)
 
-    def write(self, request: ProposalRequest) -> WrittenDrafts:
-        """What the model answers a request, refused answers asked for once more. Raises `RecordError` for no jinja2."""
+    def write(self, request: ProposalRequest) -> tuple[list[Draft], list[str], SearchCost]:
+        """What the model answers a request, refused answers asked for once more.
+
+        And why there is no more: a sentence for each answer that is no source, and for what kept the model from one.
+        Raises `RecordError` for no jinja2.
+        """
         style = feasible_style(request, request.arm.rpartition("/")[2])
         question = prompt(request, style)
         generated, trouble = self._generate(question, request.n, draw_seed(request))
@@ -470,7 +448,7 @@ class LLMAuthor:
             except RecordError as error:
                 refused.append((answer, str(error)))
         second, reasons, more = self._retry_refused(request, style, question, refused)
-        return WrittenDrafts([*drafts, *second], [*trouble, *reasons], generated.spent + more)
+        return [*drafts, *second], [*trouble, *reasons], generated.spent + more
 
     def close(self) -> None:
         """Servers keep no connection; a model in this process keeps its memory until the process ends."""
@@ -481,8 +459,9 @@ class LLMAuthor:
         """Drafts of a second turn, in which the model is told which rule its answer broke."""
 
         def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
-            prompt = retry_prompt(question, answer, complaint)
-            generated, trouble = self._generate(prompt, 1, f"{draw_seed(request)}/{number}")
+            known = {"prompt": question, "answer": _shortened(answer), "complaint": complaint}
+            again = str(_template("again").render(known))
+            generated, trouble = self._generate(again, 1, f"{draw_seed(request)}/{number}")
             if not generated.texts:
                 return None, trouble[0] if trouble else complaint, generated.spent
             try:

@@ -79,7 +79,11 @@ class VariantWork:
                 self._begin_kinds(subjects, left, jobs)
             except ForecastAutotuneError as error:
                 failure = error
-            self._take_results(jobs, keep)
+            with self.seconds.phase("verify"):
+                for (kind, number), result in jobs.results():
+                    kind.results[number] = result
+                    self._verified += 1
+                    keep(kind.variants[number], result.checks)
         if failure is not None:
             raise failure
         return [(v, kind.results[n]) for kind in self._kinds for n, v in enumerate(kind.variants)]
@@ -123,17 +127,6 @@ class VariantWork:
             plan=self.plan,
             binaries=kind.binaries,
         )
-
-    def _take_results(
-        self,
-        jobs: _Jobs,
-        keep: Callable[[Variant, Sequence[Check]], object],
-    ) -> None:
-        with self.seconds.phase("verify"):
-            for (kind, number), result in jobs.results():
-                kind.results[number] = result
-                self._verified += 1
-                keep(kind.variants[number], result.checks)
 
     def _counts(self) -> str:
         if self._stage:

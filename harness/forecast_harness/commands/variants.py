@@ -117,7 +117,8 @@ def _make_and_verify(
     if lanes is not None and chosen:
         results, spent = _verify_variants(options, output, target, store, chosen, lanes)
         seconds |= spent
-    _check_saved(store)
+    if unsaved := [note for note in store.issued_warnings if "cannot be written" in note]:
+        raise CommandError(unsaved[0])
     data = {
         "kernel": target.kernel.name,
         "base_sha256": target.kernel.source_sha256,
@@ -176,8 +177,8 @@ def _written_variants(
     asked, base = kernel_target(target, subjects, devices[-1] if devices else None)
     # Whoever asks again wants other texts than those that are kept.
     request = ProposalRequest(uuid.uuid4().hex, 0, "llm/rewrite", asked, (base,), {}, 0.0, n, 0)
-    written = open_llm_author(model, asked).write(request)
-    return (_variant_of(node, kernel) for node in new_nodes(request, written.drafts)), written.reasons
+    drafts, reasons, _ = open_llm_author(model, asked).write(request)
+    return (_variant_of(node, kernel) for node in new_nodes(request, drafts)), reasons
 
 
 def _variant_of(node: Node, kernel: Kernel) -> Variant:
@@ -258,11 +259,6 @@ def _verify_variants(
 
 def _has_check(variant: Variant, subject: BaseKernel, device: str) -> bool:
     return is_covered(subject, [c.signature for c in variant.checks if c.device == device])
-
-
-def _check_saved(store: Store) -> None:
-    if unsaved := [note for note in store.issued_warnings if "cannot be written" in note]:
-        raise CommandError(unsaved[0])
 
 
 def _render_results(

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 from forecast_harness.sandbox import process_stops, wire
 from forecast_harness.sandbox.jobs import (
     CellAnswer,
     Fault,
+    Resource,
     ResourceLimits,
     SandboxError,
     TensorArrays,
@@ -147,7 +148,7 @@ class ServerConnection:
             raise SandboxError("the server is gone") from error
 
 
-class Cell:
+class Cell(Resource):
     """A process of its own in which the candidate runs. Use as a context manager."""
 
     def __init__(
@@ -161,14 +162,6 @@ class Cell:
         self._number, self._channel, self._orders = link.start(limits, processors)
         self._end_error: CandidateFault | SandboxError | None = None
         self._frozen = False
-
-    def __enter__(self) -> Cell:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def ask(
         self,

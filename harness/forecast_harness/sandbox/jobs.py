@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records.codec import Record
 
 FILES_FOLDER = "files"
 """Where a candidate's files lie, below the working directory of its cell."""
+
+
+class Resource(ABC):
+    """Held for the length of a `with`, and closed at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, and free what it holds."""
 
 
 class SandboxError(ForecastAutotuneError):

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from forecast_harness.sandbox import canary, warm_process, wire
@@ -24,6 +23,7 @@ from forecast_harness.sandbox.jobs import (
     Fault,
     JobResult,
     JobStatus,
+    Resource,
     ResourceLimits,
     SandboxError,
     SandboxJob,
@@ -58,7 +58,7 @@ class _ServerLost(Exception):
     """The fork-server died or does not answer."""
 
 
-class SandboxLane:
+class SandboxLane(Resource):
     """A supervised worker slot: `lane.run(SandboxJob(...), ResourceLimits(...))` in a `with`.
 
     level: containment to insist on; by default the strongest that works here, see `SandboxLane.level`.
@@ -145,11 +145,6 @@ class SandboxLane:
                 raise SandboxError(message) from error
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End every process of the lane and remove its files."""

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, TypeVar
 
 from forecast_harness.sandbox.api import ResourceLimits, SandboxJob
-from forecast_harness.sandbox.jobs import JobResult, SandboxError
+from forecast_harness.sandbox.jobs import JobResult, Resource, SandboxError
 from forecast_harness.sandbox.lane import SandboxLane
 
 _GIVE_UP_AGAIN_S = 0.2
@@ -84,7 +83,7 @@ class OpeningLanes:
             lane.give_up_opening(len(lanes))
 
 
-class LanePool:
+class LanePool(Resource):
     """Lanes that are opened when they are first needed; use as a context manager, or `close` it."""
 
     def __init__(self, opener: Callable[[], SandboxLane], most: int) -> None:
@@ -99,14 +98,6 @@ class LanePool:
         self._began = 0.0
         self.opened_s: list[float] = []
         """Seconds from the request for the first lane until each was open, in order."""
-
-    def __enter__(self) -> LanePool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all lanes, those that still open as well: none can be borrowed any more."""

@@ -37,10 +37,6 @@ WaitForData = Callable[[], None]
 """Called before each read; returns when there is something to read, or raises."""
 
 
-def _no_wait() -> None:
-    return None
-
-
 def channel_pair() -> tuple[socket.socket, socket.socket]:
     """Both ends of a channel that is quick with hundreds of megabytes, as far as the system permits."""
     ends = socket.socketpair()
@@ -74,7 +70,10 @@ def send_encoded(channel: socket.socket, frame: bytes, arrays: TensorArrays) -> 
 
 
 def receive(
-    channel: socket.socket, limit: int, wait: WaitForData = _no_wait, header_limit: int = _MOST_HEADER_BYTES
+    channel: socket.socket,
+    limit: int,
+    wait: WaitForData = lambda: None,
+    header_limit: int = _MOST_HEADER_BYTES,
 ) -> tuple[Any, dict[str, TensorBytes]]:
     """Read one frame of at most `limit` bytes of arrays and `header_limit` bytes of JSON.
 

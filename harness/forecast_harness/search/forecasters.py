@@ -185,7 +185,8 @@ def edit_embedding(node: Node, parent: Node | None) -> Array:
     origin = node.provenance
     parts = origin.author.split("+") if origin.origin is Origin.REWRITE and origin.author else []
     by = [] if parts else [f"author {origin.author}"]
-    words = _normalized(_hashed_words([f"arm {node.arm}", *by, *_note_words(origin.note)]))
+    noted = [f"note {w}" for w in re.findall(r"[a-z_]+|\d+", origin.note.lower())[:24]]
+    words = _normalized(_hashed_words([f"arm {node.arm}", *by, *noted]))
     return np.concatenate(
         [_normalized(np.sign(change) * np.log1p(np.abs(change))), words, _hashed_words(parts)]
     )
@@ -199,10 +200,6 @@ def static_features(nodes: Sequence[tuple[Node, Node | None]]) -> Array:
         before = own if parent is None else np.array(token_statistics(parent.language, parent.source))
         rows.append(np.concatenate([own, own - before]))
     return np.array(rows).reshape(len(rows), -1)
-
-
-def _note_words(note: str) -> list[str]:
-    return [f"note {w}" for w in re.findall(r"[a-z_]+|\d+", note.lower())[:24]]
 
 
 def _hashed_words(words: Iterable[str]) -> Array:
@@ -315,9 +312,11 @@ class LineageForecaster:
         rows = [(n, j, s) for n, j, s in results if n.parents]
         views = NodeFeatures.of([n for n, _, _ in rows], known, scores)
         mean = views.parents + np.array([corrections.get(n.id, 0.0) for n, _, _ in rows])
-        targets = _compress_slowdowns(np.array([s for _, _, s in rows]) - mean)
+        targets = np.array([s for _, _, s in rows]) - mean
+        targets = np.where(targets > KNEE, KNEE + BEYOND * (targets - KNEE), targets)
         noise = np.array([_NOISE_SD**2 + j.sd**2 for _, j, _ in rows])
-        scale = _column_scale(np.concatenate([views.static_features, features.static_features]))
+        spread = np.concatenate([views.static_features, features.static_features]).std(axis=0)
+        scale = np.where(spread > 1e-9, spread, 1.0)
         fitted = fit_mixture(_covariance_parts(views, views, scale), targets, noise, _VARIANCE_GRID)
         cross = _covariance_parts(features, views, scale)
         shift, sd = fitted.predict(cross, _prior_variances(features))
@@ -385,17 +384,6 @@ def _ancestor_score(node: Node, known: Mapping[str, Node], scores: Mapping[str, 
         node = known[above]
         seen.add(above)
     return 0.0
-
-
-def _compress_slowdowns(differences: Array) -> Array:
-    over = differences - KNEE
-    return np.where(over > 0, KNEE + BEYOND * over, differences)
-
-
-def _column_scale(statics: Array) -> Array:
-    """Spread of every column, 1 where there is none."""
-    spread = statics.std(axis=0)
-    return np.where(spread > 1e-9, spread, 1.0)
 
 
 def _covariance_parts(a: NodeFeatures, b: NodeFeatures, scale: Array) -> dict[str, Array]:
@@ -609,7 +597,7 @@ def question_prompt(question: NodeForecastRequest) -> Prompt:
     kernel = Kernel(name, reference.language, reference.source)
     return forecast_prompt(
         ProblemDescription(Problem("", kernel, (), _device(question)), work=_task_summary(statement)),
-        [_shown_change(reference, n) for n in question.nodes],
+        [variant_text(reference.source, n.source, f"by {_node_title(n)}") for n in question.nodes],
         ReferenceTime(log2_ms, "the source above, geometric mean over all workloads", bool(seconds)),
         _neighbours(reference, score, list(results.values())),
     )
@@ -636,10 +624,6 @@ def _neighbours(
 
 def _node_title(node: Node) -> str:
     return " ".join((node.provenance.note or node.arm or node.id).split())[:160]
-
-
-def _shown_change(reference: Node, node: Node) -> str:
-    return variant_text(reference.source, node.source, f"by {_node_title(node)}")
 
 
 def _task_summary(statement: str) -> str:

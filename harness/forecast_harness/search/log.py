@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from forecast_autotune.errors import RecordError, StoreError
@@ -19,12 +18,13 @@ from forecast_autotune.store.files import (
     write_atomically,
 )
 from forecast_harness.records import SearchContext
+from forecast_harness.sandbox.jobs import Resource
 from forecast_harness.search.events import Event, Started, from_json, to_json
 
 _REMEDY = "nothing before it is lost: free space or make the folder writable, then start the search again"
 
 
-class SearchLog:
+class SearchLog(Resource):
     """A log that this process, and no other, may append to. Use as a context, or `close` it.
 
     Made by `SearchLog.create` or `SearchLog.open`; `read_log` is for those who only look.
@@ -116,14 +116,6 @@ class SearchLog:
             _owner_file(self.path).unlink(missing_ok=True)
         release_lock(self._lock)
         self._lock = None
-
-    def __enter__(self) -> SearchLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _open_file(self) -> None:
         try:

@@ -362,16 +362,12 @@ def _gain_too_small(state: SearchState, seen: BatchView) -> str:
     for number in range(max(1, last - s.patience + 1), last + 1):
         for node in sorted(state.batch(number).finished):
             gains, count = gains + max(0.0, -(seen.judged[node].log2_ratio or 0.0)), count + 1
-    news = 0.0 if _proposers_exhausted(seen) else (gains + PRIOR_GAIN) / (count + 1)
+    is_exhausted = all(n in seen.exhausted_parents for n in seen.scores)  # proposers have nothing more
+    news = 0.0 if is_exhausted else (gains + PRIOR_GAIN) / (count + 1)
     best, left = max([news, *map(expected_improvement, beliefs)]), remaining_measurements(state, seen)
     if best * left >= MIN_EXPECTED_GAIN:
         return ""
     return f"{left} measurements left are expected to gain {2 ** (best * left) - 1:.2%} in all"
-
-
-def _proposers_exhausted(seen: BatchView) -> bool:
-    """Whether the proposers have nothing more for any node that ran."""
-    return all(n in seen.exhausted_parents for n in seen.scores)
 
 
 def affordable_measurements(state: SearchState, number: int) -> int:
@@ -442,7 +438,8 @@ def pending_actions(state: SearchState) -> tuple[Action, ...]:
             break
         state.close(number)
         if state.batch(number).chosen is not None:
-            actions += _jobs(state, number)
+            against = batch_view(state, number).incumbent if state.batch(number).open else ""
+            actions += [_job(state, state.nodes[n], against, number) for n in state.batch(number).open]
         elif number == 1 or state.batch(number - 1).chosen is not None:
             actions.append(_next_selection_step(state, number))
         number += 1
@@ -524,12 +521,6 @@ def _answer_position(state: SearchState, node: str) -> int:
     """Where a node stands in the answer that it came with."""
     answer = state.answers[state.nodes[node].request]
     return next(place for place, one in enumerate(answer.nodes) if one.id == node)
-
-
-def _jobs(state: SearchState, number: int) -> Iterator[NodeJob]:
-    against = batch_view(state, number).incumbent if state.batch(number).open else ""
-    for node in state.batch(number).open:
-        yield _job(state, state.nodes[node], against, number)
 
 
 def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:

@@ -365,12 +365,10 @@ class NativeProblem:
             floor=_scaled_floor(rule.floor, inputs.values()),
             generator=seeded_generator(outputs, seed),
         )
-        self._learn_scales((regime, *sizes.items()), [one.row_scale for one in exact])
+        drawn = (regime, *sizes.items())
+        known = self._row_scales.get(drawn, [1.0] * len(exact))
+        self._row_scales[drawn] = [min(k, e.row_scale) for k, e in zip(known, exact, strict=True)]
         return compare_outputs(outputs, exact)
-
-    def _learn_scales(self, drawn: tuple[Any, ...], scales: Sequence[float]) -> None:
-        known = self._row_scales.get(drawn, [1.0] * len(scales))
-        self._row_scales[drawn] = [min(pair) for pair in zip(known, scales, strict=True)]
 
     def _quick_check(
         self,

@@ -178,7 +178,7 @@ def static_hints(source: str) -> tuple[str, ...]:
             results.append((line, f"line {line}: {node.attr} {_ATTRIBUTES[node.attr]}"))
         elif isinstance(node, ast.Assign):
             results += [
-                (line, f"line {line}: replaces {_dotted(t)}")
+                (line, f"line {line}: replaces {ast.unparse(t)}")
                 for t in node.targets
                 if _is_foreign_assignment(t)
             ]
@@ -192,7 +192,3 @@ def _is_foreign_assignment(target: ast.expr) -> bool:
     while isinstance(root, ast.Attribute):
         root = root.value
     return isinstance(target, ast.Attribute) and isinstance(root, ast.Name) and root.id in ("torch", "time")
-
-
-def _dotted(target: ast.expr) -> str:
-    return ast.unparse(target)

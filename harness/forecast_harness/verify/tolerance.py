@@ -230,7 +230,7 @@ class ErrorCount:
             error, limit = error[counts], limit[counts]
             typical = None if typical is None else typical[counts]
         if error.numel():
-            self._worst = _larger_or_nan(self._worst, float((error / limit).max()))
+            self._worst = float(np.maximum(self._worst, float((error / limit).max())))  # NaN if either is
             self._counted += error.numel()
             self._squares += float(error.square_().sum())
             self._allowed += 0.0 if typical is None else float(typical.square().sum())
@@ -263,11 +263,6 @@ def _compare_elements(
     # A NaN compares false with everything, so it counts as wrong unless the reference has one there.
     wrong = ~(same | edge | (error <= limit))
     return wrong, error, ~(same | edge) & limit.isfinite()
-
-
-def _larger_or_nan(one: float, other: float) -> float:
-    """The larger number; a NaN, if there is one."""
-    return one if math.isnan(one) or other <= one else other
 
 
 def _error_text(

@@ -160,7 +160,7 @@ def _recorded(
 ) -> tuple[Callable[[], None] | None, _Launched]:
     """A replay of all launches, and what they return there; None where they cannot be recorded."""
     sizes = [
-        math.prod(one["shape"]) * _width(one)
+        math.prod(one["shape"]) * int(getattr(torch, one["dtype"]).itemsize)
         for answer in result.descriptions
         for one in answer
         if "dtype" in one
@@ -172,10 +172,6 @@ def _recorded(
         _synchronize()
         return None, result
     return graph.replay, recorded
-
-
-def _width(about: Mapping[str, Any]) -> int:
-    return int(getattr(torch, about["dtype"]).itemsize)
 
 
 _ALIGN = 512

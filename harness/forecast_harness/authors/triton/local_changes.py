@@ -41,11 +41,6 @@ def _with_hint(unit: SourceUnit, accesses: list[tuple[MemoryAccess, str]], keywo
     return draft
 
 
-def _axes(unit: SourceUnit) -> set[str]:
-    sources = FunctionFacts(unit, unit.entry).sources(ast.Module(unit.entry.body, []))
-    return {n for n in sources if n.startswith("pid ")}
-
-
 def _hintable_accesses(unit: SourceUnit) -> list[MemoryAccess]:
     """Loads and stores of the entry; none where a dot reads them: tiles are shared in more ways than show."""
     if unit.calls(unit.kernels, "dot", "dot_scaled"):
@@ -55,7 +50,8 @@ def _hintable_accesses(unit: SourceUnit) -> list[MemoryAccess]:
 
 def _eviction_policies(unit: SourceUnit) -> Iterator[tuple[MemoryAccess, str]]:
     """The eviction policy that the address of each access suggests."""
-    facts, axes = FunctionFacts(unit, unit.entry), _axes(unit)
+    facts = FunctionFacts(unit, unit.entry)
+    axes = {n for n in facts.sources(ast.Module(unit.entry.body, [])) if n.startswith("pid ")}
     hintable = _hintable_accesses(unit)
     again = Counter(ast.unparse(a.pointer) for a in hintable if a.kind == "load")
     for access in hintable:

@@ -68,8 +68,9 @@ def _masked(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
     masks: dict[str, ast.expr] = {}
     results = []
     for statement in body:
+        has_block = isinstance(statement, ast.If | ast.For | ast.While | ast.With)
         for access in accesses(facts.unit, statement):
-            if access.plain and access.mask is not None and not _has_nested_block(statement):
+            if access.plain and access.mask is not None and not has_block:
                 pairs = [
                     (test, _bound(reader, test, loop.counter)) for test in mask_conditions(access.mask, masks)
                 ]
@@ -82,10 +83,6 @@ def _masked(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
                 masks[target.id] = statement.value
         reader.assign(statement)
     return results
-
-
-def _has_nested_block(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If | ast.For | ast.While | ast.With)
 
 
 def _bound(reader: PolynomialReader, test: ast.expr, counter: str) -> CounterBound | None:
@@ -147,12 +144,6 @@ def _split_bounds(
     return f"{full} = {count}", full, full if first == "0" else f"max({first}, {full})"
 
 
-def _unmask(draft: SourceUnit, masked: _MaskedAccess, chosen: CounterBound) -> None:
-    """Drop the conditions that hold from an access of the copy."""
-    rest = [copy.deepcopy(test) for test in masked.rest(chosen)]
-    keep_conditions(draft.twin(masked.access.call), masked.access.kind, rest)
-
-
 def peel(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Run the iterations whose masks are all true without masks, then the rest as it was."""
     draft = unit.copy()
@@ -202,7 +193,8 @@ def _split_loop(
     node = draft.twin(loop.node)
     tail = copy.deepcopy(node)
     for one in masked:
-        _unmask(draft, one, chosen)
+        rest = [copy.deepcopy(test) for test in one.rest(chosen)]
+        keep_conditions(draft.twin(one.access.call), one.access.kind, rest)
     assert isinstance(node.iter, ast.Call)
     assert isinstance(tail.iter, ast.Call)
     node.iter.args = [parse_expression(first), parse_expression(end), parse_expression(step)]
@@ -268,13 +260,11 @@ class _EntryAnalysis:
                 raise NotProvable(f"{lane} is multiplied by {times.text()}")
             bound = bound.without(lane)
             if times.terms[()] < 0:
-                bound += times * (self._side(lane) - Polynomial.of(times=1))
+                side = parse_expression(lane.removeprefix("arange<").removesuffix(">"))
+                bound += times * (self.reader.polynomial(side) - Polynomial.of(times=1))
         if not lanes:
             raise NotProvable(f"{ast.unparse(test)} asks nothing of the lanes")
         return self.text(bound)
-
-    def _side(self, lane: str) -> Polynomial:
-        return self.reader.polynomial(parse_expression(lane.removeprefix("arange<").removesuffix(">")))
 
     def unmaskable(self, known: Sequence[str]) -> Iterator[_InteriorAccess]:
         """Accesses whose mask, or a part of it, holds where numbers of these names are positive."""
@@ -337,10 +327,6 @@ def _branch(draft: SourceUnit, at: int, test: str, plain: Block, before: Block) 
     return draft
 
 
-def _interior_test(rooms: Sequence[str]) -> str:
-    return " & ".join(f"({room} > 0)" for room in dict.fromkeys(rooms))
-
-
 def interior(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Programs whose whole tile lies inside load and store without masks."""
     reading = _EntryAnalysis(unit, context)
@@ -357,5 +343,6 @@ def interior(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
         keep_conditions(draft.twin(one.access.call), one.access.kind, copy.deepcopy(one.rest))
     plain, draft.entry.body[at:] = draft.entry.body[at:], slow
     loop = any(isinstance(n, ast.For) for n in every_node(slow))
-    _branch(draft, at, _interior_test([r for f in unmasked for r in f.rooms]), plain, [])
+    rooms = dict.fromkeys(room for one in unmasked for room in one.rooms)
+    _branch(draft, at, " & ".join(f"({room} > 0)" for room in rooms), plain, [])
     yield SourceEdit(draft, "programs whose whole tile lies inside need no masks", 2.0 if loop else 3.0)

@@ -103,7 +103,8 @@ def _group_split(unit: SourceUnit) -> Iterator[SourceEdit]:
     """
     quotients = _quotients(unit)
     for at, statement in enumerate(unit.entry.body):
-        here = [pair for kind in quotients for node, pair in quotients[kind] if _is_within(node, statement)]
+        inside = set(ast.walk(statement))
+        here = [pair for kind in quotients for node, pair in quotients[kind] if node in inside]
         if not here:
             continue
         (number, width), later = here[0], unit.entry.body[at:]
@@ -128,10 +129,6 @@ def _group_split(unit: SourceUnit) -> Iterator[SourceEdit]:
         note = f"tiles in bands of {GROUP_SIZE} rows, so that what programs share stays in L2"
         yield SourceEdit(draft, note, 5.0)
         return
-
-
-def _is_within(node: ast.AST, statement: ast.stmt) -> bool:
-    return any(n is node for n in ast.walk(statement))
 
 
 def _quotients(unit: SourceUnit) -> dict[type[ast.operator], list[tuple[ast.AST, tuple[str, str]]]]:

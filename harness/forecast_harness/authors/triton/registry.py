@@ -55,7 +55,8 @@ def _inlined_value(unit: SourceUnit, caller: Function, call: ast.Call) -> ast.ex
     given = _bind_arguments(helper, call)
     if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None or given is None:
         return None
-    if helper is caller or helper.decorator_list != [d for d in helper.decorator_list if _is_plain_jit(d)]:
+    # `@triton.jit` with options is not inlined: `noinline` is somebody's wish.
+    if helper is caller or any(isinstance(d, ast.Call) for d in helper.decorator_list):
         return None
     value = copy.deepcopy(body[0].value)
     free = read_names(value) - set(given)
@@ -69,11 +70,6 @@ def _inlined_value(unit: SourceUnit, caller: Function, call: ast.Call) -> ast.ex
     if isinstance(value, ast.Name):
         return copy.deepcopy(given[value.id]) if value.id in given else None
     return swap_expressions(value, {id(n): copy.deepcopy(given[n.id]) for n in parts})
-
-
-def _is_plain_jit(decorator: ast.expr) -> bool:
-    """`@triton.jit` without options: `noinline` is somebody's wish."""
-    return not isinstance(decorator, ast.Call)
 
 
 def _bind_arguments(helper: Function, call: ast.Call) -> dict[str, ast.expr] | None:

@@ -26,6 +26,7 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     arguments,
     assigned_names,
     docstring_length,
+    every_node,
     fresh_name,
     names,
     parse_expression,
@@ -214,7 +215,8 @@ def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
         return None
     if unit.effects([*before, loop.node]) - {"load"} or "other" in unit.effects(after) or not after:
         return None
-    if _leaves_early(after) or len(after) > _MOST_STATEMENTS_AFTER or not unit.effects(after):
+    leaves_early = any(isinstance(n, ast.Return) for n in every_node(after))
+    if leaves_early or len(after) > _MOST_STATEMENTS_AFTER or not unit.effects(after):
         return None
     facts = FunctionFacts(unit, unit.entry)
     moved = moved_offsets(facts, loop)
@@ -225,10 +227,6 @@ def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
     if loop.used_after(set(assigned_names(loop.node)) - {s.name for s in known}):
         return None
     return _SharedLoop(unit, facts, loop, tuple(known), moved, axes)
-
-
-def _leaves_early(body: Block) -> bool:
-    return any(isinstance(n, ast.Return) for s in body for n in ast.walk(s))
 
 
 def _sum(unit: SourceUnit, facts: FunctionFacts, loop: RangeLoop, before: Block, name: str) -> _Sum | None:

@@ -34,6 +34,7 @@ from forecast_harness.clocks.records import (
 from forecast_harness.sandbox.jobs import (
     JobResult,
     JobStatus,
+    Resource,
     ResourceLimits,
     SandboxError,
     SandboxJob,
@@ -188,7 +189,7 @@ class _Task:
     answer: Future[Any] = field(compare=False, default_factory=Future)
 
 
-class CompileWorkers:
+class CompileWorkers(Resource):
     """Workers that compile; use as a context manager, or `open` and `close` it. `submit` never blocks."""
 
     def __init__(self, device: Mapping[str, Any] | None = None, count: int = 0) -> None:
@@ -212,9 +213,6 @@ class CompileWorkers:
 
     def __enter__(self) -> CompileWorkers:
         return self.open()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def open(self) -> CompileWorkers:
         """Wait for the first worker; the others come while it works. Raises `SandboxError` where none comes."""

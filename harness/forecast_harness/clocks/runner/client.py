@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from forecast_harness.clocks import devices
@@ -39,7 +38,7 @@ from forecast_harness.clocks.runner.messages import (
 )
 from forecast_harness.sandbox import wire
 from forecast_harness.sandbox.containment.levels import module_search_path
-from forecast_harness.sandbox.jobs import SandboxError, TensorBytes, WireError
+from forecast_harness.sandbox.jobs import Resource, SandboxError, TensorBytes, WireError
 
 _COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -124,7 +123,7 @@ _POLL_S = 0.1
 _MOST_INPUT_SETS = 16
 
 
-class RunnerClient:
+class RunnerClient(Resource):
     """A runner of one device; use as a context manager. Requests wait for each other.
 
     `library`: the driver, by name or path. `launch_s`: seconds of one launch after which its program is said to
@@ -161,11 +160,6 @@ class RunnerClient:
         self._closed = False
         self._start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the process."""

@@ -230,11 +230,6 @@ def abi_version() -> int:
         return 0
 
 
-def scopes_signals() -> bool:
-    """Whether a restricted process can signal only its own kind."""
-    return abi_version() >= 6
-
-
 def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
     """Allow reading and executing below `readable`, everything below `writable`, nothing else, for good.
 
@@ -502,7 +497,7 @@ def install_filters(cage: Confinement, scratch: str) -> None:
             places += ("/proc/self",)
         nodes = [node for node in device_nodes(cage.device) if node not in _READ_ONLY_DEVICES]
         restrict_files(readable, (*places, *nodes))
-        own_kind = own_kind or scopes_signals()
+        own_kind = own_kind or abi_version() >= 6  # where a restricted process can signal only its own kind
     install_filter(
         signal_only=None if own_kind else os.getpid(),
         # Without any to listen at, CUDA does not start (error 304 from cuInit, driver 580).

@@ -39,6 +39,8 @@ MAX_LINES = 1_500
 """Lines of one source; longer ones are cut, and say so."""
 MAX_LINE_CHARACTERS = 4_000
 """Characters of one line."""
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Categories of characters that are spelled out."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,9 @@ def escape_invisible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in "\t\n" or not _is_invisible(c) else f"\\u{{{ord(c):x}}}" for c in text)
-
-
-def _is_invisible(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return "".join(
+        c if c in "\t\n" or unicodedata.category(c) not in _INVISIBLE else f"\\u{{{ord(c):x}}}" for c in text
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -327,11 +327,8 @@ class _SizeInference:
                 if len(run) > 1 and all(min(values) > 1 for values in each):
                     runs.setdefault(tuple(math.prod(values) for values in each), run)
         # A product of products would be read before it is written.
-        return {v: run for v, run in runs.items() if not any(self._is_product(p, runs) for p in run)}
-
-    def _is_product(self, place: str, runs: Mapping[tuple[int, ...], tuple[str, ...]]) -> bool:
-        vector = next(v for v, names in self.vectors.items() if place in names)
-        return vector in runs
+        products = {name for vector, names in self.vectors.items() if vector in runs for name in names}
+        return {v: run for v, run in runs.items() if products.isdisjoint(run)}
 
     def _quotients(self) -> dict[tuple[int, ...], tuple[str, str]]:
         """Sizes that are a scalar times another one (heads = group x key heads): scalar and other's place."""

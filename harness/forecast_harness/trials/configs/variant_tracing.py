@@ -144,7 +144,7 @@ class VariantTracer:
         """Forecasts of `configs`, or of a spread over many; None where nothing can be traced or forecast."""
         if not configs:
             return None
-        key = _forecast_key(source, configs)
+        key = digest(source, [c.to_json() for c in configs])
         if key not in self._cached_forecasts:
             if len(self._cached_forecasts) >= _MAX_CACHED_FORECASTS:
                 self._cached_forecasts.clear()
@@ -276,10 +276,6 @@ class VariantTracer:
         return {key: self._timings[key] for key in (*others, *own)}
 
 
-def _forecast_key(source: str, configs: Sequence[Config]) -> str:
-    return digest(source, [c.to_json() for c in configs])
-
-
 def _first(configs: Sequence[Config], beside: Config | None) -> list[Config]:
     """The config that a source is timed in before all others: the one that suits its rival's, if there is one."""
     return [c for c in configs if beside is not None and is_compatible(c, beside)][:1]
@@ -367,7 +363,7 @@ class SourceTraces:
     @classmethod
     def shared(cls, target: SearchTarget, folder: Path | None = None) -> SourceTraces:
         """Those of all in this process that ask for the same target; `close` ends them with the last one's."""
-        key = _target_key(target)
+        key = digest(target.payload["subjects"], target.payload.get("device"))
         with cls._shared_lock:
             result, users = cls._shared.get(key) or (cls(target, folder), 0)
             cls._shared[key] = result, users + 1
@@ -505,10 +501,6 @@ def _read_call(answer: Mapping[str, Any], configs: Sequence[Config]) -> CallTrac
         known = (None, None) if number is None else (answer["ttir"][number], facts[number][grid])
         traces[config] = ConfigTrace(known[0], grid, known[1])
     return CallTrace(tuple(Argument.from_json(a) for a in answer["arguments"]), traces)
-
-
-def _target_key(target: SearchTarget) -> str:
-    return digest(target.payload["subjects"], target.payload.get("device"))
 
 
 MAX_TIMINGS = 256

@@ -213,7 +213,7 @@ class RecordedCalls:
                 flat.zero_()
             if len(a.shape) == 1 and is_index_dtype(dtype) and torch.rand((), generator=generator) < 0.5:
                 flat = flat.sort().values  # pointers to where rows begin ascend: else there is nothing to do
-            memory[a.name] = torch.where(gap_mask(a), _unset(flat), flat) if _has_gaps(a) else flat
+            memory[a.name] = torch.where(gap_mask(a), unset_like(flat), flat) if _has_gaps(a) else flat
         scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
         return DrawnCall(arguments, memory, scalars, grid)
 
@@ -333,7 +333,7 @@ class CapturedCalls(RecordedCalls):
             raw = raw_bits(view.reshape(-1))
             order = torch.randperm(len(raw), generator=generator)
             view.copy_(raw[order].view(flat.dtype).reshape(argument.shape))
-        return torch.where(gap_mask(argument), _unset(flat), flat) if _has_gaps(argument) else flat
+        return torch.where(gap_mask(argument), unset_like(flat), flat) if _has_gaps(argument) else flat
 
 
 CAPTURED_VALUES = ("captured", "permuted", "rescaled", "drawn")
@@ -523,13 +523,9 @@ def with_heuristics(
 
 def unset_like(memory: torch.Tensor) -> torch.Tensor:
     """All bits set: a NaN in every floating dtype, so an element that is never written shows."""
-    return _unset(memory)
-
-
-def _unset(like: torch.Tensor) -> torch.Tensor:
-    raw = torch.full((like.numel() * like.element_size(),), 255, dtype=torch.uint8)
-    # Booleans have two values only.
-    return torch.zeros_like(like) if like.dtype == torch.bool else raw.view(like.dtype)
+    if memory.dtype == torch.bool:  # which has two values only
+        return torch.zeros_like(memory)
+    return torch.full((memory.numel() * memory.element_size(),), 255, dtype=torch.uint8).view(memory.dtype)
 
 
 def _has_gaps(tensor: Argument) -> bool:
