@@ -4,6 +4,8 @@
     python -m benchmarks.search.judged_sources record STORE ... --sources FOLDER --out FOLDER --live b d f
     python -m benchmarks.search.judged_sources order STORE ... --sources FOLDER --out FOLDER --to DATA
     python -m benchmarks.search.judged_sources replay DATA --out benchmarks/results/judged_sources.json
+    python -m benchmarks.search.judged_sources judge STORE ... --sources FOLDER --data DATA --model MODEL --work FOLDER
+        --out benchmarks/results/judge_of_sources.json [--steps 60] [--rewarded 2]
 
 STOREs hold captured calls of programs. FOLDER/KERNEL has sources of one kernel: `NN.py` of a model with its
 `forecasts.jsonl`, `mNN.py` of mechanical rewrites. Each is judged once at the captured call, beside the kernel's own
@@ -18,6 +20,10 @@ a) as they were written; b) by the learned surrogate, which hears results; c) by
 their precisions, the model's spread stretched by its errors so far; e) mechanical ones by b; f) all of them by d, or b
 where the model said nothing. It writes DATA, which holds no texts. `replay` computes figures of it, and of r) a random
 order of the model's (mean of many); intervals are of means over kernels, drawn anew.
+
+`judge` trains a small language model on a model's sources of all libraries but one, to forecast as `search` asks it
+(SFT, then GRPO with the calibration reward), and asks it about that one's. Beside it: the surrogate as it is, and with
+the others' verdicts; the author's own forecasts; the others' mean. `weight` is what `train calibrate-llm` would give.
 """
 
 from __future__ import annotations
@@ -37,12 +43,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from benchmarks.lib.result_files import ResultFile, say
+from forecast_autotune.llm import prompt
+from forecast_autotune.llm.bins import BINS
+from forecast_autotune.llm.prompt import Prompt
+from forecast_autotune.llm.providers import provider
 from forecast_autotune.records import Outcome, digest
 from forecast_autotune.records.captured_call import CapturedCall
 from forecast_autotune.store import Store
@@ -58,11 +70,22 @@ from forecast_harness.records import (
 )
 from forecast_harness.search.acquisition import choose_by_forecast
 from forecast_harness.search.events import NodeForecastRequest
-from forecast_harness.search.forecasters import TritonForecaster, static_features
+from forecast_harness.search.forecasters import (
+    LineageForecaster,
+    TritonForecaster,
+    blend_forecast,
+    failure_probabilities,
+    question_prompt,
+    relative_forecasts,
+    static_features,
+)
 from forecast_harness.targets import search_target
 from forecast_harness.targets.novelty import node_identity
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.protocol import LaneFailure
+from forecast_train.llm.calibration.answers import ModelAnswers
+from forecast_train.llm.data.examples import Example, ExampleCandidate, ExampleOrigin, write_examples
+from forecast_train.llm.runs import LoraSettings
 from forecast_train.metrics import bin_sums, ece_of, spearman
 
 _TRIALS, _BASE_TRIALS = 6, 64
@@ -94,10 +117,21 @@ def main() -> int:
     replaying = steps.add_parser("replay")
     replaying.add_argument("data", type=Path)
     replaying.add_argument("--out", type=Path, required=True)
+    training = steps.add_parser("judge")
+    training.add_argument("stores", nargs="+", type=Path)
+    for name in ("--sources", "--data", "--model", "--work", "--out"):
+        training.add_argument(name, required=True, type=Path)
+    training.add_argument("--libraries", nargs="*", default=[], help="only these are left out")
+    training.add_argument("--chars", type=int, default=600, help="that are shown of a source, change or task")
+    training.add_argument("--tokens", type=int, default=2560, help="of a sequence")
+    training.add_argument("--steps", type=int, default=60, help="of supervised training, a library")
+    training.add_argument("--rewarded", type=int, default=2, help="steps by rewards after them")
     options = parser.parse_args()
-    if options.step == "record":
-        return _judge(options) if options.child else _record(options)
-    return _order(options) if options.step == "order" else _replay(options)
+    if options.step == "record" and options.child:
+        return _judge(options)
+    return {"record": _record, "order": _order, "replay": _replay, "judge": _train_judge}[options.step](
+        options
+    )
 
 
 # --- recording ---
@@ -493,10 +527,9 @@ _FASTER, _DRAWS, _SHUFFLES = math.log2(1.05), 4000, 400
 
 
 def _replay(options: argparse.Namespace) -> int:
-    with gzip.open(options.data, "rt") as file:
-        rows = [json.loads(line) for line in file]
+    kernels = _read_data(options.data)
+    rows = [r for listed in kernels.values() for r in listed]
     report = ResultFile(options, "judged-sources", 0)
-    kernels = {n: [r for r in rows if r["kernel"] == n] for n in dict.fromkeys(r["kernel"] for r in rows)}
     curves = {n: _curves(listed) for n, listed in kernels.items()}
     for name, listed in kernels.items():
         report.add("kernels", {"kernel": name, "module": listed[0]["module"], **curves[name]})
@@ -523,6 +556,12 @@ def _replay(options: argparse.Namespace) -> int:
         }
     )
     return 0
+
+
+def _read_data(path: Path) -> dict[str, list[dict[str, Any]]]:
+    with gzip.open(path, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    return {n: [r for r in rows if r["kernel"] == n] for n in dict.fromkeys(r["kernel"] for r in rows)}
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -614,12 +653,23 @@ def _best_tenth(model: Mapping[str, Sequence[dict[str, Any]]], key: str) -> floa
     return statistics.fmean(held)
 
 
+def _best_place(model: Mapping[str, Sequence[dict[str, Any]]], key: str) -> float:
+    """The share of a kernel's sources that a forecast ranks before the fastest, ties halved; mean over kernels."""
+    shares = []
+    for rows in model.values():
+        best = min((r for r in rows if _right(r)), key=lambda r: r["log2_ratio"])
+        ahead = [
+            0.5 * ((r[key][0] < best[key][0]) + (r[key][0] <= best[key][0])) for r in rows if r is not best
+        ]
+        shares.append(statistics.fmean(ahead))
+    return statistics.fmean(shares)
+
+
 def _scores(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
     """Errors, reliability and selection of forecasts (mean, sd, and a probability of being right or of failing)."""
     right = [r for r in rows if _right(r)]
     z = [(r["log2_ratio"] - r[key][0]) / r[key][1] for r in right]
-    fine = {"said": lambda p: p, "learned": lambda p: 1 - p}[key]
-    p = [fine(r[key][2]) * 0.5 * math.erfc((r[key][0] + _FASTER) / (r[key][1] * math.sqrt(2))) for r in rows]
+    p = [_p_right(r, key) * 0.5 * math.erfc((r[key][0] + _FASTER) / (r[key][1] * math.sqrt(2))) for r in rows]
     faster = [_right(r) and r["log2_ratio"] <= -_FASTER for r in rows]
     named = [r[key][0] <= -_FASTER for r in rows]
     sure = sorted(zip(p, faster, strict=True), key=lambda one: -abs(one[0] - 0.5))
@@ -643,8 +693,13 @@ def _scores(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
         "faster": _share(faster),
         "precision": hits / max(1, sum(named)),
         "recall": hits / max(1, sum(faster)),
-        "p_right": statistics.fmean(fine(r[key][2]) for r in rows),
+        "p_right": statistics.fmean(_p_right(r, key) for r in rows),
     }
+
+
+def _p_right(row: Mapping[str, Any], key: str) -> float:
+    """The author states this; all others the probability of failing."""
+    return float(row[key][2] if key == "said" else 1 - row[key][2])
 
 
 def _share(values: Sequence[bool]) -> float:
@@ -656,6 +711,174 @@ def _interval(values: Sequence[float]) -> dict[str, float]:
     means = sorted(statistics.fmean(chance.choices(values, k=len(values))) for _ in range(_DRAWS))
     low, high = means[int(0.025 * _DRAWS)], means[int(0.975 * _DRAWS)]
     return {"mean": statistics.fmean(values), "low": low, "high": high}
+
+
+# --- a small model as the judge ---
+
+_JUDGES = ("learned", "taught", "said", "prior", "trained", "rewarded", "blend")
+_PATIENCE_S = 1800.0
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel, the sources that a model wrote of it, their rows, and the question that `search` asks about them."""
+
+    rows: list[dict[str, Any]]
+    request: NodeForecastRequest
+    prompt: Prompt
+
+    @property
+    def library(self) -> str:
+        return str(self.rows[0]["module"]).partition(".")[0]
+
+    def example(self) -> Example:
+        made = [
+            ExampleCandidate(text, r["file"], "", r["outcome"], _ratio(r), r["sd"], math.nan)
+            for text, r in zip(self.prompt.suffixes, self.rows, strict=True)
+        ]
+        name, (seed, base, _) = self.rows[0]["kernel"], self.request.judged[0]
+        origin = ExampleOrigin(name, name, self.library, "llm", "", digest(seed.source), "")
+        milliseconds = math.log2(base.seconds["0"] * 1e3)
+        return Example(origin, self.prompt.version, self.prompt.prefix, milliseconds, True, 0, tuple(made))
+
+    def verdicts(self) -> list[tuple[Node, NodeResult, float]]:
+        pairs = zip(self.request.nodes, self.rows, strict=True)
+        return [*self.request.judged, *((n, _result(r), r["log2_ratio"] or 0.0) for n, r in pairs)]
+
+
+def _ratio(row: Mapping[str, Any]) -> float:
+    return row["log2_ratio"] if _right(row) else math.nan
+
+
+def _train_judge(options: argparse.Namespace) -> int:
+    from forecast_train.llm.calibration.fit import fit_calibration
+
+    data = _read_data(options.data)
+    options.kernels = list(data)
+    vars(prompt).update(MAX_SOURCE_CHARS=options.chars, MAX_DIFF_CHARS=options.chars)
+    kernels = [_asked(options, n, store, data[n]) for n, store in sorted(_places(options).items())]
+    report, answers, runs = ResultFile(options, "judged-sources", 0), [], {}
+    for library in options.libraries or sorted({k.library for k in kernels}):
+        kept, left = ([k for k in kernels if (k.library == library) is out] for out in (False, True))
+        specs, runs[library] = _train(options, library, [k.example() for k in kept])
+        for k in left:
+            _forecast_before(k, kept)
+            heard = {spec: _ask(spec, k) for spec in dict.fromkeys(specs.values())}
+            for key, spec in specs.items():
+                answers.append((key, heard[spec]))
+                for r, *moments in zip(k.rows, *BINS.moments(heard[spec].stated), strict=True):
+                    r[key] = [*map(float, moments)]
+            for r in k.rows:
+                said = blend_forecast(_belief(*r["learned"]), *r["trained"])
+                r["blend"] = [said.mean, said.sd, said.p_fail]
+                report.add("sources", {n: r[n] for n in ("kernel", "file", "log2_ratio", *_JUDGES)})
+        done = [k for k in kernels if "blend" in k.rows[0]]
+        by_kernel, rows = {k.rows[0]["kernel"]: k.rows for k in done}, [r for k in done for r in k.rows]
+        scores = {
+            j: _scores(rows, j)
+            | {"best_tenth": _best_tenth(by_kernel, j), "best_place": _best_place(by_kernel, j)}
+            for j in _JUDGES
+        }
+        weights = {}
+        if len(runs) > 2:
+            for key in ("trained", "rewarded"):
+                fitted = fit_calibration([a for n, a in answers if n == key])
+                weights[key] = {"weight": fitted.weight.mean, "nats": fitted.about["log_score"]}
+        each = {j: [_scores(k.rows, j)["log_score"] for k in done] for j in _JUDGES}
+        ahead = {
+            j: _interval([a - b for a, b in zip(each["trained"], each[j], strict=True)]) for j in _JUDGES
+        }
+        report.finish(
+            {"sources": len(rows), "kernels": len(done), "scores": scores, "trained_ahead": ahead}
+            | {"weights": weights, "runs": runs}
+        )
+    return 0
+
+
+def _asked(options: argparse.Namespace, name: str, store: Path, rows: list[dict[str, Any]]) -> _Kernel:
+    _, target, seed = _opened(name, store, real=False)
+    base, written = next(r for r in rows if r["file"] == "base"), [r for r in rows if "said" in r]
+    nodes = [_node(options.sources / name / r["file"], target, seed) for r in written]
+    # Names of files tell in which order they were written.
+    shown = tuple(replace(n, provenance=replace(n.provenance, note="a language model")) for n in nodes)
+    result = NodeResult(Outcome.OK, log2_ratio=0.0, seconds=base["seconds"])
+    target = replace(target, statement=target.statement[: options.chars])
+    request = NodeForecastRequest(0, seed, shown, ((seed, result, 0.0),), target)
+    return _Kernel(written, request, question_prompt(request))
+
+
+def _train(options: argparse.Namespace, library: str, examples: list[Example]) -> tuple[dict[str, str], Any]:
+    """Train without a library: specifications of the models, and what their training did."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from forecast_train.llm import grpo, sft
+    from forecast_train.llm.settings import ScheduleSettings, SftRun
+
+    work, model = options.work / library, str(options.model)
+    (work / "data").mkdir(parents=True, exist_ok=True)
+    write_examples(work / "data" / "train.parquet", examples)
+    write_examples(work / "data" / "validation.parquet", [])
+    steps = ScheduleSettings(most=options.steps, rate=5e-4, examples=1, tokens=options.tokens, save=10_000)
+    run = SftRun(model, str(work / "data"), str(work / "sft"), lora=LoraSettings(16, 32), steps=steps)
+    began = time.monotonic()
+    done = sft.train(run, resume=True)
+    losses = [r["loss"] for r in done["log"] if "loss" in r]
+    say(
+        f"{library}: {len(losses)} steps, loss {losses[0]:.2f} to {losses[-1]:.2f}, {time.monotonic() - began:.0f} s"
+    )
+    whole, adapter = work / "whole", work / "sft" / "trained"
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().save_pretrained(str(whole))
+    AutoTokenizer.from_pretrained(model).save_pretrained(str(whole))
+    rollouts = grpo.RolloutSettings(generations=4, prompts=1, tokens=48)
+    given = {"steps": options.rewarded, "save": 10_000, "lora": LoraSettings(16, 32), "rollouts": rollouts}
+    rewarded = grpo.train(
+        grpo.GrpoRun(str(whole), str(work / "data"), str(work / "grpo"), **given), resume=True
+    )
+    say(f"{library}: rewarded after {time.monotonic() - began:.0f} s")
+    about = {"examples": sum(len(e.candidates) for e in examples), "tokens": done["tokens"]["train"]}
+    for column in ("rewards/parsed/mean", "reward"):
+        about[column] = [r[column] for r in rewarded["log"] if column in r]
+    about["losses"] = losses
+    before = f"transformers:{model}?adapter={quote(str(adapter))}"
+    after = f"transformers:{whole}?adapter={quote(str(work / 'grpo' / 'trained'))}"
+    # Replies that all earn the same leave the weights as they are.
+    moved = any(r.get("grad_norm") for r in rewarded["log"])
+    return {"trained": before, "rewarded": after if moved else before}, about
+
+
+def _ask(spec: str, kernel: _Kernel) -> ModelAnswers:
+    """Ask a model about the sources of a kernel."""
+    asked, began = kernel.prompt, time.monotonic()
+    with closing(provider().backend(spec)) as backend:
+        given = backend.forecast(asked.prefix, asked.suffixes, asked.labels, timeout_s=_PATIENCE_S)
+    stated = np.asarray(given.probabilities, float)
+    stated /= stated.sum(axis=1, keepdims=True)
+    name, n, ratios = kernel.rows[0]["kernel"], len(stated), np.array([_ratio(r) for r in kernel.rows])
+    learned = np.array([r["learned"][0] for r in kernel.rows])
+    return ModelAnswers(
+        *(name, name, name, kernel.library, "", "triton", learned, ratios, np.arange(n), stated, given.mass),
+        *(ratios, "", 0.0, "judge", asked.version, len(asked.prefix) + max(map(len, asked.suffixes)), 0),
+        time.monotonic() - began,
+    )
+
+
+def _forecast_before(kernel: _Kernel, others: Sequence[_Kernel]) -> None:
+    """Forecasts of a kernel's sources by the other libraries' verdicts: of the surrogate, and of their mean."""
+    everything = tuple(v for k in others for v in k.verdicts())
+    question = replace(kernel.request, judged=(*everything, *kernel.request.judged))
+    every = [kernel, *others]
+    offsets = {n.id: r["learned"][0] for k in every for n, r in zip(k.request.nodes, k.rows, strict=True)}
+    posterior = LineageForecaster().posterior(question, offsets)
+    beliefs = relative_forecasts(question, posterior, failure_probabilities(question), "taught").beliefs
+    right = [r["log2_ratio"] for k in others for r in k.rows if _right(r)]
+    failed = 1 - len(right) / sum(len(k.rows) for k in others)
+    for node, row in zip(kernel.request.nodes, kernel.rows, strict=True):
+        said = beliefs[node.id]
+        row["taught"] = [said.mean, said.sd, said.p_fail]
+        row["prior"] = [statistics.fmean(right), statistics.stdev(right), failed]
 
 
 if __name__ == "__main__":

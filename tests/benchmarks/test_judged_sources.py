@@ -35,6 +35,7 @@ def test_forecasts_that_are_right_leave_no_risk() -> None:
     assert (scores["risk"], scores["aurc"], scores["precision"], scores["recall"]) == (0.0, 0.0, 1.0, 1.0)
     assert scores["ece"] == pytest.approx(0.0, abs=1e-6)
     assert judged._best_tenth({"k": [row(f) for f in RATIOS]}, "said") == 1.0
+    assert judged._best_place({"k": [row(f) for f in RATIOS]}, "said") == 0.0
     assert judged._best_tenth({"k": [row(f) for f in RATIOS]}, "") == pytest.approx(0.25, abs=0.1)
 
 
