@@ -715,7 +715,7 @@ def _interval(values: Sequence[float]) -> dict[str, float]:
 
 # --- a small model as the judge ---
 
-_JUDGES = ("learned", "taught", "said", "prior", "trained", "rewarded", "blend")
+_JUDGES = ("learned", "taught", "said", "prior", "trained", "rewarded", "corrected", "blend")
 _PATIENCE_S = 1800.0
 
 
@@ -751,7 +751,7 @@ def _ratio(row: Mapping[str, Any]) -> float:
 
 
 def _train_judge(options: argparse.Namespace) -> int:
-    from forecast_train.llm.calibration.fit import fit_calibration
+    from forecast_train.llm.calibration.fit import fit_calibration, fit_corrections
 
     data = _read_data(options.data)
     options.kernels = list(data)
@@ -763,35 +763,36 @@ def _train_judge(options: argparse.Namespace) -> int:
         specs, runs[library] = _train(options, library, [k.example() for k in kept])
         for k in left:
             _forecast_before(k, kept)
-            heard = {spec: _ask(spec, k) for spec in dict.fromkeys(specs.values())}
+            heard = {spec: _ask(options.work, spec, k) for spec in dict.fromkeys(specs.values())}
             for key, spec in specs.items():
-                answers.append((key, heard[spec]))
-                for r, *moments in zip(k.rows, *BINS.moments(heard[spec].stated), strict=True):
-                    r[key] = [*map(float, moments)]
-            for r in k.rows:
-                said = blend_forecast(_belief(*r["learned"]), *r["trained"])
+                answers.append((key, k, heard[spec]))
+                report.add("answers", {"judge": key, **heard[spec].to_json()})
+        say(f"{library}: {len(left)} kernels were asked about")
+    weights = {}
+    for key in ("trained", "rewarded"):
+        mine = [(k, a) for one, k, a in answers if one == key]
+        for k, a in mine:
+            apart = [b for _, b in mine if b.family != a.family]
+            corrected = fit_corrections(apart).moments(a.stated) if apart else BINS.moments(a.stated)
+            for r, *raw, mean, sd, fails in zip(k.rows, *BINS.moments(a.stated), *corrected, strict=True):
+                r[key], r["corrected"] = [*map(float, raw)], [float(mean), float(sd), float(fails)]
+                said = blend_forecast(_belief(*r["learned"]), *r[key])
                 r["blend"] = [said.mean, said.sd, said.p_fail]
-                report.add("sources", {n: r[n] for n in ("kernel", "file", "log2_ratio", *_JUDGES)})
-        done = [k for k in kernels if "blend" in k.rows[0]]
-        by_kernel, rows = {k.rows[0]["kernel"]: k.rows for k in done}, [r for k in done for r in k.rows]
-        scores = {
-            j: _scores(rows, j)
-            | {"best_tenth": _best_tenth(by_kernel, j), "best_place": _best_place(by_kernel, j)}
-            for j in _JUDGES
-        }
-        weights = {}
         if len(runs) > 2:
-            for key in ("trained", "rewarded"):
-                fitted = fit_calibration([a for n, a in answers if n == key])
-                weights[key] = {"weight": fitted.weight.mean, "nats": fitted.about["log_score"]}
-        each = {j: [_scores(k.rows, j)["log_score"] for k in done] for j in _JUDGES}
-        ahead = {
-            j: _interval([a - b for a, b in zip(each["trained"], each[j], strict=True)]) for j in _JUDGES
-        }
-        report.finish(
-            {"sources": len(rows), "kernels": len(done), "scores": scores, "trained_ahead": ahead}
-            | {"weights": weights, "runs": runs}
-        )
+            fitted = fit_calibration([a for _, a in mine])
+            weights[key] = {"weight": fitted.weight.mean, "nats": fitted.about["log_score"]}
+    done = {k.rows[0]["kernel"]: k.rows for k in kernels if "blend" in k.rows[0]}
+    report.put(
+        "sources", [{n: r[n] for n in ("kernel", "file", *_JUDGES)} for rows in done.values() for r in rows]
+    )
+    scores, each = {}, {}
+    for j in _JUDGES:
+        each[j] = [_scores(rows, j)["log_score"] for rows in done.values()]
+        scores[j] = _scores([r for rows in done.values() for r in rows], j)
+        scores[j] |= {"best_tenth": _best_tenth(done, j), "best_place": _best_place(done, j)}
+    ahead = {j: _interval([a - b for a, b in zip(each["corrected"], each[j], strict=True)]) for j in _JUDGES}
+    about = {"kernels": len(done), "sources": sum(map(len, done.values())), "weights": weights, "runs": runs}
+    report.finish({**about, "scores": scores, "corrected_ahead_of": ahead})
     return 0
 
 
@@ -849,20 +850,25 @@ def _train(options: argparse.Namespace, library: str, examples: list[Example]) -
     return {"trained": before, "rewarded": after if moved else before}, about
 
 
-def _ask(spec: str, kernel: _Kernel) -> ModelAnswers:
-    """Ask a model about the sources of a kernel."""
+def _ask(work: Path, spec: str, kernel: _Kernel) -> ModelAnswers:
+    """Ask a model about the sources of a kernel, once."""
     asked, began = kernel.prompt, time.monotonic()
+    kept = work / f"{digest(spec, asked.prefix, asked.suffixes)}.json"
+    if kept.exists():
+        return ModelAnswers.from_json(json.loads(kept.read_text()))
     with closing(provider().backend(spec)) as backend:
         given = backend.forecast(asked.prefix, asked.suffixes, asked.labels, timeout_s=_PATIENCE_S)
     stated = np.asarray(given.probabilities, float)
     stated /= stated.sum(axis=1, keepdims=True)
     name, n, ratios = kernel.rows[0]["kernel"], len(stated), np.array([_ratio(r) for r in kernel.rows])
     learned = np.array([r["learned"][0] for r in kernel.rows])
-    return ModelAnswers(
+    answers = ModelAnswers(
         *(name, name, name, kernel.library, "", "triton", learned, ratios, np.arange(n), stated, given.mass),
         *(ratios, "", 0.0, "judge", asked.version, len(asked.prefix) + max(map(len, asked.suffixes)), 0),
         time.monotonic() - began,
     )
+    kept.write_text(json.dumps(answers.to_json()))
+    return answers
 
 
 def _forecast_before(kernel: _Kernel, others: Sequence[_Kernel]) -> None:
