@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -46,7 +47,11 @@ def settings(server: FaultyServer, cache: Path, **more: Any) -> Settings:
 
 
 def vouched(server: FaultyServer, cache: Path) -> None:
-    """A calibration in the cache directory that believes in the invented model, whatever it says."""
+    """A calibration in the cache directory that believes in the invented model, whatever it says.
+
+    Loading the client takes a busy machine longer than an answer is worth, so it is loaded before the question.
+    """
+    importlib.import_module("forecast_integrations.models.http.request")
     name = open_backend(spec(server), cache).name
     write(
         calibration_path(name, cache),
