@@ -37,6 +37,7 @@ def note_error(choice: ChoiceCaller, error: BaseException) -> None:
 _NOT_ITS_FAULT = re.compile(
     r"timeout|timed.out|time.limit|\bkilled\b|signal terminated|sig(kill|term|int|xcpu|xfsz)|signal (2|9|15|24|25)\b"
     r"|(code|status)\W+-(2|9|15|24|25)\b"
+    r"|error: terminated|bus error|read.only file|input/output error|stale file|allocation fail"
     r"|memoryerror|bad_alloc|out.?of.?memory|allocate memory|memory exhausted|no space|quota|enospc|enomem|\[errno"
     r"|too many open files|temporarily unavailable|process ?pool|broken ?pipe|connection|eoferror|interrupt",
     re.IGNORECASE,
