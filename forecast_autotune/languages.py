@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -321,19 +320,8 @@ class LanguageMeasurer:
     def _ok(
         self, candidate: Candidate, times: list[float], seconds: float | None, end: str = ""
     ) -> Measurement:
-        tenths = statistics.quantiles(times, n=10, method="inclusive")
-        return Measurement(
-            self._problem,
-            candidate,
-            Outcome.OK,
-            statistics.median(times),
-            tenths[1],
-            tenths[7],
-            repeats=len(times),
-            compile_s=seconds,
-            protocol=self._kernel.protocol + end,
-            at=utc_now(),
-        )
+        protocol = self._kernel.protocol + end
+        return Measurement.of_times(self._problem, candidate, times, compile_s=seconds, protocol=protocol)
 
 
 @dataclass(frozen=True)

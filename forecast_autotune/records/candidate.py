@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 from forecast_autotune.errors import RecordError
+from forecast_autotune.printable import utc_now
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import (
     LARGEST_MS,
@@ -195,6 +197,17 @@ class Measurement(Record, tag="measurement", schema=SCHEMA, lenient=True):
     grid: tuple[int, ...] | None = field(default=None, metadata=json_option(omit_null=True))
     extra: Extra = field(default_factory=dict, compare=False, repr=False)
     """Unknown fields, and free-form facts such as `message`, `registers`, `spills`, `shared`."""
+
+    @classmethod
+    def of_times(
+        cls, problem: str, candidate: Candidate, times: Sequence[float], **about: Any
+    ) -> Measurement:
+        """One that ran, by milliseconds of launches; 0, which some clocks give, counts as a little more."""
+        import statistics  # takes milliseconds to load
+
+        tenths = statistics.quantiles(times if len(times) > 1 else [*times] * 2, n=10, method="inclusive")
+        low, middle, high = (max(t, 1e-9) for t in (tenths[1], statistics.median(times), tenths[7]))
+        return cls(problem, candidate, Outcome.OK, middle, low, high, len(times), at=utc_now(), **about)
 
     def __post_init__(self) -> None:
         times = (self.median_ms, self.p20_ms, self.p80_ms)

@@ -31,10 +31,6 @@ _HALF = 0.5
 """Added to each count, as of Jeffreys' prior: what was not seen yet may come."""
 
 
-def _read_object(value: Any) -> dict[str, Any]:
-    return dict(value)
-
-
 def _read_texts(value: Any) -> dict[str, str]:
     return {read_text(name): read_text(text) for name, text in dict(value).items()}
 
@@ -63,13 +59,13 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     """Qualified name within the module."""
     source_sha256: str = field(metadata=json_option(read=read_text))
     triton: str = field(metadata=json_option(read=read_text))
-    target: Mapping[str, Any] = field(metadata=json_option(read=_read_object))
+    target: Mapping[str, Any] = field(metadata=json_option(read=dict))
     """Triton's `GPUTarget`: backend, arch, warp_size."""
     specialization: Mapping[str, Any] = field(metadata=json_option(read=_read_specialization))
     """`signature` (type by argument), `options`; `constants` and `attributes` (an argument's path, a value)."""
-    states: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=_read_object))
+    states: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=dict))
     """Whether each integer argument that is no constant was 1, divisible by 16, or neither."""
-    types: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=_read_object))
+    types: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=dict))
     """Type of each of these, '' where it was 1 and has none."""
     sizes: Mapping[str, int] = field(default_factory=dict, metadata=json_option(read=_read_sizes))
     """The integer arguments of the launch that needed it first; empty where none was seen."""
@@ -83,7 +79,7 @@ class Compilation(Record, tag="compilation", schema=SCHEMA, lenient=True):
     """Why it was compiled after the program had said that it was ready, if so."""
     file: str = ""
     """The file of a module that a library wrote and that no import finds; '' for modules that can be imported."""
-    helpers: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(read=_read_object))
+    helpers: Mapping[str, Any] = field(default_factory=dict, metadata=json_option(read=dict))
     """JIT functions that the library has put into that module: module and qualified name by name."""
     environment: Mapping[str, str] = field(default_factory=dict, metadata=json_option(read=_read_texts))
     """The parts of Triton's key that are the process': `backend` (with the assembler's release), and variables."""

@@ -167,10 +167,9 @@ class _CallTensors:
             self.memory[name] = flat
         views = {t["name"]: [t["shape"], t["stride"], t["extra"]] for t in answer["tensors"]}
         if empty:  # nothing is read of them but types
-            kept = {
-                n: {k: v for k, v in extra.items() if k != ADDRESSES} for n, (_, _, extra) in views.items()
-            }
-            views = {n: [list(f.shape), [1], kept[n]] for n, f in self.memory.items()}
+            for name, (*_, extra) in views.items():
+                kept = {key: value for key, value in extra.items() if key != ADDRESSES}
+                views[name] = [list(self.memory[name].shape), [1], kept]
         self.views = viewed(views, self.memory)
         self._initial_values = {
             t["name"]: self.memory[t["name"]].clone() for t in answer["tensors"] if t["kept"]

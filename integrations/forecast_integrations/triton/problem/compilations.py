@@ -121,10 +121,9 @@ class CompilationRecorder:
         return one if one.cause else None
 
     def _recorded(self, compilation: Mapping[str, Any], store: Store) -> Compilation | None:
-        if (stored := self._stored.get(store.root)) is None:
-            stored = {one.key: one for one in store.compilations.all() if one.key}
-            self._stored[store.root] = stored
-        return stored.get(binary_key(compilation["metadata"].get("hash", "")))
+        if store.root not in self._stored:
+            self._stored[store.root] = {one.key: one for one in store.compilations.all() if one.key}
+        return self._stored[store.root].get(binary_key(compilation["metadata"].get("hash", "")))
 
     def _complain(self, one: Compilation) -> None:
         reaction = Settings.from_environment().on_compile

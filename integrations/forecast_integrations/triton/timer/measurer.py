@@ -406,22 +406,11 @@ class TritonMeasurer:
         extra: dict[str, object],
         protocol_end: str = "",
     ) -> Measurement:
-        low, middle, high = quantiles(times)
         if self._timer.is_host_bound(candidate):
             extra = {**extra, "host_bound": True}
-        return Measurement(
-            self._problem,
-            candidate,
-            Outcome.OK,
-            middle,
-            low,
-            high,
-            repeats=len(times),
-            compile_s=seconds,
-            protocol=self._timer.protocol_of(candidate) + protocol_end,
-            at=utc_now(),
-            extra=extra,
-        )
+        protocol = self._timer.protocol_of(candidate) + protocol_end
+        about = {"compile_s": seconds, "protocol": protocol, "extra": extra}
+        return Measurement.of_times(self._problem, candidate, times, **about)
 
     def _check(self) -> None:
         if self._lost:
@@ -436,14 +425,6 @@ def _record_compilation(done: CompileResult) -> None:
         record(
             "compile", "compile", done.began_s, end, candidate=done.candidate, outcome=done.outcome or "ok"
         )
-
-
-def quantiles(times: list[float]) -> tuple[float, float, float]:
-    """(20 %, 50 %, 80 %) with linear interpolation, as `triton.testing.do_bench` has them."""
-    tenths = statistics.quantiles(times if times[1:] else times * 2, n=10, method="inclusive")
-    # A user's benchmark function may return 0 for its own reasons; a time must stay positive.
-    low, middle, high = (max(tenths[place], 1e-9) for place in (1, 4, 7))
-    return low, middle, high
 
 
 def _facts(kernel: object) -> dict[str, object]:
