@@ -92,7 +92,7 @@ _SAME = 0.004
 """Share of the fastest's time below which a difference does not matter: a fraction of what do_bench moves by."""
 _EDGE_ERRORS, _EDGE_TURNS, _PATIENCE = 1.5, 1 / 12, 4
 """The same where a class's first is looked for, after all rounds; share of these after which it may be known, and the
-most in multiples. By replay, 97 % of processes choose alike then, not 95 %, for as much of the device's time."""
+most in multiples. By replay, 97 % of processes choose alike then, not 94 %, for less of the device's time."""
 
 
 def contenders(
