@@ -108,6 +108,8 @@ class RoundMeasurer(Measurer):
         within_s: float | None = None,
     ) -> Iterator[Measurement]:
         """One round; nothing comes of candidates that Inductor has no code for: it is planned without them."""
+        from torch._inductor.select_algorithm import NoValidChoicesError
+
         search, choices = self._search, _choices(self._search, candidates)
         if not choices:
             return
@@ -120,7 +122,7 @@ class RoundMeasurer(Measurer):
         try:
             with span("measure", candidates=len(choices)):
                 self._timings.update(self._measure(choices, compiled))
-        except _no_valid_choices_error():  # an answer, not an error
+        except NoValidChoicesError:  # an answer, not an error
             self._timings.update(dict.fromkeys(choices, math.inf))
         yield from [m for c in listed if (m := search.tried.get(c)) is not None]
 
@@ -160,11 +162,13 @@ def _first_round(
     prepared: WaitForCompilation,
     known: ChoiceTimings,
 ) -> ChoiceTimings:
+    from torch._inductor.select_algorithm import NoValidChoicesError
+
     unknown = [c for c in choices if c not in known]
     try:
         with span("measure", kernel=search.label(), candidates=len(unknown)):
             return {**known, **(measure(unknown, prepared) if unknown else {})}
-    except _no_valid_choices_error() as error:
+    except NoValidChoicesError as error:
         if any(map(math.isfinite, known.values())):
             return {**known, **dict.fromkeys(unknown, math.inf)}
         rest = _unlisted(search, choices, search.ranked())
@@ -242,12 +246,6 @@ def outside_the_scheduler() -> Iterator[None]:
         yield
     finally:
         V.graph.scheduler = before
-
-
-def _no_valid_choices_error() -> type[Exception]:
-    from torch._inductor.select_algorithm import NoValidChoicesError
-
-    return NoValidChoicesError
 
 
 MAX_DEPTH = 16
