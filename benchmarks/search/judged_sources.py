@@ -616,7 +616,8 @@ def _gain_at(curve: Mapping[str, Sequence[float]], seconds: float) -> float:
 
 def _at_share(curves: Mapping[str, Any], arm: str, share: float) -> float:
     """The gain of an arm of one kernel after this share of its measurements."""
-    return curves[arm]["gain"][max(1, round(share * len(curves[arm]["gain"]))) - 1]
+    gains: Sequence[float] = curves[arm]["gain"]
+    return gains[max(1, round(share * len(gains))) - 1]
 
 
 def _at_seconds(curves: Mapping[str, Any], arm: str, share: float) -> float:
