@@ -14,12 +14,15 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.printable import utc_now
 from forecast_autotune.records.codec import Record, json_option
 from forecast_autotune.records.json_fields import (
+    LARGEST_INTEGER,
     LARGEST_MS,
     LARGEST_S,
     SCHEMA,
     Extra,
     Scalar,
     digest,
+    or_null,
+    read_integer,
     read_text,
     to_scalar,
 )
@@ -71,6 +74,8 @@ def _read_kwargs(value: object) -> tuple[tuple[str, Scalar], ...]:
     return _pairs(value)
 
 
+_ANY_SIGN = json_option(read=or_null(lambda number: read_integer(number, "", -LARGEST_INTEGER)))
+"""An option that a list may give any value: the compiler refuses it, or takes it, as it takes -1 stages."""
 OVERRIDE_DIGEST = "#sha256="
 """In `Config.ir_override`, between the path of a file and a digest of what was in it."""
 
@@ -86,10 +91,10 @@ class Config(Record, label="config", lenient=True):
     kwargs: tuple[tuple[str, Scalar], ...] = field(
         default=(), metadata=json_option(read=_read_kwargs, write=dict)
     )
-    num_warps: int = 4
-    num_stages: int = 3
-    num_ctas: int = 1
-    maxnreg: int | None = None
+    num_warps: int = field(default=4, metadata=_ANY_SIGN)
+    num_stages: int = field(default=3, metadata=_ANY_SIGN)
+    num_ctas: int = field(default=1, metadata=_ANY_SIGN)
+    maxnreg: int | None = field(default=None, metadata=_ANY_SIGN)
     ir_override: str | None = field(default=None, metadata=json_option(read=read_text, omit_null=True))
     """Path of a file of IR that takes the place of the compiler's, with a digest of what is in it."""
 

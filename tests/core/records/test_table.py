@@ -48,8 +48,8 @@ CONFIGS = st.builds(
     lambda kwargs, options: Config.of(kwargs, **options),
     st.dictionaries(TEXT, SCALARS, max_size=4),
     st.fixed_dictionaries(
-        {"num_warps": st.integers(1, 32), "num_stages": st.integers(1, 9), "num_ctas": st.integers(1, 4)},
-        optional={"maxnreg": st.integers(1, 255), "ir_override": TEXT},
+        {"num_warps": st.integers(-1, 32), "num_stages": st.integers(-1, 9), "num_ctas": st.integers(-1, 4)},
+        optional={"maxnreg": st.integers(-1, 255), "ir_override": TEXT},
     ),
 )
 CANDIDATES = st.builds(Candidate, CONFIGS, TEXT)

@@ -61,6 +61,11 @@ def asked(fn: Any, grid: Any = None) -> tuple[int, dict[str, tuple[int, ...]]]:
     return len(calls), {str(c): extent for c, extent in found.items()}
 
 
+@pytest.mark.parametrize("grid", [(-1, 2), lambda meta: (-1, 2)])
+def test_a_grid_below_0_launches_nothing_and_is_0(grid: Any) -> None:
+    assert describe.launch_grid(grid, {}, {}) == (0, 2)
+
+
 def test_a_twin_keeps_every_value_and_its_type() -> None:
     listed: list[dict[str, Any]] = [{"A": 1}, {"A": True}, {"A": 1.0}, {"A": [1]}, {"A": "1", "B": 2}, {}]
     configs = [triton.Config(kwargs, num_warps=2**i, maxnreg=32) for i, kwargs in enumerate(listed)]

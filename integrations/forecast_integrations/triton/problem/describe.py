@@ -358,11 +358,11 @@ def _seen_value(argument: Argument, exact: bool) -> Hashable:
 
 
 def launch_grid(grid: CallGrid, named: NamedArguments, parameters: NamedArguments) -> tuple[int, ...] | None:
-    """The launch grid under these parameters; None when the grid function cannot say."""
+    """The launch grid under these parameters, 0 for what is below; None when the grid function cannot say."""
     if not callable(grid):
-        return tuple(int(n) for n in grid) if isinstance(grid, Sequence) else None
+        return tuple(max(0, int(n)) for n in grid) if isinstance(grid, Sequence) else None
     try:
-        return tuple(int(n) for n in grid({**named, **parameters}))
+        return tuple(max(0, int(n)) for n in grid({**named, **parameters}))
     except Exception:
         # A user's grid function may need what only the launcher binds (heuristics, defaults); a
         # forecast without a grid is still a forecast.
