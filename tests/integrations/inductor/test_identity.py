@@ -109,7 +109,7 @@ def test_precompiled_artifacts_serve_those_alone_who_compile_by_the_same_rules(t
     answers = {}
     for number, step in enumerate(("plain_0", "served_1:plain_0", "plain_1:served_1", "served_2:served_1")):
         caching = {"TORCH_CACHING_PRECOMPILE": "1", "STEP": step}
-        answers[step] = work(tmp_path, f"cache {number}", "compile_once", **caching)["compile_once"]
+        answers[step] = work(tmp_path, f"cache{number}", "compile_once", **caching)["compile_once"]
     assert [answer["precompiled"] for answer in answers.values()] == [0, 0, 0, 1]
     assert answers["served_1:plain_0"]["operations"] == 1
 
