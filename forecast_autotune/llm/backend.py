@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Lock, Semaphore, Thread
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -111,18 +111,26 @@ T = TypeVar("T")
 
 
 def run_parallel(jobs: Sequence[Callable[[], T]], width: int) -> list[T | LLMError]:
-    """Run jobs in up to `width` threads; an `LLMError` of a job takes its result's place."""
+    """Run jobs in up to `width` threads; an `LLMError` of a job takes its result's place.
 
-    def safe(job: Callable[[], T]) -> T | LLMError:
-        try:
-            return job()
-        except LLMError as error:
-            return error
+    The threads are daemons: a process need not wait for a server that never answers before it ends.
+    """
+    answers: list[Future[T | LLMError]] = [Future() for _ in jobs]
+    places = Semaphore(max(1, width))
 
-    if len(jobs) <= 1 or width <= 1:
-        return [safe(job) for job in jobs]
-    with ThreadPoolExecutor(min(width, len(jobs)), "forecast-autotune-llm") as pool:
-        return list(pool.map(safe, jobs))
+    def run(job: Callable[[], T], answer: Future[T | LLMError]) -> None:
+        with places:
+            try:
+                answer.set_result(job())
+            except BaseException as error:
+                answer.set_result(error) if isinstance(error, LLMError) else answer.set_exception(error)
+
+    for pair in zip(jobs, answers, strict=True):
+        if width <= 1 or len(jobs) == 1:
+            run(*pair)
+        else:
+            Thread(target=run, args=pair, name="forecast-autotune-llm", daemon=True).start()
+    return [answer.result() for answer in answers]
 
 
 TextGenerator = Callable[[str, int], list[str]]

@@ -69,6 +69,8 @@ INTERRUPT_GRACE_S = 10.0
 """How long work under way may still come in after an interruption."""
 CANNOT_CONFIRM = "nothing that is found could be confirmed"
 """Begins the reason of a search that ends for that, as soon as it is known."""
+LATE_SHARE = 0.2
+"""Share of the wall-clock limit after which an author is late: idle lanes measure the sources of others meanwhile."""
 POLL_INTERVAL_S = 0.2
 """How soon an interruption is noticed while nothing comes in."""
 LOG_FILE = "log.jsonl"
@@ -147,6 +149,11 @@ class _ActionInProgress:
     """The lanes' own, to cancel it by."""
     began: float = field(default_factory=time.monotonic)
 
+    @property
+    def seconds(self) -> float:
+        """How long it has been under way."""
+        return time.monotonic() - self.began
+
 
 class _SearchRunner:
     """One process's part in a search."""
@@ -165,6 +172,8 @@ class _SearchRunner:
         self._log, self._state, self._folder = log, state, folder
         self._proposers, self._forecaster, self._lanes, self._watch = proposers, forecaster, lanes, watch
         self._in_progress: dict[str, _ActionInProgress] = {}
+        self._late: dict[str, list[_ActionInProgress]] = {}
+        """By arm: requests that their batch went on without. Their answers are those to the arm's next requests."""
         self._best = ""
         self._started_at = time.monotonic()
         self._waited = 0.0 if began is None else max(0.0, self._started_at - began)
@@ -215,7 +224,11 @@ class _SearchRunner:
         if not self._in_progress:
             raise RuntimeError("nothing is due and nothing is under way, and yet the search has not stopped")
         while not (
-            self._record_answers() or interrupted.is_set() or self._time_is_up() or self._lanes.problem
+            self._record_answers()
+            or interrupted.is_set()
+            or self._time_is_up()
+            or self._lanes.problem
+            or self._pass_over_late()
         ):
             wait([a.future for a in self._in_progress.values()], POLL_INTERVAL_S, FIRST_COMPLETED)
         return None
@@ -227,6 +240,20 @@ class _SearchRunner:
             event = self._in_progress.pop(name).future.result()
             self.record(event)
         return bool(done)
+
+    def _pass_over_late(self) -> bool:
+        """Go on without late authors where only they keep sources of others from being measured; whether there were."""
+        state, limit = self._state, self._state.settings.budget.wall_seconds
+        asked = {n: a.action for n, a in self._in_progress.items() if isinstance(a.action, ProposalRequest)}
+        told = [a for r in asked.values() for a in state.batch(r.batch).answers.values() if a.nodes]
+        if limit is None or len(asked) < len(self._in_progress) or not (told or state.pool):
+            return False
+        late = {n: r for n, r in asked.items() if self._in_progress[n].seconds >= LATE_SHARE * limit}
+        for name, request in late.items():
+            self._late.setdefault(request.arm, []).append(ours := self._in_progress.pop(name))
+            problem = f"{request.arm.partition('/')[0]}: no answer in {ours.seconds:.0f} s"
+            self.record(plugin_event(request, failed_answer(request, problem)))
+        return bool(late)
 
     def _elapsed(self) -> float:
         return self._earlier_seconds + self._waited + time.monotonic() - self._started_at
@@ -240,8 +267,8 @@ class _SearchRunner:
         if state.seeds[0] not in state.judged:  # without it nothing is known, however long opening took
             spent -= self._waited
         # One that has not ended yet shows, too, how long the best takes to verify.
-        going = [a.began for a in self._in_progress.values() if isinstance(a.action, VerificationJob)]
-        least = time.monotonic() - min(going) if going else 0.0
+        going = [a.seconds for a in self._in_progress.values() if isinstance(a.action, VerificationJob)]
+        least = max(going, default=0.0)
         return spent >= limit - confirmation_reserve(state, limit, least)
 
     def _has_room(self, action: Action) -> bool:
@@ -283,6 +310,12 @@ class _SearchRunner:
     def _start(self, action: AwaitedAction) -> _ActionInProgress:
         """Start it. The future gives the event."""
         future: Future[Event] = Future()
+        if isinstance(action, ProposalRequest) and (late := self._late.get(action.arm)):
+            earlier = late.pop(0)
+            earlier.future.add_done_callback(
+                lambda done: _resolve(future, lambda: plugin_event(action, done.result()))
+            )
+            return _ActionInProgress(action, future, began=earlier.began)
         if not isinstance(action, ProposalRequest | NodeForecastRequest):
             theirs: Future[Any] = (
                 self._lanes.confirm(action)

@@ -208,6 +208,25 @@ def test_proposers_that_fail_are_told_in_the_log(tmp_path: Path) -> None:
         assert all((n.request, n.arm) == (answer.request, answer.arm) for n in answer.nodes)
 
 
+def test_a_late_author_keeps_no_lane_waiting_and_its_answer_counts_later(tmp_path: Path) -> None:
+    free = threading.Event()
+
+    class Late(LandscapeAuthor):
+        def propose(self, request: ProposalRequest) -> Proposed:
+            if request.arm == "table/far" and request.batch == 1:
+                free.wait(60)
+            return super().propose(request)
+
+    def let_go(state: SearchState) -> None:
+        if any("no answer in" in a.problem for a in state.answers.values()):
+            free.set()
+
+    limit = replace(settings(20), budget=SearchBudget(20, wall_seconds=4.0))
+    state = run_search(tmp_path, limit, proposer=Late(), watch=let_go)
+    assert {(a.arm, a.batch) for a in state.answers.values() if a.problem} == {("table/far", 1)}
+    assert any(a.nodes for a in state.answers.values() if a.arm == "table/far")
+
+
 def test_a_proposed_node_is_booked_by_its_text_and_its_request(tmp_path: Path) -> None:
     class Lying(LandscapeAuthor):
         def propose(self, request: ProposalRequest) -> Proposed:

@@ -173,6 +173,7 @@ def test_more_requests_than_slots_wait_for_each_other() -> None:
 
     with FaultyServer(script(slow)) as server:
         it = client_of(server, concurrency=2)
+        assert run_parallel([lambda: threading.current_thread().daemon] * 2, 2) == [True, True]
         found = run_parallel([lambda: ask(it)] * 8, 8)
         assert [r["fine"] for r in found if not isinstance(r, LLMError)] == [True] * 8
         assert most[0] == 2
