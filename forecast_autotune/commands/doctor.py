@@ -173,7 +173,8 @@ def _packages() -> Iterator[DoctorCheck]:
         except PackageNotFoundError:
             yield DoctorCheck(name, status, "not installed", remedy)
             continue
-        if name == "triton" and _release(installed) < MIN_TRITON:
+        release = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+        if name == "triton" and release < MIN_TRITON:
             yield DoctorCheck(name, "fail", f"{installed} is older than 3.4", "pip install -U triton")
             continue
         try:
@@ -185,10 +186,6 @@ def _packages() -> Iterator[DoctorCheck]:
         else:
             yield DoctorCheck(name, "ok", installed)
     yield _accelerator()
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def _accelerator() -> DoctorCheck:

@@ -151,13 +151,10 @@ def _files(names: Sequence[str]) -> tuple[list[tuple[Path, Format]], list[Path]]
         if not any(form for _, form in inside):
             raise UsageError(f"{path}: no file in it is of the known formats ({_known_formats()})")
         files += [(p, form) for p, form in inside if form is not None]
-        # Triton's cache holds thousands of files that are not of its tuner.
-        passed += [p for p, form in inside if form is None and not _is_compiled(p)]
+        # Triton's cache holds thousands of files that are not of its tuner, in folders named by a hash.
+        of_triton = {p for p, _ in inside if len(p.parent.name) == 52 and p.parent.name.isupper()}
+        passed += [p for p, form in inside if form is None and p not in of_triton]
     return files, passed
-
-
-def _is_compiled(path: Path) -> bool:
-    return len(path.parent.name) == 52 and path.parent.name.isupper()
 
 
 class _Taken:

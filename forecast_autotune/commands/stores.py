@@ -57,7 +57,11 @@ def diff_stores(options: argparse.Namespace, output: Output) -> int:
         else row_source(options.second, output.remark)
     )
     results = list(differences(first, second))
-    data = {"first": first.name, "second": second.name, "kernels": [_difference_json(d) for d in results]}
+    data = {
+        "first": first.name,
+        "second": second.name,
+        "kernels": [{**vars(d), "kernel": list(d.kernel)} for d in results],
+    }
     shown = [_difference_line(d) for d in results] or ["the two hold the same"]
     output.emit(data, *shown)
     return 0
@@ -148,10 +152,6 @@ def _checked(place: str) -> dict[str, Any]:
         wrong.append(str(error))
     counts = {f"{kind}s": count for kind, count in result.items()}
     return {"place": place, "kernels": kernels, "rows": sum(result.values()), **counts, "wrong": wrong}
-
-
-def _difference_json(difference: KernelDifference) -> dict[str, Any]:
-    return {**vars(difference), "kernel": list(difference.kernel)}
 
 
 def _difference_line(difference: KernelDifference) -> str:

@@ -59,7 +59,10 @@ def advice_prompt(samples: Sequence[AdviceSample], source: str = "") -> str:
         f"Device: {first.device.name} (sm_{first.device.arch}): {_device_text(device_spec(first.device))}",
         f"Kernel `{first.kernel.name}`:\n\n```python\n{text.strip()}\n```",
         "Sizes it is called with:",
-        *(f"{number}. {_arguments_text(s.problem)}" for number, s in enumerate(samples[:MAX_PROBLEMS], 1)),
+        *(
+            f"{number}. {', '.join(map(_argument_text, s.problem.arguments))}"
+            for number, s in enumerate(samples[:MAX_PROBLEMS], 1)
+        ),
         "Candidates: " + _ranges_text([c for s in samples for c in s.candidates]),
         "Some of them at size 1: launch grid, and what the IR (before the compiler's back end) says of one program:",
         *_grid_texts(samples[0]),
@@ -78,10 +81,6 @@ def _device_text(spec: DeviceSpec) -> str:
         f"L2 {spec.l2_bytes / 2**20:.0f} MiB, tensor cores {spec.tensor_tflops:.0f} TFLOP/s (fp16), "
         f"shared memory {spec.shared_memory_bytes} bytes per program"
     )
-
-
-def _arguments_text(problem: Problem) -> str:
-    return ", ".join(map(_argument_text, problem.arguments))
 
 
 def _argument_text(argument: Argument) -> str:

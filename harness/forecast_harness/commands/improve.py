@@ -113,8 +113,10 @@ def _known(folder: Path, resume: bool, words: list[str]) -> Improvement | None:
 
 
 def _settings(options: argparse.Namespace) -> ImproveSettings:
-    """Raises `SettingsError` for a language model that is not there."""
+    """Raises `SettingsError` or `UsageError` for an author that is not there."""
+    from forecast_autotune.commands.store_access import check_folder
     from forecast_autotune.llm.providers import provider
+    from forecast_harness.authors import SPEC_FORMS
     from forecast_harness.clocks.devices import visible_devices
     from forecast_harness.improve.session import ImproveSettings
 
@@ -123,16 +125,22 @@ def _settings(options: argparse.Namespace) -> ImproveSettings:
         if (value := getattr(options, name)) is not None:
             further += [f"--{name.replace('_', '-')}", str(value)]
     given = {"tokens": options.tokens, "money": options.money, "device_seconds": options.gpu_seconds}
-    models = [s.removeprefix("llm:") for s in options.proposer or [] if s.startswith("llm:")]
-    for spec in (*models, *(options.llm or [])):
-        provider().check(spec)
+    proposers = ["mechanical", *(options.proposer or []), *(f"llm:{spec}" for spec in options.llm or [])]
+    for spec in proposers:
+        kind, _, where = spec.partition(":")
+        if kind == "llm":
+            provider().check(where)
+        elif kind == "recorded":
+            check_folder("--proposer recorded", where)
+        elif kind not in ("mechanical", "files"):
+            raise UsageError(f"a proposer is given as {SPEC_FORMS}, not as {spec!r:.80}")
     return ImproveSettings(
         options.device or ("cuda" if visible_devices() else "cpu"),
         options.seconds,
         options.kernels,
         options.step or "",
         options.check or "",
-        ("mechanical", *(options.proposer or []), *(f"llm:{spec}" for spec in options.llm or [])),
+        tuple(proposers),
         {name: float(amount) for name, amount in given.items() if amount is not None},
         tuple(further),
     )

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.printable import printable
+from forecast_autotune.printable import count_text, printable
 from forecast_autotune.records.named_lines import read_document
 from forecast_harness.improve.parts import Part
 from forecast_harness.improve.session import Improvement
@@ -78,7 +78,8 @@ def _outcome(found: Improvement, name: str) -> str:
         return f"not searched: {ended.problem}"
     if ended.source:
         return f"{ended.speedup:.2f}x where it was searched, not yet proved in the program"
-    return f"nothing faster was confirmed, {ended.measured} sources measured"
+    text = f"nothing faster was confirmed, {count_text(ended.measured, 'source')} measured"
+    return f"{text}; {ended.silence}" if ended.silence else text
 
 
 def step_text(found: Improvement) -> str:

@@ -24,7 +24,7 @@ from forecast_autotune.variants import Variant
 from forecast_harness.improve.child import UserProgram, record, run_command
 from forecast_harness.improve.parts import Part, chosen_parts, parts_of
 from forecast_harness.improve.proof import TURNS, ProgramProof, ProofRequest, prove
-from forecast_harness.improve.steps import Steps, steps_of
+from forecast_harness.improve.steps import steps_of
 from forecast_harness.search.log import read_log
 from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.targets.program_functions import faster_module
@@ -72,6 +72,8 @@ class SearchEnd(Record, label="search end"):
     source: str = ""
     """The confirmed source, empty where there is none."""
     problem: str = ""
+    silence: str = ""
+    """Why authors gave no source at all."""
     folder: str = ""
     faster_at: tuple[str, ...] | None = None
     """The calls at which it is faster, where it is slower at others."""
@@ -167,7 +169,7 @@ class ImproveSession:
             self.run_limit_s,
             steps.seconds,
             steps.count,
-            _how(steps),
+            f"{steps.count} steps, {steps.how}" if steps.count > 1 else steps.how,
             parts,
         )
 
@@ -198,6 +200,7 @@ class ImproveSession:
             # The next two need theirs, too: most of what a search gains, it gains early.
             later = least * min(2, len(chosen) - number - 1)
             seconds = max(min(left * share, left - later), least)
+            improvement.searches[part.name] = SearchEnd(problem="interrupted")  # until it has ended
             self._tell(f"searching {part.name}, {part.share:.0%} of a step, {seconds:.0f} s")
             improvement.searches[part.name] = self._search(part, seconds, limits)
             self.save(improvement)
@@ -277,11 +280,7 @@ class ImproveSession:
         state = state_of(folder)
         if state is None:
             return SearchEnd(problem=ended.last_line or "the search ended before it began", seconds=took)
-        return replace(_search_end(state), seconds=took, folder=folder.name)
-
-
-def _how(steps: Steps) -> str:
-    return f"{steps.count} steps, {steps.how}" if steps.count > 1 else steps.how
+        return replace(_search_end(state), seconds=took, silence=_silence(state)[:200], folder=folder.name)
 
 
 def state_of(folder: Path) -> SearchState | None:
@@ -289,6 +288,15 @@ def state_of(folder: Path) -> SearchState | None:
     path = folder / "log.jsonl"
     events = read_log(path) if path.exists() else []
     return replay_events(events) if events else None
+
+
+def _silence(state: SearchState) -> str:
+    """Why authors gave no source at all; empty where each gave some, or had none to give."""
+    answers = [(a.arm.partition("/")[0], a) for a in state.answers.values()]
+    heard = {author for author, a in answers if a.nodes or not a.problem}
+    problems = {author: a.problem for author, a in answers}
+    asked = dict.fromkeys(arm.partition("/")[0] for arm in state.context.arms)
+    return "; ".join(problems.get(author, f"{author}: no answer") for author in asked if author not in heard)
 
 
 def _search_end(state: SearchState) -> SearchEnd:

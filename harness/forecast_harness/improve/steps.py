@@ -59,7 +59,8 @@ def steps_of(recording: ProgramRecording) -> Steps:
     count -= max(1, int(count * _WARM_SHARE))
     inside = launches[len(launches) - count * period - 1 :]
     seconds = statistics.median(b[1] - a[1] for a, b in pairwise(inside[::period]))
-    return Steps(count, seconds, f"{period} launches that repeat", _times(recording, inside[1:], count))
+    how = f"{period} launches that repeat" if period > 1 else "one launch that repeats"
+    return Steps(count, seconds, how, _times(recording, inside[1:], count))
 
 
 def launch_period(numbers: Sequence[int]) -> tuple[int, int]:

@@ -112,6 +112,8 @@ def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: s
         (("--seconds", "-1", "x.py"), "must be a number above 0"),
         (("--from-run", "nowhere"), "no folder of `improve`"),
         (("--patch", "nowhere/x.diff", os.__file__), "there is no directory nowhere"),
+        (("--proposer", "recorded:nowhere", os.__file__), "recorded nowhere: there is no such folder"),
+        (("--proposer", "mine", os.__file__), "a proposer is given as mechanical, recorded:FOLDER"),
         (("RANK", os.__file__), "cannot be a rank of a job: give it the launcher"),
     ],
 )

@@ -79,6 +79,7 @@ def data(options: argparse.Namespace, output: Output) -> int:
         sides = split_sides(tables, hold_out=hold_out, seed=options.seed)
     except SplitError as error:
         raise UsageError(str(error)) from error
+    out.mkdir(parents=True, exist_ok=True)  # before work of minutes, which would be lost without it
     examples = {}
     believe: dict[str, SurrogateFor] = dict.fromkeys(sides, formula_surrogate)
     if options.guess == "learned":
@@ -96,7 +97,6 @@ def data(options: argparse.Namespace, output: Output) -> int:
             examples[side] = build_examples(
                 some, recipe, believe=believe[side], seed=options.seed, progress=step
             )
-    out.mkdir(parents=True, exist_ok=True)
     rows = {side: write_examples(out / f"{side}.parquet", some) for side, some in examples.items()}
     about = {"hold_out": hold_out, "seed": options.seed, "recipe": vars(recipe)}
     about |= {

@@ -162,7 +162,8 @@ def _node_heading(story: SearchReport, entry: ReportNode) -> str:
 def _page_header(story: SearchReport) -> dict[str, str]:
     target, context, settings = story.state.target, story.state.context, story.state.settings
     model = figures.model_text(story.state)
-    started = _time_text(story.state.started.at if story.state.started else "")
+    at = story.state.started.at if story.state.started else ""
+    started = at.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC") or "at an unknown time"
     return {
         "title": f"Search of {escape_invisible(target.name)}",
         "about": escape_invisible(
@@ -174,10 +175,6 @@ def _page_header(story: SearchReport) -> dict[str, str]:
         ),
         "statement": escape_invisible(target.statement),
     }
-
-
-def _time_text(at: str) -> str:
-    return at.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC") or "at an unknown time"
 
 
 def _page_data(story: SearchReport, order: Sequence[str], best: str) -> dict[str, Any]:

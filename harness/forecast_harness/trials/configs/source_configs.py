@@ -194,7 +194,11 @@ def _prices(configs: Sequence[Config]) -> dict[Config, float]:
 
 def _values(config: Config) -> set[Hashable]:
     schedule = ("warps and stages", (config.num_warps, config.num_stages))
-    return {schedule, *((name, _key(value)) for name, value in config.parameters().items())}
+    given = config.parameters().items()
+    return {
+        schedule,
+        *((name, value if isinstance(value, Hashable) else repr(value)) for name, value in given),
+    }
 
 
 def _pairs(config: Config) -> set[Hashable]:
@@ -206,7 +210,3 @@ def work_of_a_warp(config: Config) -> float:
     """About how many elements of its tiles a warp has to work on."""
     numbers = [v for _, v in config.kwargs if isinstance(v, int) and not isinstance(v, bool) and v > 0]
     return math.prod(numbers) / max(1, config.num_warps)
-
-
-def _key(value: Any) -> Hashable:
-    return value if isinstance(value, Hashable) else repr(value)

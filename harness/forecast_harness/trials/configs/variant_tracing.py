@@ -296,11 +296,8 @@ def _largest_call(subjects: Sequence[BaseKernel]) -> tuple[int, ...]:
     """The number of the call with the most elements; none where a call is drawn by the user's own `inputs`."""
     if any(s.inputs or not s.calls for s in subjects):
         return ()
-    return (max(range(len(subjects)), key=lambda n: _tensor_elements(subjects[n].calls[0])),)
-
-
-def _tensor_elements(arguments: Sequence[Argument]) -> int:
-    return sum(math.prod(a.shape) for a in arguments if a.kind == "tensor")
+    tensors = [[a for a in s.calls[0] if a.kind == "tensor"] for s in subjects]
+    return (max(range(len(subjects)), key=lambda n: sum(math.prod(a.shape) for a in tensors[n])),)
 
 
 _MOST_KEPT = 128

@@ -314,7 +314,8 @@ class VariantProblem:
             if id(drawn) in self._held:
                 return self._held[id(drawn)]
             fresh = set(self._survey.writes) - set(self._survey.updates)
-            outputs = {n: _initial_memory(drawn, n, n in fresh) for n in self._survey.writes}
+            outputs = {n: drawn.memory[n] for n in self._survey.writes}
+            outputs |= {n: unset_like(outputs[n]) for n in fresh}
             memory = {**drawn.memory, **outputs}
             try:
                 one, two = self._launch_base(drawn, memory), self._launch_base(drawn, memory)
@@ -478,10 +479,6 @@ def _config_number(axes: Mapping[str, Any] | None) -> int | None:
 def _contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """Equal as long as they are the same tensors, and nothing was written into them."""
     return {name: (id(t), t._version) for name, t in tensors.items()}
-
-
-def _initial_memory(drawn: DrawnCall, name: str, fresh: bool) -> torch.Tensor:
-    return unset_like(drawn.memory[name]) if fresh else drawn.memory[name]
 
 
 def _restore_gaps(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> CheckFinding:

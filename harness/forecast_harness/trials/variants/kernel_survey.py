@@ -410,15 +410,11 @@ class KernelSurveyor:
             ran = {name}, other
             fresh = ~other.memory[name].isnan()
             own = torch.where(fresh, raw_bits(other.memory[name]), raw_bits(drawn.memory[name]))
-            if not torch.equal(raw_bits(first.memory[name]), own) and not self._close(
-                first, other, name, fresh
+            if not torch.equal(raw_bits(first.memory[name]), own) and not (
+                fresh.all() and results_agree(first.memory[name], other.memory[name])
             ):
                 self.updates.add(name)
         return ran
-
-    @staticmethod
-    def _close(first: BaseKernelRun, other: BaseKernelRun, name: str, fresh: torch.Tensor) -> bool:
-        return bool(fresh.all()) and results_agree(first.memory[name], other.memory[name])
 
     def _depends_on_arguments_alone(
         self,
