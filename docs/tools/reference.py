@@ -363,9 +363,11 @@ def _record_table(module: str, name: str) -> list[str]:
         if kind.startswith("ClassVar"):
             continue
         default = ""
-        if statement.value is not None:
-            text = ast.unparse(statement.value)
-            default = "" if text.startswith("field(") else f"`{text}`"
+        value = statement.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
+            value = next((k.value for k in value.keywords if k.arg == "default"), None)
+        if value is not None:
+            default = f"`{ast.unparse(value)}`"
         facts = f"`{kind}`" + (f" = {default}" if default else "")
         meaning = docs.get(field, "")
         rows.append(f"- `{field}` {facts}" + (f": {_escaped(meaning)}" if meaning else ""))
