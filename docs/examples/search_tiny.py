@@ -6,7 +6,7 @@ rewrites the start, and `llm:SPEC` asks a language model.
 
 Output (numbers may differ):
 
-    best    31.8x over the seed, 95 % interval 21.8x to 46.4x, confirmed in a fresh process: vector_norm.py
+    best    31.8x over the seed, 95 % interval 21.8x to 46.4x, confirmed in a fresh process ... vector_norm.py
     spent   2 measurements, 16.3 s of device time
     ended   finished: measurements 2 of 2 spent
     folder  .../search: best.py, report.html, log.jsonl
