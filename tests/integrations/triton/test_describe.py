@@ -25,6 +25,7 @@ from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.describe import call_arguments, call_kind, problem_identity
 from forecast_integrations.triton.problem.rebuilt_call import RebuildError, rebuilt_arguments, rebuilt_value
 from forecast_integrations.triton.problem.source import (
+    innermost,
     normal_form_hash,
     source_hash,
     standalone_source,
@@ -486,6 +487,10 @@ def nested(build_module: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPa
         return source_hash(build_module("nested_kernel", NESTED.format(**given)).kernel)
 
     return hash_with
+
+
+def test_a_module_that_has_members_of_any_name_is_no_kernel() -> None:
+    assert [innermost(m) for m in (torch.ops, torch.classes)] == [torch.ops, torch.classes]
 
 
 @pytest.mark.parametrize("place", sorted(NESTED_VALUES.keys() - {"unused"}))

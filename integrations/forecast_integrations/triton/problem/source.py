@@ -33,8 +33,13 @@ from forecast_integrations.triton.protocols import JitFunction, KernelFunction
 
 
 def innermost(fn: object) -> Any:
-    """The JITFunction (or InterpretedFunction) under heuristics and tuners; Inductor's workers send it without `fn`."""
-    while (inner := getattr(fn, "fn", None)) is not None and not inspect.isfunction(inner):
+    """The JITFunction (or InterpretedFunction) under heuristics and tuners; Inductor's workers send it without `fn`.
+
+    A module is none: `torch.ops` has members of any name, `torch.classes` raises for them.
+    """
+    while not isinstance(fn, ModuleType) and (inner := getattr(fn, "fn", None)) is not None:
+        if inspect.isfunction(inner):
+            break
         fn = inner
     return fn
 
