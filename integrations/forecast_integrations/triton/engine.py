@@ -745,11 +745,9 @@ def _triton_config(
 
     Also fills the tuner's public attributes. Errors of the user's own hooks and functions are raised.
     """
-    best, timed = configs[0], len(configs) > 1
-    _warn(
-        "tuner", error, "timing every config as triton.autotune does" if timed else "using the first config"
-    )
-    if timed:
+    best, how = configs[0], "using the first config"
+    if len(configs) > 1:
+        how = "timing every config as triton.autotune does"
         try:
             timings = {config: tuner._bench(*args, config=config, **kwargs) for config in configs}
         except OSError as failure:
@@ -758,6 +756,7 @@ def _triton_config(
         best = min(timings, key=timings.__getitem__)
         tuner.pre_hook({**_named(tuner, args, kwargs), **best.all_kwargs()}, reset_only=True)
         tuner.configs_timings = timings
+    _warn("tuner", error, how)  # not before: a call that is wrong in itself has failed by now
     tuner.cache[key] = best
     return best
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 
 import forecast_autotune.tuning.loop as loop
@@ -158,3 +159,14 @@ def test_a_fault_of_ours_does_not_prune_again(
     assert tuner.best_config.num_warps == 4
     assert len(said) == 1
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("wrong", [{}, {"out": torch.zeros(64), "n": 64, "unknown": 3}])
+def test_a_call_that_is_wrong_in_itself_blames_nobody_else(
+    device: Any, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    tuner = autotune(configs=FEW, key=["n"], store=Store(tmp_path))(fresh(double))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises((TypeError, KeyError), match=r"missing \d required|wrong|unknown"):
+            tuner[(1,)](torch.zeros(64), **wrong)
