@@ -203,7 +203,7 @@ class RecordedAnswers:
 def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
     """Read a file as it was changed at a time; the result is shared."""
     answers: RecordedAnswers | None = None
-    for number, entry in _entries(path):
+    for number, entry in _entries(path, _WRITE):
         try:
             if answers is None:
                 answers = _header(entry)
@@ -212,10 +212,7 @@ def _read_file(path: Path, changed: int, size: int) -> RecordedAnswers:
                 answer = RecordedAnswer.from_json(entry)
                 answers.answers[answer.key] = answer
         except RecordError as error:
-            raise SettingsError(
-                f"{path}, line {number}: {error}: correct the line, or write the file with "
-                "`forecast-autotune llm ask --import`"
-            ) from None
+            raise SettingsError(f"{path}, line {number}: {error}: {_WRITE}") from None
     if answers is None:
         raise SettingsError(f"{path} is empty: write it with `forecast-autotune llm ask --import`")
     return answers
@@ -324,7 +321,7 @@ def write_questions(path: Path, questions: Iterable[OpenQuestion]) -> int:
 def read_questions(path: Path) -> dict[str, OpenQuestion]:
     """The questions of a file by key. Raises `SettingsError` naming the line that is none."""
     questions = {}
-    for number, entry in _entries(path):
+    for number, entry in _entries(path, _EXPORT):
         if isinstance(entry, dict) and entry.get("type") == "questions":
             continue
         try:
@@ -332,9 +329,7 @@ def read_questions(path: Path) -> dict[str, OpenQuestion]:
             if question.key != entry.get("key"):
                 raise RecordError("its key is not that of its content")
         except RecordError as error:
-            raise SettingsError(
-                f"{path}, line {number}: {error}: export the questions again with `forecast-autotune llm ask --export`"
-            ) from None
+            raise SettingsError(f"{path}, line {number}: {error}: {_EXPORT}") from None
         questions[question.key] = question
     return questions
 
@@ -354,7 +349,7 @@ def read_answers(path: Path, questions: Mapping[str, OpenQuestion] | None) -> An
     Raises `SettingsError` for a file that cannot be read.
     """
     result = AnswerImport()
-    for number, entry in _entries(path, broken_lines=True):
+    for number, entry in _entries(path):
         try:
             if not isinstance(entry, dict):
                 raise RecordError("it is no JSON object")
@@ -413,8 +408,12 @@ def extend(
     return kept
 
 
-def _entries(path: Path, *, broken_lines: bool = False) -> Iterator[tuple[int, Any]]:
-    """Number and value of every line; with `broken_lines`, None for one that is no JSON."""
+_WRITE = "correct the line, or write the file with `forecast-autotune llm ask --import`"
+_EXPORT = "export the questions again with `forecast-autotune llm ask --export`"
+
+
+def _entries(path: Path, remedy: str = "") -> Iterator[tuple[int, Any]]:
+    """Number and value of every line; without a `remedy`, None for one that is no JSON."""
     try:
         text = read_document(path)
     except (OSError, RecordError) as error:
@@ -425,6 +424,6 @@ def _entries(path: Path, *, broken_lines: bool = False) -> Iterator[tuple[int, A
         try:
             yield number, decode_json(line)
         except (ValueError, RecursionError) as error:
-            if not broken_lines:
-                raise SettingsError(f"{path}, line {number}: not JSON ({error}): write it again") from None
+            if remedy:
+                raise SettingsError(f"{path}, line {number}: not JSON ({error}): {remedy}") from None
             yield number, None

@@ -22,6 +22,7 @@ from forecast_autotune.records.table import Table
 from forecast_autotune.surrogates.protocol import Forecasts, Query, Surrogate
 from forecast_autotune.testing import SurrogateContract, example_table, query_of
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
+from forecast_autotune.tuning.results import NEGLIGIBLE_GAIN
 from forecast_train.evaluation import evaluate, summarize
 from forecast_train.evaluation.methods import (
     NearestProblemBaseline,
@@ -74,7 +75,7 @@ def test_an_oracle_gets_the_best_of_every_score(tables: list[Table]) -> None:
     assert len(result.rows) == 2
     for row in result.rows:
         assert set(row.static.values()) == set(row.adaptive.values()) == {0.0}
-        assert row.default_regret == 0.0
+        assert row.default_regret <= NEGLIGIBLE_GAIN, "what ties is as good"
         assert row.spearman == pytest.approx(1.0)
     figures = summarize(result).figures["oracle"]
     assert figures["default.beyond_tolerance"].value == figures["static.top1"].value == 0.0
