@@ -733,14 +733,14 @@ class _Kernel:
         return str(self.rows[0]["module"]).partition(".")[0]
 
     def example(self) -> Example:
-        made = [
+        listed = [
             ExampleCandidate(text, r["file"], "", r["outcome"], _ratio(r), r["sd"], math.nan)
             for text, r in zip(self.prompt.suffixes, self.rows, strict=True)
         ]
         name, (seed, base, _) = self.rows[0]["kernel"], self.request.judged[0]
         origin = ExampleOrigin(name, name, self.library, "llm", "", digest(seed.source), "")
         milliseconds = math.log2(base.seconds["0"] * 1e3)
-        return Example(origin, self.prompt.version, self.prompt.prefix, milliseconds, True, 0, tuple(made))
+        return Example(origin, self.prompt.version, self.prompt.prefix, milliseconds, True, 0, tuple(listed))
 
     def verdicts(self) -> list[tuple[Node, NodeResult, float]]:
         pairs = zip(self.request.nodes, self.rows, strict=True)
@@ -757,18 +757,18 @@ def _train_judge(options: argparse.Namespace) -> int:
     data = _read_data(options.data)
     options.kernels = list(data)
     vars(prompt).update(MAX_SOURCE_CHARS=options.chars, MAX_DIFF_CHARS=options.chars)
-    kernels = [_asked(options, n, store, data[n]) for n, store in sorted(_places(options).items())]
+    kernels = [_questions_of(options, n, store, data[n]) for n, store in sorted(_places(options).items())]
     report, answers, runs = ResultFile(options, "judged-sources", 0), [], {}
     for library in options.libraries or sorted({k.library for k in kernels}):
-        kept, left = ([k for k in kernels if (k.library == library) is out] for out in (False, True))
-        specs, runs[library] = _train(options, library, [k.example() for k in kept])
-        for k in left:
-            _forecast_before(k, kept)
+        training, held_out = ([k for k in kernels if (k.library == library) is out] for out in (False, True))
+        specs, runs[library] = _train(options, library, [k.example() for k in training])
+        for k in held_out:
+            _forecast_before(k, training)
             heard = {spec: _ask(options.work, spec, k) for spec in dict.fromkeys(specs.values())}
             for key, spec in specs.items():
                 answers.append((key, k, heard[spec]))
                 report.add("answers", {"judge": key, **heard[spec].to_json()})
-        say(f"{library}: {len(left)} kernels were asked about")
+        say(f"{library}: {len(held_out)} kernels were asked about")
     weights = {}
     for key in ("trained", "rewarded"):
         mine = [(k, a) for one, k, a in answers if one == key]
@@ -777,8 +777,8 @@ def _train_judge(options: argparse.Namespace) -> int:
             corrected = fit_corrections(apart).moments(a.stated) if apart else BINS.moments(a.stated)
             for r, *raw, mean, sd, fails in zip(k.rows, *BINS.moments(a.stated), *corrected, strict=True):
                 r[key], r["corrected"] = [*map(float, raw)], [float(mean), float(sd), float(fails)]
-                said = blend_forecast(_belief(*r["learned"]), *r[key])
-                r["blend"] = [said.mean, said.sd, said.p_fail]
+                blend = blend_forecast(_belief(*r["learned"]), *r[key])
+                r["blend"] = [blend.mean, blend.sd, blend.p_fail]
         if len(runs) > 2:
             fitted = fit_calibration([a for _, a in mine])
             weights[key] = {"weight": fitted.weight.mean, "nats": fitted.about["log_score"]}
@@ -797,7 +797,7 @@ def _train_judge(options: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(options: argparse.Namespace, name: str, store: Path, rows: list[dict[str, Any]]) -> _Kernel:
+def _questions_of(options: argparse.Namespace, name: str, store: Path, rows: list[dict[str, Any]]) -> _Kernel:
     _, target, seed = _opened(name, store, real=False)
     base, written = next(r for r in rows if r["file"] == "base"), [r for r in rows if "said" in r]
     nodes = [_node(options.sources / name / r["file"], target, seed) for r in written]
@@ -835,9 +835,9 @@ def _train(options: argparse.Namespace, library: str, examples: list[Example]) -
     PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().save_pretrained(str(whole))
     AutoTokenizer.from_pretrained(model).save_pretrained(str(whole))
     rollouts = grpo.RolloutSettings(generations=4, prompts=1, tokens=48)
-    given = {"steps": options.rewarded, "save": 10_000, "lora": LoraSettings(16, 32), "rollouts": rollouts}
+    settings = {"steps": options.rewarded, "save": 10_000, "lora": LoraSettings(16, 32), "rollouts": rollouts}
     rewarded = grpo.train(
-        grpo.GrpoRun(str(whole), str(work / "data"), str(work / "grpo"), **given), resume=True
+        grpo.GrpoRun(str(whole), str(work / "data"), str(work / "grpo"), **settings), resume=True
     )
     say(f"{library}: rewarded after {time.monotonic() - began:.0f} s")
     about = {"examples": sum(len(e.candidates) for e in examples), "tokens": done["tokens"]["train"]}
@@ -858,13 +858,13 @@ def _ask(work: Path, spec: str, kernel: _Kernel) -> ModelAnswers:
     if kept.exists():
         return ModelAnswers.from_json(json.loads(kept.read_text()))
     with closing(provider().backend(spec)) as backend:
-        given = backend.forecast(asked.prefix, asked.suffixes, asked.labels, timeout_s=_PATIENCE_S)
-    stated = np.asarray(given.probabilities, float)
+        answer = backend.forecast(asked.prefix, asked.suffixes, asked.labels, timeout_s=_PATIENCE_S)
+    stated = np.asarray(answer.probabilities, float)
     stated /= stated.sum(axis=1, keepdims=True)
     name, n, ratios = kernel.rows[0]["kernel"], len(stated), np.array([_ratio(r) for r in kernel.rows])
     learned = np.array([r["learned"][0] for r in kernel.rows])
     answers = ModelAnswers(
-        *(name, name, name, kernel.library, "", "triton", learned, ratios, np.arange(n), stated, given.mass),
+        *(name, name, name, kernel.library, "", "triton", learned, ratios, np.arange(n), stated, answer.mass),
         *(ratios, "", 0.0, "judge", asked.version, len(asked.prefix) + max(map(len, asked.suffixes)), 0),
         time.monotonic() - began,
     )
@@ -883,8 +883,8 @@ def _forecast_before(kernel: _Kernel, others: Sequence[_Kernel]) -> None:
     right = [r["log2_ratio"] for k in others for r in k.rows if _right(r)]
     failed = 1 - len(right) / sum(len(k.rows) for k in others)
     for node, row in zip(kernel.request.nodes, kernel.rows, strict=True):
-        said = beliefs[node.id]
-        row["taught"] = [said.mean, said.sd, said.p_fail]
+        belief = beliefs[node.id]
+        row["taught"] = [belief.mean, belief.sd, belief.p_fail]
         row["prior"] = [statistics.fmean(right), statistics.stdev(right), failed]
 
 

@@ -295,8 +295,10 @@ def _silence(state: SearchState) -> str:
     answers = [(a.arm.partition("/")[0], a) for a in state.answers.values()]
     heard = {author for author, a in answers if a.nodes or not a.problem}
     problems = {author: a.problem for author, a in answers}
-    asked = dict.fromkeys(arm.partition("/")[0] for arm in state.context.arms)
-    return "; ".join(problems.get(author, f"{author}: no answer") for author in asked if author not in heard)
+    authors = dict.fromkeys(arm.partition("/")[0] for arm in state.context.arms)
+    return "; ".join(
+        problems.get(author, f"{author}: no answer") for author in authors if author not in heard
+    )
 
 
 def _search_end(state: SearchState) -> SearchEnd:

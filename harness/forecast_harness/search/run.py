@@ -244,11 +244,13 @@ class _SearchRunner:
     def _pass_over_late(self) -> bool:
         """Go on without late authors where only they keep sources of others from being measured; whether there were."""
         state, limit = self._state, self._state.settings.budget.wall_seconds
-        asked = {n: a.action for n, a in self._in_progress.items() if isinstance(a.action, ProposalRequest)}
-        told = [a for r in asked.values() for a in state.batch(r.batch).answers.values() if a.nodes]
-        if limit is None or len(asked) < len(self._in_progress) or not (told or state.pool):
+        requests = {
+            n: a.action for n, a in self._in_progress.items() if isinstance(a.action, ProposalRequest)
+        }
+        answers = [a for r in requests.values() for a in state.batch(r.batch).answers.values() if a.nodes]
+        if limit is None or len(requests) < len(self._in_progress) or not (answers or state.pool):
             return False
-        late = {n: r for n, r in asked.items() if self._in_progress[n].seconds >= LATE_SHARE * limit}
+        late = {n: r for n, r in requests.items() if self._in_progress[n].seconds >= LATE_SHARE * limit}
         for name, request in late.items():
             self._late.setdefault(request.arm, []).append(ours := self._in_progress.pop(name))
             problem = f"{request.arm.partition('/')[0]}: no answer in {ours.seconds:.0f} s"
