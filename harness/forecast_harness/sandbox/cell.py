@@ -354,8 +354,15 @@ class Cell(Resource):
     def _attribute(self, message: dict[str, Any]) -> CandidateFault | SandboxError:
         if "setup" in message:
             return SandboxError(f"the cell could not be set up: {message['setup']}")
-        if message["why"] in _FAULT_BY_LIMIT:
-            return CandidateFault(_FAULT_BY_LIMIT[message["why"]], f"the {message['why']} limit was exceeded")
+        if (why := message["why"]) in _FAULT_BY_LIMIT:
+            limits = self._limits
+            values = {
+                "timeout": f"{limits.wall_s:.0f} s",
+                "memory": f"{limits.memory_bytes >> 20} MiB",
+                "processes": f"{limits.processes} processes and threads",
+                "storage": f"{limits.output_bytes >> 20} MiB of files",
+            }
+            return CandidateFault(_FAULT_BY_LIMIT[why], f"the {why} limit was exceeded: {values[why]}")
         if "code" not in message:
             return CandidateFault(Fault.KILLED, "the cell's keeper was killed")
         code = message["code"]
