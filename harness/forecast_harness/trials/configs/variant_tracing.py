@@ -20,6 +20,7 @@ from forecast_autotune.features.traced_texts import TracedTexts, decode_facts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.features.ttir.facts import TtirFacts
 from forecast_autotune.records import (
+    LAUNCH_OPTIONS,
     Argument,
     Candidate,
     Config,
@@ -83,9 +84,8 @@ def is_compatible(own: Config, other: Config) -> bool:
     """Whether a source can run another's config: equal, but for parameters that either does not have."""
     mine, theirs = dict(own.kwargs), dict(other.kwargs)
     common = mine.keys() & theirs.keys()
-    options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
     return all(mine[n] == theirs[n] for n in common) and all(
-        getattr(own, n) == getattr(other, n) for n in options
+        getattr(own, n) == getattr(other, n) for n in LAUNCH_OPTIONS
     )
 
 
