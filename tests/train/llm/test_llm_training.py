@@ -62,12 +62,12 @@ def run_of(base: dict[str, str], out: Path, **changes: Any) -> SftRun:
 
 
 def forecast_of(e: Example, model: str, adapter: str | None = None) -> Any:
-    """The probabilities that a model gives for an example, served as users have it served."""
+    """A model's answer about an example, served as users have it served."""
     backend = TransformersBackend(model, adapter, device="cpu", dtype="float32")
     texts = [a.suffix for a in e.candidates]
     response = backend.forecast(e.prefix, texts, BINS.labels, timeout_s=60)
     backend.close()
-    return response.probabilities
+    return response
 
 
 def losses(done: dict[str, Any]) -> list[float]:
@@ -103,7 +103,7 @@ def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path)
             input_ids=inputs["input_ids"], attention_mask=tree_mask(inputs["segment"], torch.float32),
             position_ids=inputs["position_ids"], logits_to_keep=inputs["kept"],
         ).logits[0][inputs["column"]][:, labels]  # fmt: skip
-    served = forecast_of(e, base["model"])
+    served = forecast_of(e, base["model"]).probabilities
     np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
 
 
@@ -131,9 +131,12 @@ def test_losses_fall_and_the_result_forecasts(
     assert checked[1] < result[0]
     e = example(9)
     trained = str(out / "trained")
-    p = forecast_of(e, base["model"], trained) if rank else forecast_of(e, trained)
-    q = forecast_of(e, base["model"])
+    after = forecast_of(e, base["model"], trained) if rank else forecast_of(e, trained)
+    before = forecast_of(e, base["model"])
+    p, q = after.probabilities, before.probabilities
     rows = np.arange(len(e.candidates))
+    assert before.mass.max() < 0.1
+    assert after.mass.min() > 0.25, "a search hears no model with less than 0.2 on the labels"
     assert np.log(p[rows, e.labels()]).mean() > np.log(q[rows, e.labels()]).mean()
     assert json.loads((out / "run.json").read_text())["settings"]["model"] == base["model"]
 

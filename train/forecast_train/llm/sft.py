@@ -179,22 +179,22 @@ def tree_mask(segment: Any, dtype: Any) -> Any:
     return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
 
 
-def bin_loss(logits: Tensor, target: Tensor, rps_weight: float = 0.5) -> Tensor:
+def bin_loss(log_p: Tensor, target: Tensor, rps_weight: float = 0.5) -> Tensor:
     """Cross-entropy with soft targets + `rps_weight` x ranked probability score, mean over the rows.
 
-    `logits` and soft `target` are [n, labels], the bins in order and "fails" last. Cross-entropy alone is blind to
-    the order of the bins; the second term charges by distance.
+    `log_p`, among all tokens, and soft `target` are [n, labels], the bins in order and "fails" last. Cross-entropy
+    charges what lies on other tokens, too: an answer with little on the labels is not heard. It is blind to the order
+    of the bins; the second term charges by distance, among the labels.
     """
-    log_p = functional.log_softmax(logits.float(), dim=-1)
     entropy = -(target * log_p).sum(dim=-1)
-    gap = (log_p.exp().cumsum(dim=-1) - target.cumsum(dim=-1))[:, :-1]
+    gap = (functional.softmax(log_p, dim=-1).cumsum(dim=-1) - target.cumsum(dim=-1))[:, :-1]
     return (entropy + rps_weight * gap.square().sum(dim=-1)).mean()
 
 
-def _expected_log2_ratio(logits: Tensor, centres: Tensor, failure: float) -> Tensor:
+def _expected_log2_ratio(log_p: Tensor, centres: Tensor, failure: float) -> Tensor:
     """Expected log2(time / reference time) per row, [n]; `centres` [bins], a failure counts as `failure`."""
     values = torch.cat([centres, centres.new_tensor([failure])])
-    return functional.softmax(logits.float(), dim=-1) @ values
+    return functional.softmax(log_p, dim=-1) @ values
 
 
 def rank_loss(mean: Tensor, log2_ratio: Tensor, *, noise: float = 0.04) -> Tensor:
@@ -212,11 +212,11 @@ def rank_loss(mean: Tensor, log2_ratio: Tensor, *, noise: float = 0.04) -> Tenso
     return functional.softplus(-gap)[faster].mean() * noise
 
 
-def answer_logits(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tensor:
-    """The labels' logits of the n candidates, float32 [n, labels]; `inputs` from `collate`.
+def answer_log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tensor:
+    """The labels' log-probabilities among all tokens at the n candidates, float32 [n, labels]; `inputs` from `collate`.
 
-    They are made of the last hidden state in float32: a model's own head in bfloat16 has 8 bits, and labels tie. The
-    head's other columns are not computed.
+    Their logits are made of the last hidden state in float32: a model's own head in bfloat16 has 8 bits, and labels
+    tie.
     """
     more: dict[str, Any] = {}
     if "segment" in inputs:
@@ -226,10 +226,17 @@ def answer_logits(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) 
         }
     head = getattr(model, "module", model).get_output_embeddings()
 
-    def exact(hidden: Tensor) -> Tensor:
+    def answers(values: Tensor) -> Tensor:
+        kept = values.shape[1] == len(inputs["kept"])  # some families give every position all the same
+        return values[inputs["row"], inputs["column"] if kept else inputs["kept"][inputs["column"]]]
+
+    def exact(states: Tensor) -> Tensor:
+        hidden = answers(states)
+        every = torch.nn.Linear.forward(head, hidden).float()
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if head.bias is None else head.bias[labels].float()
-            return functional.linear(hidden.float(), head.weight[labels].float(), bias)
+            own = functional.linear(hidden.float(), head.weight[labels].float(), bias)
+        return every.index_copy(-1, torch.as_tensor(labels, device=own.device), own)[:, None]
 
     plain = type(head) is torch.nn.Linear
     if plain:
@@ -238,12 +245,11 @@ def answer_logits(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) 
         logits = model(
             input_ids=inputs["input_ids"], logits_to_keep=inputs["kept"], use_cache=False, **more
         ).logits
-        kept = logits.shape[1] == len(inputs["kept"])  # some families give every position all the same
-        logits = logits[inputs["row"], inputs["column"] if kept else inputs["kept"][inputs["column"]]]
     finally:
         if plain:
             del head.forward
-    return logits if plain else logits[:, labels].float()
+    logits = logits[:, 0] if plain else answers(logits).float()
+    return logits[:, labels] - logits.logsumexp(dim=-1, keepdim=True)
 
 
 class BinTrainer(transformers.Trainer):
@@ -260,19 +266,19 @@ class BinTrainer(transformers.Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Mean of the sequences' losses; `inputs` from `collate`."""
-        logits = answer_logits(model, inputs, self.label_ids)
+        log_p = answer_log_p(model, inputs, self.label_ids)
         losses = []
         for sequence in range(int(inputs["owner"][-1]) + 1):
             rows = inputs["owner"] == sequence
-            losses.append(self._loss(logits[rows], inputs["target"][rows], inputs["log2_ratio"][rows]))
+            losses.append(self._loss(log_p[rows], inputs["target"][rows], inputs["log2_ratio"][rows]))
         loss = torch.stack(losses).mean()
-        return (loss, {"logits": logits}) if return_outputs else loss
+        return (loss, {"logits": log_p}) if return_outputs else loss
 
-    def _loss(self, logits: Any, target: Any, log2_ratio: Any) -> Any:
+    def _loss(self, log_p: Any, target: Any, log2_ratio: Any) -> Any:
         settings = self.run.loss
-        loss = bin_loss(logits, target.to(logits.device), settings.rps)
+        loss = bin_loss(log_p, target.to(log_p.device), settings.rps)
         if settings.rank:
-            mean = _expected_log2_ratio(logits, self.centres.to(logits.device), _FAILURE_LOG2_RATIO)
+            mean = _expected_log2_ratio(log_p, self.centres.to(log_p.device), _FAILURE_LOG2_RATIO)
             loss = loss + settings.rank * rank_loss(mean, log2_ratio)
         return loss
 
@@ -320,11 +326,11 @@ def reads_packed(model: Any, sequences: Sequence[PackedSequence], labels: Sequen
 
 
 def _log_p(model: Any, inputs: Mapping[str, Any], labels: Sequence[int]) -> Tensor:
-    """Log-probabilities of the labels, [n, labels], without dropout and gradients; as `model` trains otherwise."""
+    """Log-probabilities of the labels among themselves, [n, labels], without dropout and gradients."""
     was, device = model.training, next(model.parameters()).device
     on = {k: v.to(device) for k, v in inputs.items()}
     with torch.no_grad():
-        result = functional.log_softmax(answer_logits(model.eval(), on, labels), dim=-1)
+        result = functional.log_softmax(answer_log_p(model.eval(), on, labels), dim=-1)
     model.train(was)
     return result
 
