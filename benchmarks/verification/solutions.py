@@ -10,8 +10,10 @@ and with other configs held against one of its own at the call that a search tim
 `mutants`: solutions of packs, and Triton kernels, with one place changed by a rule of `mutation`. One counts once a
 witness tells it from its base: a case of a generator of this file's own, of ten times as many as are verified, at
 which the base alone is right. What raises at the first case is stillborn. Half of the rules, and of the bases, are held
-out: what is mended is mended by survivors of the others. A run whose file exists goes on where it ended. `speed`: the
-check before a search times a source, and verification in full, beside the packages of `--beside FOLDER`, in turns.
+out: what is mended is mended by survivors of the others. `speed`: the check before a search times a source, and
+verification in full, beside the packages of `--beside FOLDER`, in turns.
+
+Kernels and mutants of a file that exists go on where it ended; kernels that were not accepted are judged again.
 """
 
 from __future__ import annotations
@@ -149,10 +151,13 @@ class VerificationStages:
 
     def kernels(self) -> Row:
         listed = kernel_bases(self.place, None if self.place.device == "cuda" else _KERNELS)
-        tasks = [(b.name, partial(_own_source, b)) for b in listed if re.search(self.a.only, b.name)][
-            : self.a.limit
-        ]
-        rows = self.go("kernels", tasks, self.place, self.a.lanes, time.monotonic() + self.a.seconds)
+        chosen = [b for b in listed if re.search(self.a.only, b.name)][: self.a.limit]
+        known = self._known("kernels")
+        right = {n: r for n, r in known.items() if r.get("found") == "accepted" and not r["when_timed"]}
+        rows = [right[b.name] for b in chosen if b.name in right]
+        self.report.put("kernels", rows)
+        tasks = [(b.name, partial(_own_source, b)) for b in chosen if b.name not in right]
+        rows += self.go("kernels", tasks, self.place, self.a.lanes, time.monotonic() + self.a.seconds)
         wrong = {r["name"]: r["reasons"] for r in rows if r.get("found", "accepted") != "accepted"}
         count, timed = sum("found" in r for r in rows), {r["name"]: r.get("when_timed") for r in rows}
         held = Counter("accepted" if not t else "refused" for t in timed.values() if t is not None)
@@ -163,7 +168,7 @@ class VerificationStages:
         listed = [b for b in bases(self.place) if re.search(self.a.only, b.name)]
         torch.set_num_threads(1)
         chosen = drawn_mutants(listed, self.a.families, self.a.limit or self.a.count)
-        before = {r["name"]: r for r in self.a.before if "witness" in r}
+        before = {n: r for n, r in self._known("mutants").items() if "witness" in r}
         self.report.put("mutants", [before[m.id] for m in chosen if m.id in before])
         tasks = [(m.id, partial(judged, m, self.place)) for m in chosen if m.id not in before]
         ends = time.monotonic() + self.a.seconds
@@ -184,6 +189,11 @@ class VerificationStages:
             )
             ratios[name] = {n: round(here[n] / beside[n], 3) for n in here}
         return ratios
+
+    def _known(self, stage: str) -> dict[str, Row]:
+        """Rows of the file as it was, each with the commit that it was judged at."""
+        rows = [(k["environment"]["commit"], r) for k in self.a.known for r in k["raw"].get(stage, [])]
+        return {r["name"]: {"commit": commit, **r} for commit, r in rows}
 
     def _chosen(self, listed: Iterable[corpus.CorpusEntry]) -> list[corpus.CorpusEntry]:
         able = [e for e in listed if self.place.device == "cuda" or e.backend == "cpu"]
@@ -839,9 +849,10 @@ def main() -> int:
         os.execve(sys.executable, again, others | ({"TRITON_INTERPRET": "1"} if interpreted else {}))
     _FORKING.set_forkserver_preload(["benchmarks.verification.solutions"])
     place = CandidatePlace.of(a.device)
-    known = json.loads(a.out.read_text()) if "mutants" in a.stages and a.out.exists() else {"raw": {}}
+    known = [json.loads(a.out.read_text())] if a.out.exists() else []
     report = result_files.ResultFile(a, "verification")
-    a.before = known["raw"].get("mutants", [])
+    report.data["before"] = [e for k in known for e in (*k.get("before", []), k["environment"])]
+    a.known = known
     bench, sums, took, failed = VerificationStages(a, place, report), {}, {}, {}
     for stage in a.stages:
         begin = time.perf_counter()
