@@ -106,7 +106,7 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], named: bool) 
     other, function = tuner_with_variant(kernel, key, args, text)
     sized, _ = tuner_with_variant(kernel, key, args, sized_source(text))
     served = untuned.ServedKernel(kernel, [function.variant])
-    vars(untuned)["_served"] = lambda jit: served
+    vars(kernel)[untuned.ENTRY] = (served,)
     launch_served = untuned.serving(triton.JITFunction.run)
     for tuner in (theirs, ours):
         tuner[GRID](*args)
