@@ -101,7 +101,6 @@ NOT_FAST = {
     "core/tuning/test_odd_environments.py",
     "core/tuning/test_compilations.py",
     "core/tuning/test_faults.py",
-    "core/tuning/test_host_seconds.py",
     "core/tuning/test_sources.py",
     "core/tuning/test_unmeasured_devices.py",
     "core/variants/test_variant_store.py",

@@ -179,7 +179,7 @@ class Decision(
     """Candidates never compiled because they cannot launch."""
     median_ms: float | None = field(default=None, metadata=_TIME)
     saved_s: float = field(default=0.0, metadata=json_option(read=number_within(-LARGEST_S, LARGEST_S)))
-    """Estimated seconds that measuring every candidate one by one would have taken on top."""
+    """Estimated seconds that compiling the trusted candidates would have taken on top."""
     cost: Cost = Cost()
     settings: str = ""
     """Digest of candidates and settings the decision depends on; a stored one must match."""

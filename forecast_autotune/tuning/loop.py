@@ -78,7 +78,6 @@ from forecast_autotune.tuning.compilations import (
     FirstCompilations,
     spill_slowdowns,
 )
-from forecast_autotune.tuning.host_seconds import seconds_saved
 from forecast_autotune.tuning.measurer import Measurer, MeasurerFailedError, measurer_errors
 from forecast_autotune.tuning.rechecks import MOST_RIVALS, Rechecks, RiskTracker
 from forecast_autotune.tuning.results import TaskResults, TuningStore, tied
@@ -823,6 +822,7 @@ class _TuningRun(Rounds):
         untimed = total - len(results.labels) - refused
         lags = best.ms > fast[0].ms * (1.0 + self.settings.tolerance)
         risk = 1.0 if lags else self._final_risk(plan)
+        workers = measurer.workers if measurer is not None else 1
         return Decision(
             problem=self._problem.id,
             chosen=best.candidate,
@@ -836,14 +836,7 @@ class _TuningRun(Rounds):
             trusted=untimed,
             refused=refused,
             median_ms=best.ms,
-            saved_s=seconds_saved(
-                self._problem,
-                self._candidates,
-                results.tried,
-                known=results.labels,
-                refused=refused,
-                wall_s=cost.wall_s,
-            ),
+            saved_s=untimed * cost.compile_s / cost.compiled / workers if cost.compiled else 0.0,
             cost=cost,
             settings=self._mark,
             at=utc_now(),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextvars
 import math
 import os
-import resource
 import signal
 import statistics
 import sys
@@ -51,8 +50,6 @@ class CompileResult:
     message: str = ""
     doubtful: bool = False
     """Whether it failed for what may not fail in the process and thread of the call, where it is to be tried."""
-    cpu_seconds: float | None = None
-    """Seconds of a child and the assembler that it ran; None where that is not known."""
     began_s: float | None = None
     """When it began, by `time.perf_counter`; None where it was not compiled now."""
     raised: bool = False
@@ -313,11 +310,7 @@ class ForkPool:
             self._compile(candidate)
         except BaseException as error:
             answer = {"exception": _exception(error)}
-        # What compiles alone takes as long as it computes; here it may have waited for a core.
-        cpu = sum(
-            sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
-        return {**answer, "began": begin, "seconds": time.perf_counter() - begin, "cpu_seconds": cpu}
+        return {**answer, "began": begin, "seconds": time.perf_counter() - begin}
 
     def _result(self, child: ForkedChild, status: int) -> CompileResult:
         if child.refusal:
@@ -333,8 +326,7 @@ class ForkPool:
             result.outcome = Outcome.COMPILE_ERROR if aborted else Outcome.INFRASTRUCTURE
             result.message = f"the compiler died ({how})"
             return result
-        result.seconds, result.cpu_seconds = float(answer["seconds"]), float(answer["cpu_seconds"])
-        result.began_s = float(answer["began"])
+        result.seconds, result.began_s = float(answer["seconds"]), float(answer["began"])
         self._delays.append(max(0.0, result.began_s - child.began))
         self.compile_s += result.seconds
         self.finished += 1

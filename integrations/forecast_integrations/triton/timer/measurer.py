@@ -333,8 +333,6 @@ class TritonMeasurer:
             with self._guard(candidate):
                 self._timer.first(candidate, self._timeout_s)
             facts = _facts(kernel)
-            if compiled.cpu_seconds is not None:
-                facts["compile_cpu_s"] = round(compiled.cpu_seconds, 4)
             times = self._timer.time_adaptively(candidate, self._best_ms)
             ms = math.inf if times is None else statistics.median(times)
             strange = {} if self._outputs is None else self._outputs.compare(candidate, ms)

@@ -19,9 +19,8 @@ from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import example_table
-from forecast_autotune.tuning.host_seconds import SOLO_COMPILE_RATIO
 from forecast_autotune.tuning.replays.replay import ReplayReport, load, replay, tables_elsewhere
-from forecast_autotune.tuning.replays.table_measurer import exhaustive_seconds
+from forecast_autotune.tuning.replays.table_measurer import SOLO_COMPILE_RATIO, exhaustive_seconds
 from tests.core.captured_output import command
 
 ROW_KEYS = """best_ms candidates chosen chosen_ms evidence exhaustive_s forecast_s id kernel label measured path
