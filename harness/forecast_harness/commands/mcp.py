@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import threading
+import asyncio
+import os
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ finish once nothing more comes to mind: the best source is then confirmed in a f
 
 
 class AgentTools:
-    """The tools. Each call is answered by itself; a second one on the same kernel waits for the first."""
+    """The tools, for one thread; any may `close` them."""
 
     def __init__(self, session: ImproveSession, *, seconds: float) -> None:
         found = load_improvement(session.folder)
@@ -33,9 +36,10 @@ class AgentTools:
                 f"{session.folder} holds no recorded program: run `forecast-autotune improve` first"
             )
         session.adopt(found)
-        self._found, self._session, self._seconds = found, session, seconds
-        self._searches: dict[str, AgentSearch] = {}
-        self._mutex = threading.Lock()
+        self._found = found
+        self._searches = {
+            p.name: AgentSearch(session, p, seconds=seconds) for p in found.parts if p.can_be_searched
+        }
 
     def kernels(self) -> list[dict[str, Any]]:
         """The kernels of the program: share of a step, calls per step, median seconds, headroom; why some are left."""
@@ -78,15 +82,11 @@ class AgentTools:
             search.close()
 
     def _search(self, kernel: str) -> AgentSearch:
-        by_name = {p.name: p for p in self._found.parts if p.can_be_searched}
-        if (part := by_name.get(kernel)) is None:
+        if (search := self._searches.get(kernel)) is None:
             raise AgentProblem(
-                f"no kernel {kernel!r:.80} can be searched; there are {', '.join(by_name) or 'none'}"
+                f"no kernel {kernel!r:.80} can be searched; there are {', '.join(self._searches) or 'none'}"
             )
-        with self._mutex:
-            if kernel not in self._searches:
-                self._searches[kernel] = AgentSearch(self._session, part, seconds=self._seconds)
-            return self._searches[kernel]
+        return search
 
 
 def mcp(options: argparse.Namespace, output: Output) -> int:
@@ -104,30 +104,33 @@ def mcp(options: argparse.Namespace, output: Output) -> int:
     )
     tools = AgentTools(session, seconds=options.seconds)
     server = MCPServer("forecast-autotune", instructions=_INSTRUCTIONS, log_level="CRITICAL")
-    busy = threading.Lock()  # one device, one judge at a time
+    serving = ThreadPoolExecutor(1)  # a write that nobody reads would keep signals from the main thread
+    worker = ThreadPoolExecutor(1)  # one device, one judge at a time
     for tool in (tools.kernels, tools.statement, tools.forecast, tools.submit, tools.best, tools.finish):
-        server.tool()(_answered(tool, busy))
+        server.tool()(_answered(tool, worker))
     try:
-        server.run("stdio")
+        serving.submit(server.run, "stdio").result()
+    except* BrokenPipeError:
+        pass  # the client has left
+    except* KeyboardInterrupt as group:
+        tools.close()
+        # A usual end would wait for the SDK's reader, and that one for the client's next line.
+        os._exit(128 + getattr(group.exceptions[0], "number", signal.SIGINT))
     finally:
         tools.close()
+        worker.shutdown(cancel_futures=True)
     return 0
 
 
-def _answered(tool: Callable[..., Any], busy: threading.Lock) -> Callable[..., Any]:
-    """The tool, one at a time, with its problems told to the agent."""
-    import anyio.to_thread
+def _answered(tool: Callable[..., Any], worker: ThreadPoolExecutor) -> Callable[..., Any]:
+    """The tool, in turn, with its problems told to the agent."""
     from mcp.server.mcpserver.exceptions import ToolError
-
-    def answer(arguments: dict[str, Any]) -> Any:
-        with busy:
-            return tool(**arguments)
 
     @wraps(tool)
     async def answered(**arguments: Any) -> Any:
         try:
-            # A client that leaves is noticed while a verdict is awaited.
-            return await anyio.to_thread.run_sync(answer, arguments, abandon_on_cancel=True)
+            # A client that leaves, or a signal, is noticed while a verdict is awaited.
+            return await asyncio.wrap_future(worker.submit(tool, **arguments))
         except (AgentProblem, ForecastAutotuneError, OSError) as error:
             raise ToolError(printable(str(error), _SHOWN)) from error
 

@@ -197,7 +197,8 @@ def _check_folder(folder: Path, resume: bool) -> None:
         raise UsageError(
             f"{folder} holds no search to go on with (no {_LOG}): leave out --resume, or name its --out"
         )
-    elif folder.is_dir() and any(folder.iterdir()):
+    # A kill before the log's first line leaves lanes and locks.
+    elif folder.is_dir() and any(p.name != "lanes" and not p.name.startswith(_LOG) for p in folder.iterdir()):
         raise UsageError(
             f"{folder} is not empty, and what is in it is no search: name a new folder with --out"
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.records import codec
-from forecast_autotune.store.files import write_atomically
+from forecast_autotune.store.files import acquire_lock, release_lock, write_atomically
 from forecast_autotune.variants.records import Origin, Provenance
 from forecast_harness.improve.child import end_child, start_command
 from forecast_harness.improve.parts import Part
@@ -59,10 +59,10 @@ class AgentSearch:
 
     def __init__(self, session: ImproveSession, part: Part, *, seconds: float) -> None:
         self.part, self._session, self._seconds = part, session, seconds
-        name = part.name.rpartition(":")[2]
-        self._asked = session.folder / f"agent-{name}"
-        self._folder = session.folder / f"search-agent-{name}"
+        self._asked = session.folder / f"agent-{part.stem}"
+        self._folder = session.folder / f"search-agent-{part.stem}"
         self._child: subprocess.Popen[str] | None = None
+        self._server_lock: Any = None
         self._closed = False
         self._lifecycle = threading.Lock()  # a client may leave while a child is started: that one ends, too
 
@@ -159,6 +159,8 @@ class AgentSearch:
             child, self._child = self._child, None
         if child is not None:
             end_child(child)
+        release_lock(self._server_lock)
+        self._server_lock = None
 
     def _open_request(self) -> Path:
         """The folder of a question that nobody has answered."""
@@ -180,6 +182,14 @@ class AgentSearch:
 
     def _start(self) -> subprocess.Popen[str]:
         """Start the child, after the end of one that a killed server left behind: it holds the log."""
+        self._asked.mkdir(parents=True, exist_ok=True)
+        if self._server_lock is None:
+            try:
+                self._server_lock = acquire_lock(self._asked / "server.lock", 0.2, 0.02)
+            except TimeoutError:
+                raise AgentProblem(
+                    f"another server searches {self.part.name}: end it, or take another kernel"
+                ) from None
         pid_file = self._asked / "pid"
         with suppress(OSError, ValueError):
             left = int(pid_file.read_text(encoding="utf-8"))
@@ -188,7 +198,6 @@ class AgentSearch:
         words, environment = self._session.search_words(self.part, self._folder, self._seconds)
         words += ["--proposer", f"files:{self._asked}", "--surrogate", "none", "--samples", "1", "--k", "1"]
         child = start_command([*words, "--parents", "1"], environment)
-        self._asked.mkdir(parents=True, exist_ok=True)
         write_atomically(pid_file, str(child.pid).encode())
         return child
 
@@ -200,7 +209,8 @@ class AgentSearch:
             errors = child.stderr.read() if child.stderr is not None else ""
             self._child = None
             lines = [line for line in errors.splitlines() if line.strip()]
-            raise AgentProblem(f"the search has ended: {lines[-1] if lines else 'its budget is spent'}")
+            why = f"exit status {child.returncode}" if child.returncode else self.best().get("stopped")
+            raise AgentProblem(f"the search has ended: {lines[-1] if lines else why}")
 
     def _state(self) -> SearchState:
         if (state := state_of(self._folder)) is None:

@@ -56,6 +56,11 @@ class Part(Record, label="part"):
         return bool(self.target)
 
     @property
+    def stem(self) -> str:
+        """A name for its files: of a function in a module, the module's name too, as another may have such a one."""
+        return self.name.removeprefix("__main__:").replace(":", ".")
+
+    @property
     def headroom(self) -> float:
         """The share of its time that lies above the roofline."""
         if not self.roofline_s or not self.median_s:
@@ -118,7 +123,7 @@ def chosen_parts(parts: Iterable[Part], most: int | None) -> list[Part]:
 
 
 def _function_part(part: Part, function: TorchFunction, folder: Path) -> Part:
-    place = folder / f"pack-{function.name.rpartition(':')[2]}"
+    place = folder / f"pack-{part.stem}"
     try:
         write_pack(function_pack(function), place)
     except RecordError as error:

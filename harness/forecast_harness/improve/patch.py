@@ -30,6 +30,8 @@ def patch_text(
     for function, faster_text in faster.values():
         path, name = Path(function.file), function.name.partition(":")[2]
         module = f"{name}_faster"
+        while path.with_name(f"{module}.py") in changed:  # of a neighbour's function of that name
+            module += "_2"
         text = changed.get(path) or read_document(path)
         tree = python_parser.parse_module(text)
         node = _function(tree, name)

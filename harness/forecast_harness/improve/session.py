@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forecast_autotune.commands.output import CommandError
+from forecast_autotune.errors import RecordError
+from forecast_autotune.records.bounded_json import decode_bounded
 from forecast_autotune.records.codec import Record
+from forecast_autotune.records.named_lines import read_document
 from forecast_autotune.records.program import (
     CHECK_FILE,
     RECORDING_FILE,
@@ -29,6 +32,8 @@ from forecast_harness.search.log import read_log
 from forecast_harness.search.state import SearchState, replay_events
 from forecast_harness.targets.program_functions import faster_module
 from forecast_harness.trials.configs.source_configs import apply_config
+
+R = TypeVar("R", bound=Record)
 
 STATE_FILE = "improve.json"
 _LEAST_SEARCH_S = {"cpu": 25.0, "cuda": 50.0}
@@ -132,7 +137,7 @@ class ImproveSession:
         path = folder / RECORDING_FILE
         began = time.monotonic()
         if path.exists():
-            recording = ProgramRecording.from_json(json.loads(path.read_text(encoding="utf-8")))
+            recording = _read_own(ProgramRecording, path)
             self.run_s = recording.seconds + 5.0
         else:
             self._tell(f"recording {' '.join(self.program.words)}")
@@ -262,12 +267,11 @@ class ImproveSession:
 
     def _search(self, part: Part, seconds: float, limits: Mapping[str, float]) -> SearchEnd:
         began = time.monotonic()
-        name = part.name.rpartition(":")[2]
-        folder = self.folder / f"search-{name}"
+        folder = self.folder / f"search-{part.stem}"
         words, environment = self.search_words(part, folder, seconds)
         for spec in self.settings.proposers:
             kind, _, where = spec.partition(":")
-            own = Path(where) / name
+            own = Path(where) / part.stem
             if kind == "recorded" and Path(where).is_dir() and not own.is_dir():
                 continue  # nobody has written for this kernel
             if kind == "files" or (kind == "recorded" and own.is_dir()):
@@ -322,4 +326,11 @@ def _search_end(state: SearchState) -> SearchEnd:
 def load_improvement(folder: Path) -> Improvement | None:
     """The improvement in a folder; None where there is none. Raises `RecordError`."""
     path = folder / STATE_FILE
-    return Improvement.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    return _read_own(Improvement, path) if path.exists() else None
+
+
+def _read_own(kind: type[R], path: Path) -> R:
+    try:
+        return kind.from_json(decode_bounded(read_document(path)))
+    except ValueError as error:
+        raise RecordError(f"{path}: {error}: run `forecast-autotune improve` with another --out") from error

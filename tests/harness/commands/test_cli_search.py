@@ -195,10 +195,12 @@ def jobs_of(folder: Path) -> list[str]:
 def test_one_command_from_nothing_to_a_result(
     tmp_path: Path, pack: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = tmp_path / "search-swiglu"
+    (folder / "lanes" / "0").mkdir(parents=True)  # as one leaves that is killed before it has begun
+    (folder / "log.jsonl.lock").touch()
     done = command("search", pack, *SMALL, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
-    folder = tmp_path / "search-swiglu"
     assert data["folder"] == "search-swiglu"
     assert set(data["command_seconds"]) == {"opening", "searching", "closing"}
     assert data["measured"] == 2

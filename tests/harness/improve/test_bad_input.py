@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +23,10 @@ from forecast_autotune.records.program import (
     PLAN_FILE,
     RANK_FOLDER,
     RECORDING_FILE,
+    FunctionCall,
     ProgramRecording,
     RecordingPlan,
+    TorchFunction,
     TurnBlock,
 )
 from forecast_autotune.store import Store
@@ -33,6 +36,7 @@ from forecast_harness.improve import session as sessions
 from forecast_harness.improve.child import UserProgram
 from forecast_harness.improve.page import page
 from forecast_harness.improve.parts import Part, chosen_parts, parts_of
+from forecast_harness.improve.patch import patch_text
 from forecast_harness.improve.proof import ProofRequest
 from forecast_harness.improve.session import Improvement, ImproveSession, ImproveSettings, SearchEnd
 from forecast_harness.improve.steps import steps_of
@@ -196,6 +200,23 @@ def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
     assert "\n-import triton\n+import triton as t" in page(
         Improvement(("x.py",), parts=tuple(parts.values()), searches=ends)
     )
+
+
+def test_functions_of_one_name_are_parts_of_their_own(tmp_path: Path) -> None:
+    x = Argument("x", "tensor", "float32", (64,), (1,))
+    y = Argument("y0", "tensor", "float32", (64,), (1,))
+    functions = []
+    for name, sign in (("__main__", "+"), ("one", "-"), ("other", "*")):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"import torch\n\n\ndef f(x):\n    return x {sign} 1.0\n")
+        functions.append(TorchFunction(f"{name}:f", str(path), forms=(FunctionCall((x,), (y,)),)))
+    found = replace(recording(*([f.name for f in functions] * 9)), functions=tuple(functions), device=None)
+    parts = parts_of(found, steps_of(found), [], tmp_path, PROGRAM)
+    assert sorted(p.stem for p in parts) == ["f", "one.f", "other.f"]
+    texts = [(Path(p.target) / "reference.py").read_text() for p in parts]
+    assert sorted(sign for text in texts for sign in "+-*" if f"x {sign} 1.0" in text) == ["*", "+", "-"]
+    diff = patch_text({f.name: (f, f"# {f.name}\n") for f in functions}, {}, tmp_path)
+    assert all(f"+# {f.name}\n" in diff for f in functions)
 
 
 @pytest.mark.parametrize(

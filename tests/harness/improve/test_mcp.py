@@ -142,7 +142,7 @@ def test_a_client_that_leaves_in_the_middle_is_noticed_and_its_search_goes_on(re
     child.stdout.readline()
     child.stdin.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
     asked(child, 2, "tools/call", name="submit", arguments={"kernel": KERNEL, "source": RIGHT + "# again\n"})
-    pid_file = recorded / "agent-norms" / "pid"
+    pid_file = recorded / "agent-module.norms" / "pid"
     wait_until(lambda: pid_file.exists() and Path(f"/proc/{pid_file.read_text()}").exists())
     child.stdin.close()
     assert child.wait(90) == 0
@@ -152,6 +152,28 @@ def test_a_client_that_leaves_in_the_middle_is_noticed_and_its_search_goes_on(re
         assert "row.norm()" in await call("statement", kernel=KERNEL)
 
     session(recorded, talk)
+
+
+def test_a_server_whose_client_reads_nothing_keeps_its_kernel_until_a_signal(recorded: Path) -> None:
+    pid_file = recorded / "agent-module.norms" / "pid"
+    pid_file.unlink(missing_ok=True)
+    child = started(recorded)
+    hello = {"name": "deaf", "version": "1"}
+    asked(child, 1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=hello)
+    assert child.stdin is not None
+    child.stdin.write(b'{"jsonrpc": "2.0", "method": "notifications/initialized"}\n')
+    asked(child, 2, "tools/call", name="statement", arguments={"kernel": KERNEL})
+    wait_until(lambda: pid_file.exists() and Path(f"/proc/{pid_file.read_text()}").exists())
+
+    async def talk(call: Callable[..., Awaitable[Any]]) -> None:
+        assert "another server searches" in await call("statement", kernel=KERNEL)
+
+    session(recorded, talk)
+    for number in range(1000):  # more than a pipe holds
+        asked(child, 3 + number, "tools/call", name="kernels", arguments={})
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 128 + signal.SIGTERM
+    wait_until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists())
 
 
 def test_a_client_that_leaves_while_the_search_is_started_leaves_no_process(
