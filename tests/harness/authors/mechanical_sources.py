@@ -331,16 +331,6 @@ REFUSED: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "one-pass: rows do not begin at zero": ("one-pass", "softmax", [("range(0,", "range(1,")]),
     "exp2: the type does not show": ("exp2", "softmax", [_FLOAT]),
-    "group: the kernel groups by itself": (
-        "group",
-        "matmul",
-        [("pid_n = pid % tiles_n", "pid_n = pid % tiles_n // min(M - pid, 8)")],
-    ),
-    "group: the rest is of another division": (
-        "group",
-        "matmul",
-        [("pid % tiles_n", "pid % tl.cdiv(N, BLOCK_M)")],
-    ),
     "interior: a comparison that is no bound": (
         "interior",
         "tiles",

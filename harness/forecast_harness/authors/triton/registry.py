@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from forecast_autotune.records import Argument, Config, digest
 from forecast_autotune.variants.records import Origin, Provenance, Variant
-from forecast_harness.authors.triton import local_changes, masks, one_pass, programs, split_reductions
+from forecast_harness.authors.triton import local_changes, masks, one_pass, split_reductions
 from forecast_harness.authors.triton.analysis.source_unit import (
     MAX_EDITS,
     Function,
@@ -93,7 +93,6 @@ REWRITES: tuple[TritonRewrite, ...] = (
     TritonRewrite("peel", masks.peel),
     TritonRewrite("interior", masks.interior),
     TritonRewrite("split-reduction", split_reductions.split_reduction, True),
-    TritonRewrite("group", programs.group),
     TritonRewrite("exp2", local_changes.exp2, True),
     TritonRewrite("pipeline", local_changes.pipeline),
     TritonRewrite("unroll", local_changes.unroll),

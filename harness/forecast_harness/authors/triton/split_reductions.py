@@ -17,6 +17,7 @@ from forecast_harness.authors.triton.analysis.function_facts import (
     RangeLoop,
     all_accesses_known,
     argument,
+    axis_of,
     loops,
 )
 from forecast_harness.authors.triton.analysis.polynomials import PolynomialReader, induction_variables
@@ -33,11 +34,27 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     parse_statements,
     read_names,
 )
-from forecast_harness.authors.triton.programs import exchangeable_program_ids
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
 
 MULTIPROCESSORS = 132
 """Multiprocessors of the device that the number of programs suits: they are a multiple of it."""
+
+
+def exchangeable_program_ids(unit: SourceUnit) -> dict[int, list[ast.Call]] | None:
+    """`program_id` calls of the entry by axis; None where programs may not exchange their numbers."""
+    if any(isinstance(n, ast.While) for f in unit.kernels for n in ast.walk(f)):
+        return None  # a lock, perhaps
+    for function in unit.kernels:
+        own = unit.calls(function, "program_id", "num_programs")
+        waits = unit.calls(function, "atomic_cas", "atomic_xchg", "debug_barrier")
+        if waits or (own and function is not unit.entry) or any(axis_of(c) < 0 for c in own):
+            return None
+        if unit.calls(function, "num_programs"):
+            return None
+    ids: dict[int, list[ast.Call]] = {}
+    for call in unit.calls(unit.entry, "program_id"):
+        ids.setdefault(axis_of(call), []).append(call)
+    return ids
 
 
 def moved_offsets(facts: FunctionFacts, loop: RangeLoop) -> frozenset[str]:
