@@ -105,7 +105,6 @@ def test_a_bundle_is_read_as_a_store_and_never_written_to(
         ("store", "gc"),
         ("store", "merge", str(tmp_path / "source")),
         ("warm",),
-        ("train", "online", "--once"),
     )
     for words in writing:
         assert main([*words, *given]) == 2, words
@@ -184,7 +183,7 @@ def test_a_store_is_a_folder_with_a_name(
 
 
 def test_looking_makes_no_store(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for words in (("doctor",), ("show",), ("train", "online", "--once")):
+    for words in (("doctor",), ("show",)):
         main([*words, "--store", str(tmp_path / "new" / "store")])
         assert list(tmp_path.iterdir()) == []
 

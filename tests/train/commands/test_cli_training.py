@@ -14,8 +14,6 @@ from forecast_autotune.surrogates.learned import LearnedModel
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.llm.data.examples import read_examples
 from forecast_train.llm.runs import write_json
-from forecast_train.surrogate.fit import FitSettings, fit_model
-from tests.train.surrogate.test_surrogate_online import upside_down
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> Any:
@@ -89,29 +87,6 @@ def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_json(run / "run.json", {"steps": 1, "settings": {"model": "m"}, "versions": {}, "log": []})
     result = said(capsys, "train", "export", str(run), "--out", str(tmp_path / "out"))
     assert result["files"]["model.safetensors"] == 7
-
-
-@pytest.mark.slow
-def test_online_refreshes_when_due_and_can_be_rolled_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store, path = ["--store", str(tmp_path / "store")], tmp_path / "model.npz"
-    online = ["train", "online", "--once", "--out", str(path), *store]
-    assert said(capsys, *online)["reason"] == "not due"
-    tables = load(shipped_tables())[::3]
-    write_tables(tmp_path / "tables.jsonl", tables)
-    said(capsys, "import", str(tmp_path / "tables.jsonl"), *store)
-    few = FitSettings(trees=4, rounds=30, rate=0.2, jobs=1)
-    fit_model([upside_down(t) for t in tables], recipe=few).save(path)
-    before = path.read_bytes()
-    result = said(capsys, *online)
-    assert result["kept"]
-    assert result["after"]["tenth"] <= result["before"]["tenth"] + 0.02
-    assert LearnedModel.load(path).about is not None
-    assert said(capsys, *online)["reason"] == "not due"
-    assert said(capsys, *online, "--roll-back")["rolled_back"]
-    assert path.read_bytes() == before
-    assert "nothing was replaced" in said(capsys, *online, "--roll-back", status=1)
 
 
 # --- train surrogate ---

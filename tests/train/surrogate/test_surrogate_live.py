@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.commands import main
 from forecast_autotune.features import traced_texts
 from forecast_autotune.features.ttir.extraction import assignment_of
 from forecast_autotune.records.table import Table, read_tables, write_tables
@@ -23,7 +22,6 @@ from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.tuning.replays.replay import load, shipped_tables
 from forecast_train.splits import kernel_of
 from forecast_train.surrogate.fit import FitSettings, fit_model
-from forecast_train.surrogate.model_refresh import is_held_out
 
 QUICK = FitSettings(trees=4, rounds=30, rate=0.2, jobs=1)
 
@@ -86,22 +84,6 @@ def test_a_refit_from_facts_is_the_refit_from_texts(store: Path) -> None:
     np.testing.assert_array_equal(one.residual.threshold, other.residual.threshold)
     np.testing.assert_array_equal(one.residual.value, other.residual.value)
     assert one.about == other.about
-
-
-def test_online_refreshes_from_a_live_store(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert any(is_held_out(t) for t in TABLES)
-    out = tmp_path / "model.npz"
-    status = main(
-        ["train", "online", "--once", "--every", "10", "--json", "--out", str(out), "--store", str(store)]
-    )
-    result = json.loads(capsys.readouterr().out)
-    assert status == 0
-    assert result["before"]["problems"] == sum(map(is_held_out, TABLES))
-    assert result["after"]["problems"] == result["before"]["problems"]
-    assert result["kept"] == out.is_file()
-    assert result["measurements"] == sum(len(t.by_candidate()) for t in Store(store).tables())
 
 
 @pytest.mark.parametrize(

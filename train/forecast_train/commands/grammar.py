@@ -165,22 +165,3 @@ def _models(kinds: Commands) -> None:
     export.add_argument("run", metavar="DIR", help="the run's folder")
     export.add_argument("--out", required=True, metavar="DIR", help="a new folder")
     export.add_argument("--calibration", metavar="FILE", help="of `train calibrate-llm`, to go with it")
-
-    online = kinds.add(
-        "online",
-        "forecast_train.commands.models:online",
-        "refit the learned surrogate whenever the store has grown",
-        examples=("train online --once",),
-    )
-    online.add_argument(
-        "--every",
-        type=IntegerRange(1, 10**9),
-        default=1000,
-        metavar="N",
-        help="after so many measurements (default: 1000)",
-    )
-    online.add_argument("--out", metavar="FILE", help="the model, one .npz (default: beside the store)")
-    online.add_argument("--once", action="store_true", help="look once, and end")
-    online.add_argument("--roll-back", action="store_true", help="put the model before the last one back")
-    online.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of the forests")
-    store_option(online)

@@ -15,11 +15,6 @@ from forecast_autotune.file_access import open_named_output
 
 if TYPE_CHECKING:
     from forecast_autotune.records.table import Table
-    from forecast_train.surrogate.model_refresh import RefreshResult
-
-
-_LOOK_S = 60.0
-"""Seconds between looks of `train online` at the store."""
 
 
 def surrogate(options: argparse.Namespace, output: Output) -> int:
@@ -149,55 +144,6 @@ def export(options: argparse.Namespace, output: Output) -> int:
     )
     output.emit(result, shown_text(f"{result['path']}: {result['bytes'] / 1e6:.1f} MB{fields}"))
     return 0
-
-
-def online(options: argparse.Namespace, output: Output) -> int:
-    """Refresh the learned surrogate whenever the store has grown enough; once, or until interrupted."""
-    from forecast_autotune.surrogates.learned import LearnedModel, shipped_model
-    from forecast_train.surrogate.model_refresh import (
-        RefreshState,
-        is_refresh_due,
-        refresh_model,
-        roll_back,
-    )
-
-    path = Path(options.out) if options.out else _model_path(options)
-    if options.roll_back:
-        roll_back(path)
-        output.emit({"path": str(path), "rolled_back": True}, f"the model before is in use again: {path}")
-        return 0
-    state_path = path.with_suffix(".json")
-    while True:
-        tables = _stored(options)
-        if is_refresh_due(tables, RefreshState.read(state_path), options.every):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            current = LearnedModel.load(path) if path.is_file() else shipped_model()
-            result = refresh_model(tables, path, current, seed=options.seed)
-            RefreshState(result.measurements).write(state_path)
-            _print_online_result(result, path, output)
-        elif options.once:
-            known = RefreshState.read(state_path).measurements
-            output.emit(
-                {"path": str(path), "kept": False, "reason": "not due", "measurements": known},
-                f"fewer than {options.every} measurements since the last refresh: nothing done",
-            )
-        if options.once:
-            return 0
-        time.sleep(_LOOK_S)
-
-
-def _print_online_result(result: RefreshResult, path: Path, output: Output) -> None:
-    figures = ""
-    if result.before is not None and result.after is not None:
-        figures = f" (first tenth off by {result.before.tenth:.3f} -> {result.after.tenth:.3f} log2)"
-    use = f"; use it with FORECAST_AUTOTUNE_MODEL={path}" if result.kept else ""
-    output.emit({"path": str(path), **result.to_json()}, f"{result.reason}{figures}{use}")
-
-
-def _model_path(options: argparse.Namespace) -> Path:
-    from forecast_autotune.commands.store_access import own_root
-
-    return own_root(options) / "models" / "online.npz"
 
 
 def _tables_given(options: argparse.Namespace) -> list[Table]:
