@@ -3,7 +3,7 @@
     python -m benchmarks.search.improved_programs --sources FOLDER --seconds 250 --out FILE PROGRAM.py ...
 
 Every PROGRAM is improved in an empty store, by mechanical rewrites and by what an author wrote before, blind:
-FOLDER/KERNEL/*.py. (`benchmarks/kernels/programs` has programs of libraries; sources that rewrite a library's kernel
+FOLDER/KERNEL/*.py. (`benchmarks/kernels/programs` has programs; sources that rewrite a library's kernel
 are its derivatives, and stay outside this repository.) `--ran FOLDER` sums up what `improve --out FOLDER/NAME` left.
 """
 

@@ -87,7 +87,8 @@ def check_pack(pack: Pack, lane: SandboxLane, limits: ResourceLimits = VERIFICAT
         SandboxJob("forecast_harness.verify.verification_job:admit", {"pack": pack.to_json()}), limits
     )
     if result.status is not JobStatus.OK:
-        return [f"its reference could not be run: {result.fault} {result.detail}"]
+        reason = result.detail.strip().rpartition("\n")[2]  # of a traceback, whose beginning tells nothing
+        return [f"its reference could not be run: {result.fault}, {reason}"]
     return [str(s) for s in result.value]
 
 

@@ -245,7 +245,11 @@ def _pack(reference: str, **definition: Any) -> Pack:
         ("def reference(x):\n    return x * 2", {"tolerance": LOOSE}, "hundredth"),
         ("def other(x):\n    return x", {}, "lacks a function"),
         ("def reference(x):\n    return x, x", {}, "2 outputs"),
-        ("def reference(x):\n    raise ValueError('no')", {}, "could not be run"),
+        (
+            "def reference(x):\n    raise ValueError('no')",
+            {},
+            "could not be run: trusted_error, ValueError: no",
+        ),
     ],
 )
 def test_a_pack_that_cannot_tell_is_refused(
