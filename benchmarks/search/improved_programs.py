@@ -33,7 +33,7 @@ def main() -> int:
         rows = {folder.name: _row(folder) for folder in sorted(arguments.ran.iterdir())}
         toolchains = [row.pop("toolchain") for row in rows.values()]
         known = {n: v for n, v in host_environment().items() if n in ("date", "commit")}
-        report: dict[str, Any] = {"environment": known | toolchains[0]}
+        report: dict[str, Any] = {"environment": known | next(filter(None, toolchains), {})}
     else:
         rows, report = {}, {"environment": environment()}
         for program in arguments.programs:
