@@ -583,7 +583,8 @@ class KernelBase:
         with tempfile.TemporaryDirectory() as folder:
             entry = KernelEntry.of(vars(load_module(mutant, Path(folder), "mutant")), self.subject.kernel)
         for call in self.timed or self._timed_calls(self.known):
-            limits = error_limits({a.name: a.dtype for a in call.arguments if a.kind == "tensor"})
+            dtypes = {a.name: a.dtype for a in call.arguments if a.kind == "tensor"}
+            limits = error_limits(dtypes, self.source)
             got, problem = _kernel_results(entry, call, self.known.writes, self.place.device)
             if problem or any(relative_error(got[n], t) > limits[n] for n, t in call.plain.items()):
                 return {"accepted": False}

@@ -6,6 +6,7 @@ travel; those that a user's `inputs(random)` drew come as bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,22 +37,26 @@ from forecast_harness.trials.variants.call_sampling import (
 
 _MOST_RELATIVE_ERROR = 0.1
 """Error at real sizes, relative to the largest value, that only a wrong kernel shows, whatever its tensors are."""
-_ROUNDINGS, _LEAST_LIMIT = 4.0, 0.004
+_ROUNDINGS = 2.0
 """Roundings to the coarsest floating dtype of a call that its results may be off by: the base may round intermediate
-results to that. And the least limit: products may be rounded as TF32 is."""
+results to that."""
+_LEAST_LIMIT, _NARROW_LIMIT, _NARROW = 1e-4, 0.002, re.compile("dot|float16|float8")
+"""The least limit, which sums of a million numbers keep in any order; and that of a base that rounds to less than
+float32 what is float32: products, as TF32, or what it converts."""
 _INPUT_SEED = 20
 """The seed of the one call of a user's `inputs` that is timed: every candidate gets the same."""
 
 
-def error_limits(tensors: Mapping[str, str]) -> dict[str, float]:
-    """The error of each tensor (dtype by name) at real sizes, relative to its largest value, that is let through.
+def error_limits(tensors: Mapping[str, str], source: str) -> dict[str, float]:
+    """The error of each tensor (dtype by name) of a base `source`, relative to its largest value, that is let through.
 
     Verification is exact, but at drawn sizes, and later: this finds what is wrong at the calls that are timed, such as
     an offset that overflows. Integers have the loosest limit, as ties of a rounding or of an order go either way.
     """
     dtypes = {name: getattr(torch, dtype) for name, dtype in tensors.items()}
     coarsest = max((torch.finfo(d).eps for d in dtypes.values() if d.is_floating_point), default=1.0)
-    limit = min(_MOST_RELATIVE_ERROR, max(_LEAST_LIMIT, _ROUNDINGS * coarsest))
+    least = _NARROW_LIMIT if _NARROW.search(source) else _LEAST_LIMIT
+    limit = min(_MOST_RELATIVE_ERROR, max(least, _ROUNDINGS * coarsest))
     return {n: limit if d.is_floating_point else _MOST_RELATIVE_ERROR for n, d in dtypes.items()}
 
 

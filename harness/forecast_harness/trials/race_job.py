@@ -290,7 +290,8 @@ class _KernelRace(Race):
         self._cell = cell
         calls = [TimedCall.of(BaseKernel.from_json(s)) for s in request["subjects"]]
         limits = (
-            error_limits({a.name: a.dtype for a in c.drawn.arguments if a.kind == "tensor"}) for c in calls
+            error_limits({a.name: a.dtype for a in c.drawn.arguments if a.kind == "tensor"}, c.subject.source)
+            for c in calls
         )
         self._writes = [{n: one[n] for n in w} for w, one in zip(request["writes"], limits, strict=True)]
         theirs, own = request["against"], request["variant"]

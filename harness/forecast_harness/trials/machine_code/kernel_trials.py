@@ -82,7 +82,8 @@ class BaseResultCall:
 
         See `error_limits`.
         """
-        limits = error_limits({name: kind.dtype for name, kind in self.kinds.items()})
+        dtypes = {name: kind.dtype for name, kind in self.kinds.items()}
+        limits = error_limits(dtypes, self.timed_call.subject.source)
         for one in launches:
             if any(one.rotation.values()):  # what is right elsewhere is not known
                 continue

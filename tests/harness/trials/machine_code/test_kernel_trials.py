@@ -26,6 +26,7 @@ from forecast_harness.clocks.runner.client import (
 )
 from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
 from forecast_harness.trials import machine_lanes as opening
+from forecast_harness.trials.kernel_calls import error_limits
 from forecast_harness.trials.machine_code.judge import MachineCodeJudge
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
@@ -155,7 +156,7 @@ def test_a_faster_variant_waits_for_full_verification(judge: MachineCodeJudge) -
     ("source", "outcome", "said"),
     [
         (DOUBLE.replace("2 * tl.load", "3 * tl.load"), Outcome.INCORRECT, "out differs by 0.5"),
-        (DOUBLE.replace("2 * tl.load", "2.02 * tl.load"), Outcome.INCORRECT, "out differs by 0.01"),
+        (DOUBLE.replace("2 * tl.load", "2.001 * tl.load"), Outcome.INCORRECT, "out differs by 0.0005"),
         (DOUBLE.replace("tl.store", "tl.no_such_thing"), Outcome.COMPILE_ERROR, "no_such_thing"),
     ],
 )
@@ -165,6 +166,12 @@ def test_a_wrong_variant_is_refused_before_it_is_timed(
     result = judge.judge(job("bad", source))
     assert (result.outcome, result.facts["path"]) == (outcome, "machine code")
     assert said in result.feedback
+
+
+@pytest.mark.parametrize("rounding", ["tl.dot(x, y)", "x.to(tl.bfloat16)"])
+def test_a_base_that_rounds_to_less_than_float32_widens_the_limit(rounding: str) -> None:
+    limits = [error_limits({"out": "float32"}, source)["out"] for source in (DOUBLE, DOUBLE + rounding)]
+    assert limits[0] < 2**-12 < 2**-10 < limits[1]
 
 
 def test_the_base_kernel_runs_in_the_config_that_the_store_has_decided_on(
