@@ -69,7 +69,10 @@ def _server(what: str, place: str, model: str) -> DoctorCheck:
         if error.status in (401, 403):
             remedy = "give its key in FORECAST_AUTOTUNE_LLM_KEY (or OPENAI_API_KEY)"
             return DoctorCheck(MODEL_ROW, "warn", f"{what}: HTTP {error.status}", remedy)
-        return DoctorCheck(MODEL_ROW, "ok", f"{what}: it answers (HTTP {error.status}), and lists no models")
+        if error.status in (404, 405, 501):  # it has no such route
+            return DoctorCheck(MODEL_ROW, "ok", f"{what}: it answers, and lists no models")
+        remedy = "wait for it, look at its log, or correct its address"
+        return DoctorCheck(MODEL_ROW, "warn", f"{what}: {error}", remedy)
     except ForecastAutotuneError as error:
         return DoctorCheck(MODEL_ROW, "warn", f"{what}: {error}", "start the server, or correct its address")
     if listed and model not in listed:

@@ -36,7 +36,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
     def get(handler: Handler) -> None:
         handler.server.requests.append((handler.path, None, dict(handler.headers)))
         wanted = handler.server.key
-        if wanted and handler.headers.get("Authorization") != f"Bearer {wanted}":
+        if "/busy/" in handler.path:
+            handler.reply(429, b"{}", Retry_After="86400")
+        elif wanted and handler.headers.get("Authorization") != f"Bearer {wanted}":
             handler.reply(401, f"who is {handler.headers.get('Authorization')}?".encode())
         else:
             handler.reply(200, json.dumps({"data": [{"id": "m"}]}).encode())
@@ -133,6 +135,14 @@ def test_recorded_answers_are_read(doctor: Doctor, tmp_path: Path) -> None:
     doctor.configure(f"recorded:{path}?weight=0.5")
     found = doctor.examine()
     assert found[CALIBRATION_ROW]["status"] == "ok"
+
+
+def test_a_server_that_only_refuses_is_no_server_without_a_list(doctor: Doctor, server: FaultyServer) -> None:
+    doctor.configure(f"{server.url.removesuffix('/v1')}/busy/v1?model=m")
+    row = doctor.examine("--network")[MODEL_ROW]
+    assert row["status"] == "warn"
+    assert "HTTP 429" in row["detail"]
+    assert "wait for 86400 s" in row["detail"]
 
 
 def test_a_key_is_asked_for_and_never_shown(

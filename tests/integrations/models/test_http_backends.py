@@ -12,6 +12,7 @@ import pytest
 from forecast_autotune.llm.backend import Backend, BackendResponse, LLMError
 from forecast_autotune.llm.bins import BINS, AnswerLabel
 from forecast_autotune.llm.probe import Probe, ProbeMismatch, ProbeQuestion
+from forecast_integrations.models.http.chat import chat_generator
 from tests.integrations.models.faulty_server import (
     KINDS,
     MASS,
@@ -241,6 +242,17 @@ def test_what_is_not_read_at_all(content: Any, reason: str) -> None:
         pytest.raises(LLMError, match=reason),
     ):
         ask(opened("chat", server, attempts=1), suffixes(1), PAIR_LABELS)
+
+
+def test_a_text_that_is_cut_off_is_none_unless_its_code_is_whole() -> None:
+    for text, whole in (("def f(", False), ("```python\nx = 1", False), ("```\nx = 1\n```\nIt is", True)):
+        with FaultyServer(replying(lambda body, reply, text=text: says(text, "length"))) as server:
+            write = chat_generator(opened("chat", server), 20.0)
+            if whole:
+                assert write("go", 1) == [text]
+                continue
+            with pytest.raises(LLMError, match="raise max_tokens"):
+                write("go", 1)
 
 
 def test_the_form_is_a_schema_that_bounds_everything() -> None:

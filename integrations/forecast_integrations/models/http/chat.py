@@ -95,7 +95,9 @@ class ChatBackend(HTTPBackend):
     def generate_text(self, call: ForecastCall, prompt: str) -> str:
         """One reply to a prompt, as text. Raises `LLMError`."""
         messages = [{"role": "user", "content": prompt}]
-        return self._request(call, messages, {}, len(prompt), self._max_tokens or REASONING_TOKENS, _content)
+        return self._request(
+            call, messages, {}, len(prompt), self._max_tokens or REASONING_TOKENS, _whole_text
+        )
 
     def _batch(
         self, call: ForecastCall, prefix: str, labels: Sequence[AnswerLabel], suffixes: Sequence[str]
@@ -202,6 +204,13 @@ def _content(data: Any) -> str:
         raise InvalidResponse(
             "an empty answer" if not message.get("refusal") else "the model refuses to answer"
         )
+    return text
+
+
+def _whole_text(data: Any) -> str:
+    text = _content(data)
+    if data["choices"][0].get("finish_reason") == "length" and text.count("```") < 2:
+        raise InvalidResponse("a text that max_tokens has cut off: raise max_tokens")
     return text
 
 

@@ -182,7 +182,7 @@ class ServerClient:
                     reply.status,
                     _named_fields(reply),
                 )
-            data = _parse_json(reply)
+            data = _parse_json(reply, url)
             attempts.bill.cost = usage = self.prices.of(_usage(data, expected))
             answer = _read_reply(read, data)
             if isinstance(answer, str) and repeats_key(answer, url):
@@ -226,6 +226,9 @@ def _refusal_text(reply: HTTPResponse, attempts: int, url: str) -> str:
         text += f": {words}"
     if reply.status in (401, 403):
         text += " (the key comes from FORECAST_AUTOTUNE_LLM_KEY, else OPENAI_API_KEY)"
+    if reply.status == 429:
+        wait = f" for {reply.retry_after[:9]} s" if reply.retry_after.isdecimal() else ""
+        text += f" (a limit of the account or server: wait{wait}, or ask for less)"
     if 300 <= reply.status < 400:
         text += " (redirects are not followed: give the address that answers)"
     return text if attempts < 2 else f"{text} after {attempts} attempts"
@@ -261,11 +264,14 @@ def _reject_constant(_: str) -> None:
 _decode = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
-def _parse_json(reply: HTTPResponse) -> Any:
+def _parse_json(reply: HTTPResponse, url: str) -> Any:
     with contextlib.suppress(ValueError, RecursionError):
         return _decode(reply.body.decode("utf-8"))
     # Out here it has no context: a decoding error holds the whole text.
-    raise InvalidResponse(f"{len(reply.body)} bytes that are not JSON")
+    begin = shown_text(reply.body[:_SEARCHED_BYTES].decode("utf-8", "replace"), url)[:40]
+    raise InvalidResponse(
+        f"{len(reply.body)} bytes that are not JSON, {begin!r}: give the address where the API starts"
+    )
 
 
 def _read_reply(read: Callable[[Any], T], data: Any) -> T:

@@ -39,6 +39,7 @@ class HTTPResponse:
 
     status: int
     body: bytes = field(repr=False)
+    retry_after: str = ""
 
 
 class Attempts:
@@ -162,7 +163,7 @@ async def _exchange(
                 reply = await send(url, cast_to=httpx2.Response, options={"headers": headers}, **given)
             except openai.APIStatusError as error:
                 reply = error.response
-            return HTTPResponse(reply.status_code, reply.content)
+            return HTTPResponse(reply.status_code, reply.content, reply.headers.get("retry-after", ""))
 
 
 @cache
