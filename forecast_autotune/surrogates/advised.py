@@ -25,7 +25,8 @@ from forecast_autotune.surrogates.blend import (
     latest_moved,
     mix_forecasts,
 )
-from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
+from forecast_autotune.surrogates.covariance import Rows
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 

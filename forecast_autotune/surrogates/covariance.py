@@ -9,7 +9,7 @@ kernels share leaves, whatever their meta-parameters are called.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forecast_autotune.features.config_encoder import ConfigEncoder
-from forecast_autotune.surrogates.protocol import Array
+from forecast_autotune.records import Candidate
+from forecast_autotune.surrogates.protocol import Array, Forecasts
 
 Leaves = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,50 @@ def noise(covariance: Array, count: int, generator: np.random.Generator) -> Arra
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     return np.asarray(generator.standard_normal((count, len(covariance))) @ root.T)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Compressed log2 times of n candidates after m measurements: mean [n] and covariance."""
+
+    covariance: Covariance
+    inputs: CovarianceInputs
+    scale: float
+    mean: Array
+    explained: Array
+    """Root of the covariance that the measurements explain, [m, n]."""
+    own: Array
+    """Variance of each candidate that tells nothing about others, [n]."""
+    floor: float
+    """Level of `Hyperparameters.compress`."""
+    is_anchored: bool
+    """Whether a measurement of this problem tells the level. Else it is unknown, but the same for all candidates."""
+
+    def forecasts(
+        self,
+        candidates: Sequence[Candidate],
+        p_fail: Array,
+        reason: str,
+        risk: Callable[[float], float] = float,
+    ) -> Forecasts:
+        """Return forecasts of times that are not compressed."""
+        h, floor = self.covariance.hyper, self.floor
+        common = 0.0 if self.is_anchored else h.intercept
+        variance = self.covariance.diagonal(self.inputs, self.scale) + h.intercept**2
+        variance = variance - (self.explained**2).sum(axis=0) + self.own - common**2
+        sd = np.sqrt(np.maximum(variance, 1e-8))
+
+        def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
+            some, explained = self.inputs[rows], self.explained[:, rows]
+            block = self.covariance(some, some, self.scale) + h.intercept**2 - common**2
+            block -= explained.T @ explained
+            block[np.diag_indices_from(block)] += self.own[rows] + 1e-8
+            drawn = self.mean[rows] + noise(block, count, generator)
+            return h.expand(drawn, floor) + common * generator.standard_normal((count, 1))
+
+        spread = np.hypot(h.spread(self.mean, sd, floor), common)
+        lower = h.expand(self.mean - 2 * sd, floor) - 2 * common
+        return Forecasts(candidates, h.expand(self.mean, floor), spread, p_fail, sample, reason, lower, risk)
 
 
 def unshared_leaves(n: int, trees: int) -> Leaves:

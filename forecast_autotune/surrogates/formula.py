@@ -31,7 +31,8 @@ from forecast_autotune.surrogates.covariance import (
     Covariance,
     CovarianceInputs,
     Hyperparameters,
-    noise,
+    Posterior,
+    Rows,
     unshared_leaves,
 )
 from forecast_autotune.surrogates.prior import VERSION, Prior, formula_prior, memory_failure
@@ -41,7 +42,6 @@ from forecast_autotune.surrogates.relatives import Kinship, kinship, problem_dis
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.subject import AdviceSubject
 
-Rows = npt.NDArray[np.intp]
 _MOST_RELATIVE_PRIORS = 256
 _SLOPE_REACH = 1.0
 """Doublings of a part of the cost up to which its slope counts in full; further ones count ever less."""
@@ -130,7 +130,7 @@ class AnalyticSurrogate:
 
     def answer(self, query: Query, before: Prior) -> Forecasts:
         """The forecast that follows from what is believed before anything was measured."""
-        known, floor = self._observations(query, before), float(before.mean.min())
+        known = self._observations(query, before)
         candidates, inputs, scale = known.candidates, known.asked, known.scale
         p_fail = _failures(before, candidates.row_of, inputs.points, query.measured)
         kernel = self.covariance(inputs, known.inputs, scale)
@@ -138,37 +138,12 @@ class AnalyticSurrogate:
         # Inverted once: with thousands of candidates, two solves per candidate would cost twice as much.
         inverse = np.linalg.inv(known.root) if len(known.root) else known.root
         half, white = inverse @ cross.T, inverse @ known.residual
-        mean = known.believed + half.T @ white
-        own = self.covariance.diagonal(inputs, scale)
         # Facts that were interpolated from neighbours are worth less.
         loose = (scale * self.hyper.rough) ** 2 * np.where(before.exact | (not before.informed), 0.0, 8.0)
-        variance = np.maximum(own + self.hyper.intercept**2 - (half**2).sum(axis=0), 1e-8) + loose
-
-        anchored = math.isfinite(known.best)
-        floor = known.best if anchored else floor
-        common = 0.0 if anchored else self.hyper.intercept
-        variance -= common**2
-
-        def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
-            block = self.covariance(inputs[rows], inputs[rows], scale)
-            block = block + self.hyper.intercept**2 - common**2 - half[:, rows].T @ half[:, rows]
-            block[np.diag_indices_from(block)] += loose[rows] + 1e-8
-            drawn = mean[rows] + noise(block, count, generator)
-            # Before anything has run, the level is unknown, but it is the same for all candidates.
-            return self.hyper.expand(drawn, floor) + common * generator.standard_normal((count, 1))
-
-        sd = np.sqrt(np.maximum(variance, 1e-8))
-        # The slow end was squeezed: undo that for the spread as well as for the mean.
-        spread = self.hyper.spread(mean, sd, floor)
-        forecasts = Forecasts(
-            candidates,
-            self.hyper.expand(mean, floor),
-            np.hypot(spread, common),
-            p_fail,
-            sample,
-            self._reason(before, known),
-            self.hyper.expand(mean - 2 * sd, floor) - 2 * common,
-        )
+        anchored, mean = math.isfinite(known.best), known.believed + half.T @ white
+        floor = known.best if anchored else float(before.mean.min())
+        posterior = Posterior(self.covariance, inputs, scale, mean, half, loose, floor, anchored)
+        forecasts = posterior.forecasts(candidates, p_fail, self._reason(before, known))
         count, kinship_to = int((known.group == 0).sum()), known.others.kinship
         honest = shipped_calibration(f"{self.name}/{self.version}")
         informed, away = before.informed, before.training_distance

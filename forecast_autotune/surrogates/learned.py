@@ -33,9 +33,9 @@ from forecast_autotune.features.devices import device_spec, is_measured_device
 from forecast_autotune.features.feature_vectors import VERSION as VECTOR
 from forecast_autotune.features.feature_vectors import feature_matrix
 from forecast_autotune.file_access import open_named_output
-from forecast_autotune.surrogates.covariance import Hyperparameters
+from forecast_autotune.surrogates.covariance import Hyperparameters, Rows
 from forecast_autotune.surrogates.forest import Forest
-from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.prior import Prior
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from forecast_autotune.features.candidate_list import CandidateList
 from forecast_autotune.features.config_encoder import ConfigEncoder
@@ -28,13 +27,12 @@ from forecast_autotune.surrogates.covariance import (
     Covariance,
     CovarianceInputs,
     Hyperparameters,
-    noise,
+    Posterior,
+    Rows,
     unshared_leaves,
 )
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative
 from forecast_autotune.surrogates.relatives import DENSE_SHARE, PooledRelatives, pool_relatives
-
-Rows = npt.NDArray[np.intp]
 
 _POOLED_HYPERPARAMETERS = Hyperparameters(slope=0.25, additive=0.35, joint=0.35, rough=0.2)
 """`slope` is of each relative's own weight; `rough` of the independent residual."""
@@ -70,20 +68,6 @@ class _PooledPrior:
     """First guess of the independent residual's variance, [n]."""
 
 
-@dataclass(frozen=True)
-class _PooledPosterior:
-    """The posterior of the measurements of this problem."""
-
-    rows: Rows
-    """Rows that ran, [m]."""
-    smooth: float
-    factor: float
-    whitened_cross: Array
-    """Root of the explained covariance, [m, n]."""
-    shift: Array
-    """Correction of the prior mean, [n]."""
-
-
 class PooledSurrogate:
     """See the module. A pure function of the query."""
 
@@ -105,66 +89,46 @@ class PooledSurrogate:
 
     def forecast(self, query: Query) -> Forecasts:
         """Forecast all candidates; never raises for odd problems, it widens instead."""
-        h, candidates = self.hyper, CandidateList.of(query.candidates)
+        candidates = CandidateList.of(query.candidates)
         space = self._pooled_prior(query, candidates)
         row = candidates.row_of
         labels = {c: m for c, m in latest_labels(query.measured).items() if c in row}
         ran = [m for m in labels.values() if m.ok]
         times = np.array([math.log2(m.ms) for m in ran])
-        best = float(times.min()) if ran else math.inf
-        floor = best if ran else float(space.mean.min())
-        common = 0.0 if ran else h.intercept
-        fit = self._fitted(space, np.array([row[m.candidate] for m in ran], dtype=np.intp), times)
-        mean, own = space.mean + fit.shift, space.own * fit.factor**2
-        flat = space.covariance.diagonal(space.inputs, fit.smooth) + h.intercept**2 - common**2
-        variance = np.maximum(flat + own - (fit.whitened_cross**2).sum(axis=0), 1e-8)
-
-        def sample(rows: Rows, count: int, generator: np.random.Generator) -> Array:
-            some = space.inputs[rows]
-            block = space.covariance(some, some, fit.smooth) + h.intercept**2 - common**2
-            block -= fit.whitened_cross[:, rows].T @ fit.whitened_cross[:, rows]
-            block[np.diag_indices_from(block)] += own[rows] + 1e-8
-            drawn = mean[rows] + noise(block, count, generator)
-            # Before anything has run, the level is unknown, but it is the same for all candidates.
-            return h.expand(drawn, floor) + common * generator.standard_normal((count, 1))
-
-        sd = np.sqrt(variance)
-        spread = h.spread(mean, sd, floor)
+        posterior = self._posterior(space, np.array([row[m.candidate] for m in ran], dtype=np.intp), times)
         pool = space.pool
         count = 0 if pool is None else len(pool.weights)
-        forecasts = Forecasts(
+        forecasts = posterior.forecasts(
             candidates,
-            h.expand(mean, floor),
-            np.hypot(spread, common),
             _failures(space, row, labels),
-            sample,
             f"{count} relatives pooled; {len(ran)} own measurements",
-            h.expand(mean - 2 * sd, floor) - 2 * common,
             float if pool is None else _AveragedRisk(pool.miss_probability(len(labels))),
         )
         return shipped_calibration(f"{self.name}/{self.version}").apply_to(
             forecasts, pool_group(count), len(ran)
         )
 
-    def _fitted(self, space: _PooledPrior, rows: Rows, times: Array) -> _PooledPosterior:
-        n = len(space.mean)
+    def _posterior(self, space: _PooledPrior, rows: Rows, times: Array) -> Posterior:
+        covariance, inputs, n = space.covariance, space.inputs, len(space.mean)
         if not len(rows):
-            return _PooledPosterior(rows, space.size, 1.0, np.zeros((0, n)), np.zeros(n))
-        h = self.hyper
-        residual = h.compress(times, float(times.min())) - space.mean[rows]
+            nothing, floor = np.zeros((0, n)), float(space.mean.min())
+            return Posterior(covariance, inputs, space.size, space.mean, nothing, space.own, floor, False)
+        h, best = self.hyper, float(times.min())
+        residual = h.compress(times, best) - space.mean[rows]
         thin = fast_unique(
             np.linspace(0, len(rows) - 1, min(_MAX_FITTED_MEASUREMENTS, len(rows))).astype(np.intp)
         )
         smooth, factor = self._sizes(space, rows[thin], residual[thin])
-        seen = space.inputs[rows]
-        matrix = space.covariance(seen, seen, smooth) + h.intercept**2
-        matrix[np.diag_indices_from(matrix)] += space.own[rows] * factor**2 + h.noise**2
+        seen, own = inputs[rows], space.own * factor**2
+        matrix = covariance(seen, seen, smooth) + h.intercept**2
+        matrix[np.diag_indices_from(matrix)] += own[rows] + h.noise**2
         # Inverted once: with thousands of candidates, two solves per candidate would cost twice as much.
         inverse = np.linalg.inv(np.linalg.cholesky(matrix))
-        cross = space.covariance(space.inputs, seen, smooth) + h.intercept**2
-        cross[rows, np.arange(len(rows))] += space.own[rows] * factor**2
+        cross = covariance(inputs, seen, smooth) + h.intercept**2
+        cross[rows, np.arange(len(rows))] += own[rows]
         half = inverse @ cross.T
-        return _PooledPosterior(rows, smooth, factor, half, half.T @ (inverse @ residual))
+        mean = space.mean + half.T @ (inverse @ residual)
+        return Posterior(covariance, inputs, smooth, mean, half, own, best, True)
 
     def _sizes(self, space: _PooledPrior, rows: Rows, residual: Array) -> tuple[float, float]:
         """Both residuals' sizes: root mean squares over the grid, weighed by likelihood and prior.

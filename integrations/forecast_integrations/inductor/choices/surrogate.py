@@ -28,8 +28,8 @@ from forecast_autotune.records import Argument, Candidate, Kernel, Measurement, 
 from forecast_autotune.records.table import latest_labels
 from forecast_autotune.store.installed_advice import installed_advice
 from forecast_autotune.surrogates.advised import advised_forecasts
-from forecast_autotune.surrogates.covariance import Hyperparameters
-from forecast_autotune.surrogates.formula import AnalyticSurrogate, Rows
+from forecast_autotune.surrogates.covariance import Hyperparameters, Rows
+from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.surrogates.learned import LearnedModel, LearnedSurrogate, shipped_model
 from forecast_autotune.surrogates.prior import Prior, prior_from_facts
 from forecast_autotune.surrogates.protocol import Array, Forecasts, Query, Relative, Surrogate
