@@ -14,13 +14,15 @@ from forecast_autotune.records.table import comparable, latest_labels
 from forecast_autotune.surrogates.protocol import Relative
 
 MAX_FINALISTS = 4
-"""How many of the fastest are timed again side by side."""
+"""How many of the fastest are timed again side by side; twice as many where they may tie."""
 FINALIST_MARGIN = 0.06
 """Share by which a finalist may be slower than the fastest: a larger gap cannot be a matter of noise."""
 ORACLE_FINALIST_MARGIN = 0.12
 """The same where everything is measured, for any number of them: an oracle must not be a matter of luck."""
 PROBABLE_TIE = 0.015
 """Share by which single timings of one config differ now and then: so close ones are compared first."""
+LOOK_ERROR_MS = 3e-4
+"""Milliseconds by which single timings differ besides, however short they are."""
 NEGLIGIBLE_GAIN = 0.01
 """Share of run time below which two configs tie: half of the usual tolerance, the rest is for what nobody has timed.
 
@@ -149,12 +151,12 @@ class TaskResults:
         """
         fast = self.fastest()
         margin = ORACLE_FINALIST_MARGIN if oracle else FINALIST_MARGIN
-        within = [m for m in fast if m.ms <= fast[0].ms * (1 + margin)]
+        within = [m for m in fast if m.ms <= fast[0].ms * (1 + margin) + LOOK_ERROR_MS]
         if oracle:
             return [m.candidate for m in within]
-        alike = [m for m in within[1:] if m.ms <= fast[0].ms * (1 + PROBABLE_TIE)]
+        alike = [m for m in within[1:] if m.ms <= fast[0].ms * (1 + PROBABLE_TIE) + LOOK_ERROR_MS]
         within[1 : 1 + len(alike)] = sorted(alike, key=lambda m: canonical(m.candidate))
-        close = within[:MAX_FINALISTS]
+        close = within[: max(MAX_FINALISTS, min(1 + len(alike), 2 * MAX_FINALISTS))]
         if not any(m.candidate.is_base_variant for m in close):
             close[-1:] = [m for m in within if m.candidate.is_base_variant][:1] or close[-1:]
         return sorted((m.candidate for m in close), key=canonical)

@@ -443,6 +443,21 @@ def test_finalists_are_timed_side_by_side_and_that_time_counts() -> None:
     assert sum(m.protocol == "turns" for m in store.measurements(TABLE.problem)) == 2
 
 
+@pytest.mark.parametrize(
+    ("times", "compared"),
+    [
+        ([1.0, *[1.01] * 9], 8),
+        ([1.0, 1.01, 1.01, *[1.03] * 7], 4),
+        ([6e-3, 6e-3, *[6.5e-3] * 3, *[7e-3] * 5], 4),
+    ],
+    ids=["all that may tie", "the fastest", "by the clock's error"],
+)
+def test_more_are_timed_side_by_side_where_they_may_tie(times: list[float], compared: int) -> None:
+    bench = Bench(timed(dict(zip(TABLE.by_candidate(), times, strict=False))))
+    decide(Store(None), bench, candidates=list(TABLE.by_candidate())[: len(times)], policy=Exhaustive())
+    assert [len(one) for one in bench.compared] == [compared]
+
+
 def test_times_behind_another_flush_are_taken_again_and_not_compared() -> None:
     """Behind the old flush the best seems the slowest: only what is timed as it is now counts."""
     names = list(TABLE.by_candidate())
