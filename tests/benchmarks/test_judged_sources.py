@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,15 +45,3 @@ def test_the_promising_are_measured_first_and_all_are_in_the_end() -> None:
     order = judged._measured(files, believe, "seed")
     assert sorted(order) == files
     assert set(order[:3]) == {"11.py", "10.py", "09.py"}
-
-
-def test_arms_that_search_are_compared_at_equal_seconds(tmp_path: Path) -> None:
-    lines = {"b": [(0.5, None), (0.5, -0.5)], "d": [(0.5, -1.0)]}
-    rows = [{"arm": a, "device_s": s, "log2_ratio": r} for a, listed in lines.items() for s, r in listed]
-    (tmp_path / "live-k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = Namespace(out=tmp_path, live=["b", "d"], device_s=1.0)
-    judged._report_live(options, ["k", "not yet searched"])
-    (kernel,) = json.loads((tmp_path / "live.json").read_text())["raw"]["kernels"]
-    assert kernel["seconds"] == 0.5
-    summary = json.loads((tmp_path / "live.json").read_text())["summary"]["1.0"]
-    assert {arms: value["mean"] for arms, value in summary.items()} == {"b": 0.0, "d": 1.0, "d - b": 1.0}

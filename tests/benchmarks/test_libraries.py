@@ -67,20 +67,6 @@ def test_ratios_are_of_contexts_that_both_arms_decided(tmp_path: Path) -> None:
     assert (beside["runs"], beside["share"], beside["class_share"]) == (2, 0.0, 1.0)
 
 
-def test_the_harvest_is_the_exhaustive_arm_and_later_folders_count(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    write_arm(first, "harvest", decisions({A: 8.0, B: 8.0}))
-    write_arm(first, "forecast", decisions({A: 4.0}))
-    write_arm(second, "forecast", decisions({A: 1.0, B: 1.0}))
-    arms = read_arms([first, second])
-    assert {name: sorted(row["wall_s"] for row in rows.values()) for name, rows in arms.items()} == {
-        "exhaustive": [8.0, 8.0],
-        "forecast": [1.0, 1.0],
-    }
-    with pytest.raises(ValueError, match=r"no \*\.jsonl with rows"):
-        read_arms([tmp_path / "third"])
-
-
 def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
     cost = {"forecast_s": 0.25, "compile_s": 3.0, "timing_s": 0.5}
     write_arm(tmp_path, "harvest", decisions({A: 2.0, B: 2.0}, risk=0.0, cost=cost, measured=4))
@@ -115,21 +101,6 @@ def test_regret_is_of_times_taken_side_by_side(tmp_path: Path) -> None:
     row = compact_rows(read_arms([tmp_path]))[0]
     assert json.loads(row["retimed"])["ms"] == [1.0, 1.21]
     assert json.loads(row["arms"]["forecast"])["wall_s"] == 1.0
-
-
-def test_wall_seconds_are_split_at_the_first_compilation_and_the_last_timing(tmp_path: Path) -> None:
-    times = {
-        "compiled": [["B=1", 0.25, 1.0], ["B=2", 0.25, 0.5]],
-        "timed": [["B=2", 0.75, 0.125], ["B=1", 1.25, 0.25]],
-    }
-    unwatched = {"id": B, "wall_s": 8.0, "times": {"compiled": [], "timed": []}}
-    write_arm(tmp_path, "forecast", [*decisions({A: 2.0}, times=times), unwatched])
-    assert compare_arms(read_arms([tmp_path]))["arms"]["forecast"]["parts"] == {
-        "contexts": 1,
-        "first_compiled_s": 0.5,
-        "measuring_s": 0.75,
-        "after_s": 0.75,
-    }
 
 
 SECRET = "a line of the kernel"
