@@ -37,8 +37,6 @@ KINDS = (
 PYTHON = [
     ["verify", "softmax", "FILE", "--device", "cpu"],
     ["verify", "FILE", "--device", "cpu"],
-    ["bench", "softmax", "FILE", "torch_plain", "--device", "cpu"],
-    ["bench", "softmax", "torch_plain", "--against", "FILE", "--device", "cpu"],
     ["search", "FILE", "--device", "cpu", "--out", "s"],
     ["variants", "FILE:fn", "--mechanical", "--no-verify"],
     ["variants", "KERNEL:fn", "--from", "FILE", "--no-verify"],
@@ -47,35 +45,16 @@ PYTHON = [
 LINES = [
     ["replay", "FILE"],
     ["import", "FILE", "--device-name", "card"],
-    ["llm", "ask", "--export", "q.jsonl", "FILE"],
     ["llm", "ask", "--import", "FILE", "--to", "o.jsonl", "--model", "m", "--author", "a"],
-    [
-        "llm",
-        "ask",
-        "--import",
-        "ANSWERS",
-        "--questions",
-        "FILE",
-        "--to",
-        "o.jsonl",
-        "--model",
-        "m",
-        "--author",
-        "a",
-    ],
     ["llm", "ask", "--export", "q.jsonl", "--to", "FILE", "TABLE"],
     ["replay", "--llm", "recorded:FILE"],
     ["advise", "--from", "FILE"],
     ["train", "surrogate", "FILE", "--out", "m.npz"],
-    ["train", "traces", "FILE", "--out", "t.jsonl"],
-    ["train", "llm", "FILE"],
-    ["train", "data", "FILE", "--out", "d", "--device-name", "card"],
-    ["train", "export", "FILE", "--out", "e"],
     ["eval", "FILE"],
     ["search", "--show", "FILE"],
 ]
 KERNEL = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef fn(x):\n    tl.store(x, 1.0)\n"
-TAKEN = {"import folder", "train data folder", "advise folder", "variants folder", "llm absent", "llm loop"}
+TAKEN = {"import folder", "advise folder", "variants folder", "llm absent", "llm loop"}
 """Where that kind is something else that the command takes: a cache, a store, a folder of sources, a new file."""
 
 

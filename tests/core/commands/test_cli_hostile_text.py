@@ -115,8 +115,8 @@ def plant(data: Any, place: tuple[str, ...], text: str) -> Any:
     return {key: plant(value, tuple(rest), text) if key == name else value for key, value in data.items()}
 
 
-def commands(root: Path, out: Path) -> list[list[str]]:
-    """Every command that reads a store, and some that read what others wrote out of one."""
+def commands(root: Path) -> list[list[str]]:
+    """Commands that show what a store holds."""
     names = {"example"}
     for path in root.rglob("*.json*"):
         for data in documents(path) or ():
@@ -125,7 +125,6 @@ def commands(root: Path, out: Path) -> list[list[str]]:
                 kernel = result["kernel"]
                 name = kernel.get("name") if isinstance(kernel, dict) else kernel
                 names |= {name} if isinstance(name, str) else set()
-    table = str(out / "table.jsonl")
     return [
         ["show"],
         ["show", "--calibration"],
@@ -135,13 +134,6 @@ def commands(root: Path, out: Path) -> list[list[str]]:
         ["variants", "list"],
         ["variants", "show", "llm"],
         ["variants", "show", HOSTILE],
-        ["advise", "--list"],
-        ["clear"],
-        ["export", table],
-        ["import", table, "--store", str(out / "second")],
-        ["replay", table],
-        ["llm", "ask", "--export", str(out / "questions.jsonl"), table],
-        ["llm", "ask", "--import", table, "--to", str(out / "a.jsonl"), "--model", "m", "--author", HOSTILE],
     ]
 
 
@@ -165,7 +157,7 @@ PLACES = [
     ids=lambda value: ".".join(value) if isinstance(value, tuple) else value[:4],
 )
 def test_what_others_wrote_is_shown_tame_and_cut(
-    planted: Path, tmp_path: Path, capsys: Capture, place: tuple[str, ...], text: str
+    planted: Path, capsys: Capture, place: tuple[str, ...], text: str
 ) -> None:
     result = 0
     for path in planted.rglob("*.json*"):
@@ -177,7 +169,7 @@ def test_what_others_wrote_is_shown_tame_and_cut(
             result += sum(one != data for one, data in zip(changed, parsed, strict=True))
             path.write_text("\n".join(map(json.dumps, changed)) + "\n")
     assert result, "no file of the store has such a place"
-    for words in commands(planted, tmp_path)[:8]:
+    for words in commands(planted):
         main([*words, "--store", str(planted)])
         captured = capsys.readouterr()
         assert_tame(captured.out, words)
@@ -195,23 +187,14 @@ def _planted_somewhere(data: Any, place: tuple[str, ...], text: str) -> Any:
     "words",
     [
         ["import", f"/nowhere/{HOSTILE}"],
-        ["replay", f"/nowhere/{HOSTILE}"],
         ["export", f"/nowhere/{HOSTILE}.jsonl"],
         ["show", f"--{HOSTILE}"],
         [HOSTILE],
-        ["verify", HOSTILE],
-        ["variants", f"{HOSTILE}.py:fn"],
         ["search", HOSTILE],
-        ["search", "--show", HOSTILE],
         ["advise", f"{HOSTILE}.py:fn", "--llm", HOSTILE],
         ["run", f"/nowhere/{HOSTILE}.py"],
-        ["train", "surrogate", "--out", HOSTILE],
-        ["train", "llm", f"/nowhere/{HOSTILE}"],
-        ["eval", "--methods", HOSTILE],
         ["llm", "ask", "--export", HOSTILE],
         ["explain", "x" * 3_000_000],
-        ["show", "--kernel", "y" * 3_000_000],
-        ["import", "z" * 3_000_000],
     ],
     ids=lambda words: " ".join(words)[:20].encode("ascii", "replace").decode(),
 )

@@ -30,14 +30,10 @@ pytestmark = pytest.mark.usefixtures("root")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COMMANDS = {
-    "replay": ["replay"],
     "export": ["export", "out.jsonl.gz", "--store", "filled"],
     "import": ["import", "table.jsonl", "--store", "other"],
-    "train": ["train", "surrogate", "--out", "model.npz"],
-    "verify": ["verify", "softmax", "torch_plain", "--device", "cpu", "--cases", "500"],
     "bench": ["bench", "softmax", "torch_plain", "torch_plain", "--device", "cpu", "--seconds", "30"],
 }
-NEEDS_TORCH = ("verify", "bench")
 READY = "# ready\n"
 PROGRAM = f"""
 import os, sys
@@ -84,27 +80,14 @@ def python_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def command_and_signal() -> list[Any]:
-    """Every command with one signal, and slowly with the others."""
-    return [
-        pytest.param(
-            name,
-            number,
-            id=f"{name}-{number.name}",
-            marks=[] if (m + n) % len(SIGNALS) == 0 else [pytest.mark.slow],
-        )
-        for m, name in enumerate(COMMANDS)
-        for n, number in enumerate(SIGNALS)
-    ]
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize(("name", "number"), command_and_signal())
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_ends_alike_at_any_moment(
     name: str, number: signal.Signals, tmp_path: Path, long_table: bytes
 ) -> None:
-    if name in NEEDS_TORCH:
+    if name == "bench":
         pytest.importorskip("torch")
     chance = random.Random(f"{name} {number}")
     (tmp_path / "table.jsonl").write_bytes(long_table)
@@ -123,7 +106,7 @@ def test_a_command_ends_alike_at_any_moment(
         ) as process:
             assert process.stderr is not None
             assert process.stderr.readline() == READY
-            time.sleep(chance.uniform(0.1, 5.0 if name in NEEDS_TORCH else 2.0))
+            time.sleep(chance.uniform(0.1, 5.0 if name == "bench" else 2.0))
             process.send_signal(number)
             out, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode in (0, 128 + number, -number), errors
