@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -96,18 +95,6 @@ def test_a_server_that_asks_for_more_time_than_there_is_gets_no_second_request()
         assert len(server.requests) == 1
 
 
-def test_retry_after_is_obeyed() -> None:
-    times: list[float] = []
-
-    def choose(path: str, body: Any) -> Fault:
-        times.append(time.monotonic())
-        return saying({}, 503, Retry_After="0.6") if len(times) == 1 else OK
-
-    with FaultyServer(choose) as server:
-        ask(client_of(server))
-    assert times[1] - times[0] >= 0.6
-
-
 def test_what_the_reader_cannot_use_is_asked_for_once_more_and_what_it_refuses_is_not() -> None:
     calls: list[Any] = []
 
@@ -144,18 +131,6 @@ def test_the_deadline_holds_and_nothing_is_left_behind(fault: Fault) -> None:
             ask(client_of(server), 0.3)
         assert 0.25 < time.monotonic() - started < LATE_S
         assert_nothing_goes_on()
-
-
-def test_the_deadline_holds_while_a_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
-
-    def never(*_: Any, **__: Any) -> Any:
-        over.wait(30.0)
-        raise OSError("at last")
-
-    monkeypatch.setattr(socket, "getaddrinfo", never)
-    assert failure("http://far.example/v1", 0.3) == ("no answer within 0.3 s", 0)
-    over.set()
 
 
 def test_more_requests_than_slots_wait_for_each_other() -> None:

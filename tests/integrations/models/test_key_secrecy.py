@@ -51,7 +51,6 @@ PLACES: dict[str, Callable[[str], Fault]] = {
         {"error": {"message": text, "param": text, "code": text}}, 422
     ),
     "a reply that is not JSON": lambda text: body(text.encode()),
-    "JSON of another shape": lambda text: as_json({text: text, "choices": text}),
     "names of labels": lambda text: as_json(
         said(json.dumps({"forecasts": [{"id": 1, "distribution": [{"label": text, "percent": text}]}]}))
     ),
