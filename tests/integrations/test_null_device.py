@@ -15,16 +15,13 @@ import triton
 
 from forecast_autotune import Space, autotune
 from forecast_autotune.errors import FrozenMissError, SettingsError
-from forecast_autotune.features import traced_texts
 from forecast_autotune.records import Decision, Evidence
 from forecast_autotune.settings import Budget
 from forecast_autotune.store import Store
-from forecast_autotune.surrogates.prior import formula_prior
 from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.telemetry import spans
 from forecast_autotune.tuning.rechecks import Rechecks
 from forecast_integrations.triton.problem.describe import to_config
-from forecast_train.surrogate.fit import FitSettings, fit_model
 from tests.core.telemetry.recorder import Recorder
 from tests.integrations.null import (
     binaries,
@@ -165,22 +162,6 @@ def test_listed_configs_and_a_space_together(device: Any) -> None:
     assert len(tuner.configs_timings) == 3
 
 
-def test_a_faster_variant_is_found_and_launched(device: Any, tmp_path: Path) -> None:
-    tuner = tuned(
-        listed=configs((4, 8), (3,)),
-        variants={"added": fresh(twice)},
-        mode="exhaustive",
-        store=tmp_path / "store",
-    )
-    assert launch(tuner).metadata.name == "twice"
-    assert launch(tuner).metadata.name == "twice"
-    assert (tuner.decision.chosen.variant, tuner.decision.candidates) == ("added", 4)
-    (table,) = tables(tmp_path / "store")
-    assert {m.candidate.variant for m in table.measurements} == {"base", "added"}
-    options = {"variants": {"added": fresh(twice)}, "store": tmp_path / "store", "mode": "skip"}
-    assert launch(tuned(listed=configs((4, 8), (3,)), **options)).metadata.name == "twice"
-
-
 def test_buckets_share_decisions(device: Any, tmp_path: Path) -> None:
     tuner = tuned(listed=configs((2, 4), (3,)), bucket="pow2", store=tmp_path / "store")
     for n in (1040, 2000, 2048):
@@ -212,21 +193,6 @@ def test_many_threads_decide_each_key_once(device: Any, tmp_path: Path) -> None:
         assert set(counts(table).values()) == {1}
         assert sum(m.protocol == "events-l2read-3" for m in table.measurements) == 6
     assert tuner.nargs is None
-
-
-def test_a_hook_may_launch_another_tuned_kernel(device: Any) -> None:
-    inner = tuned(twice, configs((4, 8), (3,)))
-    sizes: list[int] = []
-
-    def hook(kwargs: dict[str, Any]) -> None:
-        sizes.append(kwargs["n"])
-        launch(inner, 512)
-
-    outer = tuned(listed=blocks(32, 128, pre_hook=hook), mode="exhaustive")
-    launch(outer)
-    assert len(outer.cache) == len(inner.cache) == 1
-    assert inner.best_config.num_warps == 4
-    assert set(sizes) == {4096}
 
 
 # --- modes by variable ---
@@ -371,27 +337,3 @@ def test_each_compilation_and_measurement_is_shown_and_no_launch(
     assert decide["kernel"] == "double"
     assert counted["measured"] == decision.measured
     assert counted["seconds_saved"] == decision.saved_s
-
-
-def test_a_live_store_can_be_learnt_from_without_the_kernel(device: Any, tmp_path: Path) -> None:
-    listed = [c for size in (32, 128, 256, 512) for w in (2, 4, 8) for c in blocks(size, num_warps=w)]
-    tuner = tuned(listed=listed, store=tmp_path / "store")
-    launch(tuner)
-    assert tuner.decision.measured >= 3
-    (table,) = tables(tmp_path / "store")
-    assert not table.problem.ttir
-    candidates = list(table.by_candidate())
-    before = formula_prior(table.problem, candidates, table.grids(), {})
-    assert before.informed
-    assert before.exact.all()
-    # What a program loads is what its block says.
-    facts = traced_texts.facts_by_unit(table.problem)
-    assert {f.load_bytes for f in facts.values()} == {
-        4.0 * dict(c.config.kwargs)["BLOCK"] for c in candidates
-    }
-    compiled = binaries()
-    model = fit_model([table], recipe=FitSettings(trees=2, rounds=3, least=1, leaf=1, jobs=1))
-    assert model.about is not None
-    assert model.about["rows"] == len(candidates)
-    assert np.isfinite(model.residual.value).all()
-    assert binaries() == compiled

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.commands import main
-from forecast_autotune.llm.calibration import FILE, calibration_path, read, write
+from forecast_autotune.llm.calibration import FILE, calibration_path, write
 from forecast_autotune.records.table import Table, write_tables
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import Store
@@ -160,25 +160,6 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         return status, json.loads(out) if out.strip() else {}, err
 
     return command
-
-
-@pytest.mark.slow
-def test_calibrating_a_model_that_knows_nothing_gives_it_no_weight(
-    run: Run, server: FaultyServer, tables: str, tmp_path: Path
-) -> None:
-    """The invented model's answers follow from the candidate's text by a hash."""
-    answers = tmp_path / "answers.jsonl"
-    command = ("train", "calibrate-llm", tables, "--llm", spec(server), "--answers", str(answers))
-    status, result, _ = run(*command)
-    assert status == 0
-    assert result["about"]["families"] == ["activation", "norm", "softmax", "transpose"]
-    assert read(Path(result["path"])).weight.mean < 0.2
-    asked = len(server.requests)
-    assert asked > 0
-    assert len(answers.read_text().splitlines()) == 4
-    again, _, err = run(*command)
-    assert again == 0, err
-    assert len(server.requests) == asked, "kept answers were asked for again"
 
 
 @pytest.mark.slow

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +14,7 @@ from triton.runtime.autotuner import Autotuner
 
 from benchmarks import kernels
 from benchmarks.tuning.unseen_kernels import unseen_cases
-from forecast_autotune.records import Candidate
 from forecast_autotune.store import Store
-from forecast_integrations.triton.problem.describe import to_config
 from tests.integrations.gpu.kernels import accumulate, add, matmul
 from tests.integrations.warmed_kernels import LISTED, Pair, add_all
 
@@ -28,8 +22,6 @@ pytestmark = pytest.mark.gpu
 
 Decorator = Callable[..., Callable[[Any], Autotuner]]
 N = 100_000
-TOO_LARGE = triton.Config({"BM": 256, "BN": 256, "BK": 128}, num_warps=8, num_stages=4)
-"""512 KiB of shared memory: no GPU of this decade launches it."""
 
 
 def ours(**extra: Any) -> Decorator:
@@ -120,37 +112,6 @@ def test_matmul_with_heuristics(autotune: Decorator) -> None:
     assert len(tuner.cache) == 2
 
 
-def test_config_out_of_resources_is_survived(exhaustive: Decorator) -> None:
-    """A config that the GPU cannot launch is never chosen, wherever it stands in the list, and its times are inf."""
-    fits = triton.Config({"BM": 64, "BN": 64, "BK": 32}, num_stages=2)
-    for configs in ([TOO_LARGE, fits], [fits, TOO_LARGE]):
-        tuner = tuned_matmul(exhaustive, configs)
-        multiply(tuner, 256, 256, 512)
-        assert list(tuner.configs_timings[TOO_LARGE]) == [math.inf] * 3
-        assert tuner.best_config == fits
-
-
-def test_return_value_is_the_compiled_kernel(autotune: Decorator) -> None:
-    """Users read `.asm` and `.metadata` of what a launch returns."""
-    tuner = autotune(configs=blocks(128, 512), key=["n"])(add)
-    x, y, out = pair()
-    for _ in range(2):
-        kernel = tuner[grid](x, y, out, N)
-        assert "ptx" in kernel.asm
-        assert kernel.metadata.num_warps == tuner.best_config.num_warps
-
-
-def test_warmup_compiles_every_config(autotune: Decorator) -> None:
-    """`warmup` returns one compiled kernel per config and runs none of them."""
-    tuner = autotune(configs=blocks(128, 512, 1024), key=["n"])(add)
-    x, y, out = pair()
-    kernels = tuner.warmup(x, y, out, N, grid=(1,))
-    assert len(kernels) == 3
-    assert all("ptx" in kernel.asm for kernel in kernels)
-    assert bool(out.isnan().all())
-    assert tuner.cache == {}
-
-
 def test_kernel_used_eagerly_and_compiled(autotune: Decorator) -> None:
     """A tuner that has tuned eagerly still works inside a compiled graph, and the other way round."""
     tuner = autotune(configs=blocks(128, 512), key=["n"])(add)
@@ -202,32 +163,6 @@ def test_stored_decision_in_a_cuda_graph(tmp_path: Path) -> None:
     assert second.best_config == first.best_config
 
 
-def test_threads(forecast: Decorator) -> None:
-    """Eight threads on their own streams, three keys: right results and one sweep per key."""
-    swept: list[int] = []
-
-    def prune(configs: Any, nargs: Any, **kwargs: Any) -> Any:
-        swept.append(nargs["n"])
-        return configs
-
-    rules = {"early_config_prune": prune}
-    tuner = forecast(configs=blocks(128, 512), key=["n"], prune_configs_by=rules)(add)
-    sizes, start = (N, 777, 4096), threading.Barrier(8)
-
-    def work(i: int) -> None:
-        start.wait()
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for turn in range(len(sizes)):
-                n = sizes[(i + turn) % len(sizes)]
-                x, y, out = pair(n)
-                tuner[grid](x, y, out, n)
-                torch.testing.assert_close(out, x + y)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    assert sorted(swept) == sorted(sizes)
-
-
 def test_a_miss_in_a_cuda_graph_that_is_allowed(forecast: Decorator) -> None:
     """Inside the block an undecided key is launched with a forecast, compiled if need be; afterwards it is tuned."""
     from forecast_autotune import allow_capture_misses
@@ -256,22 +191,6 @@ def test_prepared_keys_in_a_cuda_graph(forecast: Decorator) -> None:
     assert (done.count("decided"), float(out.abs().max())) == (1, 0.0)
     capture(lambda: tuner[grid](out, x, N)).replay()
     torch.testing.assert_close(out, x)
-
-
-@pytest.mark.parametrize("mode", ["frozen", "exhaustive"])
-def test_a_stored_choice_that_does_not_fit_is_struck(tmp_path: Path, mode: str) -> None:
-    """As if the device had less shared memory than where it was tuned: the product is right, from another config."""
-    configs = [TOO_LARGE, *(triton.Config({"BM": 64, "BN": 64, "BK": 32}, num_warps=w) for w in (4, 8))]
-    multiply(tuned_matmul(ours(store=Store(tmp_path), mode="exhaustive"), configs), 256, 256, 256)
-    ((problem, decision),) = Store(tmp_path).decisions()
-    Store(tmp_path).put_decision(problem, replace(decision, chosen=Candidate(to_config(TOO_LARGE))))
-    tuner = tuned_matmul(ours(store=Store(tmp_path), mode=mode), configs)
-    with pytest.warns(UserWarning, match=r"out of resource: shared memory.*struck"):
-        multiply(tuner, 256, 256, 256)
-    assert tuner.best_config in configs[1:]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*cannot be launched")
-        multiply(tuned_matmul(ours(store=Store(tmp_path), mode=mode), configs), 256, 256, 256)
 
 
 def test_a_kernel_of_tuples_is_tuned_once_for_each_dtype(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,9 +168,6 @@ def test_a_service_without_a_choice_says_so() -> None:
     assert "nothing to choose in 1 graphs" in TorchCompileSummary.total([tally]).line()
 
 
-# --- the view ---
-
-
 # --- the leash ---
 
 
@@ -205,20 +202,6 @@ def test_a_surrogate_that_hangs_is_not_asked_again_and_warned_of_once() -> None:
 
 
 class Foreign:
-    entries: ClassVar[list[Any]] = ["theirs"]
-
-    def plain(self, x: int) -> int:
-        """Foreign words."""
-        return x
-
-    @classmethod
-    def of_class(cls, x: int) -> tuple[str, int]:
-        return cls.__name__, x
-
-    @staticmethod
-    def static(x: int) -> int:
-        return x
-
     def method(self) -> str:
         return "original"
 

@@ -19,7 +19,6 @@ from triton.runtime.errors import OutOfResources
 
 from tests.integrations.interpreted.kernels import accumulate, double, double_even
 from tests.integrations.interpreted.support import (
-    Clock,
     Decorator,
     Vector,
     Wrapper,
@@ -206,23 +205,6 @@ def test_threads_share_one_tuning_per_key(forecast_exhaustive: Decorator) -> Non
     assert sorted(pruned) == sorted(sizes)
     assert len(kernel.launches) == len(sizes) * 3 + 8 * len(sizes), "timed, and for the callers"
     assert sorted(key[0] for key in tuner.cache) == sorted(sizes)
-
-
-def test_threads_on_hits(forecast: Decorator) -> None:
-    """Hits from many threads launch with each caller's own arguments."""
-    first = Vector()
-    tuner = forecast(configs=blocks(16, 32), key=["n"], do_bench=Clock(first.tag))(OneAtATime(double))
-    tuner[grid](*first.args)
-
-    def work(i: int) -> None:
-        for _ in range(5):
-            vector = Vector()
-            vector.x += i
-            tuner[grid](*vector.args)
-            assert vector.doubled()
-
-    in_threads(8, work)
-    assert len(tuner.cache) == 1
 
 
 def test_a_failed_tuning_lets_the_next_thread_try(forecast_exhaustive: Decorator) -> None:

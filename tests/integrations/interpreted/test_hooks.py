@@ -136,27 +136,6 @@ def test_tuner_hooks_stay_out_of_ordinary_launches(autotune: Decorator) -> None:
     assert calls == []
 
 
-def test_post_hook_sees_the_exception(exhaustive: Decorator) -> None:
-    """A launch that fails calls `post_hook` with its exception, and the sweep goes on."""
-    failure = OutOfResources(300_000, 200_000, "shared memory")
-    calls: list[tuple[int, object]] = []
-
-    def refuse_64(kwargs: dict[str, Any]) -> None:
-        if kwargs["BLOCK"] == 64:
-            raise failure
-
-    run = launched(
-        exhaustive,
-        blocks(16, 64, 32),
-        {16: 2.0, 32: 1.0},
-        kernel=Wrapper(double, before=refuse_64),
-        post_hook=lambda kwargs, exception: calls.append((kwargs["BLOCK"], exception)),
-    )
-    assert sorted(calls, key=lambda call: call[0]) == [(16, None), (32, None), (64, failure)]
-    assert run.vector.block == 32
-    assert run.vector.doubled()
-
-
 def test_config_pre_hook_runs_before_every_launch(autotune: Decorator) -> None:
     """A config's own hook runs before each of its launches: timed, tuned and cached, and that of an only config."""
     events: list[tuple[str, int]] = []
@@ -182,27 +161,3 @@ def test_config_pre_hook_can_change_arguments(autotune: Decorator) -> None:
     added = Accumulation(autotune, configs=blocks(16, 32, pre_hook=lambda kwargs: kwargs["acc"].zero_()))
     for _ in range(2):
         assert torch.equal(added.launch(), added.x)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, LookupError, ConnectionError, TimeoutError, AssertionError])
-@pytest.mark.parametrize("when", ["do_bench", "pre_hook", "post_hook", "config"])
-def test_an_error_of_a_function_of_the_users_reaches_the_caller(
-    autotune: Decorator, when: str, error: type[Exception]
-) -> None:
-    """It says nothing of a config, and is gone with the next call."""
-    broken = [True]
-
-    def hook(*_: Any, **__: Any) -> None:
-        if broken[0]:
-            raise error("no connection")
-
-    configs = blocks(16, 32, 64)
-    if when == "config":
-        configs[1].pre_hook = hook
-    failing: Any = dict.fromkeys((16, 32, 64), error("no connection")) if when == "do_bench" else {32: 0.5}
-    run = tuned(autotune, configs, failing, **({when: hook} if when.endswith("_hook") else {}))
-    with pytest.raises(error, match="no connection"):
-        run.launch()
-    broken[0], run.clock.ms = False, {32: 0.5}
-    run.launch()
-    assert run.vector.block == 32

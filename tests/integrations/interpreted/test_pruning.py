@@ -72,15 +72,6 @@ def test_early_config_prune_arguments(autotune: Decorator) -> None:
     assert (kwargs["warmup"], kwargs["n"]) == (False, 40)
 
 
-def test_early_config_prune_runs_once_per_miss(autotune: Decorator) -> None:
-    """A hit does not prune; a new key does."""
-    vector, other, keep = Vector(40), Vector(50), KeepAll()
-    tuner = tuned(autotune, blocks(16, 32), prune_configs_by=early(keep)).tuner
-    for v in (vector, vector, other, other, vector):
-        tuner[grid](*v.args)
-    assert [nargs["n"] for _, nargs, _ in keep.calls] == [40, 50]
-
-
 def test_pruned_configs_are_never_launched(autotune: Decorator) -> None:
     """Only survivors are timed, and one of them is chosen."""
     times = {64: 0.1, 128: 0.1}

@@ -13,7 +13,6 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -27,10 +26,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecast_autotune.llm.backend import LLMError
-from forecast_autotune.llm.bins import BINS, AnswerLabel
+from forecast_autotune.llm.bins import BINS
 from forecast_autotune.settings import Settings
-from forecast_integrations.models.factory import backend, text_generator
+from forecast_integrations.models.factory import backend
 from tests.integrations.models.tiny_models import plain_forward
 
 HERE = Path(__file__).resolve().parent
@@ -153,7 +151,6 @@ def _answers(root: str) -> bool:
         return False
 
 
-PAIR_LABELS = (AnswerLabel("A", "the first"), AnswerLabel("B", "the second"))
 WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS", "")
 VLLM = os.environ.get("FORECAST_AUTOTUNE_TEST_VLLM", "")
 CLOSE = 1e-2
@@ -208,25 +205,6 @@ def test_text_instead_of_tokens(server: Server) -> None:
     assert answer.mass[0] == pytest.approx(expected.mass[0], abs=0.05)
     assert answer.probabilities[0].argmax() == expected.probabilities[0].argmax()
     assert np.abs(answer.probabilities - expected.probabilities).max() < 0.1
-
-
-def test_chat_is_constrained_to_the_form(server: Server) -> None:
-    """A model this small has no opinion worth reading, but it cannot leave the schema."""
-    spec = f"{server.url}?model={server.model}&kind=chat&batch=1&max_tokens=100&attempts=1"
-    said = "an answer"
-    try:
-        backend(spec).forecast(PREFIX, suffixes(1), PAIR_LABELS, timeout_s=300)
-    except LLMError as error:
-        said = str(error)
-    assert re.search("an answer|a letter given twice|do not sum to 1", said)
-
-
-def test_it_writes(server: Server) -> None:
-    spec = f"{server.url}?model={server.model}&kind={{}}&max_tokens=12"
-    for kind in ("completions", "chat"):
-        texts = text_generator(spec.format(kind))("Write a haiku about tiles.", 2)
-        assert len(texts) == 2
-        assert all(text.strip() for text in texts)
 
 
 def test_in_process_with_an_adapter(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -166,21 +165,25 @@ def test_a_mistake_of_the_caller_is_the_callers_to_see(device: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("error", [RuntimeError, LookupError, TimeoutError])
+@pytest.mark.parametrize("when", ["pre_hook", "post_hook", "config"])
 def test_what_a_hook_raises_is_the_callers_to_see(
-    device: Any, tmp_path: Path, error: type[Exception]
+    device: Any, tmp_path: Path, when: str, error: type[Exception]
 ) -> None:
     """Nothing of it is recorded: with the hook mended, the next decision is as if it had never failed."""
     hooks = [error("busy")]
 
-    def hook(nargs: Any, **_: Any) -> None:
+    def hook(*_: Any, **__: Any) -> None:
         if hooks:
             raise hooks[0]
 
-    options = {"pre_hook": hook, "mode": "exhaustive"}
+    options = {"mode": "exhaustive", **({when: hook} if when.endswith("_hook") else {})}
+    listed = configs((2, 4, 8), (3,))
+    if when == "config":
+        listed[1].pre_hook = hook
     with pytest.raises(error, match="busy"):
-        launch(tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", **options))
+        launch(tuned(double, listed, tmp_path / "store", **options))
     hooks.clear()
-    tuner = tuned(double, configs((2, 4, 8), (3,)), tmp_path / "store", **options)
+    tuner = tuned(double, listed, tmp_path / "store", **options)
     launch(tuner)
     assert tuner.best_config.num_warps == 4
     assert set(outcomes(tmp_path / "store", "num_warps").values()) == {"ok"}
@@ -463,43 +466,6 @@ def test_a_launch_that_takes_the_process_down_is_skipped_from_then_on(device: An
     (table,) = tables(root)
     assert set(counts(table).values()) == {1}, "and nothing was measured twice"
     assert tuner.decision.known == len(before) + 1
-
-
-def test_kill_9_loses_and_repeats_nothing(device: Any, tmp_path: Path) -> None:
-    """Ten processes killed after one to three new measurements each; an eleventh finishes."""
-    root, listed = tmp_path / "store", configs()
-
-    def tune() -> None:
-        launch(tuned(double, listed, root, mode="exhaustive"))
-
-    def measured() -> Counter[Any]:
-        found = tables(root)
-        return counts(found[0]) if found else Counter()
-
-    before: Counter[Any] = Counter()
-    for number in range(10):
-        pid = child(tune)
-        wanted = before.total() + 1 + number % 3
-        limit, ended = time.monotonic() + 60, (0, 0)
-        while measured().total() < wanted and (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
-            assert time.monotonic() < limit, "the child makes no progress"
-        if ended == (0, 0):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        after = measured()
-        assert before <= after, "lost"
-        assert set(after.values()) == {1}, "measured twice"
-        before = after
-        if ended != (0, 0):  # on a busy machine each gets further than it was to
-            assert ended[1] == 0
-            break
-    assert 10 <= before.total() <= 48
-    tune()
-    final = measured()
-    assert before <= final
-    assert set(final.values()) == {1}
-    assert {candidate for candidate, _ in final} == {c for c, _ in final}
-    assert len({candidate for candidate, protocol in final if not protocol.endswith("-turns")}) == len(listed)
 
 
 @triton.jit

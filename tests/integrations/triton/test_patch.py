@@ -80,19 +80,6 @@ def test_type_and_attributes_stay_tritons(device: Any) -> None:
     assert tuner.bench_time > 0
 
 
-def test_the_cache_is_tritons_in_keys_and_values(device: Any) -> None:
-    """What a library reads from or puts into `cache` means the same with and without the patch."""
-    patch_triton()
-    tuner = plain(blocks(32, 128))
-    launch(tuner, 4096)
-    assert list(tuner.cache) == [(4096, "torch.float32", "torch.float32")]
-    (chosen,) = tuner.cache.values()
-    other = next(c for c in tuner.configs if c is not chosen)
-    tuner.cache[(8192, "torch.float32", "torch.float32")] = other
-    assert launch(tuner, 8192).metadata is not None
-    assert tuner.best_config is other
-
-
 def test_a_subclass_with_its_own_run_is_served(device: Any, decided: list[Any]) -> None:
     class Counting(Autotuner):  # type: ignore[misc]
         calls = 0
@@ -179,41 +166,3 @@ def test_somebody_elses_wrapper_on_top_of_ours_stays(
         own = autotune(configs=blocks(32, 128), key=["n"], store=False)(fresh(double))
         assert launch(own, 512).metadata.name == "double"
     assert calls == [4096, 8192, 512]
-
-
-def test_patched_tuners_obey_the_bucket_setting(
-    device: Any, decided: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_BUCKET", "pow2")
-    patch_triton()
-    tuner = plain()
-    for n in (1040, 2000, 2048):
-        launch(tuner, n)
-    assert [key[0] for key in tuner.cache] == [2048]
-    assert len(decided) == 1
-
-
-def test_hooks_run_as_with_triton(device: Any) -> None:
-    """A config's own hook before every launch; the tuner's around timed launches only."""
-    seen: list[str] = []
-
-    def before(kwargs: Any, reset_only: bool = False) -> None:
-        seen.append("reset" if reset_only else "before")
-
-    def after(kwargs: Any, exception: Any) -> None:
-        seen.append("after")
-
-    def own(kwargs: Any) -> None:
-        seen.append(f"config {kwargs['BLOCK']}")
-
-    patch_triton()
-    tuner = plain(blocks(32, 128, pre_hook=own), pre_hook=before, post_hook=after)
-    launch(tuner)
-    timed = seen[: seen.index("reset")]
-    assert timed[:3] in (["config 32", "before", "after"], ["config 128", "before", "after"])
-    assert timed.count("before") == timed.count("after") == len(timed) / 3
-    block = tuner.best_config.kwargs["BLOCK"]
-    assert seen[seen.index("reset") :] == ["reset", f"config {block}"]
-    seen.clear()
-    launch(tuner)
-    assert seen == [f"config {block}"]

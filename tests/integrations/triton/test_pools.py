@@ -25,7 +25,6 @@ from forecast_integrations.triton.problem import describe
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.trace import ChildTracer
 from tests.integrations.null import kernel_call
-from tests.integrations.parallel_children import run_in_children
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -131,29 +130,6 @@ def test_threads_try_again_when_python_trips_over_itself() -> None:
         found = [made.next() for _ in ITEMS]
     assert all(done and done.outcome is None and not done.doubtful for done in found)
     assert sorted(map(block, tripped)) == list(range(8))
-
-
-def test_closing_kills_the_children() -> None:
-    made = ForkPool(compile_one, 2, 50.0)
-    made.schedule([SLOW])
-    (child,) = made._children.running()
-    made.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(child.pid, 0)
-
-
-def test_answers_come_from_children_and_failures_are_left_out() -> None:
-    def dies() -> None:
-        os._exit(3)
-
-    def raises() -> None:
-        raise RuntimeError("not for the parent")
-
-    tasks = [os.getpid, dies, lambda: "x" * 300_000, raises, lambda: time.sleep(60)]
-    found = list(run_in_children(tasks, 5.0))
-    assert "x" * 300_000 in found
-    assert len(found) == 2
-    assert os.getpid() not in found
 
 
 def test_facts_come_from_children_with_their_texts(traced: Traced) -> None:

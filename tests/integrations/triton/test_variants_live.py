@@ -18,6 +18,8 @@ from forecast_autotune import autotune, patch_triton, unpatch_triton
 from forecast_autotune.errors import SettingsError, VariantError
 from forecast_autotune.records import Config, Problem
 from forecast_autotune.store import Store
+from forecast_autotune.surrogates.default import DefaultSurrogate
+from forecast_autotune.surrogates.protocol import Forecasts, Query
 from forecast_autotune.variants import Check, Origin, Provenance, Variant
 from forecast_harness.targets.kernels.sizes import CallSizes
 from forecast_integrations.device import current_device
@@ -609,3 +611,26 @@ def test_descriptors_of_a_variant_have_an_allocator_unless_the_program_has_set_o
         seen.append(context[_allocation._allocator])
     assert seen[1] is own
     assert not isinstance(seen[0], _allocation.NullAllocator)
+
+
+class Curious:
+    """Keeps the queries that it answers."""
+
+    name, version = "curious", "1"
+
+    def __init__(self) -> None:
+        self.queries: list[Query] = []
+
+    def forecast(self, query: Query) -> Forecasts:
+        self.queries.append(query)
+        return DefaultSurrogate().forecast(query)
+
+
+def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
+    variant, base = record(FAST, checked()), describe.kernel_record(double).source
+    assert base.startswith("def double(")
+    own = {"mine": describe.kernel_record(twice).source}
+    for given, more in ((None, {}), ([variant], {variant.name: FAST}), ({"mine": fresh(twice)}, own)):
+        surrogate = Curious()
+        call(tuned(given, mode="tune", surrogate=surrogate))
+        assert dict(surrogate.queries[0].sources) == {"base": base, **more}

@@ -87,26 +87,6 @@ def test_no_candidate_sees_another_and_all_continue_from_the_prefix() -> None:
     assert packed.target[-1, BINS.failure_index] == 1.0
 
 
-def test_what_is_trained_is_what_is_served(base: dict[str, str], tmp_path: Path) -> None:
-    import transformers
-
-    tokens = ForecastTokenizer(tiny_tokenizer())
-    e = example(0)
-    (packed,) = pack_example(e, tokens, most=4096, sigma=0.1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        base["model"], attn_implementation="sdpa"
-    ).eval()
-    inputs = collate([packed])
-    labels = tokens.labels([e.candidates[0].suffix], BINS.labels)
-    with torch.no_grad():
-        logits = model(
-            input_ids=inputs["input_ids"], attention_mask=tree_mask(inputs["segment"], torch.float32),
-            position_ids=inputs["position_ids"], logits_to_keep=inputs["kept"],
-        ).logits[0][inputs["column"]][:, labels]  # fmt: skip
-    served = forecast_of(e, base["model"]).probabilities
-    np.testing.assert_allclose(logits.softmax(-1).numpy(), served, atol=1e-4)
-
-
 @pytest.fixture(scope="module")
 def whole(base: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[SftRun, dict[str, Any]]:
     """A run of an adapter that nobody interrupted, and what it says of itself."""

@@ -44,52 +44,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 8},
     "mistral": {"sliding_window": 8},
     "gpt_oss": {"sliding_window": 8, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "gpt_neo": {
-        "attention_types": [[["global", "local"], 1]],
-        "num_layers": 2,
-        "window_size": 64,
-        "num_heads": 4,
-    },
     "mamba": {"state_size": 8},
-    "gemma3n_text": {
-        "sliding_window": 8,
-        "head_dim": 8,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": 400,
-        "hidden_size_per_layer_input": 8,
-        "laurel_rank": 4,
-        "altup_num_inputs": 2,
-        "activation_sparsity_pattern": [0.0, 0.0],
-    },
     "llama4_text": {
         "attention_chunk_size": 64,
         "head_dim": 8,
         "intermediate_size_mlp": 64,
         "num_local_experts": 2,
     },
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "falcon_h1": {
-        "mamba_d_ssm": 64,
-        "mamba_n_heads": 4,
-        "mamba_d_head": 16,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 16,
-    },
-    "qwen3_next": {
-        "layer_types": ["linear_attention", "full_attention"],
-        "head_dim": 16,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
 }
 PACKED = {"gpt2", "llama", "qwen2", "qwen3"}
-NO_ADAPTER = {"falcon_h1": "linear layer", "mamba": "linear layer", "llama4_text": "must read a prompt"}
+NO_ADAPTER = {"mamba": "linear layer", "llama4_text": "must read a prompt"}
 
 
 @pytest.fixture(scope="module")
