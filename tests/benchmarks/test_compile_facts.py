@@ -55,6 +55,14 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         ("matmul_fp16_1000", "cuda:80", TILE, [(4, 2), (4, 5)]),
         ("matmul_fp16_1000", "cuda:120", TILE, [(4, 2), (4, 5)]),
         ("matmul_fp16_1000", "cuda:90", TILE, [(4, 2), (4, 5)]),
+        # Warp groups have a buffer per stage; fewer rows or warps have none of them.
+        ("matmul_fp16", "cuda:90", {"BM": 64, "BN": 64, "BK": 32}, [(4, 3), (2, 4), (4, 1)]),
+        ("matmul_fp16", "cuda:90", {"BM": 32, "BN": 64, "BK": 32}, [(4, 3)]),
+        # Operands that are cast are copied for 64 rows, and cast in registers for fewer.
+        ("matmul_weight_int8", "cuda:90", {"BM": 64, "BN": 64, "BK": 64}, [(4, 3)]),
+        ("matmul_weight_int8", "cuda:90", {"BM": 16, "BN": 64, "BK": 64}, [(4, 3)]),
+        ("attention_64", "cuda:90", {"BM": 64, "BN": 32}, [(4, 2)]),
+        ("attention_64", "cuda:90", {"BM": 32, "BN": 64}, [(4, 3)]),
         ("matmul_masked_1000", "hip:gfx942", TILE, [(4, 2), (4, 5)]),
         # 2: attention without warp groups keeps Q and the scores in registers.
         ("attention_64", "cuda:80", HEAD, [(4, 1), (4, 3), (8, 4)]),
