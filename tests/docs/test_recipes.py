@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
@@ -11,11 +10,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -202,97 +199,6 @@ def test_a_librarys_bundle_is_found_through_its_package(
     monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(machine / "other"))
     assert serves()
     assert "my_kernels" not in sys.modules
-
-
-class _Hub(BaseHTTPRequestHandler):
-    """As much of the Hub as a download asks for: one repository, whose files are small."""
-
-    repository: Path
-    commit = "0" * 40
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        files = {
-            f.relative_to(self.repository).as_posix(): f for f in self.repository.rglob("*") if f.is_file()
-        }
-        if "/resolve/" in path:
-            self._send_file(files[path.split("/resolve/")[1].partition("/")[2]])
-        elif "/tree/" in path:
-            entries = [
-                {"type": "file", "path": name, "size": f.stat().st_size, "oid": self._oid(f)}
-                for name, f in files.items()
-            ]
-            self._send_json(entries)
-        else:
-            self._send_json(
-                {
-                    "id": "owner/tuned-kernels",
-                    "sha": self.commit,
-                    "siblings": [{"rfilename": n} for n in files],
-                }
-            )
-
-    do_HEAD = do_GET
-
-    def _oid(self, file: Path) -> str:
-        return hashlib.sha1(file.read_bytes()).hexdigest()
-
-    def _send_file(self, file: Path) -> None:
-        headers = {"ETag": f'"{self._oid(file)}"', "X-Repo-Commit": self.commit}
-        self._send(file.read_bytes(), "application/octet-stream", headers)
-
-    def _send_json(self, value: object) -> None:
-        self._send(json.dumps(value).encode(), "application/json", {})
-
-    def _send(self, raw: bytes, kind: str, headers: Mapping[str, str]) -> None:
-        self.send_response(200)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(raw)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(raw)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub(bundle: Path, tmp_path: Path) -> Iterator[str]:
-    """Address of a Hub with one repository, whose folder h200 is the bundle."""
-    shutil.copytree(bundle, tmp_path / "repository" / "h200")
-    (tmp_path / "repository" / "README.md").write_text("tuned kernels", encoding="utf-8")
-    handler = type("_TestedHub", (_Hub,), {"repository": tmp_path / "repository"})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_bundle_is_downloaded_from_a_hub(
-    hub: str, bundle: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    downloads = pytest.importorskip("huggingface_hub")
-    monkeypatch.setenv("HF_HOME", str(machine / "hf"))
-    text = (RECIPES / "hugging_face.md").read_text(encoding="utf-8")
-    (command,) = [shlex.split(line) for line in text.splitlines() if line.startswith("hf download")]
-    assert command[2] == "OWNER/tuned-kernels"
-    place = command[command.index("--local-dir") + 1]
-    assert f"forecast-autotune store check {place}/h200\n" in text
-    assert f"FORECAST_AUTOTUNE_STORES={place}/h200\n" in text
-    downloads.snapshot_download(
-        "owner/tuned-kernels",
-        allow_patterns=command[command.index("--include") + 1],
-        local_dir=machine / "tuned",
-        cache_dir=machine / "hf",
-        endpoint=hub,
-        token=False,
-    )
-    assert not (machine / "tuned" / "README.md").exists()
-    assert Bundle.open(machine / "tuned" / "h200").manifest.digest == Bundle.open(bundle).manifest.digest
-    monkeypatch.setenv("FORECAST_AUTOTUNE_STORES", str(machine / "tuned" / "h200"))
-    assert serves()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from forecast_autotune.surrogates.formula import AnalyticSurrogate
 from forecast_autotune.testing import TableMeasurer, example_table
 from forecast_autotune.tuning.loop import TuningTask, tune
 from forecast_autotune.variants import Origin, Provenance, Variant
-from tests.core.store.bundled import PROBLEMS, bundle, filled
+from tests.core.store.bundled import bundle
 from tests.core.store.stored import A100, H200, decided, measured, problem, row_digests
 
 
@@ -374,7 +374,3 @@ def test_a_program_whose_store_is_a_bundle_decides_and_writes_nothing(tmp_path: 
     with store.watch(table.problem, result.chosen), store.tuning_lock(table.problem, 0.1):
         assert sorted(output.rglob("*")) == before
     Bundle.open(output)
-
-
-def test_filled_covers_every_problem(tmp_path: Path) -> None:
-    assert len(row_digests(filled(tmp_path))) == 4 * len(PROBLEMS)

@@ -99,12 +99,3 @@ def test_clear_forgets_notes(tmp_path: Path) -> None:
     note.write_text(text)
     store.clear()
     assert notes(tmp_path) == []
-
-
-def test_memory_and_unwritable_stores_launch_all_the_same(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for root in (None, tmp_path / "file" / "below"):
-        store = Store(root)
-        with store.watch(PROBLEM, CANDIDATE):
-            pass
-        assert store.recover(PROBLEM) == []

@@ -200,16 +200,6 @@ def test_a_decision_is_one_small_file_and_the_log_is_not_needed_for_it(tmp_path:
         assert list(lost.decisions()) == []
 
 
-def test_a_decision_filed_under_another_problem_is_not_used(tmp_path: Path) -> None:
-    p, other = problem(), problem(2048)
-    store = Store(tmp_path)
-    store.put_decision(p, decided(p))
-    (path,) = tmp_path.glob("v1/*/*/decisions/*.json")
-    path.rename(path.with_name(f"{other.id}.json"))
-    with pytest.warns(StoreWarning, match="it is about problem"):
-        assert store.decision(other) is None
-
-
 # --- relatives ---
 
 

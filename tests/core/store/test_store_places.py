@@ -215,6 +215,7 @@ def test_without_a_home_everything_stays_in_memory_and_one_warning_says_so(
         (["show", "--calibration"], 0, "no stated risk was checked"),
         (["store", "merge", "here"], 2, "no home directory"),
         (["clear", "--yes"], 2, "or name a folder by --store"),
+        (["doctor", "--json"], 0, '"detail": "no home directory'),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

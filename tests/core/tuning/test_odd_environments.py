@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -38,16 +37,6 @@ def test_doctor_examines_the_rest(root: Path, capsys: Capture, monkeypatch: pyte
     shown = capsys.readouterr().out
     assert "spell it out" in shown
     assert "surrogate" in shown
-
-
-def test_doctor_works_without_a_home(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOME", "XDG_CACHE_HOME", "FORECAST_AUTOTUNE_CACHE_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
-    assert main(["doctor", "--json"]) == 0
-    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert checks["store"]["status"] == "warn"
-    assert checks["store"]["detail"].startswith("no home directory")
 
 
 def test_a_narrow_terminal_still_names_problems_and_checks(

@@ -120,24 +120,6 @@ def test_an_interrupted_decision_loses_nothing(tmp_path: Path, after: int) -> No
     assert (decision.known, decision.measured) == (after, 15 - after)
 
 
-def test_a_crashed_launch_is_recorded_and_skipped() -> None:
-    store = Store(None)
-    victim = TABLE.measurements[3].candidate
-    crash = Measurement(TABLE.problem.id, victim, Outcome.RUNTIME_ERROR, protocol="watch")
-
-    class Recovering(Store):
-        def recover(self, problem: Any) -> list[Measurement]:
-            store.add(problem, crash)
-            return [crash]
-
-    recovering = Recovering(None)
-    recovering._directories = store._directories
-    bench = Bench(TABLE)
-    decision = decide(recovering, bench, policy=Exhaustive())
-    assert victim not in bench.asked
-    assert (decision.known, decision.measured) == (1, 14)
-
-
 # --- modes ---
 
 

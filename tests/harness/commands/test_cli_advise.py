@@ -287,17 +287,6 @@ def test_a_file_that_lists_cases(tmp_path: Path) -> None:
         assert sample.grids[sample.candidates[0]] == (-(-int(str(rows)) // int(str(meta["TILE_M"]))),)
 
 
-def test_nothing_of_it_is_loaded_by_the_grammar() -> None:
-    import subprocess
-
-    program = (
-        "import sys; from forecast_autotune.commands import grammar; grammar.build(); "
-        "print([n for n in sys.modules if n.startswith('forecast_harness.variants')])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_a_library_ships_advice_in_its_wheel(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
