@@ -282,9 +282,6 @@ def test_a_text_that_was_read_at_another_shape_is_read_afresh() -> None:
     assert extract_facts(text + "\n// again", asked(2048), (4, 12)) == long
 
 
-# --- loops whose length data decide, and accesses whose place they decide ---
-
-
 # --- what loads and stores ask of the first-level cache ---
 
 

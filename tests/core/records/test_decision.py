@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecast_autotune.errors import RecordError
-from forecast_autotune.records import Candidate, Config, Cost, Decision, Evidence, Kernel, Problem
-from forecast_autotune.store import Store
-from forecast_autotune.testing import example_table
+from forecast_autotune.records import Candidate, Config, Cost, Decision, Evidence
 
 TEXT = st.text(max_size=20)
 COUNT = st.integers(0, 10**6)
@@ -57,17 +54,6 @@ def test_a_decision_survives_json(decision: Decision) -> None:
     assert again == decision
     assert json.dumps(again.to_json()) == text
     assert hash(again.chosen) == hash(decision.chosen)
-
-
-def test_a_decision_survives_the_disk(tmp_path: Path) -> None:
-    table = example_table()
-    decision = Decision(
-        table.problem.id, table.measurements[0].candidate, Evidence.FORECAST, "ünsicher", 0.1, 0.02, 3, 1
-    )
-    Store(tmp_path).put_decision(table.problem, decision)
-    assert Store(tmp_path).decision(table.problem) == decision
-    with pytest.raises(RecordError, match="its own problem"):
-        Store(tmp_path).put_decision(Problem("x", Kernel("k"), (), table.problem.device), decision)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,6 @@ def rendered(shown: RenderableType, width: int = 140) -> str:
     return stream.getvalue()
 
 
-# --- figures ---
-
-
 # --- the terminal ---
 
 

@@ -51,9 +51,6 @@ GROUP = CalibrationGroup(
 )
 
 
-# --- curves ---
-
-
 # --- groups ---
 
 

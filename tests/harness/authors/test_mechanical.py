@@ -85,7 +85,6 @@ def test_triton_solutions_keep_their_launch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_triton_solution_passes_after_a_rewrite(judging: SandboxLane) -> None:
     problem = checked_only(load_pack("softmax"))
     target = SearchTarget(

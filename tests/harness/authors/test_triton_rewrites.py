@@ -237,9 +237,6 @@ def test_a_loop_is_shared_only_where_it_is_nothing_but_a_sum_from_zero(old: str,
     assert made("matmul", "split-reduction", source=EVERY["matmul"].replace(old, new, 1)) == []
 
 
-# --- configs ---
-
-
 # --- what they compute ---
 
 

@@ -118,6 +118,12 @@ def test_a_server_without_the_model_or_without_a_server(doctor: Doctor, server: 
         assert "refused" in found[MODEL_ROW]["detail"]
 
 
+def test_a_server_elsewhere_is_not_contacted(doctor: Doctor) -> None:
+    doctor.configure("http://models.invalid/v1?model=m")
+    found = doctor.examine()
+    assert (found[MODEL_ROW]["status"], "--network" in found[MODEL_ROW]["detail"]) == ("ok", True)
+
+
 def test_recorded_answers_are_read(doctor: Doctor, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     doctor.configure(f"recorded:{path}")

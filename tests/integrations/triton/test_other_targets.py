@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,27 +71,6 @@ def test_devices_never_share_a_decision_a_measurement_or_a_binary(tmp_path: Path
     tables = list(Store(tmp_path / "store").tables())
     assert len({t.problem.id for t in tables}) == len({t.problem.device.slug for t in tables}) == 2
     assert len(set(seen.values())) == 2
-
-
-def test_candidates_that_differ_in_the_compilers_options_are_traced_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from forecast_integrations.triton import trace
-
-    asked: list[int] = []
-    plain: Callable[..., Any] = trace.trace_many
-
-    def counted(fn: Any, args: Any, kwargs: Any, assignments: Any, **rest: Any) -> Any:
-        listed = list(assignments)
-        asked.append(len(listed))
-        return plain(fn, args, kwargs, listed, **rest)
-
-    monkeypatch.setattr(trace, "trace_many", counted)
-    monkeypatch.setenv("FORECAST_AUTOTUNE_COMPILER", "threads")  # traced in this process
-    tuner = autotune(configs=options("mi300x"), key=["n"], store=False)(fresh(double))
-    with null_device(by_launch_options, device=datasheet_device("mi300x")):
-        launch(tuner)
-    assert sum(asked) == 1
 
 
 def test_an_interval_on_a_device_that_nobody_measured_is_wider(tmp_path: Path) -> None:
