@@ -297,6 +297,14 @@ def test_what_is_met_again_is_told_before_the_window(tmp_path: Path) -> None:
     assert [q for q in cell.log if q != "report"] == ["share", "prepare", "window", "arm", "window", "window"]
 
 
+def test_an_earlier_launch_is_gone(tmp_path: Path) -> None:
+    result = launcher(StoppedCell())
+    first = result.timed(some_case(tmp_path))
+    result.timed(some_case(tmp_path))
+    with pytest.raises(ValueError, match="launch 1 cannot be read after launch 2"):
+        result.read(first)
+
+
 def test_more_memory_is_shared_when_a_block_needs_it(tmp_path: Path) -> None:
     cell = StoppedCell()
     result = launcher(cell)

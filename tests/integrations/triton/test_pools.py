@@ -132,6 +132,15 @@ def test_threads_try_again_when_python_trips_over_itself() -> None:
     assert sorted(map(block, tripped)) == list(range(8))
 
 
+def test_closing_kills_the_children() -> None:
+    made = ForkPool(compile_one, 2, 50.0)
+    made.schedule([SLOW])
+    (child,) = made._children.running()
+    made.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
 def test_facts_come_from_children_with_their_texts(traced: Traced) -> None:
     """What children read is what this process reads; a further shape is read again, not traced."""
     call, candidates = traced
