@@ -54,7 +54,6 @@ ALLOWED_SKIPS = (
     r"this machine allows no more than \w+",
     r"\w+ does not contain this, as its table says",
     r"level \w+ does not contain writes",
-    r"mounting a small file system is not permitted here",
     # A package beside ours whose pins (numpy 1.26, among others) no environment of the CI can meet, and one that no
     # index has.
     r"needs the package flag_gems",

@@ -89,26 +89,6 @@ def cheated(work: JobContext) -> dict[str, Any]:
     return {"fault": fault, "detail": detail, "then": rounds(work)}
 
 
-def deaf_in_cell(payload: dict[str, Any], arrays: dict[str, TensorBytes], state: dict[str, Any]) -> None:
-    """Answer, and be gone while the next question comes."""
-    if os.fork() == 0:
-        os.kill(os.getppid(), signal.SIGSTOP)
-        time.sleep(0.5)
-        os.kill(os.getppid(), signal.SIGKILL)
-        os._exit(0)
-
-
-def dies_while_asked(work: JobContext) -> str:
-    with work.cell() as cell:
-        try:  # the first question, too: on a busy machine the cell may be stopped before it has answered
-            cell.ask(f"{_ME}:deaf_in_cell")
-            for _ in range(3):
-                cell.ask(f"{_ME}:echo_in_cell", {}, {"a": _random(4 * _LARGE)})
-        except CandidateFault as error:
-            return str(error.fault)
-    return ""
-
-
 def fits(work: JobContext) -> list[str]:
     """How questions of these sizes end in a cell of limited memory."""
     found = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -15,25 +14,14 @@ from forecast_autotune.commands import main
 from forecast_autotune.records.table import write_tables
 from forecast_autotune.testing import example_table
 from tests.core.captured_output import Capture
-from tests.core.special_files import SPECIAL_FILES, make_sparse
+from tests.core.special_files import SPECIAL_FILES
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("root")
 
-KINDS = (
-    "binary",
-    "folder",
-    "pipe",
-    "endless",
-    "huge",
-    "loop",
-    "absent",
-    "bomb",
-    "deep",
-    "socket",
-    "unreadable",
-)
+KINDS = ("binary", "folder", "pipe", "absent", "bomb")
+"""One of each way in which a file is refused; test_file_access has the others."""
 PYTHON = [
     ["verify", "softmax", "FILE", "--device", "cpu"],
     ["verify", "FILE", "--device", "cpu"],
@@ -54,36 +42,27 @@ LINES = [
     ["search", "--show", "FILE"],
 ]
 KERNEL = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef fn(x):\n    tl.store(x, 1.0)\n"
-TAKEN = {"import folder", "advise folder", "variants folder", "llm absent", "llm loop"}
+TAKEN = {"import folder", "advise folder", "variants folder", "llm absent"}
 """Where that kind is something else that the command takes: a cache, a store, a folder of sources, a new file."""
 
 
 def make(kind: str, path: Path) -> None:
     if kind == "binary":
         path.write_bytes(bytes(range(256)) * 400)
-    elif kind == "huge":
-        make_sparse(path, 150 * 2**20)
     elif kind == "bomb":
         path.write_bytes(gzip.compress(b"a" * (32 * 2**20), 9))
-    elif kind == "deep":
-        path.write_text("[" * 200_000)
-    elif kind == "unreadable":
-        path.write_text("{}\n")
-        path.chmod(0)
     elif kind in SPECIAL_FILES:
         SPECIAL_FILES[kind](path)
 
 
-@pytest.mark.sampled(66)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("words", [*PYTHON, *LINES], ids=lambda words: "-".join(words)[:40])
 def test_what_is_no_such_file_is_told_at_once(
     words: list[str], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    if kind in ("deep", "bomb") and words in PYTHON:
+    if kind == "bomb" and words in PYTHON:
         return  # for the sandbox, which has tests of its own
-    if kind == "unreadable" and os.geteuid() == 0:
-        pytest.skip("root may write everywhere, and read")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(file_access, "PIPE_WAIT_S", 0.05)
     Path("kernel_of_mine.py").write_text(KERNEL)

@@ -288,21 +288,6 @@ def test_a_folder_beside_the_program_and_packages_are_found(
     assert "kernels_of_mine" not in sys.modules
 
 
-def test_a_kernel_of_the_hub_brings_its_bundle_when_it_is_loaded(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also after the store was first asked, whatever the package `kernels` is."""
-    loaded: list[SimpleNamespace] = []
-    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_loaded_kernels=lambda: loaded))
-    assert Store.default().decision(problem()) is None
-    variant = tmp_path / "build" / "torch-cuda"
-    bundle(tmp_path).rename(tmp_path / "made")
-    shutil.copytree(tmp_path / "made", variant / layers.BESIDE / "h200")
-    loaded.append(SimpleNamespace(module=SimpleNamespace(__file__=str(variant / "__init__.py"))))
-    assert layers.bundle_folders() == [variant / layers.BESIDE / "h200"]
-    assert Store.default().decision(problem()) is not None
-
-
 @pytest.mark.parametrize(
     "other",
     [

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,70 +224,3 @@ def test_a_quota_cuts_no_line_and_loses_nothing_of_this_process(tmp_path: Path) 
     store = Store(tmp_path)
     assert store.measurements(problem()) == [measurement(problem(), n) for n in range(41)]
     assert store.issued_warnings == []
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Callable[[str, str], subprocess.CompletedProcess[str]]:
-    """Runs Python with a 64 KiB tmpfs as its argument, inside a mount namespace of its own."""
-
-    def run(body: str, options: str) -> subprocess.CompletedProcess[str]:
-        folder = tmp_path / "mount"
-        folder.mkdir(exist_ok=True)
-        shell = f'mount -t tmpfs -o {options} none "$0" && exec "$@"'
-        return subprocess.run(
-            ["unshare", "--mount", "sh", "-c", shell, folder, *python(body, folder)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    try:
-        probe = run("print('mounted')", "size=64k")
-    except FileNotFoundError:
-        pytest.skip("no unshare(1) on this system")
-    if probe.stdout != "mounted\n":
-        pytest.skip(f"mounting a small file system is not permitted here: {probe.stderr.strip()[:200]}")
-    return run
-
-
-def test_a_read_only_cache_is_used_and_not_written(
-    mounted: Callable[[str, str], subprocess.CompletedProcess[str]],
-) -> None:
-    body = """
-    import subprocess
-    root, p, other = Path(sys.argv[1]) / "cache", problem(), problem("other")
-    store = Store(root)
-    store.add(p, measurement(p, 0))
-    store.put_decision(p, decision(p))
-    (log,) = root.glob("v1/*/*/log-*.jsonl")
-    with open(log, "ab") as stream:
-        stream.write(b'{"type":"measurement","torn')
-    before = log.read_bytes()
-    subprocess.run(["mount", "-o", "remount,ro", sys.argv[1]], check=True)
-    store = Store(root)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert store.decision(p) == decision(p)
-        assert store.measurements(p) == [measurement(p, 0)]
-        for q in (p, other):
-            with store.tuning_lock(q, 0.1) as held:
-                assert not held
-            store.add(q, measurement(q, 1))
-            store.add(q, measurement(q, 2))
-        store.put_decision(other, decision(other))
-        store.sync()
-        assert store.measurements(p) == [measurement(p, n) for n in range(3)]
-        assert store.decision(other) == decision(other)
-    assert log.read_bytes() == before
-    try:
-        store.clear()
-    except Exception as error:
-        print(json.dumps([[str(w.message) for w in caught], type(error).__name__]))
-    """
-    done = mounted(body, "size=256k")
-    assert done.returncode == 0, done.stderr
-    notes, cleared = json.loads(done.stdout)
-    assert len(notes) == 2
-    assert "torn" in notes[0]
-    assert os.strerror(errno.EROFS) in notes[1]
-    assert cleared == "StoreError"

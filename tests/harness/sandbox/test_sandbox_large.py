@@ -144,10 +144,6 @@ def test_claims_that_cannot_be_are_forged(opened: SandboxLane, arrays: list[Any]
     assert (result.value["fault"], result.value["then"]) == ("forged", [True] * 4), result
 
 
-def test_a_cell_killed_while_it_is_asked(opened: SandboxLane) -> None:
-    assert asked(opened, "dies_while_asked").value == "killed"
-
-
 def test_a_question_takes_its_own_size_of_a_cells_memory(opened: SandboxLane) -> None:
     """Not more, as memory that is enlarged while it fills does; and no less."""
     fitting, beyond = asked(opened, "fits", sizes=[225 * MIB, 300 * MIB]).value

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("openai")
 
-from forecast_autotune.commands import main
 from forecast_autotune.llm.backend import LLMError
 from forecast_autotune.llm.bins import BINS
-from forecast_autotune.records.table import write_tables
-from forecast_autotune.store import Store
-from forecast_autotune.testing import example_table
 from forecast_integrations.models.http.chat import ChatBackend, chat_generator
 from forecast_integrations.models.http.client import RequestRejected
 from forecast_integrations.models.http.completions import completions_generator
 from tests.integrations.models import faulty_server
-from tests.integrations.models.faulty_server import KINDS, PREFIX, Fault, FaultyServer, Handler, client_of
+from tests.integrations.models.faulty_server import KINDS, PREFIX, Fault, FaultyServer, client_of
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -116,56 +111,3 @@ def test_another_host_is_never_sent_the_key_or_the_prompt(status: int) -> None:
 
 
 # --- what commands show and keep ---
-
-
-@pytest.fixture
-def listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GET answers as POST does."""
-
-    def get(handler: Handler) -> None:
-        fault = handler.server.choose(handler.path, None)
-        assert fault is not None
-        fault(handler, None)
-        handler.close_connection = True
-
-    monkeypatch.setattr(Handler, "do_GET", get, raising=False)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.usefixtures("listing")
-@pytest.mark.parametrize("place", ["an error's text", "a header that is none", "a text", "a list of models"])
-def test_commands_neither_show_nor_keep_it(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORECAST_AUTOTUNE_CACHE_DIR", str(tmp_path / "store"))
-    monkeypatch.chdir(tmp_path)
-    write_tables(tmp_path / "table.jsonl", [example_table()])
-    Store(tmp_path / "store").import_tables([example_table()])
-    if place == "a text":
-        fault = as_json(said(f'```python\nSUMMARY = "{KEY}"\n```'))
-    elif place == "a list of models":
-        fault = as_json({"data": [{"id": KEY}]})
-    else:
-        fault = PLACES[place](KEY)
-    with FaultyServer(lambda path, asked: fault) as server:
-        statuses = []
-        for kind in ("chat", "completions"):
-            spec = f"{server.url}?model=m&kind={kind}&attempts=1"
-            monkeypatch.setenv("FORECAST_AUTOTUNE_LLM", spec)
-            monkeypatch.setenv("FORECAST_AUTOTUNE_LLM_TRUST", "always")
-            for words in (
-                ["doctor", "--network"],
-                ["advise", "--stored", "--json"],
-                ["replay", "table.jsonl", "--llm", spec],
-                ["train", "calibrate-llm", "table.jsonl", "--llm", spec, "--answers", "answers.jsonl"],
-            ):
-                statuses.append(main(words))
-        assert server.requests
-        assert 1 in statuses
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    assert "internal error" not in captured.err
-    assert KEY not in captured.out + captured.err
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) >= 3
-    assert [path for path in files if KEY.encode() in path.read_bytes()] == []

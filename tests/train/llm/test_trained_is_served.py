@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -308,30 +307,3 @@ def test_answers_and_calibrations_rest_on_the_weights(
     unknown = backend.identity()
     (trained / "adapter_model.safetensors").write_bytes(b"other weights")
     assert backend.identity() != unknown, "without a probe, the weights are read"
-
-
-WEIGHTS = os.environ.get("FORECAST_AUTOTUNE_TEST_WEIGHTS")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not WEIGHTS, reason="FORECAST_AUTOTUNE_TEST_WEIGHTS names no folder with SmolLM2's weights"
-)
-def test_smollm2_learns_in_a_few_steps_and_is_served_so(tmp_path: Path) -> None:
-    """Short questions: real ones have a thousand tokens, which take a core a minute per step."""
-    data = tmp_path / "data"
-    data.mkdir()
-    short = [dataclasses.replace(example(i), prefix="Time of a kernel, A (fast) to O:\n") for i in (0, 3)]
-    write_examples(data / "train.parquet", short)
-    write_examples(data / "validation.parquet", [])
-    steps = ScheduleSettings(most=8, examples=1, rate=2e-3, warmup=0.0, save=100, validate=100, tokens=256)
-    done = train(run_of(str(WEIGHTS), str(data), tmp_path / "out", lora=LoraSettings(rank=8), steps=steps))
-    losses = [row["loss"] for row in done["log"] if "loss" in row]
-    assert np.mean(losses[-2:]) < 0.8 * np.mean(losses[:2])
-    trained = str(tmp_path / "out" / "trained")
-    for dtype, most in (("float32", 1e-4), ("bfloat16", 2e-2)):
-        backend = TransformersBackend(str(WEIGHTS), trained, device="cpu", dtype=dtype)
-        with contextlib.suppress(ProbeMismatch):
-            assert difference(find_probe(trained), backend) <= most
-            continue
-        assert dtype == "bfloat16"
