@@ -188,7 +188,6 @@ def test_a_replay_asks_only_where_the_gate_is_open(run: Run, server: FaultyServe
     [
         (["train", "calibrate-llm"], "--llm"),
         (["train", "calibrate-llm", "--llm", "x", "--answers", "answers.txt"], ".jsonl"),
-        (["train", "calibrate-llm", "--llm", "x", "--seeds", "0"], "--seeds"),
         (["eval", "--subject", "llm"], "--subject"),
     ],
 )

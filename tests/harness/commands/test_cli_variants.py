@@ -264,7 +264,6 @@ def test_calls_of_a_case_in_the_file(tmp_path: Path, capsys: Capture) -> None:
         (["KERNEL", "extra"], "one word too many"),
         (["show"], "show needs NAME"),
         (["KERNEL:double", "--from", "gone.py"], "no such file or folder"),
-        (["KERNEL:double", "--n", "0"], "--n: must be an integer from 1"),
         (["KERNEL:double", "--llm", "nonsense:"], "error:"),
     ],
 )

@@ -109,7 +109,6 @@ def test_a_program_with_nothing_to_improve_is_one_line(tmp_path: Path, source: s
     [
         ((), "improve needs a program"),
         (("nowhere.py",), "can't open file 'nowhere.py'"),
-        (("--seconds", "-1", "x.py"), "must be a number above 0"),
         (("--from-run", "nowhere"), "no folder of `improve`"),
         (("--patch", "nowhere/x.diff", os.__file__), "there is no directory nowhere"),
         (("--proposer", "recorded:nowhere", os.__file__), "recorded nowhere: there is no such folder"),

@@ -192,7 +192,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("words", "rule"),
     [
         (["--methods", "magic"], "unknown method magic"),
-        (["--seeds", "0"], "--seeds: must be an integer from 1"),
         (["--limit", "1"], "--leave-out kernel: .* needs two or more"),
         (["--leave-out", "device"], "--leave-out device: .* needs two or more"),
         (["--methods", "random", "--subject", "analytic"], "--subject analytic: it must be one of"),
