@@ -250,21 +250,6 @@ def test_a_model_that_hangs_is_given_up_and_not_asked_again(held: threading.Even
     assert len(answer.questions) == 1
 
 
-def test_questions_do_not_pile_up_behind_a_model_that_loads(held: threading.Event) -> None:
-    answer = Said(favours(64), cold=True, hold=held)
-    result = ensemble(answer, patient=False, gate=lambda s: GateDecision(True, 0.5, "slow"))
-    for _ in range(5):
-        equal(result.forecast(query_of(TABLE)), plain(query_of(TABLE)))
-    held.set()
-    again = result.forecast(query_of(TABLE))
-    for _ in range(100):
-        if "still busy" not in again.reason:
-            break
-        time.sleep(0.05)
-        again = result.forecast(query_of(TABLE))
-    assert len(answer.questions) <= 2
-
-
 def test_threads_of_one_decision_ask_once(held: threading.Event) -> None:
     answer = Said(favours(64), hold=held)
     result = ensemble(answer)

@@ -173,16 +173,6 @@ def test_an_evaluation_has_the_model_beside_the_others(run: Run, server: FaultyS
     assert result["methods"]["learned+llm"]["figures"]["static.top1"]["value"] >= 0.0
 
 
-def test_a_replay_asks_only_where_the_gate_is_open(run: Run, server: FaultyServer, tables: str) -> None:
-    plain = run("replay", tables)[1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        beside = run("replay", tables, "--llm", spec(server))[1]
-    assert server.requests == [], "a model without a calibration is not asked"
-    for one, two in zip(plain["problems"], beside["problems"], strict=True):
-        assert (one["chosen"], one["measured"]) == (two["chosen"], two["measured"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

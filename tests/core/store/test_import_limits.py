@@ -108,11 +108,6 @@ def test_a_file_that_is_cut_off_keeps_its_begin(tmp_path: Path, capsys: Capture)
     assert len(stored(tmp_path / "s")) == len(TABLE.measurements)
 
 
-def test_a_named_pipe_and_a_device_do_not_hang(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["import", "/dev/zero", "--store", str(tmp_path / "s")]) != 0
-    assert "is a device" in capsys.readouterr().err
-
-
 # --- rows ---
 
 HUGE = ["9" * 400, "-" + "9" * 5000, "1e999", "-1e999", "NaN", "Infinity"]

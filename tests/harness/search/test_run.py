@@ -155,8 +155,6 @@ def test_another_context_is_refused(tmp_path: Path, chosen: SearchSettings) -> N
         run_search(tmp_path, chosen)
     with pytest.raises(RecordError, match='surrogate: "table-1" in the log, "none" now'):
         run_search(tmp_path, settings(4), forecasts=False)
-    with pytest.raises(RecordError, match='harness: "harness-1" in the log, "harness-2" now'):
-        run_search(tmp_path, settings(4), harness="harness-2")
 
     class Other(LandscapeAuthor):
         styles = ("near",)

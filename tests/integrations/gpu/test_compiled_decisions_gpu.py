@@ -15,9 +15,7 @@ tl = pytest.importorskip("triton.language")
 from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.choices import InductorChoices
 from torch._inductor.utils import fresh_cache
-from torch._inductor.virtualized import V
 
 from forecast_autotune import autotune, enable_torch_compile
 from forecast_autotune.records import Decision
@@ -83,30 +81,6 @@ def test_a_product_with_and_without_what_follows_is_right_in_both_processes(
         for _ in range(2):
             assert compiled(lambda a, b, f=follows: f(a @ b), (a, b), tmp_path, **option) == []
     assert [decision.measured for decision in decided][1::2] == [0, 0, 0]
-
-
-class Overriding(InductorChoices):
-    """Takes the slowest choice."""
-
-    def uuid(self) -> str:
-        return "slowest"
-
-    def override_best_choice(self, best_choice: Any, timings: dict[Any, float]) -> Any:
-        return max(timings, key=timings.__getitem__)
-
-
-@pytest.mark.skipif(
-    not hasattr(InductorChoices, "override_best_choice"), reason="this release has no such hook"
-)
-def test_a_hook_that_takes_a_choice_does_so_in_both_processes(
-    tmp_path: Path, decided: list[Decision]
-) -> None:
-    a, b = half(4, 256, 256), half(4, 256, 256)
-    options = {"benchmark_epilogue_fusion": False}
-    for _ in range(2):
-        with V.set_choices_handler(Overriding()):
-            assert compiled(torch.bmm, (a, b), tmp_path, **options) == []
-    assert decided[0].chosen == decided[1].chosen
 
 
 @triton.jit
