@@ -310,14 +310,6 @@ def test_a_text_fence_below_python_is_its_output() -> None:
     assert third.text == "no output\n"
 
 
-def test_the_comment_above_a_fence_says_that_it_is_not_run() -> None:
-    run, unrun = parsed(
-        "```bash\ntrue\n```\n\n<!-- not run: needs a GPU -->\n```bash\nforecast-autotune demo\n```\n"
-    )
-    assert (run.is_run, unrun.is_run) == (True, False)
-    assert check_unrun(unrun) is None
-
-
 @pytest.mark.parametrize(
     ("language", "text"),
     [
