@@ -243,6 +243,21 @@ def test_triton_that_is_there_already_is_patched_at_once() -> None:
     assert done.stdout.endswith("True 0 True\n"), done.stderr
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from forecast_autotune import autotune",
+        "from forecast_autotune import settle; settle()",
+        "import forecast_integrations.triton.engine",
+    ],
+)
+def test_triton_is_served_where_a_module_of_ours_imports_it_first(first: str) -> None:
+    start = f"from forecast_autotune.activate import install; assert install(); {first}"
+    done = python("-c", WATCH.format(start=start), env={**os.environ, "FORECAST_AUTOTUNE": "1"})
+    assert done.stdout.endswith("True 0 True\n"), done.stderr
+
+
 def test_a_bad_variable_is_a_warning_when_activating_and_an_error_for_doctor() -> None:
     environment = {**os.environ, "FORECAST_AUTOTUNE": "perhaps"}
     code = "from forecast_autotune.activate import install; print(install())"
