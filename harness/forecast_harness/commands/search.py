@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forecast_harness.authors.author import Author
     from forecast_harness.records import Node, SearchContext, SearchSettings, SearchTarget
     from forecast_harness.search.state import SearchState
+    from forecast_harness.trials.devices import EarlyProcesses
     from forecast_harness.trials.judge_pool import LocalJudgePool
     from forecast_harness.trials.machine_lanes import MachineCodeLanes
     from forecast_harness.trials.protocol import NodeJudge
@@ -34,6 +35,17 @@ if TYPE_CHECKING:
 
 _SWITCH_INTERVAL_S = 5e-4
 """For which a thread that has an answer of the device waits for those that forecast; Python's own is ten times that."""
+
+
+def early_start(options: argparse.Namespace, device: str) -> EarlyProcesses | None:
+    """Workers and runners that start while the target is read; None where no machine code will be judged."""
+    if options.path == "host-code" or device != "cuda":
+        return None
+    from forecast_harness.clocks.devices import visible_devices
+    from forecast_harness.trials.devices import EarlyProcesses, verification_plan
+
+    numbers = visible_devices()
+    return EarlyProcesses([verification_plan(device, n) for n in numbers[: options.lanes or len(numbers)]])
 
 
 def open_machine_code(
@@ -45,6 +57,7 @@ def open_machine_code(
     device: str,
     lanes: Sequence[int],
     folder: Path,
+    early: EarlyProcesses | None = None,
 ) -> MachineCodeLanes | None:
     """Lanes that judge through machine code on devices by the driver's numbers; None for those of host code.
 
@@ -72,6 +85,7 @@ def open_machine_code(
             seed,
             plans,
             folder=folder,
+            early=early,
             insist=path == "machine-code",
             on_failure=note,
             progress=output.remark if not options.quiet else lambda stage: None,
@@ -211,6 +225,9 @@ def _search(
     with contextlib.ExitStack() as stack:
         if not options.quiet:
             stack.enter_context(output.at_work)
+        early = early_start(options, device)
+        if early is not None:
+            stack.callback(early.close)
         target, seeds = open_target(options.target, device=device)
         ahead = device != "cpu" and options.path != "host-code"
         # Whatever can be wrong with the options is told before the pack is checked, which takes seconds.
@@ -226,7 +243,7 @@ def _search(
             checker = stack.enter_context(ThreadPoolExecutor(1, "pack-check"))
             checking = checker.submit(_require_sound_pack, target, device)
         lanes = stack.enter_context(
-            contextlib.closing(_lanes(options, output, target, seeds[0], device, folder))
+            contextlib.closing(_lanes(options, output, target, seeds[0], device, folder, early))
         )
         if checking is not None:
             checking.result()
@@ -333,6 +350,7 @@ def _lanes(
     seed: Node,
     device: str,
     folder: Path,
+    early: EarlyProcesses | None,
 ) -> LocalJudgePool:
     from forecast_harness.trials.host_judges import open_judge
     from forecast_harness.trials.judge_pool import LocalJudgePool
@@ -351,6 +369,7 @@ def _lanes(
         device=device,
         lanes=numbers[:wanted],
         folder=folder.absolute(),
+        early=early,
     )
     if machine_code is not None:
         return machine_code

@@ -396,9 +396,9 @@ LEAST_RESERVE, MOST_RESERVE = 0.25, 0.5
 most."""
 UNKNOWN_RESERVE_S = 20.0
 """The most that is kept while no verification has ended."""
-CONFIRMATION_VERIFICATIONS, CONFIRMATION_CONTESTS_S = 2, 10.0
+CONFIRMATION_VERIFICATIONS, CONFIRMATION_CONTESTS_S = 2, 5.0
 """Time for confirming one node: twice as long as a full verification of one config, for it launches all of them,
-a fresh lane and its contests."""
+and its contests, which are made ready meanwhile."""
 LEAST_CONFIRMATION_S = 5.0
 """For a confirmation that begins when the time is up already."""
 MAX_CONFIRMATION_ROUNDS = 3

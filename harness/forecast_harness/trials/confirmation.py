@@ -1,4 +1,4 @@
-"""The confirmation of a search's finalists: its contests, and how long it may take.
+"""The confirmation of a search's finalists: its contests, how long it may take, and its fresh lanes.
 
 `judge.SandboxJudge.confirm` goes through the finalists; which contests are held is the kind of target's.
 """
@@ -9,9 +9,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
+from forecast_harness.sandbox.api import SandboxError, SandboxLane
+from forecast_harness.sandbox.lane_pools import Closable, close_lanes
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import RaceRules
 
 CONTESTS = 2
@@ -84,3 +89,101 @@ class ConfirmationLimit:
         finally:
             done.set()
             watching.join()
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class EarlyOpener(Generic[T]):
+    """Opens one at once, in the background, and waits for it when it is called; each later call opens another.
+
+    Its thread lives until `close`: processes may end with the thread that began them.
+    """
+
+    def __init__(self, make: Callable[[], T], give_up: Callable[[], None] = lambda: None) -> None:
+        """`give_up` has what `make` is at fail soon; it may be called several times, also between two of its steps."""
+        self._make, self._give_up = make, give_up
+        self._opening = ThreadPoolExecutor(1, "early-opener")
+        self._first: Future[T] = self._opening.submit(make)
+        self._lock = threading.Lock()
+        self._is_taken = False
+
+    def __call__(self) -> T:
+        """The next one. Raises what opening it raises."""
+        with self._lock:
+            is_first, self._is_taken = not self._is_taken, True
+        return self._first.result() if is_first else self._make()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the first could not be opened, as soon as that is known."""
+        is_known = self._first.done() and not self._first.cancelled()
+        return self._first.exception() if is_known else None
+
+    def close(self) -> None:
+        """End what is being opened, whoever waits for it, and close what nobody has asked for."""
+        if not self._first.cancel():
+            while wait([self._first], 0.0).not_done:
+                self._give_up()
+                wait([self._first], _GIVE_UP_AGAIN_S)
+            with self._lock:
+                is_ours, self._is_taken = not self._is_taken, True
+            if is_ours and self._first.exception() is None:
+                self._first.result().close()
+        self._opening.shutdown()
+
+
+@dataclass
+class ConfirmationLanes:
+    """Lanes that no candidate has run in."""
+
+    verifying: list[SandboxLane]
+    """The first for the first kind of call; others for other kinds, as far as they could be opened."""
+    racing: list[SandboxLane]
+    """One for each contest that is made ready while a finalist is verified; without them one lane does it all."""
+
+    def give_up(self) -> None:
+        """End their jobs."""
+        for lane in (*self.verifying, *self.racing):
+            lane.give_up()
+
+    def close(self) -> None:
+        """End all of them."""
+        close_lanes([*self.verifying, *self.racing])
+
+
+class ConfirmationOpener:
+    """Opens them in the background, once it is told to."""
+
+    def __init__(self, open_lane: Callable[[], SandboxLane]) -> None:
+        self._open_lane = open_lane
+        self._verifying: list[EarlyOpener[SandboxLane]] = []
+        self._racing: list[EarlyOpener[SandboxLane]] = []
+
+    def prepare(self, verifying: int, racing: int) -> None:
+        """Begin to open so many, unless some are being opened already."""
+        if not self._verifying:
+            self._verifying = [EarlyOpener(self._open_lane) for _ in range(verifying)]
+            self._racing = [EarlyOpener(self._open_lane) for _ in range(racing)]
+
+    def take(self) -> ConfirmationLanes:
+        """Those that were prepared, or one alone. Raises `LaneFailure` where not even the first can be opened."""
+        (first, *others), racing = self._verifying or [EarlyOpener(self._open_lane)], self._racing
+        self._verifying, self._racing = [], []
+        try:
+            return ConfirmationLanes([first(), *_opened(others)], _opened(racing))
+        finally:
+            close_lanes([first, *others, *racing])
+
+    def close(self) -> None:
+        """Close those that nobody has asked for."""
+        openers, self._verifying, self._racing = [*self._verifying, *self._racing], [], []
+        close_lanes(openers)
+
+
+def _opened(openers: list[EarlyOpener[SandboxLane]]) -> list[SandboxLane]:
+    results = []
+    for opener in openers:
+        with suppress(LaneFailure, SandboxError):
+            results.append(opener())
+    return results

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
-from forecast_autotune.errors import SettingsError
+from forecast_autotune.errors import ForecastAutotuneError, SettingsError
 from forecast_autotune.records import Device
 from forecast_harness.clocks import devices
+from forecast_harness.clocks.compilation.workers import CompileWorkers
+from forecast_harness.clocks.runner.client import RunnerClient, open_healthy_runner
+from forecast_harness.targets.search_target import cuda_device
+from forecast_harness.trials.confirmation import EarlyOpener
 from forecast_harness.verify.plan import VerificationPlan
 
 LANE_MODULES = (
@@ -58,3 +66,36 @@ def _cpu_model() -> str:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.machine() or "host"
+
+
+class EarlyProcesses:
+    """Compile workers of all devices together, and a runner for each. `close` ends them all."""
+
+    def __init__(self, plans: Sequence[VerificationPlan], workers: int = 0) -> None:
+        """`workers`: 0 for all processors."""
+        self.plans = tuple(plans)
+        self._held = ExitStack()
+        self.workers = CompileWorkers(count=workers).start()
+        self._held.callback(self.workers.close)
+        self._runners = [
+            EarlyOpener(partial(open_healthy_runner, plan.index, plan.uuid)) for plan in self.plans
+        ]
+        for opener in self._runners:
+            self._held.callback(opener.close)
+        threading.Thread(target=_ask_for_device, daemon=True).start()
+
+    def runner(self, number: int) -> RunnerClient:
+        """That of a plan, once it is fit. Raises `NoMachineCodePath`, `RunnerLost`."""
+        runner = self._runners[number]()
+        self._held.callback(runner.close)
+        return runner
+
+    def close(self) -> None:
+        """End all."""
+        self._held.close()
+
+
+def _ask_for_device() -> None:
+    """A target names its device, which a child process tells within half a second."""
+    with suppress(ForecastAutotuneError, OSError):
+        cuda_device()

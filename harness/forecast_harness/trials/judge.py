@@ -41,10 +41,10 @@ from forecast_harness.sandbox.api import (
     SandboxLane,
 )
 from forecast_harness.sandbox.lane_pools import Closable, close_lanes
-from forecast_harness.trials.confirmation import ConfirmationLimit
+from forecast_harness.trials.confirmation import ConfirmationLanes, ConfirmationLimit, ConfirmationOpener
 from forecast_harness.trials.devices import LANE_MODULES, device_slug
 from forecast_harness.trials.protocol import ConfirmationEnded, LaneFailure
-from forecast_harness.trials.race import RaceRules
+from forecast_harness.trials.race import PreparedRace, RaceRules
 from forecast_harness.trials.verdict import (
     COMPILE_ERRORS,
     Contest,
@@ -152,13 +152,15 @@ class SandboxTrial(Trial):
     """One source of host code on its way to a verdict."""
 
     rules: RaceRules
-    lane: SandboxLane
-    """The lane that it is verified and timed in."""
+    lanes: Sequence[SandboxLane]
+    """Lanes that it is verified in; it is timed in the first."""
     verification: SolutionVerdict
     fixed: Sequence[Any] = ()
     """Configs that are timed instead of those that would be chosen."""
     contests: int = 1
     """How many contests there are at most: the last one counts, and one that is not won is the last."""
+    prepared: Sequence[PreparedRace] = ()
+    """Contests that wait already."""
     variant: Variant | None = None
     """The source with its promises, where it is a variant of a kernel."""
     steps: PhaseTimer = field(default_factory=PhaseTimer)
@@ -189,8 +191,9 @@ class SandboxJudge(Judge[SandboxTrial]):
         self._plan, self._folder = plan, folder
         self._rules, self._thorough = rules, thorough
         self.name = plan.uuid or f"{plan.device}-{number}"
-        self._confirming: SandboxLane | None = None
-        """The lane of a confirmation under way."""
+        self._fresh_lanes = ConfirmationOpener(self._open_lane)
+        self._confirming: ConfirmationLanes | None = None
+        """Lanes of a confirmation under way."""
         began = time.perf_counter()
         self._lane = self._open_lane()
         self._opening_s: dict[str, float] = {"open": round(time.perf_counter() - began, 3)}
@@ -210,7 +213,7 @@ class SandboxJudge(Judge[SandboxTrial]):
         return replace(result, wall_seconds=time.perf_counter() - began, device=self._device, facts=facts)
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-        """Each finalist verified and timed beside the seed in a fresh lane; twice, where it is faster.
+        """Each finalist verified and timed beside the seed in fresh lanes; twice, where it is faster.
 
         Those that there is no time for are left out, but for the first. The seed is in the answer, at ratio 0. Raises
         `ConfirmationEnded` where the first takes far longer than there is time.
@@ -218,11 +221,13 @@ class SandboxJudge(Judge[SandboxTrial]):
         limit = ConfirmationLimit(confirm.seconds)
         seed, result = confirm.seed_node, dict[str, NodeResult]()
         of_seed: NodeResult | None = None
-        lane = self._confirming = self._open_lane()
+        if self._plan.device != "cpu":
+            self.prepare_confirmation()  # all of them open at the same time
+        lanes = self._confirming = self._fresh_lanes.take()
         opened = round(limit.spent, 3)
         try:
-            with limit.enforced(lane.give_up):
-                confirmed = self._finalists(confirm, limit, lane)
+            with limit.enforced(lanes.give_up):
+                confirmed = self._finalists(confirm, limit, lanes)
                 for node in (n for n in confirm.nodes if n.id != seed.id):
                     if limit.must_end(len(result)):
                         break
@@ -247,38 +252,41 @@ class SandboxJudge(Judge[SandboxTrial]):
                 raise ConfirmationEnded(text, self.name) from error
         finally:
             self._confirming = None
-            lane.close()
+            lanes.close()
         if of_seed is None:
             return result
         if of_seed.log2_ratio is not None:
             of_seed = replace(of_seed, log2_ratio=0.0, sd=0.0)
         return {seed.id: of_seed, **result}
 
-    def prepare_verification(self) -> None:
-        """Learn what every verification needs, if anything. Raises `LaneFailure`."""
+    def prepare_confirmation(self) -> None:
+        """Open in the background what a confirmation will ask for."""
+        self._fresh_lanes.prepare(*self._confirmation_lanes())
 
     def give_up(self) -> None:
         """End the job in the lane, or the confirmation: who waits for it gets a `LaneFailure`. From any thread."""
         self._lane.give_up()
-        if (lane := self._confirming) is not None:
-            lane.give_up()
+        if (lanes := self._confirming) is not None:
+            lanes.give_up()
 
     def close(self) -> None:
         """End all processes, side by side: those on a device take seconds to leave it."""
         close_lanes(self._to_close())
 
     def _to_close(self) -> list[Closable]:
-        return [self._lane]
+        return [self._lane, self._fresh_lanes]
 
     # --- the stages ---
 
     def _judged(self, job: NodeJob) -> NodeResult:
         rules = self._thorough if job.confirm else self._rules
-        return self._verdict_of(self._stages, self._trial(job, rules, self._lane))
+        return self._verdict_of(self._stages, self._trial(job, rules, [self._lane]))
 
-    def _trial(self, job: NodeJob, rules: RaceRules, lane: SandboxLane, **more: Any) -> SandboxTrial:
+    def _trial(
+        self, job: NodeJob, rules: RaceRules, lanes: Sequence[SandboxLane], **more: Any
+    ) -> SandboxTrial:
         verification = SolutionVerdict(job.target.name, job.node.id)
-        return SandboxTrial(job, rules=rules, lane=lane, verification=verification, **more)
+        return SandboxTrial(job, rules=rules, lanes=lanes, verification=verification, **more)
 
     @abstractmethod
     def _verify_in_full(
@@ -288,15 +296,21 @@ class SandboxJudge(Judge[SandboxTrial]):
 
     @abstractmethod
     def _finalists(
-        self, confirm: ConfirmationJob, limit: ConfirmationLimit, lane: SandboxLane
+        self, confirm: ConfirmationJob, limit: ConfirmationLimit, lanes: ConfirmationLanes
     ) -> Callable[[Node], NodeResult]:
         """The function that confirms one node beside the seed after the other; raises as `_stages`."""
 
-    def _run_race(self, job: SandboxJob, lane: SandboxLane, limits: ResourceLimits) -> dict[str, Any]:
-        """A timing job's value, with `lane_seconds`. Raises `LaneFailure`."""
+    def _confirmation_lanes(self) -> tuple[int, int]:
+        """How many fresh lanes verify in a confirmation, and how many hold contests ready."""
+        return 1, 0
+
+    def _run_race(
+        self, job: SandboxJob, lane: SandboxLane, limits: ResourceLimits, prepared: PreparedRace | None = None
+    ) -> dict[str, Any]:
+        """A timing job's value, with `lane_seconds`; `prepared`: the same race, if it waits. Raises `LaneFailure`."""
         try:
             with exclusive(self._plan.device_lock):
-                result = lane.run(job, limits)
+                result = lane.run(job, limits) if prepared is None else prepared.timed()
         except (SandboxError, DeviceBusy) as error:
             raise LaneFailure(str(error), self.name) from error
         value = self._race_value(result)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,17 @@ from forecast_autotune.variants.signature import INTERPRETER
 from forecast_harness.clocks.devices import ONE_QUEUE
 from forecast_harness.clocks.paired_comparison import INCUMBENT
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
-from forecast_harness.sandbox.api import SandboxError, SandboxJob, SandboxLane
-from forecast_harness.sandbox.lane_pools import Closable
+from forecast_harness.sandbox.api import SandboxError, SandboxJob
+from forecast_harness.sandbox.lane_pools import Closable, close_lanes
 from forecast_harness.targets.kernels.base_kernel import BaseKernel, KernelSurvey
 from forecast_harness.targets.search_target import configs_for, cuda_device, decided_config, subjects_of
 from forecast_harness.trials.configs.source_configs import work_of_a_warp
 from forecast_harness.trials.configs.variant_tracing import Timing, VariantTracer
-from forecast_harness.trials.confirmation import CONTESTS, ConfirmationLimit
+from forecast_harness.trials.confirmation import CONTESTS, ConfirmationLanes, ConfirmationLimit
 from forecast_harness.trials.judge import SandboxJudge, SandboxTrial
 from forecast_harness.trials.kernel_calls import CallKinds
 from forecast_harness.trials.protocol import CannotConfirm, LaneFailure
-from forecast_harness.trials.race import QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
+from forecast_harness.trials.race import QUICK_RULES, THOROUGH_RULES, PreparedRace, RaceRules, log2_ratio
 from forecast_harness.trials.variants.files import BaseBinaries
 from forecast_harness.trials.variants.verify import (
     VARIANT_LIMITS,
@@ -111,19 +112,29 @@ class KernelJudge(SandboxJudge):
         }
 
     def _verify_kinds(self, trial: SandboxTrial, variant: Variant) -> list[VariantVerification]:
-        """Verify the variant for every kind of call. Raises as `_stages`."""
+        """Verify the variant for every kind of call; with several lanes, at the same time. Raises as `_stages`."""
+        lanes, kinds = trial.lanes, self._call_kinds().verified
+
+        def verified(number: int) -> VariantVerification:
+            subject, known = kinds[number]
+            return verify_variant(
+                variant,
+                subject,
+                known,
+                lanes[number % len(lanes)],
+                device=self._checked_device,
+                plan=self._plan,
+                binaries=self._binaries,
+            )
+
         results: list[VariantVerification] = []
         try:
-            for subject, known in self._call_kinds().verified:
-                one = verify_variant(
-                    variant,
-                    subject,
-                    known,
-                    trial.lane,
-                    device=self._checked_device,
-                    plan=self._plan,
-                    binaries=self._binaries,
-                )
+            if len(lanes) > 1:
+                with ThreadPoolExecutor(len(lanes)) as pool:
+                    answers: Iterable[VariantVerification] = list(pool.map(verified, range(len(kinds))))
+            else:
+                answers = map(verified, range(len(kinds)))
+            for one in answers:
                 trial.device_seconds += one.verdict.seconds
                 if not one.verdict.accepted:
                     trial.verification = one.verdict
@@ -139,7 +150,7 @@ class KernelJudge(SandboxJudge):
     ) -> tuple[SolutionVerdict, dict[str, Any]]:
         """One config is no check that a record could carry: its confirmation launches all of them."""
         job = NodeJob("", node, node, {}, self._target, 0, 1)
-        trial = self._trial(job, self._rules, self._lane)
+        trial = self._trial(job, self._rules, [self._lane])
         variant = self._variant(trial)
         if config:
             variant = replace(variant, configs=(Config.from_json(config),))
@@ -162,10 +173,11 @@ class KernelJudge(SandboxJudge):
         """As many contests as are asked for, each in a process of its own, while they are won."""
         job, raced = trial.job, []
         trial.measurements = len(configs)
-        for _ in range(trial.contests):
+        for number in range(trial.contests):
+            prepared = trial.prepared[number] if number < len(trial.prepared) else None
             with trial.steps.phase("races"):
                 race = self._race_job(job, configs, trial.rules)
-                value = self._run_race(race, trial.lane, VARIANT_LIMITS)
+                value = self._run_race(race, trial.lanes[0], VARIANT_LIMITS, prepared)
             self._learn(job, configs, value)
             raced.append(value.get("steps", {}))
             trial.device_seconds += value["lane_seconds"]
@@ -183,17 +195,28 @@ class KernelJudge(SandboxJudge):
         return Contest.of_race(value, [c.to_json() for c in configs])
 
     def _finalists(
-        self, confirm: ConfirmationJob, limit: ConfirmationLimit, lane: SandboxLane
+        self, confirm: ConfirmationJob, limit: ConfirmationLimit, lanes: ConfirmationLanes
     ) -> Callable[[Node], NodeResult]:
+        """Contests are made ready in lanes of their own while a node is verified; what they show counts afterwards."""
         rules, seed, configs = limit.rules(self._thorough), confirm.seed_node, confirm.configs
 
         def confirmed(node: Node) -> NodeResult:
             chosen = configs.get(node.id, {})
             fixed = [Config.from_json(chosen)] if chosen else []
             job = NodeJob("", node, seed, configs.get(seed.id, {}), self._target, 0, 1, confirm=True)
-            return self._stages(self._trial(job, rules, lane, fixed=fixed, contests=CONTESTS))
+            prepared: list[PreparedRace] = []
+            try:
+                for lane in lanes.racing if fixed and node.id != seed.id else ():
+                    prepared.append(PreparedRace(lane, self._race_job(job, fixed, rules), VARIANT_LIMITS))
+                more: dict[str, Any] = {"fixed": fixed, "prepared": prepared, "contests": CONTESTS}
+                return self._stages(self._trial(job, rules, lanes.verifying, **more))
+            finally:
+                close_lanes(prepared)
 
         return confirmed
+
+    def _confirmation_lanes(self) -> tuple[int, int]:
+        return 1 if self._kinds is None else len(self._kinds.verified), CONTESTS
 
     def _call_kinds(self) -> CallKinds:
         """The calls by what the base kernel accepts; surveyed once. Raises `LaneFailure`."""

@@ -14,7 +14,7 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.records import Outcome
 from forecast_harness.clocks.paired_comparison import DEFAULT_RULES, StoppingRules
 from forecast_harness.records import ConfirmationJob, Node, NodeJob, NodeResult, SearchTarget
-from forecast_harness.sandbox.api import SandboxError, SandboxJob, SandboxLane
+from forecast_harness.sandbox.api import SandboxError, SandboxJob
 from forecast_harness.targets.packs.schema import Language, Pack, Solution
 from forecast_harness.targets.search_target import pack_of, solution_of
 from forecast_harness.trials.bench import BENCH_LIMITS, BenchResult, SolutionBench, SolutionContest
@@ -24,7 +24,7 @@ from forecast_harness.trials.configs.source_configs import (
     configs_to_time,
     own_configs,
 )
-from forecast_harness.trials.confirmation import ConfirmationLimit
+from forecast_harness.trials.confirmation import ConfirmationLanes, ConfirmationLimit
 from forecast_harness.trials.judge import SandboxJudge, SandboxTrial
 from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import HOST_RULES, QUICK_RULES, THOROUGH_RULES, RaceRules, log2_ratio
@@ -142,7 +142,7 @@ class PackJudge(SandboxJudge):
             if timed and (len(configs) == 1 or timed + len(running) > trial.job.trials):
                 break
             race = self._race_job(trial.job, running, trial.rules)
-            value = self._run_race(race, trial.lane, self._limits)
+            value = self._run_race(race, trial.lanes[0], self._limits)
             trial.measurements += len(running)
             trial.device_seconds += value["lane_seconds"]
             caught = [reasons_from_json(r) for r in value["caught"].values()]
@@ -160,14 +160,14 @@ class PackJudge(SandboxJudge):
     def _verify_in_full(
         self, node: Node, config: Mapping[str, Any]
     ) -> tuple[SolutionVerdict, dict[str, Any]]:
-        trial = self._trial(NodeJob("", node, node, {}, self._target, 0, 1), self._rules, self._lane)
+        trial = self._trial(NodeJob("", node, node, {}, self._target, 0, 1), self._rules, [self._lane])
         trial.verification = self._verified(trial, config, self._plan)
         if not trial.verification.accepted:
             raise self._refusal(trial, trial.verification.reasons)
         return trial.verification, {}
 
     def _finalists(
-        self, confirm: ConfirmationJob, limit: ConfirmationLimit, lane: SandboxLane
+        self, confirm: ConfirmationJob, limit: ConfirmationLimit, lanes: ConfirmationLanes
     ) -> Callable[[Node], NodeResult]:
         """The whole protocol of `SolutionBench` in a lane of its own; a finalist gets its share of limited seconds."""
         rules, seed = DEFAULT_RULES, confirm.seed_node
@@ -176,7 +176,7 @@ class PackJudge(SandboxJudge):
             share = confirm.seconds / (4 * max(1, len(confirm.nodes) - 1))
             rules = replace(rules, seconds=min(rules.seconds, share))
         first = None if self.contests is None else self.contests(self._pack, self._plan, rules)
-        bench = SolutionBench(self._pack, lane, self._plan, rules, first_contest=first)
+        bench = SolutionBench(self._pack, lanes.verifying[0], self._plan, rules, first_contest=first)
         incumbent = bench.enter(self._solution(seed, confirm.configs.get(seed.id, {})))
         if not incumbent.verdict.accepted:
             raise LaneFailure(f"the seed was refused: {reasons_text(incumbent.verdict.reasons)}", self.name)
@@ -188,7 +188,7 @@ class PackJudge(SandboxJudge):
             entry = bench.incumbent if node.id == seed.id else bench.enter(self._solution(node, config))
             assert entry is not None
             job = NodeJob("", node, seed, {}, self._target, 0, 1, confirm=True)
-            trial = self._trial(job, self._thorough, lane, fixed=[config])
+            trial = self._trial(job, self._thorough, lanes.verifying, fixed=[config])
             trial.verification, trial.device_seconds = entry.verdict, time.perf_counter() - began
             result = self._bench_verdict(trial, entry)
             if node.id == seed.id and faster:
@@ -233,7 +233,7 @@ class PackJudge(SandboxJudge):
             pack = self._pack.with_(workloads=(replace(work, host=False, large=False),))
             with suppress(LaneFailure):  # a machine that is too busy to tell says nothing
                 value = self._run_race(
-                    self._race_job(job, [config], _OTHER_RULES, pack), trial.lane, self._limits
+                    self._race_job(job, [config], _OTHER_RULES, pack), trial.lanes[0], self._limits
                 )
                 if caught := [r for listed in value["caught"].values() for r in reasons_from_json(listed)]:
                     raise self._refusal(trial, caught)

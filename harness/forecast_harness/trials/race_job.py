@@ -38,7 +38,7 @@ from forecast_harness.sandbox.api import CandidateFault, Cell, CellAnswer, JobCo
 from forecast_harness.targets.kernels.base_kernel import BaseKernel
 from forecast_harness.targets.packs.schema import Language, Pack
 from forecast_harness.trials.kernel_calls import TimedCall, error_limits
-from forecast_harness.trials.race import RaceRules, drift_corrected_seconds, standard_error
+from forecast_harness.trials.race import RaceRules, drift_corrected_seconds, standard_error, wait_to_be_let_go
 from forecast_harness.trials.variants.base_runner import is_config_error
 from forecast_harness.verify.answers import (
     malformed_answers_as_forgery,
@@ -205,8 +205,8 @@ class Race(ABC):
         """Whether what was caught says of the others, too, that they are not to be used."""
         return any(r.judgement is Judgement.SUSPICIOUS for reasons in self.caught.values() for r in reasons)
 
-    def run(self, count: int) -> dict[str, Any]:
-        """All of it.
+    def run(self, count: int, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """All of it. Where the payload has `hold`, all is made ready before it waits for that (see `PreparedRace`).
 
         The value has `winner` (a config's number), `differences` (natural log of incumbent's over candidate's time, one
         per block), `ended` (why no more blocks), `ranking` (config number -> median difference when it was last timed),
@@ -225,6 +225,8 @@ class Race(ABC):
                 except ContestantRejected as rejected:
                     self.reject(n, rejected)
         raced = dict(clocks)
+        with self.steps.phase("held"):
+            wait_to_be_let_go(payload)
         with self.steps.phase("rungs"):
             ranking = self.heat.run_rungs(clocks, self.reject, self.retire)
         if not clocks or self.is_spoiled:
@@ -316,7 +318,7 @@ class _KernelRace(Race):
                     raise
                 beside += 1
                 self._first = self._besides[beside]
-        return {**self.run(len(self._each)), "beside": beside}
+        return {**self.run(len(self._each), request), "beside": beside}
 
     def open_clock(self, n: int) -> KernelClock:
         return KernelClock(self._cell, (self._first, self._each[n]), self._writes)
@@ -383,7 +385,7 @@ class _PackRace(Race):
         self._workloads = self._pack.timed_workloads(self._plan.device, *languages)
         if self._plan.device == "cpu":
             self._null = open_null_cell(self._work, self._cells, self._processors)
-        return self.run(len(configs))
+        return self.run(len(configs), self._payload)
 
     def open_clock(self, n: int) -> CellClock:
         assert self._base is not None

@@ -31,6 +31,7 @@ from forecast_harness.records import (
 from forecast_harness.search.forecasters import open_forecaster
 from forecast_harness.search.run import search
 from forecast_harness.search.state import SearchState
+from forecast_harness.trials import devices
 from forecast_harness.trials import machine_lanes as opening
 from forecast_harness.trials.cuda import CudaJudge
 from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
@@ -42,7 +43,7 @@ from tests.harness.cuda_kernels.declared_kernel import (
     declared,
     needs_nvcc,
 )
-from tests.harness.trials.machine_code.judged_sums import NotingHost
+from tests.harness.trials.machine_code.judged_sums import NotingHost, ReadyHost
 from tests.harness.trials.machine_code.translated_builds import StartedBuilder
 
 pytestmark = needs_nvcc
@@ -80,8 +81,8 @@ def lanes(
         patched.setattr(client, "LIBRARY", str(fake_driver))
         patched.setattr(client, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
         patched.setattr(client, "runner_problem", lambda runner: "")
-        patched.setattr(opening, "CompileWorkers", StartedBuilder)
-        patched.setattr(opening, "open_host", lambda *_: ConfirmingHost({}))
+        patched.setattr(devices, "CompileWorkers", StartedBuilder)
+        patched.setattr(opening, "_HostOpening", lambda *_: ReadyHost(ConfirmingHost({})))
         folder = tmp_path_factory.mktemp("lanes") / "new"
         made = open_machine_code_lanes(target, seed, [PLAN], folder=folder, workers=1, insist=True)
         with contextlib.closing(made):

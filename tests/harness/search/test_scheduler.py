@@ -110,7 +110,7 @@ def test_when_the_time_is_up_the_best_is_confirmed_and_nothing_else_is_begun() -
     assert isinstance(due, ConfirmationJob)
     assert whole.best in {n.id for n in due.nodes}
     assert due.seconds == 14.0, "what is left"
-    for took, waited, kept in ((4.0, 0.0, 18.0), (50.0, 45.0, 20.0), (50.0, 0.0, 30.0)):
+    for took, waited, kept in ((4.0, 0.0, 13.0), (50.0, 45.0, 15.0), (50.0, 0.0, 30.0)):
         told = {"spent_verifying": {"waited": waited, "verify": took - waited}} if waited else {}
         whole.verifications[:] = [
             Verified("job", whole.best, FullVerification(Outcome.OK, "", told, wall_seconds=took))

@@ -1,4 +1,4 @@
-"""How long a confirmation may take, and that it is ended."""
+"""How long a confirmation may take, that it is ended, and what is opened for it early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from forecast_harness.trials import confirmation as confirmation_limit
-from forecast_harness.trials.confirmation import ConfirmationLimit
+from forecast_harness.trials.confirmation import ConfirmationLimit, EarlyOpener
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import QUICK_RULES, THOROUGH_RULES
 from forecast_harness.trials.race_job import HalvingRace
 from tests.harness.clocks.simulated_clock import SimulatedPairedClock
@@ -71,3 +72,77 @@ def test_a_contest_ends_as_early_as_its_result_is_clear(gain: float, why: str) -
     result, ended = HalvingRace(rules, random.Random(0)).time_winner(clock)
     assert ended == why
     assert len(result) == rules.first if why == "hopeless" else rules.least <= len(result) < rules.most
+
+
+class Lane:
+    """Notes that it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_first_one_is_opened_before_anybody_asks() -> None:
+    opened, result = threading.Event(), list[Lane]()
+
+    def make() -> Lane:
+        result.append(Lane())
+        opened.set()
+        return result[-1]
+
+    lanes = EarlyOpener(make)
+    assert opened.wait(60)
+    assert [lanes(), lanes()] == result
+    lanes.close()
+    assert not any(one.closed for one in result)
+
+
+def test_what_nobody_asked_for_is_closed() -> None:
+    opened, lane = threading.Event(), Lane()
+
+    def make() -> Lane:
+        opened.set()
+        return lane
+
+    lanes = EarlyOpener(make)
+    assert opened.wait(60)
+    lanes.close()
+    assert lane.closed
+
+
+def test_who_asks_hears_why_it_could_not_be_opened() -> None:
+    def make() -> Lane:
+        raise LaneFailure("no lane works", "lane")
+
+    lanes = EarlyOpener(make)
+    with pytest.raises(LaneFailure, match="no lane works"):
+        lanes()
+    lanes.close()
+    EarlyOpener(make).close()
+
+
+def test_what_is_being_opened_at_the_end_is_given_up_whoever_waits_for_it() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def make() -> Lane:
+        begun.set()
+        assert ended.wait(60)
+        raise LaneFailure("given up", "lane")
+
+    lanes = EarlyOpener(make, ended.set)
+    heard: list[LaneFailure] = []
+
+    def ask() -> None:
+        try:
+            lanes()
+        except LaneFailure as failure:
+            heard.append(failure)
+
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    assert begun.wait(60)
+    lanes.close()
+    waiting.join(60)
+    assert [str(one) for one in heard] == ["given up"]

@@ -135,9 +135,12 @@ def test_a_variant_is_verified_in_one_config(judge: KernelJudge) -> None:
 
 
 @pytest.mark.slow
-def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge) -> None:
+@pytest.mark.parametrize("prepared", [False, True])
+def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge, prepared: bool) -> None:
     config = {"kwargs": {"BLOCK": 512}}
     chosen = Config.from_json({**CONFIGS[0].to_json(), **config}).to_json()
+    if prepared:
+        judge.prepare_confirmation()
     result = judge.confirm(ConfirmationJob((node(TUNABLE),), {node(TUNABLE).id: chosen}, SEED, TARGET))
     assert list(result) == [SEED.id, node(TUNABLE).id]
     assert (result[SEED.id].log2_ratio, set(result[SEED.id].seconds)) == (0, {"0"})
@@ -146,12 +149,13 @@ def test_finalists_are_confirmed_with_their_configs(judge: KernelJudge) -> None:
     assert {j.against for j in result.values()} == {SEED.id}
     answer = result[node(TUNABLE).id].facts["spent"]
     assert {"open", "verify", "races", "verifying", "racing"} <= set(answer), "where the seconds went"
-    assert all({"prepare", "contest"} <= set(steps) for steps in answer["racing"])
+    assert all({"prepare", "held", "contest"} <= set(steps) for steps in answer["racing"])
 
 
 @pytest.mark.slow
-def test_no_contest_is_run_for_a_wrong_finalist(judge: KernelJudge) -> None:
+def test_contests_that_were_made_ready_are_not_run_for_a_wrong_finalist(judge: KernelJudge) -> None:
     wrong = node(SOFTMAX.replace("* scale", "* scale * 1.01"))
+    judge.prepare_confirmation()
     config = CONFIGS[0].to_json()
     result = judge.confirm(ConfirmationJob((wrong,), {wrong.id: config}, SEED, TARGET))
     assert (result[wrong.id].outcome, result[wrong.id].stage) == (Outcome.INCORRECT, "confirm")

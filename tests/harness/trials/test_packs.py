@@ -294,7 +294,7 @@ def test_a_win_that_does_not_hold_at_calls_that_were_not_timed_is_named(tmp_path
     with contextlib.closing(open_judge(target, device="cpu", folder=tmp_path)) as opened:
         assert isinstance(opened, PackJudge)
         asked = NodeJob("job", node("turning", turning), SEED, {}, target, 0, 1)
-        trial = opened._trial(asked, opened._rules, opened._lane)
+        trial = opened._trial(asked, opened._rules, [opened._lane])
         facts = opened._each_call(trial, asked, {}, {})
     assert facts["slower_at"] == ["small"], facts
     result = NodeResult(Outcome.OK, log2_ratio=-1.0, sd=0.1, facts=facts)
@@ -303,6 +303,11 @@ def test_a_win_that_does_not_hold_at_calls_that_were_not_timed_is_named(tmp_path
 
 def test_finalists_that_there_is_no_time_for_are_left_out_but_the_first(judge: NodeJudge) -> None:
     finalists = (node("fast", FAST), node("wrong", "def run(x):\n    return x\n"))
+    assert isinstance(judge, PackJudge)
+    judge.prepare_confirmation()
+    prepared = judge._fresh_lanes._verifying
+    judge.prepare_confirmation()
+    assert judge._fresh_lanes._verifying is prepared, "one is enough"
     result = judge.confirm(ConfirmationJob(finalists, {}, SEED, TARGET, seconds=0.1))
     assert list(result) == [SEED.id, "fast"]
     assert result["fast"].stage == "confirm"

@@ -59,7 +59,7 @@ from forecast_harness.trials.machine_code.targets import (
     check_on_call,
     time_programs,
 )
-from forecast_harness.trials.protocol import CannotConfirm, LaneFailure
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import mean_log2_ratio
 from forecast_harness.trials.verdict import COMPILE_ERRORS, Contest, Refusal, reasons_text
 from forecast_harness.verify.verdict import ContestantRejected, ReasonCode, SolutionVerdict
@@ -203,8 +203,6 @@ class SharedHostJudge:
         """The value of `given_up` when its present job began."""
         self.is_timing = False
         """Whether it may be using the device for a time that counts."""
-        self.refusal = ""
-        """Why no judge can verify a source of this target, once one has been asked to."""
 
     @contextmanager
     def held(self, *, timing: bool) -> Iterator[SandboxJudge]:
@@ -218,13 +216,8 @@ class SharedHostJudge:
             self._work.check()
             if self._judge is None:
                 self._judge = self._make()
-                self._work.check()
-                self._judge.prepare_verification()
             self.is_timing = timing
             yield self._judge
-        except CannotConfirm as error:
-            self.refusal = str(error)
-            raise
         finally:
             self.is_timing = False
             self._mutex.release()
@@ -706,6 +699,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
         began = time.perf_counter()
         with self._host.held(timing=False) as host:
             waited = time.perf_counter() - began
+            host.prepare_confirmation()  # its lanes open meanwhile: it may be asked for before this has ended
             result = host.verify(job)
         if not result.is_right:
             self._lead = math.inf
@@ -741,11 +735,6 @@ class MachineCodeJudge(Judge[NodeTrial]):
         except (Refusal, NoMachineCode, PathFailed, SandboxError, DeviceBusy) as error:
             return str(error)
         return ""
-
-    @property
-    def refusal(self) -> str:
-        """Why no source of this target can be verified, once that is known."""
-        return self._host.refusal
 
     def end(self) -> None:
         """Judge nothing more: nodes under way fail before their next use of the device."""

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -26,7 +25,7 @@ from forecast_harness.sandbox.jobs import SandboxError
 from forecast_harness.trials.judge_pool import LocalJudgePool
 from forecast_harness.trials.machine_code import judge as node_builds
 from forecast_harness.trials.machine_code.targets import block_means
-from forecast_harness.trials.protocol import CannotConfirm, LaneFailure
+from forecast_harness.trials.protocol import LaneFailure
 from forecast_harness.trials.race import log2_ratio, mean_log2_ratio
 from tests.harness.trials.machine_code.judged_sums import SEED, SMALL, TARGET, Judged, job, node, verification
 
@@ -246,13 +245,13 @@ def test_what_cannot_be_built_is_judged_as_host_code(judged: Judged, error: Exce
 
 
 class Hanging:
-    """Has the host's verification, or what it learns before that, wait until it is given up or closed."""
+    """Has the host's verification wait until it is given up or closed."""
 
-    def __init__(self, judged: Judged, at: str = "verify") -> None:
+    def __init__(self, judged: Judged) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
-        setattr(judged.host, at, self.hang)
+        judged.host.verify = self.verify  # type: ignore[method-assign]
 
-    def hang(self, *_: object) -> NoReturn:
+    def verify(self, asked: VerificationJob) -> FullVerification:
         self.begun.set()
         assert self.ended.wait(60)
         raise LaneFailure("ended", "lane")
@@ -289,29 +288,6 @@ def test_verification_has_a_lane_beside_those_of_nodes_and_confirmation_follows_
             verifying.result(60)
         assert not judged.host.closed, "what it has opened for the confirmation would be lost"
         assert lanes.capacity == 1
-
-
-def test_what_a_host_judge_learns_first_is_given_up(judged: Judged) -> None:
-    hanging = Hanging(judged, "prepare_verification")
-    judged.host.give_up = hanging.ended.set  # type: ignore[method-assign]
-    with hanging.waited_for(judged):
-        judged.judge.give_up()
-
-
-def test_that_nothing_can_be_confirmed_is_known_once_a_verification_was_asked_for(judged: Judged) -> None:
-    pytest.importorskip("triton")
-    pytest.importorskip("torch")
-    from forecast_harness.trials.machine_lanes import MachineCodeLanes
-
-    def refuse() -> NoReturn:
-        raise CannotConfirm("the base kernel does not accept drawn arguments")
-
-    judged.host.prepare_verification = refuse  # type: ignore[method-assign]
-    with contextlib.closing(MachineCodeLanes([judged.judge], 1, ExitStack())) as lanes:
-        assert lanes.problem == ""
-        with pytest.raises(LaneFailure, match="drawn"):
-            lanes.verify(verification(job("fast", "honest 24000"))).result(60)
-        assert "does not accept" in lanes.problem
 
 
 def test_a_node_whose_sources_still_compile_is_given_up_without_waiting_for_them(judged: Judged) -> None:

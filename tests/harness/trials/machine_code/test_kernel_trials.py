@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,15 +27,20 @@ from forecast_harness.clocks.runner.client import (
     open_healthy_runner,
 )
 from forecast_harness.records import Node, NodeJob, SearchTarget, TargetKind
+from forecast_harness.trials import devices
 from forecast_harness.trials import machine_lanes as opening
+from forecast_harness.trials.confirmation import EarlyOpener
+from forecast_harness.trials.judge import SandboxJudge
 from forecast_harness.trials.kernel_calls import error_limits
 from forecast_harness.trials.machine_code.judge import MachineCodeJudge
 from forecast_harness.trials.machine_code.kernel_trials import KernelTrials, kernel_call
 from forecast_harness.trials.machine_lanes import MachineCodeLanes, open_machine_code_lanes
+from forecast_harness.trials.protocol import CannotConfirm, LaneFailure
 from forecast_harness.verify.plan import VerificationPlan
-from tests.harness.trials.machine_code.judged_sums import NotingHost
+from tests.harness.trials.machine_code.judged_sums import NotingHost, ReadyHost
 from tests.harness.trials.machine_code.translated_builds import StartedBuilder, TranslatedBuilder
 from tests.harness.variant_kernels import DOUBLE, subject, vector_call
+from tests.waiting import wait_until
 
 PLAN = VerificationPlan(cases=1)
 
@@ -109,8 +116,8 @@ def opened_lanes(
     monkeypatch.setattr(client, "LIBRARY", str(fake_driver))
     monkeypatch.setattr(client, "FLUSH_BYTES", FAKE_FLUSH_BYTES)
     monkeypatch.setattr(client, "runner_problem", lambda runner: "")
-    monkeypatch.setattr(opening, "CompileWorkers", StartedBuilder)
-    monkeypatch.setattr(opening, "open_host", lambda *_: NotingHost({}))
+    monkeypatch.setattr(devices, "CompileWorkers", StartedBuilder)
+    monkeypatch.setattr(opening, "_HostOpening", lambda *_: ReadyHost(NotingHost({})))
     answers: list[str] = []
     folder = tmp_path / "search"  # as a search names it: nothing is there yet
     with contextlib.closing(
@@ -235,3 +242,44 @@ def test_a_clock_may_be_disturbed_for_a_while(
     else:
         with pytest.raises(NoMachineCodePath, match="the device's clock"):
             open_healthy_runner(0)
+
+
+def test_lanes_that_close_do_not_wait_for_a_judge_that_is_still_opening() -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    def surveying() -> SandboxJudge:
+        begun.set()
+        assert given_up.wait(60)
+        raise LaneFailure("given up")
+
+    host = EarlyOpener(surveying, given_up.set)
+    assert begun.wait(60)
+    with ExitStack() as held:
+        held.callback(host.close)
+        MachineCodeLanes([_NoJudge()], 1, held.pop_all(), [host]).close()  # type: ignore[list-item]
+    assert given_up.is_set()
+
+
+def test_what_no_judge_can_confirm_is_known_while_others_time(tmp_path: Path) -> None:
+    def refused() -> SandboxJudge:
+        raise CannotConfirm("the base kernel: kernel does not accept drawn arguments")
+
+    def lost() -> SandboxJudge:
+        raise LaneFailure("the canary")
+
+    for made, said in ([refused], "does not accept"), ([refused, lost], ""), ([lost], ""), ([], ""):
+        hosts = [EarlyOpener(make) for make in made]
+        with contextlib.closing(MachineCodeLanes([_NoJudge()], 1, ExitStack(), hosts)) as lanes:  # type: ignore[list-item]
+            wait_until(lambda hosts=hosts: all(host.failure is not None for host in hosts))  # type: ignore[misc]
+            assert said in lanes.problem
+            assert bool(lanes.problem) == bool(said)
+
+
+class _NoJudge:
+    """Judges nothing."""
+
+    def end(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is open."""

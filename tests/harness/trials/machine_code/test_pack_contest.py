@@ -205,12 +205,9 @@ def test_a_claim_needs_no_audit_only_where_a_trusted_clock_says_as_much(
 
 
 @pytest.mark.slow
-def test_a_packs_search_through_machine_code_confirms_by_a_runner_first(
-    runner: RunnerClient, tmp_path: Path
-) -> None:
+def test_a_packs_search_through_machine_code_confirms_by_a_runner_first(tmp_path: Path) -> None:
     target, _ = open_target("softmax", device="cpu")
-    opened = runner, WrittenDoubles()
-    with contextlib.closing(opening.open_host(target, VerificationPlan(), tmp_path, opened)) as judge:
+    with contextlib.closing(opening._HostOpening(target, VerificationPlan(), tmp_path)()) as judge:
         assert isinstance(judge, PackJudge)
         assert judge.contests is not None
         assert isinstance(judge.contests(load_pack("softmax"), VerificationPlan(), RULES), PackContests)
