@@ -138,11 +138,6 @@ def test_a_folder_that_import_cannot_read_says_why(
         assert message in capsys.readouterr().err
 
 
-def test_a_table_is_read_from_stdin(file: Path) -> None:
-    done = command("import", "-", "--json", input=file.read_text(encoding="utf-8"))
-    assert json.loads(done.stdout)["added"] == 15
-
-
 def test_a_triton_cache_is_imported_for_a_named_device(tmp_path: Path, capsys: Capture) -> None:
     cache = tmp_path / "cache" / "HASH"
     cache.mkdir(parents=True)

@@ -267,8 +267,6 @@ def test_the_block_with_the_kernel_is_the_source(target: SearchTarget, parent: N
     [
         (SOURCE, "is the one that was given"),
         (BETTER.partition("*/\n")[2], "needs one launch comment"),
-        ('#include "/etc/passwd"\n' + BETTER, "is refused"),
-        (BETTER.replace("[512, 1024]", "512"), "must be a list of different integers"),
     ],
 )
 def test_a_model_is_told_which_rule_its_source_breaks(

@@ -136,19 +136,6 @@ def test_a_search_takes_the_faster_of_two_proposals(
 
 
 @pytest.mark.slow
-def test_recorded_sources_are_searched_without_forecasts(
-    lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
-) -> None:
-    folder = tmp_path / "sources"
-    folder.mkdir()
-    (folder / "fast.cu").write_text(f"{SOURCE}#define FAST 1  // 40000 ns\n")
-    (folder / "faster.cu").write_text(f"#include <cuda_fp16.h>\n{SOURCE}// 25000 ns\n")
-    state = searched(lanes, target, seed, tmp_path / "search", f"recorded:{folder}", "none")
-    assert state.nodes[state.best].provenance.note == "faster.cu"
-    assert sum(j.outcome is Outcome.OK for j in state.judged.values()) == 3
-
-
-@pytest.mark.slow
 def test_constants_are_varied_without_any_model(
     lanes: MachineCodeLanes, target: SearchTarget, seed: Node, tmp_path: Path
 ) -> None:
@@ -172,10 +159,7 @@ def test_a_node_is_timed_in_its_own_configs(
     [
         (SOURCE.replace("2 * x[", "5 * x["), Outcome.INCORRECT, "wrong_values"),
         (SOURCE.replace("float* y", "float* z"), Outcome.COMPILE_ERROR, '"y" is undefined'),
-        (SOURCE.replace("int n)", "int n, int more)"), Outcome.COMPILE_ERROR, "those declared [8, 8, 4]"),
         (SOURCE.partition("*/\n")[2], Outcome.COMPILE_ERROR, "needs one launch comment"),
-        (SOURCE.replace("[128, 256]", "[4096]"), Outcome.COMPILE_ERROR, "the block is (4096, 1, 1)"),
-        (f'#include "/etc/passwd"\n{SOURCE}', Outcome.COMPILE_ERROR, "is refused"),
     ],
 )
 def test_a_source_that_breaks_a_rule_is_refused_before_it_is_timed(

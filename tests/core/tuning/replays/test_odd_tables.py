@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 import forecast_autotune.tuning.replays.replay as replaying
-from forecast_autotune.commands import main
 from forecast_autotune.errors import RecordError
 from forecast_autotune.policy import Policy, RiskBounded
 from forecast_autotune.records.table import Table, read_tables, table_lines
@@ -129,8 +128,6 @@ def test_few_candidates(tmp_path: Path, count: int) -> None:
     assert row.candidates == count
 
 
-LONG = 10**4299
-"""The longest integer that Python writes without being told to."""
 WRONG: dict[str, tuple[int, Change, str]] = {
     "arguments": (0, put(arguments=5), "arguments must be a list"),
     "a key that is a text": (0, put(key="M"), "key must be a list"),
@@ -150,15 +147,11 @@ WRONG: dict[str, tuple[int, Change, str]] = {
     "a time beyond floats": (1, put(median_ms=1e301), "finite positive times"),
     "an integer beyond floats": (1, put(median_ms=10**400), "128 bits at most"),
     "a huge parameter": (1, lambda m: m["config"]["kwargs"].update(X=-(10**400)), "128 bits at most"),
-    "an integer that Python refuses": (1, put(x=LONG), "128 bits at most"),
     "a negative time": (1, put(median_ms=-1.0), "finite positive"),
     "NaN": (1, put(median_ms=math.nan), "NaN is not JSON"),
-    "NaN in an unknown field": (1, put(spills=math.nan), "NaN is not JSON"),
-    "infinity": (1, put(compile_s=math.inf), "Infinity is not JSON"),
     "a negative compile time": (1, put(compile_s=-1), "compile_s must be"),
     "repeats": (1, put(repeats="many"), "repeats must be"),
     "a later schema": (1, put(schema=2), "upgrade"),
-    "half a surrogate pair": (0, lambda p: p["kernel"].update(name="a\ud800"), "surrogates not allowed"),
 }
 
 
@@ -169,21 +162,6 @@ def test_what_breaks_a_rule_is_refused_with_file_and_line(tmp_path: Path, name: 
     change(rows[at])
     with pytest.raises(RecordError, match=rf"odd\.jsonl:{at + 1}: .*{said}"):
         load([written(tmp_path, rows)])
-
-
-def test_a_number_that_overflows_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, lines(put(x="?")))
-    path.write_text(path.read_text().replace('"?"', "1e999", 1))
-    with pytest.raises(RecordError, match=r"odd\.jsonl:1: .*finite"):
-        read_tables(path)
-
-
-@pytest.mark.parametrize("opening", ['{"a":', "["])
-def test_nesting_without_end_is_refused(tmp_path: Path, opening: str) -> None:
-    path = tmp_path / "deep.jsonl"
-    path.write_text(opening * 100_000)
-    with pytest.raises(RecordError, match=r"deep\.jsonl:1: .*nested too deeply"):
-        read_tables(path)
 
 
 def test_one_id_for_two_problems_is_refused(tmp_path: Path) -> None:
@@ -240,14 +218,6 @@ def test_standard_input_is_read_as_utf_8_packed_or_not(
     (table,) = read_tables(Path("-"))
     assert table.problem.kernel.source == "µ"
     assert len(table.measurements) == len(rows) - 1
-
-
-def test_a_closed_standard_input_is_an_error_with_a_remedy(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    assert main(["replay", "-"]) == 2
-    assert "standard input is closed" in capsys.readouterr().err
 
 
 def test_damaged_compressed_bytes_are_an_error_with_the_file(tmp_path: Path) -> None:

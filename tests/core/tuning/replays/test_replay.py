@@ -228,14 +228,3 @@ def test_wrong_options_are_usage_errors(
     assert captured.out == ""
     assert captured.err.startswith("forecast-autotune: error: ")
     assert message in captured.err
-
-
-def test_missing_and_malformed_tables_are_bad_input(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["replay", str(tmp_path / "absent.jsonl")]) == 2
-    assert "absent.jsonl" in capsys.readouterr().err
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"type":"problem"\n', encoding="utf-8")
-    assert main(["replay", str(bad)]) == 2
-    assert "bad.jsonl:1: not JSON" in capsys.readouterr().err
