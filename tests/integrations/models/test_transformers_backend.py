@@ -481,12 +481,3 @@ print(json.dumps({"forked": forked, "answered": answered, "asked": len(asked)}))
     assert found["forked"] == found["answered"] > 20
     assert found["asked"] == 2
     assert "fork" not in done.stderr.lower(), "the children's terminal is the user's"
-
-
-def test_importing_the_backend_loads_no_model_library() -> None:
-    program = (
-        "import sys, forecast_integrations.models.transformers.backend as t; t.TransformersBackend('a');"
-        "print(sorted({'torch', 'transformers', 'peft', 'tokenizers'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
