@@ -2,7 +2,7 @@
 
 Output (numbers may differ):
 
-    4 of 60 configs measured, chosen: BLOCK=2048 warps=16 stages=1
+    18 of 60 configs measured, chosen: BLOCK=512 warps=16 stages=1
 """
 
 import torch

@@ -822,7 +822,6 @@ class _TuningRun(Rounds):
         untimed = total - len(results.labels) - refused
         lags = best.ms > fast[0].ms * (1.0 + self.settings.tolerance)
         risk = 1.0 if lags else self._final_risk(plan)
-        workers = measurer.workers if measurer is not None else 1
         return Decision(
             problem=self._problem.id,
             chosen=best.candidate,
@@ -836,7 +835,7 @@ class _TuningRun(Rounds):
             trusted=untimed,
             refused=refused,
             median_ms=best.ms,
-            saved_s=untimed * cost.compile_s / cost.compiled / workers if cost.compiled else 0.0,
+            saved_s=untimed * cost.compile_s / cost.compiled if cost.compiled else 0.0,
             cost=cost,
             settings=self._mark,
             at=utc_now(),
