@@ -3,8 +3,9 @@
     python -m benchmarks.search.improved_programs --sources FOLDER --seconds 250 --out FILE PROGRAM.py ...
 
 Every PROGRAM is improved in an empty store, by mechanical rewrites and by what an author wrote before, blind:
-FOLDER/KERNEL/*.py. (`benchmarks/kernels/programs` has programs; sources that rewrite a library's kernel
-are its derivatives, and stay outside this repository.) `--ran FOLDER` sums up what `improve --out FOLDER/NAME` left.
+FOLDER/KERNEL/*.py. (`benchmarks/kernels/programs` has programs, and below `sources` what an author wrote for our own;
+sources that rewrite a library's kernel are its derivatives, and stay outside this repository.) `--ran FOLDER` sums up
+what `improve --out FOLDER/NAME` left.
 """
 
 from __future__ import annotations
