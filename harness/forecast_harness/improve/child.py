@@ -22,6 +22,8 @@ from forecast_autotune.records.program import (
     RecordingPlan,
 )
 
+OUTPUT_FILE = "output.txt"
+"""All that a recorded program has printed, warnings of ours included."""
 _GRACES_S = {True: (30.0,), False: (2.0, 5.0)}
 """For what a child has under way when it is asked to end, and asked again; by whether its result is wanted."""
 _SHOWN = 300
@@ -54,9 +56,16 @@ class ChildEnd:
 
     status: int
     stdout: str
-    last_line: str
-    """Of its standard error."""
+    stderr: str
     in_time: bool = True
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its standard error, but for our summaries; printable."""
+        lines = [
+            line for line in self.stderr.splitlines() if line.strip() and not line.startswith(_SUMMARIES)
+        ]
+        return printable(lines[-1] if lines else "", _SHOWN)
 
 
 def record(
@@ -82,7 +91,7 @@ def record(
     environment = {"FORECAST_AUTOTUNE_CACHE_DIR": str(store)}
     environment["FORECAST_AUTOTUNE_VARIANTS"] = "store" if variants else "off"
     ended = run_command(words, seconds=seconds, environment=environment)
-    (folder / "output.txt").write_text(ended.stdout, encoding="utf-8", errors="replace")
+    (folder / OUTPUT_FILE).write_text(ended.stdout + ended.stderr, encoding="utf-8", errors="replace")
     try:
         text = (folder / RECORDING_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -123,8 +132,7 @@ def run_command(
         raise
     finally:
         _signal_group(child, signal.SIGKILL)  # whatever it left behind
-    lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith(_SUMMARIES)]
-    return ChildEnd(child.returncode, stdout, printable(lines[-1] if lines else "", _SHOWN), in_time)
+    return ChildEnd(child.returncode, stdout, stderr, in_time)
 
 
 def start_command(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -22,7 +22,7 @@ from forecast_autotune.records.program import (
     TurnBlock,
 )
 from forecast_autotune.store import Store
-from forecast_harness.improve.child import UserProgram, record
+from forecast_harness.improve.child import OUTPUT_FILE, UserProgram, record
 from forecast_harness.improve.steps import steps_of
 
 TURNS, _MOST_TURNS = 3, 6
@@ -259,7 +259,8 @@ def _compare(request: ProofRequest) -> dict[str, str]:
     for name in (*request.replaced, *request.served):
         if not ran.replaced_calls.get(name):
             problems[name] = (
-                "the program makes no call that it was verified for, or its tuner prefers the original"
+                "the program makes no call that it was verified for, or its tuner prefers the original: see "
+                f"{request.folder / 'with' / OUTPUT_FILE}"
             )
         elif (difference := ran.differences.get(name, 0.0)) > 1.0:
             problems[name] = f"a live call's result differs by {difference:.3g} times what rounding explains"
