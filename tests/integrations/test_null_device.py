@@ -99,6 +99,25 @@ def test_a_tuner_says_its_latest_decision(device: Any) -> None:
     assert single.decision is None, "there was nothing to decide"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"budget": 3}, {"surrogate": "auto"}, {"policy": 3}, {"store": 3}, {"bucket": 3}, {"space": [3]}],
+)
+def test_an_option_of_another_type_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(SettingsError, match=f"{name}= takes .*, not .*"):
+        autotune(configs=blocks(32, 128), key=["n"], **options)
+
+
+@pytest.mark.filterwarnings("error:the tuner failed")
+def test_launch_options_that_a_config_leaves_open_are_the_calls(device: Any) -> None:
+    tuner = tuned(listed=blocks(32, 128, num_warps=None, num_stages=None), variants="off")
+    x = torch.empty(4096)
+    kernel = tuner[lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)](x, x, 4096, num_warps=8)
+    assert kernel.metadata.num_warps == 8
+    assert tuner.decision.measured == 2
+
+
 def test_a_warm_store_times_nothing_and_compiles_one(
     device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

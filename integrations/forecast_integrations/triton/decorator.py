@@ -212,6 +212,8 @@ def autotune(
     options.settings()  # a wrong value fails here, where it was written, not at the first launch
     VariantSources.of(variants)
     wide, listed = (configs, []) if isinstance(configs, Space) else (space, configs)
+    if wide is not None and not isinstance(wide, Space):
+        raise SettingsError(f"space= takes a Space, as Space({{'BLOCK': [64, 128]}}), not {wide!r:.80}")
 
     def decorator(fn: KernelFunction) -> ForecastAutotuner:
         return ForecastAutotuner(

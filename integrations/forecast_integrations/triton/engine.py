@@ -18,6 +18,7 @@ from forecast_autotune.errors import (
     CaptureError,
     FrozenMissError,
     NoWorkingConfigError,
+    SettingsError,
     code_of,
     codes_in_traceback,
     is_of_caller,
@@ -123,6 +124,18 @@ class DecoratorOptions:
     variants: VariantsArgument = None
     l2: str | None = None
     prefer: str | None = None
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("budget", isinstance(self.budget, Budget), "a Budget, as Budget(measurements=20)"),
+            ("surrogate", hasattr(self.surrogate, "forecast"), "a Surrogate"),
+            ("policy", hasattr(self.policy, "plan"), "a Policy, as policy.WallTime()"),
+            ("store", isinstance(self.store, Store | Path | str | bool), "a Store, its directory, or False"),
+            ("bucket", isinstance(self.bucket, str) or callable(self.bucket), "exact, pow2, or a function"),
+        )
+        for name, holds, form in rules:
+            if not holds and (given := getattr(self, name)) is not None:
+                raise SettingsError(f"{name}= takes {form}, not {given!r:.80}")
 
     def settings(self) -> Settings:
         """The environment's settings with these on top. Raises `SettingsError` for bad values."""

@@ -139,7 +139,9 @@ def _to_config_shared(config: LaunchConfig, shared: dict[Hashable, Config]) -> C
     """
     given, launched = config.kwargs, config.all_kwargs()
     options = {name: getattr(config, name, None) for name in _LAUNCH_OPTIONS}
-    if launched != {**given, **{name: value for name, value in options.items() if value is not None}}:
+    stated = {name: value for name, value in options.items() if value is not None}
+    # An option that a config leaves open has Triton's default, or what the call gives.
+    if launched != {**given, **stated} or None in (config.num_warps, config.num_stages, config.num_ctas):
         return _to_own_config(launched)
     key = (*given.items(), *map(type, given.values()))  # 1 and True are equal, and different assignments
     try:

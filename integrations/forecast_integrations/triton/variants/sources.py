@@ -65,8 +65,8 @@ class VariantSources:
         if isinstance(given, Store):
             return cls(store=given)
         if isinstance(given, str | Path):
-            if given == "store":
-                return cls(own_store=True)
+            if given in ("store", "off"):  # as the variable has it
+                return cls(own_store=True) if given == "store" else None
             return cls(store=Store.default(Path(given).expanduser()))
         if isinstance(given, Sequence):
             records = tuple(v for v in given if isinstance(v, Variant))
