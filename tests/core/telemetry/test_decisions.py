@@ -47,7 +47,7 @@ def test_a_decision_and_a_hit_add_up_to_the_summary(decided: Any, recorder: Reco
     assert first["measured"] == fresh.measured
     assert first["seconds_saved"] == fresh.saved_s
     left_out = fresh.trusted * fresh.cost.compile_s / fresh.cost.compiled
-    assert fresh.saved_s == pytest.approx(left_out / 2) != 0.0, "two workers"
+    assert fresh.saved_s == pytest.approx(left_out) != 0.0, "one after the other"
     assert first["chosen"] == str(fresh.chosen)
     assert first["why"] == fresh.rounds[-1]
     assert (first["mode"], first["evidence"], second["evidence"]) == ("tune", "measured", "stored")
