@@ -1,7 +1,6 @@
 """Claim: a decorated call whose key is known costs no more host time than with `triton.autotune`.
 
     python -m benchmarks.launches.dispatch_overhead --out benchmarks/results/dispatch.json
-    python -m benchmarks.launches.dispatch_overhead --null --between 300 --out FILE  # no GPU
 
 One process; a kernel with 4 and one with 31 arguments besides the tuned one, called by position and by
 keyword through `triton.autotune`, through `forecast_autotune`, and plainly. Blocks of calls of the three
@@ -9,7 +8,7 @@ alternate, nothing waits for the device inside a block, and the median block cou
 nothing. The ratio is the median over rounds of ours/triton's.
 `variant` is `forecast_autotune` where a variant has won: the kernel's own text, but every call is checked.
 `untuned` is the same for a kernel without a tuner, `sized` for a variant with a grid and memory of its own, which
-it asks its functions for. With `--between`, every call is timed by itself, so many times, after other work of torch.
+it asks its functions for.
 """
 
 # Triton kernels carry no annotations: their arguments have no Python type.
@@ -133,23 +132,6 @@ def contenders(kernel: Any, key: list[str], args: tuple[Any, ...], named: bool) 
     return calls
 
 
-def time_between(calls: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
-    """Microseconds of single calls, each after other work of torch that waits for nothing."""
-    result: dict[str, list[float]] = {name: [] for name in calls}
-    weight, large = torch.randn(200, 200, requires_grad=True), torch.randn(2_000_000)
-    torch.set_num_threads(1)
-    for _ in range(count):
-        for name, call in calls.items():
-            (weight @ weight).sum().backward()
-            large.clone()
-            [str(number) for number in range(500)]
-            devices.synchronize()
-            begin = time.perf_counter_ns()
-            call()
-            result[name].append((time.perf_counter_ns() - begin) / 1000)
-    return result
-
-
 def time_alternately(
     calls: dict[str, Callable[[], object]], blocks: int, count: int
 ) -> dict[str, list[float]]:
@@ -195,8 +177,7 @@ def run(a: Namespace, report: result_files.ResultFile) -> None:
                 name = f"device/{arguments}/{'keyword' if named else 'position'}"
                 calls = contenders(kernel, key, args, named)
                 # At most 1000: a full launch queue would make the host wait for the device.
-                blocks = time_alternately(calls, a.blocks, min(a.calls, 1000)) if not a.between else {}
-                times = blocks or time_between(calls, a.between)
+                times = time_alternately(calls, a.blocks, min(a.calls, 1000))
                 report.add(name, {k: [round(t, 3) for t in v] for k, v in times.items()})
                 summary[name] = summarise(times)
                 result_files.say(f"{name}: {summary[name]}")
@@ -222,9 +203,6 @@ def main() -> int:
     parser = result_files.parser(__doc__)
     parser.add_argument("--blocks", type=int, default=150, help="blocks per contender and row")
     parser.add_argument("--calls", type=int, default=200, help="calls per block, at most 1000")
-    parser.add_argument(
-        "--between", type=int, default=0, help="single calls per contender and row, after other work"
-    )
     a = result_files.parse_arguments(parser)
     run(a, result_files.ResultFile(a, "dispatch"))
     return 0
