@@ -1238,10 +1238,10 @@ def _no_working_config(
     del messages[""]
     # Whole, as the reason often stands at the end of what a compiler says.
     seen = "\n".join(text for text, _ in messages.most_common(_MAX_SHOWN_MESSAGES))
-    if set(counted) == {str(Outcome.COMPILE_ERROR)}:
-        remedy = "Mend what the compiler says"
-    else:
+    if str(Outcome.OUT_OF_RESOURCES) in counted:
         remedy = f"Give at least one config that fits {problem.device.name}"
+    else:
+        remedy = f"Mend what the {'compiler' if str(Outcome.COMPILE_ERROR) in counted else 'launch'} says"
     return NoWorkingConfigError(
         f"kernel {problem.kernel.name}: none of {candidates} candidates ran "
         f"({shown}). {remedy}; `forecast-autotune clear` forgets these outcomes. "

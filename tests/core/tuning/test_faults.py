@@ -325,6 +325,15 @@ def test_where_nothing_runs_the_error_says_what_the_compiler_said_to_its_end() -
         decide(Store(None), Bench(table), policy=FaultyPolicy())
 
 
+@pytest.mark.parametrize(
+    ("outcome", "remedy"),
+    [(Outcome.OUT_OF_RESOURCES, "config that fits"), (Outcome.RUNTIME_ERROR, "what the launch says")],
+)
+def test_where_nothing_runs_the_remedy_is_the_outcomes(outcome: Outcome, remedy: str) -> None:
+    with pytest.raises(NoWorkingConfigError, match=remedy):
+        decide(Store(None), Bench(outcomes(outcome, message="it failed")))
+
+
 def test_what_the_caller_got_wrong_is_the_callers_to_see() -> None:
     class Wrong(FaultyPolicy):
         def plan(self, state: TuningState) -> Plan:
