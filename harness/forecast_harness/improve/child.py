@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import forecast_autotune
 from forecast_autotune.commands.output import CommandError
 from forecast_autotune.printable import printable
 from forecast_autotune.records.program import (
@@ -24,6 +25,12 @@ from forecast_autotune.records.program import (
 
 OUTPUT_FILE = "output.txt"
 """All that a recorded program has printed, warnings of ours included."""
+_COMMAND = f"""import sys
+if not sys.flags.safe_path:
+    sys.path[0] = {str(Path(forecast_autotune.__file__).parents[1])!r}
+from forecast_autotune.commands import main
+sys.exit(main())"""
+"""Our command line without the current directory, where the user's files may have names of the standard library."""
 _GRACES_S = {True: (30.0,), False: (2.0, 5.0)}
 """For what a child has under way when it is asked to end, and asked again; by whether its result is wanted."""
 _SHOWN = 300
@@ -138,7 +145,7 @@ def run_command(
 def start_command(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start one of our commands in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "forecast_autotune", *words],
+        [sys.executable, "-c", _COMMAND, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

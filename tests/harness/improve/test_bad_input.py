@@ -33,7 +33,7 @@ from forecast_autotune.store import Store
 from forecast_autotune.variants import Origin, Provenance, Variant
 from forecast_harness.improve import proof as proofs
 from forecast_harness.improve import session as sessions
-from forecast_harness.improve.child import UserProgram
+from forecast_harness.improve.child import UserProgram, run_command
 from forecast_harness.improve.page import page
 from forecast_harness.improve.parts import Part, chosen_parts, parts_of
 from forecast_harness.improve.patch import patch_text
@@ -200,6 +200,15 @@ def test_every_kind_of_a_devices_kernels_is_told_apart(tmp_path: Path) -> None:
     assert "\n-import triton\n+import triton as t" in page(
         Improvement(("x.py",), parts=tuple(parts.values()), searches=ends)
     )
+
+
+def test_a_file_of_the_current_directory_is_no_module_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("signal.py", "queue.py"):
+        (tmp_path / name).write_text("raise RuntimeError\n")
+    assert run_command(["--version"]).status == 0
 
 
 def test_functions_of_one_name_are_parts_of_their_own(tmp_path: Path) -> None:
