@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from triton.runtime.autotuner import Autotuner, Config
@@ -25,23 +26,16 @@ from forecast_integrations.triton.variants.sources import VariantsArgument, Vari
 _TRITON_RUN = upstream.triton_run()
 
 
-class _DeferredConfigs:
-    """A list of configs and a `Space`, not yet joined into one list."""
-
-    def __init__(self, listed: Sequence[LaunchConfig], space: Space) -> None:
-        self.listed, self.space = listed, space
-
-    def expand(self) -> list[LaunchConfig]:
-        """The user's list first, then the space."""
-        space = self.space
-        configs = list(self.listed)
-        for given in space.assignments():
-            launch = {name: given[name] for name in LAUNCH_OPTIONS}
-            meta = {name: value for name, value in given.items() if name not in launch}
-            configs.append(Config(meta, pre_hook=space.pre_hook, **launch))
-        if not configs:
-            raise SettingsError("the Space's constraints leave no candidate: relax `where` or add values")
-        return configs
+def _expand(listed: Sequence[LaunchConfig], space: Space) -> list[LaunchConfig]:
+    """Return the user's list first, then the space."""
+    configs = list(listed)
+    for given in space.assignments():
+        launch = {name: given[name] for name in LAUNCH_OPTIONS}
+        meta = {name: value for name, value in given.items() if name not in launch}
+        configs.append(Config(meta, pre_hook=space.pre_hook, **launch))
+    if not configs:
+        raise SettingsError("the Space's constraints leave no candidate: relax `where` or add values")
+    return configs
 
 
 class _ThreadArguments(threading.local):
@@ -72,13 +66,13 @@ class ForecastAutotuner(Autotuner):
     ) -> None:
         options = options or DecoratorOptions()
         self._local = _ThreadArguments()
-        self._configs: Sequence[LaunchConfig] | _DeferredConfigs = ()
         super().__init__(fn, arg_names, configs, *args, **kwargs)
         COMPILER_HASH.start_early()
         self._engine = TuningEngine(options)
         self._make_key = KeyMaker(self.arg_names, options.bucket or options.settings().bucket)
         if space is not None:
-            self._configs = _DeferredConfigs(tuple(configs or ()), space)
+            self._deferred = tuple(configs or ()), space
+            del self.configs
 
     @property
     def nargs(self) -> dict[str, object] | None:
@@ -89,16 +83,10 @@ class ForecastAutotuner(Autotuner):
     def nargs(self, value: dict[str, object] | None) -> None:
         self._local.nargs = value
 
-    @property
+    @cached_property  # from the second reading on a plain attribute, as each launch reads it
     def configs(self) -> Sequence[LaunchConfig]:
         """The candidates as a list; a `Space` is expanded when this is first read."""
-        if isinstance(self._configs, _DeferredConfigs):
-            self._configs = self._configs.expand()
-        return self._configs
-
-    @configs.setter
-    def configs(self, value: Sequence[LaunchConfig]) -> None:
-        self._configs = value
+        return _expand(*self._deferred)
 
     @property
     def decision(self) -> Decision | None:
@@ -120,13 +108,14 @@ class ForecastAutotuner(Autotuner):
             # Somebody's function serves every tuner. Where it goes on to Triton's, that is served by `launch`.
             upstream.install()
             return run(self, *args, **kwargs)
-        return self._launch(*args, **kwargs)
-
-    def _launch(self, *args: object, **kwargs: object) -> object:
         return launch(self, self._engine, self._make_key, args, kwargs)
 
 
-upstream.serve(ForecastAutotuner, ForecastAutotuner._launch)
+def _launch(tuner: ForecastAutotuner, *args: object, **kwargs: object) -> object:
+    return launch(tuner, *tuner.parts(), args, kwargs)
+
+
+upstream.serve(ForecastAutotuner, _launch)
 
 
 def autotune(

@@ -699,7 +699,10 @@ def launch(
     else:
         config = configs[0]
     try:
-        return _launch(tuner, config, args, kwargs, form)
+        if config.__class__ is VariantConfig or config.pre_hook is not None:
+            return _launch(tuner, config, args, kwargs, form)
+        tuner.best_config = config
+        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
     except Exception as error:
         if not engine.strikes(tuner, key, config, error, args, kwargs):
             raise

@@ -16,6 +16,7 @@ Bucket = str | Callable[[str, Any], Hashable]
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 """Types that surely have no `.dtype`: asking them would raise and catch an AttributeError each time."""
 _DTYPE_NAMES: dict[Hashable, str] = {}
+_NO_DTYPE = object()
 
 
 class InLine(NamedTuple):
@@ -85,16 +86,16 @@ class KeyMaker:
             else:
                 continue
             key.append(value if bucket is None else bucket(name, value))
-        known = _DTYPE_NAMES
+        plain, known, none = _PLAIN, _DTYPE_NAMES, _NO_DTYPE
         for value in args:
-            if type(value) not in _PLAIN and hasattr(value, "dtype"):
+            if type(value) not in plain and (dtype := getattr(value, "dtype", none)) is not none:
                 try:
-                    key.append(known[value.dtype])
+                    key.append(known[dtype])
                 except (KeyError, TypeError):
-                    key.append(_dtype_name(value.dtype))
+                    key.append(_dtype_name(dtype))
         for name, value in kwargs.items():
             # An argument given twice counts once; the launch will complain of it.
-            if type(value) not in _PLAIN and places.get(name, -1) >= given and hasattr(value, "dtype"):
+            if type(value) not in plain and places.get(name, -1) >= given and hasattr(value, "dtype"):
                 key.append(_dtype_name(value.dtype))
         if self._addressed:
             bits = 0
