@@ -699,10 +699,7 @@ def launch(
     else:
         config = configs[0]
     try:
-        if config.__class__ is VariantConfig or config.pre_hook is not None:
-            return _launch(tuner, config, args, kwargs, form)
-        tuner.best_config = config
-        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+        return _launch(tuner, config, args, kwargs, form)
     except Exception as error:
         if not engine.strikes(tuner, key, config, error, args, kwargs):
             raise

@@ -261,7 +261,8 @@ class ProgramRecorder:
             name = innermost(tuner.fn).__name__
             if not self._counts_compared(name) or _records_graph():
                 return launch(tuner, config, args, kwargs)
-            tensors = [v for v in (*args, *kwargs.values()) if hasattr(v, "untyped_storage")]
+            # Without autograd's count of what is written to: what it has saved is the same again in the end.
+            tensors = [v.data for v in (*args, *kwargs.values()) if hasattr(v, "untyped_storage")]
             try:
                 before, theirs = ([t.clone() for t in tensors] for _ in range(2))
             except RuntimeError:  # the device has no memory for it

@@ -20,6 +20,7 @@ from forecast_autotune.store import Store
 from forecast_integrations.triton import engine, untuned
 from forecast_integrations.triton.program_recording import ProgramRecorder
 from forecast_integrations.triton.untuned import serving
+from forecast_integrations.triton.variants import loading
 from forecast_integrations.triton.variants.loading import CompiledVariant
 from tests.integrations.triton.test_variants_live import arguments, checked, record
 
@@ -179,6 +180,22 @@ def test_an_improvement_is_proved_by_blocks_with_a_variant_and_without_in_turns(
     ]
     assert [round(1e3 * b.median_s["plain"]) for b in found] == [6, 10, 14, 18]  # the first one settles
     assert recorder.turns.unturned == ["past"]
+
+
+def test_results_are_compared_on_tensors_that_autograd_has_saved(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (engine, loading):
+        monkeypatch.setattr(module, "launch_variant", loading.launch_variant)
+    (tmp_path / PLAN_FILE).write_text(json.dumps(RecordingPlan(compare=True).to_json()))
+    recorder = ProgramRecorder(tmp_path)
+    recorder._compare_variants()
+    x, out, n = arguments()
+    weight = torch.nn.Parameter(torch.ones_like(x))
+    squared = (out := weight + 1).pow(2)  # its backward pass has saved `out`
+    assert plain[(32,)](weight, out, n, BLOCK=128, num_warps=1).metadata.num_warps == 4
+    assert recorder._differences == {"plain": 0.0}
+    squared.sum().backward()
 
 
 @pytest.mark.parametrize(("name", "warps"), [("plain", 4), ("alone", 1)])

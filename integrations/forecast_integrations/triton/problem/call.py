@@ -171,8 +171,11 @@ class KernelCall:
         if config.pre_hook is not None:
             with function_of_caller():
                 config.pre_hook(full)
-        with _as_hook(self.tuner.user_defined_pre_hook):
-            self.tuner.pre_hook(full)
+        if self.tuner.user_defined_pre_hook:
+            with function_of_caller():
+                self.tuner.pre_hook(full)
+        else:
+            self.tuner.pre_hook(_data_of(full))
         return full
 
     def launcher(self, candidate: Candidate) -> Callable[[], object]:
@@ -191,13 +194,16 @@ class KernelCall:
 
     def run_after_hook(self, full: dict[str, object], exception: BaseException | None = None) -> None:
         """Run the hook that follows a launch."""
-        with _as_hook(self.tuner.user_defined_post_hook):
-            self.tuner.post_hook(full, exception=exception)
+        if self.tuner.user_defined_post_hook:
+            with function_of_caller():
+                self.tuner.post_hook(full, exception=exception)
+        else:  # Triton's own restores tensors, and fails where a launch broke the device
+            self.tuner.post_hook(_data_of(full), exception=exception)
 
 
-def _as_hook(is_users: bool) -> contextlib.AbstractContextManager[None]:
-    """Around a hook of the tuner's: Triton's own restores tensors, and fails where a launch broke the device."""
-    return function_of_caller() if is_users else contextlib.nullcontext()
+def _data_of(named: dict[str, Any]) -> dict[str, object]:
+    """Return tensors without autograd, which is not to count what is cleared and restored around a timed launch."""
+    return {n: v.data if hasattr(v, "requires_grad") else v for n, v in named.items()}
 
 
 def check_conflicts(configs: Sequence[LaunchConfig], kwargs: NamedArguments) -> None:
