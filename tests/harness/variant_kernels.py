@@ -68,6 +68,24 @@ GATHER = HEAD + (
     "    at = tl.load(index + i, mask=i < n, other=0)\n"
     "    tl.store(out + i, tl.load(table + at, mask=i < n), mask=i < n)\n"
 )
+SCATTER = HEAD + (
+    "def kernel(x, slots, out, n, BLOCK: tl.constexpr):\n"
+    "    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+    "    at = tl.load(slots + i, mask=i < n, other=0)\n"
+    "    tl.store(out + at, 2 * tl.load(x + i, mask=i < n), mask=i < n)\n"
+)
+SEGMENTS = HEAD + (
+    "def kernel(x, scale, bounds, out, BLOCK: tl.constexpr):\n"
+    "    first, end = tl.load(bounds + tl.program_id(0)), tl.load(bounds + tl.program_id(0) + 1)\n"
+    "    for start in range(first, end, BLOCK):\n"
+    "        i = start + tl.arange(0, BLOCK)\n"
+    "        value = tl.load(x + i, mask=i < end) * tl.load(scale + tl.program_id(0))\n"
+    "        tl.store(out + i, value, mask=i < end)\n"
+)
+SPANS = SEGMENTS.replace("scale, bounds", "scale, starts, counts").replace(
+    "first, end = tl.load(bounds + tl.program_id(0)), tl.load(bounds + tl.program_id(0) + 1)",
+    "first = tl.load(starts + tl.program_id(0))\n    end = first + tl.load(counts + tl.program_id(0))",
+)
 CONFIGS = (Config.of({"BLOCK": 64}), Config.of({"BLOCK": 128}))
 
 

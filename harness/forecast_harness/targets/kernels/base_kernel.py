@@ -94,6 +94,8 @@ class KernelSurvey(Record, label="survey"):
     """How launch grids of other sizes are calculated, for a person."""
     values: tuple[str, ...] = ()
     """The contents that a captured call's tensors get at its recorded sizes, see `CapturedCalls`."""
+    rows_of: str = ""
+    """The written tensor whose rows indices share out, see `RecordedCalls`."""
     unvaried: tuple[str, ...] = ()
     """What of a captured call no verification varies, for a person."""
 

@@ -127,6 +127,8 @@ class RecordedCalls:
     """Calls of a recorded form: sizes by `CallSizes`, grids by formula or as recorded, random values."""
 
     is_large = False
+    rows_of = ""
+    """The written tensor whose rows drawn indices share out, see `_row_indices`; empty: they are any that are small."""
 
     def __init__(self, subject: BaseKernel, device: str) -> None:
         """Raises `RecordError` when there is no recorded call."""
@@ -211,7 +213,10 @@ class RecordedCalls:
             flat = _random_values(memory_span(a), dtype, regime, least, generator)
             if a.name in self.subject.zeroed:
                 flat.zero_()
-            if len(a.shape) == 1 and is_index_dtype(dtype) and torch.rand((), generator=generator) < 0.5:
+            is_list = len(a.shape) == 1 and is_index_dtype(dtype)
+            if is_list and self.rows_of:
+                flat = _row_indices(memory_span(a), tensors, self.rows_of, generator).to(dtype)
+            elif is_list and torch.rand((), generator=generator) < 0.5:
                 flat = flat.sort().values  # pointers to where rows begin ascend: else there is nothing to do
             memory[a.name] = torch.where(gap_mask(a), unset_like(flat), flat) if _has_gaps(a) else flat
         scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
@@ -546,6 +551,23 @@ def _random_values(
         return torch.randint(0, least, (count,), generator=generator).to(dtype)
     info = torch.iinfo(dtype)
     return torch.randint(info.min, info.max + 1, (count,), generator=generator).to(dtype)
+
+
+def _row_indices(
+    count: int, tensors: Sequence[Argument], rows_of: str, generator: torch.Generator
+) -> torch.Tensor:
+    """Each row once, where a tensor of numbers has so many; else bounds of like segments of the rows of one."""
+    rows = {a.name: a.shape[0] for a in tensors if a.shape and a.name not in index_tensors(tensors)}
+    if count in rows.values():
+        return torch.randperm(count, generator=generator)
+    bounds = torch.arange(count) + torch.rand(count, generator=generator) / 2 - 0.25
+    bounds[:1], bounds[-1:] = 0, max(1, count - 1)
+    return bounds * (rows.get(rows_of, 1) / max(1, count - 1))
+
+
+def index_tensors(arguments: Sequence[Argument]) -> list[str]:
+    """Those of wide integers."""
+    return [a.name for a in arguments if a.kind == "tensor" and is_index_dtype(getattr(torch, a.dtype))]
 
 
 def is_index_dtype(dtype: torch.dtype) -> bool:

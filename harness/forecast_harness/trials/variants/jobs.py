@@ -64,6 +64,7 @@ from forecast_harness.trials.variants.files import (
 from forecast_harness.trials.variants.kernel_survey import (
     call_source,
     launch_base,
+    order_dependence,
     survey_kernel,
     tensor_argument,
     widened_arguments,
@@ -319,10 +320,11 @@ class VariantProblem:
             memory = {**drawn.memory, **outputs}
             try:
                 one, two = self._launch_base(drawn, memory), self._launch_base(drawn, memory)
+                problem = surroundings_dependence(one, two, self._survey.writes, self._device)
+                problem = problem or order_dependence(self._launch_base, drawn, one, self._survey.updates)
             except BaseKernelError as error:
                 problem = str(error)
                 continue
-            problem = surroundings_dependence(one, two, self._survey.writes, self._device)
             if how.regime == HUGE_REGIME and has_nonfinite(drawn.arguments, one):
                 # It does not handle such values, and how it does not is nothing to go by.
                 how = replace(how, regime="normal")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from forecast_harness.trials.variants.call_sampling import (
     UserCalls,
     grid_programs,
     heuristics_of,
-    is_index_dtype,
+    index_tensors,
     scalar_value,
     unset_like,
     with_heuristics,
@@ -81,6 +81,7 @@ def call_source(subject: BaseKernel, survey: KernelSurvey | None, device: str) -
         result = result.with_values(survey.values)
         if not survey.words:
             return result.with_sizes(result.sizes.frozen())
+    result.rows_of = survey.rows_of
     return result.with_sizes(survey.sizes(subject.calls))
 
 
@@ -99,6 +100,8 @@ class KernelSurveyor:
     _nonfinite: bool = False
     """Whether the latest result had other numbers than finite ones."""
     _wants_finite: bool = False
+    _contended: bool = False
+    """Whether drawn indices gave one place to several programs."""
     _is_chosen: bool = False
     """Whether a config has run: where it does not fit, another one takes its place, as a tuner leaves it out."""
     _rejections: list[str] = field(default_factory=list)
@@ -117,13 +120,14 @@ class KernelSurveyor:
         assert isinstance(source, RecordedCalls)
         self._choose(source)
         self.compile_for(source)
+        written = sorted(self.writes)
         if not source.is_large:
             # Its behaviour on arguments that it does not accept is nothing to go by.
             self.writes, self.updates, self.deterministic = set(), set(), True
         if isinstance(source, CapturedCalls):
             return self._captured(source)
-        sizes, evidence = self._accepted_sizes(source)
-        sizes, untied = self._freeze_chance_scalars(source.with_sizes(sizes))
+        source, evidence = self._accepted_calls(source, written)
+        sizes, untied = self._freeze_chance_scalars(source)
         return KernelSurvey(
             **self._fields(),
             words={s.places[0]: s.size_class for s in sizes.sizes},
@@ -132,6 +136,7 @@ class KernelSurveyor:
             most=source.pace.most,
             signature=self._signature(sizes),
             grid=str(source.formula or "as recorded"),
+            rows_of=source.rows_of,
         )
 
     def _captured(self, source: CapturedCalls) -> KernelSurvey:
@@ -180,7 +185,7 @@ class KernelSurveyor:
         if missing := [v for v in source.own_values if v not in values]:
             results.append(f"values: {' and '.join(missing)} ones are not accepted")
         tensors = [a for a in self.subject.calls[0] if a.kind == "tensor"]
-        if fixed := [a.name for a in tensors if is_index_dtype(getattr(torch, a.dtype))]:
+        if fixed := index_tensors(tensors):
             results.append(f"integers in {', '.join(fixed)} at the recorded sizes")
         contents = source.record.contents
         if lost := [
@@ -272,28 +277,39 @@ class KernelSurveyor:
                     return
             self.config = able[0][0]
 
-    def _accepted_sizes(self, source: RecordedCalls) -> tuple[CallSizes, int]:
-        """The classes of sizes that the base accepts, and the evidence that multiples of sizes needed.
+    def _accepted_calls(self, source: RecordedCalls, written: Sequence[str]) -> tuple[RecordedCalls, int]:
+        """Calls with the classes of sizes that the base accepts, and the evidence that multiples of sizes needed.
 
         As many sizes as possible are varied, and as freely: all to any value; else without those that look
         like a constexpr; else with those that are multiples of another taken to hang together with it; else
         to multiples of 16, then of 128; then with the smallest frozen, one after another, as those are
         likeliest to be built into the kernel. Ties that are too tight are loosened again at the end.
+
+        Where not all sizes vary with any indices, those come first that share out rows of what is `written`, and are
+        the only ones where programs contended: sizes that hide it show little.
         """
-        tried, words, evidence = self._first_accepted(source)
-        if words is None:
-            words = self._accepted_words(tried)
-        for size in tried.sizes.varied:
-            for looser in ("any", "16", "128"):
-                if words.get(size, "any") == looser:
-                    break
-                if _fits_class(size, looser) and self._accept(tried, {**words, size: looser}):
-                    words[size] = looser
-                    break
-        settled = tried.sizes.with_classes(words)
-        if not settled.varied and not self._accepts(source.with_sizes(settled)):
-            raise self._refused("drawn arguments, nor random values at the recorded sizes")
-        return settled, evidence
+        whole = index_tensors(source.sizes.arguments)
+        rows = [name for name in written if name not in whole][:1] if whole else []
+        first = self._first_accepted(source)
+        for name in rows if rows and self._contended else (*rows, ""):
+            tried, words, evidence = first
+            if words is None and name:
+                other = source.with_sizes(source.sizes)
+                other.rows_of = name
+                tried, words, evidence = self._first_accepted(other)
+            if words is None:
+                words = self._accepted_words(tried)
+            for size in tried.sizes.varied:
+                for looser in ("any", "16", "128"):
+                    if words.get(size, "any") == looser:
+                        break
+                    if _fits_class(size, looser) and self._accept(tried, {**words, size: looser}):
+                        words[size] = looser
+                        break
+            settled = tried.with_sizes(tried.sizes.with_classes(words))
+            if settled.sizes.varied or self._accepts(settled):
+                return settled, evidence
+        raise self._refused("drawn arguments, nor random values at the recorded sizes")
 
     def _first_accepted(
         self, source: RecordedCalls
@@ -357,7 +373,9 @@ class KernelSurveyor:
                 known = self._launch_as_known(drawn) if source.is_large else None
                 ran = known or self._learn_writes(drawn)
                 guessed = bool(source.sizes.varied) and drawn.arguments != self.subject.calls[0]
-                if not self._depends_on_arguments_alone(drawn, ran, guessed=guessed):
+                kept = self.updates.difference(self.subject.zeroed if source.rows_of else ())
+                filled = self.writes - kept if guessed or source.rows_of else ()
+                if not self._depends_on_arguments_alone(drawn, ran, filled):
                     break
                 self._nonfinite = has_nonfinite(drawn.arguments, ran[1])
                 if self._nonfinite and self._wants_finite:
@@ -417,15 +435,11 @@ class KernelSurveyor:
         return ran
 
     def _depends_on_arguments_alone(
-        self,
-        drawn: DrawnCall,
-        before: tuple[set[str], BaseKernelRun],
-        *,
-        guessed: bool = False,
+        self, drawn: DrawnCall, before: tuple[set[str], BaseKernelRun], filled: Collection[str] = ()
     ) -> bool:
         """Whether the base's result depends on its arguments alone, and lies where it belongs.
 
-        `before`: of `_learn_writes` for this call; its launch may be as those that are compared here.
+        `before`: of `_learn_writes` for this call; its launch may be compared here. `filled`: what it must fill.
         """
         memory = self.initial(drawn)
         unset, one = before
@@ -433,9 +447,12 @@ class KernelSurveyor:
             one = self.launch(drawn, memory)
         two = self.launch(drawn, memory)
         problem = surroundings_dependence(one, two, self.writes, self.device)
-        for name in self.writes - self.updates if guessed and not problem else ():
-            element = ~gap_mask(tensor_argument(drawn.arguments, name))
-            left = float(one.memory[name][element].isnan().double().mean()) if element.any() else 0.0
+        if not problem and (problem := order_dependence(self.launch, drawn, one, self.updates)):
+            self._contended = True
+        for name in filled if not problem else ():
+            values = one.memory[name][~gap_mask(tensor_argument(drawn.arguments, name))]
+            missing = values == 0 if name in self.updates else values.isnan()
+            left = float(missing.double().mean()) if values.numel() else 0.0
             if left > 1 - _COVERED_SHARE:
                 problem = f"{left:.0%} of {name} stays unwritten on a guessed grid"
         if problem:
@@ -506,6 +523,26 @@ def launch_base(
                 reference.unable[form] = error
     assert first is not None
     raise first
+
+
+def order_dependence(
+    run: Callable[..., BaseKernelRun], drawn: DrawnCall, one: BaseKernelRun, updates: Collection[str]
+) -> str:
+    """Why chance decides what the base leaves of drawn indices; empty if it does not. Raises `BaseKernelError`.
+
+    Programs of one place, as of segments that overlap, race on a device, mostly with one end. Here the first half of
+    each axis comes last: it is launched over what all left. Atomic sums are as right in any order; locks are let be.
+    """
+    whole = index_tensors(drawn.arguments)
+    if drawn.is_own or not whole or not set(whole).isdisjoint(one.changed):
+        return ""
+    half = replace(drawn, grid=lambda meta: (full := drawn.grid(meta)) and tuple(-(-n // 2) for n in full))
+    again = run(half, one.memory).memory
+    names = {n for n in one.changed if not results_agree(one.memory[n], again[n])}
+    if sums := names.intersection(updates):
+        again = run(drawn, one.memory).memory
+        names -= {n for n in sums if not results_agree(one.memory[n], again[n])}
+    return f"programs write different results to one place of {min(names)}" if names else ""
 
 
 def survey_kernel(

@@ -47,7 +47,10 @@ from tests.harness.variant_kernels import (
     GATHER,
     HEAD,
     NORM,
+    SCATTER,
+    SEGMENTS,
     SOFTMAX,
+    SPANS,
     SUM_INTO,
     UNMASKED,
     number,
@@ -133,6 +136,42 @@ def test_sizes_without_a_known_grid_stay_as_recorded(judging: SandboxLane) -> No
     assert covers(result.signature, problem(vector_call(300)))
     assert not covers(result.signature, problem(vector_call(301)))
     assert judged(judging, request, DOUBLE.replace("2 *", "1 *")).verdict.judgement is Judgement.REJECTED
+
+
+def test_drawn_indices_give_no_place_to_two_programs(judging: SandboxLane) -> None:
+    """Which of them comes last is chance on a device: a source that is right would be refused by it."""
+    call = [tensor("x", 600), tensor("slots", 600, dtype="int64"), tensor("out", 600), number("n", 600)]
+    request = subject(SCATTER, call)
+    assert known(judging, request).rows_of == "out"
+    backwards = "tl.num_programs(0) - 1 - tl.program_id(0)"
+    assert judged(judging, request, SCATTER.replace("tl.program_id(0)", f"({backwards})")).verdict.accepted
+    wrong = SCATTER.replace("out + at", "out + tl.where(at == 1, 0, at)")
+    assert judged(judging, request, wrong).verdict.judgement is Judgement.REJECTED
+
+
+def test_bounds_of_segments_share_out_the_rows_that_are_written(judging: SandboxLane) -> None:
+    call = [tensor("x", 600), tensor("scale", 6), tensor("bounds", 7, dtype="int32"), tensor("out", 600)]
+    request = subject(SEGMENTS, call, grid=lambda call, meta: (6,))
+    assert known(judging, request).rows_of == "out"
+    assert judged(judging, request, SEGMENTS.replace("i < end", "i <= end - 1")).verdict.accepted
+    wrong = SEGMENTS.replace("(first, end, BLOCK)", "(first, end - end % 2, BLOCK)")
+    assert judged(judging, request, wrong).verdict.judgement is Judgement.REJECTED
+
+
+def test_segments_that_overlap_however_they_are_drawn_are_no_calls(judging: SandboxLane) -> None:
+    spans = [tensor(name, 6, dtype="int32") for name in ("starts", "counts")]
+    call = [tensor("x", 600), tensor("scale", 6), *spans, tensor("out", 600)]
+    with pytest.raises(VariantError, match="programs write different results to one place of out"):
+        survey(subject(SPANS, call, grid=lambda call, meta: (6,)), judging, plan=QUICK)
+
+
+def test_an_index_that_is_added_at_may_come_twice(judging: SandboxLane) -> None:
+    call = [tensor("x", 600), tensor("slots", 600, dtype="int64"), tensor("out", 600), number("n", 600)]
+    added = SCATTER.replace("tl.store(", "tl.atomic_add(")
+    for request in (subject(added, call), subject(added, call, zeroed=("out",))):
+        result = known(judging, request)
+        assert (result.rows_of, result.updates) == ("", ("out",))
+        assert judged(judging, request, SCATTER).verdict.judgement is Judgement.REJECTED
 
 
 OWN_INPUTS = """
