@@ -22,7 +22,7 @@ ORACLE_FINALIST_MARGIN = 0.12
 PROBABLE_TIE = 0.015
 """Share by which single timings of one config differ now and then: so close ones are compared first."""
 LOOK_ERROR_MS = 3e-4
-"""Milliseconds by which single timings differ besides, however short they are."""
+"""Milliseconds by which single timings differ besides, however short they are: two configs tie that differ by less."""
 NEGLIGIBLE_GAIN = 0.01
 """Share of run time below which two configs tie: half of the usual tolerance, the rest is for what nobody has timed.
 
@@ -165,11 +165,12 @@ class TaskResults:
 def tied(fast: Sequence[Measurement], tolerance: float) -> list[Measurement]:
     """Those, fastest first, that are behind the first by a trifle: no clock tells for sure which one is the best.
 
-    A trifle is no more than `NEGLIGIBLE_GAIN` or the noise of both medians, and never more than the tolerance.
+    A trifle is no more than `NEGLIGIBLE_GAIN`, `LOOK_ERROR_MS` or the noise of both medians, and never more than the
+    tolerance.
     """
     best = fast[0]
     noise = [2.0 * math.hypot(best.error_ms, m.error_ms) for m in fast]
-    trifles = [min(max(NEGLIGIBLE_GAIN * best.ms, n), tolerance * best.ms) for n in noise]
+    trifles = [min(max(NEGLIGIBLE_GAIN * best.ms, LOOK_ERROR_MS, n), tolerance * best.ms) for n in noise]
     return [m for m, trifle in zip(fast, trifles, strict=True) if m.ms - best.ms <= trifle]
 
 
