@@ -14,7 +14,7 @@ from forecast_autotune.records.table import comparable, latest_labels
 from forecast_autotune.surrogates.protocol import Relative
 
 MAX_FINALISTS = 4
-"""How many of the fastest are timed again side by side; twice as many where they may tie."""
+"""How many of the fastest are timed again side by side; three times as many where they may tie."""
 FINALIST_MARGIN = 0.06
 """Share by which a finalist may be slower than the fastest: a larger gap cannot be a matter of noise."""
 ORACLE_FINALIST_MARGIN = 0.12
@@ -156,7 +156,7 @@ class TaskResults:
             return [m.candidate for m in within]
         alike = [m for m in within[1:] if m.ms <= fast[0].ms * (1 + PROBABLE_TIE) + LOOK_ERROR_MS]
         within[1 : 1 + len(alike)] = sorted(alike, key=lambda m: canonical(m.candidate))
-        close = within[: max(MAX_FINALISTS, min(1 + len(alike), 2 * MAX_FINALISTS))]
+        close = within[: max(MAX_FINALISTS, min(1 + len(alike), 3 * MAX_FINALISTS))]
         if not any(m.candidate.is_base_variant for m in close):
             close[-1:] = [m for m in within if m.candidate.is_base_variant][:1] or close[-1:]
         return sorted((m.candidate for m in close), key=canonical)
