@@ -347,10 +347,24 @@ def flush() -> Iterator[Json]:
         copies = _copies(case)
         configs = case.working(copies[0])
         new, took = case.decide(copies[0])
-        with mock.patch.object(timers, "l2_flush", writing_flush):
+        with mock.patch.object(timers, "l2_flushes", lambda active: (writing_flush(active),) * 2):
             old, _ = case.decide(copies[0])
         times = in_graphs(case, configs, copies, warm=False)
         yield {"case": case.name, **regrets(times, configs, old=old, new=new), **took}
+
+
+def replays() -> Iterator[Json]:
+    """Compare choices where twice the L2 or all of the buffer is read before a replay, each made three times."""
+    for case in _cold_cases():
+        copies = _copies(case)
+        configs = case.working(copies[0])
+        chosen, seconds = dict[str, Any](), dict[str, float]()
+        for turn, (name, factor) in itertools.product(range(3), (("twice", timers._L2_FACTOR), ("all", 0))):
+            with mock.patch.object(timers, "_L2_FACTOR", factor):
+                chosen[f"{name} {turn}"], took = case.decide(copies[0])
+            seconds[f"{name} s"] = round(seconds.get(f"{name} s", 0.0) + took["seconds"], 3)
+        times = in_graphs(case, configs, copies, warm=False)
+        yield {"case": case.name, **regrets(times, configs, **chosen), **seconds}
 
 
 def warm() -> Iterator[Json]:
@@ -543,7 +557,7 @@ def background() -> Iterator[Json]:
 
 
 STAGES: dict[str, Callable[[], Iterator[Json]]] = {
-    one.__name__: one for one in (outputs, addresses, flush, power, warm, background, contents)
+    one.__name__: one for one in (outputs, addresses, flush, replays, power, warm, background, contents)
 }
 
 

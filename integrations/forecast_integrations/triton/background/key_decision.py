@@ -168,9 +168,9 @@ class SlicedTimer(EventTimer):
         self._hot_until = 0.0  # nothing here waits for the device to rest
         self._run_series, self._watch, self._check, self._timeout_s = run_series, watch, check, timeout_s
 
-    def _flusher(self, driver: Any) -> tuple[Callable[[], object], str]:
+    def _flusher(self, driver: Any) -> tuple[tuple[Callable[[], object], Callable[[], object]], str]:
         # Whoever launches flushes: memory taken on one stream is not to be written to on another.
-        return lambda: None, "l2read"
+        return (lambda: None, lambda: None), "l2read"
 
     def first(self, candidate: Candidate, timeout_s: float) -> None:
         """Have it launched once. Raises `LaunchTimeoutError` when it does not come back, and what the launch raises."""
@@ -203,7 +203,9 @@ class SlicedTimer(EventTimer):
     ) -> list[list[tuple[DeviceEvent, DeviceEvent, bool]]]:
         """Have launches made and wait for them. `ways` are the plain ones."""
         costs = [self._estimates.get(c, self._first_ms.get(c)) for c in candidates]
-        series = LaunchSeries(candidates, rounds, flushes=self._flushes, costs_ms=costs, warm=self._warm)
+        series = LaunchSeries(
+            candidates, rounds, flushes=self._flushes[False], costs_ms=costs, warm=self._warm
+        )
         self._run_series(series, self._timeout_s)
         return series.slots
 

@@ -42,6 +42,7 @@ from forecast_autotune.timing import (
     reading_flush,
 )
 from forecast_autotune.tuning.results import LOOK_ERROR_MS
+from forecast_integrations.device import current_device
 from forecast_integrations.triton.device_access import is_alive
 from forecast_integrations.triton.problem.call import KernelCall
 from forecast_integrations.triton.protocols import is_tensor
@@ -124,6 +125,12 @@ def contenders(
                 break
             open_ones.update([i, *near])
     return sorted(open_ones)
+
+
+def rounds_of(slowest_ms: float, ways: int, compare_ms: float) -> int:
+    """Rounds in which finalists are timed in turns, in each of which every one is launched in all of its `ways`."""
+    least = _FEWEST_RECORDED if ways > 1 else 5 if slowest_ms >= _LONG_MS else 10
+    return min(200, max(least, int(compare_ms / (ways * (slowest_ms + _FLUSH_MS)))))
 
 
 def rounds_in_turns(
@@ -293,6 +300,9 @@ _MOST_FLUSHES = 8
 """Flushes between launches at most, for hosts that cannot keep ahead of the device."""
 _FIRST_FLUSHES = 2
 """Flushes before the first launch of many: the host queues the next one meanwhile."""
+_L2_FACTOR = 2
+"""Times the L2 that is read before a replay. On an H200 (60 MB) that empties it as well as all of Triton's 256 MB, and
+a replay of 5 us takes 56 us with it instead of 86. Launches by the host are queued no faster than all is read."""
 _FLUSH_MS = 0.08
 """Time to flush 256 MB on a fast card."""
 _HOST_CYCLES = 120_000
@@ -334,11 +344,23 @@ class LaunchTimeoutError(TimeoutError):
 
 def l2_flush(active: Any) -> Callable[[], object]:
     """A function that queues a flush of the L2 on Triton's `active` driver. Raises torch's `OutOfMemoryError`."""
+    return l2_flushes(active)[0]
+
+
+def l2_flushes(active: Any) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The same, and one that reads no more than empties the L2; both are one where another cache is behind it (AMD)."""
     import torch
 
-    cache = active.get_empty_cache_for_benchmark()
-    # What is no tensor belongs to a device that is not there, which is asked to clear it.
-    return reading_flush(torch, cache) if is_tensor(cache) else partial(active.clear_cache, cache)
+    buffer = active.get_empty_cache_for_benchmark()
+    if not is_tensor(buffer):
+        # It belongs to a device that is not there, which is asked to clear it.
+        return (partial(active.clear_cache, buffer),) * 2
+    whole: Any = buffer
+    flush, l2_bytes = reading_flush(torch, whole), 0
+    if whole.is_cuda and torch.version.hip is None:
+        l2_bytes = current_device().l2_bytes
+    some = _L2_FACTOR * l2_bytes // whole.element_size()
+    return flush, reading_flush(torch, whole[:some]) if 0 < some < len(whole) else flush
 
 
 def is_idle(interface: Any) -> bool:
@@ -378,7 +400,7 @@ class LaunchTimer:
         self._call: Any = call
         self._driver = driver.active
         self._interface = driver.active.get_device_interface()
-        self._flush, cache_state = self._flusher(driver)
+        (self._flush, self._replay_flush), cache_state = self._flusher(driver)
         self._warm, cache_state = warm, "l2warm" if warm else cache_state
         self.protocol = f"events-{cache_state}-3"
         """How launches are timed that are not recorded."""
@@ -390,7 +412,8 @@ class LaunchTimer:
         self._host_bound: set[Candidate] = set()
         self._recorded: dict[Candidate, list[TimedLaunch]] = {}
         """The recordings of contenders: their finals replay the same graphs."""
-        self._flushes = 1
+        self._flushes = {False: 1, True: 1}
+        """Before a launch by the host, and before a replay."""
         self._device = int(driver.active.get_current_device())
         self._last_busy = _LAST_BUSY.setdefault(driver.active, {})
         self._busy = self._last_busy.get(self._device, -math.inf)
@@ -400,14 +423,14 @@ class LaunchTimer:
         self._warm_up_flushes = 0
         """Flushes that take as long as a warm-up; 0 while that is not known."""
 
-    def _flusher(self, driver: Any) -> tuple[Callable[[], object], str]:
+    def _flusher(self, driver: Any) -> tuple[tuple[Callable[[], object], Callable[[], object]], str]:
         import torch
 
         try:
-            return l2_flush(driver.active), "l2read"
+            return l2_flushes(driver.active), "l2read"
         except torch.cuda.OutOfMemoryError:
             # The application took the memory first (a KV cache, say): a warm cache is better than none.
-            return lambda: None, "noflush"
+            return (lambda: None, lambda: None), "noflush"
 
     def protocol_of(self, candidate: Candidate) -> str:
         """How the latest times of a candidate were taken."""
@@ -533,21 +556,16 @@ class LaunchTimer:
             if candidate not in self._estimates:
                 self._estimates[candidate] = min(self._launches([candidate], 3)[0])
         estimates = [self._estimates[c] for c in candidates]
-        each_ms, ways, least = max(estimates) + _FLUSH_MS, [], 10
-        if max(estimates) >= _LONG_MS:
-            least = 5
+        ways: list[list[TimedLaunch]] = []
         if min(estimates) <= 1e3 * SHORT_LAUNCH_S:
             for candidate in candidates:
                 if not (recorded_ways := self._record(candidate)):
                     break
                 ways.append(recorded_ways)
         recorded = len(ways) == len(candidates)
-        if recorded:
-            each_ms, least = each_ms * len(ways[0]), _FEWEST_RECORDED
-        else:
-            ways = [[self._plain(c)] for c in candidates]
+        ways = ways if recorded else [[self._plain(c)] for c in candidates]
         self._protocols |= dict.fromkeys(candidates, self._recorded_protocol if recorded else self.protocol)
-        rounds = min(200, max(least, int(self.compare_ms / each_ms)))
+        rounds = rounds_of(max(estimates), len(ways[0]), self.compare_ms)
 
         def more(left: list[int], count: int) -> list[list[float]]:
             return self._rounds([candidates[i] for i in left], [ways[i] for i in left], count)
@@ -594,6 +612,7 @@ class LaunchTimer:
         self, candidates: Sequence[Candidate], ways: Sequence[Sequence[TimedLaunch]], rounds: int
     ) -> list[list[float]]:
         """Milliseconds of each candidate in `rounds`, in each of which it is launched in all of its ways."""
+        recorded = len(ways[0]) > 1
         while True:
             with prompt_turns():
                 slots = self._queue(candidates, ways, rounds)
@@ -601,9 +620,9 @@ class LaunchTimer:
             self._busy = time.perf_counter()
             late = [sum(late for *_, late in slot) for slot in slots]
             slow = {c for c, n, slot in zip(candidates, late, slots, strict=True) if 2 * n > len(slot)}
-            if not slow or self._flushes >= _MOST_FLUSHES:
+            if not slow or self._flushes[recorded] >= _MOST_FLUSHES:
                 break
-            self._flushes *= 2  # the device outran the host: give it more to do between launches
+            self._flushes[recorded] *= 2  # the device outran the host: give it more to do between launches
         self._host_bound = (self._host_bound - set(candidates)) | slow
         return [_round_ms(slot, own) for slot, own in zip(slots, ways, strict=True)]
 
@@ -615,9 +634,10 @@ class LaunchTimer:
         If the device has passed the first event before the launch is queued, it waited for the host,
         and the wait would count as kernel time.
         """
-        call, flush, place = self._call, self._flush, self._event_arguments()
+        call, place = self._call, self._event_arguments()
         hooked = [call.has_hooks(c) for c in candidates]
         count = max(map(len, ways))
+        flush, flushes = self._replay_flush if count > 1 else self._flush, self._flushes[count > 1]
         events = [[(self._event(), self._event()) for _ in range(rounds * count)] for _ in candidates]
         slots: list[list[tuple[DeviceEvent, DeviceEvent, bool]]] = [[] for _ in candidates]
         for _ in range(_FIRST_FLUSHES):
@@ -627,7 +647,7 @@ class LaunchTimer:
             for j, candidate in list(enumerate(candidates))[:: -1 if i % 2 else 1]:
                 full = call.run_before_hooks(candidate) if hooked[j] else None
                 launch = ways[j][i % count].launch
-                for _ in range(self._flushes):
+                for _ in range(flushes):
                     self._warm_up(launch) if self._warm else flush()
                 start, end = events[j][i]
                 start.record(*place)
@@ -651,7 +671,7 @@ class LaunchTimer:
     def close(self) -> None:
         """Free the flush buffer and what was recorded."""
         self._last_busy[self._device] = self._busy
-        self._flush = lambda: None
+        self._flush = self._replay_flush = lambda: None
         self._recorded.clear()
 
 
@@ -752,7 +772,7 @@ class CallTimer(LaunchTimer):
 
         Raises what the call raises, unless it does so only while it is recorded. Graphs are gone when it returns.
         """
-        self._one.functions[_ONLY], self._flushes = call, 1
+        self._one.functions[_ONLY], self._flushes = call, {False: 1, True: 1}
         self._may_record, self._recordable = may_record, True
         try:
             times = self.time_adaptively(_ONLY, best_ms)
