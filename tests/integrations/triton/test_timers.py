@@ -57,6 +57,11 @@ def test_the_flush_reads_every_word_and_writes_none() -> None:
     assert largest.numel() < active.cache.numel() / 100
 
 
+def test_all_is_read_before_a_replay_where_nobody_knows_the_l2() -> None:
+    whole, before_a_replay = timers.l2_flushes(_OneBuffer())
+    assert before_a_replay is whole
+
+
 class _Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
