@@ -100,7 +100,7 @@ def test_a_source_is_verified_in_full_where_it_would_lead(judge: NodeJudge) -> N
     seed = judged(judge, replace(job("seed", SEED.source), node=SEED))
     assert seed.facts["verified_in_full"]
     assert seed.may_lead
-    late = FAST.replace("return", "COUNT.append(0)\n    return (len(COUNT) > 100) * 0.01 +").replace(
+    late = FAST.replace("return", "COUNT.append(0)\n    return (len(COUNT) > 40) * 0.01 +").replace(
         "import torch\n", "import torch\n\nCOUNT = []\n"
     )
     asked = job("late", late)
