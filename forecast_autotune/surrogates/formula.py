@@ -230,9 +230,7 @@ class AnalyticSurrogate:
         used = list(query.relatives)[: self.relatives]
         result = _RelativeObservations(about, [], [], [], kinship(query.problem, used))
         for relative in used:
-            rows = sorted(
-                (m for m in latest_labels(relative.measurements).values() if m.ok), key=lambda m: m.ms
-            )
+            rows = sorted((m for m in relative.labels.values() if m.ok), key=lambda m: m.ms)
             if len(rows) > self.rows:  # keep the fast half whole, thin the slow tail
                 keep = self.rows // 2
                 rows = rows[:keep] + rows[keep :: max(1, (len(rows) - keep) // keep)][:keep]

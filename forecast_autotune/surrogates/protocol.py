@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from forecast_autotune.numerics import INTERVAL_LEVELS
 from forecast_autotune.records import Candidate, LLMConsultation, Measurement, Problem
+from forecast_autotune.records.table import latest_labels
 
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
@@ -37,6 +38,11 @@ class Relative:
 
     problem: Problem
     measurements: Sequence[Measurement]
+
+    @property
+    def labels(self) -> dict[Candidate, Measurement]:
+        """The latest label of each candidate (`latest_labels`)."""
+        return latest_labels(self.measurements)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from forecast_autotune.records import Candidate, Device, Problem
 from forecast_autotune.records.problem import ADDRESS
-from forecast_autotune.records.table import latest_labels
 from forecast_autotune.surrogates.protocol import Array, Relative
 
 Kinship = Literal["none", "far", "near"]
@@ -87,7 +86,7 @@ def pool_relatives(
     for relative in relatives:
         if len(relative.measurements) < DENSE_SHARE * len(candidates):
             continue  # true of most, and cheaper to see than what follows
-        rows = latest_labels(relative.measurements)
+        rows = relative.labels
         results = [rows.get(c) for c in candidates]
         times = np.array([math.log2(m.ms) if m is not None and m.ok else math.nan for m in results])
         if np.mean([m is not None for m in results]) < DENSE_SHARE or np.isfinite(times).sum() < 2:
@@ -120,8 +119,7 @@ def kinship(problem: Problem, relatives: Sequence[Relative]) -> Kinship:
     tuned = [
         problem_distance(problem, r.problem)
         for r in relatives
-        if r.problem.device.slug == problem.device.slug
-        and sum(m.ok for m in latest_labels(r.measurements).values()) >= MIN_TUNED
+        if r.problem.device.slug == problem.device.slug and sum(m.ok for m in r.labels.values()) >= MIN_TUNED
     ]
     if not tuned:
         return "none"

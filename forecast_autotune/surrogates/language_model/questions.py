@@ -224,7 +224,7 @@ def _relative_results(query: Query) -> list[Neighbour]:
     """Results at the kernel's other problems, nearest first; each against the fastest there."""
     neighbours: list[Neighbour] = []
     for relative in list(query.relatives)[:MAX_RELATIVES]:
-        rows = latest_labels(relative.measurements).values()
+        rows = relative.labels.values()
         ran = sorted((m for m in rows if m.ok), key=lambda m: (m.ms, m.candidate.id))
         if not ran:
             continue

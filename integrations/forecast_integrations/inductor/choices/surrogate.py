@@ -256,7 +256,7 @@ def _forecast_externs(
         if there is None:
             continue
         base = math.log2(roofline_ms(there, device_spec(relative.problem.device)))
-        for candidate, m in latest_labels(relative.measurements).items():
+        for candidate, m in relative.labels.items():
             if m.ok:
                 elsewhere.setdefault(candidate, []).append(math.log2(m.ms) - base)
     mean, sd, p_fail = (np.zeros(len(others)) for _ in range(3))
