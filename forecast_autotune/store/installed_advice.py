@@ -25,7 +25,6 @@ from forecast_autotune.store.files import StoreWarning
 if TYPE_CHECKING:
     from forecast_autotune.llm.advice.record import Advice
     from forecast_autotune.records import Kernel
-    from forecast_autotune.store.store import Store
 
 GROUP = "forecast_autotune.advice"
 SUFFIX = ".jsonl"
@@ -37,7 +36,7 @@ _MAX_LINES = 16
 
 
 def advice_for(
-    store: Store | Any,
+    store: Any,
     kernel: Kernel,
     parameters: Collection[str] = (),
     normal_form: Callable[[], str] | None = None,

@@ -260,6 +260,14 @@ class TuningTask:
     why_untimed: str = ""
     """Why nothing can be timed here, whatever the mode; empty where it can."""
 
+    def known_labels(self, store: TuningStore | None) -> dict[Candidate, Measurement]:
+        """The labels of its candidates: of a store's measurements and, later, of launches that failed here."""
+        listed, stored = (
+            frozenset(self.candidates),
+            store.measurements(self.problem) if store is not None else (),
+        )
+        return latest_labels(m for m in (*stored, *self.struck) if m.candidate in listed)
+
     def settings_digest(self, settings: Settings, policy: Policy) -> str:
         """Names everything a stored decision depends on besides the problem."""
         mark = self.fingerprint or fingerprint(self.candidates)
@@ -331,32 +339,31 @@ def _tune(
         policy = IncludingRefused(policy)
     mark = task.settings_digest(settings, policy)
     if mode is Mode.DETERMINISTIC:
-        forecaster = TaskForecaster(task, surrogate)
-        reason = "deterministic mode: no clock, no store"
-        return _decide_unmeasured(forecaster, task.struck, [], settings, mark, reason)
+        forecaster, labels = TaskForecaster(task, surrogate), task.known_labels(None)
+        return _decide_unmeasured(
+            forecaster, labels, [], settings, mark, "deterministic mode: no clock, no store"
+        )
     stored = reusable_decision(store.decision(task.problem), task, settings, mark)
-    drawn = Rechecks.draw(stored, settings)
-    if stored is not None and not drawn:
+    rechecks = mode is Mode.TUNE and Rechecks.spent_s < settings.recheck_s
+    if stored is not None and not (rechecks and stored.is_untimed):
         return stored
-    if settings.advice != "off" and task.advice is None and len(task.candidates) > 1:
-        from forecast_autotune.store.installed_advice import advice_for
-
-        parameters = {name for c in task.candidates[:1] for name, _ in c.config.kwargs}
-        task = replace(task, advice=advice_for(store, task.problem.kernel, parameters, task.normal_form))
+    advisor = None if settings.advice == "off" else store
     if mode in (Mode.SKIP, Mode.FROZEN, Mode.BACKGROUND):
-        forecaster = TaskForecaster(task, surrogate)
+        forecaster = TaskForecaster(task, surrogate, advisor)
         return _decide_from_store(forecaster, store, settings, mark, task)
     with store.tuning_lock(task.problem, settings.lock_timeout_s):
         # Another process may have decided, or measured a part, while we waited.
         stored = reusable_decision(store.decision(task.problem), task, settings, mark)
-        if stored is not None and not (drawn and stored.is_untimed):
+        if stored is not None and not (rechecks and stored.is_untimed):
             return stored
         if by_risk:
             task = in_row_order(task)
         store.recover(task.problem)
 
         def new_run() -> _TuningRun:
-            return _TuningRun(TaskForecaster(task, surrogate), store, policy, settings, mark, measurer)
+            return _TuningRun(
+                TaskForecaster(task, surrogate, advisor), store, policy, settings, mark, measurer
+            )
 
         if stored is not None and new_run().confirms():
             return stored
@@ -475,11 +482,11 @@ class _TuningRun(Rounds):
         doublings = stage_doublings(self._problem.device.backend, release)
         self._compile_times = CompileTimes(self._candidates, forecaster.traces, None, doublings)
         self._programs = DistinctPrograms(self._problem, self._candidates, forecaster.traces)
+        self._ahead = FirstCompilations(forecaster.traces, self._guess, policy, settings)
         self._before = self._choice_before() if settings.prefer == "bits" else None
         self._kept: Measurement | None = None
         """The choice, where it is to have the bits of the one before."""
         self._audited = False
-        self._ahead = FirstCompilations(forecaster.traces, self._guess, policy, settings)
 
     def decide(self) -> Decision:
         """Raises `NoWorkingConfigError` when every candidate fails."""
@@ -507,10 +514,14 @@ class _TuningRun(Rounds):
                 self.measurer.close()
 
     def confirms(self) -> bool:
-        """Whether the stored decision, which nobody has timed, survives a re-check; what that shows is kept with it."""
-        decision, order = self._store.decision(self._problem), self._forecast().order().tolist()
-        if decision is None:
-            return False
+        """Whether the stored decision, which nobody has timed, survives a re-check, if one is drawn.
+
+        What that shows is kept with the decision.
+        """
+        decision = self._store.decision(self._problem)
+        if decision is None or not Rechecks.draw(decision):
+            return decision is not None
+        order = self._forecast().order().tolist()
         rivals = [c for row in order if (c := self._candidates[row]) != decision.chosen][:MOST_RIVALS]
         with measurer_errors():
             measurer = self._make_measurer()
@@ -910,7 +921,8 @@ def _stored_consultation(settings: Settings) -> LLMConsultation | None:
 class TaskForecaster:
     """Takes a task apart, once: from here on there are its problem, its candidates and forecasts of them."""
 
-    def __init__(self, task: TuningTask, surrogate: Surrogate) -> None:
+    def __init__(self, task: TuningTask, surrogate: Surrogate, advisor: GuardedStore | None = None) -> None:
+        """`advisor`: a store whose advice on the kernel, else what is installed, is followed if the task has none."""
         self.problem = task.problem
         self.candidates = CandidateList.of(task.candidates)
         self.grids = task.grids
@@ -918,6 +930,11 @@ class TaskForecaster:
         self.traces = LazyTraces(self.candidates, task.trace, LaunchFacts(task.problem, task.grids))
         """The IR that queries hold; the user of forecasts decides how much of it there is."""
         self._surrogate, self._sources, self._advice = surrogate, task.sources, task.advice
+        if advisor is not None and self._advice is None and len(self.candidates) > 1:
+            from forecast_autotune.store.installed_advice import advice_for
+
+            parameters = {name for name, _ in self.candidates[0].config.kwargs}
+            self._advice = advice_for(advisor, self.problem.kernel, parameters, task.normal_form)
 
     def prepare(self) -> None:
         """Begin what a first forecast needs: tracing in the background, and the surrogate's files."""
@@ -970,7 +987,7 @@ class TaskForecaster:
     def _proven(self, relatives: Sequence[Relative]) -> int | None:
         """Row of the fastest at the nearest relative of this device, toolchain and launch options where two ran."""
         for relative in relatives:
-            fast = [m for m in latest_labels(relative.measurements).values() if m.ok]
+            fast = [m for m in relative.labels.values() if m.ok]
             if len(fast) > 1 and _circumstances(relative.problem) == _circumstances(self.problem):
                 return self.candidates.row_of.get(min(fast, key=lambda m: m.ms).candidate)
         return None
@@ -1065,9 +1082,8 @@ def _decide_from_store(
 
     Raises `FrozenMissError` in frozen mode with `on_miss="error"` when the store holds no time.
     """
-    problem, known = forecaster.problem, forecaster.candidates.row_of
-    rows = [m for m in (*store.measurements(problem), *task.struck) if m.candidate in known]
-    timed = any(m.ok for m in latest_labels(rows).values())
+    problem, labels = forecaster.problem, task.known_labels(store)
+    timed = any(m.ok for m in labels.values())
     if not timed and store.keeps("add_miss"):
         count, grids = len(forecaster.candidates), forecaster.grids
         store.add_miss(Miss.of(problem, settings.mode, count, grids, utc_now()))
@@ -1089,22 +1105,22 @@ def _decide_from_store(
                 reason = f"{reason}; decided for its key at other sizes, where the risk was {stored.stated_risk:.2g}"
                 stored = replace(stored, problem=problem.id, reason=reason, stated_risk=1.0, median_ms=None)
                 return replace(stored, saved_s=0.0, cost=Cost(), verdicts=())
-    return _decide_unmeasured(forecaster, rows, relatives, settings, mark, reason)
+    return _decide_unmeasured(forecaster, labels, relatives, settings, mark, reason)
 
 
 def _decide_unmeasured(
     forecaster: TaskForecaster,
-    rows: Sequence[Measurement],
+    labels: Mapping[Candidate, Measurement],
     relatives: Sequence[Relative],
     settings: Settings,
     mark: str,
     reason: str,
 ) -> Decision:
-    """The best of `rows` or, without any that ran, the best forecast. Never raises for a bad surrogate."""
+    """The best of `labels` or, without any that ran, the best forecast. Never raises for a bad surrogate."""
     begin = time.perf_counter()
     try:
         forecaster.traces.trace_initial()
-        forecasts = forecaster.forecast(rows, relatives, once=True)
+        forecasts = forecaster.forecast(list(labels.values()), relatives, once=True)
     except Exception as error:
         if is_of_caller(error):
             raise
@@ -1113,9 +1129,7 @@ def _decide_unmeasured(
     spent = time.perf_counter() - begin
     cost = Cost(wall_s=spent, forecast_s=spent).with_llm(forecasts.consultation)
     reason = "; ".join(map(str, filter(None, (reason, forecasts.consultation))))
-    return _decide_from_forecasts(
-        forecaster.problem, forecasts, settings, mark, reason, cost, latest_labels(rows)
-    )
+    return _decide_from_forecasts(forecaster.problem, forecasts, settings, mark, reason, cost, labels)
 
 
 def _decide_without_times(
@@ -1186,10 +1200,7 @@ def _decide_plainly(
     timed = settings.mode in TIMING_MODES
     how = "measuring everything" if timed else "using the first config"
     warnings.warn(f"the tuner failed ({error!r:.300}): {how}", stacklevel=3)
-    candidates = list(task.candidates)
-    listed = frozenset(candidates)
-    rows = (*store.measurements(task.problem), *task.struck)
-    known = latest_labels(m for m in rows if m.candidate in listed)
+    candidates, known = list(task.candidates), task.known_labels(store)
     tried: dict[Candidate, Measurement] = {}
     spent = MeasuringCost()
     if timed and (missing := [c for c in candidates if c not in known]):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from forecast_autotune.policy import TuningState
 from forecast_autotune.records import Candidate, Decision, Measurement, Plan, RiskVerdict
-from forecast_autotune.settings import Mode, Settings
 from forecast_autotune.surrogates.calibration import CorrectedRisk, fit_correction
 from forecast_autotune.surrogates.protocol import Forecasts
 from forecast_autotune.tuning.measurer import Measurer
@@ -48,13 +47,10 @@ class Rechecks:
 
     spent_s = 0.0
 
-    @classmethod
-    def draw(cls, stored: Decision | None, settings: Settings) -> bool:
-        """Whether a stored decision is to be re-checked now; one that often was is drawn less often."""
-        if stored is None or not stored.is_untimed or settings.mode is not Mode.TUNE:
-            return False
-        left = cls.spent_s < settings.recheck_s
-        return left and random.random() * (1 + stored.rechecks / ROUNDS) < 1.0
+    @staticmethod
+    def draw(stored: Decision) -> bool:
+        """Whether a choice that nobody has timed is re-checked now; one that often was is drawn less often."""
+        return random.random() * (1 + stored.rechecks / ROUNDS) < 1.0
 
     @classmethod
     def judge(

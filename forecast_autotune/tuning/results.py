@@ -85,12 +85,14 @@ class TaskResults:
         self.problem = problem
         """The record that measurements are filed under."""
         stored = [m for m in store.measurements(problem) if m.candidate in candidates.row_of]
-        self.rows = comparable(_without_doubtful_failures(stored, candidates))
+        self.rows = comparable(stored)
         """All measurements that count, in order."""
-        self._earlier = tuple(self.rows)
-        """Those that were there before this decision."""
         self.labels = latest_labels(self.rows)
         """The latest measurement per candidate, of those that say something of it."""
+        if len(self.labels) == len(candidates) and not any(m.ok for m in self.labels.values()):
+            self._doubt_failures()
+        self._earlier = tuple(self.rows)
+        """Those that were there before this decision."""
         self.known = len(self.labels)
         """Labels that were there before this decision."""
         self.tried: dict[Candidate, Measurement] = {}
@@ -99,6 +101,16 @@ class TaskResults:
         self._cache_state = ""
         """That of this decision's latest time."""
         self._finalists: set[Candidate] = set()
+
+    def _doubt_failures(self) -> None:
+        """Forget failures that a machine may have mended, where all candidates have failed.
+
+        A full disk, a broken compiler or a wrong call looks alike for all of them. Candidates that hung or broke the
+        device are not tried again.
+        """
+        sure = [m for m in self.rows if m.outcome not in _MAY_BE_MENDED]
+        self.rows = [m for m in sure if not any(t in str(m.extra.get("message", "")) for t in _OF_CALL)]
+        self.labels = latest_labels(self.rows)
 
     def add(self, m: Measurement) -> None:
         """Commit one measurement of this decision."""
@@ -172,16 +184,3 @@ def tied(fast: Sequence[Measurement], tolerance: float) -> list[Measurement]:
     noise = [2.0 * math.hypot(best.error_ms, m.error_ms) for m in fast]
     trifles = [min(max(NEGLIGIBLE_GAIN * best.ms, LOOK_ERROR_MS, n), tolerance * best.ms) for n in noise]
     return [m for m, trifle in zip(fast, trifles, strict=True) if m.ms - best.ms <= trifle]
-
-
-def _without_doubtful_failures(rows: list[Measurement], candidates: CandidateList) -> list[Measurement]:
-    """The same, but where all have failed before: then what a compiler has refused is tried again.
-
-    A full disk, a broken compiler or a wrong call looks alike for all of them, and may be mended by now. Candidates
-    that hung or broke the device are not tried again.
-    """
-    labels = latest_labels(rows)
-    if len(labels) < len(candidates) or any(m.ok for m in labels.values()):
-        return rows
-    sure = [m for m in rows if m.outcome not in _MAY_BE_MENDED]
-    return [m for m in sure if not any(text in str(m.extra.get("message", "")) for text in _OF_CALL)]
