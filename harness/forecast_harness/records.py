@@ -1,4 +1,4 @@
-"""The nouns of a search: its target (`SearchTarget`), what was found (`Node`), how to go on (`SearchSettings`)."""
+"""The nouns of a search: its target (`SearchTarget`), its sources (`Node`), its settings (`SearchSettings`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SearchTarget:
     id: str
     """Changes when the question changes: pack id, or source hash of kernel and cases."""
     language: str
-    """`torch`, `triton` or `cuda`: of new nodes, unless they say otherwise."""
+    """`torch`, `triton` or `cuda`: the language of new nodes, unless they say otherwise."""
     entry: str
     """The name that a source must define."""
     statement: str = field(repr=False)
@@ -44,7 +44,7 @@ class SearchTarget:
 
 @dataclass(frozen=True)
 class Node:
-    """One source that was proposed. Immutable; what became of it is in the state."""
+    """One source that was proposed. Immutable; its result is in the state."""
 
     id: str
     """`node_identity`: digest of the target, the language and the normalised source."""
@@ -61,7 +61,7 @@ class Node:
 
 
 MODEL_NOTE = "; model "
-"""In the note of a forecast that a language model moved, before by how much."""
+"""The mark in the note of a forecast that a language model moved; the change follows it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class NodeForecast:
 _CONFIDENT_ERRORS = 2.0
 """Standard errors beyond which a difference is not chance."""
 _FASTER_OUTCOME = "faster"
-"""As `ComparisonOutcome` has it."""
+"""The text of a `ComparisonOutcome`."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class NodeResult:
     device: str = ""
     """UUID, or slug, of what it ran on."""
     stage: str = ""
-    """How far it got: `screen`, `compile`, `verify`, `time`, `confirm`."""
+    """The last stage that it reached: `screen`, `compile`, `verify`, `time`, `confirm`."""
     feedback: str = ""
     """Why it was refused, for a repair prompt: bounded, never the hidden seeds."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -173,13 +173,13 @@ class NodeResult:
     def evidence(self) -> str:
         """The verdict of a confirmation on "faster than `against`": `confirmed`, `undecided` or `refuted`.
 
-        Two standard errors decide: an interval that holds 1 confirms nothing. A contest of two solutions has to have
-        found so, too (`standing`).
+        Two standard errors decide: an interval that holds 1 confirms nothing. A contest of two solutions must have
+        ended so, too (`standing`).
         """
         if self.log2_ratio is None:
             return "refuted"
-        found = self.facts.get("standing", _FASTER_OUTCOME) == _FASTER_OUTCOME
-        return "confirmed" if found and self.log2_ratio + _CONFIDENT_ERRORS * self.sd < 0.0 else "undecided"
+        faster = self.facts.get("standing", _FASTER_OUTCOME) == _FASTER_OUTCOME
+        return "confirmed" if faster and self.log2_ratio + _CONFIDENT_ERRORS * self.sd < 0.0 else "undecided"
 
     @property
     def other_calls_text(self) -> str:
@@ -206,7 +206,7 @@ EVIDENCE_TEXTS = {
 
 @dataclass(frozen=True)
 class SearchCost:
-    """A cost."""
+    """The cost of a search, or of a part of it."""
 
     measurements: int = 0
     """Candidates run on the device: the unit of `SearchBudget.measurements`."""
@@ -243,7 +243,7 @@ class ProposalRequest:
     failures: tuple[Node, ...] = ()
     """Children of the first parent that were refused or slower, newest last, for repair and feedback."""
     known: tuple[str, ...] = field(default=(), repr=False)
-    """Ids of all nodes so far: what need not be proposed again."""
+    """Ids of all nodes so far, which need not be proposed again."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class SearchBudget:
     money: float | None = None
 
     def exhausted(self, spent: SearchCost) -> str:
-        """Which limit has been reached, as a text for people; empty if none."""
+        """The limit that has been reached, as a text for people; empty if none."""
         for name, limit in vars(self).items():
             if limit is not None and getattr(spent, name) >= limit:
                 return f"{name.replace('_', ' ')} {getattr(spent, name):g} of {limit:g} spent"
@@ -286,7 +286,7 @@ class SearchBudget:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How to search. All of it is part of the context: a resumed search must have the same."""
+    """Settings of a search. All are part of the context: a resumed search must have the same."""
 
     budget: SearchBudget = SearchBudget()
     archive: str = "puct"
@@ -305,8 +305,8 @@ class SearchSettings:
     """Share of a batch's measurements given to candidates the forecasts reject, drawn at random."""
     depth: int = 2
     """Batches under way at once: batch n is decided on what batches up to n - depth gave. 1 waits for each
-    batch to end. Fixed, so that what is decided never depends on which result came first. Full verification is
-    beside that: what had come of it when a batch ended is known to those that rest on the batch."""
+    batch to end. Fixed, so that what is decided never depends on which result came first. Full
+    verifications run beside that: batches that rest on a batch know those that had ended with it."""
     patience: int = 8
     """Batches in a row without a better node, or without a new one, after which a search ends."""
     trials: int = 12

@@ -1,4 +1,4 @@
-"""Which of a batch's candidates are measured, from beliefs alone. Pure; the only chance is a seeded draw.
+"""The choice of a batch's candidates to measure, from beliefs alone. Pure; the only chance is a seeded draw.
 
 For a belief (mean m, sd s of log2(time / time of the reference), probability of failure f):
 
@@ -65,17 +65,17 @@ def choose_by_forecast(
     `audit` is the share of slots for audits, 0 to 1; `worth` the least EI that deserves a slot.
     """
     slots = min(slots, len(nodes))
-    ranked = _ranked_list(nodes, beliefs, worth)
+    ranking = _ranking(nodes, beliefs, worth)
     share = audit * slots
     least, extra = math.floor(share), share - math.floor(share)
     chance = random.Random(digest("audit", seed, batch))
-    drawn = least + (chance.random() < extra)
-    sure = [n for n, _ in ranked[: slots - drawn]]
+    audit_count = least + (chance.random() < extra)
+    sure = [n for n, _ in ranking[: slots - audit_count]]
     rest = [n for n in nodes if n not in set(sure)]
-    audits = chance.sample(rest, min(drawn, len(rest)))
-    reasons = dict(ranked)
-    place = {n: i for i, (n, _) in enumerate(ranked)}
-    odds = {n: _propensity(place.get(n), len(nodes), len(ranked), slots, share) for n in (*sure, *audits)}
+    audits = chance.sample(rest, min(audit_count, len(rest)))
+    reasons = dict(ranking)
+    place = {n: i for i, (n, _) in enumerate(ranking)}
+    odds = {n: _propensity(place.get(n), len(nodes), len(ranking), slots, share) for n in (*sure, *audits)}
     return Chosen(
         batch,
         (*sure, *audits),
@@ -85,12 +85,12 @@ def choose_by_forecast(
 
 
 def choose_first(batch: int, groups: Sequence[Sequence[str]], *, k: int, slots: int) -> Chosen:
-    """Without forecasts: the first `k` of each group, `slots` in all: what an unfiltered search measures."""
+    """Without forecasts: the first `k` of each group, `slots` in all, as a search without a filter measures."""
     nodes = [n for group in groups for n in group[:k]][: max(0, slots)]
     return Chosen(batch, tuple(nodes), ("unforecast",) * len(nodes), (1.0,) * len(nodes))
 
 
-def _ranked_list(
+def _ranking(
     nodes: Sequence[str], beliefs: Mapping[str, NodeForecast], worth: float
 ) -> list[tuple[str, str]]:
     """The list of the module's text: node and reason. Equal candidates keep their order."""
@@ -99,12 +99,12 @@ def _ranked_list(
     top.sort(key=lambda n: -gain[n])
     unsure = [n for n in nodes if _distance_from_even(beliefs.get(n)) <= 0.5 - UNCERTAIN_RANGE[0]]
     unsure.sort(key=lambda n: _distance_from_even(beliefs.get(n)))
-    ranked: dict[str, str] = {}
+    ranking: dict[str, str] = {}
     while top or unsure:
-        uncertain = unsure and (not top or len(ranked) % UNCERTAIN_EVERY == UNCERTAIN_EVERY - 1)
+        uncertain = unsure and (not top or len(ranking) % UNCERTAIN_EVERY == UNCERTAIN_EVERY - 1)
         queue, reason = (unsure, "uncertain") if uncertain else (top, "top")
-        ranked.setdefault(queue.pop(0), reason)
-    return list(ranked.items())
+        ranking.setdefault(queue.pop(0), reason)
+    return list(ranking.items())
 
 
 def _distance_from_even(belief: NodeForecast | None) -> float:
@@ -112,15 +112,15 @@ def _distance_from_even(belief: NodeForecast | None) -> float:
     return 0.0 if belief is None or belief.abstains else abs(belief.p_better - 0.5)
 
 
-def _propensity(place: int | None, nodes: int, ranked: int, slots: int, share: float) -> float:
+def _propensity(place: int | None, nodes: int, length: int, slots: int, share: float) -> float:
     """The probability that the candidate at this place of the list (None: not on it) is measured."""
     least, extra = math.floor(share), share - math.floor(share)
     propensity = 0.0
-    for drawn, weight in ((least, 1.0 - extra), (least + 1, extra)):
-        sure = min(slots - drawn, ranked)
+    for audit_count, weight in ((least, 1.0 - extra), (least + 1, extra)):
+        sure = min(slots - audit_count, length)
         rest = nodes - sure
         if place is not None and place < sure:
             propensity += weight
         elif rest and weight:
-            propensity += weight * min(drawn, rest) / rest
+            propensity += weight * min(audit_count, rest) / rest
     return min(1.0, propensity)

@@ -67,7 +67,7 @@ class Chosen:
     reasons: tuple[str, ...]
     """One of `top`, `uncertain`, `audit`, `unforecast` per node."""
     propensities: tuple[float, ...]
-    """The probability with which each was chosen, given the forecasts; 1 for what is not drawn."""
+    """The probability with which each was chosen, given the forecasts; 1 without a draw."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Expired:
-    """The wall-clock limit is near: nothing new is begun, the best is confirmed. Told by the runner, since
+    """The wall-clock limit is near: nothing new is begun, the best is confirmed. The runner records it, since
     no decision looks at a clock."""
 
     seconds: float
-    """How long the search has run, earlier sessions included."""
+    """Seconds that the search has run, earlier sessions included."""
     at: str = ""
 
 

@@ -82,7 +82,7 @@ class ProcessMixture:
 
     def predict(self, cross: Mapping[str, Array], prior: Mapping[str, Array]) -> tuple[Array, Array]:
         """As `FittedProcess.predict`: mean and standard deviation of the mixture, [m] each."""
-        each = [(weight, *fitted.predict(cross, prior)) for weight, fitted in self.parts]
+        each = [(weight, *process.predict(cross, prior)) for weight, process in self.parts]
         mean = sum((w * m for w, m, _ in each), np.zeros(1))
         second = sum((w * (sd**2 + m**2) for w, m, sd in each), np.zeros(1))
         return mean, np.sqrt(np.maximum(second - mean**2, _JITTER))
@@ -99,7 +99,7 @@ def fit_mixture(
     `parts`: covariances at scale 1 by name, [n, n]; `noise`: variances, [n]; `grid`: the variances to try,
     by the same names; all are as likely before. Raises `ValueError` for an empty grid.
     """
-    fitted: list[FittedProcess] = []
+    processes: list[FittedProcess] = []
     names = list(parts)
     for values in itertools.product(*(grid[name] for name in names)):
         variances = dict(zip(names, values, strict=True))
@@ -113,14 +113,14 @@ def fit_mixture(
         # Equations 5.10-5.12: the residual of each point under all others, and its variance.
         off = weights**2 / np.diag(inverse)
         stretch = math.sqrt((float(off.sum()) + 4.0) / (len(targets) + 4.0))
-        fitted.append(FittedProcess(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0)))
-    if not fitted:
+        processes.append(FittedProcess(variances, inverse, weights, evidence, min(max(stretch, 0.7), 3.0)))
+    if not processes:
         raise ValueError("the grid needs at least one variance for every part")
-    fitted.sort(key=lambda one: -one.evidence)
-    likely = [math.exp(one.evidence - fitted[0].evidence) for one in fitted]
-    kept = [(share, one) for share, one in zip(likely, fitted, strict=True) if share > _MIN_RELATIVE_EVIDENCE]
-    total = sum(share for share, _ in kept)
-    return ProcessMixture([(share / total, one) for share, one in kept])
+    processes.sort(key=lambda p: -p.evidence)
+    ratios = [math.exp(p.evidence - processes[0].evidence) for p in processes]
+    mixture = [(w, p) for w, p in zip(ratios, processes, strict=True) if w > _MIN_RELATIVE_EVIDENCE]
+    total = sum(w for w, _ in mixture)
+    return ProcessMixture([(w / total, p) for w, p in mixture])
 
 
 # --- sources as numbers ---
@@ -154,41 +154,41 @@ def ngram_counts(language: str, source: str) -> tuple[tuple[int, float], ...]:
 def token_statistics(language: str, source: str) -> tuple[float, ...]:
     """Logarithms of how long a source is, how often it uses telling words, and how large its numbers are."""
     tokens = source_tokens(language, source)
-    seen = Counter(tokens)
+    counts = Counter(tokens)
     numbers = [float(t) for t in tokens if _NUMBER_PATTERN.match(t)]
     large = [math.log2(v) for v in numbers if 2 <= v < math.inf]
     sizes = (sum(large), max(large, default=0.0), float(len(large)))
-    return (math.log2(1 + len(tokens)), *sizes, *(math.log2(1 + seen[w]) for w in _COUNTED_WORDS))
+    return (math.log2(1 + len(tokens)), *sizes, *(math.log2(1 + counts[w]) for w in _COUNTED_WORDS))
 
 
 def source_embedding(node: Node) -> Array:
-    """Hashed n-grams of a source, [WIDTH], of length 1: what two sources have in common is their product."""
+    """Hashed n-grams of a source, [WIDTH], of length 1: the product of two is their similarity."""
     vector = np.zeros(HASH_WIDTH)
     for place, count in ngram_counts(node.language, node.source):
         vector[place] = math.copysign(math.log1p(abs(count)), count)
-    return _normalized(vector)
+    return _normalize(vector)
 
 
 def edit_embedding(node: Node, parent: Node | None) -> Array:
     """The change, [3 WIDTH]: the signed difference of n-grams, words about the change, and its parts.
 
     The words are the arm, the author and the note of the provenance; they and the difference are of length 1.
-    The parts are the rewrites that a mechanical author names, joined by `+`: what they do adds up, so each
+    The parts are the rewrites that a mechanical author names, joined by `+`: their effects add up, so each
     counts 1 however many there are. Zeros for a node without a parent.
     """
     if parent is None:
         return np.zeros(3 * HASH_WIDTH)
     change = np.zeros(HASH_WIDTH)
-    for sign, one in ((1.0, node), (-1.0, parent)):
-        for place, count in ngram_counts(one.language, one.source):
+    for sign, side in ((1.0, node), (-1.0, parent)):
+        for place, count in ngram_counts(side.language, side.source):
             change[place] += sign * count
     origin = node.provenance
     parts = origin.author.split("+") if origin.origin is Origin.REWRITE and origin.author else []
     by = [] if parts else [f"author {origin.author}"]
-    noted = [f"note {w}" for w in re.findall(r"[a-z_]+|\d+", origin.note.lower())[:24]]
-    words = _normalized(_hashed_words([f"arm {node.arm}", *by, *noted]))
+    notes = [f"note {w}" for w in re.findall(r"[a-z_]+|\d+", origin.note.lower())[:24]]
+    words = _normalize(_hashed_words([f"arm {node.arm}", *by, *notes]))
     return np.concatenate(
-        [_normalized(np.sign(change) * np.log1p(np.abs(change))), words, _hashed_words(parts)]
+        [_normalize(np.sign(change) * np.log1p(np.abs(change))), words, _hashed_words(parts)]
     )
 
 
@@ -210,7 +210,7 @@ def _hashed_words(words: Iterable[str]) -> Array:
     return vector
 
 
-def _normalized(vector: Array) -> Array:
+def _normalize(vector: Array) -> Array:
     size = float(np.linalg.norm(vector))
     return vector / size if size > 0 else vector
 
@@ -279,7 +279,7 @@ class ScorePosterior:
 
 
 class LineageForecaster:
-    """See the module."""
+    """Learns from the search's own results: a Gaussian process over sources and their changes."""
 
     name = "lineage-3"
 
@@ -299,27 +299,26 @@ class LineageForecaster:
         """
         corrections = offsets or {}
         results = [r for r in question.judged if r[1].log2_ratio is not None][-_MAX_RESULTS:]
-        known = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
-        known |= {question.reference.id: question.reference}
+        nodes = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
+        nodes |= {question.reference.id: question.reference}
         scores = {n.id: score for n, _, score in results}
-        features = NodeFeatures.of(question.nodes, known, scores)
+        features = NodeFeatures.of(question.nodes, nodes, scores)
         before = features.parents + np.array([corrections.get(n.id, 0.0) for n in question.nodes])
-        derived = [n for n, _, _ in results if n.parents]
-        if len(results) < MIN_RESULTS or not derived:
+        rows = [(n, j, s) for n, j, s in results if n.parents]
+        if len(results) < MIN_RESULTS or not rows:
             wide = np.full(len(before), UNINFORMED_SD)
             reason = f"{len(results)} results of {MIN_RESULTS} that are needed"
             return ScorePosterior(before, wide, np.zeros(len(before)), reason)
-        rows = [(n, j, s) for n, j, s in results if n.parents]
-        views = NodeFeatures.of([n for n, _, _ in rows], known, scores)
+        views = NodeFeatures.of([n for n, _, _ in rows], nodes, scores)
         mean = views.parents + np.array([corrections.get(n.id, 0.0) for n, _, _ in rows])
         targets = np.array([s for _, _, s in rows]) - mean
         targets = np.where(targets > KNEE, KNEE + BEYOND * (targets - KNEE), targets)
         noise = np.array([_NOISE_SD**2 + j.sd**2 for _, j, _ in rows])
         spread = np.concatenate([views.static_features, features.static_features]).std(axis=0)
         scale = np.where(spread > 1e-9, spread, 1.0)
-        fitted = fit_mixture(_covariance_parts(views, views, scale), targets, noise, _VARIANCE_GRID)
+        mixture = fit_mixture(_covariance_parts(views, views, scale), targets, noise, _VARIANCE_GRID)
         cross = _covariance_parts(features, views, scale)
-        shift, sd = fitted.predict(cross, _prior_variances(features))
+        shift, sd = mixture.predict(cross, _prior_variances(features))
         return ScorePosterior(before + shift, sd, _nearest_correlation(features, views, cross))
 
     def close(self) -> None:
@@ -352,17 +351,17 @@ def failure_probabilities(question: NodeForecastRequest) -> Array:
     edits. A failure of the harness itself is no result.
     """
     rows = [(n, j) for n, j, _ in question.judged if j.outcome is not Outcome.INFRASTRUCTURE and n.parents]
-    known = {n.id: n for n, _, _ in question.judged} | {question.reference.id: question.reference}
+    nodes = {n.id: n for n, _, _ in question.judged} | {question.reference.id: question.reference}
     failed = np.array([float(j.log2_ratio is None) for _, j in rows])
     overall = (failed.sum() + 0.1 * _PRIOR_FAIL) / (len(rows) + _PRIOR_FAIL)
     if not rows:
         return np.full(len(question.nodes), overall)
-    before = np.array([_unit_edit(n, known) for n, _ in rows])
+    before = np.array([_unit_edit(n, nodes) for n, _ in rows])
     probabilities = []
     for node in question.nodes:
-        alike = np.maximum(before @ _unit_edit(node, known), 0.0) ** 2
-        same = np.array([float(n.arm == node.arm) for n, _ in rows])
-        weight = _SURE_OF_ARM * same + _SURE_OF_LIKE * alike
+        similarity = np.maximum(before @ _unit_edit(node, nodes), 0.0) ** 2
+        same_arm = np.array([float(n.arm == node.arm) for n, _ in rows])
+        weight = _SURE_OF_ARM * same_arm + _SURE_OF_LIKE * similarity
         probabilities.append((_PRIOR_FAIL * overall + weight @ failed) / (_PRIOR_FAIL + weight.sum()))
     return np.maximum(probabilities, _LEAST_FAIL)
 
@@ -374,30 +373,30 @@ def _unit_edit(node: Node, known: Mapping[str, Node]) -> Array:
 
 def _ancestor_score(node: Node, known: Mapping[str, Node], scores: Mapping[str, float]) -> float:
     """Score of the nearest ancestor that ran, along first parents; 0, the seed's, where none did."""
-    seen = {node.id}
-    while node.parents and node.parents[0] not in seen:
+    ids = {node.id}
+    while node.parents and node.parents[0] not in ids:
         above = node.parents[0]
         if above in scores:
             return scores[above]
         if above not in known:
             break
         node = known[above]
-        seen.add(above)
+        ids.add(above)
     return 0.0
 
 
 def _covariance_parts(a: NodeFeatures, b: NodeFeatures, scale: Array) -> dict[str, Array]:
     """Covariances at scale 1 between two sets of nodes, [len(a), len(b)] each."""
     left, right = a.static_features / scale, b.static_features / scale
-    apart = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * left @ right.T
-    alike = np.clip(a.source_embeddings @ b.source_embeddings.T, -1.0, 1.0)
+    distances = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * left @ right.T
+    cosines = np.clip(a.source_embeddings @ b.source_embeddings.T, -1.0, 1.0)
     return {
         "level": np.ones((len(left), len(right))),
         "slope": np.outer(a.parents, b.parents),
         "edit": a.edit_embeddings @ b.edit_embeddings.T,
         # Squared distance of unit vectors; sources of one family are all alike, so the length is short.
-        "whole": np.exp(-(2.0 - 2.0 * alike) / (2 * 0.3**2)),
-        "static": np.exp(-np.maximum(apart, 0.0) / (2.0 * left.shape[1])),
+        "whole": np.exp(-(2.0 - 2.0 * cosines) / (2 * 0.3**2)),
+        "static": np.exp(-np.maximum(distances, 0.0) / (2.0 * left.shape[1])),
     }
 
 
@@ -414,11 +413,11 @@ def _prior_variances(a: NodeFeatures) -> dict[str, Array]:
 
 def _nearest_correlation(a: NodeFeatures, b: NodeFeatures, cross: Mapping[str, Array]) -> Array:
     """Correlation with the most alike training point, [len(a)], by what nodes are and change alone."""
-    own, theirs = _prior_variances(a), _prior_variances(b)
+    variances, training_variances = _prior_variances(a), _prior_variances(b)
     joint = sum((cross[name] for name in _SIMILARITY_PARTS), np.zeros(1))
-    alone = sum((own[name] for name in _SIMILARITY_PARTS), np.zeros(1))
-    others = sum((theirs[name] for name in _SIMILARITY_PARTS), np.zeros(1))
-    return np.asarray((joint / np.sqrt(np.outer(alone, others))).max(axis=1))
+    totals = sum((variances[name] for name in _SIMILARITY_PARTS), np.zeros(1))
+    training_totals = sum((training_variances[name] for name in _SIMILARITY_PARTS), np.zeros(1))
+    return np.asarray((joint / np.sqrt(np.outer(totals, training_totals))).max(axis=1))
 
 
 # --- which forecaster ---
@@ -431,7 +430,7 @@ class Forecaster(Protocol):
     """With its version: part of the context."""
 
     def forecast(self, question: NodeForecastRequest) -> Forecasted:
-        """Beliefs about `question.nodes` relative to `question.reference`. Failures are told, not raised."""
+        """Beliefs about `question.nodes` relative to `question.reference`. Failures are reported, not raised."""
         ...
 
     def close(self) -> None:
@@ -468,7 +467,7 @@ _DIFFERENCE_SHARE = 0.5
 
 
 class TritonForecaster:
-    """See the module. A pure function of the question: IR depends on the text alone."""
+    """Adds the shipped surrogate's forecasts, made from IR, to the lineage's. A pure function of the question."""
 
     def __init__(self, target: SearchTarget) -> None:
         """A sandbox traces sources for the shipped surrogate, once they are first asked about."""
@@ -480,31 +479,31 @@ class TritonForecaster:
 
     def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """Beliefs about every node; one that cannot be traced is left to its lineage."""
-        known = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
-        known |= {question.reference.id: question.reference}
-        self._tracer.prepare(list(known.values()))
-        seen = {node.id: self._tracer.best_forecast(node) for node in known.values()}
+        nodes = {n.id: n for n, _, _ in question.judged} | {n.id: n for n in question.nodes}
+        nodes |= {question.reference.id: question.reference}
+        self._tracer.prepare(list(nodes.values()))
+        forecasts = {node.id: self._tracer.best_forecast(node) for node in nodes.values()}
         offsets = {}
-        for node in known.values():
-            above = seen.get(node.parents[0]) if node.parents else None
-            mine = seen[node.id]
-            if above is not None and mine is not None:
-                offsets[node.id] = _DIFFERENCE_SHARE * (mine[0] - above[0])
+        for node in nodes.values():
+            above = forecasts.get(node.parents[0]) if node.parents else None
+            own = forecasts[node.id]
+            if above is not None and own is not None:
+                offsets[node.id] = _DIFFERENCE_SHARE * (own[0] - above[0])
         posterior = self._lineage.posterior(question, offsets)
         if posterior.reason and question.nodes:
             # Before the search has results of its own, IR says something where there is any.
-            traced = np.array([n.id in offsets for n in question.nodes])
+            has_offset = np.array([n.id in offsets for n in question.nodes])
             posterior = replace(
                 posterior,
-                sd=np.where(traced, UNTESTED_DIFFERENCE_SD, UNINFORMED_SD),
-                nearest_correlation=traced.astype(float),
+                sd=np.where(has_offset, UNTESTED_DIFFERENCE_SD, UNINFORMED_SD),
+                nearest_correlation=has_offset.astype(float),
                 reason="",
             )
         fails = failure_probabilities(question)
         for i, node in enumerate(question.nodes):
-            mine = seen[node.id]
-            if mine is not None:
-                fails[i] = 1.0 - (1.0 - fails[i]) * (1.0 - mine[1])
+            own = forecasts[node.id]
+            if own is not None:
+                fails[i] = 1.0 - (1.0 - fails[i]) * (1.0 - own[1])
         return relative_forecasts(question, posterior, fails, self.name)
 
     def close(self) -> None:
@@ -523,7 +522,7 @@ _FAIL_WEIGHT = 0.3
 
 
 class LLMNodeForecaster:
-    """See the module. Deterministic as far as its backend is."""
+    """Blends a language model's forecasts with those of `base`. Deterministic as far as its backend is."""
 
     def __init__(self, backend: Backend, base: Forecaster) -> None:
         self._backend, self._base = backend, base
@@ -541,32 +540,32 @@ class LLMNodeForecaster:
             )
         except (LLMError, OSError, ValueError) as error:
             return replace(before, problem=f"{self._backend.name}: {error}"[:500])
-        return self._blended(question, before, answer)
+        return self._blend(question, before, answer)
 
     def close(self) -> None:
         """Free the model."""
         self._backend.close()
         self._base.close()
 
-    def _blended(
+    def _blend(
         self, question: NodeForecastRequest, before: Forecasted, answer: BackendResponse
     ) -> Forecasted:
-        mean, sd, p_fail = BINS.moments(_normalized_rows(answer))
-        heard = answer.answered & (answer.mass >= _MIN_LABEL_MASS)
+        mean, sd, p_fail = BINS.moments(_normalize_rows(answer))
+        valid = answer.answered & (answer.mass >= _MIN_LABEL_MASS)
         beliefs = dict(before.beliefs)
         for i, node in enumerate(question.nodes):
-            if heard[i]:
+            if valid[i]:
                 word = (float(mean[i]), float(sd[i]), float(p_fail[i]))
                 beliefs[node.id] = blend_forecast(before.beliefs[node.id], *word)
-        used = answer.usage
-        spent = SearchCost(
-            wall_seconds=used.seconds, tokens=used.prompt_tokens + used.output_tokens, money=used.money
+        usage = answer.usage
+        cost = SearchCost(
+            wall_seconds=usage.seconds, tokens=usage.prompt_tokens + usage.output_tokens, money=usage.money
         )
         problem = before.problem
-        if not heard.all():
+        if not valid.all():
             trouble = "; ".join(answer.trouble) or "too little probability on the labels"
-            problem = f"{int((~heard).sum())} of {len(heard)} not forecast by {self._backend.name}: {trouble}"
-        return Forecasted(question.batch, before.reference, beliefs, before.spent + spent, problem[:500])
+            problem = f"{int((~valid).sum())} of {len(valid)} not forecast by {self._backend.name}: {trouble}"
+        return Forecasted(question.batch, before.reference, beliefs, before.spent + cost, problem[:500])
 
 
 def blend_forecast(before: NodeForecast, mean: float, sd: float, p_fail: float) -> NodeForecast:
@@ -576,23 +575,23 @@ def blend_forecast(before: NodeForecast, mean: float, sd: float, p_fail: float) 
     """
     doubt = sd**2 + MODEL_ERROR_SD**2
     precision = 1.0 / before.sd**2 + 1.0 / doubt
-    moved = (before.mean / before.sd**2 + mean / doubt) / precision
+    blend = (before.mean / before.sd**2 + mean / doubt) / precision
     spread = math.sqrt(1.0 / precision)
     odds = (1.0 - _FAIL_WEIGHT) * _logit(before.p_fail) + _FAIL_WEIGHT * _logit(p_fail)
     fails = 1.0 / (1.0 + math.exp(-odds))
-    better = (1.0 - fails) * 0.5 * math.erfc(moved / (spread * math.sqrt(2.0)))
+    better = (1.0 - fails) * 0.5 * math.erfc(blend / (spread * math.sqrt(2.0)))
     note = f"{before.note}{MODEL_NOTE}{mean:+.2f}"
-    return NodeForecast(moved, spread, fails, better, before.abstains, note)
+    return NodeForecast(blend, spread, fails, better, before.abstains, note)
 
 
 def question_prompt(question: NodeForecastRequest) -> Prompt:
     """The question to a model: the incumbent's source and time, results, and the nodes as changes to it."""
     reference, target = question.reference, question.target
     results = {n.id: (n, j, s) for n, j, s in question.judged}
-    known = results.get(reference.id)
-    seconds = [] if known is None else list(known[1].seconds.values())
+    row = results.get(reference.id)
+    seconds = [] if row is None else list(row[1].seconds.values())
     log2_ms = float(np.mean(np.log2(seconds))) + math.log2(1e3) if seconds else 0.0
-    score = known[2] if known is not None else 0.0
+    score = row[2] if row is not None else 0.0
     name, statement = ("", "") if target is None else (target.name, target.statement)
     kernel = Kernel(name, reference.language, reference.source)
     return forecast_prompt(
@@ -605,21 +604,21 @@ def question_prompt(question: NodeForecastRequest) -> Prompt:
 
 def _device(question: NodeForecastRequest) -> Device:
     """Where the target is searched: as it says itself, or a CPU, of which no device's figures are shown."""
-    if question.target is not None and (given := question.target.payload.get("device")) is not None:
-        return Device.from_json(given)
-    named = (j.device for n, j, _ in question.judged if n.id == question.reference.id)
-    return Device(next(named, "") or "unknown", "cpu")
+    if question.target is not None and (device := question.target.payload.get("device")) is not None:
+        return Device.from_json(device)
+    devices = (j.device for n, j, _ in question.judged if n.id == question.reference.id)
+    return Device(next(devices, "") or "unknown", "cpu")
 
 
 def _neighbours(
     reference: Node, score: float, results: Sequence[tuple[Node, NodeResult, float]]
 ) -> list[Neighbour]:
     """The fastest of the other results, and the latest failures; each by its note."""
-    others = [r for r in results if r[0].id != reference.id]
-    ran = sorted((r for r in others if r[1].log2_ratio is not None), key=lambda r: (r[2], r[0].id))
-    failed = [r for r in others if r[1].log2_ratio is None]
-    fastest = [Neighbour(_node_title(n), s - score) for n, _, s in ran[: MAX_SHOWN_RESULTS - 2]]
-    return fastest + [Neighbour(_node_title(n), None) for n, _, _ in failed[-2:]]
+    rest = [r for r in results if r[0].id != reference.id]
+    successes = sorted((r for r in rest if r[1].log2_ratio is not None), key=lambda r: (r[2], r[0].id))
+    failures = [r for r in rest if r[1].log2_ratio is None]
+    fastest = [Neighbour(_node_title(n), s - score) for n, _, s in successes[: MAX_SHOWN_RESULTS - 2]]
+    return fastest + [Neighbour(_node_title(n), None) for n, _, _ in failures[-2:]]
 
 
 def _node_title(node: Node) -> str:
@@ -632,7 +631,7 @@ def _task_summary(statement: str) -> str:
     return " ".join(summary.split())[:1500]
 
 
-def _normalized_rows(answer: BackendResponse) -> Array:
+def _normalize_rows(answer: BackendResponse) -> Array:
     """Probabilities whose rows sum to 1; rows without an answer are even, and not used."""
     rows = np.asarray(answer.probabilities, float)
     total = rows.sum(axis=1, keepdims=True)

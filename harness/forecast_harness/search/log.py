@@ -75,9 +75,9 @@ class SearchLog(Resource):
             if not isinstance(started, Started):
                 raise RecordError(f"{path} does not begin with a `started` event: it is not a search's log")
             if differences := context_differences(started.context, context):
-                listed = "\n".join(f"  {line}" for line in differences)
+                text = "\n".join(f"  {line}" for line in differences)
                 raise RecordError(
-                    f"{path} was started with another context, so its results do not carry over:\n{listed}\n"
+                    f"{path} was started with another context, so its results do not carry over:\n{text}\n"
                     "Search as before to continue it, or name another folder to start anew."
                 )
         except BaseException:
@@ -92,20 +92,20 @@ class SearchLog(Resource):
         log is as before then.
         """
         raw = encode(event)
-        known = decode(raw)
+        record = decode(raw)
         if self._stream is None:
             raise StoreError(f"{self.path} is closed")
         try:
-            done = 0
-            while done < len(raw):
-                done += os.write(self._stream, raw[done:])
+            size = 0
+            while size < len(raw):
+                size += os.write(self._stream, raw[size:])
             os.fsync(self._stream)
         except OSError as error:
             self._truncate()
             raise StoreError(f"{self.path}: an event cannot be written ({error}); {_REMEDY}") from error
         self._size += len(raw)
-        self.events.append(known)
-        return known
+        self.events.append(record)
+        return record
 
     def close(self) -> None:
         """Let others write."""
@@ -174,9 +174,9 @@ def parse_log(raw: bytes, path: Path) -> tuple[list[Event], int]:
 
     Raises `RecordError` naming the first whole line that is no event.
     """
-    whole = raw.rfind(b"\n") + 1
+    end = raw.rfind(b"\n") + 1
     events: list[Event] = []
-    for number, line in enumerate(raw[:whole].split(b"\n")[:-1], 1):
+    for number, line in enumerate(raw[:end].split(b"\n")[:-1], 1):
         try:
             events.append(from_json(decode_json(line.decode("utf-8"))))
         except (ValueError, TypeError, RecursionError) as error:
@@ -184,14 +184,14 @@ def parse_log(raw: bytes, path: Path) -> tuple[list[Event], int]:
                 f"{path}:{number}: not an event ({error}); the log was changed by hand or by a failing disk: "
                 f"restore it, or cut it before line {number}"
             ) from error
-    return events, whole
+    return events, end
 
 
 def context_differences(before: SearchContext, after: SearchContext) -> list[str]:
     """The differences, one line per field: `settings.k: 4 in the log, 6 now`."""
-    old, new = _flattened(codec.to_json(before)), _flattened(codec.to_json(after))
+    old, new = _flatten(codec.to_json(before)), _flatten(codec.to_json(after))
     return [
-        f"{name}: {_shown_value(old, name)} in the log, {_shown_value(new, name)} now"
+        f"{name}: {_value_text(old, name)} in the log, {_value_text(new, name)} now"
         for name in sorted(old.keys() | new.keys())
         if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]
@@ -200,15 +200,15 @@ def context_differences(before: SearchContext, after: SearchContext) -> list[str
 _ABSENT = object()
 
 
-def _shown_value(values: Mapping[str, Any], name: str) -> str:
+def _value_text(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name]) if name in values else "absent"
 
 
-def _flattened(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flatten(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            flat |= _flattened(inner, f"{before}{name}.")
+            flat |= _flatten(inner, f"{before}{name}.")
         else:
             flat[before + name] = inner
     return flat

@@ -51,8 +51,8 @@ def store_variants(state: SearchState, store: Store) -> list[Variant]:
     faster = {n: r for n, r in ratios.items() if r is not None and r < 0.0 and n != first}
     variants: list[Variant] = []
     for node in sorted(faster, key=lambda n: faster[n])[:FINALISTS]:
-        variant, judged = _variant_of(state, state.nodes[node]), state.judged[node]
-        results = (judged, confirmed.get(node, judged))
+        variant, result = _variant_of(state, state.nodes[node]), state.judged[node]
+        results = (result, confirmed.get(node, result))
         checks = [Check.from_json(c) for j in results for c in j.facts.get("checks_passed", ())]
         store.put_variant(variant, dict.fromkeys(checks))
         variants.append(variant)
@@ -88,20 +88,20 @@ def _suffix(state: SearchState, node: Node) -> str:
 def provenance_lines(state: SearchState) -> list[str]:
     """Where the best source comes from, and on what evidence it is the best: lines of text."""
     node, origin = state.nodes[state.best], state.nodes[state.best].provenance
-    judged = state.confirmed.get(node.id) or state.judged.get(node.id)
+    result = state.confirmed.get(node.id) or state.judged.get(node.id)
     kind = "CUDA kernel" if is_cuda_kernel(state.target) else state.target.kind
     lines = [f"The fastest source found for {state.target.name} ({kind}).", f"id: {node.id}"]
     if node.id == state.seeds[0]:
         lines.append("speed: this is the first seed itself; nothing faster was found")
-    elif judged is not None and judged.log2_ratio is not None:
+    elif result is not None and result.log2_ratio is not None:
         how = EVIDENCE_TEXTS[state.evidence(node.id)]
-        spread = f", standard error {judged.sd * math.log(2):.2%}" if node.id in state.confirmed else ""
+        spread = f", standard error {result.sd * math.log(2):.2%}" if node.id in state.confirmed else ""
         lines.append(f"speed: {2**-state.best_score:.3f} times the first seed, {how}{spread}")
-        lines += [f"calls: {text}" for text in [judged.other_calls_text] if text]
-    if judged is not None and judged.config:
-        lines.append(f"config: {json.dumps(codec.to_json(judged.config))}")
-    if judged is not None and judged.device:
-        lines.append(f"measured on: {state.context.device} ({judged.device})")
+        lines += [f"calls: {text}" for text in [result.other_calls_text] if text]
+    if result is not None and result.config:
+        lines.append(f"config: {json.dumps(codec.to_json(result.config))}")
+    if result is not None and result.device:
+        lines.append(f"measured on: {state.context.device} ({result.device})")
     lines.append(f"made by: {origin.origin} {origin.author}".rstrip() + (f", {node.arm}" if node.arm else ""))
     lines += [f"note: {' '.join(origin.note.split())}"] if origin.note else []
     lines += [f"parents: {', '.join(node.parents)}"] if node.parents else []
@@ -116,8 +116,8 @@ def summary(state: SearchState) -> dict[str, Any]:
     `per_percent` is each cost per per cent of the first seed's time that the best source saves; None while
     nothing is saved.
     """
-    saved = 100.0 * (1.0 - 2**state.best_score)
-    spent = codec.to_json(state.spent)
+    percent = 100.0 * (1.0 - 2**state.best_score)
+    cost = codec.to_json(state.spent)
     return {
         "target": state.target.name,
         "stopped": state.stopped.reason if state.stopped is not None else "",
@@ -126,7 +126,7 @@ def summary(state: SearchState) -> dict[str, Any]:
         "speedup": 2**-state.best_score,
         "confirmed": state.evidence(state.best) == "confirmed",
         "evidence": EVIDENCE_TEXTS[state.evidence(state.best)],
-        "percent_saved": saved,
+        "percent_saved": percent,
         "slower_at": list(state.confirmed[state.best].facts.get("slower_at", ()))
         if state.best in state.confirmed
         else [],
@@ -135,9 +135,9 @@ def summary(state: SearchState) -> dict[str, Any]:
         "refused": len(state.duplicates),
         "measured": len(state.judged),
         "failed": sum(j.outcome is not Outcome.OK for j in state.judged.values()),
-        "spent": spent,
+        "spent": cost,
         "spent_on": {name: codec.to_json(s) for name, s in state.spent_on.items()},
-        "per_percent": {k: v / saved for k, v in spent.items()} if saved > 0.0 else None,
+        "per_percent": {k: v / percent for k, v in cost.items()} if percent > 0.0 else None,
     }
 
 

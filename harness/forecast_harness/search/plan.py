@@ -65,8 +65,8 @@ def open_archive(name: str) -> Archive:
 
 def greedy(view: BatchView, n: int) -> list[str]:
     """The `n` fastest nodes, equal ones by id."""
-    left = [id for id in view.scores if id in view.nodes and id not in view.exhausted_parents]
-    return sorted(left, key=lambda id: (view.scores[id], id))[:n]
+    nodes = [id for id in view.scores if id in view.nodes and id not in view.exhausted_parents]
+    return sorted(nodes, key=lambda id: (view.scores[id], id))[:n]
 
 
 def puct(view: BatchView, n: int) -> list[str]:
@@ -75,17 +75,17 @@ def puct(view: BatchView, n: int) -> list[str]:
     There are fewer than `n` where every other node is an ancestor or a descendant of one selected.
     """
     scores = puct_scores(view)
-    ranked = sorted(scores, key=lambda id: (-scores[id], id))
-    blocked: set[str] = set()
+    order = sorted(scores, key=lambda id: (-scores[id], id))
+    ancestors: set[str] = set()
     chosen: list[str] = []
-    for id in ranked:
+    for id in order:
         if len(chosen) == n:
             break
         above = set(_ancestors(view.nodes, id))
-        if id in view.exhausted_parents or id in blocked or above & set(chosen):
+        if id in view.exhausted_parents or id in ancestors or above & set(chosen):
             continue
         chosen.append(id)
-        blocked |= above
+        ancestors |= above
     return chosen
 
 
@@ -107,7 +107,7 @@ def puct_scores(view: BatchView) -> dict[str, float]:
 
     Where this view of a search makes it differ from the published program:
 
-    - Counts are derived from the number of expansions per node, which includes batches under way: what a batch
+    - Counts are derived from the number of expansions per node, which includes batches under way: a node that a batch
       before has just expanded loses its bonus although its children are not known yet.
     - An expansion counts whether or not a valid child came of it; there, failed ones count as well.
     - Measured nodes enter the archive, as they do there with as many measurements as places per parent; an
@@ -116,16 +116,16 @@ def puct_scores(view: BatchView) -> dict[str, float]:
     - Nodes of which nothing more can be made are ranked, and never selected.
     """
     seeds = set(view.seeds)
-    ran = [id for id in view.scores if id in view.nodes]
-    children = sorted((id for id in ran if id not in seeds), key=lambda id: (view.scores[id], id))
-    archive = [id for id in ran if id in seeds] + children[:_CAPACITY]
+    ids = [id for id in view.scores if id in view.nodes]
+    children = sorted((id for id in ids if id not in seeds), key=lambda id: (view.scores[id], id))
+    archive = [id for id in ids if id in seeds] + children[:_CAPACITY]
     rewards = {id: 2.0 ** -view.scores[id] for id in archive}
-    others = [reward for id, reward in rewards.items() if id not in seeds]
-    scale = max(1e-6, max(others) - min(others)) if others else 1e-6
+    child_rewards = [reward for id, reward in rewards.items() if id not in seeds]
+    scale = max(1e-6, max(child_rewards) - min(child_rewards)) if child_rewards else 1e-6
     visits: Counter[str] = Counter()
     for id, times in view.expansions.items():
-        for expanded in (id, *_ancestors(view.nodes, id)) if id in view.nodes else ():
-            visits[expanded] += times
+        for node in (id, *_ancestors(view.nodes, id)) if id in view.nodes else ():
+            visits[node] += times
     total = sum(times for id, times in view.expansions.items() if id in view.nodes)
     best: dict[str, float] = {}
     for id, reward in rewards.items():
@@ -147,10 +147,10 @@ def _parent_of(node: Node) -> str:
 
 def _ancestors(nodes: Mapping[str, Node], id: str) -> Iterator[str]:
     """Ids from the parent up to the seed."""
-    seen = {id}
+    ids = {id}
     above = _parent_of(nodes[id])
-    while above in nodes and above not in seen:
-        seen.add(above)
+    while above in nodes and above not in ids:
+        ids.add(above)
         yield above
         above = _parent_of(nodes[above])
 
@@ -159,7 +159,7 @@ def _ancestors(nodes: Mapping[str, Node], id: str) -> Iterator[str]:
 
 
 def allocate(arms: Sequence[str], n: int, seed: object) -> dict[str, int]:
-    """How many of `n` proposals each arm is asked for: as many each, and the rest by a draw that a replay repeats."""
+    """The proposals of `n` that each arm is asked for: as many each, and the rest by a draw that a replay repeats."""
     each, rest = divmod(n, max(1, len(arms)))
     more = random.Random(digest("arms", seed)).sample(arms, rest if arms else 0)
     return {arm: count for arm in arms if (count := each + (arm in more))}
@@ -172,34 +172,34 @@ CROSSOVER_PARTNERS = 2
 """Other good nodes given along with a parent, for authors that join them."""
 
 
-def _kept(compute: Callable[[SearchState, int], T]) -> Callable[[SearchState, int], T]:
-    """Have a batch's fact worked out once, under the function's name in `SearchState.memo`; None is no fact yet."""
+def _memoize(compute: Callable[[SearchState, int], T]) -> Callable[[SearchState, int], T]:
+    """Compute a batch's fact once, and keep it in `SearchState.memo` under the function's name; None is no fact yet."""
 
     @wraps(compute)
-    def known(state: SearchState, number: int) -> T:
+    def lookup(state: SearchState, number: int) -> T:
         key = compute.__name__, number
         if key not in state.memo and (value := compute(state, number)) is not None:
             state.memo[key] = value
         return cast("T", state.memo.get(key))
 
-    return known
+    return lookup
 
 
-@_kept
+@_memoize
 def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest, ...]:
     """The requests of a batch to its authors: fixed by its view. Empty where no parent is left."""
     requests = []
-    seen, s = batch_view(state, number), state.settings
-    picked = open_archive(s.archive)(seen, s.parents)
-    able = [p for p in dict.fromkeys(picked) if p in seen.scores and p not in seen.exhausted_parents]
-    ranked = sorted(seen.scores, key=lambda n: seen.scores[n])
-    known = tuple(seen.nodes)
+    view, s = batch_view(state, number), state.settings
+    picks = open_archive(s.archive)(view, s.parents)
+    able = [p for p in dict.fromkeys(picks) if p in view.scores and p not in view.exhausted_parents]
+    order = sorted(view.scores, key=lambda n: view.scores[n])
+    known = tuple(view.nodes)
     for parent in able[: s.parents]:
-        arms = [a for a in state.context.arms if a not in seen.exhausted.get(parent, ())]
-        others = [n for n in (*able, *ranked[: CROSSOVER_PARTNERS + 1]) if n != parent]
-        failures = _failed_children(seen, parent)
-        parents = tuple(seen.nodes[n] for n in (parent, *list(dict.fromkeys(others))[:CROSSOVER_PARTNERS]))
-        judged = {n.id: seen.judged[n.id] for n in (*parents, *failures) if n.id in seen.judged}
+        arms = [a for a in state.context.arms if a not in view.exhausted.get(parent, ())]
+        partners = [n for n in (*able, *order[: CROSSOVER_PARTNERS + 1]) if n != parent]
+        failures = _failed_children(view, parent)
+        parents = tuple(view.nodes[n] for n in (parent, *list(dict.fromkeys(partners))[:CROSSOVER_PARTNERS]))
+        results = {n.id: view.judged[n.id] for n in (*parents, *failures) if n.id in view.judged}
         for arm, n in allocate(arms, s.samples, (s.seed, number, parent)).items():
             name = digest(s.seed, number, [p.id for p in parents], arm)
             requests.append(
@@ -209,8 +209,8 @@ def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest,
                     arm=arm,
                     target=state.target,
                     parents=parents,
-                    judged=judged,
-                    score=seen.scores[parent],
+                    judged=results,
+                    score=view.scores[parent],
                     n=n,
                     seed=int(name[:8], 16),
                     failures=failures,
@@ -220,15 +220,15 @@ def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest,
     return tuple(requests)
 
 
-def _failed_children(seen: BatchView, parent: str) -> tuple[Node, ...]:
+def _failed_children(view: BatchView, parent: str) -> tuple[Node, ...]:
     """Children that were refused or slower than their parent."""
     children = [
-        seen.nodes[n]
-        for n in seen.judged
-        if seen.nodes[n].parents[:1] == (parent,)
-        and seen.scores.get(n, seen.scores[parent] + 1.0) > seen.scores[parent]
+        view.nodes[n]
+        for n in view.judged
+        if view.nodes[n].parents[:1] == (parent,)
+        and view.scores.get(n, view.scores[parent] + 1.0) > view.scores[parent]
     ]
-    order = {n: i for i, n in enumerate(seen.nodes)}
+    order = {n: i for i, n in enumerate(view.nodes)}
     return tuple(sorted(children, key=lambda n: order[n.id])[-MAX_FAILURES:])
 
 
@@ -237,7 +237,7 @@ def selectable_nodes(state: SearchState, number: int) -> list[str]:
     return [n for n in state.pool if state.nodes[n].batch <= number]
 
 
-@_kept
+@_memoize
 def forecast_request(state: SearchState, number: int) -> NodeForecastRequest | None:
     """New nodes, and of those deferred before the most promising, twice as many as a batch may propose.
 
@@ -246,17 +246,17 @@ def forecast_request(state: SearchState, number: int) -> NodeForecastRequest | N
     nodes = selectable_nodes(state, number)
     if not nodes:
         return None
-    seen, s = batch_view(state, number), state.settings
+    view, s = batch_view(state, number), state.settings
     fresh = set(state.batch(number).nodes)
     # Nodes that were never forecast come first: nothing is known against them.
     old = sorted((n for n in nodes if n not in fresh), key=lambda n: -state.expected_gains.get(n, math.inf))
-    kept = set(old[: 2 * s.parents * s.samples])
+    top = set(old[: 2 * s.parents * s.samples])
     return NodeForecastRequest(
         batch=number,
-        reference=seen.nodes[seen.incumbent],
-        nodes=tuple(state.nodes[n] for n in nodes if n in fresh or n in kept),
+        reference=view.nodes[view.incumbent],
+        nodes=tuple(state.nodes[n] for n in nodes if n in fresh or n in top),
         judged=tuple(
-            (seen.nodes[n], j, seen.scores.get(n, seen.scores[j.against])) for n, j in seen.judged.items()
+            (view.nodes[n], j, view.scores.get(n, view.scores[j.against])) for n, j in view.judged.items()
         ),
         target=state.target,
     )
@@ -284,36 +284,36 @@ def proposers_problem(state: SearchState) -> str:
     return "; ".join(sorted({a.problem for a in answers}))[:_MAX_PROBLEM_CHARS]
 
 
-@_kept
+@_memoize
 def reason_to_stop(state: SearchState, number: int) -> str | None:
     """Why batch `number` is not to be; empty if it is; None if that is still open. Fixed once it is known."""
     settings = state.settings
-    limit, (chosen, open_) = settings.budget.measurements, _committed_measurements(state, number)
-    if limit is not None and chosen >= limit:
-        return f"measurements {chosen} of {limit} spent"
-    if limit is not None and open_ and chosen + open_ >= limit:
+    limit, (count, open_count) = settings.budget.measurements, _committed_measurements(state, number)
+    if limit is not None and count >= limit:
+        return f"measurements {count} of {limit} spent"
+    if limit is not None and open_count and count + open_count >= limit:
         return None
-    seen = batch_view(state, number)
-    if spent := replace(settings.budget, measurements=None, wall_seconds=None).exhausted(seen.spent):
-        return spent
-    seconds, each = settings.budget.device_seconds, _mean_device_seconds(seen)
-    if seconds is not None and seen.spent.device_seconds + each > seconds:
+    view = batch_view(state, number)
+    if reason := replace(settings.budget, measurements=None, wall_seconds=None).exhausted(view.spent):
+        return reason
+    seconds, each = settings.budget.device_seconds, _mean_device_seconds(view)
+    if seconds is not None and view.spent.device_seconds + each > seconds:
         return (
-            f"device seconds {seen.spent.device_seconds:g} of {seconds:g} spent, a measurement takes {each:g}"
+            f"device seconds {view.spent.device_seconds:g} of {seconds:g} spent, a measurement takes {each:g}"
         )
-    if seen.stalled_batches >= settings.patience:
-        return f"no better node in {seen.stalled_batches} batches"
-    if seen.empty_batches >= settings.patience:
+    if view.stalled_batches >= settings.patience:
+        return f"no better node in {view.stalled_batches} batches"
+    if view.empty_batches >= settings.patience:
         if problem := proposers_problem(state):
-            return f"no proposer gave a source in {seen.empty_batches} batches: {problem}"
-        return f"no new node in {seen.empty_batches} batches"
+            return f"no proposer gave a source in {view.empty_batches} batches: {problem}"
+        return f"no new node in {view.empty_batches} batches"
     before = range(number - settings.depth, number)
     if before[0] >= 1 and not any(proposal_requests(state, b) for b in before):
         if any(state.batch(b).chosen is None for b in before):
             return None
         if not any(state.batch(b).nodes or _chosen_count(state, b) for b in before):
             return "the proposers have nothing more"
-    return _gain_too_small(state, seen)
+    return _gain_too_small(state, view)
 
 
 def _chosen_count(state: SearchState, number: int) -> int:
@@ -323,15 +323,15 @@ def _chosen_count(state: SearchState, number: int) -> int:
 
 def _committed_measurements(state: SearchState, number: int) -> tuple[int, int]:
     """Measurements that the batches before chose, and the most that those still to choose may."""
-    done: tuple[int, int] = state.memo.get("committed", (0, 0))
-    start, chosen = done
+    entry: tuple[int, int] = state.memo.get("committed", (0, 0))
+    start, count = entry
     while start < number and state.batch(start).chosen is not None:
-        chosen += _chosen_count(state, start)
+        count += _chosen_count(state, start)
         start += 1
-        state.memo["committed"] = (start, chosen)
+        state.memo["committed"] = (start, count)
     if start > number:  # more is known by now than this batch asks for
         return sum(_chosen_count(state, b) for b in range(number)), 0
-    return chosen, sum(batch_limit(state, b) for b in range(start, number))
+    return count, sum(batch_limit(state, b) for b in range(start, number))
 
 
 def batch_limit(state: SearchState, number: int) -> int:
@@ -339,54 +339,54 @@ def batch_limit(state: SearchState, number: int) -> int:
     return state.settings.k * max(1, len({r.parents[0].id for r in proposal_requests(state, number)}))
 
 
-def remaining_measurements(state: SearchState, seen: BatchView) -> int:
+def remaining_measurements(state: SearchState, view: BatchView) -> int:
     """Measurements left to this view's knowledge; without a limit, those until patience ends."""
     s = state.settings
     if s.budget.measurements is None:
         return s.k * s.parents * s.patience
-    return max(1, s.budget.measurements - seen.spent.measurements)
+    return max(1, s.budget.measurements - view.spent.measurements)
 
 
-def _gain_too_small(state: SearchState, seen: BatchView) -> str:
+def _gain_too_small(state: SearchState, view: BatchView) -> str:
     """The value of information, see the module. Empty where it is worth going on, or nobody can say."""
     s = state.settings
-    last = seen.batch - s.depth
-    forecasted = state.batch(last).forecasted if last >= 1 else None
-    unasked = any(state.batch(b).nodes for b in range(max(1, last + 1), seen.batch))
-    if forecasted is None or not forecasted.beliefs or unasked:
+    last = view.batch - s.depth
+    forecast = state.batch(last).forecasted if last >= 1 else None
+    has_newer_nodes = any(state.batch(b).nodes for b in range(max(1, last + 1), view.batch))
+    if forecast is None or not forecast.beliefs or has_newer_nodes:
         return ""
-    beliefs = [b for n, b in forecasted.beliefs.items() if n not in seen.judged]
+    beliefs = [b for n, b in forecast.beliefs.items() if n not in view.judged]
     if any(b.abstains for b in beliefs):
         return ""
     gains, count = 0.0, 0
     for number in range(max(1, last - s.patience + 1), last + 1):
         for node in sorted(state.batch(number).finished):
-            gains, count = gains + max(0.0, -(seen.judged[node].log2_ratio or 0.0)), count + 1
-    is_exhausted = all(n in seen.exhausted_parents for n in seen.scores)  # proposers have nothing more
+            gains, count = gains + max(0.0, -(view.judged[node].log2_ratio or 0.0)), count + 1
+    is_exhausted = all(n in view.exhausted_parents for n in view.scores)  # proposers have nothing more
     news = 0.0 if is_exhausted else (gains + PRIOR_GAIN) / (count + 1)
-    best, left = max([news, *map(expected_improvement, beliefs)]), remaining_measurements(state, seen)
-    if best * left >= MIN_EXPECTED_GAIN:
+    best, rest = max([news, *map(expected_improvement, beliefs)]), remaining_measurements(state, view)
+    if best * rest >= MIN_EXPECTED_GAIN:
         return ""
-    return f"{left} measurements left are expected to gain {2 ** (best * left) - 1:.2%} in all"
+    return f"{rest} measurements left are expected to gain {2 ** (best * rest) - 1:.2%} in all"
 
 
 def affordable_measurements(state: SearchState, number: int) -> int:
     """Measurements that the budget has left for a batch; by their mean cost where seconds are limited."""
-    budget, seen = state.settings.budget, batch_view(state, number)
-    chosen = _committed_measurements(state, number)[0]
+    budget, view = state.settings.budget, batch_view(state, number)
+    count = _committed_measurements(state, number)[0]
     affordable = state.settings.k * state.settings.parents
     if budget.measurements is not None:
-        affordable = min(affordable, budget.measurements - chosen)
-    if budget.device_seconds is not None and (each := _mean_device_seconds(seen)) > 0.0:
-        under_way = (chosen - seen.spent.measurements) * each
-        left = budget.device_seconds - seen.spent.device_seconds - under_way
-        affordable = min(affordable, int(left / each))
+        affordable = min(affordable, budget.measurements - count)
+    if budget.device_seconds is not None and (each := _mean_device_seconds(view)) > 0.0:
+        under_way = (count - view.spent.measurements) * each
+        seconds = budget.device_seconds - view.spent.device_seconds - under_way
+        affordable = min(affordable, int(seconds / each))
     return max(0, affordable)
 
 
-def _mean_device_seconds(seen: BatchView) -> float:
+def _mean_device_seconds(view: BatchView) -> float:
     """Mean device seconds of a measurement so far."""
-    return seen.spent.device_seconds / max(1, seen.spent.measurements)
+    return view.spent.device_seconds / max(1, view.spent.measurements)
 
 
 FINALISTS = 3
@@ -470,12 +470,12 @@ def _seed_jobs(state: SearchState) -> Iterator[NodeJob]:
 
 def _seed_failure(state: SearchState) -> str:
     """Why there is nothing to start from; empty if there is."""
-    judged = state.judged.get(state.seeds[0])
-    if judged is None:
-        lost = state.batch(0).lost.get(state.seeds[0])
-        return f"the first seed could not be judged: {lost[-1].reason}" if lost else "the budget is 0"
-    if judged.outcome is not Outcome.OK:
-        return f"the first seed fails ({judged.outcome}): {judged.feedback}"
+    result = state.judged.get(state.seeds[0])
+    if result is None:
+        failures = state.batch(0).lost.get(state.seeds[0])
+        return f"the first seed could not be judged: {failures[-1].reason}" if failures else "the budget is 0"
+    if result.outcome is not Outcome.OK:
+        return f"the first seed fails ({result.outcome}): {result.feedback}"
     return ""
 
 
@@ -496,7 +496,7 @@ def _next_selection_step(state: SearchState, number: int) -> NodeForecastRequest
 
 def _choose_measurements(state: SearchState, number: int, nodes: list[str]) -> Chosen:
     s, batch = state.settings, state.batch(number)
-    most, seen = (
+    most, view = (
         min(batch_limit(state, number), affordable_measurements(state, number)),
         batch_view(state, number),
     )
@@ -505,7 +505,7 @@ def _choose_measurements(state: SearchState, number: int, nodes: list[str]) -> C
     if batch.forecasted is not None and batch.forecasted.beliefs:
         beliefs, new = batch.forecasted.beliefs, set(fresh)
         candidates = [*fresh, *(n for n in nodes if n in beliefs and n not in new)]
-        worth = MIN_EXPECTED_GAIN / remaining_measurements(state, seen)
+        worth = MIN_EXPECTED_GAIN / remaining_measurements(state, view)
         return choose_by_forecast(
             number, candidates, beliefs, slots=most, audit=s.audit, seed=s.seed, worth=worth
         )
@@ -520,16 +520,16 @@ def _choose_measurements(state: SearchState, number: int, nodes: list[str]) -> C
 def _answer_position(state: SearchState, node: str) -> int:
     """Where a node stands in the answer that it came with."""
     answer = state.answers[state.nodes[node].request]
-    return next(place for place, one in enumerate(answer.nodes) if one.id == node)
+    return next(place for place, proposal in enumerate(answer.nodes) if proposal.id == node)
 
 
 def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:
     beside, c = state.judged.get(against), state.context
     name = digest("job", state.target.id, c.harness, c.device, dict(c.toolchain), node.id, against)
-    lost = len(state.batch(number).lost.get(node.id, ()))
+    failures = len(state.batch(number).lost.get(node.id, ()))
     return NodeJob(
         # Lanes do nothing twice that has one id, also what they gave no usable answer to.
-        id=f"{name}-{lost}" if lost else name,
+        id=f"{name}-{failures}" if failures else name,
         node=node,
         against=state.nodes[against],
         against_config=beside.config if beside is not None else {},
@@ -546,9 +546,9 @@ def _verification_jobs(state: SearchState) -> Iterator[VerificationJob]:
         return
     c, config = state.context, state.judged[node].config
     name = digest("verify", state.target.id, c.harness, c.device, dict(c.toolchain), node, dict(config))
-    lost = len(state.lost_verifications.get(node, ()))
+    failures = len(state.lost_verifications.get(node, ()))
     yield VerificationJob(
-        f"verify-{name}-{lost}" if lost else f"verify-{name}", state.nodes[node], config, state.target
+        f"verify-{name}-{failures}" if failures else f"verify-{name}", state.nodes[node], config, state.target
     )
 
 
@@ -558,14 +558,14 @@ def _verification_jobs(state: SearchState) -> Iterator[VerificationJob]:
 def _final_actions(state: SearchState, reason: str) -> tuple[Action, ...]:
     """Confirm the finalists, then stop."""
     proven = any(j.log2_ratio is not None for n, j in state.confirmed.items() if n != state.seeds[0])
-    left = [n for n, s in state.scores.items() if s < 0.0 and n not in state.confirmed]
-    finalists = _ranked_finalists(state, left)[:FINALISTS]
+    nodes = [n for n, s in state.scores.items() if s < 0.0 and n not in state.confirmed]
+    finalists = _ranked_finalists(state, nodes)[:FINALISTS]
     failures = state.lost_confirmations
-    lost = len(failures) > MAX_RETRIES or any(f.final for f in failures)
+    failed = len(failures) > MAX_RETRIES or any(f.final for f in failures)
     rounds = MAX_CONFIRMATION_ROUNDS if state.expired is None else 1
-    if proven or lost or not finalists or state.confirmations >= rounds:
+    if proven or failed or not finalists or state.confirmations >= rounds:
         return (
-            StopSearch(reason + (", unconfirmed: " + state.lost_confirmations[-1].reason if lost else "")),
+            StopSearch(reason + (", unconfirmed: " + state.lost_confirmations[-1].reason if failed else "")),
         )
     seed = state.seeds[0]
     return (
@@ -584,11 +584,11 @@ def _ranked_finalists(state: SearchState, nodes: Sequence[str]) -> list[str]:
 
     After a confirmation whose lane failed, only those that may lead, if there are any: another may be why.
     """
-    ranked = sorted(nodes, key=lambda n: state.scores[n])
-    able = [n for n in ranked if state.judged[n].may_lead]
+    order = sorted(nodes, key=lambda n: state.scores[n])
+    able = [n for n in order if state.judged[n].may_lead]
     if state.lost_confirmations and able:
         return able
-    return [*able[:1], *(n for n in ranked if n not in able[:1])]
+    return [*able[:1], *(n for n in order if n not in able[:1])]
 
 
 def _confirmation_seconds(state: SearchState) -> float | None:
@@ -609,17 +609,17 @@ def confirmation_reserve(state: SearchState, limit: float, least: float = 0.0) -
     Where nodes are verified while they are judged, that is what judging took. While nothing is faster than the seed,
     half of it: it is for what may still be found.
     """
-    taken = [own_seconds(v.found) for v in state.verifications]
-    if not taken:
-        taken = [j.wall_seconds for n, j in state.judged.items() if j.may_lead and n not in state.seeds]
-    wanted = (
-        CONFIRMATION_CONTESTS_S + CONFIRMATION_VERIFICATIONS * max([*taken, least])
-        if taken or least
+    seconds = [own_seconds(v.found) for v in state.verifications]
+    if not seconds:
+        seconds = [j.wall_seconds for n, j in state.judged.items() if j.may_lead and n not in state.seeds]
+    reserve = (
+        CONFIRMATION_CONTESTS_S + CONFIRMATION_VERIFICATIONS * max([*seconds, least])
+        if seconds or least
         else min(LEAST_RESERVE * limit, UNKNOWN_RESERVE_S)
     )
     if not any(score < 0.0 for score in state.scores.values()):
-        wanted /= 2
-    return min(wanted, MOST_RESERVE * limit)
+        reserve /= 2
+    return min(reserve, MOST_RESERVE * limit)
 
 
 def own_seconds(verification: FullVerification) -> float:
@@ -629,15 +629,15 @@ def own_seconds(verification: FullVerification) -> float:
 
 
 NODES_AHEAD = 28
-"""Measurements under way at once where kernels are compiled ahead of a device: what is decided now is timed much later,
+"""Measurements under way at once where kernels are compiled ahead of a device: a choice of now is timed much later,
 and neither processors nor device should wait for the slowest source of a batch."""
 
 
 def paced_ahead(settings: SearchSettings, parents: int | None) -> SearchSettings:
     """Settings of a search whose kernels are compiled ahead of the device that times them.
 
-    `parents`: what the user has asked for; None: one, since of small batches each is decided on more results. As many
-    measurements as before may pass without a better node before the search ends. The first results are known before
+    `parents`: the number that the user asked for; None: one, since each of small batches is decided on more results. As
+    many measurements as before may pass without a better node before the search ends. The first results come before
     that, however small batches are: until then there may be nothing new to develop.
     """
     own = parents or 1
@@ -646,6 +646,6 @@ def paced_ahead(settings: SearchSettings, parents: int | None) -> SearchSettings
     return replace(settings, parents=own, depth=max(settings.depth, depth), patience=patience)
 
 
-def paced_as(settings: SearchSettings, begun: SearchSettings, parents: int | None) -> SearchSettings:
-    """Settings of a search that goes on, which may have begun on another path: of what no option says, its own."""
-    return replace(settings, depth=begun.depth, patience=begun.patience, parents=parents or begun.parents)
+def paced_as(settings: SearchSettings, prior: SearchSettings, parents: int | None) -> SearchSettings:
+    """Settings of a resumed search: the pace that it began with (`prior`), and its `parents` where that is None."""
+    return replace(settings, depth=prior.depth, patience=prior.patience, parents=parents or prior.parents)

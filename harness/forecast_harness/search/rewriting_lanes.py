@@ -78,5 +78,5 @@ def rewrite(work: JobContext) -> dict[str, Any]:
         rewrites = kernel_rewrites(payload["source"], payload["entry"], payload["payload"])
     except RecordError as error:
         return {"refused": str(error)}
-    ids = (node_identity(payload["target"], "triton", one.text) for one in rewrites)
-    return {"made": [[i, list(one.names), one.text, one.note] for i, one in zip(ids, rewrites, strict=True)]}
+    ids = (node_identity(payload["target"], "triton", r.text) for r in rewrites)
+    return {"made": [[i, list(r.names), r.text, r.note] for i, r in zip(ids, rewrites, strict=True)]}

@@ -1,4 +1,4 @@
-"""Carry a search out: ask what `pending_actions` says, write every answer down, go on from there.
+"""Carry a search out: start the actions of `pending_actions`, log every answer, and go on from there.
 
 Proposers and forecasts have threads of their own, jobs have the lanes; all three work at once, and each is
 given only a little more than it can do. Nothing is decided on an answer that is not in the log, and nothing
@@ -66,13 +66,13 @@ MAX_PROPOSAL_REQUESTS = 8
 JOBS_PER_LANE = 2
 """Jobs given to the lanes per lane: one at work, one waiting, so that none idles."""
 INTERRUPT_GRACE_S = 10.0
-"""How long work under way may still come in after an interruption."""
+"""Seconds in which results of work under way may still come in after an interruption."""
 CANNOT_CONFIRM = "nothing that is found could be confirmed"
 """Begins the reason of a search that ends for that, as soon as it is known."""
 LATE_SHARE = 0.2
 """Share of the wall-clock limit after which an author is late: idle lanes measure the sources of others meanwhile."""
 POLL_INTERVAL_S = 0.2
-"""How soon an interruption is noticed while nothing comes in."""
+"""Seconds after which an interruption is noticed while nothing comes in."""
 LOG_FILE = "log.jsonl"
 
 
@@ -119,8 +119,8 @@ def search(
             run = _SearchRunner(log, state, folder, proposers, forecaster, lanes, watch, began)
             if len(log.events) > 1:
                 run.record(Resumed(utc_now()))
-            with _interrupt_event() as interrupted:
-                run.run_to_end(interrupted)
+            with _interrupt_event() as interruption:
+                run.run_to_end(interruption)
         write_output(state, folder)
         return state
 
@@ -151,7 +151,7 @@ class _ActionInProgress:
 
     @property
     def seconds(self) -> float:
-        """How long it has been under way."""
+        """Seconds that it has been under way."""
         return time.monotonic() - self.began
 
 
@@ -176,13 +176,13 @@ class _SearchRunner:
         """By arm: requests that their batch went on without. Their answers are those to the arm's next requests."""
         self._best = ""
         self._started_at = time.monotonic()
-        self._waited = 0.0 if began is None else max(0.0, self._started_at - began)
+        self._wait_seconds = 0.0 if began is None else max(0.0, self._started_at - began)
         """Seconds before this part of the search, in which what it needs was opened."""
         self._earlier_seconds = state.spent.wall_seconds
         """Wall seconds of work in earlier sessions; no more is known: a killed one tells no end."""
 
     def record(self, event: Event) -> None:
-        """Log, then know."""
+        """Log an event, then apply it to the state."""
         apply_event(self._state, self._log.append(event))
         if self._state.best != self._best:
             self._best = self._state.best
@@ -190,21 +190,21 @@ class _SearchRunner:
         if self._watch is not None:
             self._watch(self._state)
 
-    def run_to_end(self, interrupted: threading.Event) -> None:
-        """Until `Stopped`, or until there is an interruption."""
+    def run_to_end(self, interruption: threading.Event) -> None:
+        """Go on until `Stopped`, or until there is an interruption."""
         try:
-            while self._state.stopped is None and not interrupted.is_set():
-                self._step(interrupted)
+            while self._state.stopped is None and not interruption.is_set():
+                self._step(interruption)
             if self._state.stopped is None:
                 self._end_early()
         finally:
             self._cancel()
 
-    def _step(self, interrupted: threading.Event) -> None:
+    def _step(self, interruption: threading.Event) -> None:
         """Do what is due; wait for an answer where nothing else is left to do."""
         if self._time_is_up():
             self._record_answers()
-            self.record(Expired(self._elapsed(), at=utc_now()))
+            self.record(Expired(self._elapsed_seconds(), at=utc_now()))
             self._give_up()
         if problem := self._lanes.problem:
             self._give_up()
@@ -225,7 +225,7 @@ class _SearchRunner:
             raise RuntimeError("nothing is due and nothing is under way, and yet the search has not stopped")
         while not (
             self._record_answers()
-            or interrupted.is_set()
+            or interruption.is_set()
             or self._time_is_up()
             or self._lanes.problem
             or self._pass_over_late()
@@ -235,11 +235,11 @@ class _SearchRunner:
 
     def _record_answers(self) -> bool:
         """Record all answers that have come; whether there were any."""
-        done = [name for name, ours in self._in_progress.items() if ours.future.done()]
-        for name in done:
+        names = [name for name, task in self._in_progress.items() if task.future.done()]
+        for name in names:
             event = self._in_progress.pop(name).future.result()
             self.record(event)
-        return bool(done)
+        return bool(names)
 
     def _pass_over_late(self) -> bool:
         """Go on without late authors where only they keep sources of others from being measured; whether there were."""
@@ -252,26 +252,26 @@ class _SearchRunner:
             return False
         late = {n: r for n, r in requests.items() if self._in_progress[n].seconds >= LATE_SHARE * limit}
         for name, request in late.items():
-            self._late.setdefault(request.arm, []).append(ours := self._in_progress.pop(name))
-            problem = f"{request.arm.partition('/')[0]}: no answer in {ours.seconds:.0f} s"
+            self._late.setdefault(request.arm, []).append(task := self._in_progress.pop(name))
+            problem = f"{request.arm.partition('/')[0]}: no answer in {task.seconds:.0f} s"
             self.record(plugin_event(request, failed_answer(request, problem)))
         return bool(late)
 
-    def _elapsed(self) -> float:
-        return self._earlier_seconds + self._waited + time.monotonic() - self._started_at
+    def _elapsed_seconds(self) -> float:
+        return self._earlier_seconds + self._wait_seconds + time.monotonic() - self._started_at
 
     def _time_is_up(self) -> bool:
         """Whether just enough of the wall-clock limit is left to confirm the best."""
         state, limit = self._state, self._state.settings.budget.wall_seconds
         if limit is None or state.expired is not None:
             return False
-        spent = self._elapsed()
+        seconds = self._elapsed_seconds()
         if state.seeds[0] not in state.judged:  # without it nothing is known, however long opening took
-            spent -= self._waited
+            seconds -= self._wait_seconds
         # One that has not ended yet shows, too, how long the best takes to verify.
         going = [a.seconds for a in self._in_progress.values() if isinstance(a.action, VerificationJob)]
         least = max(going, default=0.0)
-        return spent >= limit - confirmation_reserve(state, limit, least)
+        return seconds >= limit - confirmation_reserve(state, limit, least)
 
     def _has_room(self, action: Action) -> bool:
         """Whether its queue is not full."""
@@ -287,19 +287,19 @@ class _SearchRunner:
         if self._in_progress:
             print("interrupted: work under way may still come in; Ctrl-C again ends it", file=sys.stderr)
         wait([a.future for a in self._in_progress.values()], INTERRUPT_GRACE_S)
-        for ours in self._in_progress.values():
-            if ours.future.done() and not isinstance(event := ours.future.result(), Lost):
+        for task in self._in_progress.values():
+            if task.future.done() and not isinstance(event := task.future.result(), Lost):
                 self.record(event)
         self._in_progress.clear()
         self.record(Stopped("interrupted by the user", interrupted=True, at=utc_now()))
 
     def _cancel(self) -> None:
-        for ours in self._in_progress.values():
-            if ours.lane_future is not None:
-                ours.lane_future.cancel()
+        for task in self._in_progress.values():
+            if task.lane_future is not None:
+                task.lane_future.cancel()
 
     def _give_up(self) -> None:
-        """End what judges are at, except for a confirmation: it comes too late, and that needs the device."""
+        """End the judges' work unless it is a confirmation: other results come too late, and that needs the device."""
         if any(isinstance(a.action, ConfirmationJob) for a in self._in_progress.values()):
             return  # and nothing else is
         self._cancel()
@@ -315,19 +315,19 @@ class _SearchRunner:
         if isinstance(action, ProposalRequest) and (late := self._late.get(action.arm)):
             earlier = late.pop(0)
             earlier.future.add_done_callback(
-                lambda done: _resolve(future, lambda: plugin_event(action, done.result()))
+                lambda f: _resolve(future, lambda: plugin_event(action, f.result()))
             )
             return _ActionInProgress(action, future, began=earlier.began)
         if not isinstance(action, ProposalRequest | NodeForecastRequest):
-            theirs: Future[Any] = (
+            lane_future: Future[Any] = (
                 self._lanes.confirm(action)
                 if isinstance(action, ConfirmationJob)
                 else self._lanes.verify(action)
                 if isinstance(action, VerificationJob)
                 else self._lanes.submit(action)
             )
-            theirs.add_done_callback(lambda done: _resolve(future, lambda: _answer_of_lane(action, done)))
-            return _ActionInProgress(action, future, theirs)
+            lane_future.add_done_callback(lambda f: _resolve(future, lambda: _answer_of_lane(action, f)))
+            return _ActionInProgress(action, future, lane_future)
         make = partial(self._answer_of_plugin, action)
         # A daemon: a plug-in that hangs must not keep the process from ending.
         threading.Thread(
@@ -338,18 +338,18 @@ class _SearchRunner:
     def _answer_of_plugin(self, action: ProposalRequest | NodeForecastRequest) -> Event:
         answer = ask_plugin(action, self._proposers, self._forecaster)
         try:
-            return _as_logged(plugin_event(action, answer))
+            return _round_trip(plugin_event(action, answer))
         except (ValueError, TypeError, AttributeError) as error:
             problem = f"the answer is not what was asked for: {error}"[:500]
             return plugin_event(action, failed_answer(action, problem))
 
 
-def _answer_of_lane(action: LaneAction, done: Future[Any]) -> Event:
-    """In the lane's thread, as soon as the result is there."""
+def _answer_of_lane(action: LaneAction, future: Future[Any]) -> Event:
+    """The event of a lane's result. Runs in the lane's thread, as soon as the result is there."""
     try:
-        if done.cancelled():
+        if future.cancelled():
             raise LaneFailure("cancelled")
-        return _as_logged(judge_event(action, done.result()))
+        return _round_trip(judge_event(action, future.result()))
     except LaneFailure as error:
         return lane_failure_event(action, error)
     except (ValueError, TypeError, AttributeError) as error:
@@ -358,7 +358,7 @@ def _answer_of_lane(action: LaneAction, done: Future[Any]) -> Event:
         )
 
 
-def _as_logged(event: Event) -> Event:
+def _round_trip(event: Event) -> Event:
     """The event as its line reads. Raises `RecordError` for values that JSON cannot hold."""
     return decode(encode(event))
 
@@ -417,12 +417,12 @@ def ask_plugin(
 
 def _without_unusable_nodes(answer: Proposed) -> Proposed:
     """The answer without sources that cannot be kept in a file or looked at; `problem` says which."""
-    refused = {node.id: reasons for node in answer.nodes if (reasons := source_problem(node.source))}
-    if not refused:
+    problems = {node.id: reasons for node in answer.nodes if (reasons := source_problem(node.source))}
+    if not problems:
         return answer
-    reasons = "; ".join([*([answer.problem] if answer.problem else []), *dict.fromkeys(refused.values())])
-    nodes = tuple(node for node in answer.nodes if node.id not in refused)
-    return replace(answer, nodes=nodes, problem=f"{len(refused)} sources were left out: {reasons}"[:500])
+    reasons = "; ".join([*([answer.problem] if answer.problem else []), *dict.fromkeys(problems.values())])
+    nodes = tuple(node for node in answer.nodes if node.id not in problems)
+    return replace(answer, nodes=nodes, problem=f"{len(problems)} sources were left out: {reasons}"[:500])
 
 
 def failed_answer(action: ProposalRequest | NodeForecastRequest, problem: str) -> Event:
@@ -442,12 +442,12 @@ def judge_event(action: LaneAction, result: Any) -> Event:
     if isinstance(action, VerificationJob):
         return Verified(action.id, action.node.id, result)
     if isinstance(action, ConfirmationJob):
-        wanted = action.nodes if action.seconds is None else action.nodes[:1]
-        if left := [n.id for n in wanted if n.id not in result]:
-            raise LaneFailure(f"the judge says nothing of {', '.join(left)}")
-    for judged in [result] if isinstance(action, NodeJob) else result.values():
-        if judged.outcome is Outcome.INFRASTRUCTURE:
-            raise LaneFailure(judged.feedback or "the harness failed", judged.device)
+        nodes = action.nodes if action.seconds is None else action.nodes[:1]
+        if missing := [n.id for n in nodes if n.id not in result]:
+            raise LaneFailure(f"the judge says nothing of {', '.join(missing)}")
+    for node_result in [result] if isinstance(action, NodeJob) else result.values():
+        if node_result.outcome is Outcome.INFRASTRUCTURE:
+            raise LaneFailure(node_result.feedback or "the harness failed", node_result.device)
     if isinstance(action, NodeJob):
         own = replace(result, against=action.against.id)
         return Finished(action.id, action.node.id, action.batch, own)
@@ -467,7 +467,7 @@ def plugin_event(action: ProposalRequest | NodeForecastRequest, answer: Event) -
             batch=action.batch,
             arm=action.arm,
             parent=action.parents[0].id,
-            nodes=tuple(_normalized_node(node, action) for node in answer.nodes),
+            nodes=tuple(_normalize_node(node, action) for node in answer.nodes),
         )
     if isinstance(action, NodeForecastRequest) and isinstance(answer, Forecasted):
         ids = {n.id for n in action.nodes}
@@ -486,13 +486,13 @@ def lane_failure_event(action: LaneAction, error: LaneFailure) -> Lost:
     return Lost(action_key(action), "", 0, str(error), error.lane, final=final)
 
 
-def _normalized_node(node: Node, request: ProposalRequest) -> Node:
+def _normalize_node(node: Node, request: ProposalRequest) -> Node:
     """A proposal as the search books it: by its own text, below parents that it can have."""
-    known = {p.id for p in request.parents}
+    ids = {p.id for p in request.parents}
     return replace(
         node,
         id=node_identity(request.target.id, node.language, node.source),
-        parents=tuple(p for p in node.parents if p in known) or (request.parents[0].id,),
+        parents=tuple(p for p in node.parents if p in ids) or (request.parents[0].id,),
         arm=request.arm,
         batch=request.batch,
         request=request.id,

@@ -41,7 +41,7 @@ from forecast_harness.search.events import (
 )
 
 MAX_RETRIES = 2
-"""How often a job whose lane failed is tried again; after that its node is dropped, unjudged."""
+"""Retries of a job whose lane failed; after that its node is dropped, unjudged."""
 
 
 @dataclass
@@ -64,22 +64,22 @@ class Batch:
     scores: dict[str, float] = field(default_factory=dict)
     """log2(time / time of the first seed) by node, of all that ran, as they were timed."""
     verifications: int = -1
-    """How many `Verified` the log held when this batch ended: what batches that rest on it may know of them. -1
-    before."""
+    """The number of `Verified` in the log when this batch ended: batches that rest on it know these. -1 before
+    its end."""
 
     @property
     def dropped(self) -> frozenset[str]:
         """Nodes whose lanes failed too often."""
         return frozenset(
-            n for n, lost in self.lost.items() if len(lost) > MAX_RETRIES and n not in self.finished
+            n for n, losses in self.lost.items() if len(losses) > MAX_RETRIES and n not in self.finished
         )
 
     @property
     def open(self) -> tuple[str, ...]:
         """Nodes still to be judged."""
-        done = self.dropped
-        chosen = self.chosen.nodes if self.chosen is not None else ()
-        return tuple(n for n in chosen if n not in self.finished and n not in done)
+        dropped = self.dropped
+        nodes = self.chosen.nodes if self.chosen is not None else ()
+        return tuple(n for n in nodes if n not in self.finished and n not in dropped)
 
     @property
     def ended(self) -> bool:
@@ -99,7 +99,7 @@ class Batch:
     @property
     def measuring_cost(self) -> SearchCost:
         """The cost of judging its nodes."""
-        return total_cost(measurement_cost(judged) for _, judged in sorted(self.finished.items()))
+        return total_cost(measurement_cost(result) for _, result in sorted(self.finished.items()))
 
     @property
     def spent(self) -> SearchCost:
@@ -112,7 +112,7 @@ class HistoryPoint:
     """One measurement of the history."""
 
     measurements: int
-    """How many there were with it."""
+    """Measurements so far, this one included."""
     node: str
     batch: int
     reason: str
@@ -129,9 +129,9 @@ def total_cost(parts: Iterable[SearchCost]) -> SearchCost:
     return sum(parts, SearchCost())
 
 
-def measurement_cost(judged: NodeResult) -> SearchCost:
+def measurement_cost(result: NodeResult) -> SearchCost:
     """The cost of judging a node: one measurement, however many configs it tried or how far it got."""
-    return SearchCost(1, judged.device_seconds, judged.wall_seconds)
+    return SearchCost(1, result.device_seconds, result.wall_seconds)
 
 
 _COSTS = ("proposals", "forecasts", "measurements", "verification", "confirmation")
@@ -252,9 +252,9 @@ class SearchState:
     @property
     def best_score(self) -> float:
         """log2(time / time of the first seed) of `best`: confirmed, where it was."""
-        confirmed = self.confirmed.get(self.best)
-        if confirmed is not None and confirmed.log2_ratio is not None and self.best != self.seeds[0]:
-            return confirmed.log2_ratio
+        confirmation = self.confirmed.get(self.best)
+        if confirmation is not None and confirmation.log2_ratio is not None and self.best != self.seeds[0]:
+            return confirmation.log2_ratio
         return self.scores.get(self.best, 0.0)
 
     def reason(self, node: str) -> str:
@@ -271,11 +271,11 @@ class SearchState:
 
     def status(self, node: str) -> str:
         """The fate of a node, in a word or two for people."""
-        if (judged := self.judged.get(node)) is not None:
-            if judged.log2_ratio is None:
-                return str(judged.outcome).replace("_", " ")
+        if (result := self.judged.get(node)) is not None:
+            if result.log2_ratio is None:
+                return str(result.outcome).replace("_", " ")
             return self.evidence(node) or (
-                "not verified in full" if judged.is_unverified_gain else "measured"
+                "not verified in full" if result.is_unverified_gain else "measured"
             )
         if node in self.pool:
             return "deferred"
@@ -299,7 +299,7 @@ class SearchState:
         )
 
     def close(self, number: int) -> None:
-        """All requests of a batch are answered: what is new among the answers becomes nodes.
+        """Close a batch whose requests are all answered: new sources among the answers become nodes.
 
         Batches are closed in order, since what is new depends on what was accepted before. Does nothing for
         a batch that is closed.
@@ -308,7 +308,7 @@ class SearchState:
         if batch.closed:
             return
         batch.closed = True
-        accepted: list[str] = []
+        ids: list[str] = []
         for _, answer in sorted(batch.answers.items()):
             for node in answer.nodes:
                 if node.id in self.nodes:
@@ -316,8 +316,8 @@ class SearchState:
                     continue
                 self.nodes[node.id] = node
                 self.pool[node.id] = None
-                accepted.append(node.id)
-        batch.nodes = tuple(accepted)
+                ids.append(node.id)
+        batch.nodes = tuple(ids)
 
 
 def replay_events(events: Iterable[Event]) -> SearchState:
@@ -342,7 +342,7 @@ def apply_event(state: SearchState, event: Event) -> SearchState:
     return state
 
 
-def _started(state: SearchState, event: Started) -> None:
+def _apply_started(state: SearchState, event: Started) -> None:
     if state.started is not None:
         return
     if not event.seeds:
@@ -352,17 +352,17 @@ def _started(state: SearchState, event: Started) -> None:
         state.nodes[node.id] = node
     seeds = state.batch(0)
     seeds.closed, seeds.nodes = True, state.seeds
-    judged = tuple(state.nodes)[: event.context.settings.budget.measurements]
-    seeds.chosen = Chosen(0, judged, ("seed",) * len(judged), (1.0,) * len(judged))
+    ids = tuple(state.nodes)[: event.context.settings.budget.measurements]
+    seeds.chosen = Chosen(0, ids, ("seed",) * len(ids), (1.0,) * len(ids))
 
 
-def _resumed(state: SearchState, event: Resumed) -> None:
+def _apply_resumed(state: SearchState, event: Resumed) -> None:
     state.resumed += 1
     if state.stopped is not None and state.stopped.interrupted:
         state.stopped = None
 
 
-def _proposed(state: SearchState, event: Proposed) -> None:
+def _apply_proposed(state: SearchState, event: Proposed) -> None:
     if event.request in state.answers:
         return
     batch = state.batch(event.batch)
@@ -372,7 +372,7 @@ def _proposed(state: SearchState, event: Proposed) -> None:
     _add_cost(state, "proposals", event.spent)
 
 
-def _forecasted(state: SearchState, event: Forecasted) -> None:
+def _apply_forecasted(state: SearchState, event: Forecasted) -> None:
     batch = state.batch(event.batch)
     if batch.forecasted is not None:
         return
@@ -384,7 +384,7 @@ def _forecasted(state: SearchState, event: Forecasted) -> None:
     _add_cost(state, "forecasts", event.spent)
 
 
-def _chosen(state: SearchState, event: Chosen) -> None:
+def _apply_chosen(state: SearchState, event: Chosen) -> None:
     batch = state.batch(event.batch)
     if batch.chosen is not None:
         return
@@ -403,25 +403,25 @@ def _chosen(state: SearchState, event: Chosen) -> None:
         state.memo["reason", node] = reason
 
 
-def _finished(state: SearchState, event: Finished) -> None:
+def _apply_finished(state: SearchState, event: Finished) -> None:
     if event.job in state.jobs:
         return
-    batch, judged = state.batch(event.batch), event.judged
+    batch, result = state.batch(event.batch), event.judged
     if batch.chosen is None or event.node not in batch.chosen.nodes:
         raise RecordError(f"{event.node} was judged in batch {event.batch}, which did not choose it")
     state.jobs.add(event.job)
-    batch.finished[event.node] = state.judged[event.node] = judged
+    batch.finished[event.node] = state.judged[event.node] = result
     score: float | None = None
-    if judged.log2_ratio is not None:
+    if result.log2_ratio is not None:
         if event.node == state.seeds[0]:
             score = 0.0
-        elif judged.against in state.scores:
-            score = state.scores[judged.against] + judged.log2_ratio
+        elif result.against in state.scores:
+            score = state.scores[result.against] + result.log2_ratio
         else:
-            raise RecordError(f"{event.node} was timed beside {judged.against!r}, which has no score itself")
+            raise RecordError(f"{event.node} was timed beside {result.against!r}, which has no score itself")
         state.scores[event.node] = batch.scores[event.node] = score
     _note_end(state, batch)
-    _add_cost(state, "measurements", measurement_cost(judged))
+    _add_cost(state, "measurements", measurement_cost(result))
     before = state.history[-1].best if state.history else 0.0
     state.history.append(
         HistoryPoint(
@@ -430,30 +430,30 @@ def _finished(state: SearchState, event: Finished) -> None:
             event.batch,
             state.reason(event.node),
             score,
-            before if score is None or not judged.may_lead else min(before, score),
+            before if score is None or not result.may_lead else min(before, score),
             state.spent_on["measurements"].device_seconds,
         )
     )
 
 
-def _lost(state: SearchState, event: Lost) -> None:
+def _apply_lost(state: SearchState, event: Lost) -> None:
     if not event.node:
         state.lost_confirmations.append(event)
         return
     batch = state.batch(event.batch)
-    known = (state.lost_verifications if event.verification else batch.lost).setdefault(event.node, [])
-    if event.job not in {e.job for e in known}:  # every try has an id of its own
-        known.append(event)
+    losses = (state.lost_verifications if event.verification else batch.lost).setdefault(event.node, [])
+    if event.job not in {e.job for e in losses}:  # every try has an id of its own
+        losses.append(event)
         _note_end(state, batch)
 
 
 def _note_end(state: SearchState, batch: Batch) -> None:
-    """Called where a batch may end: what is verified by then is fixed by the log alone."""
+    """Note how many verifications there are when a batch ends: the log alone decides it."""
     if batch.ended and batch.verifications < 0:
         batch.verifications = len(state.verifications)
 
 
-def _verified(state: SearchState, event: Verified) -> None:
+def _apply_verified(state: SearchState, event: Verified) -> None:
     if any(v.node == event.node for v in state.verifications):
         return
     if event.node not in state.scores:
@@ -467,47 +467,47 @@ def _verified(state: SearchState, event: Verified) -> None:
         place = next(n for n, point in enumerate(history) if point.node == event.node)
         history[place] = replace(history[place], score=None)
     state.verifications.append(event)
-    spent = SearchCost(0, event.found.device_seconds, event.found.wall_seconds)
-    _add_cost(state, "verification", spent)
+    cost = SearchCost(0, event.found.device_seconds, event.found.wall_seconds)
+    _add_cost(state, "verification", cost)
 
 
-def _confirmed(state: SearchState, event: Confirmed) -> None:
+def _apply_confirmed(state: SearchState, event: Confirmed) -> None:
     fresh = {n: j for n, j in event.judged.items() if n not in state.confirmed}
     if event.judged and not fresh:
         return
     state.confirmed |= fresh
     state.confirmations += 1
-    spent = total_cost(SearchCost(0, j.device_seconds, j.wall_seconds) for j in fresh.values())
-    _add_cost(state, "confirmation", spent)
+    cost = total_cost(SearchCost(0, j.device_seconds, j.wall_seconds) for j in fresh.values())
+    _add_cost(state, "confirmation", cost)
 
 
-def _expired(state: SearchState, event: Expired) -> None:
+def _apply_expired(state: SearchState, event: Expired) -> None:
     state.expired = state.expired or event
 
 
-def _stopped(state: SearchState, event: Stopped) -> None:
+def _apply_stopped(state: SearchState, event: Stopped) -> None:
     if state.stopped is None:
         state.stopped = event
 
 
 _HANDLERS: Mapping[type, Any] = {
-    Started: _started,
-    Resumed: _resumed,
-    Proposed: _proposed,
-    Forecasted: _forecasted,
-    Chosen: _chosen,
-    Finished: _finished,
-    Lost: _lost,
-    Verified: _verified,
-    Confirmed: _confirmed,
-    Expired: _expired,
-    Stopped: _stopped,
+    Started: _apply_started,
+    Resumed: _apply_resumed,
+    Proposed: _apply_proposed,
+    Forecasted: _apply_forecasted,
+    Chosen: _apply_chosen,
+    Finished: _apply_finished,
+    Lost: _apply_lost,
+    Verified: _apply_verified,
+    Confirmed: _apply_confirmed,
+    Expired: _apply_expired,
+    Stopped: _apply_stopped,
 }
 
 
-def _add_cost(state: SearchState, on: str, spent: SearchCost) -> None:
-    state.spent_on[on] += spent
-    state.spent += spent
+def _add_cost(state: SearchState, on: str, cost: SearchCost) -> None:
+    state.spent_on[on] += cost
+    state.spent += cost
 
 
 # --- what a batch may know ---
@@ -531,11 +531,11 @@ class BatchView:
     spent: SearchCost
     """Proposals of the batches before; forecasts and results of the batches that it may know of."""
     stalled_batches: int
-    """How many of the batches it may know of, counted from the last, gave no better node."""
+    """Batches it may know of, counted from the last, that gave no better node."""
     empty_batches: int
-    """How many of the batches before, counted from the last, gave no new node."""
+    """Batches before it, counted from the last, that gave no new node."""
     verifications: int = 0
-    """How many of the first `Verified` it may know of: those in the log when the batches that it may know of ended."""
+    """The number of `Verified` that it may know of: those in the log when the batches that it may know of ended."""
 
 
 def batch_view(state: SearchState, batch: int) -> BatchView:
@@ -544,15 +544,15 @@ def batch_view(state: SearchState, batch: int) -> BatchView:
 
     Raises `RecordError` where these are not there yet. Made from the view before it, and kept for a while.
     """
-    kept: dict[int, BatchView] = state.memo.setdefault("views", {})
-    if batch not in kept:
-        start = max((b for b in kept if b < batch), default=0)
-        seen = kept[start] if start else _initial_view(state)
+    views: dict[int, BatchView] = state.memo.setdefault("views", {})
+    if batch not in views:
+        start = max((b for b in views if b < batch), default=0)
+        view = views[start] if start else _initial_view(state)
         for number in range(start + 1, batch + 1):
-            seen = kept[number] = _advance(state, seen, number)
-        for old in [b for b in kept if b < batch - state.settings.depth - 1]:
-            del kept[old]
-    return kept[batch]
+            view = views[number] = _advance(state, view, number)
+        for old in [b for b in views if b < batch - state.settings.depth - 1]:
+            del views[old]
+    return views[batch]
 
 
 def _initial_view(state: SearchState) -> BatchView:
@@ -562,23 +562,23 @@ def _initial_view(state: SearchState) -> BatchView:
     return BatchView(0, nodes, seeds, {}, {}, {}, frozenset(), {}, seeds[0], SearchCost(), 0, 0)
 
 
-def _advance(state: SearchState, seen: BatchView, number: int) -> BatchView:
+def _advance(state: SearchState, view: BatchView, number: int) -> BatchView:
     """The view of batch `number`, from that of the batch before."""
     if number > 1:
-        seen = _with_proposals(state, seen, number - 1)
-    known = number - state.settings.depth
+        view = _with_proposals(state, view, number - 1)
+    latest = number - state.settings.depth
     if number == 1:
-        seen = _with_results(state, seen, 0)
-    if known >= 1:
-        seen = _with_results(state, seen, known)
-    return replace(seen, batch=number)
+        view = _with_results(state, view, 0)
+    if latest >= 1:
+        view = _with_results(state, view, latest)
+    return replace(view, batch=number)
 
 
-def _with_proposals(state: SearchState, seen: BatchView, number: int) -> BatchView:
+def _with_proposals(state: SearchState, view: BatchView, number: int) -> BatchView:
     batch = state.batch(number)
     if not batch.closed:
         raise RecordError(f"batch {number + 1} follows batch {number}, whose proposals are not all there")
-    expansions, exhausted = dict(seen.expansions), dict(seen.exhausted)
+    expansions, exhausted = dict(view.expansions), dict(view.exhausted)
     for parent in sorted({a.parent for a in batch.answers.values()}):
         expansions[parent] = expansions.get(parent, 0) + 1
     for answer in batch.answers.values():
@@ -586,37 +586,37 @@ def _with_proposals(state: SearchState, seen: BatchView, number: int) -> BatchVi
             exhausted[answer.parent] = exhausted.get(answer.parent, frozenset()) | {answer.arm}
     arms = frozenset(state.context.arms)
     return replace(
-        seen,
-        nodes={**seen.nodes, **{n: state.nodes[n] for n in batch.nodes}},
+        view,
+        nodes={**view.nodes, **{n: state.nodes[n] for n in batch.nodes}},
         expansions=expansions,
         exhausted=exhausted,
-        exhausted_parents=frozenset(p for p, done in exhausted.items() if done >= arms),
-        spent=seen.spent + batch.proposing_cost,
-        empty_batches=0 if batch.nodes else seen.empty_batches + 1,
+        exhausted_parents=frozenset(p for p, parent_arms in exhausted.items() if parent_arms >= arms),
+        spent=view.spent + batch.proposing_cost,
+        empty_batches=0 if batch.nodes else view.empty_batches + 1,
     )
 
 
-def _with_results(state: SearchState, seen: BatchView, number: int) -> BatchView:
+def _with_results(state: SearchState, view: BatchView, number: int) -> BatchView:
     batch = state.batch(number)
     if not batch.ended:
-        raise RecordError(f"batch {number} has not ended, and batch {seen.batch + 1} rests on its results")
-    verifications = max(seen.verifications, batch.verifications)
-    judged = {**seen.judged, **dict(sorted(batch.finished.items()))}
+        raise RecordError(f"batch {number} has not ended, and batch {view.batch + 1} rests on its results")
+    verifications = max(view.verifications, batch.verifications)
+    results = {**view.judged, **dict(sorted(batch.finished.items()))}
     for event in state.verifications[:verifications]:
-        if event.node in judged:
-            judged[event.node] = judged[event.node].with_verification(event.found)
-    timed = {**seen.scores, **dict(sorted(batch.scores.items()))}
-    scores = {n: s for n, s in timed.items() if judged[n].log2_ratio is not None}
-    order = [n for n in seen.nodes if n in scores and (n == seen.seeds[0] or judged[n].may_lead)]
-    incumbent = min(order, key=lambda n: scores[n], default=seen.incumbent)
+        if event.node in results:
+            results[event.node] = results[event.node].with_verification(event.found)
+    all_scores = {**view.scores, **dict(sorted(batch.scores.items()))}
+    scores = {n: s for n, s in all_scores.items() if results[n].log2_ratio is not None}
+    order = [n for n in view.nodes if n in scores and (n == view.seeds[0] or results[n].may_lead)]
+    incumbent = min(order, key=lambda n: scores[n], default=view.incumbent)
     # A node that waits for its verification is progress already: else a search might end before its turn.
-    better = min(scores.values()) < min(seen.scores.values(), default=math.inf) - MIN_PROGRESS
+    better = min(scores.values()) < min(view.scores.values(), default=math.inf) - MIN_PROGRESS
     return replace(
-        seen,
+        view,
         scores=scores,
-        judged=judged,
+        judged=results,
         incumbent=incumbent,
-        spent=seen.spent + batch.forecasting_cost + batch.measuring_cost,
-        stalled_batches=0 if better or number == 0 else seen.stalled_batches + 1,
+        spent=view.spent + batch.forecasting_cost + batch.measuring_cost,
+        stalled_batches=0 if better or number == 0 else view.stalled_batches + 1,
         verifications=verifications,
     )

@@ -69,30 +69,30 @@ def escape_invisible(text: str) -> str:
 def display_source(source: str) -> DisplayedSource:
     """Lines of a source, at most `MAX_LINES` of at most `MAX_LINE_CHARACTERS` characters."""
     lines = source.replace("\r\n", "\n").removesuffix("\n").split("\n")
-    kept = [escape_invisible(line[:MAX_LINE_CHARACTERS]) for line in lines[:MAX_LINES]]
+    rows = [escape_invisible(line[:MAX_LINE_CHARACTERS]) for line in lines[:MAX_LINES]]
     return DisplayedSource(
-        tuple(kept), len(kept) < len(lines) or any(len(line) > MAX_LINE_CHARACTERS for line in lines)
+        tuple(rows), len(rows) < len(lines) or any(len(line) > MAX_LINE_CHARACTERS for line in lines)
     )
 
 
 @lru_cache(maxsize=4096)
 def line_opcodes(before: str, after: str) -> tuple[tuple[str, int, int, int, int], ...]:
-    """How the shown lines of one source become another's: difflib's opcodes, `equal` included."""
+    """The edits from one source's shown lines to another's: difflib's opcodes, `equal` included."""
     a, b = display_source(before).lines, display_source(after).lines
-    # Empty lines are everywhere alike: what is matched must not hang on them.
+    # Empty lines are alike everywhere: no match may rest on them.
     matcher = difflib.SequenceMatcher(lambda line: not line.strip(), a, b, autojunk=len(b) > 400)
     return tuple(matcher.get_opcodes())
 
 
 def sources_within(nodes: Iterable[Node], most: int = MAX_CHARACTERS) -> list[Node]:
     """The first of `nodes` whose sources fit together into `most` characters; at least one, if any."""
-    shown: list[Node] = []
+    selection: list[Node] = []
     for node in nodes:
         most -= sum(len(line) + 1 for line in display_source(node.source).lines)
-        if most < 0 and shown:
+        if most < 0 and selection:
             break
-        shown.append(node)
-    return shown
+        selection.append(node)
+    return selection
 
 
 _FORECASTER_MARK, _WRITER_MARK = "llm-", "llm:"
@@ -112,10 +112,10 @@ def model_text(state: SearchState) -> str:
     ]
     for name in writers:
         own = answers.get(name, [])
-        measured = sum(
-            n in state.judged for n, node in state.nodes.items() if node.arm.partition("/")[0] == name
+        runs = sum(n in state.judged for n, node in state.nodes.items() if node.arm.partition("/")[0] == name)
+        count = (
+            f"asked {len(own)} times for sources: {sum(len(a.nodes) for a in own)} proposals, {runs} measured"
         )
-        count = f"asked {len(own)} times for sources: {sum(len(a.nodes) for a in own)} proposals, {measured} measured"
         sentences.append(f"{name} {count if own else 'not asked for sources: no batch was due'}")
     return "; ".join(sentences)
 
@@ -125,9 +125,9 @@ def _forecast_text(state: SearchState) -> str:
     if not answers:
         return "not asked for forecasts: no batch had new sources"
     beliefs = [belief for answer in answers for belief in answer.beliefs.values()]
-    heard = sum(MODEL_NOTE in belief.note for belief in beliefs)
+    count = sum(MODEL_NOTE in belief.note for belief in beliefs)
     tokens, seconds = (sum(getattr(a.spent, f) for a in answers) for f in ("tokens", "wall_seconds"))
-    text = f"asked for forecasts in {len(answers)} batches, moved {heard} of {len(beliefs)} forecasts, "
+    text = f"asked for forecasts in {len(answers)} batches, moved {count} of {len(beliefs)} forecasts, "
     text += f"{tokens:,} tokens, {seconds:.1f} s"
     if trouble := Counter(a.problem for a in answers if a.problem):
         text += f"; not heard: {', '.join(f'{why} ({n}x)' for why, n in trouble.most_common(3))}"
@@ -185,7 +185,7 @@ class ReportNode:
 
 @dataclass(frozen=True)
 class BestResult:
-    """The end of a search, or where it stands: what is claimed, and how surely."""
+    """The best source of a search so far: its speed-up, and the evidence for it."""
 
     node: str
     score: float
@@ -235,7 +235,7 @@ class SearchReport:
     def lost(self) -> list[Lost]:
         """Jobs whose lanes failed."""
         jobs = [*(b.lost for b in self.state.batches.values()), self.state.lost_verifications]
-        each = [one for by_node in jobs for losses in by_node.values() for one in losses]
+        each = [loss for by_node in jobs for losses in by_node.values() for loss in losses]
         return [*each, *self.state.lost_confirmations]
 
 
@@ -256,9 +256,9 @@ def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
     for number, (name, node) in enumerate(state.nodes.items()):
         reference, belief = state.beliefs.get(name, ("", None))
         score = state.scores.get(name)
-        measured = None
+        ratio = None
         if score is not None and reference in state.scores:
-            measured = score - state.scores[reference]
+            ratio = score - state.scores[reference]
         nodes[name] = ReportNode(
             node,
             number,
@@ -267,7 +267,7 @@ def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
             0.0,
             belief,
             reference,
-            measured,
+            ratio,
             state.reason(name),
             chances.get(name, 1.0),
             state.status(name),
@@ -284,9 +284,9 @@ def _best_result(state: SearchState, entries: Mapping[str, ReportNode]) -> BestR
     if not any(name != state.seeds[0] for name in state.scores):
         return None
     best = state.best
-    judged = state.confirmed.get(best)
-    sure = judged is not None and judged.log2_ratio is not None
-    sd = judged.sd if judged is not None and sure else entries[best].sd
+    result = state.confirmed.get(best)
+    sure = result is not None and result.log2_ratio is not None
+    sd = result.sd if result is not None and sure else entries[best].sd
     return BestResult(best, state.best_score, sd, state.evidence(best))
 
 
@@ -350,15 +350,15 @@ class FinalistRow:
 
 def header_cards(story: SearchReport) -> list[HeaderCard]:
     """The figures of the header."""
-    spent, final = story.state.spent, story.final
-    proposed = sum(len(a.nodes) for a in story.state.answers.values())
+    cost, final = story.state.spent, story.final
+    proposals = sum(len(a.nodes) for a in story.state.answers.values())
     most = story.state.settings.budget.measurements
     limit = "" if most is None else f" of {most:,}"
     return [
         best_card(final),
-        HeaderCard(f"{spent.measurements:,}{limit}", f"candidates measured, of {proposed:,} proposed"),
-        HeaderCard(seconds(spent.device_seconds), "device time"),
-        HeaderCard(*per_percent(final, spent)),
+        HeaderCard(f"{cost.measurements:,}{limit}", f"candidates measured, of {proposals:,} proposed"),
+        HeaderCard(seconds(cost.device_seconds), "device time"),
+        HeaderCard(*per_percent(final, cost)),
         status_card(story),
     ]
 
@@ -379,16 +379,16 @@ def best_card(final: BestResult | None) -> HeaderCard:
     return HeaderCard(factor_text(-final.score), f"best speed-up, 95 % interval {between}; {how}", css)
 
 
-def per_percent(final: BestResult | None, spent: SearchCost) -> tuple[str, str]:
+def per_percent(final: BestResult | None, cost: SearchCost) -> tuple[str, str]:
     """The cost of each per cent of the first seed's time that is saved: (in device time, in all else)."""
-    saved = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
-    if saved <= 0.0:
+    saving = 0.0 if final is None else 100.0 * (1.0 - 1.0 / final.speedup)
+    if saving <= 0.0:
         return "-", "nothing was gained"
-    paid = [f", {spent.tokens / saved:,.0f} tokens"] if spent.tokens else []
-    paid += [f", US$ {spent.money / saved:.3g}"] if spent.money else []
+    parts = [f", {cost.tokens / saving:,.0f} tokens"] if cost.tokens else []
+    parts += [f", US$ {cost.money / saving:.3g}"] if cost.money else []
     return (
-        seconds(spent.device_seconds / saved),
-        f"of device time{''.join(paid)} per percent of the seed's time saved",
+        seconds(cost.device_seconds / saving),
+        f"of device time{''.join(parts)} per percent of the seed's time saved",
     )
 
 
@@ -406,16 +406,16 @@ def status_card(story: SearchReport) -> HeaderCard:
     )
 
 
-def bars_of_budget(spent: SearchCost, limits: SearchBudget) -> list[ShareBar]:
-    """Each limit and what was spent of it, or a sum without one; what is neither limited nor spent is left out."""
+def bars_of_budget(cost: SearchCost, limits: SearchBudget) -> list[ShareBar]:
+    """Each limit and what was spent of it, or a sum without one; costs neither limited nor spent are left out."""
     bars = []
-    for name, shown in _LIMIT_NAMES.items():
-        limit, used = getattr(limits, name), getattr(spent, name)
-        if limit is None and not used:
+    for name, label in _LIMIT_NAMES.items():
+        limit, amount = getattr(limits, name), getattr(cost, name)
+        if limit is None and not amount:
             continue
-        share = 0.0 if not limit else min(100.0, 100.0 * used / limit)
-        text = _amount_text(name, used) + ("" if limit is None else f" of {_amount_text(name, limit)}")
-        bars.append(ShareBar(shown, round(share, 1), text, limited=limit is not None))
+        share = 0.0 if not limit else min(100.0, 100.0 * amount / limit)
+        text = _amount_text(name, amount) + ("" if limit is None else f" of {_amount_text(name, limit)}")
+        bars.append(ShareBar(label, round(share, 1), text, limited=limit is not None))
     return bars
 
 
@@ -425,36 +425,34 @@ def _amount_text(name: str, value: float) -> str:
     return f"US$ {value:.2f}" if name == "money" else f"{value:,.0f}"
 
 
-def _cost_cells(spent: SearchCost) -> tuple[str, ...]:
+def _cost_cells(cost: SearchCost) -> tuple[str, ...]:
     return (
-        f"{spent.measurements:,}" if spent.measurements else "",
-        seconds(spent.device_seconds) if spent.device_seconds else "",
-        seconds(spent.wall_seconds) if spent.wall_seconds else "",
-        f"{spent.tokens:,}" if spent.tokens else "",
-        f"{spent.money:.3f}" if spent.money else "",
+        f"{cost.measurements:,}" if cost.measurements else "",
+        seconds(cost.device_seconds) if cost.device_seconds else "",
+        seconds(cost.wall_seconds) if cost.wall_seconds else "",
+        f"{cost.tokens:,}" if cost.tokens else "",
+        f"{cost.money:.3f}" if cost.money else "",
     )
 
 
 def cost_rows(story: SearchReport) -> list[tuple[str, ...]]:
     """Costs by kind of work, and their sum."""
-    rows = [
-        (name, *_cost_cells(spent)) for name, spent in story.state.spent_on.items() if spent != SearchCost()
-    ]
+    rows = [(name, *_cost_cells(cost)) for name, cost in story.state.spent_on.items() if cost != SearchCost()]
     return [*rows, ("in all", *_cost_cells(story.state.spent))]
 
 
 def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[FinalistRow]:
     """The confirmed nodes, or without a confirmation the best of the search; fastest first."""
-    judged = {n: j for n, j in story.state.confirmed.items() if n in story.entries}
-    names = sorted(judged, key=lambda n: (judged[n].log2_ratio is None, judged[n].log2_ratio or 0.0))
+    results = {n: j for n, j in story.state.confirmed.items() if n in story.entries}
+    names = sorted(results, key=lambda n: (results[n].log2_ratio is None, results[n].log2_ratio or 0.0))
     if not names:
         able = [e for e in story.entries.values() if e.score is not None and not e.is_unverified]
-        ran = [e for e in able if e.node.id != story.root]
-        names = [e.node.id for e in sorted(ran, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
-    seed = story.state.judged.get(story.root) if not judged else judged.get(story.root)
-    rows = [_finalist_row(story.entries[n], judged.get(n), seed, workloads) for n in names]
-    if seed is not None and (compiled := seed.facts.get("compiled")):
-        times = [milliseconds(1000 * compiled[w]) if w in compiled else "" for w in workloads]
+        entries = [e for e in able if e.node.id != story.root]
+        names = [e.node.id for e in sorted(entries, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
+    seed = story.state.judged.get(story.root) if not results else results.get(story.root)
+    rows = [_finalist_row(story.entries[n], results.get(n), seed, workloads) for n in names]
+    if seed is not None and (compiled_seconds := seed.facts.get("compiled")):
+        times = [milliseconds(1000 * compiled_seconds[w]) if w in compiled_seconds else "" for w in workloads]
         text, note = (
             factor_text(-compiled_score(seed)),
             "the seed under torch.compile, with the same arithmetic settings",
@@ -465,34 +463,34 @@ def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[Finalis
 
 def compiled_score(seed: NodeResult | None) -> float:
     """log2 of the seed's time under `torch.compile` over its own, the mean over workloads; 0 where it was not timed."""
-    compiled = {} if seed is None else seed.facts.get("compiled", {})
-    both = [] if seed is None else [(s, seed.seconds[n]) for n, s in compiled.items() if n in seed.seconds]
-    return statistics.fmean(math.log2(s / own) for s, own in both) if both else 0.0
+    times = {} if seed is None else seed.facts.get("compiled", {})
+    pairs = [] if seed is None else [(s, seed.seconds[n]) for n, s in times.items() if n in seed.seconds]
+    return statistics.fmean(math.log2(s / own) for s, own in pairs) if pairs else 0.0
 
 
 def _finalist_row(
-    entry: ReportNode, confirmed: NodeResult | None, seed: NodeResult | None, workloads: Sequence[str]
+    entry: ReportNode, confirmation: NodeResult | None, seed: NodeResult | None, workloads: Sequence[str]
 ) -> FinalistRow:
     """`seed`: the seed's result, beside whose times those of this one are told."""
-    judged = confirmed or entry.judged
+    result = confirmation or entry.judged
     score, sd = entry.score, entry.sd
-    if confirmed is not None:
-        score, sd = confirmed.log2_ratio, confirmed.sd
+    if confirmation is not None:
+        score, sd = confirmation.log2_ratio, confirmation.sd
     low, _ = speedup_interval(score or 0.0, sd)
-    took = {} if judged is None else judged.seconds
-    if seed is not None and score is not None and took:
-        took = matched_times(took, seed.seconds, 2.0**score)
-    configs = [one.config for one in (judged, entry.judged) if one is not None and one.config]
+    times = {} if result is None else result.seconds
+    if seed is not None and score is not None and times:
+        times = matched_times(times, seed.seconds, 2.0**score)
+    configs = [r.config for r in (result, entry.judged) if r is not None and r.config]
     return FinalistRow(
         entry.node.id,
         f"#{entry.number}",
         escape_invisible(entry.node.provenance.note) or "the seed",
-        str(judged.outcome if judged else "") if score is None else factor_text(-score),
+        str(result.outcome if result else "") if score is None else factor_text(-score),
         "bad" if score is None else "good" if low > 1.0 else "",
         "" if score is None else interval_text(score, sd),
         "" if entry.score is None else factor_text(-entry.score),
         "" if entry.belief is None else forecast_text(entry.belief),
-        [milliseconds(1000 * took[w]) if w in took else "" for w in workloads],
+        [milliseconds(1000 * times[w]) if w in times else "" for w in workloads],
         config_text(configs[0] if configs else {}),
     )
 
@@ -500,8 +498,8 @@ def _finalist_row(
 def workload_names(story: SearchReport, most: int = 6) -> list[str]:
     """Names of the workloads that results tell times of; the first few."""
     names: dict[str, None] = {}
-    for judged in (*story.state.confirmed.values(), *(e.judged for e in story.entries.values() if e.judged)):
-        names.update(dict.fromkeys(judged.seconds))
+    for result in (*story.state.confirmed.values(), *(e.judged for e in story.entries.values() if e.judged)):
+        names.update(dict.fromkeys(result.seconds))
     return list(names)[:most]
 
 
@@ -532,17 +530,17 @@ def config_text(config: Mapping[str, Any]) -> str:
 def summary_lines(state: SearchState) -> list[tuple[str, str]]:
     """The result of a search and its cost: (name, text). Raises `RecordError` before the search has started."""
     story = build_report(state)
-    per, what = per_percent(story.final, story.state.spent)
-    spent = story.state.spent
-    paid = [count_text(spent.measurements, "measurement"), f"{seconds(spent.device_seconds)} of device time"]
-    paid += [f"{spent.tokens:,} tokens"] if spent.tokens else []
-    paid += [f"US$ {spent.money:.2f}"] if spent.money else []
+    per, note = per_percent(story.final, story.state.spent)
+    cost = story.state.spent
+    parts = [count_text(cost.measurements, "measurement"), f"{seconds(cost.device_seconds)} of device time"]
+    parts += [f"{cost.tokens:,} tokens"] if cost.tokens else []
+    parts += [f"US$ {cost.money:.2f}"] if cost.money else []
     end = status_card(story)
     model = escape_invisible(model_text(story.state))
     return [
         ("best", _best_text(story)),
-        ("spent", ", ".join(paid)),
-        *([] if per == "-" else [("cost", f"{per} {what}")]),
+        ("spent", ", ".join(parts)),
+        *([] if per == "-" else [("cost", f"{per} {note}")]),
         *([("language model", model)] if model else []),
         ("ended", end.name if end.name.startswith(end.value) else f"{end.value}: {end.name}"),
     ]
@@ -557,14 +555,14 @@ def _best_text(story: SearchReport) -> str:
     own, base = (dict(results[n].facts.get("peak_bytes") or {}) for n in (final.node, story.root))
     base = results[final.node].facts.get("base_peak_bytes") or base
     seed = results[story.root]
-    compiled = (
+    compiled_text = (
         f"the seed under torch.compile: {factor_text(-score)}" if (score := compiled_score(seed)) else ""
     )
-    said = (memory_rise(own, base), results[final.node].other_calls_text, compiled, note)
-    told = [text for text in said if text]
+    texts = (memory_rise(own, base), results[final.node].other_calls_text, compiled_text, note)
+    parts = [text for text in texts if text]
     return (
         f"{factor_text(-final.score)} over the seed, 95 % interval {interval_text(final.score, final.sd)}, "
-        f"{'; '.join([sure, *told])}"
+        f"{'; '.join([sure, *parts])}"
     )
 
 
@@ -601,18 +599,18 @@ def progress_chart(story: SearchReport) -> ProgressChart | None:
 def coverage_text(story: SearchReport) -> str:
     """A sentence on how often forecasts held what was measured; empty where nothing that was forecast ran."""
     forecasts = [e for e in story.entries.values() if e.belief is not None and not e.belief.abstains]
-    timed = [(e.belief, e.measured) for e in forecasts if e.belief is not None and e.measured is not None]
-    if not timed:
+    pairs = [(e.belief, e.measured) for e in forecasts if e.belief is not None and e.measured is not None]
+    if not pairs:
         return ""
-    inside = sum(abs(measured - belief.mean) <= Z90 * belief.sd for belief, measured in timed)
+    inside = sum(abs(ratio - belief.mean) <= Z90 * belief.sd for belief, ratio in pairs)
     text = (
-        f"{inside} of {len(timed)} forecasts ({percent(inside / len(timed))}) hold the measured speed-up in their "
+        f"{inside} of {len(pairs)} forecasts ({percent(inside / len(pairs))}) hold the measured speed-up in their "
         "90 % interval, 90 % should. What was measured was chosen by them."
     )
     if failed := [e.belief.p_fail for e in forecasts if e.belief and e.judged and e.score is None]:
-        ran = sum(belief.p_fail for belief, _ in timed) / len(timed)
+        chance = sum(belief.p_fail for belief, _ in pairs) / len(pairs)
         text += (
             f" Those that failed ({len(failed)}) were given a {percent(sum(failed) / len(failed))} chance "
-            f"of that, those that ran {percent(ran)}."
+            f"of that, those that ran {percent(chance)}."
         )
     return text

@@ -20,7 +20,7 @@ class LiveDisplay:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._results = self._verified = self._batch = self._problems = 0  # so many of each were shown
+        self._results = self._verifications = self._batch = self._problems = 0  # so many of each were shown
         self._best = 0.0
         self._last = ""
         self._began = time.monotonic()
@@ -34,9 +34,9 @@ class LiveDisplay:
                 self._output.remark(line)
             else:
                 self._last = line
-        spent = [bar.text for bar in bars_of_budget(state.spent, state.settings.budget) if bar.limited]
-        shown = "; ".join([state.text, *spent, self._last])
-        self._output.stage = escape_invisible(f"{state.target.name}: {shown}")
+        costs = [bar.text for bar in bars_of_budget(state.spent, state.settings.budget) if bar.limited]
+        text = "; ".join([state.text, *costs, self._last])
+        self._output.stage = escape_invisible(f"{state.target.name}: {text}")
 
     def _new_lines(self, state: SearchState) -> list[tuple[str, bool]]:
         """Lines about what came since the last look, and whether they matter to whoever reads them later."""
@@ -46,24 +46,24 @@ class LiveDisplay:
         for point in points:
             if point.node == state.seeds[0]:
                 continue
-            judged = state.judged[point.node]
+            result = state.judged[point.node]
             node = f"{point.measurements}: {_name(state, point.node)}"
             if point.score is None:
-                lines.append((f"{node}: {_refusal(judged)}", False))
-            elif judged.is_unverified_gain:
+                lines.append((f"{node}: {_refusal(result)}", False))
+            elif result.is_unverified_gain:
                 lines.append(
                     (f"{node}: {factor_text(-point.score)} over the seed, not verified in full yet", False)
                 )
             else:
                 lines.append(self._score_line(f"{node}: ", point.score))
-        for event in state.verifications[self._verified :]:
+        for event in state.verifications[self._verifications :]:
             node = f"{_name(state, event.node)}: verified in full: "
             score = state.scores.get(event.node)
             if score is None:
                 lines.append((node + _refusal(state.judged[event.node]), True))
             else:
                 lines.append(self._score_line(node, score))
-        self._verified = len(state.verifications)
+        self._verifications = len(state.verifications)
         batch = max(state.batches, default=0)
         if batch > self._batch:
             self._batch = batch
@@ -86,8 +86,8 @@ def _name(state: SearchState, node: str) -> str:
     return escape_invisible(state.nodes[node].provenance.note or node[:8])
 
 
-def _refusal(judged: NodeResult) -> str:
+def _refusal(result: NodeResult) -> str:
     """Outcome and the first line of why."""
-    lines = judged.feedback.strip().splitlines()
+    lines = result.feedback.strip().splitlines()
     why = escape_invisible(lines[0][:100]) if lines else ""
-    return f"{str(judged.outcome).replace('_', ' ')} {why}".rstrip()
+    return f"{str(result.outcome).replace('_', ' ')} {why}".rstrip()

@@ -33,7 +33,7 @@ def path_to_root(story: SearchReport, name: str) -> list[str]:
 
 
 def by_importance(story: SearchReport) -> list[str]:
-    """All node ids, what a reader needs most first: ends and their ancestors, then by what is known."""
+    """All node ids, by importance to a reader: ends and their ancestors, then by kind and speed."""
     final = story.final
     ends = [*([final.node] if final else []), *sorted(story.state.confirmed), *story.state.seeds]
     first = [n for end in ends for n in path_to_root(story, end)]
@@ -70,9 +70,9 @@ def lineage_rows(
 
 
 MOST_NODES = 3_000
-"""So many nodes can be chosen in a page; of larger searches the page holds the most important ones."""
+"""Nodes of a page at most: the most important ones of a larger search."""
 _MAX_FEEDBACK_CHARS = 4_000
-"""Characters."""
+"""Characters of a node's feedback."""
 _MAX_FACTS = 12
 """Facts of the harness about a node that are shown."""
 
@@ -143,7 +143,7 @@ def node_label(entry: ReportNode) -> str:
 
 
 def result_text(entry: ReportNode) -> str:
-    """How a node did, in a word or two."""
+    """A node's result, in a word or two."""
     if entry.score is not None and (entry.node.parents or entry.judged is not None):
         return factor_text(-entry.score)
     return "seed" if entry.kind == "seed" and entry.judged is None else entry.status
@@ -163,11 +163,11 @@ def _page_header(story: SearchReport) -> dict[str, str]:
     target, context, settings = story.state.target, story.state.context, story.state.settings
     model = figures.model_text(story.state)
     at = story.state.started.at if story.state.started else ""
-    started = at.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC") or "at an unknown time"
+    start = at.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC") or "at an unknown time"
     return {
         "title": f"Search of {escape_invisible(target.name)}",
         "about": escape_invisible(
-            f"{target.kind} in {target.language} on {context.device}, started {started}; "
+            f"{target.kind} in {target.language} on {context.device}, started {start}; "
             f"archive {settings.archive}, proposers {', '.join(settings.proposers) or 'none'}, surrogate "
             f"{context.surrogate}, seed {settings.seed}. Speed-ups are over node #0, the first seed."
             + (f" Taken up again {story.state.resumed} times." if story.state.resumed else "")
@@ -178,42 +178,42 @@ def _page_header(story: SearchReport) -> dict[str, str]:
 
 
 def _page_data(story: SearchReport, order: Sequence[str], best: str) -> dict[str, Any]:
-    written = figures.sources_within(story.entries[n].node for n in order)
-    texts = {n.id: number for number, n in enumerate(written)}
+    sources = figures.sources_within(story.entries[n].node for n in order)
+    texts = {n.id: number for number, n in enumerate(sources)}
     nodes: dict[str, Any] = {}
     for name in order:
         entry = story.entries[name]
         parent = entry.node.parents[0] if entry.node.parents else ""
-        known = parent if parent in story.entries else ""
+        base = parent if parent in story.entries else ""
         nodes[name] = {
             "label": f"#{entry.number}",
             "result": _node_heading(story, entry),
             "note": escape_invisible(entry.node.provenance.note),
-            "parent": known,
+            "parent": base,
             "facts": _node_facts(story, entry),
             "ran": entry.score is not None,
             "feedback": escape_invisible(entry.judged.feedback[:_MAX_FEEDBACK_CHARS]) if entry.judged else "",
             "source": texts.get(name, -1),
             "cut": figures.display_source(entry.node.source).cut,
-            "steps": figures.line_opcodes(story.entries[known].node.source, entry.node.source)
-            if known in texts and name in texts
+            "steps": figures.line_opcodes(story.entries[base].node.source, entry.node.source)
+            if base in texts and name in texts
             else None,
         }
     return {
         "best": best,
         "nodes": nodes,
-        "sources": [figures.display_source(n.source).lines for n in written],
+        "sources": [figures.display_source(n.source).lines for n in sources],
     }
 
 
 def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[tuple[str, str]]]]:
     """Groups of (name, value); a value that is a node's id becomes a link."""
-    node, judged, belief = entry.node, entry.judged, entry.belief
+    node, result, belief = entry.node, entry.judged, entry.belief
     groups: list[tuple[str, list[tuple[str, str]]]] = []
-    if judged is not None:
+    if result is not None:
         groups.append(("Result", _result_facts(entry)))
-        if judged.seconds:
-            times = [(k, milliseconds(1000 * v)) for k, v in list(judged.seconds.items())[:12]]
+        if result.seconds:
+            times = [(k, milliseconds(1000 * v)) for k, v in list(result.seconds.items())[:12]]
             groups.append(("Times", times))
     again = story.state.confirmed.get(node.id)
     if again is not None and again.log2_ratio is not None:
@@ -248,11 +248,11 @@ def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[
     if entry.reason:
         origins.append(("measured as", f"{entry.reason} (probability {percent(entry.propensity)})"))
     groups.append(("Provenance", origins))
-    facts = judged.facts if judged is not None else {}
-    shown = [
+    facts = result.facts if result is not None else {}
+    harness_facts = [
         (name, _short_value(value)) for name, value in facts.items() if value not in (None, "", [], {}, ())
     ]
-    groups.append(("Harness", shown[:_MAX_FACTS]))
+    groups.append(("Harness", harness_facts[:_MAX_FACTS]))
     return [
         (name, [(escape_invisible(k), escape_invisible(v)) for k, v in pairs if v])
         for name, pairs in groups
@@ -261,21 +261,21 @@ def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[
 
 
 def _result_facts(entry: ReportNode) -> list[tuple[str, str]]:
-    judged = entry.judged
-    assert judged is not None
-    pairs = [("outcome", f"{judged.outcome}{f' at {judged.stage}' if judged.stage else ''}")]
+    result = entry.judged
+    assert result is not None
+    pairs = [("outcome", f"{result.outcome}{f' at {result.stage}' if result.stage else ''}")]
     if entry.score is not None:
         pairs += [
             ("speed-up", factor_text(-entry.score)),
             ("95 % interval", figures.interval_text(entry.score, entry.sd)),
         ]
-    if judged.log2_ratio is not None and judged.against != entry.node.id:
-        pairs += [("timed beside", judged.against), ("over that", factor_text(-judged.log2_ratio))]
+    if result.log2_ratio is not None and result.against != entry.node.id:
+        pairs += [("timed beside", result.against), ("over that", factor_text(-result.log2_ratio))]
     pairs += [
-        ("config", figures.config_text(judged.config)),
-        ("configs timed", f"{judged.measurements:,}" if judged.measurements else ""),
-        ("device time", seconds(judged.device_seconds) if judged.device_seconds else ""),
-        ("device", judged.device),
+        ("config", figures.config_text(result.config)),
+        ("configs timed", f"{result.measurements:,}" if result.measurements else ""),
+        ("device time", seconds(result.device_seconds) if result.device_seconds else ""),
+        ("device", result.device),
     ]
     return pairs
 
@@ -304,14 +304,14 @@ def _lost_jobs_note(story: SearchReport) -> str:
 
 def _footnotes(story: SearchReport, data: Mapping[str, Any]) -> list[str]:
     notes = []
-    total, kept, texts = len(story.entries), len(data["nodes"]), len(data["sources"])
-    if kept < total:
+    total, node_count, source_count = len(story.entries), len(data["nodes"]), len(data["sources"])
+    if node_count < total:
         notes.append(
-            f"{kept:,} of {total:,} nodes can be chosen here, the most important ones; the log has all."
+            f"{node_count:,} of {total:,} nodes can be chosen here, the most important ones; the log has all."
         )
-    if texts < kept:
+    if source_count < node_count:
         notes.append(
-            f"This page holds the sources of {texts:,} nodes; all are in the folder `nodes` beside it."
+            f"This page holds the sources of {source_count:,} nodes; all are in the folder `nodes` beside it."
         )
     notes.append(
         "Intervals are normal approximations from the paired timings, along the chain of comparisons to the "
