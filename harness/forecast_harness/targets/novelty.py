@@ -52,7 +52,7 @@ def source_tokens(language: str, source: str) -> tuple[str, ...]:
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
-    """Without docstrings, in place. Comments and positions are not part of what is compared anyway."""
+    """Remove docstrings, in place. Comments and positions are in no comparison anyway."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None

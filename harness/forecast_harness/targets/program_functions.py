@@ -34,7 +34,7 @@ _SAFE_NAMES = {*dir(builtins), "__name__", "__file__"}
 
 @dataclass(frozen=True)
 class IsolatedFunction:
-    """A function with what it needs of its module."""
+    """A function with the parts of its module that it needs."""
 
     name: str
     parameters: tuple[str, ...]
@@ -63,21 +63,21 @@ def isolate(path: Path, name: str) -> IsolatedFunction:
         raise RecordError(f"{path.name} defines no function {name} at its top level")
     if function.decorator_list:
         raise RecordError(f"{name} has decorators: {ast.unparse(function.decorator_list[0])}")
-    needed: dict[int, ast.stmt] = {}
+    dependencies: dict[int, ast.stmt] = {}
     waiting: list[ast.stmt] = [function]
     while waiting:
-        for used in _free_names(waiting.pop()) - {name}:
-            if (needs := places.get(used)) is None:
-                if used not in _SAFE_NAMES:
+        for identifier in _free_names(waiting.pop()) - {name}:
+            if (dependency := places.get(identifier)) is None:
+                if identifier not in _SAFE_NAMES:
                     raise RecordError(
-                        f"{name} needs {used}, which {path.name} does not define at its top level"
+                        f"{name} needs {identifier}, which {path.name} does not define at its top level"
                     )
                 continue
-            _check_needed(name, used, needs, path)
-            if id(needs) not in needed:
-                needed[id(needs)] = needs
-                waiting.append(needs)
-    own = [n for n in tree.body if id(n) in needed]
+            _check_dependency(name, identifier, dependency, path)
+            if id(dependency) not in dependencies:
+                dependencies[id(dependency)] = dependency
+                waiting.append(dependency)
+    own = [n for n in tree.body if id(n) in dependencies]
     arguments = function.args
     return IsolatedFunction(
         name,
@@ -144,8 +144,8 @@ def faster_module(function: TorchFunction, source: str, faster_at: Sequence[str]
         name = argument.name
         if argument.kind != "tensor":
             kind = type(argument.value).__name__
-            same = f"type({name}) is {kind} and {name} == {argument.value!r}"
-            tests.append(f"{name} is None" if argument.value is None else same)
+            test = f"type({name}) is {kind} and {name} == {argument.value!r}"
+            tests.append(f"{name} is None" if argument.value is None else test)
             continue
         tensors.append(name)
         tests.append(f"type({name}) is torch.Tensor")
@@ -158,9 +158,9 @@ def faster_module(function: TorchFunction, source: str, faster_at: Sequence[str]
             sizes = enumerate(zip(*shapes, strict=True))
             tests += [f"{min(n)} <= {name}.shape[{axis}] <= {max(n)}" for axis, n in sizes]
     if faster_at:
-        kept = [c for n, c in enumerate(calls, 1) if f"call-{n}" in faster_at]
-        taken = [tuple(a.shape for a in c.arguments if a.kind == "tensor") for c in kept]
-        tests.append(f"({', '.join(f'tuple({t}.shape)' for t in tensors)},) in {taken}")
+        faster_calls = [c for n, c in enumerate(calls, 1) if f"call-{n}" in faster_at]
+        call_shapes = [tuple(a.shape for a in c.arguments if a.kind == "tensor") for c in faster_calls]
+        tests.append(f"({', '.join(f'tuple({t}.shape)' for t in tensors)},) in {call_shapes}")
     needing = " or ".join(f"{t}.requires_grad" for t in tensors)
     tests.append(f"not (torch.is_grad_enabled() and ({needing}))")
     parameters = ", ".join(a.name for a in calls[0].arguments)
@@ -176,8 +176,8 @@ def _like_calls(forms: Sequence[FunctionCall]) -> list[FunctionCall]:
     """The calls that differ from the first by sizes alone."""
 
     def form(call: FunctionCall) -> object:
-        of = (*call.arguments, *call.results)
-        return [(a.name, a.kind, a.dtype, len(a.shape), a.value) for a in of]
+        values = (*call.arguments, *call.results)
+        return [(a.name, a.kind, a.dtype, len(a.shape), a.value) for a in values]
 
     return [c for c in forms if form(c) == form(forms[0])]
 
@@ -192,23 +192,23 @@ def _axes(calls: Sequence[FunctionCall]) -> tuple[dict[str, AxisSpec], dict[str,
     shapes: dict[str, tuple[str, ...]] = {}
     for kind in ("arguments", "results"):
         each: list[tuple[Argument, ...]] = [getattr(c, kind) for c in calls]
-        for same in zip(*each, strict=True):
-            if same[0].kind != "tensor":
+        for values in zip(*each, strict=True):
+            if values[0].kind != "tensor":
                 continue
             shape = []
-            for sizes in zip(*(a.shape for a in same), strict=True):
+            for sizes in zip(*(a.shape for a in values), strict=True):
                 if len(set(sizes)) == 1:
                     shape.append(str(sizes[0]))
                     continue
                 if sizes not in by_sizes:
                     if kind == "results":
                         raise RecordError(
-                            f"sizes {list(sizes)} of result {same[0].name} are no argument's: nobody can tell others"
+                            f"sizes {list(sizes)} of result {values[0].name} are no argument's: nobody can tell others"
                         )
                     name = by_sizes[sizes] = f"N{len(by_sizes)}"
                     axes[name] = AxisSpec(None, min(sizes), max(sizes), math.gcd(*sizes))
                 shape.append(by_sizes[sizes])
-            shapes[same[0].name] = tuple(shape)
+            shapes[values[0].name] = tuple(shape)
     return axes, shapes
 
 
@@ -216,8 +216,8 @@ def _sizes(
     axes: Mapping[str, AxisSpec], shapes: Mapping[str, tuple[str, ...]], call: FunctionCall
 ) -> dict[str, int]:
     tensors = [a for a in call.arguments if a.kind == "tensor"]
-    given = {e: n for a in tensors for e, n in zip(shapes[a.name], a.shape, strict=True)}
-    return {name: given[name] for name in axes}
+    sizes = {e: n for a in tensors for e, n in zip(shapes[a.name], a.shape, strict=True)}
+    return {name: sizes[name] for name in axes}
 
 
 def _module(
@@ -227,8 +227,8 @@ def _module(
     head = f"{own.needed}\n\n\n" if own.needed else ""
     if not wrapped:
         return f"{head}{own.text.replace(f'def {own.name}(', f'def {entry}(', 1)}\n"
-    given = ", ".join([*(f"{n}={n}" for n in names), *(f"{n}={v!r}" for n, v in constants.items())])
-    call = f"def {entry}({', '.join(names)}):\n    return {own.name}({given})\n"
+    arguments = ", ".join([*(f"{n}={n}" for n in names), *(f"{n}={v!r}" for n, v in constants.items())])
+    call = f"def {entry}({', '.join(names)}):\n    return {own.name}({arguments})\n"
     return f"{head}{own.text}\n\n\n{call}"
 
 
@@ -245,16 +245,16 @@ def _make(calls: Sequence[FunctionCall]) -> str:
         if argument.kind != "tensor" or not bounds:
             continue
         least, most = min(b["least"] for b in bounds), max(b["most"] for b in bounds)
-        drawn = f'inputs["{argument.name}"]'
+        tensor = f'inputs["{argument.name}"]'
         if argument.dtype == "bool":
-            change = f"torch.rand({drawn}.shape, generator=generator) < 0.5"
+            change = f"torch.rand({tensor}.shape, generator=generator) < 0.5"
         elif "int" in argument.dtype:
             change = (
-                f"torch.randint({int(least)}, {int(most) + 1}, {drawn}.shape, generator=generator)"
-                f".to({drawn}.dtype)"
+                f"torch.randint({int(least)}, {int(most) + 1}, {tensor}.shape, generator=generator)"
+                f".to({tensor}.dtype)"
             )
         elif least >= 0.0:
-            change = f"{drawn}.abs().clamp(min={least!r})"
+            change = f"{tensor}.abs().clamp(min={least!r})"
         else:
             continue
         lines.append(f'    made["{argument.name}"] = {change}\n')
@@ -276,20 +276,20 @@ def _bound_names(node: ast.stmt) -> Iterator[str]:
 def _free_names(node: ast.stmt) -> set[str]:
     """The names that a statement reads from its module, and some that it binds itself."""
     read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    stored |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    bindings = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bindings |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
     inner = {
         n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n is not node
     }
-    return read - stored - inner if isinstance(node, ast.FunctionDef) else read
+    return read - bindings - inner if isinstance(node, ast.FunctionDef) else read
 
 
-def _check_needed(name: str, used: str, node: ast.stmt, path: Path) -> None:
-    """Raises `RecordError` for what another process would not get by the text alone."""
+def _check_dependency(name: str, identifier: str, node: ast.stmt, path: Path) -> None:
+    """Raises `RecordError` for a dependency that another process would not get by the text alone."""
     if isinstance(node, ast.FunctionDef):
         return
     if isinstance(node, ast.ImportFrom) and node.level:
-        raise RecordError(f"{name} needs {used}, which is imported from the program's own package")
+        raise RecordError(f"{name} needs {identifier}, which is imported from the program's own package")
     if isinstance(node, ast.Import | ast.ImportFrom):
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
         for module in (m.partition(".")[0] for m in modules):
@@ -303,4 +303,4 @@ def _check_needed(name: str, used: str, node: ast.stmt, path: Path) -> None:
         return
     plain = isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
     if not plain or any(isinstance(n, ast.Call | ast.Await | ast.NamedExpr) for n in ast.walk(node)):
-        raise RecordError(f"{name} needs {used}, which is computed when {path.name} runs")
+        raise RecordError(f"{name} needs {identifier}, which is computed when {path.name} runs")

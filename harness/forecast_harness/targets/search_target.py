@@ -43,8 +43,8 @@ NO_CUDA_ON_CPU = (
     "with torch solutions on the CPU"
 )
 _MOST_SUBJECTS_READ = 16
-_subjects_read: dict[int, tuple[object, tuple[BaseKernel, ...]]] = {}
-"""Kernels of the latest targets, with the list they were read from, unchanged: its `id` is no other's meanwhile."""
+_subject_cache: dict[int, tuple[object, tuple[BaseKernel, ...]]] = {}
+"""Kernels of the latest targets by `id` of the list they were read from, which is kept: no other has its `id`."""
 
 
 def open_target(text: str, *, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
@@ -81,7 +81,7 @@ def is_cuda_kernel(target: SearchTarget) -> bool:
 
 
 def cuda_signature_of(target: SearchTarget) -> KernelSignature:
-    """How a CUDA kernel is called. Raises `RecordError` for a target that is none."""
+    """The signature of a CUDA kernel's target. Raises `RecordError` for a target that is none."""
     if not is_cuda_kernel(target):
         raise RecordError(f"{target.name} is no CUDA kernel with a declared signature")
     return KernelSignature.from_json(target.payload["signature"])
@@ -91,13 +91,13 @@ def subjects_of(target: SearchTarget) -> tuple[BaseKernel, ...]:
     """The base kernels of a kernel target. Raises `RecordError` for another kind."""
     if target.kind is not TargetKind.KERNEL:
         raise RecordError(f"{target.name} is a {target.kind}, not a kernel")
-    listed = target.payload["subjects"]
+    data = target.payload["subjects"]
     # A search asks for them several times a node; they may be long.
-    if (read := _subjects_read.get(id(listed))) is None or read[0] is not listed:
-        while len(_subjects_read) >= _MOST_SUBJECTS_READ:
-            _subjects_read.pop(next(iter(_subjects_read)), None)
-        read = _subjects_read[id(listed)] = listed, tuple(BaseKernel.from_json(s) for s in listed)
-    return read[1]
+    if (entry := _subject_cache.get(id(data))) is None or entry[0] is not data:
+        while len(_subject_cache) >= _MOST_SUBJECTS_READ:
+            _subject_cache.pop(next(iter(_subject_cache)), None)
+        entry = _subject_cache[id(data)] = data, tuple(BaseKernel.from_json(s) for s in data)
+    return entry[1]
 
 
 def advice_of(target: SearchTarget) -> dict[str, Advice]:
@@ -105,10 +105,10 @@ def advice_of(target: SearchTarget) -> dict[str, Advice]:
 
     It is filed under that source's own digest, as forecasts of a search name kernels by theirs.
     """
-    if (given := target.payload.get("advice")) is None:
+    if (data := target.payload.get("advice")) is None:
         return {}
     source = subjects_of(target)[0].source
-    return {source: replace(Advice.from_json(given), source_sha256=digest(source))}
+    return {source: replace(Advice.from_json(data), source_sha256=digest(source))}
 
 
 def configs_for(target: SearchTarget, source: str) -> list[Config]:
@@ -116,20 +116,20 @@ def configs_for(target: SearchTarget, source: str) -> list[Config]:
 
     In the order given, without repeats. Raises `RecordError` for a source that breaks the contract.
     """
-    promised = read_contract(source, target.entry)
-    if promised.configs:
-        return list(dict.fromkeys(promised.configs))
-    takes = set(promised.meta)
-    listed = [c for s in subjects_of(target)[:1] for c in s.configs]
-    return list(dict.fromkeys(replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in listed))
+    contract = read_contract(source, target.entry)
+    if contract.configs:
+        return list(dict.fromkeys(contract.configs))
+    takes = set(contract.meta)
+    base = [c for s in subjects_of(target)[:1] for c in s.configs]
+    return list(dict.fromkeys(replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in base))
 
 
 def decided_config(target: SearchTarget, source: str) -> Config | None:
     """The config that the store of whoever began the search has decided on for the base kernel, of its source."""
-    given = target.payload.get("decided")
-    if given is None or source != subjects_of(target)[0].source:
+    data = target.payload.get("decided")
+    if data is None or source != subjects_of(target)[0].source:
         return None
-    return Config.from_json(given)
+    return Config.from_json(data)
 
 
 def solution_of(target: SearchTarget, node: Node) -> Solution:
@@ -154,8 +154,8 @@ def _pack_target(pack: Pack, device: str) -> tuple[SearchTarget, tuple[Node, ...
 def _cuda_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]]:
     if device == "cpu":
         raise SettingsError(f"{text}: {NO_CUDA_ON_CPU}")
-    declared, release = read_cuda_declaration(text), nvcc_release()
-    signature, pack = declared.signature, declared.pack
+    declaration, release = read_cuda_declaration(text), nvcc_release()
+    signature, pack = declaration.signature, declaration.pack
     payload = {
         "pack": pack.to_json(),
         "signature": signature.to_json(),
@@ -165,7 +165,7 @@ def _cuda_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ...]
     words = statement.cuda_statement(pack, signature, device)
     identity = digest(pack.id, signature.to_json())
     target = SearchTarget(TargetKind.PACK, signature.entry, identity, "cuda", signature.entry, words, payload)
-    return target, (_seed(target, declared.source, "cuda", "base"),)
+    return target, (_seed(target, declaration.source, "cuda", "base"),)
 
 
 def _reference_solution(pack: Pack) -> Solution:
@@ -191,35 +191,35 @@ def _kernel_target(text: str, device: str) -> tuple[SearchTarget, tuple[Node, ..
         raise SettingsError(f"{text}: {NO_KERNELS_ON_CPU}")
     # Imports the user's file, which needs triton and runs the user's own code.
     store = Store.default()
-    called = UserKernel.of(text, store)
-    subjects = called.subjects(store)
+    kernel = UserKernel.of(text, store)
+    subjects = kernel.subjects(store)
     payload: dict[str, Any] = {}
-    followed = Settings.from_environment().advice != "off"
-    if followed and (advice := advice_for(store, called.kernel)) is not None:
+    uses_advice = Settings.from_environment().advice != "off"
+    if uses_advice and (advice := advice_for(store, kernel.kernel)) is not None:
         payload["advice"] = advice.to_json()
-    if (decided := _stored_config(store, called.kernel, subjects)) is not None:
-        payload["decided"] = decided.to_json()
-    target, base = kernel_target(called, subjects, cuda_device())
+    if (config := _stored_config(store, kernel.kernel, subjects)) is not None:
+        payload["decided"] = config.to_json()
+    target, base = kernel_target(kernel, subjects, cuda_device())
     return replace(target, payload={**target.payload, **payload}), (base,)
 
 
 def kernel_target(
-    called: UserKernel, subjects: Sequence[BaseKernel], device: Device | None
+    kernel: UserKernel, subjects: Sequence[BaseKernel], device: Device | None
 ) -> tuple[SearchTarget, Node]:
     """The target of a user's kernel, called as `subjects` are, and the node of its own source."""
-    name, sha = called.kernel.name, called.kernel.source_sha256
+    name, sha = kernel.kernel.name, kernel.kernel.source_sha256
     calls = [s.calls[0] for s in subjects if s.calls]
-    words = statement.kernel_statement(name, called.text, calls, called.configs, device)
+    words = statement.kernel_statement(name, kernel.text, calls, kernel.configs, device)
     payload = {
         "subjects": [s.to_json() for s in subjects],
-        "file": str(called.path.absolute()),
-        "name": called.name,
+        "file": str(kernel.path.absolute()),
+        "name": kernel.name,
         "source_sha256": sha,
         **({} if device is None else {"device": device.to_json()}),
     }
     identity = digest(sha, _subject_identities(subjects))
     target = SearchTarget(TargetKind.KERNEL, name, identity, "triton", name, words, payload)
-    return target, _seed(target, called.text, "triton", "base")
+    return target, _seed(target, kernel.text, "triton", "base")
 
 
 def _stored_config(store: Store, kernel: Kernel, subjects: Sequence[BaseKernel]) -> Config | None:
@@ -227,8 +227,8 @@ def _stored_config(store: Store, kernel: Kernel, subjects: Sequence[BaseKernel])
     if not subjects or not subjects[0].calls:
         return None
     for problem, decision in store.decisions(kernel.name, cuda_device().slug):
-        same = problem.kernel.source_sha256 == kernel.source_sha256
-        if same and problem.arguments == subjects[0].calls[0] and decision.chosen.is_base_variant:
+        same_source = problem.kernel.source_sha256 == kernel.source_sha256
+        if same_source and problem.arguments == subjects[0].calls[0] and decision.chosen.is_base_variant:
             return decision.chosen.config
     return None
 
@@ -236,8 +236,8 @@ def _stored_config(store: Store, kernel: Kernel, subjects: Sequence[BaseKernel])
 _DEVICE_SCRIPT = """
 import ctypes, json
 cuda = ctypes.CDLL("libcuda.so.1")
-def call(name, *given):
-    assert getattr(cuda, name)(*given) == 0, name
+def call(name, *arguments):
+    assert getattr(cuda, name)(*arguments) == 0, name
 def attribute(which):
     call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(which), number)
     return value.value
@@ -258,15 +258,15 @@ print(json.dumps({
     "warp_size": attribute(10),
 }))
 """
-"""As torch tells them, without the two seconds that it takes to be imported."""
+"""Prints the fields of `Device` as torch reports them, without the two seconds that importing torch takes."""
 
 
 @cache
 def cuda_device() -> Device:
     """The first CUDA device, asked of a child process: the driver is not opened in this one."""
-    done = subprocess.run([sys.executable, "-c", _DEVICE_SCRIPT], capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return Device.from_json(json.loads(done.stdout))
+    run = subprocess.run([sys.executable, "-c", _DEVICE_SCRIPT], capture_output=True, text=True, check=False)
+    if run.returncode == 0:
+        return Device.from_json(json.loads(run.stdout))
     return Device("unknown", "cuda")
 
 

@@ -1,4 +1,4 @@
-"""A target in words: what is computed, at which sizes, how near, and the rules for a source."""
+"""A target in words: its computation, sizes and tolerance, and the rules for a source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGS_RULES = (
     "  def grid(meta, arguments, base):\n"
     '      return (triton.cdiv(arguments["n"], meta["BLOCK"]), base[1] if len(base) > 1 else 1)',
 )
-"""The one form of `CONFIGS` and of `grid` that whoever writes a kernel's source is shown."""
+"""The one form of `CONFIGS` and of `grid` that authors of kernels are shown."""
 
 WORKED_EXAMPLES = """Three changes that paid on an NVIDIA H200, with their gain over the original in its best config:
 
@@ -124,8 +124,8 @@ def kernel_statement(
     """The statement of a Triton kernel whose source is to be rewritten."""
     lines = [f"Triton kernel {name}, to be rewritten so that it runs faster and computes the same.", ""]
     lines += [f"Device: {_device_text(device)}"] if device is not None else []
-    shown = [f"- {_call_text(c)}{_bytes_text(c, device)}" for c in calls[:_MAX_LISTED]]
-    lines += ["Calls:", *shown] if shown else []
+    call_lines = [f"- {_call_text(c)}{_bytes_text(c, device)}" for c in calls[:_MAX_LISTED]]
+    lines += ["Calls:", *call_lines] if call_lines else []
     lines += ["Some of its configs:", *(f"- {c}" for c in configs[:_MAX_LISTED])] if configs else []
     lines += [
         "",
@@ -165,17 +165,17 @@ def _tensor_text(name: str, tensor: TensorSpec) -> str:
 
 
 def _rules(about: Definition, language: str, entry: str, device: str) -> list[str]:
-    given, results = list(about.inputs), " and ".join(about.outputs)
+    inputs, results = list(about.inputs), " and ".join(about.outputs)
     own = (
         ", triton and triton.language; its own kernels must do the arithmetic" if language == "triton" else ""
     )
     rules = [f"One Python module in {language} for {device}; it may import torch{own}"]
     if about.format is PackFormat.OWN:
         if about.destination:
-            names = ", ".join([*given, *about.outputs])
+            names = ", ".join([*inputs, *about.outputs])
             call = f"{entry}({names}) writes its results into {results}"
         else:
-            call = f"{entry}({', '.join(given)}) returns {results}, new tensors"
+            call = f"{entry}({', '.join(inputs)}) returns {results}, new tensors"
         rules.append(f"It defines {call}; arguments come by name")
     else:
         rules.append(f"It defines a class {entry} with the constructor, parameters and forward of Model")
@@ -203,13 +203,13 @@ def _result_rules(about: Definition) -> list[str]:
 
 
 def _call_text(arguments: Sequence[Argument]) -> str:
-    shown = []
+    parts = []
     for a in arguments:
         if a.kind == "tensor":
-            shown.append(f"{a.name}: {a.dtype}{list(a.shape)} strides {list(a.stride)}")
+            parts.append(f"{a.name}: {a.dtype}{list(a.shape)} strides {list(a.stride)}")
         else:
-            shown.append(f"{a.name}={a.value!r}")
-    return ", ".join(shown)
+            parts.append(f"{a.name}={a.value!r}")
+    return ", ".join(parts)
 
 
 def tensor_bytes(arguments: Sequence[Argument]) -> int:
@@ -219,10 +219,10 @@ def tensor_bytes(arguments: Sequence[Argument]) -> int:
 
 def _bytes_text(arguments: Sequence[Argument], device: Device | None) -> str:
     """The bytes of a call's tensors, and the time in which memory moves them once."""
-    moved = tensor_bytes(arguments)
-    if not moved or device is None or not (rate := device_spec(device).memory_gb_s):
+    size = tensor_bytes(arguments)
+    if not size or device is None or not (rate := device_spec(device).memory_gb_s):
         return ""
-    return f"; {moved:,} bytes of tensors, {moved / rate / 1e3:.3g} us to move them once"
+    return f"; {size:,} bytes of tensors, {size / rate / 1e3:.3g} us to move them once"
 
 
 def _device_text(device: Device) -> str:
@@ -231,8 +231,8 @@ def _device_text(device: Device) -> str:
         "bytes of shared memory per program": device.shared_memory_bytes,
         "bytes of L2": device.l2_bytes,
     }
-    known = [f"{n} {name}" for name, n in facts.items() if n]
-    return ", ".join([f"{device.name} ({device.backend} {device.arch})", *known])
+    texts = [f"{n} {name}" for name, n in facts.items() if n]
+    return ", ".join([f"{device.name} ({device.backend} {device.arch})", *texts])
 
 
 # --- the work of one launch ---
@@ -246,29 +246,29 @@ def timed_work(target: SearchTarget) -> dict[str, dict[str, Any]]:
         return {}
     work_by_name = {}
     for work in pack.workloads:
-        moved, flops = _traffic_and_operations(pack.definition, work.axes)
-        work_by_name[work.name] = {"axes": dict(work.axes), "bytes": moved, "flops": flops}
+        traffic, flops = _traffic_and_operations(pack.definition, work.axes)
+        work_by_name[work.name] = {"axes": dict(work.axes), "bytes": traffic, "flops": flops}
     return work_by_name
 
 
 def own_pack(target: SearchTarget) -> Pack | None:
     """A target's pack of our own format; None for kernels and foreign tasks."""
-    given: Mapping[str, Any] | None = target.payload.get("pack")
-    if target.kind is not TargetKind.PACK or given is None:
+    data: Mapping[str, Any] | None = target.payload.get("pack")
+    if target.kind is not TargetKind.PACK or data is None:
         return None
-    pack = Pack.from_json(given)
+    pack = Pack.from_json(data)
     return pack if pack.definition.format is PackFormat.OWN else None
 
 
 def _traffic_and_operations(about: Definition, axes: Mapping[str, int]) -> tuple[int, int]:
     """Bytes that must be moved and useful operations at one size."""
-    known = {**{n: a.value for n, a in about.axes.items() if a.value is not None}, **axes}
+    sizes = {**{n: a.value for n, a in about.axes.items() if a.value is not None}, **axes}
     if about.bytes:
-        moved = evaluate(about.bytes, known)
+        traffic = evaluate(about.bytes, sizes)
     else:
         every = (*about.inputs.values(), *about.outputs.values())
-        moved = sum(math.prod(t.sizes(known)) * _element_bytes(t.dtype) for t in every)
-    return moved, evaluate(about.flops, known)
+        traffic = sum(math.prod(t.sizes(sizes)) * _element_bytes(t.dtype) for t in every)
+    return traffic, evaluate(about.flops, sizes)
 
 
 def _element_bytes(dtype: str) -> int:

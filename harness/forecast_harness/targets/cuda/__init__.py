@@ -1,4 +1,4 @@
-"""CUDA C++ kernels with a declared signature: how they are declared and launched, and what a device can launch."""
+"""CUDA C++ kernels with a declared signature: their declaration, launches, and the limits of a device."""
 
 MOST_GRID = (2**31 - 1, 65535, 65535)
 """Blocks that a device takes along each axis."""

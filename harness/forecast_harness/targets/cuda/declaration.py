@@ -1,4 +1,4 @@
-"""`KERNEL.cu:FN` with `KERNEL.toml` beside it: what a CUDA kernel computes, for whom, and how it is checked.
+"""`KERNEL.cu:FN` with `KERNEL.toml` beside it: a CUDA kernel's computation, its sizes and its checks.
 
 The file says what a pack's definition says, and the kernel's parameters in order:
 
@@ -65,17 +65,17 @@ def read_cuda_declaration(text: str) -> CudaDeclaration:
     Raises `SettingsError` for files that are not there, and `RecordError` saying which rule of the declaration or of
     the source is broken, and what to write.
     """
-    named = CUDA_PLACE.match(text)
-    if named is None:
+    match = CUDA_PLACE.match(text)
+    if match is None:
         raise SettingsError(f"{text!r} names no CUDA kernel: give KERNEL.cu:FN")
-    file, entry = Path(named["where"]), named["name"]
-    beside = file.with_suffix(".toml")
+    file, entry = Path(match["where"]), match["name"]
+    toml = file.with_suffix(".toml")
     source = _read(file, "the kernel's source")
-    data = _toml(_read(beside, f"what {entry} is called with, see the how-to on CUDA kernels"), beside)
+    data = _toml(_read(toml, f"what {entry} is called with, see the how-to on CUDA kernels"), toml)
     try:
-        pack, signature = _declared(data, entry, beside)
+        pack, signature = _read_pack(data, entry, toml)
     except RecordError as error:
-        raise RecordError(f"{beside}: {error}") from error
+        raise RecordError(f"{toml}: {error}") from error
     try:
         check_source_rules(source)
         read_launch(source)
@@ -86,7 +86,7 @@ def read_cuda_declaration(text: str) -> CudaDeclaration:
     return CudaDeclaration(source, signature, pack)
 
 
-def _declared(data: Mapping[str, Any], entry: str, where: Path) -> tuple[Pack, KernelSignature]:
+def _read_pack(data: Mapping[str, Any], entry: str, where: Path) -> tuple[Pack, KernelSignature]:
     if unknown := sorted(set(data) - set(_FIELDS)):
         raise RecordError(f"it has {unknown[0]!r:.60}, which is none of {', '.join(_FIELDS)}")
     if missing := [name for name in _FIELDS[:4] if name not in data]:
@@ -97,7 +97,7 @@ def _declared(data: Mapping[str, Any], entry: str, where: Path) -> tuple[Pack, K
     if not isinstance(data["parameters"], list) or not isinstance(data["workloads"], list):
         raise RecordError("parameters and workloads must be lists of tables")
     parameters = tuple(
-        codec.from_json(KernelParameter, one, f"parameters[{n}]") for n, one in enumerate(data["parameters"])
+        codec.from_json(KernelParameter, row, f"parameters[{n}]") for n, row in enumerate(data["parameters"])
     )
     tensors = {p.name: p for p in parameters if not p.is_number}
     about = {
@@ -121,26 +121,26 @@ def _declared(data: Mapping[str, Any], entry: str, where: Path) -> tuple[Pack, K
     return Pack(definition, _reference(data["reference"], where), works), signature
 
 
-def _tensor(one: KernelParameter) -> dict[str, Any]:
-    return {"shape": list(one.shape), "dtype": one.dtype} | (
-        {"values": list(one.values)} if one.values else {}
+def _tensor(parameter: KernelParameter) -> dict[str, Any]:
+    return {"shape": list(parameter.shape), "dtype": parameter.dtype} | (
+        {"values": list(parameter.values)} if parameter.values else {}
     )
 
 
 def _reference(value: object, where: Path) -> str:
     """The text of a reference, which defines `reference`. Raises `RecordError`, `SettingsError`."""
-    named = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    if named is None:
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise RecordError(f'reference must be "FILE.py:FUNCTION", a function of torch, not {value!r:.60}')
-    text = _read(where.parent / named["file"], "the reference")
-    if not re.search(rf"^def {named['name']}\(", text, re.MULTILINE):
-        raise RecordError(f"reference: {named['file']} has no function {named['name']} at its top level")
-    return text if named["name"] == "reference" else f"{text.rstrip()}\n\n\nreference = {named['name']}\n"
+    text = _read(where.parent / match["file"], "the reference")
+    if not re.search(rf"^def {match['name']}\(", text, re.MULTILINE):
+        raise RecordError(f"reference: {match['file']} has no function {match['name']} at its top level")
+    return text if match["name"] == "reference" else f"{text.rstrip()}\n\n\nreference = {match['name']}\n"
 
 
-def _read(path: Path, what: str) -> str:
+def _read(path: Path, contents: str) -> str:
     if not path.is_file():
-        raise SettingsError(f"there is no {path}: it holds {what}")
+        raise SettingsError(f"there is no {path}: it holds {contents}")
     try:
         return read_document(path).replace("\r\n", "\n")
     except OSError as error:

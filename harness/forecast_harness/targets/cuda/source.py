@@ -1,7 +1,7 @@
-"""A CUDA source as text: what it may not say to the preprocessor, and the comment that says how it is launched.
+"""A CUDA source as text: the rules for its preprocessor lines, and the comment that describes its launch.
 
 The cell in which a source is compiled has no files of the user's. The rules come before that, and hold where a system
-has no such cells: what a compiler reads may end up in its messages, which language models are shown.
+has no such cells: a file that a compiler reads may end up in its messages, which language models are shown.
 
 The comment is TOML, whose sizes are expressions of axes and macros:
 
@@ -120,7 +120,7 @@ class KernelParameter(Record, label="parameter", unknown="refuse"):
 
     @property
     def text(self) -> str:
-        """As C++ declares it."""
+        """Its declaration in C++."""
         if self.is_number:
             return f"{_SCALARS[self.dtype][1]} {self.name}"
         return f"{'' if self.output else 'const '}{_POINTERS[self.dtype][1]}* {self.name}"
@@ -146,7 +146,7 @@ class KernelSignature(Record, label="signature", unknown="refuse"):
 
     @property
     def text(self) -> str:
-        """As C++ declares it."""
+        """Its declaration in C++."""
         return f'extern "C" __global__ void {self.entry}({", ".join(p.text for p in self.parameters)})'
 
     @property
@@ -160,10 +160,10 @@ class KernelSignature(Record, label="signature", unknown="refuse"):
         return tuple(p.kind for p in self.parameters)
 
     def axis_places(self) -> dict[str, tuple[str, int]]:
-        """Where each variable axis can be read: a tensor's name, and which of its sizes is that axis."""
+        """A tensor's name and dimension for each variable axis, from which the axis can be read."""
         result: dict[str, tuple[str, int]] = {}
-        for name, one in self.tensors.items():
-            for place, size in enumerate(one.shape):
+        for name, parameter in self.tensors.items():
+            for place, size in enumerate(parameter.shape):
                 if size.isidentifier() and size not in self.constants:
                     result.setdefault(size, (name, place))
         return result
@@ -181,9 +181,9 @@ def check_signature(signature: KernelSignature, axes: Mapping[str, Any]) -> None
         raise RecordError(
             f"parameters must be 1 to {MOST_PARAMETERS}, each with a name of its own, not {names}"
         )
-    if same := sorted(set(names) & set(axes)):
-        others = {p.name for p in signature.parameters if p.value == p.name}
-        if clash := [n for n in same if n not in others]:
+    if common := sorted(set(names) & set(axes)):
+        axis_parameters = {p.name for p in signature.parameters if p.value == p.name}
+        if clash := [n for n in common if n not in axis_parameters]:
             raise RecordError(
                 f"parameter {clash[0]} has the name of an axis and is not that axis: rename one"
             )
@@ -201,10 +201,10 @@ def check_signature(signature: KernelSignature, axes: Mapping[str, Any]) -> None
                 f'use it alone in a shape, as in shape = ["{name}"], or give it a constant value'
             )
     ones = {n: (1 if a.value is None else a.value) for n, a in axes.items()}
-    for one in signature.parameters:
-        if one.is_number:
-            one.number(ones)
-        for size in one.shape:
+    for parameter in signature.parameters:
+        if parameter.is_number:
+            parameter.number(ones)
+        for size in parameter.shape:
             evaluate(size, ones)
 
 
@@ -225,7 +225,7 @@ _HEADER = re.compile(rf"\s*(?:<(?P<system>{_PLAIN_NAME})>|\"(?P<plain>{_PLAIN_NA
 def check_source_rules(source: str) -> None:
     """Raises `RecordError` for a source that asks the preprocessor for more than headers of the toolkit.
 
-    Directives in comments and texts count, too: what a compiler takes for a comment is not decided here.
+    Directives in comments and texts count, too: only a compiler can decide which they are.
     """
     if message := source_problem(source):
         raise RecordError(message)
@@ -271,7 +271,7 @@ class LaunchSizes:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
-    """Dynamic ones."""
+    """Bytes of dynamic shared memory."""
 
 
 @dataclass(frozen=True)
@@ -285,40 +285,40 @@ class SourceLaunch:
 
     @property
     def configs(self) -> list[dict[str, int]]:
-        """All choices of macros but the first, as what differs from it."""
+        """All choices of macros but the first, by their differences from it."""
         names = list(self.macros)
         every = itertools.product(*(self.macros[n] for n in names))
         first = self.with_defaults({})
-        result = [{n: v for n, v in zip(names, one, strict=True) if v != first[n]} for one in every]
+        result = [{n: v for n, v in zip(names, values, strict=True) if v != first[n]} for values in every]
         return [config for config in result if config]
 
     def with_defaults(self, config: CudaConfig) -> dict[str, int]:
         """A value for every macro. Raises `RecordError` for a config that is none of this source."""
         for name, value in config.items():
             if value not in self.macros.get(name, ()):
-                known = {n: list(v) for n, v in self.macros.items()}
-                raise RecordError(f"config {name} = {value!r:.40} is not among the source's macros {known}")
+                choices = {n: list(v) for n, v in self.macros.items()}
+                raise RecordError(f"config {name} = {value!r:.40} is not among the source's macros {choices}")
         return {n: int(config.get(n, values[0])) for n, values in self.macros.items()}
 
     def sizes(self, axes: Mapping[str, int], config: CudaConfig) -> LaunchSizes:
         """The launch at these sizes. Raises `RecordError` for one that no device can do."""
         macros = self.with_defaults(config)
-        if same := sorted(set(macros) & set(axes)):
-            raise RecordError(f"macro {same[0]} has the name of an axis: rename it")
-        known = {**axes, **macros}
-        grid = _three([evaluate(e, known) for e in self.grid])
-        block = _three([evaluate(e, known) for e in self.block])
-        shared = evaluate(self.shared_bytes, known)
+        if common := sorted(set(macros) & set(axes)):
+            raise RecordError(f"macro {common[0]} has the name of an axis: rename it")
+        values = {**axes, **macros}
+        grid = _three([evaluate(e, values) for e in self.grid])
+        block = _three([evaluate(e, values) for e in self.block])
+        shared = evaluate(self.shared_bytes, values)
         if not all(1 <= n <= most for n, most in zip(grid, MOST_GRID, strict=True)):
-            raise RecordError(f"the grid is {_shown(grid)} at {dict(known)}; at most {MOST_GRID}")
+            raise RecordError(f"the grid is {_size_text(grid)} at {dict(values)}; at most {MOST_GRID}")
         fits = all(1 <= n <= most for n, most in zip(block, MOST_BLOCK, strict=True))
         if not fits or math.prod(block) > MOST_THREADS:
             raise RecordError(
-                f"the block is {_shown(block)} at {dict(known)}; at most {MOST_BLOCK}, and {MOST_THREADS} threads"
+                f"the block is {_size_text(block)} at {dict(values)}; at most {MOST_BLOCK}, and {MOST_THREADS} threads"
             )
         if not 0 <= shared <= 1 << 20:
             raise RecordError(
-                f"shared_bytes is {shared!s:.40} at {dict(known)}; 0 to {1 << 20} can be asked for"
+                f"shared_bytes is {shared!s:.40} at {dict(values)}; 0 to {1 << 20} can be asked for"
             )
         return LaunchSizes(grid, block, shared)
 
@@ -363,7 +363,7 @@ def _axes_of_launch(name: str, data: Mapping[str, object]) -> tuple[str, ...]:
         raise RecordError(
             f'launch.{name} must be a list of one to three sizes such as ["rows", 1], not {value!r:.60}'
         )
-    return tuple(_expression(f"{name}[{n}]", one) for n, one in enumerate(value))
+    return tuple(_expression(f"{name}[{n}]", size) for n, size in enumerate(value))
 
 
 def _expression(name: str, value: object) -> str:
@@ -393,11 +393,11 @@ def _macros(value: object) -> dict[str, tuple[int, ...]]:
 
 
 def _three(sizes: list[int]) -> tuple[int, int, int]:
-    whole = [*sizes, 1, 1]
-    return whole[0], whole[1], whole[2]
+    axes = [*sizes, 1, 1]
+    return axes[0], axes[1], axes[2]
 
 
-def _shown(sizes: tuple[int, int, int]) -> str:
+def _size_text(sizes: tuple[int, int, int]) -> str:
     return "(" + ", ".join(f"{n!s:.24}" for n in sizes) + ")"
 
 

@@ -1,4 +1,4 @@
-"""Where nvcc is, and which release."""
+"""The path of nvcc, and its release."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RELEASE = re.compile(r"release ([\d.]+)")
 
 @cache
 def find_nvcc() -> str:
-    """The compiler's path: of `CUDA_HOME` or `CUDA_PATH`, on `PATH`, of a wheel, or of the usual place.
+    """The compiler's path: in `CUDA_HOME` or `CUDA_PATH`, on `PATH`, in a wheel, or in the usual place.
 
     Raises `SettingsError` where there is none.
     """
@@ -51,7 +51,7 @@ def header_roots() -> tuple[str, ...]:
 
 @cache
 def nvcc_release() -> str:
-    """Such as `13.0`; '' where it does not say. Raises `SettingsError` where there is no nvcc."""
-    done = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, check=False, timeout=60)
-    result = _RELEASE.search(done.stdout)
+    """Its release, such as `13.0`; '' where it does not say. Raises `SettingsError` where there is no nvcc."""
+    run = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, check=False, timeout=60)
+    result = _RELEASE.search(run.stdout)
     return result[1] if result else ""

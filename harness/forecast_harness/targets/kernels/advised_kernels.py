@@ -1,4 +1,4 @@
-"""Kernels to be advised on: of a file, of an installed package, of recorded tables; each with calls that are known."""
+"""Kernels to be advised on, from a file, an installed package or recorded tables; each with its known calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from forecast_harness.targets.kernels.user_kernel import UserKernel
 
 @dataclass
 class LibraryKernels:
-    """The kernels of a package, and what could not be read."""
+    """The kernels of a package, and its modules and kernels that could not be read."""
 
     kernels: list[UserKernel] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -54,35 +54,34 @@ def library_kernels(package: str, sources: Collection[str] = ()) -> LibraryKerne
                 library.skipped.append(f"{module.__name__}.{name}: {type(error).__name__}: {error}")
                 continue
             source = target.kernel.source_sha256
-            known = best.get(source, target)
-            if (target.configs or source in sources) and _standing(target) >= _standing(known):
+            earlier = best.get(source, target)
+            if (target.configs or source in sources) and _rank(target) >= _rank(earlier):
                 best[source] = target
     library.kernels = list(best.values())
     return library
 
 
-def _standing(target: UserKernel) -> tuple[bool, bool]:
-    """A tuner says more than its kernel, and the module that defines a kernel may say how it is called."""
+def _rank(target: UserKernel) -> tuple[bool, bool]:
+    """The rank of a kernel's record: a tuner before its kernel, the module that defines it before others."""
     return bool(target.configs), target.kernel.extra.get("module") == target.module.__name__
 
 
 def _modules(package: str, skipped: list[str]) -> Iterator[ModuleType]:
     try:
-        root = _imported(package)
+        root = _import_quietly(package)
     except Exception as error:
         raise UsageError(
             f"--library {package} cannot be imported ({type(error).__name__}: {error}): install it, or correct the name"
         ) from error
     yield root
-    left = list(getattr(root, "__path__", []))
-    waiting = [(left, f"{package}.")]
-    while waiting:
-        folders, prefix = waiting.pop(0)
+    queue = [(list(getattr(root, "__path__", [])), f"{package}.")]
+    while queue:
+        folders, prefix = queue.pop(0)
         for info in pkgutil.iter_modules(folders, prefix):
             if info.name.rpartition(".")[2] == "__main__":
                 continue
             try:
-                module = _imported(info.name)
+                module = _import_quietly(info.name)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
@@ -90,10 +89,10 @@ def _modules(package: str, skipped: list[str]) -> Iterator[ModuleType]:
                 continue
             yield module
             if info.ispkg:
-                waiting.append((list(module.__path__), f"{info.name}."))
+                queue.append((list(module.__path__), f"{info.name}."))
 
 
-def _imported(name: str) -> ModuleType:
+def _import_quietly(name: str) -> ModuleType:
     with contextlib.redirect_stdout(io.StringIO()):  # stdout is the command's own
         return importlib.import_module(name)
 
@@ -151,7 +150,7 @@ class AdvisedKernel:
 def _described_samples(target: UserKernel, store: Store) -> Iterator[AdviceSample]:
     draw = getattr(target.module, "inputs", None)
     if callable(draw):
-        yield from _drawn_sample(target, dict(draw(random.Random(0))))
+        yield from _sample_of_inputs(target, dict(draw(random.Random(0))))
         return
     try:
         subjects = target.subjects(store)
@@ -171,13 +170,13 @@ def _described_samples(target: UserKernel, store: Store) -> Iterator[AdviceSampl
         yield _sample(target.kernel, arguments, subject.configs, grids)
 
 
-def _drawn_sample(target: UserKernel, given: dict[str, Any]) -> Iterator[AdviceSample]:
+def _sample_of_inputs(target: UserKernel, values: dict[str, Any]) -> Iterator[AdviceSample]:
     """A call that the file's own function draws, as it hands it to whoever verifies variants."""
-    grid = given.pop("grid", None)
-    arguments = frameworks.triton().arguments_of(target.fn, given)
+    grid = values.pop("grid", None)
+    arguments = frameworks.triton().arguments_of(target.fn, values)
     grids = {}
     for config in target.configs:
-        if (extent := known(grid, given, config.parameters())) is not None:
+        if (extent := known(grid, values, config.parameters())) is not None:
             grids[Candidate(config)] = extent
     if target.configs:
         yield _sample(target.kernel, arguments, target.configs, grids)

@@ -15,8 +15,8 @@ from forecast_harness.targets.kernels.grids import GridSample
 from forecast_harness.targets.kernels.sizes import CallSizes
 
 
-def _read_launches(listed: Sequence[Any]) -> tuple[GridSample, ...]:
-    return tuple(GridSample(sizes, meta, tuple(grid)) for sizes, meta, grid in listed)
+def _read_launches(data: Sequence[Any]) -> tuple[GridSample, ...]:
+    return tuple(GridSample(sizes, meta, tuple(grid)) for sizes, meta, grid in data)
 
 
 def _read_words(words: Mapping[str, Any]) -> dict[str, str | int]:
@@ -63,9 +63,9 @@ class BaseKernel(Record, label="base kernel", complete=True):
     captured: str = field(default="", metadata=json_option(default=""))
     """The file of the first call's record, if it was captured; its tensors' contents lie beside it."""
 
-    def require_fit(self, promised: Contract) -> None:
+    def require_fit(self, contract: Contract) -> None:
         """Raise `RecordError` unless a source can be launched as this kernel is; see `Contract.require_fit`."""
-        promised.require_fit(read_contract(self.source, self.kernel), self.configs, self.calls)
+        contract.require_fit(read_contract(self.source, self.kernel), self.configs, self.calls)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class KernelSurvey(Record, label="survey"):
     writes: tuple[str, ...]
     """Tensors that it writes."""
     updates: tuple[str, ...]
-    """Those of `writes` whose contents before the launch matter."""
+    """Tensors of `writes` whose contents before the launch matter."""
     config: Config
     """The config that it serves as the reference with."""
     deterministic: bool
@@ -91,17 +91,17 @@ class KernelSurvey(Record, label="survey"):
     signature: str = ""
     """The signature that a variant that passes is verified for."""
     grid: str = ""
-    """How launch grids of other sizes are calculated, for a person."""
+    """The formula of launch grids at other sizes, for a person."""
     values: tuple[str, ...] = ()
     """The contents that a captured call's tensors get at its recorded sizes, see `CapturedCalls`."""
     rows_of: str = ""
     """The written tensor whose rows indices share out, see `RecordedCalls`."""
     unvaried: tuple[str, ...] = ()
-    """What of a captured call no verification varies, for a person."""
+    """Parts of a captured call that no verification varies, for a person."""
 
     def sizes(self, calls: Sequence[Sequence[Argument]]) -> CallSizes:
         """The sizes of recorded calls, with the classes that were found to work."""
-        inferred = CallSizes.of(calls, evidence=self.evidence)
+        sizes = CallSizes.of(calls, evidence=self.evidence)
         for place in self.untied:
-            inferred = inferred.untied(place)
-        return inferred.with_classes({s: self.words.get(s.places[0], s.recorded) for s in inferred.sizes})
+            sizes = sizes.untied(place)
+        return sizes.with_classes({s: self.words.get(s.places[0], s.recorded) for s in sizes.sizes})

@@ -1,4 +1,4 @@
-"""A launch grid as a formula, from recorded launches: what a grid function does, told from its results.
+"""A launch grid as a formula: a grid function, inferred from its results in recorded launches.
 
 A recorded problem keeps the grid of every config it measured, not the function. Most grid functions are
 products of sizes, meta-parameters and rounded-up quotients of the two, so the simplest product that explains
@@ -38,7 +38,7 @@ class CeilDivFactor:
     """`ceil(over / under)`, of which either product may be empty (1)."""
 
     over: tuple[str, ...] = ()
-    """Places."""
+    """Places whose sizes are multiplied."""
     under: tuple[str, ...] = ()
     """Meta-parameters; without `over` they are multiplied instead."""
 
@@ -65,7 +65,7 @@ class GridFormula:
         return self.at_sizes(sizes_of(arguments), meta)
 
     def at_sizes(self, sizes: Mapping[str, int], meta: Mapping[str, Scalar]) -> tuple[int, ...]:
-        """The same from sizes by place."""
+        """The grid from sizes by place."""
         return tuple(math.prod(f.value(sizes, meta) for f in axis) for axis in self.axes)
 
     def __str__(self) -> str:
@@ -100,34 +100,34 @@ class GridFormulaSwitch:
         return " | ".join(f"{self.name}={value}: {formula}" for value, formula in self.formulas.items())
 
 
-def fit_grid(recorded: Sequence[GridSample]) -> GridFormula | GridFormulaSwitch | None:
+def fit_grid(samples: Sequence[GridSample]) -> GridFormula | GridFormulaSwitch | None:
     """The simplest formula that explains all of them; None when there is none, or nothing was recorded."""
-    if (grid := _fit_formula(recorded)) is not None or not recorded:
+    if (grid := _fit_formula(samples)) is not None or not samples:
         return grid
-    words = [n for n, v in recorded[0].meta.items() if isinstance(v, bool | str)]
+    words = [n for n, v in samples[0].meta.items() if isinstance(v, bool | str)]
     for name in words:
-        values = {x.meta.get(name) for x in recorded}
-        parts = {v: _fit_formula([x for x in recorded if x.meta.get(name) == v]) for v in values}
+        values = {x.meta.get(name) for x in samples}
+        parts = {v: _fit_formula([x for x in samples if x.meta.get(name) == v]) for v in values}
         if len(parts) > 1 and None not in parts.values():
             return GridFormulaSwitch(name, {v: part for v, part in parts.items() if part is not None})
     return None
 
 
-def _fit_formula(recorded: Sequence[GridSample]) -> GridFormula | None:
-    if not recorded or len({len(x.grid) for x in recorded}) != 1:
+def _fit_formula(samples: Sequence[GridSample]) -> GridFormula | None:
+    if not samples or len({len(x.grid) for x in samples}) != 1:
         return None
-    # Not every so many: lists of configs are products, and a step would meet one value again and again.
-    chosen = random.Random(0).sample(recorded, min(_MAX_SAMPLES, len(recorded)))
+    # A draw, for lists of configs are products: every so many-th would have the same values.
+    subset = random.Random(0).sample(samples, min(_MAX_SAMPLES, len(samples)))
     for _ in range(_REPAIRS):
-        atoms = _FactorSearch(chosen)
-        axes = [atoms.explain(tuple(x.grid[axis] for x in chosen)) for axis in range(len(chosen[0].grid))]
+        atoms = _FactorSearch(subset)
+        axes = [atoms.explain(tuple(x.grid[axis] for x in subset)) for axis in range(len(subset[0].grid))]
         formula = GridFormula(tuple(axis for axis in axes if axis is not None))
         if None in axes:
             return None
-        wrong = [x for x in recorded if formula.at_sizes(x.sizes, x.meta) != x.grid]
+        wrong = [x for x in samples if formula.at_sizes(x.sizes, x.meta) != x.grid]
         if not wrong:
             return formula
-        chosen = [*chosen, *wrong[:_MAX_SAMPLES]]
+        subset = [*subset, *wrong[:_MAX_SAMPLES]]
     return None
 
 
@@ -138,7 +138,7 @@ class _FactorSearch:
     rows: Sequence[GridSample]
 
     @cached_property
-    def known(self) -> dict[tuple[int, ...], CeilDivFactor]:
+    def by_values(self) -> dict[tuple[int, ...], CeilDivFactor]:
         factors: dict[tuple[int, ...], CeilDivFactor] = {}
         for factor in self._all():
             try:
@@ -160,30 +160,30 @@ class _FactorSearch:
             CeilDivFactor((p,), (n, m)) for p in sizes for i, n in enumerate(metas) for m in metas[i + 1 :]
         )
 
-    def explain(self, wanted: tuple[int, ...], depth: int = _MAX_FACTORS) -> tuple[CeilDivFactor, ...] | None:
+    def explain(self, target: tuple[int, ...], depth: int = _MAX_FACTORS) -> tuple[CeilDivFactor, ...] | None:
         """The shortest product of factors with these values."""
         for length in range(1, depth + 1):
-            if (product := self._product(wanted, length)) is not None:
+            if (product := self._product(target, length)) is not None:
                 return product
         return None
 
-    def _product(self, wanted: tuple[int, ...], length: int) -> tuple[CeilDivFactor, ...] | None:
+    def _product(self, target: tuple[int, ...], length: int) -> tuple[CeilDivFactor, ...] | None:
         if length == 1:
-            factor = self.known.get(wanted)
+            factor = self.by_values.get(target)
             return None if factor is None else (factor,)
-        for values, factor in self.known.items():
-            if max(values) == 1 or any(w % v for w, v in zip(wanted, values, strict=True)):
+        for values, factor in self.by_values.items():
+            if max(values) == 1 or any(w % v for w, v in zip(target, values, strict=True)):
                 continue
-            left = tuple(w // v for w, v in zip(wanted, values, strict=True))
-            if (rest := self._product(left, length - 1)) is not None:
+            quotient = tuple(w // v for w, v in zip(target, values, strict=True))
+            if (rest := self._product(quotient, length - 1)) is not None:
                 return (factor, *rest)
         return None
 
 
 def sizes_of(arguments: Sequence[Argument]) -> dict[str, int]:
     """Every size by place, and every tensor's number of elements as `x.numel`."""
-    whole = {f"{a.name}.numel": math.prod(a.shape) for a in arguments if a.kind == "tensor" and a.shape}
-    return {**places(arguments), **whole}
+    counts = {f"{a.name}.numel": math.prod(a.shape) for a in arguments if a.kind == "tensor" and a.shape}
+    return {**places(arguments), **counts}
 
 
 def _as_int(value: Scalar) -> int:

@@ -67,7 +67,7 @@ def standalone_file(text: str, name: str) -> str | None:
     None where the output has no kernel of this name. Raises `RecordError` for one whose call cannot be told:
     with symbolic sizes, with workspace of its own, or on a grid of another kind.
     """
-    tree = _parsed(text)
+    tree = _parse(text)
     texts = _kernel_texts(tree)
     if name not in texts:
         return None
@@ -76,10 +76,10 @@ def standalone_file(text: str, name: str) -> str | None:
 
 def kernel_names(text: str) -> list[str]:
     """The kernels of an output of Inductor's, in order."""
-    return list(_kernel_texts(_parsed(text)))
+    return list(_kernel_texts(_parse(text)))
 
 
-def _parsed(text: str) -> ast.Module:
+def _parse(text: str) -> ast.Module:
     """Raises `RecordError` for what is no Python, or no Python that can be parsed within limits."""
     try:
         return python_parser.parse_module(text)
@@ -87,7 +87,7 @@ def _parsed(text: str) -> ast.Module:
         raise RecordError(f"an output of torch.compile's cannot be read: {error}") from error
 
 
-def _evaluated(node: ast.expr) -> Any:
+def _literal_value(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -131,7 +131,7 @@ class _StandaloneKernel:
     @classmethod
     def read(cls, output: ast.Module, source: str, name: str) -> _StandaloneKernel:
         """Read a kernel's text and its call. Raises `RecordError`; see `standalone_file`."""
-        tree = _parsed(source)
+        tree = _parse(source)
         functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
         heuristics = [d for f in functions[:1] for d in f.decorator_list if isinstance(d, ast.Call)]
         if len(heuristics) != 1:
@@ -140,7 +140,7 @@ class _StandaloneKernel:
         options = {k.arg: k.value for k in heuristic.keywords if k.arg}
         if missing := [k for k in ("size_hints", "triton_meta", "inductor_meta") if k not in options]:
             raise RecordError(f"what Inductor wrote of {name} has no {missing[0]}")
-        hints = _evaluated(options["size_hints"])
+        hints = _literal_value(options["size_hints"])
         signature = _literal(options["triton_meta"], "signature")
         grid = _literal(options["inductor_meta"], "grid_type")
         if not isinstance(hints, dict) or not isinstance(signature, dict) or not all(map(_is_name, hints)):
@@ -148,17 +148,17 @@ class _StandaloneKernel:
         if not isinstance(grid, str) or grid not in _GRIDS:
             raise RecordError(f"{name} is launched on a {grid}: only {', '.join(_GRIDS)} can be told")
         meta = [a.arg for a in function.args.args if a.annotation is not None]
-        tiled = {f"{axis.upper()}BLOCK": axis for axis in hints}
-        if unknown := [m for m in meta if m not in tiled]:
+        block_axes = {f"{axis.upper()}BLOCK": axis for axis in hints}
+        if unknown := [m for m in meta if m not in block_axes]:
             raise RecordError(f"{name} has meta-parameters that are no blocks: {', '.join(unknown)}")
         values = _call_of(output, name)
         buffers = _buffers_of(output)
-        named = [a.arg for a in function.args.args if a.arg not in meta]
+        parameters = [a.arg for a in function.args.args if a.arg not in meta]
         arguments: dict[str, _Buffer | int] = {}
-        for parameter, value in zip(named, values, strict=False):
+        for parameter, value in zip(parameters, values, strict=False):
             pointer = str(signature.get(parameter, "")).startswith("*")
             arguments[parameter] = _buffer(value, buffers, name) if pointer else _size(value, name)
-        if len(arguments) != len(named) or any(n.startswith("ws_ptr") for n in named):
+        if len(arguments) != len(parameters) or any(n.startswith("ws_ptr") for n in parameters):
             raise RecordError(f"{name} is called with workspace, or in a way that cannot be told")
         for axis in _GRIDS[grid]:
             size = arguments.get(f"{axis}numel")
@@ -168,12 +168,12 @@ class _StandaloneKernel:
                     f"{_MOST_PROGRAMS}, is wanted"
                 )
         dtypes = {n: _dtype(str(signature[n]), name) for n, v in arguments.items() if isinstance(v, _Buffer)}
-        sizes = {m: arguments.get(f"{tiled[m]}numel", hints[tiled[m]]) for m in meta}
+        sizes = {m: arguments.get(f"{block_axes[m]}numel", hints[block_axes[m]]) for m in meta}
         function.decorator_list = [d for d in function.decorator_list if d is not heuristic]
-        kept = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+        imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
         return cls(
             name,
-            "\n".join(_import_text(n) for n in kept if _import_text(n)),
+            "\n".join(_import_text(n) for n in imports if _import_text(n)),
             ast.unparse(function),
             arguments,
             dtypes,
@@ -216,10 +216,10 @@ class _StandaloneKernel:
 
     def configs(self) -> list[tuple[dict[str, int], int]]:
         """Tiles and warps to choose among, thinned evenly where there are many."""
-        reduced = [m for m in self.blocks if m.startswith("R")]
-        plain = [m for m in self.blocks if m not in reduced]
+        reductions = [m for m in self.blocks if m.startswith("R")]
+        plain = [m for m in self.blocks if m not in reductions]
         # A reduction that is persistent holds all of the axes that it sums over.
-        held = [
+        extents = [
             _power(n)
             for name, n in self.arguments.items()
             if isinstance(n, int)
@@ -227,18 +227,18 @@ class _StandaloneKernel:
             and name.endswith("numel")
             and f"{name.removesuffix('numel').upper()}BLOCK" not in self.blocks
         ]
-        whole = math.prod(held)
-        rows = {m: _up_to(_BLOCKS[min(3, len(self.blocks) + len(held))], self.blocks[m]) for m in plain}
-        rows |= {m: _up_to(_REDUCED_BLOCKS, self.blocks[m]) for m in reduced}
-        chosen = []
+        size = math.prod(extents)
+        rows = {m: _up_to(_BLOCKS[min(3, len(self.blocks) + len(extents))], self.blocks[m]) for m in plain}
+        rows |= {m: _up_to(_REDUCED_BLOCKS, self.blocks[m]) for m in reductions}
+        configs = []
         for values in itertools.product(*rows.values()):
-            tile = math.prod(values) * whole
+            tile = math.prod(values) * size
             for warps in _WARPS:
-                if _fits(tile, warps) or (whole > 1 and max(values, default=1) == 1 and warps >= 4):
-                    chosen.append((dict(zip(rows, values, strict=True)), warps))
-        chosen = chosen or [({m: v[0] for m, v in rows.items()}, 4)]
-        step = math.ceil(len(chosen) / _MOST_CONFIGS)
-        return chosen[:: step + (step % 2 == 0)]  # an odd step takes every number of warps
+                if _fits(tile, warps) or (size > 1 and max(values, default=1) == 1 and warps >= 4):
+                    configs.append((dict(zip(rows, values, strict=True)), warps))
+        configs = configs or [({m: v[0] for m, v in rows.items()}, 4)]
+        step = math.ceil(len(configs) / _MOST_CONFIGS)
+        return configs[:: step + (step % 2 == 0)]  # an odd step takes every number of warps
 
     def _value(self, name: str, value: _Buffer | int) -> str:
         if isinstance(value, int):
@@ -279,14 +279,14 @@ def _literal(node: ast.expr, key: str) -> Any:
     if isinstance(node, ast.Dict):
         for name, value in zip(node.keys, node.values, strict=True):
             if isinstance(name, ast.Constant) and name.value == key:
-                return _evaluated(value)
+                return _literal_value(value)
     raise RecordError(f"what Inductor wrote of a kernel has no {key}: torch 2.7 and newer write it")
 
 
 def _import_text(node: ast.Import | ast.ImportFrom) -> str:
     """An import, without what only Inductor's decorators need."""
-    unneeded = ("triton_heuristics", "AutotuneHint", "ReductionHint", "TileHint", "DeviceProperties")
-    names = [a for a in node.names if a.name not in unneeded]
+    decorator_names = ("triton_heuristics", "AutotuneHint", "ReductionHint", "TileHint", "DeviceProperties")
+    names = [a for a in node.names if a.name not in decorator_names]
     if not names:
         return ""
     if isinstance(node, ast.Import):
@@ -303,14 +303,14 @@ def _call_of(output: ast.Module, name: str) -> list[ast.expr]:
 
 
 _SIZE_PLACES = {"rand_strided": 0, "reinterpret_tensor": 1, "assert_size_stride": 1}
-"""Where the size stands among a call's arguments, with the stride behind it; first in `empty_strided_cuda`."""
+"""Place of the size among a call's arguments, with the stride behind it; 0 in `empty_strided_cuda`."""
 
 
 def _size_place(value: ast.expr) -> int | None:
     if not isinstance(value, ast.Call):
         return None
-    called = ast.unparse(value.func)
-    return 0 if called.startswith("empty_strided") else _SIZE_PLACES.get(called)
+    function = ast.unparse(value.func)
+    return 0 if function.startswith("empty_strided") else _SIZE_PLACES.get(function)
 
 
 def _buffers_of(output: ast.Module) -> dict[str, ast.expr]:
@@ -328,12 +328,12 @@ def _buffers_of(output: ast.Module) -> dict[str, ast.expr]:
     return buffers
 
 
-def _buffer(value: ast.expr, known: Mapping[str, ast.expr], kernel: str) -> _Buffer:
+def _buffer(value: ast.expr, buffers: Mapping[str, ast.expr], kernel: str) -> _Buffer:
     """The size and stride of an argument. Raises `RecordError` where they are not told as numbers."""
-    for _ in range(len(known) + 1):
+    for _ in range(len(buffers) + 1):
         if not isinstance(value, ast.Name):
             break
-        value = known.get(value.id, value)
+        value = buffers.get(value.id, value)
     at = _size_place(value)
     if isinstance(value, ast.Call) and at is not None and len(value.args) > at + 1:
         size, stride = (_numbers(a) for a in value.args[at : at + 2])

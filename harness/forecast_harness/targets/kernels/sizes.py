@@ -109,28 +109,28 @@ class CallSizes:
 
     @classmethod
     def observed(cls, calls: Sequence[Sequence[Argument]]) -> CallSizes:
-        """The common sizes of calls that somebody else has drawn: what did not change is taken for granted.
+        """The common sizes of calls that a user's function drew: a size that never changed counts as fixed.
 
         Raises `RecordError` as `of` does, and for calls of different forms.
         """
-        inferred = cls.of(calls)
-        first = inferred.arguments
+        call_sizes = cls.of(calls)
+        first = call_sizes.arguments
         if any(call_form(c) != call_form(first) for c in calls):
             raise RecordError(
                 "calls must agree in names, kinds, dtypes, ranks, alignment and constexpr values"
             )
         words = {}
-        for size in inferred.sizes:
+        for size in call_sizes.sizes:
             values = {places(c)[size.places[0]] for c in calls}
             odd = {v % 16 != 0 for v in values}
-            several: str | int = "any" if len(odd) == 2 else "odd" if odd == {True} else "16"
-            words[size] = several if len(values) > 1 and min(values) > 1 else size.recorded
+            word: str | int = "any" if len(odd) == 2 else "odd" if odd == {True} else "16"
+            words[size] = word if len(values) > 1 and min(values) > 1 else size.recorded
         pinned = {
             a.name
             for i, a in enumerate(first)
-            if _is_free_float(a) and a.name not in inferred.powers and len({c[i].value for c in calls}) == 1
+            if _is_free_float(a) and a.name not in call_sizes.powers and len({c[i].value for c in calls}) == 1
         }
-        return replace(inferred.with_classes(words), pinned=frozenset(pinned))
+        return replace(call_sizes.with_classes(words), pinned=frozenset(pinned))
 
     @property
     def varied(self) -> tuple[SizeClass, ...]:
@@ -147,13 +147,13 @@ class CallSizes:
         return tuple(s for s in self.varied if s.recorded in near)
 
     def with_classes(self, words: Mapping[SizeClass, str | int]) -> CallSizes:
-        """The same with other classes for these sizes; their recorded value freezes one."""
+        """A copy with other classes for these sizes; their recorded value freezes one."""
         return replace(
             self, sizes=tuple(replace(s, size_class=words.get(s, s.size_class)) for s in self.sizes)
         )
 
     def untied(self, place: str) -> CallSizes:
-        """The same with a scalar that keeps its recorded value, whatever it was equal to."""
+        """A copy in which a scalar keeps its recorded value, whatever it was equal to."""
         classes: list[SizeClass] = []
         for s in self.sizes:
             if place in s.places:
@@ -164,13 +164,13 @@ class CallSizes:
         return replace(self, sizes=tuple(classes))
 
     def frozen(self) -> CallSizes:
-        """The same with no size varied."""
+        """A copy in which no size varies."""
         return self.with_classes({s: s.recorded for s in self.sizes})
 
     def signature(self, writes: Iterable[str] | None = None) -> str:
         """The calls that a check on calls drawn here holds for; `writes` as in `signature_of`."""
         free = {a.name for a in self.arguments if _is_free_float(a)} - {*self.powers, *self.pinned}
-        other = {*places(self.arguments), *free, *self.powers}
+        names = {*places(self.arguments), *free, *self.powers}
         parts = {
             "arguments": call_form(self.arguments),
             "sizes": [{"places": list(s.places), "class": s.size_class} for s in self.sizes],
@@ -178,16 +178,16 @@ class CallSizes:
             "of_strides": {p: list(of) for p, of in self.of_strides.items()},
             "powers": {n: [list(run), e] for n, (run, e) in self.powers.items()},
             "strides": {n: [list(pair) for pair in how] for n, how in self.strides.items()},
-            "fixed": {a.name: a.value for a in self.arguments if a.kind == "scalar" and a.name not in other},
+            "fixed": {a.name: a.value for a in self.arguments if a.kind == "scalar" and a.name not in names},
         }
         return canonical_text({**parts, **writes_field(writes)})
 
     @property
     def draw_kinds(self) -> int:
-        """So many kinds of calls there are to draw: each size is large once, and small at least once.
+        """The number of kinds of calls to draw: each size is large once, and small at least once.
 
         One of several sizes is large and the others are small in half of the calls. One size alone is large in one
-        call of three, small in the next: what a kernel reads beyond a small tensor would else show by chance alone.
+        call of three, small in the next: a read beyond a small tensor would else show by chance alone.
         """
         return 3 if len(self.varied) == 1 else 2 * len(self.varied)
 
@@ -211,12 +211,12 @@ class CallSizes:
             # Later attempts draw smaller: a large first draw is likelier to reach every branch.
             top = max(2.0, reach ** (1.0 - attempt / _MAX_DRAWS))
             small = _SMALL_LIMIT if tall is not None or all_small else top
-            drawn = {s: _draw_size(str(s.size_class), small, rng) for s in self.varied}
+            sizes = {s: _draw_size(str(s.size_class), small, rng) for s in self.varied}
             if tall is not None:
-                drawn[tall] = _draw_size(str(tall.size_class), top, rng, least=top / 2)
-            if len(set(drawn.values())) < len(drawn) and attempt < _MAX_DRAWS // 2:
+                sizes[tall] = _draw_size(str(tall.size_class), top, rng, least=top / 2)
+            if len(set(sizes.values())) < len(sizes) and attempt < _MAX_DRAWS // 2:
                 continue  # equal by chance: a variant that mixes two sizes up would pass
-            call = self._call(drawn, rng)
+            call = self._call(sizes, rng)
             if call is None:
                 continue
             if largest_tensor(call) <= most:
@@ -227,8 +227,8 @@ class CallSizes:
             return smallest
         raise RecordError(f"no sizes of these classes give tensors of at most {_LARGEST} elements")
 
-    def _call(self, drawn: Mapping[SizeClass, int], rng: random.Random) -> tuple[Argument, ...] | None:
-        values = {p: s.recorded if not s.varies else drawn[s] for s in self.sizes for p in s.places}
+    def _call(self, sizes: Mapping[SizeClass, int], rng: random.Random) -> tuple[Argument, ...] | None:
+        values = {p: s.recorded if not s.varies else sizes[s] for s in self.sizes for p in s.places}
         for place, (factor, run) in self.products.items():
             values[place] = factor * math.prod(values[q] for q in run)
         tensors: dict[str, Argument] = {}
@@ -241,8 +241,8 @@ class CallSizes:
                 tensors[a.name] = tensor
         for place, (of, i) in self.of_strides.items():
             values[place] = tensors[of].stride[i]
-        shaped = [tensors.get(a.name, a) for a in self.arguments]
-        return tuple(self._scalars(values, shaped, rng))
+        arguments = [tensors.get(a.name, a) for a in self.arguments]
+        return tuple(self._scalars(values, arguments, rng))
 
     def _scalars(
         self, values: Mapping[str, int], arguments: Sequence[Argument], rng: random.Random
@@ -270,13 +270,13 @@ class _SizeInference:
     of_strides: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def sizes(self) -> tuple[SizeClass, ...]:
-        """Which places are one size; fills `products` and `of_strides` with those that follow from others."""
+        """The classes of places of one size; fills `products` and `of_strides` with those that follow from others."""
         runs, quotients = self._runs(), self._quotients()
         classes = []
         for scalar in {scalar for scalar, _ in quotients.values()}:
             classes.append(SizeClass((scalar,), value := places(self.first)[scalar], value))
-        for vector, listed in self.vectors.items():
-            names = [n for n in listed if n not in {scalar for scalar, _ in quotients.values()}]
+        for vector, members in self.vectors.items():
+            names = [n for n in members if n not in {scalar for scalar, _ in quotients.values()}]
             if not names:
                 continue
             run = runs.get(vector)
@@ -292,8 +292,8 @@ class _SizeInference:
             elif not dimension and (of := self._stride(vector)) is not None:
                 self.of_strides |= {name: of for name in names}
             else:
-                fixed = not dimension or vector[0] <= 1  # on 1 Triton specialises
-                classes.append(SizeClass(tuple(names), vector[0], vector[0] if fixed else "any"))
+                is_fixed = not dimension or vector[0] <= 1  # on 1 Triton specialises
+                classes.append(SizeClass(tuple(names), vector[0], vector[0] if is_fixed else "any"))
         return tuple(classes)
 
     def powers(self) -> dict[str, tuple[tuple[str, ...], float]]:
@@ -335,8 +335,8 @@ class _SizeInference:
         quotients: dict[tuple[int, ...], tuple[str, str]] = {}
         scalars = {p: v for v, names in self.vectors.items() for p in names if "." not in p}
         dimensions = {v: p for v, names in self.vectors.items() for p in names if "." in p}
-        others = {other for other in dimensions if min(other) > 0}
-        for whole, (scalar, by), part in itertools.product(dimensions, scalars.items(), others):
+        positive = {vector for vector in dimensions if min(vector) > 0}
+        for whole, (scalar, by), part in itertools.product(dimensions, scalars.items(), positive):
             if (
                 whole != part
                 and 1 < max(by) <= _LARGEST_GROUP
@@ -354,18 +354,18 @@ class _SizeInference:
 
     def _multiple(self, vector: tuple[int, ...]) -> tuple[int, tuple[str, ...]] | None:
         """A factor and the place of a tensor's dimension that it is a small multiple of, in enough cases."""
-        for other, names in self.vectors.items():
-            factor = vector[0] // other[0] if other[0] > 1 else 0
+        for base, names in self.vectors.items():
+            factor = vector[0] // base[0] if base[0] > 1 else 0
             dimension = next((name for name in names if "." in name), "")
             if (
                 dimension
                 and 2 <= factor <= _LARGEST_RATIO
-                # As many heads share a key as the call says they do: one case is enough then.
-                and len(set(other)) >= (1 if factor in self._constants() else self.evidence)
-                and all(v == factor * o for v, o in zip(vector, other, strict=True))
+                # Where a constexpr is the factor (heads that share a key), one case is enough.
+                and len(set(base)) >= (1 if factor in self._constants() else self.evidence)
+                and all(v == factor * o for v, o in zip(vector, base, strict=True))
                 # Chains of multiples would be read before they are written.
-                and self._multiple(other) is None
-                and other not in self._runs()
+                and self._multiple(base) is None
+                and base not in self._runs()
             ):
                 return factor, (dimension,)
         return None

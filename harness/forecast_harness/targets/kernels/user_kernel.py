@@ -1,6 +1,6 @@
 """The kernel that a command names: its text, and the calls that variants must survive.
 
-How a kernel is called is learnt from the first of these that there is: a function `inputs(random)` in its
+The calls come from the first of these that exists: a function `inputs(random)` in its
 file; calls that a program captured; `CASE` or `CASES` in the file, objects with `kernel`, `make(device, small)` (a dict
 of `args`, `kwargs`, `grid`), a `space` of configs, and `reset_to_zero`; problems in the store, recorded when the kernel
 was tuned.
@@ -82,7 +82,7 @@ def import_file(path: Path) -> ModuleType:
         sys.path.insert(0, str(root))
     if "." in name:
         # Its siblings may import it by this name, too.
-        with _without_others(name.partition(".")[0], root):
+        with _without_other_package(name.partition(".")[0], root):
             return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -102,28 +102,28 @@ def import_file(path: Path) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _without_others(package: str, root: Path) -> Iterator[None]:
+def _without_other_package(package: str, root: Path) -> Iterator[None]:
     """Set a loaded package of this name aside that does not lie in `root`: an installed one may be called `kernels`.
 
-    It has its name back afterwards; what was imported meanwhile is known to its own modules alone.
+    It has its name back afterwards; the modules imported meanwhile then know each other alone.
     """
-    loaded = sys.modules.get(package)
-    if loaded is None or any(Path(p).parent == root for p in getattr(loaded, "__path__", ())):
+    module = sys.modules.get(package)
+    if module is None or any(Path(p).parent == root for p in getattr(module, "__path__", ())):
         yield
         return
 
-    def taken() -> dict[str, ModuleType]:
+    def package_modules() -> dict[str, ModuleType]:
         return {n: m for n, m in sys.modules.items() if n == package or n.startswith(f"{package}.")}
 
-    others = taken()
-    for name in others:
+    modules = package_modules()
+    for name in modules:
         del sys.modules[name]
     try:
         yield
     finally:
-        for name in taken():
+        for name in package_modules():
             del sys.modules[name]
-        sys.modules.update(others)
+        sys.modules.update(modules)
 
 
 def find_kernel(module: ModuleType, name: str) -> Any:
@@ -140,7 +140,7 @@ _MOST_CAPTURED = 4
 _MANY_ELEMENTS = 1 << 25
 """Elements of a call's tensors from which on it is verified after smaller ones, which may cover it."""
 _DESCRIPTOR = "descriptor"
-"""In `Argument.extra`, as records of calls have it."""
+"""The key of `Argument.extra` that records of calls have for a descriptor."""
 _MAX_CONFIGS = 48
 """Configs of a case that its grid function is asked about."""
 
@@ -161,7 +161,7 @@ class UserKernel:
     zeroed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, what: str, store: Store | None = None) -> UserKernel:
+    def of(cls, text: str, store: Store | None = None) -> UserKernel:
         """Import `KERNEL.py:FN` or `package.module:FN`.
 
         A kernel that cannot be imported by that name, as one made inside a function, is taken from the latest record of
@@ -173,21 +173,21 @@ class UserKernel:
         kernel of torch.compile's whose call cannot be told. A package that the file needs and that is not installed is
         an `ImportError`.
         """
-        match = KERNEL_PLACE.match(what)
-        if CUDA_PLACE.match(what):
+        match = KERNEL_PLACE.match(text)
+        if CUDA_PLACE.match(text):
             raise UsageError(
-                f"{what} is a CUDA kernel, and this is for Triton kernels: `forecast-autotune search {what}` looks for "
+                f"{text} is a CUDA kernel, and this is for Triton kernels: `forecast-autotune search {text}` looks for "
                 "a faster source of it, `verify` and `bench` judge sources"
             )
         if not match:
             raise UsageError(
-                f"{what} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
+                f"{text} is no KERNEL.py:FN or package.module:FN: name a Python file or a module, and a kernel in it"
             )
         where, name, source = match["where"], match["name"], match["source"] or ""
         store = store or Store.default()
-        if source and (recorded := cls._of_record(where, name, source, store)) is not None:
-            return recorded
-        check_syntax(what)
+        if source and (kernel := cls._of_record(where, name, source, store)) is not None:
+            return kernel
+        check_syntax(text)
         own = _own_file(where, name)
         try:
             module, path = import_place(own)
@@ -198,15 +198,15 @@ class UserKernel:
                     f"{where} has another {name} by now, of the source {sha[:12]}: capture it again"
                 )
         except (Exception, SystemExit) as error:
-            if (recorded := cls._of_record(where, name, source, store)) is not None:
-                return recorded
+            if (kernel := cls._of_record(where, name, source, store)) is not None:
+                return kernel
             if isinstance(error, SettingsError) or (
                 isinstance(error, ImportError) and missing_package_text(error)
             ):
                 raise
-            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise CommandError(
-                f"{where} cannot be imported: {what}. If it is a script, put what it runs below "
+                f"{where} cannot be imported: {reason}. If it is a script, put what it runs below "
                 'if __name__ == "__main__":, so that an import only defines its kernels'
             ) from error
         return cls.of_function(path, module, name, fn)
@@ -215,21 +215,21 @@ class UserKernel:
     def _of_record(cls, where: str, name: str, source: str, store: Store) -> UserKernel | None:
         """The kernel as captured calls of it tell; None where there are none."""
         module = Path(where).stem if where.endswith(".py") else where
-        listed = [] if store.captures is None else store.captures.every(lambda one: one == name)
-        ours = [
+        records = [] if store.captures is None else store.captures.every(lambda n: n == name)
+        calls = [
             c
-            for c, _ in listed
+            for c, _ in records
             if c.source
             and (source or c.kernel.extra.get("module") in (module, "__main__"))
             and c.kernel.source_sha256.startswith(source)
         ]
-        if not ours:
+        if not calls:
             return None
-        sources = {c.kernel.source_sha256: c.kernel.extra.get("qualname", name) for c in ours}
+        sources = {c.kernel.source_sha256: c.kernel.extra.get("qualname", name) for c in calls}
         if len(sources) > 1:
-            named = ", ".join(f"{where}:{name}@{sha[:12]} ({of})" for sha, of in sorted(sources.items()))
-            raise UsageError(f"{len(sources)} captured kernels are called {where}:{name}; name one: {named}")
-        call = max(ours, key=lambda c: c.at)
+            names = ", ".join(f"{where}:{name}@{sha[:12]} ({of})" for sha, of in sorted(sources.items()))
+            raise UsageError(f"{len(sources)} captured kernels are called {where}:{name}; name one: {names}")
+        call = max(calls, key=lambda c: c.at)
         bare = ModuleType(module)
         return cls(
             Path(where),
@@ -258,7 +258,7 @@ class UserKernel:
         tuner = fn
         while not hasattr(tuner, "configs") and hasattr(tuner, "fn"):  # heuristics may be above it
             tuner = tuner.fn
-        listed = tuple(dict.fromkeys(triton.config_of(c) for c in getattr(tuner, "configs", [])))
+        configs = tuple(dict.fromkeys(triton.config_of(c) for c in getattr(tuner, "configs", [])))
         zeroed = tuple(n for n in getattr(tuner, "reset_to_zero", ()) or () if isinstance(n, str))
         record = triton.kernel_record(below)
         try:
@@ -267,7 +267,7 @@ class UserKernel:
             if not partial:
                 raise
             text = record.source
-        return cls(path, name, module, fn, record, text, listed, zeroed)
+        return cls(path, name, module, fn, record, text, configs, zeroed)
 
     def subjects(self, store: Store) -> list[BaseKernel]:
         """The base kernels that variants are verified against, one per kind of call that is to be covered.
@@ -287,49 +287,49 @@ class UserKernel:
         )
         if callable(getattr(self.module, "inputs", None)):
             return [replace(kernel, file=str(self.path.absolute()), inputs=True)]
-        stored = list(self._stored(kernel, store))
-        known_calls = self._captured(kernel, store, stored) or list(self._cases(kernel)) or stored
-        if not known_calls:
+        problems = list(self._problems(kernel, store))
+        subjects = self._captures(kernel, store, problems) or list(self._cases(kernel)) or problems
+        if not subjects:
             raise CommandError(
                 f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "
                 f"store at {store.root} holds no captured call and no problem of this source. Run the program that "
                 "uses it once under `forecast-autotune run --capture`, or define a function inputs(random) that "
                 'returns the arguments of one call by name, and under "grid" its launch grid'
             )
-        for a in (a for s in known_calls for call in s.calls[:1] for a in call if not s.captured):
+        for a in (a for s in subjects for call in s.calls[:1] for a in call if not s.captured):
             if a.kind == "tensor" and a.extra.get(_DESCRIPTOR):
                 raise CommandError(
                     f"{self.name} takes {a.name}, a tensor descriptor that its caller makes: a variant of such a "
                     "kernel is checked at captured calls alone. Run the program under `forecast-autotune run "
                     "--capture`, or have the kernel make it, by tl.make_tensor_descriptor, and take the tensor"
                 )
-        return known_calls
+        return subjects
 
-    def _captured(self, base: BaseKernel, store: Store, stored: Sequence[BaseKernel]) -> list[BaseKernel]:
+    def _captures(self, base: BaseKernel, store: Store, problems: Sequence[BaseKernel]) -> list[BaseKernel]:
         """Captured calls of this very source: the largest of each form first, but for those that take minutes.
 
         All of them explain each other.
         """
         files, sha = store.captures, self.kernel.source_sha256
-        listed = [] if files is None else list(files.every(lambda name: name == self.kernel.name))
-        ours = [(call, path) for call, path in listed if call.kernel.source_sha256 == sha]
-        sizes = {c.id: sum(memory_span(a) for a in c.arguments if a.kind == "tensor") for c, _ in ours}
-        ours.sort(key=lambda pair: (sizes[pair[0].id] > _MANY_ELEMENTS, -sizes[pair[0].id]))
-        forms = [canonical_text(call_form(call.arguments)) for call, _ in ours]
-        order = sorted(range(len(ours)), key=lambda n: (forms[:n].count(forms[n]), n))[:_MOST_CAPTURED]
-        known_calls = [call for call, _ in ours]
-        known = tuple(x for call in known_calls for x in _captured_launches(call))
-        known += tuple(x for s in stored[:1] for x in s.launches)
-        recorded = [s.calls[0] for s in stored]
+        records = [] if files is None else list(files.every(lambda name: name == self.kernel.name))
+        pairs = [(call, path) for call, path in records if call.kernel.source_sha256 == sha]
+        sizes = {c.id: sum(memory_span(a) for a in c.arguments if a.kind == "tensor") for c, _ in pairs}
+        pairs.sort(key=lambda pair: (sizes[pair[0].id] > _MANY_ELEMENTS, -sizes[pair[0].id]))
+        forms = [canonical_text(call_form(call.arguments)) for call, _ in pairs]
+        order = sorted(range(len(pairs)), key=lambda n: (forms[:n].count(forms[n]), n))[:_MOST_CAPTURED]
+        own_calls = [call for call, _ in pairs]
+        launches = tuple(x for call in own_calls for x in _captured_launches(call))
+        launches += tuple(x for s in problems[:1] for x in s.launches)
+        stored_calls = [s.calls[0] for s in problems]
         results = []
         for n in order:
-            call, path = ours[n]
-            calls = (call.arguments, *(c.arguments for c in known_calls if c is not call), *recorded)
+            call, path = pairs[n]
+            calls = (call.arguments, *(c.arguments for c in own_calls if c is not call), *stored_calls)
             configs = call.configs or base.configs or (call.config,)
             if any(a.extra.get(_DESCRIPTOR) for a in call.arguments if a.kind == "tensor"):
                 configs = (call.config,)  # a hook of each config sets the blocks of descriptors
             constant = _has_constant_heuristics(
-                c for c, f in zip(known_calls, forms, strict=True) if f == forms[n]
+                c for c, f in zip(own_calls, forms, strict=True) if f == forms[n]
             )
             if not (constant or base.file):
                 calls = calls[:1]  # nobody can tell what heuristics make of other sizes
@@ -338,7 +338,7 @@ class UserKernel:
                     base,
                     configs=configs,
                     calls=calls,
-                    launches=known,
+                    launches=launches,
                     zeroed=base.zeroed or call.zeroed,
                     captured=str(path.absolute()),
                     file="" if constant else base.file,  # importing it takes seconds in each judge
@@ -346,54 +346,54 @@ class UserKernel:
             )
         return results
 
-    def _stored(self, base: BaseKernel, store: Store) -> Iterator[BaseKernel]:
+    def _problems(self, base: BaseKernel, store: Store) -> Iterator[BaseKernel]:
         """Recorded problems of this very source; each is a call to be covered, and explains the others."""
         sha = self.kernel.source_sha256
         tables = [t for t in store.tables(self.kernel.name) if t.problem.kernel.source_sha256 == sha]
         calls = [t.problem.arguments for t in tables]
-        known = tuple(x for t in tables for x in grid_samples(t))
-        measured = [m.candidate.config for t in tables for m in t.measurements if m.candidate.is_base_variant]
-        configs = base.configs or tuple(dict.fromkeys(measured))
+        launches = tuple(x for t in tables for x in grid_samples(t))
+        own = [m.candidate.config for t in tables for m in t.measurements if m.candidate.is_base_variant]
+        configs = base.configs or tuple(dict.fromkeys(own))
         for i, call in enumerate(calls):
-            others = tuple(c for j, c in enumerate(calls) if j != i)
-            yield replace(base, configs=configs, calls=(call, *others), launches=known)
+            rest = tuple(c for j, c in enumerate(calls) if j != i)
+            yield replace(base, configs=configs, calls=(call, *rest), launches=launches)
 
     def _cases(self, base: BaseKernel) -> Iterator[BaseKernel]:
         """Cases of this kernel in its file: their real shapes to be covered, small ones to explain them."""
-        listed = [
+        cases = [
             *getattr(self.module, "CASES", ()),
             *([self.module.CASE] if hasattr(self.module, "CASE") else ()),
         ]
-        mine = [
-            c for c in listed if _unwrapped_kernel(getattr(c, "kernel", None)) is _unwrapped_kernel(self.fn)
+        own = [
+            c for c in cases if _unwrapped_kernel(getattr(c, "kernel", None)) is _unwrapped_kernel(self.fn)
         ]
         triton = frameworks.triton()
         calls: list[tuple[Argument, ...]] = []
-        known: list[GridSample] = []
-        zeroed = tuple(dict.fromkeys(n for c in mine for n in getattr(c, "reset_to_zero", ())))
-        configs = base.configs or tuple(dict.fromkeys(c for case in mine for c in _case_configs(case)))
+        launches: list[GridSample] = []
+        zeroed = tuple(dict.fromkeys(n for c in own for n in getattr(c, "reset_to_zero", ())))
+        configs = base.configs or tuple(dict.fromkeys(c for case in own for c in _case_configs(case)))
         step = max(1, len(configs) // _MAX_CONFIGS)
-        for case in mine:
+        for case in own:
             for small in (False, True):
                 data = case.make("meta", small=small)
-                named = {**dict(zip(self.fn.arg_names, data["args"], strict=False)), **data["kwargs"]}
+                values = {**dict(zip(self.fn.arg_names, data["args"], strict=False)), **data["kwargs"]}
                 # A tensor without memory has no address; torch's allocators align to 64 bytes and more.
                 arguments = tuple(
                     replace(a, aligned=True) if a.kind == "tensor" else a
-                    for a in triton.arguments_of(self.fn, named)
+                    for a in triton.arguments_of(self.fn, values)
                 )
                 calls.append(arguments)
-                known += _grid_samples(arguments, data["grid"], named, configs[::step])
+                launches += _grid_samples(arguments, data["grid"], values, configs[::step])
         for i in range(0, len(calls), 2):
-            others = tuple(c for j, c in enumerate(calls) if j != i)
+            rest = tuple(c for j, c in enumerate(calls) if j != i)
             yield replace(
-                base, configs=configs, zeroed=zeroed, calls=(calls[i], *others), launches=tuple(known)
+                base, configs=configs, zeroed=zeroed, calls=(calls[i], *rest), launches=tuple(launches)
             )
 
 
-def check_syntax(what: str) -> None:
+def check_syntax(place: str) -> None:
     """Raises `UsageError` for the file of a KERNEL.py:FN that is no Python, before anything is done for it."""
-    path = Path(what.rpartition(":")[0])
+    path = Path(place.rpartition(":")[0])
     if path.suffix != ".py" or not path.is_file():
         return
     try:
@@ -439,26 +439,26 @@ def is_covered(subject: BaseKernel, signatures: Sequence[str]) -> bool:
 
 def _has_constant_heuristics(calls: Iterable[CapturedCall]) -> bool:
     """Whether what heuristics compute was the same in all these calls, whatever their sizes and configs."""
-    listed = [{n: repr(v) for n, v in one.computed.items()} for call in calls for one in call.launches]
-    return bool(listed) and all(one == listed[0] for one in listed)
+    texts = [{n: repr(v) for n, v in launch.computed.items()} for call in calls for launch in call.launches]
+    return bool(texts) and all(t == texts[0] for t in texts)
 
 
 def _captured_launches(call: CapturedCall) -> Iterable[GridSample]:
     from forecast_harness.targets.kernels.grids import sizes_of
 
     constants = {a.name: a.value for a in call.arguments if a.kind == "constexpr"}
-    for one in call.launches:
-        yield GridSample(sizes_of(call.arguments), {**constants, **one.meta}, one.grid)
+    for launch in call.launches:
+        yield GridSample(sizes_of(call.arguments), {**constants, **launch.meta}, launch.grid)
 
 
 def _grid_samples(
-    arguments: Sequence[Argument], grid: Any, named: Mapping[str, Any], configs: Sequence[Config]
+    arguments: Sequence[Argument], grid: Any, values: Mapping[str, Any], configs: Sequence[Config]
 ) -> Iterator[GridSample]:
     from forecast_harness.targets.kernels.grids import sizes_of
 
     constants = {a.name: a.value for a in arguments if a.kind == "constexpr"}
     for config in configs:
-        extent = known(grid, named, config.parameters())
+        extent = known(grid, values, config.parameters())
         if extent is not None:
             yield GridSample(sizes_of(arguments), {**constants, **dict(config.kwargs)}, extent)
 

@@ -1,4 +1,4 @@
-"""Problem packs: what a kernel must compute, at which sizes, and solutions that do."""
+"""Problem packs: a kernel's computation, its sizes, and solutions."""
 
 from __future__ import annotations
 

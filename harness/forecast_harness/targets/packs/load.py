@@ -61,10 +61,10 @@ def load_solution(path: str | Path, pack: Pack) -> Solution:
         return pack.solution(str(path))
     file = Path(path)
     if not file.is_file():
-        known = [s.name for s in pack.solutions]
+        names = [s.name for s in pack.solutions]
         raise RecordError(
-            f"{path} is neither a file nor a solution of {pack.definition.name} ({', '.join(known) or 'none'})"
-            f"{meant_text(str(path), known)}"
+            f"{path} is neither a file nor a solution of {pack.definition.name} ({', '.join(names) or 'none'})"
+            f"{meant_text(str(path), names)}"
         )
     try:
         with file.open("rb") as stream:
@@ -82,7 +82,7 @@ def load_solution(path: str | Path, pack: Pack) -> Solution:
 
 
 def _may_bind(source: str, name: str) -> bool:
-    """Whether Python of this text can bind the name in its module; what is no Python fails where it is imported."""
+    """Whether Python of this text can bind the name in its module; other texts fail where they are imported."""
     try:
         nodes = list(ast.walk(python_parser.parse_module(source)))
     except (SyntaxError, ValueError, RecursionError):
@@ -90,16 +90,16 @@ def _may_bind(source: str, name: str) -> bool:
     bound: set[str | None] = {getattr(n, "name", None) for n in nodes}
     bound |= {n.asname or n.name for n in nodes if isinstance(n, ast.alias)}
     bound |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    reached = {n.id for n in nodes if isinstance(n, ast.Name)} & {"globals", "setattr", "exec", "vars"}
-    return name in bound or "*" in bound or bool(reached) or "__dict__" in source
+    dynamic_names = {n.id for n in nodes if isinstance(n, ast.Name)} & {"globals", "setattr", "exec", "vars"}
+    return name in bound or "*" in bound or bool(dynamic_names) or "__dict__" in source
 
 
 def make_solution(name: str, source: str, format: PackFormat = PackFormat.OWN) -> Solution:
     """A solution from its text, with the entry point that the pack's format asks for."""
     entry = "ModelNew" if format is PackFormat.KERNELBENCH else "run"
-    stated = re.search(r"^# language: (\w+)$", source, re.MULTILINE)
-    if stated and stated[1] in list(Language):
-        language = Language(stated[1])
+    match = re.search(r"^# language: (\w+)$", source, re.MULTILINE)
+    if match and match[1] in list(Language):
+        language = Language(match[1])
     elif re.search(r"\bload_inline\b|__global__", source):
         language = Language.CUDA
     else:
@@ -118,10 +118,10 @@ def _load_native(folder: Traversable) -> Pack:
     where = folder.joinpath("definition.json")
     definition = Definition.from_json(parse_json(_text_of(where), str(where)))
     where = folder.joinpath("workloads.json")
-    listed = parse_json(_text_of(where), str(where))
-    if not isinstance(listed, list) or not listed:
+    data = parse_json(_text_of(where), str(where))
+    if not isinstance(data, list) or not data:
         raise RecordError(f"{where} must be a list of at least one workload")
-    works = tuple(Workload.from_json(w) for w in listed)
+    works = tuple(Workload.from_json(w) for w in data)
     solutions = []
     place = folder.joinpath("solutions")
     if place.is_dir():
@@ -131,11 +131,11 @@ def _load_native(folder: Traversable) -> Pack:
     return Pack(definition, _text_of(folder.joinpath("reference.py")), works, tuple(solutions))
 
 
-def _defined_names(source: str, what: str) -> set[str]:
+def _defined_names(source: str, place: str) -> set[str]:
     try:
         tree = python_parser.parse_module(source)
     except SyntaxError as error:
-        raise RecordError(f"{what} is not Python: {error}") from error
+        raise RecordError(f"{place} is not Python: {error}") from error
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

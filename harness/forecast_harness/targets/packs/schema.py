@@ -1,4 +1,4 @@
-"""A problem pack: what is computed (`Definition`), at which sizes (`Workload`), by whom (`Solution`).
+"""A problem pack: its computation (`Definition`), its sizes (`Workload`) and its sources (`Solution`).
 
 The schema follows flashinfer-bench (definition, workloads, solutions, traces): JSON for facts, Python
 text for code, nothing else. A pack is plain data. Reading one never imports or runs any of its code; that
@@ -42,8 +42,8 @@ def evaluate(text: str | int, axes: Mapping[str, int]) -> int:
     try:
         return _evaluate_node(python_parser.parse_expression(text), axes)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
-        known = ", ".join(sorted(axes)) or "none"
-        raise RecordError(f"cannot evaluate {text!r:.80} ({error}); axes here: {known}") from error
+        names = ", ".join(sorted(axes)) or "none"
+        raise RecordError(f"cannot evaluate {text!r:.80} ({error}); axes here: {names}") from error
 
 
 def _evaluate_node(node: ast.expr, axes: Mapping[str, int]) -> int:
@@ -149,14 +149,14 @@ class TensorSpec(Record, label="tensor", unknown="refuse"):
 
 @dataclass(frozen=True)
 class ToleranceSpec(Record, label="tolerance", unknown="refuse"):
-    """How far a correct solution may be from the exact result; see `forecast_harness.verify.tolerance`."""
+    """The largest error of a correct solution against the exact result; see `forecast_harness.verify.tolerance`."""
 
     compute: str = field(default="float32", metadata=json_option(read=one_of(DTYPES[:4])))
     """The dtype in which a solution may hold intermediate results."""
     reduction: str = field(default="1", metadata=json_option(read=str))
     """Terms of the longest sum: an axis expression."""
     safety: float = 8.0
-    """How many times the expected error of one honest evaluation is let through."""
+    """The multiple of one honest evaluation's expected error that is let through."""
     floor: float = 0.0
     """Size of intermediate results that may cancel to far less (1 - p near p = 1): their rounding stays."""
 
@@ -250,15 +250,15 @@ class Workload(Record, label="workload", unknown="refuse"):
     large: bool = field(default=False, metadata=json_option(when=attrgetter("large")))
     """Only timed, and only on a device: too large to be drawn and checked often."""
     host: bool = field(default=False, metadata=json_option(when=attrgetter("host")))
-    """Only timed, and only on a CPU: what takes milliseconds there and would be nothing to a device."""
+    """Only timed, and only on a CPU: a size that takes milliseconds there, and too little time on a device."""
 
     def check_axes(self, definition: Definition) -> None:
         """An own-format pack needs a size for every variable axis. Raises `RecordError`."""
         if definition.format is not PackFormat.OWN:
             return
-        wanted = {n for n, a in definition.axes.items() if a.value is None}
-        if set(self.axes) != wanted:
-            raise RecordError(f"workload {self.name} gives axes {sorted(self.axes)}, not {sorted(wanted)}")
+        names = {n for n, a in definition.axes.items() if a.value is None}
+        if set(self.axes) != names:
+            raise RecordError(f"workload {self.name} gives axes {sorted(self.axes)}, not {sorted(names)}")
         for name, size in self.axes.items():
             read_integer(size, f"workload {self.name}: {name}")
 
@@ -294,7 +294,7 @@ class Solution(Record, label="solution", unknown="refuse"):
 
     @property
     def id(self) -> str:
-        """A stable name of what would be executed."""
+        """A stable name of the code that would be executed."""
         return digest(str(self.language), self.entry, self.source, dict(self.files))
 
 
@@ -307,7 +307,7 @@ class Pack(Record, label="pack", unknown="refuse"):
     """Python text: `reference(**inputs)` and optionally `make(axes, draw)`; or a foreign module."""
     workloads: tuple[Workload, ...]
     solutions: tuple[Solution, ...] = field(default=(), metadata=json_option(private=True))
-    """Known here, and no part of what a worker is told."""
+    """A worker is not told of them."""
 
     def __post_init__(self) -> None:
         for workload in self.workloads:
@@ -315,30 +315,30 @@ class Pack(Record, label="pack", unknown="refuse"):
 
     @property
     def id(self) -> str:
-        """A stable name of what is asked: equal packs give comparable traces."""
+        """A stable name of the problem: equal packs give comparable traces."""
         return digest(self.definition.to_json(), self.reference, [w.to_json() for w in self.workloads])
 
     @property
     def checked_workloads(self) -> tuple[Workload, ...]:
-        """Those at which results are checked many times."""
+        """Workloads at which results are checked many times."""
         return tuple(w for w in self.workloads if not w.large and not w.host)
 
     def timed_workloads(self, device: str, *languages: Language) -> tuple[Workload, ...]:
-        """Those at which solutions in these languages are compared: those meant for the device, if any.
+        """Workloads at which solutions in these languages are compared: those for the device, if any.
 
-        On a CPU Triton is interpreted, which takes minutes at any size that would say something; and what
-        one solution cannot be timed at, none is that it is compared with.
+        On a CPU Triton is interpreted, which takes minutes at any size that would say something; and all
+        solutions of a comparison are timed at the same workloads.
         """
         if device == "cpu" and Language.TRITON in languages:
             return self.checked_workloads
-        meant = tuple(w for w in self.workloads if (w.host if device == "cpu" else w.large))
-        return meant or self.checked_workloads
+        workloads = tuple(w for w in self.workloads if (w.host if device == "cpu" else w.large))
+        return workloads or self.checked_workloads
 
     def solution(self, name: str) -> Solution:
         """The solution of this name. Raises `RecordError` listing those there are."""
-        for one in self.solutions:
-            if one.name == name:
-                return one
+        for solution in self.solutions:
+            if solution.name == name:
+                return solution
         names = [s.name for s in self.solutions]
         raise RecordError(f"pack {self.definition.name} has no solution {name!r}; it has {names}")
 
@@ -357,9 +357,9 @@ class Pack(Record, label="pack", unknown="refuse"):
         return pack
 
 
-def parse_json(text: str, what: str) -> Any:
+def parse_json(text: str, place: str) -> Any:
     """JSON text -> object, without NaN. Raises `RecordError` naming the file."""
     try:
         return decode_json(text)
     except (ValueError, json.JSONDecodeError) as error:
-        raise RecordError(f"{what} is not JSON: {error}") from error
+        raise RecordError(f"{place} is not JSON: {error}") from error
