@@ -71,14 +71,14 @@ def new_nodes(
 ) -> tuple[Node, ...]:
     """Nodes of drafts that are not known yet, each once, in order; at most `limit`, by default `n`."""
     most = request.n if limit is None else limit
-    seen = set(request.known) | {p.id for p in request.parents}
+    ids = set(request.known) | {p.id for p in request.parents}
     nodes: list[Node] = []
     for draft in drafts:
         if len(nodes) >= most:
             break
         node = node_from_draft(request, draft)
-        if node.id not in seen:
-            seen.add(node.id)
+        if node.id not in ids:
+            ids.add(node.id)
             nodes.append(node)
     return tuple(nodes)
 

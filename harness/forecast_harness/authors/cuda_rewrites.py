@@ -37,12 +37,12 @@ MAX_VALUE = 1 << 20
 
 def rewrites_of(source: str) -> list[RewrittenSource]:
     """All rewrites of a source, in a fixed order, each different text once."""
-    seen = {source}
+    texts = {source}
     rewrites = []
     for kind in (_vary_constants, _vary_unrolling, _vary_launch_bounds, _add_hints):
         for rewrite in itertools.islice(kind(source), MAX_EDITS):
-            if rewrite.text not in seen:
-                seen.add(rewrite.text)
+            if rewrite.text not in texts:
+                texts.add(rewrite.text)
                 rewrites.append(rewrite)
     return rewrites
 

@@ -57,14 +57,14 @@ _REQUEST, _READABLE, _DONE, _STOP = "request.json", "request.md", "done", "stop"
 
 
 class _ProtocolError(Exception):
-    """There is no answer as it has to be; the text says how."""
+    """There is no answer that can be read; the text says why."""
 
 
 class ExternalAuthor(Author):
-    """See the module."""
+    """An author outside of this program, which answers one request at a time."""
 
     def __init__(self, name: str) -> None:
-        """`name`: as the author of what is answered is called."""
+        """`name`: the author's name, as problems state it."""
         self.name = name
         self._mutex = threading.Lock()
 
@@ -75,15 +75,15 @@ class ExternalAuthor(Author):
     def propose(self, request: ProposalRequest) -> Proposed:
         """See `Author`."""
         begin = time.monotonic()
-        spent = SearchCost()
+        cost = SearchCost()
         with self._mutex:
             try:
                 answer = self.answer(request)
-                spent = _answer_cost(answer)
-                proposed = _read_answer(answer, request)
+                cost = _answer_cost(answer)
+                proposal = _read_answer(answer, request)
             except (_ProtocolError, RecordError) as error:
-                proposed = Proposed(request.id, (), problem=f"{self.name}: {error}")
-        return replace(proposed, spent=replace(spent, wall_seconds=time.monotonic() - begin))
+                proposal = Proposed(request.id, (), problem=f"{self.name}: {error}")
+        return replace(proposal, spent=replace(cost, wall_seconds=time.monotonic() - begin))
 
     def close(self) -> None:
         """End whoever answers. An answer under way is lost."""
@@ -104,7 +104,7 @@ class AnswerFolder(ExternalAuthor):
         self._closed = threading.Event()
 
     def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
-        """The answer in the request's folder. Waits as long as it takes: what was asked before is not asked again."""
+        """The answer in the request's folder. Waits as long as it takes; requests of earlier runs are not repeated."""
         place: Path | None = None
         while not self._closed.is_set():
             if (self._folder / _STOP).exists():
@@ -188,11 +188,11 @@ class RecordedSources(ExternalAuthor):
 
     def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
         """The sources that are not known yet."""
-        known = {*request.known, *(p.id for p in request.parents)}
-        left = [node for id, node in self._nodes.items() if id not in known]
-        random.Random(draw_seed(request)).shuffle(left)
-        nothing = {} if left else {"problem": "every recorded source is known already"}
-        return {**nothing, "id": request.id, "nodes": left, "exhausted": len(left) <= request.n}
+        ids = {*request.known, *(p.id for p in request.parents)}
+        nodes = [node for id, node in self._nodes.items() if id not in ids]
+        random.Random(draw_seed(request)).shuffle(nodes)
+        nothing = {} if nodes else {"problem": "every recorded source is known already"}
+        return {**nothing, "id": request.id, "nodes": nodes, "exhausted": len(nodes) <= request.n}
 
 
 def _refusal(request: ProposalRequest, problem: str) -> Mapping[str, Any]:
@@ -220,7 +220,7 @@ def _note(source: str) -> str:
 
 
 def readable_request(request: Mapping[str, Any]) -> str:
-    """A request as Markdown: the statement, what is measured of the parents, and what went wrong lately."""
+    """A request as Markdown: the statement, the parents with their results, and the latest failures."""
     target = request["target"]
     lines = [f"# {target['name']}: up to {request['n']} new sources", "", target["statement"], ""]
     if request["work"]:
@@ -238,9 +238,9 @@ def readable_request(request: Mapping[str, Any]) -> str:
         if nodes:
             lines += [f"## {title}", ""]
         for node in nodes:
-            judged = node["judged"] or {}
+            result = node["judged"] or {}
             lines += [f"### {node['note'] or node['id']}", ""]
-            lines += [f"- {text}" for text in _measured(judged)]
+            lines += [f"- {text}" for text in _result_lines(result)]
             lines += [
                 "",
                 f"```{'cpp' if node['language'] == 'cuda' else 'python'}",
@@ -251,12 +251,12 @@ def readable_request(request: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _measured(judged: Mapping[str, Any]) -> list[str]:
-    lines = [f"outcome: {judged['outcome']}"] if "outcome" in judged else []
-    if judged.get("log2_ratio") is not None:
-        lines.append(f"time over that of the source it was timed beside: {2 ** judged['log2_ratio']:.3f}")
-    lines += [f"{name}: {1e6 * seconds:.4g} us" for name, seconds in (judged.get("seconds") or {}).items()]
-    return lines + ([f"said: {judged['feedback']}"] if judged.get("feedback") else [])
+def _result_lines(result: Mapping[str, Any]) -> list[str]:
+    lines = [f"outcome: {result['outcome']}"] if "outcome" in result else []
+    if result.get("log2_ratio") is not None:
+        lines.append(f"time over that of the source it was timed beside: {2 ** result['log2_ratio']:.3f}")
+    lines += [f"{name}: {1e6 * seconds:.4g} us" for name, seconds in (result.get("seconds") or {}).items()]
+    return lines + ([f"said: {result['feedback']}"] if result.get("feedback") else [])
 
 
 # --- requests and answers ---
@@ -280,13 +280,13 @@ def _request_json(request: ProposalRequest) -> dict[str, Any]:
 
 
 def _node_json(node: Node, request: ProposalRequest) -> dict[str, Any]:
-    judged = request.judged.get(node.id)
+    result = request.judged.get(node.id)
     return {
         "id": node.id,
         "source": node.source,
         "language": node.language,
         "note": node.provenance.note,
-        "judged": None if judged is None else codec.to_json(judged),
+        "judged": None if result is None else codec.to_json(result),
     }
 
 
@@ -300,7 +300,7 @@ def _answer_cost(answer: Mapping[str, Any]) -> SearchCost:
 
 def _read_answer(answer: Mapping[str, Any], request: ProposalRequest) -> Proposed:
     """The nodes of an answer. Raises `RecordError` for a source that is empty."""
-    drafts = [_draft(one, request) for one in answer["nodes"]]
+    drafts = [_draft(data, request) for data in answer["nodes"]]
     nodes = new_nodes(request, drafts)
     problem = str(answer.get("problem") or "")[:_MAX_TEXT_CHARS]
     if not nodes and not problem:

@@ -6,7 +6,7 @@
 The styles are `rewrite` and `repair` (what the compiler, the checks or the clock said of a failed child, in this
 order). Where a request has no failure, a rewrite is asked for instead.
 
-An answer that breaks a rule which can be read off its text is told so, once, and may be given again. Every
+Where an answer's text shows that it breaks a rule, the model is told so, once, and may answer again. Every
 text is kept by the question, the model and the request, with what it cost; that cost is told again when the
 text is read from there, so that a search which was killed in between adds up to the same. Deadlines,
 retries and budgets are those of `forecast_autotune.llm`.
@@ -86,7 +86,7 @@ def extract_source(answer: str, target: SearchTarget, parent: Node) -> str:
 
 
 def extract_note(answer: str) -> str:
-    """The model's own sentence: what stands before the code, as one line."""
+    """The model's own sentence: the text before the code, as one line."""
     before = _without_reasoning(answer)[:_MAX_ANSWER_CHARS].partition("```")[0]
     return printable_line(before, _MAX_NOTE_CHARS)
 
@@ -103,8 +103,8 @@ def check_source(source: str, target: SearchTarget, parent: Node) -> str:
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RecordError(f"the source is not Python: {error}") from error
     if target.kind is TargetKind.KERNEL:
-        promised = read_contract(source, target.entry)
-        subjects_of(target)[0].require_fit(promised)
+        contract = read_contract(source, target.entry)
+        subjects_of(target)[0].require_fit(contract)
     else:
         _check_solution(tree, source, target)
     if ast.dump(tree) == ast.dump(python_parser.parse_module(parent.source)):
@@ -124,31 +124,31 @@ def _check_cuda_source(source: str, target: SearchTarget, parent: Node) -> str:
 
 def _check_solution(tree: ast.Module, source: str, target: SearchTarget) -> None:
     if not defines_entry(source, target.entry, "torch"):
-        named = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
         raise RecordError(
             f"the source must define {target.entry!r} at its top level; it defines "
-            f"{', '.join(named) or 'nothing'}"
+            f"{', '.join(names) or 'nothing'}"
         )
-    wanted = _entry_arguments(target)
+    arguments = _entry_arguments(target)
     for node in tree.body:
-        if wanted and isinstance(node, ast.FunctionDef) and node.name == target.entry:
+        if arguments and isinstance(node, ast.FunctionDef) and node.name == target.entry:
             a = node.args
-            given = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+            parameters = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
             optional = len(a.defaults) + sum(d is not None for d in a.kw_defaults)
-            fits = set(wanted) <= set(given) and len(given) - optional <= len(wanted)
+            fits = set(arguments) <= set(parameters) and len(parameters) - optional <= len(arguments)
             if not (fits or a.kwarg) or a.posonlyargs:
                 raise RecordError(
-                    f"{target.entry} is called with the arguments {', '.join(wanted)} by name; it has "
-                    f"{', '.join(given) or 'none'}"
+                    f"{target.entry} is called with the arguments {', '.join(arguments)} by name; it has "
+                    f"{', '.join(parameters) or 'none'}"
                 )
 
 
 def _entry_arguments(target: SearchTarget) -> list[str]:
     """Names that a pack's entry is called with; none where that is the format's business."""
-    given = target.payload.get("pack")
-    if given is None:
+    data = target.payload.get("pack")
+    if data is None:
         return []
-    about = Pack.from_json(given).definition
+    about = Pack.from_json(data).definition
     if about.format is not PackFormat.OWN:
         return []
     return [*about.inputs, *(about.outputs if about.destination else ())]
@@ -180,7 +180,7 @@ LAUNCH_IDEA = (
     "CONFIGS the fastest is found for you: WARPS = 4, num_warps=WARPS at the launch, and "
     'CONFIGS = [{"WARPS": 2}, {"WARPS": 4}, {"WARPS": 8}, {"WARPS": 16}]'
 )
-"""Where the launch belongs to the source: the safest change, also for a model that gets little else right."""
+"""An idea where the launch belongs to the source: the safest change, also for a model that gets little else right."""
 KERNEL_IDEAS = (
     "fewer passes over memory, or values kept in registers between passes",
     "another order of programs or tiles, so that neighbours share what lies in the cache",
@@ -216,32 +216,32 @@ _HIDDEN_FACTS = frozenset(
 def prompt(request: ProposalRequest, style: str) -> str:
     """The whole question for a style; `feasible_style` says which one can be asked. The same for equal requests."""
     parent, target = request.parents[0], request.target
-    judged = request.judged.get(parent.id)
-    known: dict[str, Any] = {
+    result = request.judged.get(parent.id)
+    values: dict[str, Any] = {
         "statement": target.statement.strip(),
         "title": "The source to start from",
         "standing": _standing_text(request.score),
         "fence": "cpp" if is_cuda_kernel(target) else "python",
-        "source": _shortened(parent.source),
-        "facts": list(_fact_lines(judged)) if style == "rewrite" else [],
+        "source": _shorten(parent.source),
+        "facts": list(_fact_lines(result)) if style == "rewrite" else [],
         "tried": [_failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:]],
         "entry": target.entry,
         "ideas": _ideas(target),
     }
     if style == "repair":
-        failed = failure_to_repair(request)
-        assert failed is not None
-        judged_failure = request.judged[failed.id]
-        known["tried"] = [
-            _failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:] if f is not failed
+        failure = failure_to_repair(request)
+        assert failure is not None
+        failure_result = request.judged[failure.id]
+        values["tried"] = [
+            _failure_text(f, request) for f in request.failures[-_MAX_SHOWN_FAILURES:] if f is not failure
         ]
-        known |= {
-            "failed": _shortened(failed.source),
-            "stage": repair_stage(judged_failure),
-            "verdict": _verdict_text(judged_failure),
-            "feedback": judged_failure.feedback[:_MAX_FEEDBACK_CHARS].strip(),
+        values |= {
+            "failed": _shorten(failure.source),
+            "stage": repair_stage(failure_result),
+            "verdict": _verdict_text(failure_result),
+            "feedback": failure_result.feedback[:_MAX_FEEDBACK_CHARS].strip(),
         }
-    return str(_template(style).render(known))
+    return str(_template(style).render(values))
 
 
 def feasible_style(request: ProposalRequest, style: str) -> str:
@@ -253,46 +253,46 @@ def feasible_style(request: ProposalRequest, style: str) -> str:
 
 def failure_to_repair(request: ProposalRequest) -> Node | None:
     """The failure to repair: the newest one that did not get as far as being timed, else the newest."""
-    judged = [f for f in request.failures if f.id in request.judged]
-    refused = [f for f in judged if request.judged[f.id].outcome is not Outcome.OK]
-    chosen = refused or judged
-    return chosen[-1] if chosen else None
+    failures = [f for f in request.failures if f.id in request.judged]
+    refusals = [f for f in failures if request.judged[f.id].outcome is not Outcome.OK]
+    candidates = refusals or failures
+    return candidates[-1] if candidates else None
 
 
-def repair_stage(judged: NodeResult) -> str:
+def repair_stage(result: NodeResult) -> str:
     """The next stage of a repair: `compile`, then `correct`, then `fast`."""
-    if judged.outcome is Outcome.OK:
+    if result.outcome is Outcome.OK:
         return "fast"
-    return "correct" if judged.outcome is Outcome.INCORRECT else "compile"
+    return "correct" if result.outcome is Outcome.INCORRECT else "compile"
 
 
 def _standing_text(score: float) -> str:
     return f"{2.0**-score:.3g} times as fast as the first one" if score else "the first one"
 
 
-def _fact_lines(judged: NodeResult | None) -> Iterator[str]:
+def _fact_lines(result: NodeResult | None) -> Iterator[str]:
     """Facts of the measurement of a source, one line each."""
-    if judged is None:
+    if result is None:
         return
-    if judged.config:
-        yield "best config: " + ", ".join(f"{k}={v}" for k, v in judged.config.items())
-    shown = 0
-    for name, value in judged.facts.items():
+    if result.config:
+        yield "best config: " + ", ".join(f"{k}={v}" for k, v in result.config.items())
+    count = 0
+    for name, value in result.facts.items():
         plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-        if name not in _HIDDEN_FACTS and plain and value != "" and shown < _MAX_FACTS:
-            shown += 1
+        if name not in _HIDDEN_FACTS and plain and value != "" and count < _MAX_FACTS:
+            count += 1
             yield f"{name.replace('_', ' ')}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}"
 
 
 def _failure_text(node: Node, request: ProposalRequest) -> str:
     note = " ".join(node.provenance.note.split())[:160] or "a change without a note"
-    judged = request.judged.get(node.id)
-    return f"{note} ({_verdict_text(judged)})" if judged is not None else note
+    result = request.judged.get(node.id)
+    return f"{note} ({_verdict_text(result)})" if result is not None else note
 
 
-def _verdict_text(judged: NodeResult) -> str:
-    if judged.log2_ratio is not None:
-        ratio = 2.0**judged.log2_ratio
+def _verdict_text(result: NodeResult) -> str:
+    if result.log2_ratio is not None:
+        ratio = 2.0**result.log2_ratio
         return (
             f"took {ratio:.3g} times as long as the best" if ratio >= 1 else "was not faster than its parent"
         )
@@ -301,7 +301,7 @@ def _verdict_text(judged: NodeResult) -> str:
         Outcome.COMPILE_ERROR: "did not compile",
         Outcome.OUT_OF_RESOURCES: "needed more than the device has",
         Outcome.TIMEOUT: "took too long",
-    }.get(judged.outcome, "failed when it ran")
+    }.get(result.outcome, "failed when it ran")
 
 
 def _ideas(target: SearchTarget) -> tuple[str, ...]:
@@ -310,7 +310,7 @@ def _ideas(target: SearchTarget) -> tuple[str, ...]:
     return CUDA_IDEAS if target.language == "cuda" else TORCH_IDEAS
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     text = text.strip()
     if len(text) <= _MAX_SOURCE_CHARS:
         return text
@@ -374,8 +374,8 @@ class TextCache:
 
     def write(self, texts: GeneratedTexts, *question: str) -> None:
         """Keep texts for a question, in place of what was kept for it."""
-        spent = {"tokens": texts.spent.tokens, "money": texts.spent.money}
-        data = {"schema": SCHEMA, "model": self._model, "texts": list(texts.texts), **spent}
+        costs = {"tokens": texts.spent.tokens, "money": texts.spent.money}
+        data = {"schema": SCHEMA, "model": self._model, "texts": list(texts.texts), **costs}
         self._files.write(self._path(question), data)
 
     def _path(self, question: Sequence[str]) -> Path:
@@ -383,7 +383,7 @@ class TextCache:
 
 
 CACHE_FOLDER = "written"
-"""Below the directory of language models' answers."""
+"""A folder below that of language models' answers."""
 _MAX_CONCURRENT_RETRIES = 8
 """Second turns under way at a time."""
 _MAX_SHOWN_REASONS = 3
@@ -399,7 +399,7 @@ def open_llm_author(text: str, target: SearchTarget, *, settings: Settings | Non
 
 
 class LLMAuthor:
-    """See the module. Thread-safe."""
+    """Asks a language model for sources. Thread-safe."""
 
     styles: Sequence[str] = STYLES
 
@@ -419,72 +419,72 @@ class LLMAuthor:
         """See `Author`."""
         begin = time.monotonic()
         try:
-            drafts, reasons, spent = self.write(request)
+            drafts, reasons, cost = self.write(request)
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{self.name}: {error}")
         nodes = new_nodes(request, drafts)
-        spent = replace(spent, wall_seconds=time.monotonic() - begin)
+        cost = replace(cost, wall_seconds=time.monotonic() - begin)
         problem = ""
         if not nodes:
-            known = ["nothing new among its sources"] if drafts else []
+            duplicates = ["nothing new among its sources"] if drafts else []
             most = [text for text, _ in Counter(reasons).most_common(_MAX_SHOWN_REASONS)]
-            problem = f"{self.name}: {'; '.join([*most, *known])}"
-        return Proposed(request.id, nodes, spent, problem)
+            problem = f"{self.name}: {'; '.join([*most, *duplicates])}"
+        return Proposed(request.id, nodes, cost, problem)
 
     def write(self, request: ProposalRequest) -> tuple[list[Draft], list[str], SearchCost]:
-        """What the model answers a request, refused answers asked for once more.
+        """The drafts of the model for a request; refused answers are asked for once more.
 
-        And why there is no more: a sentence for each answer that is no source, and for what kept the model from one.
+        With them: a sentence for each answer and each failure that gave no source, and the cost.
         Raises `RecordError` for no jinja2.
         """
         style = feasible_style(request, request.arm.rpartition("/")[2])
         question = prompt(request, style)
-        generated, trouble = self._generate(question, request.n, draw_seed(request))
+        texts, trouble = self._generate(question, request.n, draw_seed(request))
         drafts: list[Draft] = []
-        refused: list[tuple[str, str]] = []
-        for answer in generated.texts:
+        refusals: list[tuple[str, str]] = []
+        for answer in texts.texts:
             try:
                 drafts.append(self._draft(answer, request, style, question))
             except RecordError as error:
-                refused.append((answer, str(error)))
-        second, reasons, more = self._retry_refused(request, style, question, refused)
-        return [*drafts, *second], [*trouble, *reasons], generated.spent + more
+                refusals.append((answer, str(error)))
+        second, reasons, more = self._retry(request, style, question, refusals)
+        return [*drafts, *second], [*trouble, *reasons], texts.spent + more
 
     def close(self) -> None:
         """Servers keep no connection; a model in this process keeps its memory until the process ends."""
 
-    def _retry_refused(
-        self, request: ProposalRequest, style: str, question: str, refused: Sequence[tuple[str, str]]
+    def _retry(
+        self, request: ProposalRequest, style: str, question: str, refusals: Sequence[tuple[str, str]]
     ) -> tuple[list[Draft], list[str], SearchCost]:
         """Drafts of a second turn, in which the model is told which rule its answer broke."""
 
         def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
-            known = {"prompt": question, "answer": _shortened(answer), "complaint": complaint}
-            again = str(_template("again").render(known))
-            generated, trouble = self._generate(again, 1, f"{draw_seed(request)}/{number}")
-            if not generated.texts:
-                return None, trouble[0] if trouble else complaint, generated.spent
+            values = {"prompt": question, "answer": _shorten(answer), "complaint": complaint}
+            again = str(_template("again").render(values))
+            texts, trouble = self._generate(again, 1, f"{draw_seed(request)}/{number}")
+            if not texts.texts:
+                return None, trouble[0] if trouble else complaint, texts.spent
             try:
-                return self._draft(generated.texts[0], request, style, question), "", generated.spent
+                return self._draft(texts.texts[0], request, style, question), "", texts.spent
             except RecordError as error:
-                return None, str(error), generated.spent
+                return None, str(error), texts.spent
 
-        turns = [partial(turn, number, *pair) for number, pair in enumerate(refused)]
-        drafts, reasons, spent = [], [], SearchCost()
+        turns = [partial(turn, number, *pair) for number, pair in enumerate(refusals)]
+        drafts, reasons, total = [], [], SearchCost()
         for outcome in run_parallel(turns, _MAX_CONCURRENT_RETRIES):
             if isinstance(outcome, LLMError):
                 reasons.append(str(outcome))
                 continue
             draft, reason, cost = outcome
-            spent += cost
+            total += cost
             if draft is not None:
                 drafts.append(draft)
             elif reason:
                 reasons.append(reason)
-        return drafts, reasons, spent
+        return drafts, reasons, total
 
     def _generate(self, question: str, n: int, mark: str) -> tuple[GeneratedTexts, list[str]]:
-        """Up to `n` texts, kept ones first, and why there are not more."""
+        """Up to `n` texts, cached ones first, and the reasons why there are not more."""
         texts = self._cache.read(question, mark)
         if len(texts.texts) >= n:
             return replace(texts, texts=texts.texts[:n]), []
@@ -496,8 +496,8 @@ class LLMAuthor:
         except (ForecastAutotuneError, ImportError) as error:
             trouble = [str(error)]
         usage: Usage = self._usage_by_thread.usage
-        spent = SearchCost(tokens=usage.prompt_tokens + usage.output_tokens, money=usage.money)
-        texts = GeneratedTexts((*texts.texts, *fresh), texts.spent + spent)
+        cost = SearchCost(tokens=usage.prompt_tokens + usage.output_tokens, money=usage.money)
+        texts = GeneratedTexts((*texts.texts, *fresh), texts.spent + cost)
         if fresh:
             self._cache.write(texts, question, mark)
         return texts, trouble
@@ -510,11 +510,11 @@ class LLMAuthor:
         """Raises `RecordError` saying, to the model, which rule its answer breaks."""
         parent = request.parents[0]
         source = extract_source(answer, self._target, parent)
-        failed = failure_to_repair(request) if style == "repair" else None
+        failure = failure_to_repair(request) if style == "repair" else None
         provenance = Provenance(
             Origin.LLM,
             author=self._author,
             prompt_sha256=hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest(),
             note=extract_note(answer),
         )
-        return Draft(source, provenance, parents=(parent.id, *([failed.id] if failed else [])))
+        return Draft(source, provenance, parents=(parent.id, *([failure.id] if failure else [])))

@@ -23,17 +23,17 @@ from forecast_harness.records import Node, ProposalRequest, Proposed, SearchTarg
 _MAX_CACHED_PARENTS = 64
 """Parents whose rewrites are kept in memory."""
 _RANK_DISCOUNT = 0.05
-"""Where rewrites come in the order of their promise, each counts this much less than the one before."""
+"""Each rewrite counts so much less than the one before it, in the order of their promise."""
 
 
 Rewriter: TypeAlias = Callable[[str], tuple[tuple[str, RewrittenSource], ...] | None]
-"""From a kernel's source to everything that rewrites make of it, with the ids that the nodes would have.
+"""Gives everything that rewrites make of a kernel's source, with the ids that the nodes would have.
 
 None where that cannot be worked out there. Raises `RecordError` for what is no kernel."""
 
 
 class RewriteAuthor:
-    """See the module. Thread-safe; the same request gives the same answer in any process."""
+    """Proposes known rewrites of a parent. Thread-safe; the same request gives the same answer in any process."""
 
     name = "mechanical"
     styles: Sequence[str] = ("rewrite",)
@@ -51,13 +51,13 @@ class RewriteAuthor:
             pool = self._all_rewrites(parent)
         except RecordError as error:
             return Proposed(request.id, (), problem=f"{parent.id}: {error}", exhausted=True)
-        known = set(request.known)
-        left = [(identity, rewrite) for identity, rewrite in pool if identity not in known]
+        ids = set(request.known)
+        candidates = [(identity, rewrite) for identity, rewrite in pool if identity not in ids]
         chance = random.Random(draw_seed(request))
-        weights = [1.0 / (1.0 + _RANK_DISCOUNT * place) for place in range(len(left))]
+        weights = [1.0 / (1.0 + _RANK_DISCOUNT * place) for place in range(len(candidates))]
         draws = [chance.random() ** (1.0 / weight) for weight in weights]
-        order = sorted(range(len(left)), key=lambda i: -draws[i])
-        drafts = [_draft_of(request, *left[i]) for i in order]
+        order = sorted(range(len(candidates)), key=lambda i: -draws[i])
+        drafts = [_draft_of(request, *candidates[i]) for i in order]
         unknown = new_nodes(request, drafts, request.n + 1)
         nodes = unknown[: request.n]
         problem = "" if nodes else f"every rewrite of {parent.id} is known already"
@@ -71,20 +71,20 @@ class RewriteAuthor:
     def _all_rewrites(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
         """Everything that rewrites make of a parent, with the ids that it would have."""
         with self._mutex:
-            if (known := self._cache.get(parent.id)) is not None:
+            if (future := self._cache.get(parent.id)) is not None:
                 self._cache.move_to_end(parent.id)
             else:  # requests for several nodes come at once: one of them does the work
-                making = self._cache[parent.id] = Future[tuple[tuple[str, RewrittenSource], ...]]()
+                promise = self._cache[parent.id] = Future[tuple[tuple[str, RewrittenSource], ...]]()
                 while len(self._cache) > _MAX_CACHED_PARENTS:
                     self._cache.popitem(last=False)
-        if known is not None:
-            return known.result()
+        if future is not None:
+            return future.result()
         try:
             rewrites = self._with_identities(parent)
         except BaseException as error:
-            making.set_exception(error)
+            promise.set_exception(error)
             raise
-        making.set_result(rewrites)
+        promise.set_result(rewrites)
         return rewrites
 
     def _with_identities(self, parent: Node) -> tuple[tuple[str, RewrittenSource], ...]:
@@ -108,12 +108,12 @@ class RewriteAuthor:
         return rewrites_of(parent.source, self._target.entry)
 
 
-def _draft_of(request: ProposalRequest, identity: str, rewritten: RewrittenSource) -> Draft:
+def _draft_of(request: ProposalRequest, identity: str, rewrite: RewrittenSource) -> Draft:
     parent = request.parents[0]
     provenance = Provenance(
         Origin.REWRITE,
-        author="+".join(rewritten.names),
+        author="+".join(rewrite.names),
         parent=parent.provenance.note[:80],
-        note=rewritten.note[:300],
+        note=rewrite.note[:300],
     )
-    return Draft(rewritten.text, provenance, parent.language, (parent.id,), identity)
+    return Draft(rewrite.text, provenance, parent.language, (parent.id,), identity)

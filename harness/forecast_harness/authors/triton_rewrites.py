@@ -61,9 +61,9 @@ def module_rewrites(source: str, entry: str) -> list[RewrittenSource]:
     return rewrites
 
 
-def _variants(source: str, entry: str, base: str, **known: Any) -> list[Variant]:
+def _variants(source: str, entry: str, base: str, **facts: Any) -> list[Variant]:
     try:
-        return variants_of(source, entry, base, limit=MAX_VARIANTS, **known)
+        return variants_of(source, entry, base, limit=MAX_VARIANTS, **facts)
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RecordError(f"no rewrite can read {entry}: {error}") from error
 
@@ -77,8 +77,8 @@ def _with_configs(source: str, configs: tuple[Config, ...]) -> str:
     """A variant's configs as its source states them."""
     if not configs or "CONFIGS" in defined_names(source):
         return source
-    listed = ",\n    ".join(repr(_config_literal(c)) for c in configs)
-    return f"{source.rstrip()}\n\nCONFIGS = [\n    {listed},\n]\n"
+    text = ",\n    ".join(repr(_config_literal(c)) for c in configs)
+    return f"{source.rstrip()}\n\nCONFIGS = [\n    {text},\n]\n"
 
 
 def _config_literal(config: Config) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _config_literal(config: Config) -> dict[str, Any]:
 def _launched_kernels(source: str) -> dict[str, str]:
     """Parameters of the kernels that a module launches, as text, by name."""
     tree = python_parser.parse_module(source)
-    launched = {
+    kernels = {
         n.func.value.id
         for n in ast.walk(tree)
         if isinstance(n, ast.Call)
@@ -99,7 +99,7 @@ def _launched_kernels(source: str) -> dict[str, str]:
     return {
         n.name: ast.unparse(n.args)
         for n in tree.body
-        if isinstance(n, ast.FunctionDef) and n.name in launched and n.decorator_list
+        if isinstance(n, ast.FunctionDef) and n.name in kernels and n.decorator_list
     }
 
 
@@ -117,9 +117,9 @@ def _vary_launches(code: ParsedSource) -> Iterator[RewrittenSource]:
                         draft.twin(keyword).value = ast.Constant(new)
                         note = f"{keyword.arg} = {new} in place of {value.value}"
                         yield RewrittenSource(("constants",), draft.text(), note)
-            given = {k.arg for k in node.keywords}
+            keywords = {k.arg for k in node.keywords}
             for name, values in (("num_warps", (1, 2, 8, 16)), ("num_stages", (1, 2, 4, 5))):
-                for new in values if name not in given else ():
+                for new in values if name not in keywords else ():
                     draft = code.copy()
                     draft.twin(node).keywords.append(ast.keyword(name, ast.Constant(new)))
                     yield RewrittenSource(("constants",), draft.text(), f"launched with {name} = {new}")

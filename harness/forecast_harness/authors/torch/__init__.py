@@ -1,6 +1,6 @@
 """Rewrites of PyTorch sources without a language model.
 
-Each is small and means to keep what a source computes; what it makes is verified like anything else, and some
+Each is small and means to keep what a source computes; its results are verified like any others, and some
 round otherwise. Nothing here imports torch or runs a source.
 """
 

@@ -34,8 +34,8 @@ class RewrittenSource:
     note: str
 
 
-def _apply_rules(taken: Iterable[rules.RewriteRule], code: ParsedSource) -> Iterator[TextEdit]:
-    for rule in taken:
+def _apply_rules(selection: Iterable[rules.RewriteRule], code: ParsedSource) -> Iterator[TextEdit]:
+    for rule in selection:
         yield from rules.apply_rule(code, rule)
 
 
@@ -44,14 +44,14 @@ def inference_mode(code: ParsedSource) -> Iterator[TextEdit]:
     entry = code.entry_function
     if entry is None or code.uses_autograd:
         return
-    decorated = {ast.unparse(d) for d in entry.decorator_list}
+    decorators = {ast.unparse(d) for d in entry.decorator_list}
     for mode in ("torch.inference_mode()", "torch.no_grad()"):
-        if mode in decorated or "torch.inference_mode()" in decorated:
+        if mode in decorators or "torch.inference_mode()" in decorators:
             continue
         draft = code.copy()
         twin = draft.twin(entry)
-        kept = [d for d in twin.decorator_list if ast.unparse(d) != "torch.no_grad()"]
-        twin.decorator_list = [parse_expression(mode), *kept]
+        rest = [d for d in twin.decorator_list if ast.unparse(d) != "torch.no_grad()"]
+        twin.decorator_list = [parse_expression(mode), *rest]
         yield draft.text(), f"runs under {mode}"
     for node in ast.walk(code.tree):
         if isinstance(node, ast.withitem) and ast.unparse(node.context_expr) == "torch.no_grad()":
@@ -91,26 +91,26 @@ def contiguous_operands(code: ParsedSource) -> Iterator[TextEdit]:
 def _as_matmul(node: ast.expr) -> ast.expr | None:
     if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.einsum" and len(node.args) == 3):
         return None
-    stated, a, b = node.args
-    if not (isinstance(stated, ast.Constant) and isinstance(stated.value, str)) or node.keywords:
+    equation, a, b = node.args
+    if not (isinstance(equation, ast.Constant) and isinstance(equation.value, str)) or node.keywords:
         return None
-    parts = _EINSUM_EQUATION.fullmatch(stated.value.replace(" ", ""))
+    parts = _EINSUM_EQUATION.fullmatch(equation.value.replace(" ", ""))
     if parts is None or any(len(set(p)) < len(p) for p in parts.groups()):
         return None
     left, right, out = parts.groups()
     batch = [c for c in out if c in left and c in right]
-    summed = [c for c in left if c in right and c not in out]
+    inner = [c for c in left if c in right and c not in out]
     free_a = [c for c in left if c not in right]
     free_b = [c for c in right if c not in left]
-    if len(summed) != 1 or len(free_a) != 1 or len(free_b) != 1 or set(out) != {*batch, *free_a, *free_b}:
+    if len(inner) != 1 or len(free_a) != 1 or len(free_b) != 1 or set(out) != {*batch, *free_a, *free_b}:
         return None
-    first = _permuted(a, left, [*batch, *free_a, *summed])
-    second = _permuted(b, right, [*batch, *summed, *free_b])
+    first = _permute(a, left, [*batch, *free_a, *inner])
+    second = _permute(b, right, [*batch, *inner, *free_b])
     product = ast.BinOp(first, ast.MatMult(), second)
-    return _permuted(product, "".join([*batch, *free_a, *free_b]), list(out))
+    return _permute(product, "".join([*batch, *free_a, *free_b]), list(out))
 
 
-def _permuted(value: ast.expr, have: str, want: list[str]) -> ast.expr:
+def _permute(value: ast.expr, have: str, want: list[str]) -> ast.expr:
     order = [have.index(c) for c in want]
     if order == list(range(len(order))):
         return copy.deepcopy(value)
@@ -171,23 +171,23 @@ def rewrites_of(source: str, entry: str) -> list[RewrittenSource]:
     Always in the same order. Raises `RecordError` for a source that is not Python.
     """
     code = ParsedSource.parse(source, entry)
-    seen, names = {_canonical_form(source)}, list(REWRITES)
-    singles = [edited for name in names for edited in _apply_rewrite(name, code, seen)]
-    return [*singles, *itertools.islice(_pairs(singles, names, entry, seen), MAX_PAIRS)]
+    forms, names = {_canonical_form(source)}, list(REWRITES)
+    singles = [rewrite for name in names for rewrite in _apply_rewrite(name, code, forms)]
+    return [*singles, *itertools.islice(_pairs(singles, names, entry, forms), MAX_PAIRS)]
 
 
 def _pairs(
-    singles: Sequence[RewrittenSource], names: Sequence[str], entry: str, seen: set[str]
+    singles: Sequence[RewrittenSource], names: Sequence[str], entry: str, forms: set[str]
 ) -> Iterator[RewrittenSource]:
     for first in singles:
         inner = ParsedSource.parse(first.text, entry)
         for second in names[names.index(first.names[0]) + 1 :]:
-            for edited in _apply_rewrite(second, inner, seen):
-                note = f"{first.note}; {edited.note}"
-                yield RewrittenSource((*first.names, *edited.names), edited.text, note)
+            for rewrite in _apply_rewrite(second, inner, forms):
+                note = f"{first.note}; {rewrite.note}"
+                yield RewrittenSource((*first.names, *rewrite.names), rewrite.text, note)
 
 
-def _apply_rewrite(name: str, code: ParsedSource, seen: set[str]) -> Iterator[RewrittenSource]:
+def _apply_rewrite(name: str, code: ParsedSource, forms: set[str]) -> Iterator[RewrittenSource]:
     try:
         edits = list(itertools.islice(REWRITES[name](code), MAX_EDITS))
         for text, _ in edits:
@@ -208,8 +208,8 @@ def _apply_rewrite(name: str, code: ParsedSource, seen: set[str]) -> Iterator[Re
         warnings.warn(f"the rewrite {name} is left out: {type(e).__name__}: {e}", stacklevel=2)
         return
     for text, note in edits:
-        if (form := _canonical_form(text)) not in seen:
-            seen.add(form)
+        if (form := _canonical_form(text)) not in forms:
+            forms.add(form)
             yield RewrittenSource((name,), text, note)
 
 

@@ -113,34 +113,34 @@ def term_of(node: ast.expr, modules: Mapping[str, str]) -> ExpressionTerm:
 
 
 def _call_term(node: ast.Call, modules: Mapping[str, str]) -> ExpressionTerm:
-    written = ast.unparse(node.func)
-    first, _, rest = written.partition(".")
-    plain = not re.search(r"[^\w.]", written)
-    dotted = f"{modules[first]}.{rest}".rstrip(".") if plain and first in modules else ""
-    given = list(node.args)
-    if dotted.startswith("torch.nn.functional."):
-        name = dotted.removeprefix("torch.nn.functional.")
+    text = ast.unparse(node.func)
+    first, _, rest = text.partition(".")
+    plain = not re.search(r"[^\w.]", text)
+    path = f"{modules[first]}.{rest}".rstrip(".") if plain and first in modules else ""
+    args = list(node.args)
+    if path.startswith("torch.nn.functional."):
+        name = path.removeprefix("torch.nn.functional.")
         head = name if name in ("softmax", "log_softmax", "sigmoid", "tanh", "relu") else f"F.{name}"
-    elif dotted.startswith("torch."):
-        head = dotted.removeprefix("torch.").removeprefix("special.")
-    elif dotted or isinstance(node.func, ast.Name):
-        head = f"call:{dotted or written}"
+    elif path.startswith("torch."):
+        head = path.removeprefix("torch.").removeprefix("special.")
+    elif path or isinstance(node.func, ast.Name):
+        head = f"call:{path or text}"
     else:
         assert isinstance(node.func, ast.Attribute)
-        head, given = node.func.attr, [node.func.value, *given]
+        head, args = node.func.attr, [node.func.value, *args]
     head = _SYNONYMS.get(head, head)
-    named = {k.arg or "**": k.value for k in node.keywords}
+    options = {k.arg or "**": k.value for k in node.keywords}
     if head in _REDUCTIONS:
-        if len(given) == 1 and "dim" in named:
-            given.append(named.pop("dim"))
-        if len(given) == 3 and head not in ("var", "std", "norm"):
-            named["keepdim"] = given.pop()
-    if head in _OPERATORS and len(given) == 2 and not named:
+        if len(args) == 1 and "dim" in options:
+            args.append(options.pop("dim"))
+        if len(args) == 3 and head not in ("var", "std", "norm"):
+            options["keepdim"] = args.pop()
+    if head in _OPERATORS and len(args) == 2 and not options:
         head = _OPERATORS[head]
-    if head == "Pow" and len(given) == 2 and isinstance(given[1], ast.Constant) and given[1].value == 2:
-        head, given = "square", given[:1]
-    keywords = tuple(ExpressionTerm(f"{k}=", (term_of(v, modules),), v) for k, v in sorted(named.items()))
-    return ExpressionTerm(head, (*(term_of(g, modules) for g in given), *keywords), node)
+    if head == "Pow" and len(args) == 2 and isinstance(args[1], ast.Constant) and args[1].value == 2:
+        head, args = "square", args[:1]
+    keywords = tuple(ExpressionTerm(f"{k}=", (term_of(v, modules),), v) for k, v in sorted(options.items()))
+    return ExpressionTerm(head, (*(term_of(g, modules) for g in args), *keywords), node)
 
 
 class PatternMatcher:
@@ -160,8 +160,8 @@ class PatternMatcher:
 
     def _expand(self, term: ExpressionTerm, depth: int = 0) -> ExpressionTerm:
         if term.head.startswith("name:") and depth < _MAX_DEPTH:
-            meant = self._definition_of(term)
-            return term if meant is None else self._expand(meant, depth + 1)
+            definition = self._definition_of(term)
+            return term if definition is None else self._expand(definition, depth + 1)
         return ExpressionTerm(term.head, tuple(self._expand(p, depth) for p in term.parts))
 
     def _definition_of(self, term: ExpressionTerm) -> ExpressionTerm | None:
@@ -189,8 +189,8 @@ class PatternMatcher:
             return
         if pattern.head == "square" and term.head == "Mult" and self.same(*term.parts):
             yield from self._match(pattern.parts[0], term.parts[0], bound, depth + 1)
-        elif term.head.startswith("name:") and (meant := self._definition_of(term)) is not None:
-            yield from self._match(pattern, meant, bound, depth + 1)
+        elif term.head.startswith("name:") and (definition := self._definition_of(term)) is not None:
+            yield from self._match(pattern, definition, bound, depth + 1)
 
     def _parts(
         self,
@@ -291,8 +291,8 @@ def _softmax_pattern(e: str) -> str:
     return f"{e} / {e}.sum(_d, keepdim=True)"
 
 
-def _layer_norm_patterns(scaled: str) -> list[str]:
-    """Ways to write a layer norm; `scaled` says what is done with {}."""
+def _layer_norm_patterns(template: str) -> list[str]:
+    """Ways to write a layer norm, each in place of {} in the `template`."""
     variances = [
         "_x.var(-1, unbiased=False, keepdim=True)",
         "_x.var(-1, keepdim=True, correction=0)",
@@ -300,8 +300,8 @@ def _layer_norm_patterns(scaled: str) -> list[str]:
     ]
     patterns = []
     for variance in variances:
-        patterns.append(scaled.format(f"({_CENTRED_PATTERN} * torch.rsqrt({variance} + _k))"))
-        patterns.append(scaled.format(f"({_CENTRED_PATTERN} / torch.sqrt({variance} + _k))"))
+        patterns.append(template.format(f"({_CENTRED_PATTERN} * torch.rsqrt({variance} + _k))"))
+        patterns.append(template.format(f"({_CENTRED_PATTERN} / torch.sqrt({variance} + _k))"))
     return patterns
 
 

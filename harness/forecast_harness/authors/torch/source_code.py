@@ -74,7 +74,7 @@ class ParsedSource(EditableSource):
         self, places: Sequence[tuple[ast.expr, ast.expr]], note: str, *, alone: bool = True
     ) -> Iterator[TextEdit]:
         """The source with expressions in place of others: each of them `alone`, and all where there are several."""
-        groups = [[one] for one in places] if alone else []
+        groups = [[place] for place in places] if alone else []
         if places and (not alone or len(places) > 1):
             groups.append(list(places))
         for group in groups:
@@ -83,11 +83,11 @@ class ParsedSource(EditableSource):
             yield draft.text(), note
 
     def _import_torch(self) -> None:
-        used = any(isinstance(n, ast.Name) and n.id == "torch" for n in ast.walk(self.tree))
-        if used and "torch" not in ParsedSource(self.tree, self.entry_name).modules:
+        uses_torch = any(isinstance(n, ast.Name) and n.id == "torch" for n in ast.walk(self.tree))
+        if uses_torch and "torch" not in ParsedSource(self.tree, self.entry_name).modules:
             future = [n for n in self.tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
-            documented = ast.get_docstring(self.tree) is not None
-            at = max(self.tree.body.index(future[-1]) + 1 if future else 0, int(documented))
+            has_docstring = ast.get_docstring(self.tree) is not None
+            at = max(self.tree.body.index(future[-1]) + 1 if future else 0, int(has_docstring))
             self.tree.body.insert(at, ast.Import([ast.alias("torch")]))
 
 
@@ -106,7 +106,7 @@ class FunctionScope:
 
     @cached_property
     def assigned(self) -> Counter[str]:
-        """How often each name is assigned, apart from the call."""
+        """The number of assignments of each name, apart from the call's."""
         return Counter(assigned_names(self.function.body))
 
     @cached_property
@@ -189,19 +189,19 @@ def is_pure(node: ast.expr) -> bool:
 
 def _drop_unused_assignments(function: ast.FunctionDef) -> None:
     for _ in range(8):
-        used = Counter(
+        reads = Counter(
             n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
         )
-        dropped = False
+        changed = False
         for block in blocks(function):
             for statement in list(block):
                 if (
                     isinstance(statement, ast.Assign)
-                    and all(isinstance(t, ast.Name) and not used[t.id] for t in statement.targets)
+                    and all(isinstance(t, ast.Name) and not reads[t.id] for t in statement.targets)
                     and is_pure(statement.value)
                     and len(block) > 1
                 ):
                     block.remove(statement)
-                    dropped = True
-        if not dropped:
+                    changed = True
+        if not changed:
             return

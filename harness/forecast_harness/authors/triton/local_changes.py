@@ -31,8 +31,8 @@ from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit
 def _with_hint(unit: SourceUnit, accesses: list[tuple[MemoryAccess, str]], keyword: str) -> SourceUnit | None:
     """A copy with a keyword on these accesses; None where there is nothing to add."""
     # PTX allows one of the two on an access, not both.
-    hinted = {"eviction_policy", "cache_modifier"}
-    new = [(a, value) for a, value in accesses if not hinted & {k.arg for k in a.call.keywords}]
+    hints = {"eviction_policy", "cache_modifier"}
+    new = [(a, value) for a, value in accesses if not hints & {k.arg for k in a.call.keywords}]
     if not new:
         return None
     draft = unit.copy()
@@ -58,21 +58,21 @@ def _eviction_policies(unit: SourceUnit) -> Iterator[tuple[MemoryAccess, str]]:
         key = ast.unparse(access.pointer)
         if access.kind == "load":
             again[key] -= 1
-            shared = not axes <= facts.sources(access.pointer)
-            yield access, "evict_last" if shared or again[key] else "evict_first"
+            is_shared = not axes <= facts.sources(access.pointer)
+            yield access, "evict_last" if is_shared or again[key] else "evict_first"
 
 
 def evict(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
-    """Eviction policies of loads: what no other program and no later pass reads leaves the cache first."""
+    """Eviction policies of loads: data that no other program and no later pass reads leave the cache first."""
     policies = list(_eviction_policies(unit))
     stores = [(a, "evict_first") for a in _hintable_accesses(unit) if a.kind == "store"]
     kinds = {policy for _, policy in policies}
     if (draft := _with_hint(unit, policies, "eviction_policy")) is not None:
-        mixed = len(kinds) > 1
-        note = "loads read once are evicted first" + (", those read again last" if mixed else "")
+        is_mixed = len(kinds) > 1
+        note = "loads read once are evicted first" + (", those read again last" if is_mixed else "")
         if kinds == {"evict_last"}:
             note = "loads that other programs read again are evicted last"
-        yield SourceEdit(draft, note, 3.0 + 2.0 * mixed)
+        yield SourceEdit(draft, note, 3.0 + 2.0 * is_mixed)
     if policies and stores and (draft := _with_hint(unit, policies + stores, "eviction_policy")) is not None:
         yield SourceEdit(draft, "loads and results leave the cache in the order of their reuse", 3.5)
 
@@ -80,11 +80,11 @@ def evict(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 def stream_stores(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`.cs` on stores: results are not read again by this kernel."""
     facts = FunctionFacts(unit, unit.entry)
-    loaded = [facts.root_parameters(a.pointer) for a in accesses(unit, unit.entry) if a.kind == "load"]
+    load_roots = [facts.root_parameters(a.pointer) for a in accesses(unit, unit.entry) if a.kind == "load"]
     stores = []
     for access in (a for a in accesses(unit, unit.entry) if a.plain and a.kind == "store"):
         roots = facts.root_parameters(access.pointer)
-        if roots is not None and not any(r is None or r & roots for r in loaded):
+        if roots is not None and not any(r is None or r & roots for r in load_roots):
             stores.append((access, ".cs"))
     if (draft := _with_hint(unit, stores, "cache_modifier")) is not None:
         yield SourceEdit(draft, "results are streamed past the cache (cache_modifier .cs)", 2.0)
@@ -116,9 +116,9 @@ def pipeline(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     it writes.
     """
     fitting: list[RangeLoop] = []
-    for function, listed in _loading_loops(unit):
+    for function, group in _loading_loops(unit):
         facts = FunctionFacts(unit, function)
-        plain = [loop for loop in listed if "num_stages" not in loop.options]
+        plain = [loop for loop in group if "num_stages" not in loop.options]
         fitting += [loop for loop in plain if loads_may_move(facts, loop.node.body)]
     if not fitting:
         return
@@ -132,7 +132,7 @@ def pipeline(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 
 def unroll(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`loop_unroll_factor` on innermost loops with loads: more of them in flight, fewer branches."""
-    fitting = [loop for _, listed in _loading_loops(unit) for loop in listed if not loop.options]
+    fitting = [loop for _, group in _loading_loops(unit) for loop in group if not loop.options]
     if not fitting:
         return
     for place, factor in enumerate(FACTORS):
@@ -172,10 +172,10 @@ LOG2_E = 1.4426950408889634
 def exp2(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`exp(x - m)` as `exp2(x * c - m * c)`: one fused multiply-add and one `ex2` for each element.
 
-    Any other `exp(x)` of float32 is `exp2(x * c)`: what Triton makes of `exp` scales its argument and its
+    Any other `exp(x)` of float32 is `exp2(x * c)`: Triton's own `exp` scales its argument and its
     result once more, for results too small for a normal float32.
     """
-    draft, changed = unit.copy(), 0
+    draft, count = unit.copy(), 0
     for function in unit.kernels:
         facts, swaps = context.facts(unit, function), {}
         for call in unit.calls(function, "exp"):
@@ -185,29 +185,29 @@ def exp2(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
             if (
                 isinstance(inner, ast.BinOp)
                 and isinstance(inner.op, ast.Sub)
-                and _subtracts_shared(facts, inner)
+                and _subtracts_broadcast(facts, inner)
             ):
-                power = ast.BinOp(_scaled(inner.left), ast.Sub(), _scaled(inner.right))
+                power = ast.BinOp(_times_log2_e(inner.left), ast.Sub(), _times_log2_e(inner.right))
             else:
-                power = _scaled(inner)
+                power = _times_log2_e(inner)
             swaps[id(draft.twin(call))] = unit.language_call("exp2", power)
         swap_expressions(draft.twin(function), swaps)
-        changed += len(swaps)
-    if changed:
+        count += len(swaps)
+    if count:
         yield SourceEdit(draft, "exp as exp2, with a fused multiply-add where something is subtracted", 2.0)
 
 
-def _scaled(value: ast.expr) -> ast.BinOp:
+def _times_log2_e(value: ast.expr) -> ast.BinOp:
     return ast.BinOp(copy.deepcopy(value), ast.Mult(), ast.Constant(LOG2_E))
 
 
-def _subtracts_shared(facts: FunctionFacts, difference: ast.BinOp) -> bool:
+def _subtracts_broadcast(facts: FunctionFacts, difference: ast.BinOp) -> bool:
     """Whether float32 is subtracted that is the same for many elements, so that its product is cheap."""
     left, right = facts.shape(difference.left), facts.shape(difference.right)
     if left is None or right is None or broadcast_shape([left, right]) != left:
         return False
-    both = facts.is_float32(difference.left) and facts.is_float32(difference.right)
-    return both and _count_dimensions(right) < _count_dimensions(left)
+    are_floats = facts.is_float32(difference.left) and facts.is_float32(difference.right)
+    return are_floats and _count_dimensions(right) < _count_dimensions(left)
 
 
 def _count_dimensions(shape: tuple[str, ...]) -> int:
@@ -223,7 +223,7 @@ def {name}(x):
 
 def sigmoid(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """`sigmoid` of float32 by a reciprocal square root: a division guards against what never happens here."""
-    draft = _replaced_sigmoids(unit, context)
+    draft = _replace_sigmoids(unit, context)
     if draft is not None:
         yield SourceEdit(draft, "sigmoid by a reciprocal square root instead of a division", 8.0)
 
@@ -268,7 +268,7 @@ def _is_one(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 1
 
 
-def _replaced_sigmoids(unit: SourceUnit, context: RewriteContext) -> SourceUnit | None:
+def _replace_sigmoids(unit: SourceUnit, context: RewriteContext) -> SourceUnit | None:
     """A copy that calls a function of its own in place of sigmoids; None where there are none."""
     jit = unit.entry.decorator_list[-1] if unit.entry.decorator_list else None
     jit = jit.func if isinstance(jit, ast.Call) else jit

@@ -51,17 +51,17 @@ class _MaskedAccess:
     bounds: tuple[tuple[ast.expr, CounterBound | None], ...]
     """Each condition of the mask, with its bound where one can be shown."""
 
-    def holds(self, chosen: CounterBound) -> bool:
-        return any(b == chosen for _, b in self.bounds)
+    def holds(self, bound: CounterBound) -> bool:
+        return any(b == bound for _, b in self.bounds)
 
-    def rest(self, chosen: CounterBound) -> list[ast.expr]:
-        return [test for test, b in self.bounds if b != chosen]
+    def rest(self, bound: CounterBound) -> list[ast.expr]:
+        return [test for test, b in self.bounds if b != bound]
 
 
-def _masked(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
+def _masked_accesses(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
     body = loop.node.body
-    assigned = Counter(assigned_names(body))
-    varying = frozenset(assigned) | {loop.counter}
+    assignments = Counter(assigned_names(body))
+    varying = frozenset(assignments) | {loop.counter}
     local: dict[str, Polynomial | None] = {loop.counter: Polynomial.of(loop.counter)}
     reader = PolynomialReader(facts, varying, loop.node.lineno, local)
     local |= induction_variables(reader, loop)
@@ -78,8 +78,8 @@ def _masked(facts: FunctionFacts, loop: RangeLoop) -> list[_MaskedAccess]:
                     results.append(_MaskedAccess(access, tuple(pairs)))
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
-            parts = assigned_names(statement) + [n for n in names(statement.value) if n in assigned]
-            if isinstance(target, ast.Name) and all(assigned[n] <= 1 for n in parts):
+            parts = assigned_names(statement) + [n for n in names(statement.value) if n in assignments]
+            if isinstance(target, ast.Name) and all(assignments[n] <= 1 for n in parts):
                 masks[target.id] = statement.value
         reader.assign(statement)
     return results
@@ -93,11 +93,11 @@ def _bound(reader: PolynomialReader, test: ast.expr, counter: str) -> CounterBou
         return None
 
 
-def _is_sum(facts: FunctionFacts, loop: RangeLoop, text: str, other: str) -> bool:
+def _is_sum(facts: FunctionFacts, loop: RangeLoop, text: str, second: str) -> bool:
     """Whether two texts are the same sum where the loop begins."""
     reader = PolynomialReader(facts, frozenset(assigned_names(loop.node)), loop.node.lineno)
     try:
-        return reader.polynomial(parse_expression(text)) == reader.polynomial(parse_expression(other))
+        return reader.polynomial(parse_expression(text)) == reader.polynomial(parse_expression(second))
     except NotProvable:
         return False
 
@@ -114,20 +114,20 @@ def _is_count(facts: FunctionFacts, loop: RangeLoop, text: str, limit: str, side
 
 
 def _split_bounds(
-    facts: FunctionFacts, loop: RangeLoop, chosen: CounterBound, full: str
+    facts: FunctionFacts, loop: RangeLoop, bound: CounterBound, full: str
 ) -> tuple[str, str, str]:
     """Statement that computes where the masks stop being all true, end of the long part, begin of the rest.
 
     `full` is the name to compute. Raises `NotProvable` for loops of another form.
     """
     first, end, step = loop.range_bounds
-    limit, side = chosen.limit, chosen.side
+    limit, side = bound.limit, bound.side
     if facts.shape(parse_expression(limit)):
         raise NotProvable(f"{limit} is not one number")
     size = limit if parse_expression(limit).__class__ is ast.Name else f"max({limit}, 0)"
-    if chosen.factor == "1" and first == "0" and step == side and _is_sum(facts, loop, end, limit):
+    if bound.factor == "1" and first == "0" and step == side and _is_sum(facts, loop, end, limit):
         return f"{full} = {size} // {side} * {side}", full, full
-    if chosen.factor == "1":
+    if bound.factor == "1":
         tl = facts.unit.tl
         last = (
             f"{limit} - ({side} - 1)"
@@ -147,26 +147,26 @@ def _split_bounds(
 def peel(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     """Run the iterations whose masks are all true without masks, then the rest as it was."""
     draft = unit.copy()
-    peeled = dots = 0
+    loop_count = dots = 0
     for function in unit.kernels:
         facts = FunctionFacts(unit, function)
-        taken = names(function)
+        existing = names(function)
         for loop in loops(unit, function):
             if loop.may_exit_early or not loop.innermost or not loop.ascending or _reads_counter(loop):
                 continue
-            masked = _masked(facts, loop)
-            if not masked:
+            masks = _masked_accesses(facts, loop)
+            if not masks:
                 continue
-            chosen = Counter(b for m in masked for _, b in m.bounds if b is not None).most_common(1)[0][0]
-            full = fresh_name(f"{loop.counter}_full", taken)
+            bound = Counter(b for m in masks for _, b in m.bounds if b is not None).most_common(1)[0][0]
+            full = fresh_name(f"{loop.counter}_full", existing)
             try:
-                compute, end, begin = _split_bounds(facts, loop, chosen, full)
+                compute, end, begin = _split_bounds(facts, loop, bound, full)
             except NotProvable:
                 continue
-            _split_loop(draft, loop, [m for m in masked if m.holds(chosen)], chosen, (compute, end, begin))
-            peeled, dots = peeled + 1, dots + loop.has_dots
-    if peeled:
-        count = "the loop" if peeled == 1 else f"{peeled} loops"
+            _split_loop(draft, loop, [m for m in masks if m.holds(bound)], bound, (compute, end, begin))
+            loop_count, dots = loop_count + 1, dots + loop.has_dots
+    if loop_count:
+        count = "the loop" if loop_count == 1 else f"{loop_count} loops"
         yield SourceEdit(
             draft,
             f"{count} without masks as long as tiles are full; the last tile as before",
@@ -176,25 +176,25 @@ def peel(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 
 def _reads_counter(loop: RangeLoop) -> bool:
     """Whether the counter's last value matters after the loop."""
-    other = [n for n in ast.walk(loop.function) if isinstance(n, ast.For) and n is not loop.node]
-    again = any(loop.counter in assigned_names(n.target) for n in other)
+    rest = [n for n in ast.walk(loop.function) if isinstance(n, ast.For) and n is not loop.node]
+    again = any(loop.counter in assigned_names(n.target) for n in rest)
     return not again and loop.used_after({loop.counter})
 
 
 def _split_loop(
     draft: SourceUnit,
     loop: RangeLoop,
-    masked: list[_MaskedAccess],
-    chosen: CounterBound,
+    masks: list[_MaskedAccess],
+    bound: CounterBound,
     where: tuple[str, str, str],
 ) -> None:
     compute, end, begin = where
     first, stop, step = loop.range_bounds
     node = draft.twin(loop.node)
     tail = copy.deepcopy(node)
-    for one in masked:
-        rest = [copy.deepcopy(test) for test in one.rest(chosen)]
-        keep_conditions(draft.twin(one.access.call), one.access.kind, rest)
+    for item in masks:
+        rest = [copy.deepcopy(test) for test in item.rest(bound)]
+        keep_conditions(draft.twin(item.access.call), item.access.kind, rest)
     assert isinstance(node.iter, ast.Call)
     assert isinstance(tail.iter, ast.Call)
     node.iter.args = [parse_expression(first), parse_expression(end), parse_expression(step)]
@@ -268,12 +268,12 @@ class _EntryAnalysis:
 
     def unmaskable(self, known: Sequence[str]) -> Iterator[_InteriorAccess]:
         """Accesses whose mask, or a part of it, holds where numbers of these names are positive."""
-        named = {n: v for n in self.facts.definitions if (v := self.facts.single_value(n)) is not None}
+        definitions = {n: v for n in self.facts.definitions if (v := self.facts.single_value(n)) is not None}
         for access in accesses(self.unit, self.unit.entry):
             if not access.plain or access.mask is None or not self._keeps_shape(access):
                 continue
             rooms, rest = [], []
-            for test in mask_conditions(access.mask, named):
+            for test in mask_conditions(access.mask, definitions):
                 try:
                     room = self.positive_condition(test)
                 except NotProvable:
@@ -297,8 +297,8 @@ def _split_point(unit: SourceUnit, nodes: Sequence[ast.AST]) -> tuple[int, list[
 
     None where what follows cannot stand in two branches.
     """
-    wanted, body = {id(n) for n in nodes}, unit.entry.body
-    at = next((i for i, s in enumerate(body) if any(id(n) in wanted for n in ast.walk(s))), None)
+    ids, body = {id(n) for n in nodes}, unit.entry.body
+    at = next((i for i, s in enumerate(body) if any(id(n) in ids for n in ast.walk(s))), None)
     if at is None or not unit.tl or unit.calls(unit.kernels, "dot", "dot_scaled"):
         return None
     if any(isinstance(n, ast.Return | ast.AnnAssign) for n in every_node(body[at:])):
@@ -316,9 +316,9 @@ def _branch(draft: SourceUnit, at: int, test: str, plain: Block, before: Block) 
     """Run a plain body where a test holds; the names that it makes are its own."""
     body, entry = draft.entry.body, draft.entry
     old = set(assigned_names(body[:at])) | set(FunctionFacts(draft, entry).parameters)
-    taken = names(entry) | names(plain) | set(draft.functions)
+    existing = names(entry) | names(plain) | set(draft.functions)
     own = {
-        n: fresh_name(f"{n}_interior", taken) for n in dict.fromkeys(assigned_names(plain)) if n not in old
+        n: fresh_name(f"{n}_interior", existing) for n in dict.fromkeys(assigned_names(plain)) if n not in old
     }
     for n in every_node(plain):
         if isinstance(n, ast.Name):
@@ -334,15 +334,15 @@ def interior(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
     if place is None:
         return
     at, known = place
-    unmasked = list(reading.unmaskable(known))
-    if not unmasked:
+    interior_accesses = list(reading.unmaskable(known))
+    if not interior_accesses:
         return
     draft = unit.copy()
     slow = copy.deepcopy(draft.entry.body[at:])
-    for one in unmasked:
-        keep_conditions(draft.twin(one.access.call), one.access.kind, copy.deepcopy(one.rest))
+    for item in interior_accesses:
+        keep_conditions(draft.twin(item.access.call), item.access.kind, copy.deepcopy(item.rest))
     plain, draft.entry.body[at:] = draft.entry.body[at:], slow
     loop = any(isinstance(n, ast.For) for n in every_node(slow))
-    rooms = dict.fromkeys(room for one in unmasked for room in one.rooms)
+    rooms = dict.fromkeys(room for item in interior_accesses for room in item.rooms)
     _branch(draft, at, " & ".join(f"({room} > 0)" for room in rooms), plain, [])
     yield SourceEdit(draft, "programs whose whole tile lies inside need no masks", 2.0 if loop else 3.0)

@@ -39,10 +39,10 @@ def _row_loops(unit: SourceUnit) -> Iterator[list[RangeLoop]]:
     """Loops of the entry that stand side by side and run over the same `range(0, n, TILE)`."""
     groups: dict[tuple[int, tuple[str, str, str]], list[RangeLoop]] = {}
     constant = unit.constexprs(unit.entry)
-    assigned = set(assigned_names(unit.entry))
+    variables = set(assigned_names(unit.entry))
     for loop in loops(unit, unit.entry):
         first, end, step = loop.range_bounds
-        fits = first == "0" and step in constant and end.isidentifier() and end not in assigned | constant
+        fits = first == "0" and step in constant and end.isidentifier() and end not in variables | constant
         if fits and loop.innermost and not loop.may_exit_early:
             groups.setdefault((id(loop.block), loop.range_bounds), []).append(loop)
     yield from (group for group in groups.values() if len(group) > 1)
@@ -71,32 +71,32 @@ def one_pass(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
             else:
                 straight.append(ast.Assign([ast.Name(loop.counter, ast.Store())], ast.Constant(0)))
                 straight += copy.deepcopy(loop.node.body)
-        kept = reuse_loads(unit, straight, names(unit.entry), (end, step))
-        if not kept:
+        load_count = reuse_loads(unit, straight, names(unit.entry), (end, step))
+        if not load_count:
             continue
         draft = unit.copy()
         block = draft.twin(first.block)
         test = parse_expression(f"({end} <= {step}) & ({end} > 0)")
         branches = straight, block[at:]
-        if first.block is unit.entry.body:  # each branch may change such a name's shape
+        if first.block is unit.entry.body:  # each branch may give these names another shape
             plain = [t for s in rest if isinstance(s, ast.Assign) for t in s.targets]
-            shared, taken = set(assigned_names(plain)) & set(assigned_names(block[:at])), names(unit.entry)
-            branches = with_own_names(straight, shared, taken), with_own_names(block[at:], shared, taken)
+            common, every = set(assigned_names(plain)) & set(assigned_names(block[:at])), names(unit.entry)
+            branches = with_own_names(straight, common, every), with_own_names(block[at:], common, every)
         block[at:] = [ast.If(test, *branches)]
-        note = f"rows of up to {step} elements stay in registers: {kept} loads fewer"
+        note = f"rows of up to {step} elements stay in registers: {load_count} loads fewer"
         configs = _wider_configs(context, step, context.value(end))
         yield SourceEdit(draft, note, 9.0, configs)
 
 
-def reuse_loads(unit: SourceUnit, block: Block, taken: set[str], row: tuple[str, str]) -> int:
+def reuse_loads(unit: SourceUnit, block: Block, existing: set[str], row: tuple[str, str]) -> int:
     """Reuse values that straight-line code has loaded before; returns how many loads are gone.
 
-    `row` is the length of a row and the side of the tile that holds it. A store ends the reuse of what
-    was loaded through the same argument.
+    `row` is the length of a row and the side of the tile that holds it. A store ends the reuse of
+    loads through the same argument.
     """
     facts = FunctionFacts(unit, unit.entry)
     numbers = _ValueNumbering(unit, facts, row)
-    gone, at = 0, 0
+    count, at = 0, 0
     while at < len(block):
         statement = block[at]
         simple = isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign)
@@ -104,25 +104,23 @@ def reuse_loads(unit: SourceUnit, block: Block, taken: set[str], row: tuple[str,
         for access in reversed(accesses(unit, statement)) if simple else []:
             if access.kind != "load" or not access.plain or not always_executes(statement, access.call):
                 continue
-            name = numbers.known(access)
+            name = numbers.name_of(access)
             if name is not None:
                 swap_expressions(statement, {id(access.call): ast.Name(name, ast.Load())})
-                gone += 1
+                count += 1
             else:
-                name = fresh_name("kept", taken)
+                name = fresh_name("kept", existing)
                 numbers.remember(access, name)
                 swap_expressions(statement, {id(access.call): ast.Name(name, ast.Load())})
                 block.insert(at, ast.Assign([ast.Name(name, ast.Store())], access.call))
                 at += 1
         numbers.assign(statement, simple)
         if unit.effects(statement) - {"load"}:
-            written = [
-                facts.root_parameters(a.pointer) for a in accesses(unit, statement) if a.kind != "load"
-            ]
+            writes = [facts.root_parameters(a.pointer) for a in accesses(unit, statement) if a.kind != "load"]
             clear = all_accesses_known(unit, statement) and "other" not in unit.effects(statement)
-            numbers.forget([roots if clear else None for roots in written] if written else [None])
+            numbers.forget([roots if clear else None for roots in writes] if writes else [None])
         at += 1
-    return gone
+    return count
 
 
 class _ValueNumbering:
@@ -131,9 +129,9 @@ class _ValueNumbering:
     def __init__(self, unit: SourceUnit, facts: FunctionFacts, row: tuple[str, str]) -> None:
         self._unit, self._facts, self._row = unit, facts, row
         self._names: dict[str, int] = {}
-        self._seen: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
         self._next = count()
-        self._known: dict[int, int] = {}
+        self._constants: dict[int, int] = {}
         """Values of the numbers that are integer constants."""
         self._loads: dict[str, list[tuple[int | None, str, frozenset[str] | None]]] = {}
 
@@ -153,8 +151,8 @@ class _ValueNumbering:
             return self._constant(1)  # one tile holds the row
         if isinstance(node, ast.IfExp) and self.number(node.body) == self.number(node.orelse):
             return self.number(node.body)
-        if isinstance(node, ast.BinOp) and (folded := self._folded(node)) is not None:
-            return folded
+        if isinstance(node, ast.BinOp) and (number := self._fold(node)) is not None:
+            return number
         parts = [type(node).__name__]
         for _, value in ast.iter_fields(node):
             if isinstance(value, ast.AST):
@@ -163,17 +161,17 @@ class _ValueNumbering:
                 parts += [str(self.number(v)) if isinstance(v, ast.AST) else repr(v) for v in value]
             else:
                 parts.append(repr(value))
-        return self._seen.setdefault(" ".join(parts), next(self._next))
+        return self._numbers.setdefault(" ".join(parts), next(self._next))
 
     def _constant(self, value: int) -> int:
-        number = self._seen.setdefault(f"int {value}", next(self._next))
-        self._known[number] = value
+        number = self._numbers.setdefault(f"int {value}", next(self._next))
+        self._constants[number] = value
         return number
 
-    def _folded(self, node: ast.BinOp) -> int | None:
+    def _fold(self, node: ast.BinOp) -> int | None:
         """The value after adding zero, multiplying by one, and arithmetic on constants."""
         left, right = self.number(node.left), self.number(node.right)
-        a, b = self._known.get(left), self._known.get(right)
+        a, b = self._constants.get(left), self._constants.get(right)
         if isinstance(node.op, ast.Mult):
             if 0 in (a, b):
                 return self._constant(0)
@@ -190,7 +188,7 @@ class _ValueNumbering:
         return right if a == neutral and not isinstance(node.op, ast.Sub) else None
 
     def assign(self, statement: ast.stmt, simple: bool) -> None:
-        """Take note of what a statement assigns."""
+        """Take note of a statement's assignments."""
         if simple and isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             value = self.number(statement.value)
             for name in assigned_names(statement):
@@ -200,35 +198,33 @@ class _ValueNumbering:
             self._names[name] = next(self._next)
 
     def _key(self, access: MemoryAccess) -> tuple[str, int | None]:
-        other = next((k.value for k in access.call.keywords if k.arg == "other"), None)
+        fill = next((k.value for k in access.call.keywords if k.arg == "other"), None)
         if len(access.call.args) > 2:
-            other = access.call.args[2]
+            fill = access.call.args[2]
         key = f"{self.number(access.pointer)} {self.number(access.mask)}"
-        return key, None if other is None else self.number(other)
+        return key, None if fill is None else self.number(fill)
 
-    def known(self, access: MemoryAccess) -> str | None:
+    def name_of(self, access: MemoryAccess) -> str | None:
         """The name that holds what a load would give; elements it masks out may be anything."""
-        key, other = self._key(access)
-        loads_held = self._loads.get(key, [])
-        return next((name for given, name, _ in loads_held if other in (None, given)), None)
+        key, own_fill = self._key(access)
+        loads = self._loads.get(key, [])
+        return next((name for fill, name, _ in loads if own_fill in (None, fill)), None)
 
     def remember(self, access: MemoryAccess, name: str) -> None:
         """A load's value is now held by a name."""
-        key, other = self._key(access)
-        self._loads.setdefault(key, []).append((other, name, self._facts.root_parameters(access.pointer)))
+        key, fill = self._key(access)
+        self._loads.setdefault(key, []).append((fill, name, self._facts.root_parameters(access.pointer)))
 
-    def forget(self, written: Sequence[frozenset[str] | None]) -> None:
+    def forget(self, writes: Sequence[frozenset[str] | None]) -> None:
         """Memory behind these arguments has changed; None: behind any of them."""
-        for held in self._loads.values():
-            held[:] = [
-                one for one in held if one[2] and all(roots and not roots & one[2] for roots in written)
-            ]
+        for loads in self._loads.values():
+            loads[:] = [x for x in loads if x[2] and all(roots and not roots & x[2] for roots in writes)]
 
 
 def _wider_configs(context: RewriteContext, tile: str, size: int | None) -> tuple[Config, ...]:
     """The base's configs, and ones whose tile holds longer rows."""
-    given = [c for c in context.configs if isinstance(dict(c.kwargs).get(tile), int)]
-    if not given:
+    configs = [c for c in context.configs if isinstance(dict(c.kwargs).get(tile), int)]
+    if not configs:
         return ()
 
     def side(config: Config) -> int:
@@ -236,21 +232,21 @@ def _wider_configs(context: RewriteContext, tile: str, size: int | None) -> tupl
         assert isinstance(value, int)
         return value
 
-    widest = max(map(side, given))
-    rest = {tuple((k, v) for k, v in c.kwargs if k != tile): c for c in reversed(given)}
+    widest = max(map(side, configs))
+    rest = {tuple((k, v) for k, v in c.kwargs if k != tile): c for c in reversed(configs)}
     least = sorted(rest.values(), key=lambda c: _product(c, tile))[:2]
-    wanted = [w for w in (widest * 2**i for i in range(1, 8)) if w <= _MAX_TILE]
+    widths = [w for w in (widest * 2**i for i in range(1, 8)) if w <= _MAX_TILE]
     if size is not None:
-        wanted = [w for w in wanted if w >= size][:1] if size > widest else []
-    added = [
+        widths = [w for w in widths if w >= size][:1] if size > widest else []
+    wider = [
         with_(c, kwargs=tuple((k, w if k == tile else v) for k, v in c.kwargs), num_warps=warps)
         for c in least
-        for w in wanted
+        for w in widths
         for warps in _WARPS
         if 8 <= w * _product(c, tile) // (32 * warps) <= 128
     ]
-    kept = [c for c in given if size is None or side(c) >= size]
-    return tuple(dict.fromkeys([*kept, *added])) or context.configs
+    rest_configs = [c for c in configs if size is None or side(c) >= size]
+    return tuple(dict.fromkeys([*rest_configs, *wider])) or context.configs
 
 
 def _product(config: Config, without: str) -> int:

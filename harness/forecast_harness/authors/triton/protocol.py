@@ -25,13 +25,13 @@ class RewriteContext:
 
     def facts(self, unit: SourceUnit, function: Function) -> FunctionFacts:
         """Facts about a function; those about the entry include the types of its arguments."""
-        known = [a.name for a in self.arguments if a.kind == "tensor" and a.dtype == "float32"]
-        return FunctionFacts(unit, function, frozenset(known) if function is unit.entry else frozenset())
+        float32 = [a.name for a in self.arguments if a.kind == "tensor" and a.dtype == "float32"]
+        return FunctionFacts(unit, function, frozenset(float32) if function is unit.entry else frozenset())
 
     def value(self, name: str) -> int | None:
         """Value of a scalar argument; None if not known."""
-        given = next((a.value for a in self.arguments if a.name == name), None)
-        return given if isinstance(given, int) and not isinstance(given, bool) else None
+        value = next((a.value for a in self.arguments if a.name == name), None)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class SourceEdit:
     note: str
     """The change and its reason, in a sentence."""
     expected_gain: float
-    """How much faster one may hope it is, in percent: orders variants, and claims nothing."""
+    """The gain to hope for, in percent: it orders variants, and claims nothing."""
     configs: tuple[Config, ...] = ()
-    """In place of the base's; empty: the base's."""
+    """Configs in place of the base's; empty: the base's."""
 
 
 @dataclass(frozen=True)

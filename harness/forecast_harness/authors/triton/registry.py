@@ -27,49 +27,49 @@ from forecast_harness.authors.triton.analysis.source_unit import (
 from forecast_harness.authors.triton.protocol import RewriteContext, SourceEdit, TritonRewrite
 
 _ROUNDS = 4
-"""How deep helpers may call helpers."""
+"""The depth to which helpers may call helpers."""
 
 
 def inline_helpers(unit: SourceUnit) -> SourceUnit:
     """A copy with calls of one-expression helpers replaced by the expression. Helpers stay defined."""
     draft = unit.copy()
     for _ in range(_ROUNDS):
-        changed = 0
+        count = 0
         for function in draft.kernels:
             values = {}
             for call in draft.helper_calls(function):
-                value = _inlined_value(draft, function, call)
+                value = _inline_value(draft, function, call)
                 if value is not None:
                     values[id(call)] = value
             swap_expressions(function, values)
-            changed += len(values)
-        if not changed:
+            count += len(values)
+        if not count:
             break
     return SourceUnit.parse(draft.text(), draft.entry_name)
 
 
-def _inlined_value(unit: SourceUnit, caller: Function, call: ast.Call) -> ast.expr | None:
+def _inline_value(unit: SourceUnit, caller: Function, call: ast.Call) -> ast.expr | None:
     assert isinstance(call.func, ast.Name)
     helper = unit.functions[call.func.id]
     body = helper.body[docstring_length(helper.body) :]
-    given = _bind_arguments(helper, call)
-    if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None or given is None:
+    bindings = _bind_arguments(helper, call)
+    if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None or bindings is None:
         return None
     # `@triton.jit` with options is not inlined: `noinline` is somebody's wish.
     if helper is caller or any(isinstance(d, ast.Call) for d in helper.decorator_list):
         return None
     value = copy.deepcopy(body[0].value)
-    free = read_names(value) - set(given)
+    free = read_names(value) - set(bindings)
     inner = unit.effects(value) or any(isinstance(n, ast.Lambda | ast.NamedExpr) for n in ast.walk(value))
     if inner or free & (names(caller) - unit.constexprs(caller) | set(assigned_names(caller))) - {unit.tl}:
         return None
-    count = {p: sum(isinstance(n, ast.Name) and n.id == p for n in ast.walk(value)) for p in given}
-    if any(unit.effects(a) and count[p] != 1 for p, a in given.items()):
-        return None  # what is loaded once would be loaded twice, or never
-    parts = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in given]
+    count = {p: sum(isinstance(n, ast.Name) and n.id == p for n in ast.walk(value)) for p in bindings}
+    if any(unit.effects(a) and count[p] != 1 for p, a in bindings.items()):
+        return None  # one load would become two, or none
+    parts = [n for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in bindings]
     if isinstance(value, ast.Name):
-        return copy.deepcopy(given[value.id]) if value.id in given else None
-    return swap_expressions(value, {id(n): copy.deepcopy(given[n.id]) for n in parts})
+        return copy.deepcopy(bindings[value.id]) if value.id in bindings else None
+    return swap_expressions(value, {id(n): copy.deepcopy(bindings[n.id]) for n in parts})
 
 
 def _bind_arguments(helper: Function, call: ast.Call) -> dict[str, ast.expr] | None:
@@ -77,17 +77,17 @@ def _bind_arguments(helper: Function, call: ast.Call) -> dict[str, ast.expr] | N
     parameters = [a.arg for a in arguments(helper)]
     if any(isinstance(a, ast.Starred) for a in call.args) or helper.args.vararg or helper.args.kwarg:
         return None
-    given = dict(zip(parameters, call.args, strict=False))
+    bindings = dict(zip(parameters, call.args, strict=False))
     for keyword in call.keywords:
-        if keyword.arg is None or keyword.arg in given:
+        if keyword.arg is None or keyword.arg in bindings:
             return None
-        given[keyword.arg] = keyword.value
-    return given if set(given) == set(parameters) else None
+        bindings[keyword.arg] = keyword.value
+    return bindings if set(bindings) == set(parameters) else None
 
 
 REWRITES: tuple[TritonRewrite, ...] = (
     # In the order in which they are applied to one another: structure first, hints last. Functions touch
-    # nothing else, and stand first so that what only adds code to them is left out.
+    # nothing else, and stand first, so that rewrites which only add code to them are left out.
     TritonRewrite("sigmoid", local_changes.sigmoid, True, frozenset(("interior",))),
     TritonRewrite("one-pass", one_pass.one_pass, incompatible=frozenset(("peel", "pipeline", "unroll"))),
     TritonRewrite("peel", masks.peel),
@@ -164,17 +164,17 @@ def variants_of(
         raise ValueError(f"no rewrite is named {unknown}; there are {names}")
     context = RewriteContext(tuple(configs), tuple(arguments))
     unit = inline_helpers(SourceUnit.parse(source, entry))
-    chosen = [r for r in REWRITES if not only or r.name in only]
-    singles = [applied for rewrite in chosen for applied in _apply(rewrite, unit, context)]
-    every = [*singles, *(_combined(singles, context) if combine else ())]
-    seen = {_normal_form(unit)}
+    rewrites = [r for r in REWRITES if not only or r.name in only]
+    singles = [result for rewrite in rewrites for result in _apply(rewrite, unit, context)]
+    every = [*singles, *(_combine(singles, context) if combine else ())]
+    forms = {_normal_form(unit)}
     distinct = []
-    for applied in every:
-        form = _normal_form(applied.edit.unit, applied.edit.configs)
-        if form not in seen and applied.edit.unit.runtime_parameters() == unit.runtime_parameters():
-            seen.add(form)
-            distinct.append(applied)
-    return [_variant(applied, base_sha256) for applied in _rank(distinct)[:limit]]
+    for result in every:
+        form = _normal_form(result.edit.unit, result.edit.configs)
+        if form not in forms and result.edit.unit.runtime_parameters() == unit.runtime_parameters():
+            forms.add(form)
+            distinct.append(result)
+    return [_variant(result, base_sha256) for result in _rank(distinct)[:limit]]
 
 
 def _apply(rewrite: TritonRewrite, unit: SourceUnit, context: RewriteContext) -> Iterator[AppliedRewrites]:
@@ -197,11 +197,11 @@ def _apply(rewrite: TritonRewrite, unit: SourceUnit, context: RewriteContext) ->
         )
 
 
-def _combined(singles: Sequence[AppliedRewrites], context: RewriteContext) -> Iterator[AppliedRewrites]:
+def _combine(singles: Sequence[AppliedRewrites], context: RewriteContext) -> Iterator[AppliedRewrites]:
     """Pairs of rewrites, and the best pairs with a third."""
     best: dict[str, AppliedRewrites] = {}
-    for single in sorted(singles, key=lambda f: -f.edit.expected_gain):
-        best.setdefault(single.leading_name, single)
+    for result in sorted(singles, key=lambda f: -f.edit.expected_gain):
+        best.setdefault(result.leading_name, result)
     order = {r.name: i for i, r in enumerate(REWRITES)}
     partners = list(best.values())[:_MAX_PARTNERS]
     pairs = []
@@ -224,19 +224,19 @@ def _apply_on_top(
     low, high = sorted((first.edit.expected_gain, second.edit.expected_gain))
     if low < _MIN_GAIN * high or any(rewrite.name in r.incompatible for r in first.rewrites):
         return []
-    known = replace(context, configs=first.edit.configs or context.configs)
-    applied = list(_apply(rewrite, first.edit.unit, known))
-    if not applied:
+    inner_context = replace(context, configs=first.edit.configs or context.configs)
+    results = list(_apply(rewrite, first.edit.unit, inner_context))
+    if not results:
         return []
-    edit = max(applied, key=lambda f: f.edit.expected_gain).edit
+    edit = max(results, key=lambda f: f.edit.expected_gain).edit
     promises = sorted((first.edit.expected_gain, edit.expected_gain))
-    joined = SourceEdit(
+    joint_edit = SourceEdit(
         edit.unit,
         f"{first.edit.note}; {edit.note}",
         promises[1] + _PARTNER_SHARE * promises[0],
         edit.configs or first.edit.configs,
     )
-    return [AppliedRewrites((*first.rewrites, rewrite), joined)]
+    return [AppliedRewrites((*first.rewrites, rewrite), joint_edit)]
 
 
 def _normal_form(unit: SourceUnit, configs: Sequence[Config] = ()) -> str:
@@ -244,32 +244,32 @@ def _normal_form(unit: SourceUnit, configs: Sequence[Config] = ()) -> str:
     return digest(ast.dump(unit.tree), [c.to_json() for c in configs])
 
 
-def _rank(applied: Sequence[AppliedRewrites]) -> list[AppliedRewrites]:
+def _rank(results: Sequence[AppliedRewrites]) -> list[AppliedRewrites]:
     """Most promising first, in turns: a rewrite that was just taken waits for others a little."""
-    left, taken = list(applied), Counter[str]()
-    ranked = []
-    while left:
+    rest, counts = list(results), Counter[str]()
+    order = []
+    while rest:
         promise = [
-            f.edit.expected_gain * _REPEAT_DISCOUNT ** (sum(taken[n] for n in f.names) / len(f.names))
-            for f in left
+            f.edit.expected_gain * _REPEAT_DISCOUNT ** (sum(counts[n] for n in f.names) / len(f.names))
+            for f in rest
         ]
-        one = left.pop(promise.index(max(promise)))
-        taken.update(one.names)
-        ranked.append(one)
-    return ranked
+        best = rest.pop(promise.index(max(promise)))
+        counts.update(best.names)
+        order.append(best)
+    return order
 
 
-def _variant(applied: AppliedRewrites, base_sha256: str) -> Variant:
-    names = list(applied.names)
-    author = "+".join(f"{r.name}/{r.version}" for r in applied.rewrites)
-    approximate = any(r.approximate for r in applied.rewrites)
-    note = applied.edit.note + (" (approximate: rounds in another order)" if approximate else "")
+def _variant(result: AppliedRewrites, base_sha256: str) -> Variant:
+    names = list(result.names)
+    author = "+".join(f"{r.name}/{r.version}" for r in result.rewrites)
+    approximate = any(r.approximate for r in result.rewrites)
+    note = result.edit.note + (" (approximate: rounds in another order)" if approximate else "")
     variant = Variant.of(
-        applied.edit.unit.entry_name,
+        result.edit.unit.entry_name,
         base_sha256,
-        applied.edit.unit.text(),
+        result.edit.unit.text(),
         Provenance(Origin.REWRITE, author=author, note=note),
         title="+".join(names),
-        configs=applied.edit.configs,
+        configs=result.edit.configs,
     )
     return replace(variant, extra={"rewrites": names, "approximate": approximate})

@@ -90,12 +90,12 @@ def run_from(node: ast.For, loop: RangeLoop, skipped: str, stop: str) -> None:
     node.iter.keywords = [k for k in node.iter.keywords if k.arg != "step"]
 
 
-def move_to_part(loop: RangeLoop, moved: Collection[str], skipped: str) -> list[str]:
+def move_to_part(loop: RangeLoop, offsets: Collection[str], skipped: str) -> list[str]:
     """Statements that move the loop's offsets by the iterations that a program skips."""
     return [
         f"{ast.unparse(statement.target)} += ({ast.unparse(statement.value)}) * {skipped}"
         for statement in loop.node.body
-        if isinstance(statement, ast.AugAssign) and set(assigned_names(statement)) <= set(moved)
+        if isinstance(statement, ast.AugAssign) and set(assigned_names(statement)) <= set(offsets)
     ]
 
 
@@ -121,7 +121,7 @@ class _Sum:
         return " * ".join(self.sides) or "1"
 
     def places(self, tl: str) -> str:
-        """Where its elements lie in a part."""
+        """The offsets of its elements in a part."""
         if not self.sides:
             return "0"
         if len(self.sides) == 1:
@@ -132,13 +132,13 @@ class _Sum:
 
 @dataclass(frozen=True)
 class _SharedLoop:
-    """The one loop of a kernel, and what programs that share it hand over."""
+    """The one loop of a kernel, and the sums that programs which share it hand over."""
 
     unit: SourceUnit
     facts: FunctionFacts
     loop: RangeLoop
     sums: tuple[_Sum, ...]
-    moved: frozenset[str]
+    offsets: frozenset[str]
     """Offsets that it moves by the same amount in every iteration."""
     axes: dict[int, list[ast.Call]]
 
@@ -164,14 +164,14 @@ class _SharedLoop:
     ) -> None:
         """Have a copy of the kernel run `count` iterations after the `skipped` ones, or until the loop ends.
 
-        Lines `before` and `after` stand around the loop; what followed it is executed only where `last` is true.
+        Lines `before` and `after` stand around the loop; the code after it is executed only where `last` is true.
         """
         node, block = draft.twin(self.loop.node), draft.twin(self.loop.block)
         first, end, step = self.loop.range_bounds
         run_from(node, self.loop, skipped, f"min({end}, {first} + ({skipped} + {count}) * ({step}))")
         at = next(i for i, s in enumerate(block) if s is node)
         block[at:] = [
-            *parse_statements("\n".join([*before, *move_to_part(self.loop, self.moved, skipped)])),
+            *parse_statements("\n".join([*before, *move_to_part(self.loop, self.offsets, skipped)])),
             node,
             *parse_statements("\n".join(after)),
             ast.If(ast.Name(last, ast.Load()), block[at + 1 :], []),
@@ -218,8 +218,8 @@ def split_reduction(unit: SourceUnit, context: RewriteContext) -> Iterator[Sourc
 def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
     """The loop whose iterations may be shared; None where that does not show in the text."""
     axes, body = exchangeable_program_ids(unit), unit.entry.body
-    taken = names(unit.tree) | set(unit.functions)
-    if not axes or max(axes) > 1 or taken & {"grid", "workspace", "RESET_TO_ZERO", *MEMORY}:
+    existing = names(unit.tree) | set(unit.functions)
+    if not axes or max(axes) > 1 or existing & {"grid", "workspace", "RESET_TO_ZERO", *MEMORY}:
         return None
     results = list(loops(unit, unit.entry))
     every = [n for n in ast.walk(unit.entry) if isinstance(n, ast.For | ast.While)]
@@ -236,14 +236,14 @@ def _shared_loop(unit: SourceUnit) -> _SharedLoop | None:
     if leaves_early or len(after) > _MOST_STATEMENTS_AFTER or not unit.effects(after):
         return None
     facts = FunctionFacts(unit, unit.entry)
-    moved = moved_offsets(facts, loop)
-    sums = [_sum(unit, facts, loop, before, name) for name in sorted(loop.carried_names - moved)]
-    known = [s for s in sums if s is not None]
-    if not known or len(known) != len(sums):
+    offsets = moved_offsets(facts, loop)
+    sums = [_sum(unit, facts, loop, before, name) for name in sorted(loop.carried_names - offsets)]
+    complete = [s for s in sums if s is not None]
+    if not complete or len(complete) != len(sums):
         return None
-    if loop.used_after(set(assigned_names(loop.node)) - {s.name for s in known}):
+    if loop.used_after(set(assigned_names(loop.node)) - {s.name for s in complete}):
         return None
-    return _SharedLoop(unit, facts, loop, tuple(known), moved, axes)
+    return _SharedLoop(unit, facts, loop, tuple(complete), offsets, axes)
 
 
 def _sum(unit: SourceUnit, facts: FunctionFacts, loop: RangeLoop, before: Block, name: str) -> _Sum | None:
@@ -281,9 +281,9 @@ def _is_sum_with(statement: ast.stmt, name: str) -> bool:
 def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
     unit, axis = shared.unit, max(shared.axes) + 1
     draft, tl = unit.copy(), unit.tl
-    taken = names(unit.entry) | set(unit.functions)
+    existing = names(unit.entry) | set(unit.functions)
     parts, skipped, each, tile, last, part = (
-        fresh_name(n, taken) for n in ("parts", "skipped", "each", "tile", "last", "part")
+        fresh_name(n, existing) for n in ("parts", "skipped", "each", "tile", "last", "part")
     )
     first, end, step = shared.loop.range_bounds
     before = [
@@ -319,11 +319,11 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
 
 def _add_workspace(draft: SourceUnit, shared: _SharedLoop, parts: str, tiles: str) -> None:
     """Add the parameters of a launch's own memory, and the function that sizes it."""
-    given = draft.entry.args
-    given.args += [ast.arg(name) for name in (WORKSPACE, COUNTERS)]
-    if given.defaults:
-        given.defaults += [ast.Constant(None)] * 2
-    sides: Sequence[str] = sorted({s for one in shared.sums for s in one.sides if not s.isdigit()})
+    signature = draft.entry.args
+    signature.args += [ast.arg(name) for name in (WORKSPACE, COUNTERS)]
+    if signature.defaults:
+        signature.defaults += [ast.Constant(None)] * 2
+    sides: Sequence[str] = sorted({s for total in shared.sums for s in total.sides if not s.isdigit()})
     elements = shared.elements
     body = "".join(f"    {side} = given['{side}']\n" for side in sides)
     draft.tree.body += parse_statements(

@@ -39,13 +39,13 @@ def common_shape(shapes: Sequence[BlockShape | None]) -> BlockShape | None:
 def broadcast_shape(shapes: Sequence[BlockShape]) -> BlockShape | None:
     """The shape that shapes broadcast to; None where they do not fit. Missing dimensions are in front."""
     rank = max(map(len, shapes))
-    padded = [("1",) * (rank - len(s)) + s for s in shapes]
+    rows = [("1",) * (rank - len(s)) + s for s in shapes]
     sides = []
-    for column in zip(*padded, strict=True):
-        given = {c for c in column if c != "1"}
-        if len(given) > 1:
+    for column in zip(*rows, strict=True):
+        sizes = {c for c in column if c != "1"}
+        if len(sizes) > 1:
             return None
-        sides.append(min(given, default="1"))
+        sides.append(min(sizes, default="1"))
     return tuple(sides)
 
 
@@ -54,20 +54,20 @@ def indexed_shape(shape: BlockShape | None, index: ast.expr) -> BlockShape | Non
     if shape is None or shape == UNKNOWN_SHAPE:
         return shape
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    left, result = list(shape), []
+    sides, result = list(shape), []
     for part in parts:
         if isinstance(part, ast.Constant) and part.value is None:
             result.append("1")
-        elif isinstance(part, ast.Slice) and part.lower is part.upper is part.step is None and left:
-            result.append(left.pop(0))
+        elif isinstance(part, ast.Slice) and part.lower is part.upper is part.step is None and sides:
+            result.append(sides.pop(0))
         else:
             return None
-    return tuple(result + left)
+    return tuple(result + sides)
 
 
-def arange_side(given: Sequence[ast.expr]) -> str:
+def arange_side(bounds: Sequence[ast.expr]) -> str:
     """The side of `arange(first, last)`."""
-    first, last = given
+    first, last = bounds
     if isinstance(first, ast.Constant) and first.value == 0:
         return ast.unparse(last)
     return f"{ast.unparse(last)} - {ast.unparse(first)}"
@@ -83,9 +83,9 @@ def argument(node: ast.Call, position: int, name: str) -> ast.expr | None:
     return node.args[position] if len(node.args) > position else keyword(node, name)
 
 
-def reduced_axis(node: ast.Call, given: Sequence[ast.expr]) -> int | str | None:
+def reduced_axis(node: ast.Call, operands: Sequence[ast.expr]) -> int | str | None:
     """The axis of a reduction; None for all of them, a text where it is no plain number."""
-    axis = given[1] if len(given) > 1 else keyword(node, "axis")
+    axis = operands[1] if len(operands) > 1 else keyword(node, "axis")
     if axis is None or (isinstance(axis, ast.Constant) and axis.value is None):
         return None
     if isinstance(axis, ast.Constant) and isinstance(axis.value, int):
@@ -102,8 +102,8 @@ def reduced_axis(node: ast.Call, given: Sequence[ast.expr]) -> int | str | None:
 def axis_of(call: ast.AST) -> int:
     """The axis of a `program_id` or `num_programs` call; -1 if it is no plain number."""
     assert isinstance(call, ast.Call)
-    given = argument(call, 0, "axis")
-    return given.value if isinstance(given, ast.Constant) and isinstance(given.value, int) else -1
+    axis = argument(call, 0, "axis")
+    return axis.value if isinstance(axis, ast.Constant) and isinstance(axis.value, int) else -1
 
 
 ELEMENTWISE = frozenset(
@@ -155,8 +155,8 @@ class FunctionFacts:
 
     def single_value(self, name: str) -> ast.expr | None:
         """The value of a name that is assigned exactly once and is no parameter; else None."""
-        given = self.definitions.get(name, [])
-        return given[0] if len(given) == 1 and name not in self.parameters else None
+        values = self.definitions.get(name, [])
+        return values[0] if len(values) == 1 and name not in self.parameters else None
 
     # --- shapes ---
 
@@ -168,86 +168,86 @@ class FunctionFacts:
 
     @cached_property
     def _shapes(self) -> dict[str, BlockShape | None]:
-        known: dict[str, BlockShape | None] = {name: () for name in (*self.targets, *self.parameters)}
+        by_name: dict[str, BlockShape | None] = {name: () for name in (*self.targets, *self.parameters)}
         # The shapes of names only grow from "not seen yet"; a few rounds settle loop-carried ones.
         for _ in range(4):
-            before = dict(known)
+            before = dict(by_name)
             for name, values in self.definitions.items():
-                shapes = [self._shape(v, known) for v in values if v is not None]
-                seen = [s for s in shapes if s != UNKNOWN_SHAPE]
+                shapes = [self._shape(v, by_name) for v in values if v is not None]
+                definite = [s for s in shapes if s != UNKNOWN_SHAPE]
                 if name in self.parameters or name in self.targets:
-                    seen.append(())
-                if seen:
-                    known[name] = common_shape(seen)
-            if known == before:
+                    definite.append(())
+                if definite:
+                    by_name[name] = common_shape(definite)
+            if by_name == before:
                 break
-        return known
+        return by_name
 
     def shape(self, node: ast.expr) -> BlockShape | None:
         """Shape of an expression; None if it cannot be told."""
         result = self._shape(node, self._shapes)
         return None if result == UNKNOWN_SHAPE else result
 
-    def _shape(self, node: ast.expr, known: dict[str, BlockShape | None]) -> BlockShape | None:
+    def _shape(self, node: ast.expr, by_name: dict[str, BlockShape | None]) -> BlockShape | None:
         if isinstance(node, ast.Constant):
             return ()
         if isinstance(node, ast.Name):
-            return known.get(node.id, UNKNOWN_SHAPE if node.id in self.definitions else ())
+            return by_name.get(node.id, UNKNOWN_SHAPE if node.id in self.definitions else ())
         if isinstance(node, ast.BinOp):
-            return self._cast([node.left, node.right], known)
+            return self._cast([node.left, node.right], by_name)
         if isinstance(node, ast.UnaryOp):
-            return self._shape(node.operand, known)
+            return self._shape(node.operand, by_name)
         if isinstance(node, ast.Compare):
-            return self._cast([node.left, *node.comparators], known)
+            return self._cast([node.left, *node.comparators], by_name)
         if isinstance(node, ast.IfExp):
-            return common_shape([self._shape(node.body, known), self._shape(node.orelse, known)])
+            return common_shape([self._shape(node.body, by_name), self._shape(node.orelse, by_name)])
         if isinstance(node, ast.Subscript):
-            return indexed_shape(self._shape(node.value, known), node.slice)
-        return self._call_shape(node, known) if isinstance(node, ast.Call) else None
+            return indexed_shape(self._shape(node.value, by_name), node.slice)
+        return self._call_shape(node, by_name) if isinstance(node, ast.Call) else None
 
-    def _call_shape(self, node: ast.Call, known: dict[str, BlockShape | None]) -> BlockShape | None:
-        name, given = self.unit.callee_name(node), list(node.args)
+    def _call_shape(self, node: ast.Call, by_name: dict[str, BlockShape | None]) -> BlockShape | None:
+        name, operands = self.unit.callee_name(node), list(node.args)
         method = self.unit.method_name(node)
         if method and isinstance(node.func, ast.Attribute):
-            name, given = method, [node.func.value, *given]
+            name, operands = method, [node.func.value, *operands]
             if method == "to":
-                return self._shape(given[0], known)
+                return self._shape(operands[0], by_name)
         if name in _SCALAR_CALLS or _is_infinity(node):
             return ()
-        if name == "arange" and len(given) == 2:
-            return (arange_side(given),)
+        if name == "arange" and len(operands) == 2:
+            return (arange_side(operands),)
         if name in ("zeros", "full"):
-            sides = given[0] if given else keyword(node, "shape")
+            sides = operands[0] if operands else keyword(node, "shape")
             return tuple(map(ast.unparse, sides.elts)) if isinstance(sides, ast.Tuple | ast.List) else None
-        if name == "zeros_like" and given:
-            return self._shape(given[0], known)
-        if name == "load" and given:
-            mask = given[1] if len(given) > 1 else keyword(node, "mask")
-            return self._cast([given[0], *([mask] if mask else [])], known)
-        if name in ("max", "min") and len(given) > 1 and isinstance(node.func, ast.Name):
-            return self._cast(given, known)
-        if name in _REDUCTIONS and given:
-            return self._reduced(node, given, known)
+        if name == "zeros_like" and operands:
+            return self._shape(operands[0], by_name)
+        if name == "load" and operands:
+            mask = operands[1] if len(operands) > 1 else keyword(node, "mask")
+            return self._cast([operands[0], *([mask] if mask else [])], by_name)
+        if name in ("max", "min") and len(operands) > 1 and isinstance(node.func, ast.Name):
+            return self._cast(operands, by_name)
+        if name in _REDUCTIONS and operands:
+            return self._reduction_shape(node, operands, by_name)
         if name in ELEMENTWISE or name in ("max", "min", "abs") or self.unit.is_library_call(node):
-            return self._cast([*given, *(k.value for k in node.keywords)], known)
+            return self._cast([*operands, *(k.value for k in node.keywords)], by_name)
         return None
 
-    def _reduced(
-        self, node: ast.Call, given: list[ast.expr], known: dict[str, BlockShape | None]
+    def _reduction_shape(
+        self, node: ast.Call, operands: list[ast.expr], by_name: dict[str, BlockShape | None]
     ) -> BlockShape | None:
-        shape, axis = self._shape(given[0], known), reduced_axis(node, given)
+        shape, axis = self._shape(operands[0], by_name), reduced_axis(node, operands)
         if shape is None or shape == UNKNOWN_SHAPE or keyword(node, "keep_dims") is not None:
             return None if shape != UNKNOWN_SHAPE else shape
         if axis is None:
             return ()
         if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
             return None
-        left = list(shape)
-        del left[axis]
-        return tuple(left)
+        sides = list(shape)
+        del sides[axis]
+        return tuple(sides)
 
-    def _cast(self, nodes: Sequence[ast.expr], known: dict[str, BlockShape | None]) -> BlockShape | None:
-        shapes = [self._shape(n, known) for n in nodes]
+    def _cast(self, nodes: Sequence[ast.expr], by_name: dict[str, BlockShape | None]) -> BlockShape | None:
+        shapes = [self._shape(n, by_name) for n in nodes]
         if None in shapes:
             return None
         return (
@@ -261,63 +261,63 @@ class FunctionFacts:
     @cached_property
     def _floats(self) -> set[str]:
         """Names that hold float32 whenever they are assigned; found from the top down."""
-        held = {
+        floats = {
             n for n, values in self.definitions.items() if n not in self.parameters and None not in values
         }
         while True:
-            wrong = {n for n in held if not all(self._may_be_float(v, held) for v in self.definitions[n])}
+            wrong = {n for n in floats if not all(self._may_be_float(v, floats) for v in self.definitions[n])}
             if not wrong:
                 # By induction over the execution: what a name is first given depends on earlier names only.
-                return held
-            held -= wrong
+                return floats
+            floats -= wrong
 
-    def _may_be_float(self, value: ast.expr | None, held: set[str]) -> bool:
+    def _may_be_float(self, value: ast.expr | None, floats: set[str]) -> bool:
         # A Python float that a block or scalar begins with becomes float32.
         begins = isinstance(value, ast.Constant) and isinstance(value.value, float)
-        return value is not None and (begins or _is_infinity(value) or self._float(value, held))
+        return value is not None and (begins or _is_infinity(value) or self._float(value, floats))
 
     def is_float32(self, node: ast.expr) -> bool:
         """Whether an expression is certainly a float32 block or scalar."""
         return self._float(node, self._floats)
 
-    def _float(self, node: ast.expr, held: set[str]) -> bool:
+    def _float(self, node: ast.expr, floats: set[str]) -> bool:
         if isinstance(node, ast.Name):
-            return node.id in held
+            return node.id in floats
         if isinstance(node, ast.UnaryOp):
-            return isinstance(node.op, ast.USub) and self._float(node.operand, held)
+            return isinstance(node.op, ast.USub) and self._float(node.operand, floats)
         if isinstance(node, ast.Subscript):
-            return self._float(node.value, held)
+            return self._float(node.value, floats)
         if isinstance(node, ast.BinOp):
             sides = [node.left, node.right]
             arithmetic = isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div)
             return (
                 arithmetic
-                and any(self._float(s, held) for s in sides)
-                and all(self._float(s, held) or self._neutral(s) for s in sides)
+                and any(self._float(s, floats) for s in sides)
+                and all(self._float(s, floats) or self._neutral(s) for s in sides)
             )
         if not isinstance(node, ast.Call):
             return False
-        return self._float_call(node, held)
+        return self._float_call(node, floats)
 
-    def _float_call(self, node: ast.Call, held: set[str]) -> bool:
+    def _float_call(self, node: ast.Call, floats: set[str]) -> bool:
         if self.unit.method_name(node) == "to" and len(node.args) == 1:
             return self.is_float32_type(node.args[0])
         name = self.unit.callee_name(node)
         if name in ("zeros", "full", "cast"):
-            given = keyword(node, "dtype") or (node.args[-1] if len(node.args) > 1 else None)
-            return given is not None and self.is_float32_type(given)
+            dtype = keyword(node, "dtype") or (node.args[-1] if len(node.args) > 1 else None)
+            return dtype is not None and self.is_float32_type(dtype)
         if name == "dot":
             into = node.args[2] if len(node.args) > 2 else keyword(node, "acc")
-            return into is not None and self._float(into, held)
+            return into is not None and self._float(into, floats)
         if name == "load" and node.args and self._float32:
             roots = self.root_parameters(node.args[0])
             return roots is not None and roots <= self._float32
         if (name in _TYPE_PRESERVING or self.unit.is_library_call(node)) and node.args:
-            given_args = (
+            operands = (
                 node.args[1:] if name == "where" else node.args[:1] if name in _REDUCTIONS else node.args
             )
-            return any(self._float(a, held) for a in given_args) and all(
-                self._float(a, held) or self._neutral(a) for a in given_args
+            return any(self._float(a, floats) for a in operands) and all(
+                self._float(a, floats) or self._neutral(a) for a in operands
             )
         return False
 
@@ -340,15 +340,15 @@ class FunctionFacts:
     def sources(self, node: ast.AST) -> frozenset[str]:
         """Names and `program_id` axes (as `pid 0`) that an expression depends on, through assignments."""
         origins: set[str] = set()
-        left: list[ast.AST] = [node]
-        while left:
-            one = left.pop()
-            for n in ast.walk(one):
+        queue: list[ast.AST] = [node]
+        while queue:
+            tree = queue.pop()
+            for n in ast.walk(tree):
                 if self.unit.callee_name(n) == "program_id":
                     origins.add(f"pid {axis_of(n)}")
                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id not in origins:
                     origins.add(n.id)
-                    left += [v for v in self.definitions.get(n.id, []) if v is not None]
+                    queue += [v for v in self.definitions.get(n.id, []) if v is not None]
         return frozenset(origins)
 
     def root_parameters(self, pointer: ast.expr) -> frozenset[str] | None:
@@ -359,19 +359,19 @@ class FunctionFacts:
         if any(isinstance(n, ast.Attribute) and n.attr == "pointer_type" for n in ast.walk(self.function)):
             return None  # addresses that are loaded from memory
         parameters: set[str] = set()
-        seen: set[str] = set()
-        left = [pointer]
-        while left:
-            node = left.pop()
-            if isinstance(node, ast.Name) and node.id not in seen:
-                seen.add(node.id)
+        ids: set[str] = set()
+        queue = [pointer]
+        while queue:
+            node = queue.pop()
+            if isinstance(node, ast.Name) and node.id not in ids:
+                ids.add(node.id)
                 values = self.definitions.get(node.id, [])
                 if None in values and node.id not in self.targets:
                     return None
-                left += [v for v in values if v is not None]
+                queue += [v for v in values if v is not None]
                 if node.id in self.parameters and node.id not in self._counts:
                     parameters.add(node.id)
-            left += self._addends(node)
+            queue += self._addends(node)
         return frozenset(parameters) or None
 
     def _addends(self, node: ast.expr) -> list[ast.expr]:
@@ -465,11 +465,11 @@ class RangeLoop:
     @property
     def range_bounds(self) -> tuple[str, str, str]:
         """First value, end and step as texts."""
-        given = [ast.unparse(a) for a in self.range_call.args]
-        named = {k.arg: ast.unparse(k.value) for k in self.range_call.keywords}
-        if len(given) == 1:
-            return "0", given[0], named.get("step", "1")
-        return given[0], given[1], given[2] if len(given) > 2 else named.get("step", "1")
+        texts = [ast.unparse(a) for a in self.range_call.args]
+        keywords = {k.arg: ast.unparse(k.value) for k in self.range_call.keywords}
+        if len(texts) == 1:
+            return "0", texts[0], keywords.get("step", "1")
+        return texts[0], texts[1], texts[2] if len(texts) > 2 else keywords.get("step", "1")
 
     @property
     def options(self) -> dict[str, ast.expr]:
@@ -505,27 +505,27 @@ class RangeLoop:
     @property
     def carried_names(self) -> set[str]:
         """Names whose value goes from one iteration into the next."""
-        seen: set[str] = {self.counter}
+        current: set[str] = {self.counter}
         names: set[str] = set()
-        assigned = set(assigned_names(self.node.body))
+        targets = set(assigned_names(self.node.body))
         for statement in self.node.body:
-            names |= (read_names(statement) & assigned) - seen
+            names |= (read_names(statement) & targets) - current
             if not isinstance(statement, ast.If | ast.While | ast.For):
-                seen |= set(assigned_names(statement))
+                current |= set(assigned_names(statement))
             elif isinstance(statement, ast.If):
-                seen |= set(assigned_names(statement.body)) & set(assigned_names(statement.orelse))
+                current |= set(assigned_names(statement.body)) & set(assigned_names(statement.orelse))
         return names
 
     @property
     def ascending(self) -> bool:
         """Whether the step is certainly positive: a tile is never empty."""
         step = self.range_bounds[2]
-        parsed = python_parser.parse_expression(step)
-        factors = [n for n in ast.walk(parsed) if not isinstance(n, ast.Name | ast.Constant | ast.Load)]
+        expression = python_parser.parse_expression(step)
+        factors = [n for n in ast.walk(expression) if not isinstance(n, ast.Name | ast.Constant | ast.Load)]
         constant = self.unit.constexprs(self.function)
         return all(isinstance(n, ast.Expression | ast.BinOp | ast.Mult) for n in factors) and all(
             (n.id in constant if isinstance(n, ast.Name) else isinstance(n.value, int) and n.value > 0)
-            for n in ast.walk(parsed)
+            for n in ast.walk(expression)
             if isinstance(n, ast.Name | ast.Constant)
         )
 
@@ -562,13 +562,13 @@ def loops(unit: SourceUnit, function: Function) -> Iterator[RangeLoop]:
 
 
 def _holds_anywhere(
-    test: Callable[[Block], bool], unit: SourceUnit, body: Block, seen: frozenset[str] = frozenset()
+    test: Callable[[Block], bool], unit: SourceUnit, body: Block, helpers: frozenset[str] = frozenset()
 ) -> bool:
     """Whether a test holds of statements, or of the body of a helper that they call."""
     if test(body):
         return True
-    names = {c.func.id for s in body for c in unit.helper_calls(s) if isinstance(c.func, ast.Name)} - seen
-    return any(_holds_anywhere(test, unit, unit.functions[n].body, seen | names) for n in names)
+    names = {c.func.id for s in body for c in unit.helper_calls(s) if isinstance(c.func, ast.Name)} - helpers
+    return any(_holds_anywhere(test, unit, unit.functions[n].body, helpers | names) for n in names)
 
 
 @dataclass(frozen=True)
@@ -584,8 +584,8 @@ class MemoryAccess:
     @property
     def plain(self) -> bool:
         """A load or store whose mask, if any, is a mask (block pointers are checked by dimensions)."""
-        given = {k.arg for k in self.call.keywords}
-        return self.kind in ("load", "store") and not given & {
+        keywords = {k.arg for k in self.call.keywords}
+        return self.kind in ("load", "store") and not keywords & {
             "boundary_check",
             "padding_option",
             "volatile",
@@ -594,16 +594,16 @@ class MemoryAccess:
 
 
 def keep_conditions(call: ast.Call, kind: str, rest: Sequence[ast.expr]) -> None:
-    """Leave of a load's or store's mask only these conditions, in place; what it gives elsewhere goes too."""
+    """Leave of a load's or store's mask only these conditions, in place; without any, `other` goes too."""
     position = 1 if kind == "load" else 2
-    left: ast.expr | None = None
+    mask: ast.expr | None = None
     for test in rest:
-        left = test if left is None else ast.BinOp(left, ast.BitAnd(), test)
-    call.keywords = [k for k in call.keywords if k.arg != "mask" and (k.arg != "other" or left is not None)]
+        mask = test if mask is None else ast.BinOp(mask, ast.BitAnd(), test)
+    call.keywords = [k for k in call.keywords if k.arg != "mask" and (k.arg != "other" or mask is not None)]
     other = call.args[position + 1 :]
     call.args = call.args[:position]
-    if left is not None:
-        call.keywords.append(ast.keyword("mask", left))
+    if mask is not None:
+        call.keywords.append(ast.keyword("mask", mask))
         call.keywords += [ast.keyword("other", o) for o in other]
 
 
@@ -634,9 +634,9 @@ def always_executes(statement: ast.AST, call: ast.Call) -> bool:
 
 def all_accesses_known(unit: SourceUnit, node: ast.AST | Block) -> bool:
     """Whether every memory access of a tree is one that `accesses` finds."""
-    listed = {id(a.call) for a in accesses(unit, node)}
+    ids = {id(a.call) for a in accesses(unit, node)}
     for n in every_node(node):
-        if isinstance(n, ast.Call) and id(n) not in listed and unit.effect(n) & {"load", "store", "atomic"}:
+        if isinstance(n, ast.Call) and id(n) not in ids and unit.effect(n) & {"load", "store", "atomic"}:
             return False
     return True
 
@@ -651,7 +651,7 @@ def loads_may_move(facts: FunctionFacts, body: Block) -> bool:
         return not facts.unit.effects(body) & {"store", "atomic", "other"}
     if "other" in facts.unit.effects(body):
         return False
-    read_roots, written = set[str](), set[str]()
+    read_roots, write_roots = set[str](), set[str]()
     for access in accesses(facts.unit, body):
         roots = facts.root_parameters(access.pointer)
         if access.kind != "load" and roots is None:
@@ -659,5 +659,5 @@ def loads_may_move(facts: FunctionFacts, body: Block) -> bool:
         if access.kind == "load":
             read_roots |= roots or {"?"}
         else:
-            written |= roots or set()
-    return not written or ("?" not in read_roots and not read_roots & written)
+            write_roots |= roots or set()
+    return not write_roots or ("?" not in read_roots and not read_roots & write_roots)

@@ -70,7 +70,7 @@ class Polynomial:
         return {a for product in self.terms for a in product}
 
     def text(self) -> str:
-        """As Python; positive products first, in a fixed order."""
+        """The sum as Python; positive products first, in a fixed order."""
         parts = []
         for product, times in sorted(self.terms.items(), key=lambda item: (item[1] < 0, item[0] == (), item)):
             factors = [f"({a})" if _needs_parentheses(a) else a for a in product]
@@ -89,7 +89,7 @@ def _needs_parentheses(text: str) -> bool:
 
 
 def arange_atom(side: str) -> str:
-    """The atom of `arange_atom(0, side)`."""
+    """The atom of `arange(0, side)`."""
     return f"arange<{side}>"
 
 
@@ -101,7 +101,7 @@ class PolynomialReader:
     varying: frozenset[str]
     """Names that the loop assigns: an expression of them is an atom only within one iteration."""
     line: int
-    """Line of the loop: what is assigned further down says nothing of the names used in it."""
+    """Line of the loop: assignments further down say nothing of the names used in it."""
     local: dict[str, Polynomial | None] = field(default_factory=dict)
     """Names that were assigned so far in this iteration; None: not an integer sum."""
 
@@ -139,12 +139,12 @@ class PolynomialReader:
         if node.id not in self.varying:
             value = self.facts.single_value(node.id)
             # Its definition must still mean the same: nothing in it is assigned twice, or by the loop.
-            known = value is not None and getattr(value, "lineno", self.line) < self.line
-            if value is not None and known and all(self._steady(n) for n in read_names(value)):
+            is_known = value is not None and getattr(value, "lineno", self.line) < self.line
+            if value is not None and is_known and all(self._steady(n) for n in read_names(value)):
                 try:
                     name = self.outside().polynomial(value)
                     if name != Polynomial.of(ast.unparse(value)) or isinstance(value, ast.Name):
-                        return name  # else nothing was seen in it, and its name is shorter
+                        return name  # else its definition shows nothing, and its name is shorter
                 except NotProvable:
                     pass
         return self._atom(node)
@@ -154,8 +154,8 @@ class PolynomialReader:
         return PolynomialReader(self.facts, self.varying, self.line)
 
     def _steady(self, name: str) -> bool:
-        given = self.facts.definitions.get(name, [])
-        return name not in self.varying and len(given) <= (0 if name in self.facts.parameters else 1)
+        values = self.facts.definitions.get(name, [])
+        return name not in self.varying and len(values) <= (0 if name in self.facts.parameters else 1)
 
     def _call(self, node: ast.Call) -> Polynomial:
         unit = self.facts.unit
@@ -179,7 +179,7 @@ class PolynomialReader:
         return Polynomial.of(ast.unparse(node))
 
     def assign(self, statement: ast.stmt) -> None:
-        """Take note of what a statement of the body assigns."""
+        """Take note of the assignments of a statement of the body."""
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
             if isinstance(target, ast.Name):
@@ -231,9 +231,9 @@ def induction_variables(reader: PolynomialReader, loop: RangeLoop) -> dict[str, 
         if not isinstance(statement, ast.AugAssign) or not isinstance(statement.op, ast.Add):
             continue
         name = getattr(statement.target, "id", "")
-        given = reader.facts.definitions.get(name, [])
-        begin = given[0] if len(given) == 2 else None
-        if len(given) == 1 and name in reader.facts.parameters and not loop.outer:
+        values = reader.facts.definitions.get(name, [])
+        begin = values[0] if len(values) == 2 else None
+        if len(values) == 1 and name in reader.facts.parameters and not loop.outer:
             begin = ast.Name(name, ast.Load())
         if begin is None or id(begin) in inside or (loop.outer and not _assigned_before_loop(loop, begin)):
             continue
@@ -241,13 +241,13 @@ def induction_variables(reader: PolynomialReader, loop: RangeLoop) -> dict[str, 
             start = (
                 Polynomial.of(name) if name in reader.facts.parameters else reader.outside().polynomial(begin)
             )
-            moved = Polynomial.of(loop.counter) - reader.outside().polynomial(
+            distance = Polynomial.of(loop.counter) - reader.outside().polynomial(
                 python_parser.parse_expression(first)
             )
             by = _divide_by_step(reader.outside().polynomial(statement.value), step)
         except NotProvable:
             continue
-        variables[name] = start + by * moved
+        variables[name] = start + by * distance
     return variables
 
 
@@ -266,10 +266,10 @@ def _divide_by_step(amount: Polynomial, step: str) -> Polynomial:
         factors.append(ast.unparse(node.right))
         node = node.left
     for factor in (*factors, ast.unparse(node)):
-        divided = amount.coefficient_of(factor)
-        if divided * Polynomial.of(factor) != amount:
+        quotient = amount.coefficient_of(factor)
+        if quotient * Polynomial.of(factor) != amount:
             raise NotProvable(f"{amount.text()} is no multiple of {step}")
-        amount = divided
+        amount = quotient
     return amount
 
 
@@ -295,14 +295,14 @@ def counter_bound(reader: PolynomialReader, test: ast.expr, counter: str) -> Cou
     raise NotProvable(f"{counter} moves by {factor.text()}, the block is {side} wide")
 
 
-def mask_conditions(node: ast.expr, named: Mapping[str, ast.expr]) -> list[ast.expr]:
+def mask_conditions(node: ast.expr, definitions: Mapping[str, ast.expr]) -> list[ast.expr]:
     """The conditions that a mask is the conjunction of; names of masks are followed."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-        return [*mask_conditions(node.left, named), *mask_conditions(node.right, named)]
-    if isinstance(node, ast.Name) and node.id in named:
-        return mask_conditions(named[node.id], named)
+        return [*mask_conditions(node.left, definitions), *mask_conditions(node.right, definitions)]
+    if isinstance(node, ast.Name) and node.id in definitions:
+        return mask_conditions(definitions[node.id], definitions)
     if isinstance(node, ast.Subscript):  # (offs < n)[:, None]
-        inner = mask_conditions(node.value, named)
+        inner = mask_conditions(node.value, definitions)
         if len(inner) == 1 and isinstance(inner[0], ast.Compare):
             return [ast.Subscript(inner[0], node.slice, ast.Load())]
     return [node]

@@ -105,13 +105,13 @@ class SourceUnit(EditableSource):
         """The entry, then the functions it reaches by name."""
         functions = [self.entry]
         for function in functions:
-            reached = read_names(function) & set(self.functions)
-            functions += [self.functions[n] for n in sorted(reached) if self.functions[n] not in functions]
+            callees = read_names(function) & set(self.functions)
+            functions += [self.functions[n] for n in sorted(callees) if self.functions[n] not in functions]
         return functions
 
     @cached_property
     def _names(self) -> tuple[frozenset[str], dict[str, str], frozenset[str]]:
-        """Names of `triton.language_call`, bare names from it, and other imported modules."""
+        """Names of `triton.language`, bare names from it, and other imported modules."""
         language, bare, modules = set(), {}, set()
         for node in self.tree.body:
             if isinstance(node, ast.Import):
@@ -122,22 +122,22 @@ class SourceUnit(EditableSource):
                         modules.add(a.asname or a.name.partition(".")[0])
             elif isinstance(node, ast.ImportFrom):
                 for a in node.names:
-                    shown = a.asname or a.name
+                    name = a.asname or a.name
                     if node.module == "triton" and a.name == "language":
-                        language.add(shown)
+                        language.add(name)
                     elif node.module == "triton.language":
-                        bare[shown] = a.name
+                        bare[name] = a.name
                     else:
-                        modules.add(shown)
+                        modules.add(name)
         return frozenset(language), bare, frozenset(modules)
 
     @property
     def tl(self) -> str:
-        """How the source spells `triton.language_call`; empty if it never imports it."""
+        """The name of `triton.language` in the source; empty if it never imports it."""
         return min(self._names[0], default="")
 
     def callee_name(self, node: ast.AST) -> str:
-        """Name in `triton.language_call` of what a call calls; `range` for the builtin; else empty."""
+        """Name in `triton.language` of the function that a call calls; `range` for the builtin; else empty."""
         if not isinstance(node, ast.Call):
             return ""
         if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) in self._names[0]:
@@ -156,15 +156,15 @@ class SourceUnit(EditableSource):
         return "" if owner in self._names[0] or first in self._names[2] else node.func.attr
 
     def calls(self, node: ast.AST | Sequence[ast.AST], *names: str) -> list[ast.Call]:
-        """Calls of these functions of `triton.language_call` in a tree, in the order of the text."""
+        """Calls of these functions of `triton.language` in a tree, in the order of the text."""
         roots = node if isinstance(node, Sequence) else [node]
         results = [n for root in roots for n in nodes_in_order(root) if self.callee_name(n) in names]
         return [n for n in results if isinstance(n, ast.Call)]
 
-    def effects(self, node: ast.AST | Sequence[ast.AST], _seen: frozenset[str] = frozenset()) -> set[str]:
+    def effects(self, node: ast.AST | Sequence[ast.AST], _helpers: frozenset[str] = frozenset()) -> set[str]:
         """The effects of a tree on memory: `load`, `store`, `atomic`, `other`; helpers are followed."""
         calls = [n for n in every_node(node) if isinstance(n, ast.Call)]
-        return set().union(*(self.effect(call, _seen) for call in calls))
+        return set().union(*(self.effect(call, _helpers) for call in calls))
 
     def is_library_call(self, node: ast.AST) -> bool:
         """Whether a call calls what is imported from elsewhere in Triton, as `libdevice.tanh`: arithmetic."""
@@ -172,7 +172,7 @@ class SourceUnit(EditableSource):
             return False
         return ast.unparse(node.func).partition(".")[0] in self._names[2]
 
-    def effect(self, call: ast.Call, _seen: frozenset[str] = frozenset()) -> set[str]:
+    def effect(self, call: ast.Call, _helpers: frozenset[str] = frozenset()) -> set[str]:
         """The effect of a call itself on memory, apart from its arguments."""
         name = self.callee_name(call) or self.method_name(call)
         if _ATOMIC.fullmatch(name):
@@ -184,7 +184,7 @@ class SourceUnit(EditableSource):
         helper = self.functions.get(call.func.id)
         if helper is None:
             return {"load", "store", "other"}  # unknown: anything
-        return set() if helper.name in _seen else self.effects(helper.body, _seen | {helper.name})
+        return set() if helper.name in _helpers else self.effects(helper.body, _helpers | {helper.name})
 
     def helper_calls(self, node: ast.AST) -> list[ast.Call]:
         """Calls of the source's own functions."""
@@ -211,10 +211,10 @@ class SourceUnit(EditableSource):
         constant = self.constexprs(self.entry)
         return [a.arg for a in arguments(self.entry) if a.arg not in constant and a.arg not in filled_in]
 
-    def language_call(self, name: str, *given: ast.expr, **named: ast.expr) -> ast.Call:
-        """A call of `triton.language_call.<name>`."""
+    def language_call(self, name: str, *operands: ast.expr, **keywords: ast.expr) -> ast.Call:
+        """A call of `triton.language.<name>`."""
         function = ast.Attribute(ast.Name(self.tl, ast.Load()), name, ast.Load())
-        return ast.Call(function, list(given), [ast.keyword(k, v) for k, v in named.items()])
+        return ast.Call(function, list(operands), [ast.keyword(k, v) for k, v in keywords.items()])
 
 
 def _annotation(node: ast.expr | None) -> str:
@@ -271,18 +271,18 @@ def names(node: ast.AST | Sequence[ast.AST]) -> set[str]:
     return {n.id for n in every if isinstance(n, ast.Name)} | {n.arg for n in every if isinstance(n, ast.arg)}
 
 
-def fresh_name(wanted: str, taken: set[str]) -> str:
-    """A name that is not taken, `wanted` if possible; it is taken afterwards."""
-    name, number = wanted, 2
-    while name in taken:
-        name, number = f"{wanted}_{number}", number + 1
-    taken.add(name)
+def fresh_name(stem: str, existing: set[str]) -> str:
+    """A name that does not exist yet, `stem` if possible; it is among `existing` afterwards."""
+    name, number = stem, 2
+    while name in existing:
+        name, number = f"{stem}_{number}", number + 1
+    existing.add(name)
     return name
 
 
-def with_own_names(block: Block, shared: set[str], taken: set[str]) -> Block:
+def with_own_names(block: Block, variables: set[str], existing: set[str]) -> Block:
     """The block with other names in place of these, which begin with their values."""
-    own = {name: fresh_name(f"{name}_here", taken) for name in sorted(shared)}
+    own = {name: fresh_name(f"{name}_here", existing) for name in sorted(variables)}
     for n in every_node(block):
         if isinstance(n, ast.Name) and n.id in own:
             n.id = own[n.id]
@@ -320,6 +320,6 @@ def swap_expressions(root: Tree, replacements: Mapping[int, ast.expr]) -> Tree:
 
 
 def docstring_length(body: Block) -> int:
-    """How many statements of a body are its docstring: 0 or 1."""
+    """The number of statements of a body that are its docstring: 0 or 1."""
     first = body[0]
     return int(isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant))
