@@ -252,12 +252,12 @@ class Proposed:
 
     request: str
     nodes: tuple[Node, ...]
-    """As they came, also those that turn out not to be new: that is decided from the state."""
+    """All nodes of the answer; the state decides which of them are new."""
     spent: SearchCost = SearchCost()
     problem: str = ""
     """Why there are none: the proposer failed, or has no more to give."""
     exhausted: bool = False
-    """It will never have more for this parent."""
+    """The proposer will never have more for this parent."""
     batch: int = 0
     """This and the next two are copied from the request by the runner, so that a log explains itself."""
     arm: str = ""
@@ -362,7 +362,7 @@ class VerificationJob:
     """As `NodeJob.id`."""
     node: Node
     config: Mapping[str, Any]
-    """The one that it was timed with."""
+    """The config that it was timed with."""
     target: SearchTarget
 
 

@@ -427,7 +427,7 @@ class Forecaster(Protocol):
     """Forecasts nodes without running them."""
 
     name: str
-    """With its version: part of the context."""
+    """Its name and version, a part of the context."""
 
     def forecast(self, question: NodeForecastRequest) -> Forecasted:
         """Beliefs about `question.nodes` relative to `question.reference`. Failures are reported, not raised."""
@@ -603,7 +603,7 @@ def question_prompt(question: NodeForecastRequest) -> Prompt:
 
 
 def _device(question: NodeForecastRequest) -> Device:
-    """Where the target is searched: as it says itself, or a CPU, of which no device's figures are shown."""
+    """The device that the target states; else a CPU, of which no device's figures are shown."""
     if question.target is not None and (device := question.target.payload.get("device")) is not None:
         return Device.from_json(device)
     devices = (j.device for n, j, _ in question.judged if n.id == question.reference.id)

@@ -42,7 +42,7 @@ def write_output(state: SearchState, folder: Path) -> None:
 def store_variants(state: SearchState, store: Store) -> list[Variant]:
     """Put what a kernel's search found into a store, with the checks it passed; the decorator finds it there.
 
-    That is: the nodes confirmed to be faster than the first seed; the `FINALISTS` fastest that are verified in
+    These are the nodes confirmed to be faster than the first seed; the `FINALISTS` fastest that are verified in
     full where none was confirmed or refuted. The config that was best comes first among a variant's own.
     """
     first, confirmed = state.seeds[0], state.confirmed
@@ -86,7 +86,7 @@ def _suffix(state: SearchState, node: Node) -> str:
 
 
 def provenance_lines(state: SearchState) -> list[str]:
-    """Where the best source comes from, and on what evidence it is the best: lines of text."""
+    """The origin of the best source and the evidence for it, as lines of text."""
     node, origin = state.nodes[state.best], state.nodes[state.best].provenance
     result = state.confirmed.get(node.id) or state.judged.get(node.id)
     kind = "CUDA kernel" if is_cuda_kernel(state.target) else state.target.kind

@@ -53,7 +53,7 @@ from forecast_harness.search.events import Action, Chosen, NodeForecastRequest, 
 from forecast_harness.search.state import MAX_RETRIES, BatchView, SearchState, batch_view
 
 Archive: TypeAlias = Callable[[BatchView, int], list[str]]
-"""From a view and `n` to up to `n` ids of nodes that ran and of which more may be made."""
+"""Gives, for a view and `n`, up to `n` ids of nodes that ran and of which more may be made."""
 
 
 def open_archive(name: str) -> Archive:
@@ -329,7 +329,7 @@ def _committed_measurements(state: SearchState, number: int) -> tuple[int, int]:
         count += _chosen_count(state, start)
         start += 1
         state.memo["committed"] = (start, count)
-    if start > number:  # more is known by now than this batch asks for
+    if start > number:  # later batches have chosen, too
         return sum(_chosen_count(state, b) for b in range(number)), 0
     return count, sum(batch_limit(state, b) for b in range(start, number))
 
@@ -363,8 +363,8 @@ def _gain_too_small(state: SearchState, view: BatchView) -> str:
         for node in sorted(state.batch(number).finished):
             gains, count = gains + max(0.0, -(view.judged[node].log2_ratio or 0.0)), count + 1
     is_exhausted = all(n in view.exhausted_parents for n in view.scores)  # proposers have nothing more
-    news = 0.0 if is_exhausted else (gains + PRIOR_GAIN) / (count + 1)
-    best, rest = max([news, *map(expected_improvement, beliefs)]), remaining_measurements(state, view)
+    mean_gain = 0.0 if is_exhausted else (gains + PRIOR_GAIN) / (count + 1)
+    best, rest = max([mean_gain, *map(expected_improvement, beliefs)]), remaining_measurements(state, view)
     if best * rest >= MIN_EXPECTED_GAIN:
         return ""
     return f"{rest} measurements left are expected to gain {2 ** (best * rest) - 1:.2%} in all"
@@ -400,7 +400,7 @@ CONFIRMATION_VERIFICATIONS, CONFIRMATION_CONTESTS_S = 2, 5.0
 """Time for confirming one node: twice as long as a full verification of one config, for it launches all of them,
 and its contests, which are made ready meanwhile."""
 LEAST_CONFIRMATION_S = 5.0
-"""For a confirmation that begins when the time is up already."""
+"""Seconds for a confirmation that begins when the time is up already."""
 MAX_CONFIRMATION_ROUNDS = 3
 """Rounds of confirming at most: another one only where all finalists of the one before were refuted."""
 
@@ -518,7 +518,7 @@ def _choose_measurements(state: SearchState, number: int, nodes: list[str]) -> C
 
 
 def _answer_position(state: SearchState, node: str) -> int:
-    """Where a node stands in the answer that it came with."""
+    """The place of a node in the answer that it came with."""
     answer = state.answers[state.nodes[node].request]
     return next(place for place, proposal in enumerate(answer.nodes) if proposal.id == node)
 
@@ -528,7 +528,7 @@ def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:
     name = digest("job", state.target.id, c.harness, c.device, dict(c.toolchain), node.id, against)
     failures = len(state.batch(number).lost.get(node.id, ()))
     return NodeJob(
-        # Lanes do nothing twice that has one id, also what they gave no usable answer to.
+        # Lanes do no id twice, also one without a usable answer: a retry has its own.
         id=f"{name}-{failures}" if failures else name,
         node=node,
         against=state.nodes[against],

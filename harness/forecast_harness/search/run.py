@@ -112,7 +112,7 @@ def search(
         log = SearchLog.open(path, context)
     else:
         log = SearchLog.create(path, Started(context, target, tuple(seeds), utc_now()))
-    # Forecasts are of small matrices, and who compiles for this search needs the processors.
+    # Forecasts multiply small matrices; compilers of this search need the processors.
     with log, single_threaded_blas():
         state = replay_events(log.events)
         if state.stopped is None or state.stopped.interrupted:
@@ -268,7 +268,7 @@ class _SearchRunner:
         seconds = self._elapsed_seconds()
         if state.seeds[0] not in state.judged:  # without it nothing is known, however long opening took
             seconds -= self._wait_seconds
-        # One that has not ended yet shows, too, how long the best takes to verify.
+        # A verification under way shows, too, how long the best takes to verify.
         going = [a.seconds for a in self._in_progress.values() if isinstance(a.action, VerificationJob)]
         least = max(going, default=0.0)
         return seconds >= limit - confirmation_reserve(state, limit, least)
@@ -301,7 +301,7 @@ class _SearchRunner:
     def _give_up(self) -> None:
         """End the judges' work unless it is a confirmation: other results come too late, and that needs the device."""
         if any(isinstance(a.action, ConfirmationJob) for a in self._in_progress.values()):
-            return  # and nothing else is
+            return  # a confirmation is under way alone
         self._cancel()
         self._lanes.give_up()
         # Work of plug-ins may be paid for: it is booked if it comes in time.

@@ -148,11 +148,11 @@ class SearchState:
         self.duplicates: list[Node] = []
         """Proposals that were not new."""
         self.judged: dict[str, NodeResult] = {}
-        """With what full verification said."""
+        """Results by node, full verification included."""
         self.scores: dict[str, float] = {}
         """log2(time / time of the first seed) of all that ran, and were not refused later."""
         self.verifications: list[Verified] = []
-        """In the order of the log: batches may know the first of them."""
+        """Full verifications in the order of the log: batches may know the first of them."""
         self.lost_verifications: dict[str, list[Lost]] = {}
         """By node."""
         self.batches: dict[int, Batch] = {}
@@ -285,7 +285,7 @@ class SearchState:
 
     @property
     def text(self) -> str:
-        """Where the search stands, in a line."""
+        """The state of the search, in a line."""
         if self.started is None:
             return "not started"
         if self.stopped is not None:
@@ -395,7 +395,7 @@ def _apply_chosen(state: SearchState, event: Chosen) -> None:
         )
     batch.chosen = event
     _note_end(state, batch)
-    # Only this batch asked these, and nobody will ask for them again.
+    # No other batch reads these facts, and this one has no more use for them.
     state.memo.pop(("forecast_request", event.batch), None)
     state.memo.pop(("proposal_requests", event.batch - state.settings.depth - 1), None)
     for node, reason in zip(event.nodes, event.reasons, strict=True):

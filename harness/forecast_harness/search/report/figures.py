@@ -191,7 +191,7 @@ class BestResult:
     score: float
     sd: float
     evidence: str
-    """As `SearchState.evidence` has it."""
+    """The text of `SearchState.evidence`."""
 
     @property
     def speedup(self) -> float:
@@ -272,7 +272,7 @@ def _report_nodes(state: SearchState) -> dict[str, ReportNode]:
             chances.get(name, 1.0),
             state.status(name),
         )
-    for point in state.history:  # in this order whatever a node was timed beside comes before it
+    for point in state.history:  # in this order, a node comes after the one it was timed beside
         entry = nodes[point.node]
         if entry.score is not None and entry.judged is not None and point.node != state.seeds[0]:
             sd = math.hypot(nodes[entry.judged.against].sd, entry.judged.sd)
@@ -348,18 +348,18 @@ class FinalistRow:
     config: str
 
 
-def header_cards(story: SearchReport) -> list[HeaderCard]:
+def header_cards(report: SearchReport) -> list[HeaderCard]:
     """The figures of the header."""
-    cost, final = story.state.spent, story.final
-    proposals = sum(len(a.nodes) for a in story.state.answers.values())
-    most = story.state.settings.budget.measurements
+    cost, final = report.state.spent, report.final
+    proposals = sum(len(a.nodes) for a in report.state.answers.values())
+    most = report.state.settings.budget.measurements
     limit = "" if most is None else f" of {most:,}"
     return [
         best_card(final),
         HeaderCard(f"{cost.measurements:,}{limit}", f"candidates measured, of {proposals:,} proposed"),
         HeaderCard(seconds(cost.device_seconds), "device time"),
         HeaderCard(*per_percent(final, cost)),
-        status_card(story),
+        status_card(report),
     ]
 
 
@@ -392,17 +392,17 @@ def per_percent(final: BestResult | None, cost: SearchCost) -> tuple[str, str]:
     )
 
 
-def status_card(story: SearchReport) -> HeaderCard:
+def status_card(report: SearchReport) -> HeaderCard:
     """Whether it runs, and why it ended."""
-    if story.state.stopped is None:
+    if report.state.stopped is None:
         return HeaderCard(
-            f"batch {max(story.state.batches, default=0)}", "under way, or ended without saying so"
+            f"batch {max(report.state.batches, default=0)}", "under way, or ended without saying so"
         )
-    word = "interrupted" if story.state.stopped.interrupted else "finished"
+    word = "interrupted" if report.state.stopped.interrupted else "finished"
     return HeaderCard(
         word,
-        escape_invisible(story.state.stopped.reason) or "no reason given",
-        "fair" if story.state.stopped.interrupted else "",
+        escape_invisible(report.state.stopped.reason) or "no reason given",
+        "fair" if report.state.stopped.interrupted else "",
     )
 
 
@@ -435,29 +435,31 @@ def _cost_cells(cost: SearchCost) -> tuple[str, ...]:
     )
 
 
-def cost_rows(story: SearchReport) -> list[tuple[str, ...]]:
+def cost_rows(report: SearchReport) -> list[tuple[str, ...]]:
     """Costs by kind of work, and their sum."""
-    rows = [(name, *_cost_cells(cost)) for name, cost in story.state.spent_on.items() if cost != SearchCost()]
-    return [*rows, ("in all", *_cost_cells(story.state.spent))]
+    rows = [
+        (name, *_cost_cells(cost)) for name, cost in report.state.spent_on.items() if cost != SearchCost()
+    ]
+    return [*rows, ("in all", *_cost_cells(report.state.spent))]
 
 
-def finalist_rows(story: SearchReport, workloads: Sequence[str]) -> list[FinalistRow]:
+def finalist_rows(report: SearchReport, workloads: Sequence[str]) -> list[FinalistRow]:
     """The confirmed nodes, or without a confirmation the best of the search; fastest first."""
-    results = {n: j for n, j in story.state.confirmed.items() if n in story.entries}
+    results = {n: j for n, j in report.state.confirmed.items() if n in report.entries}
     names = sorted(results, key=lambda n: (results[n].log2_ratio is None, results[n].log2_ratio or 0.0))
     if not names:
-        able = [e for e in story.entries.values() if e.score is not None and not e.is_unverified]
-        entries = [e for e in able if e.node.id != story.root]
+        able = [e for e in report.entries.values() if e.score is not None and not e.is_unverified]
+        entries = [e for e in able if e.node.id != report.root]
         names = [e.node.id for e in sorted(entries, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
-    seed = story.state.judged.get(story.root) if not results else results.get(story.root)
-    rows = [_finalist_row(story.entries[n], results.get(n), seed, workloads) for n in names]
+    seed = report.state.judged.get(report.root) if not results else results.get(report.root)
+    rows = [_finalist_row(report.entries[n], results.get(n), seed, workloads) for n in names]
     if seed is not None and (compiled_seconds := seed.facts.get("compiled")):
         times = [milliseconds(1000 * compiled_seconds[w]) if w in compiled_seconds else "" for w in workloads]
         text, note = (
             factor_text(-compiled_score(seed)),
             "the seed under torch.compile, with the same arithmetic settings",
         )
-        rows.append(FinalistRow(story.root, "#0", note, text, "", "", "", "", times, ""))
+        rows.append(FinalistRow(report.root, "#0", note, text, "", "", "", "", times, ""))
     return rows
 
 
@@ -495,11 +497,11 @@ def _finalist_row(
     )
 
 
-def workload_names(story: SearchReport, most: int = 6) -> list[str]:
+def workload_names(report: SearchReport, most: int = 6) -> list[str]:
     """Names of the workloads that results tell times of; the first few."""
     names: dict[str, None] = {}
-    for result in (*story.state.confirmed.values(), *(e.judged for e in story.entries.values() if e.judged)):
-        names.update(dict.fromkeys(result.seconds))
+    for r in (*report.state.confirmed.values(), *(e.judged for e in report.entries.values() if e.judged)):
+        names.update(dict.fromkeys(r.seconds))
     return list(names)[:most]
 
 
@@ -529,16 +531,16 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 def summary_lines(state: SearchState) -> list[tuple[str, str]]:
     """The result of a search and its cost: (name, text). Raises `RecordError` before the search has started."""
-    story = build_report(state)
-    per, note = per_percent(story.final, story.state.spent)
-    cost = story.state.spent
+    report = build_report(state)
+    per, note = per_percent(report.final, report.state.spent)
+    cost = report.state.spent
     parts = [count_text(cost.measurements, "measurement"), f"{seconds(cost.device_seconds)} of device time"]
     parts += [f"{cost.tokens:,} tokens"] if cost.tokens else []
     parts += [f"US$ {cost.money:.2f}"] if cost.money else []
-    end = status_card(story)
-    model = escape_invisible(model_text(story.state))
+    end = status_card(report)
+    model = escape_invisible(model_text(report.state))
     return [
-        ("best", _best_text(story)),
+        ("best", _best_text(report)),
         ("spent", ", ".join(parts)),
         *([] if per == "-" else [("cost", f"{per} {note}")]),
         *([("language model", model)] if model else []),
@@ -546,15 +548,15 @@ def summary_lines(state: SearchState) -> list[tuple[str, str]]:
     ]
 
 
-def _best_text(story: SearchReport) -> str:
-    final = story.final
+def _best_text(report: SearchReport) -> str:
+    final = report.final
     if final is None or final.score >= 0.0:
         return best_card(final).name
-    note = escape_invisible(story.entries[final.node].node.provenance.note)
-    sure, results = EVIDENCE_TEXTS[final.evidence], {**story.state.judged, **story.state.confirmed}
-    own, base = (dict(results[n].facts.get("peak_bytes") or {}) for n in (final.node, story.root))
+    note = escape_invisible(report.entries[final.node].node.provenance.note)
+    sure, results = EVIDENCE_TEXTS[final.evidence], {**report.state.judged, **report.state.confirmed}
+    own, base = (dict(results[n].facts.get("peak_bytes") or {}) for n in (final.node, report.root))
     base = results[final.node].facts.get("base_peak_bytes") or base
-    seed = results[story.root]
+    seed = results[report.root]
     compiled_text = (
         f"the seed under torch.compile: {factor_text(-score)}" if (score := compiled_score(seed)) else ""
     )
@@ -581,13 +583,13 @@ class ProgressChart:
     measurements: int
 
 
-def progress_chart(story: SearchReport) -> ProgressChart | None:
+def progress_chart(report: SearchReport) -> ProgressChart | None:
     """None before anything was measured."""
-    points = story.state.history
+    points = report.state.history
     if not points:
         return None
     # A source that is verified in full at the end only was never the best before.
-    scores = [*(p.best for p in points), story.final.score if story.final is not None else 0.0]
+    scores = [*(p.best for p in points), report.final.score if report.final is not None else 0.0]
     top, best, path = max(-min(scores), log2(1.1)), 0.0, f"M0 {CHART_HEIGHT}"
     for number, score in enumerate(scores, 1):
         if score < best:  # flat stretches need no points: thousands of results, a few dozen steps
@@ -596,9 +598,9 @@ def progress_chart(story: SearchReport) -> ProgressChart | None:
     return ProgressChart(f"{path}H{CHART_WIDTH}", factor_text(top), len(points))
 
 
-def coverage_text(story: SearchReport) -> str:
+def coverage_text(report: SearchReport) -> str:
     """A sentence on how often forecasts held what was measured; empty where nothing that was forecast ran."""
-    forecasts = [e for e in story.entries.values() if e.belief is not None and not e.belief.abstains]
+    forecasts = [e for e in report.entries.values() if e.belief is not None and not e.belief.abstains]
     pairs = [(e.belief, e.measured) for e in forecasts if e.belief is not None and e.measured is not None]
     if not pairs:
         return ""

@@ -22,38 +22,38 @@ MAX_LISTED_NODES = 400
 """Rows of the list of nodes; the rest are counted below it."""
 
 
-def path_to_root(story: SearchReport, name: str) -> list[str]:
+def path_to_root(report: SearchReport, name: str) -> list[str]:
     """The node and its ancestors by first parents, youngest first."""
     path: dict[str, None] = {}
-    while name in story.entries and name not in path:
+    while name in report.entries and name not in path:
         path[name] = None
-        parents = story.entries[name].node.parents
+        parents = report.entries[name].node.parents
         name = parents[0] if parents else ""
     return list(path)
 
 
-def by_importance(story: SearchReport) -> list[str]:
+def by_importance(report: SearchReport) -> list[str]:
     """All node ids, by importance to a reader: ends and their ancestors, then by kind and speed."""
-    final = story.final
-    ends = [*([final.node] if final else []), *sorted(story.state.confirmed), *story.state.seeds]
-    first = [n for end in ends for n in path_to_root(story, end)]
+    final = report.final
+    ends = [*([final.node] if final else []), *sorted(report.state.confirmed), *report.state.seeds]
+    first = [n for end in ends for n in path_to_root(report, end)]
     rank = {"seed": 0, "faster": 1, "slower": 2, "failed": 3, "waiting": 4}
 
     def key(entry: ReportNode) -> tuple[int, float, int]:
         return rank[entry.kind], entry.score or 0.0, -entry.number
 
-    rest = sorted(story.entries.values(), key=key)
+    rest = sorted(report.entries.values(), key=key)
     return list(dict.fromkeys([*first, *(e.node.id for e in rest)]))
 
 
 def lineage_rows(
-    story: SearchReport, order: Sequence[str], best: str
+    report: SearchReport, order: Sequence[str], best: str
 ) -> list[tuple[str, str, str, str, str]]:
     """(id, number and result, CSS class, number of the parent, change) of the first nodes of `order`."""
     rows = []
     for name in order[:MAX_LISTED_NODES]:
-        entry = story.entries[name]
-        parent = story.entries.get(next(iter(entry.node.parents), ""))
+        entry = report.entries[name]
+        parent = report.entries.get(next(iter(entry.node.parents), ""))
         rows.append(
             (
                 name,
@@ -81,9 +81,9 @@ class MissingTemplateEngine(ForecastAutotuneError):
     """A page was asked for and jinja2 is not installed."""
 
 
-def render_page(story: SearchReport) -> str:
+def render_page(report: SearchReport) -> str:
     """The whole file. Raises `MissingTemplateEngine` when jinja2 is not installed."""
-    parts = render_parts(story)
+    parts = render_parts(report)
     script = page_file(__package__, "templates/page.js")
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src {policy_source(script)}; img-src data:; "
@@ -92,7 +92,7 @@ def render_page(story: SearchReport) -> str:
     from markupsafe import Markup
 
     html: str = _template("page.html.j2").render(
-        title=f"search of {escape_invisible(story.state.target.name)}",
+        title=f"search of {escape_invisible(report.state.target.name)}",
         policy=policy,
         style=Markup(STYLE + page_file(__package__, "templates/page.css")),
         script=Markup(script),
@@ -102,30 +102,30 @@ def render_page(story: SearchReport) -> str:
     return html
 
 
-def render_parts(story: SearchReport) -> dict[str, Any]:
+def render_parts(report: SearchReport) -> dict[str, Any]:
     """The parts of a page that are the search's: `content`, HTML, and `data`, which the script shows."""
-    final = story.final
-    best = final.node if final and final.node in story.entries else story.root
-    order = by_importance(story)[:MOST_NODES]
-    data = _page_data(story, order, best)
-    workloads = figures.workload_names(story)
+    final = report.final
+    best = final.node if final and final.node in report.entries else report.root
+    order = by_importance(report)[:MOST_NODES]
+    data = _page_data(report, order, best)
+    workloads = figures.workload_names(report)
     content = _template("content.html.j2").render(
-        head=_page_header(story),
-        cards=figures.header_cards(story),
-        progress=figures.progress_chart(story),
-        coverage=figures.coverage_text(story),
-        lineage=lineage_rows(story, order, best),
-        nodes=len(story.entries),
-        finalists=figures.finalist_rows(story, workloads),
-        finalists_note=_finalists_note(story),
+        head=_page_header(report),
+        cards=figures.header_cards(report),
+        progress=figures.progress_chart(report),
+        coverage=figures.coverage_text(report),
+        lineage=lineage_rows(report, order, best),
+        nodes=len(report.entries),
+        finalists=figures.finalist_rows(report, workloads),
+        finalists_note=_finalists_note(report),
         workloads=[escape_invisible(w) for w in workloads],
-        budget=figures.bars_of_budget(story.state.spent, story.state.settings.budget),
-        kinds=figures.cost_rows(story),
-        lost=_lost_jobs_note(story),
-        problems=[(escape_invisible(text), count) for text, count in story.problems.most_common(20)],
-        notes=_footnotes(story, data),
+        budget=figures.bars_of_budget(report.state.spent, report.state.settings.budget),
+        kinds=figures.cost_rows(report),
+        lost=_lost_jobs_note(report),
+        problems=[(escape_invisible(text), count) for text, count in report.problems.most_common(20)],
+        notes=_footnotes(report, data),
         context=escape_invisible(
-            json.dumps(codec.to_json(story.state.context), indent=2, ensure_ascii=False)
+            json.dumps(codec.to_json(report.state.context), indent=2, ensure_ascii=False)
         ),
     )
     return {"content": content, "data": data}
@@ -149,8 +149,8 @@ def result_text(entry: ReportNode) -> str:
     return "seed" if entry.kind == "seed" and entry.judged is None else entry.status
 
 
-def _node_heading(story: SearchReport, entry: ReportNode) -> str:
-    again = story.state.confirmed.get(entry.node.id)
+def _node_heading(report: SearchReport, entry: ReportNode) -> str:
+    again = report.state.confirmed.get(entry.node.id)
     if again is None:
         return result_text(entry)
     if again.log2_ratio is None:
@@ -159,10 +159,10 @@ def _node_heading(story: SearchReport, entry: ReportNode) -> str:
     return f"{factor_text(-again.log2_ratio)}, {how} ({result_text(entry)} during the search)"
 
 
-def _page_header(story: SearchReport) -> dict[str, str]:
-    target, context, settings = story.state.target, story.state.context, story.state.settings
-    model = figures.model_text(story.state)
-    at = story.state.started.at if story.state.started else ""
+def _page_header(report: SearchReport) -> dict[str, str]:
+    target, context, settings = report.state.target, report.state.context, report.state.settings
+    model = figures.model_text(report.state)
+    at = report.state.started.at if report.state.started else ""
     start = at.replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC") or "at an unknown time"
     return {
         "title": f"Search of {escape_invisible(target.name)}",
@@ -170,32 +170,32 @@ def _page_header(story: SearchReport) -> dict[str, str]:
             f"{target.kind} in {target.language} on {context.device}, started {start}; "
             f"archive {settings.archive}, proposers {', '.join(settings.proposers) or 'none'}, surrogate "
             f"{context.surrogate}, seed {settings.seed}. Speed-ups are over node #0, the first seed."
-            + (f" Taken up again {story.state.resumed} times." if story.state.resumed else "")
+            + (f" Taken up again {report.state.resumed} times." if report.state.resumed else "")
             + (f" Language model: {model}." if model else "")
         ),
         "statement": escape_invisible(target.statement),
     }
 
 
-def _page_data(story: SearchReport, order: Sequence[str], best: str) -> dict[str, Any]:
-    sources = figures.sources_within(story.entries[n].node for n in order)
+def _page_data(report: SearchReport, order: Sequence[str], best: str) -> dict[str, Any]:
+    sources = figures.sources_within(report.entries[n].node for n in order)
     texts = {n.id: number for number, n in enumerate(sources)}
     nodes: dict[str, Any] = {}
     for name in order:
-        entry = story.entries[name]
+        entry = report.entries[name]
         parent = entry.node.parents[0] if entry.node.parents else ""
-        base = parent if parent in story.entries else ""
+        base = parent if parent in report.entries else ""
         nodes[name] = {
             "label": f"#{entry.number}",
-            "result": _node_heading(story, entry),
+            "result": _node_heading(report, entry),
             "note": escape_invisible(entry.node.provenance.note),
             "parent": base,
-            "facts": _node_facts(story, entry),
+            "facts": _node_facts(report, entry),
             "ran": entry.score is not None,
             "feedback": escape_invisible(entry.judged.feedback[:_MAX_FEEDBACK_CHARS]) if entry.judged else "",
             "source": texts.get(name, -1),
             "cut": figures.display_source(entry.node.source).cut,
-            "steps": figures.line_opcodes(story.entries[base].node.source, entry.node.source)
+            "steps": figures.line_opcodes(report.entries[base].node.source, entry.node.source)
             if base in texts and name in texts
             else None,
         }
@@ -206,7 +206,7 @@ def _page_data(story: SearchReport, order: Sequence[str], best: str) -> dict[str
     }
 
 
-def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[tuple[str, str]]]]:
+def _node_facts(report: SearchReport, entry: ReportNode) -> list[tuple[str, list[tuple[str, str]]]]:
     """Groups of (name, value); a value that is a node's id becomes a link."""
     node, result, belief = entry.node, entry.judged, entry.belief
     groups: list[tuple[str, list[tuple[str, str]]]] = []
@@ -215,7 +215,7 @@ def _node_facts(story: SearchReport, entry: ReportNode) -> list[tuple[str, list[
         if result.seconds:
             times = [(k, milliseconds(1000 * v)) for k, v in list(result.seconds.items())[:12]]
             groups.append(("Times", times))
-    again = story.state.confirmed.get(node.id)
+    again = report.state.confirmed.get(node.id)
     if again is not None and again.log2_ratio is not None:
         between = figures.interval_text(again.log2_ratio, again.sd)
         pairs = [("speed-up", factor_text(-again.log2_ratio)), ("95 % interval", between)]
@@ -285,26 +285,26 @@ def _short_value(value: Any) -> str:
     return text if len(text) <= 160 else text[:160] + "..."
 
 
-def _finalists_note(story: SearchReport) -> str:
-    if story.state.confirmed:
+def _finalists_note(report: SearchReport) -> str:
+    if report.state.confirmed:
         return "Timed again beside the first seed in a fresh process with fresh inputs."
-    over = " so far" if story.state.stopped is None or story.state.stopped.interrupted else ""
+    over = " so far" if report.state.stopped is None or report.state.stopped.interrupted else ""
     return f"The fastest of the search{over}, not confirmed: chosen for being low, these times flatter them."
 
 
-def _lost_jobs_note(story: SearchReport) -> str:
-    if not story.lost:
+def _lost_jobs_note(report: SearchReport) -> str:
+    if not report.lost:
         return ""
-    last = story.lost[-1]
+    last = report.lost[-1]
     return escape_invisible(
-        f"{len(story.lost)} jobs were lost with their lanes and tried again; the last one"
+        f"{len(report.lost)} jobs were lost with their lanes and tried again; the last one"
         f"{f' on {last.lane}' if last.lane else ''}: {last.reason[:300]}"
     )
 
 
-def _footnotes(story: SearchReport, data: Mapping[str, Any]) -> list[str]:
+def _footnotes(report: SearchReport, data: Mapping[str, Any]) -> list[str]:
     notes = []
-    total, node_count, source_count = len(story.entries), len(data["nodes"]), len(data["sources"])
+    total, node_count, source_count = len(report.entries), len(data["nodes"]), len(data["sources"])
     if node_count < total:
         notes.append(
             f"{node_count:,} of {total:,} nodes can be chosen here, the most important ones; the log has all."
