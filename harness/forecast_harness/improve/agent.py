@@ -32,7 +32,7 @@ from forecast_harness.targets.novelty import node_identity
 from forecast_harness.targets.packs.schema import source_problem
 
 START_S = 180.0
-"""For a search to judge the original, before it asks for the first source."""
+"""Seconds for a search to judge the original, before it asks for the first source."""
 VERDICT_S = 600.0
 _POLL_S = 0.1
 MOST_FORECAST = 64
@@ -51,7 +51,7 @@ _FACTS = (
 
 
 class AgentProblem(Exception):
-    """What was asked cannot be done; the text is for the agent."""
+    """A request cannot be carried out; the text is for the agent."""
 
 
 class AgentSearch:
@@ -59,7 +59,7 @@ class AgentSearch:
 
     def __init__(self, session: ImproveSession, part: Part, *, seconds: float) -> None:
         self.part, self._session, self._seconds = part, session, seconds
-        self._asked = session.folder / f"agent-{part.stem}"
+        self._queue = session.folder / f"agent-{part.stem}"
         self._folder = session.folder / f"search-agent-{part.stem}"
         self._child: subprocess.Popen[str] | None = None
         self._server_lock: Any = None
@@ -67,7 +67,7 @@ class AgentSearch:
         self._lifecycle = threading.Lock()  # a client may leave while a child is started: that one ends, too
 
     def statement(self) -> str:
-        """What is computed, how, at which sizes, and what is known by now. Raises `AgentProblem`."""
+        """The part in words: its computation and sizes, and the results so far. Raises `AgentProblem`."""
         return (self._open_request() / "request.md").read_text(encoding="utf-8")
 
     def submit(self, source: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class AgentSearch:
         raise AgentProblem(f"no verdict came within {VERDICT_S:.0f} s: ask for best later")
 
     def forecast(self, sources: Sequence[str]) -> list[dict[str, Any]]:
-        """What is expected of sources before any of them is run: log2 of time over the original's, spread, failure."""
+        """Forecasts of sources before any of them is run: log2 of time over the original's, spread, failure."""
         if not 1 <= len(sources) <= MOST_FORECAST:
             raise AgentProblem(f"1 to {MOST_FORECAST} sources are forecast at once, not {len(sources)}")
         for source in sources:
@@ -111,7 +111,7 @@ class AgentSearch:
         if forecaster is None:
             raise AgentProblem("nothing forecasts this part")
         try:
-            told = forecaster.forecast(
+            answer = forecaster.forecast(
                 NodeForecastRequest(
                     batch=0,
                     reference=state.nodes[state.seeds[0]],
@@ -124,29 +124,29 @@ class AgentSearch:
             )
         finally:
             forecaster.close()
-        beliefs = [told.beliefs.get(n.id) for n in nodes]
-        return [{"problem": told.problem or "none"} if b is None else codec.to_json(b) for b in beliefs]
+        beliefs = [answer.beliefs.get(n.id) for n in nodes]
+        return [{"problem": answer.problem or "none"} if b is None else codec.to_json(b) for b in beliefs]
 
     def best(self) -> dict[str, Any]:
         """The best source so far, and what was spent."""
         if not (self._folder / "log.jsonl").exists():
             return {"speedup": 1.0, "measured": 0, "source": ""}
         state = self._state()
-        told = summary(state)
+        totals = summary(state)
         return {
-            **{k: told[k] for k in ("speedup", "confirmed", "evidence", "measured", "failed", "stopped")},
+            **{k: totals[k] for k in ("speedup", "confirmed", "evidence", "measured", "failed", "stopped")},
             "source": state.nodes[state.best].source,
         }
 
     def finish(self) -> dict[str, Any]:
         """Have the best confirmed in a fresh process, and end."""
         if self._child is not None:
-            self._asked.mkdir(parents=True, exist_ok=True)
-            (self._asked / "stop").touch()
+            self._queue.mkdir(parents=True, exist_ok=True)
+            (self._queue / "stop").touch()
             with suppress(subprocess.TimeoutExpired):
                 self._child.wait(VERDICT_S)
         self._end()
-        (self._asked / "stop").unlink(missing_ok=True)
+        (self._queue / "stop").unlink(missing_ok=True)
         return self.best()
 
     def close(self) -> None:
@@ -177,26 +177,26 @@ class AgentSearch:
         raise AgentProblem(f"the search asked for no source within {START_S:.0f} s")
 
     def _request(self) -> Path | None:
-        listed = sorted(self._asked.glob("[0-9]*"))
-        return next((p for p in listed if (p / "request.json").exists() and not (p / "done").exists()), None)
+        folders = sorted(self._queue.glob("[0-9]*"))
+        return next((p for p in folders if (p / "request.json").exists() and not (p / "done").exists()), None)
 
     def _start(self) -> subprocess.Popen[str]:
         """Start the child, after the end of one that a killed server left behind: it holds the log."""
-        self._asked.mkdir(parents=True, exist_ok=True)
+        self._queue.mkdir(parents=True, exist_ok=True)
         if self._server_lock is None:
             try:
-                self._server_lock = acquire_lock(self._asked / "server.lock", 0.2, 0.02)
+                self._server_lock = acquire_lock(self._queue / "server.lock", 0.2, 0.02)
             except TimeoutError:
                 raise AgentProblem(
                     f"another server searches {self.part.name}: end it, or take another kernel"
                 ) from None
-        pid_file = self._asked / "pid"
+        pid_file = self._queue / "pid"
         with suppress(OSError, ValueError):
-            left = int(pid_file.read_text(encoding="utf-8"))
-            if str(self._folder).encode() in Path(f"/proc/{left}/cmdline").read_bytes():
-                os.killpg(left, signal.SIGKILL)
+            pid = int(pid_file.read_text(encoding="utf-8"))
+            if str(self._folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.killpg(pid, signal.SIGKILL)
         words, environment = self._session.search_words(self.part, self._folder, self._seconds)
-        words += ["--proposer", f"files:{self._asked}", "--surrogate", "none", "--samples", "1", "--k", "1"]
+        words += ["--proposer", f"files:{self._queue}", "--surrogate", "none", "--samples", "1", "--k", "1"]
         child = start_command([*words, "--parents", "1"], environment)
         write_atomically(pid_file, str(child.pid).encode())
         return child
@@ -223,16 +223,16 @@ class AgentSearch:
         return Node(identity, source, target.language, (state.seeds[0],), Provenance(Origin.LLM, "mcp"))
 
     def _verdict(self, state: SearchState, node: str) -> dict[str, Any]:
-        judged = state.judged[node]
+        result = state.judged[node]
         speedup = 2.0 ** -state.scores[node] if node in state.scores else None
-        facts = {k: v for k, v in judged.facts.items() if k in _FACTS}
+        facts = {k: v for k, v in result.facts.items() if k in _FACTS}
         return {
-            "outcome": str(judged.outcome),
+            "outcome": str(result.outcome),
             "speedup": speedup,
-            "standard_error_log2": judged.sd,
-            "seconds": dict(judged.seconds),
-            "config": dict(judged.config),
-            "stage": judged.stage,
-            "feedback": judged.feedback,
+            "standard_error_log2": result.sd,
+            "seconds": dict(result.seconds),
+            "config": dict(result.config),
+            "stage": result.stage,
+            "feedback": result.feedback,
             "facts": facts,
         }

@@ -32,7 +32,7 @@ from forecast_autotune.commands import main
 sys.exit(main())"""
 """Our command line without the current directory, where the user's files may have names of the standard library."""
 _GRACES_S = {True: (30.0,), False: (2.0, 5.0)}
-"""For what a child has under way when it is asked to end, and asked again; by whether its result is wanted."""
+"""Seconds for the work under way of a child that is asked to end, and again; by whether its result is kept."""
 _SHOWN = 300
 _ERROR = "forecast-autotune: error: "
 _SUMMARIES = ("forecast-autotune: captured", "forecast-autotune: no kernel")
@@ -59,7 +59,7 @@ class UserProgram:
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How a child ended."""
+    """The end of a child: its status and its output."""
 
     status: int
     stdout: str
@@ -97,25 +97,23 @@ def record(
     words = ["run", "--recording", str(folder), *(["--capture"] if capture else []), *program.words]
     environment = {"FORECAST_AUTOTUNE_CACHE_DIR": str(store)}
     environment["FORECAST_AUTOTUNE_VARIANTS"] = "store" if variants else "off"
-    ended = run_command(words, seconds=seconds, environment=environment)
-    (folder / OUTPUT_FILE).write_text(ended.stdout + ended.stderr, encoding="utf-8", errors="replace")
+    end = run_command(words, seconds=seconds, environment=environment)
+    (folder / OUTPUT_FILE).write_text(end.stdout + end.stderr, encoding="utf-8", errors="replace")
     try:
         text = (folder / RECORDING_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
         text = ""
-    if ended.status and ended.in_time:
-        how = f"with exit status {ended.status}" if ended.status > 0 else f"by signal {-ended.status}"
-        said = ended.last_line.removeprefix(_ERROR)
-        raise CommandError(f"the program fails, {how}: {said or 'it says nothing'}")
+    if end.status and end.in_time:
+        how = f"with exit status {end.status}" if end.status > 0 else f"by signal {-end.status}"
+        line = end.last_line.removeprefix(_ERROR)
+        raise CommandError(f"the program fails, {how}: {line or 'it says nothing'}")
     if not text:
         why = (
-            "it ends by os._exit, which skips what is to be written then"
-            if ended.in_time
-            else "it was killed"
+            "it ends by os._exit, which skips what is to be written then" if end.in_time else "it was killed"
         )
-        raise CommandError(f"the program left no recording: {ended.last_line or why}")
+        raise CommandError(f"the program left no recording: {end.last_line or why}")
     recording = ProgramRecording.from_json(json.loads(text))
-    if ended.in_time:
+    if end.in_time:
         return recording
     recording = replace(recording, interrupted=True)
     (folder / RECORDING_FILE).write_text(json.dumps(recording.to_json()), encoding="utf-8")
@@ -133,9 +131,9 @@ def run_command(
             stdout, stderr = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             in_time = False
-            stdout, stderr = _interrupted(child, wanted=True)
+            stdout, stderr = _interrupt(child, keep_result=True)
     except KeyboardInterrupt:
-        _interrupted(child, wanted=False)
+        _interrupt(child, keep_result=False)
         raise
     finally:
         _signal_group(child, signal.SIGKILL)  # whatever it left behind
@@ -159,12 +157,12 @@ def start_command(words: Sequence[str], environment: Mapping[str, str]) -> subpr
 def end_child(child: subprocess.Popen[str]) -> None:
     """Ask a child to end, and kill it and what it left behind."""
     if child.poll() is None:
-        _interrupted(child, wanted=False)
+        _interrupt(child, keep_result=False)
     _signal_group(child, signal.SIGKILL)
 
 
-def _interrupted(child: subprocess.Popen[str], *, wanted: bool) -> tuple[str, str]:
-    for grace in _GRACES_S[wanted]:
+def _interrupt(child: subprocess.Popen[str], *, keep_result: bool) -> tuple[str, str]:
+    for grace in _GRACES_S[keep_result]:
         _signal_group(child, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             return child.communicate(timeout=grace)

@@ -1,4 +1,4 @@
-"""What an improvement found, as a table for people and as one HTML page."""
+"""The result of an improvement, as a table for people and as one HTML page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forecast_harness.targets.packs.load import load_pack
 
 _NAME = 48
 _SMALL_SHARE = 0.05
-"""Of a step: libraries' kernels below it are summed up."""
+"""Share of a step; libraries' kernels below it are summed up."""
 
 
 def time_text(seconds: float) -> str:
@@ -27,16 +27,16 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us" if seconds else "-"
 
 
-def rows(found: Improvement) -> list[tuple[str, ...]]:
+def rows(work: Improvement) -> list[tuple[str, ...]]:
     """Kernel, kind, share of a step, calls per step, median time, roofline, and what came of it.
 
     Small parts that are left and alike stand in one row.
     """
     small = [
-        p for p in found.parts if not p.can_be_searched and p.kind == "library" and p.share < _SMALL_SHARE
+        p for p in work.parts if not p.can_be_searched and p.kind == "library" and p.share < _SMALL_SHARE
     ]
     small = small if len(small) > 1 else []
-    listed: list[tuple[str, ...]] = [
+    table: list[tuple[str, ...]] = [
         (
             printable(_short_name(p.name), _NAME),
             p.kind,
@@ -44,17 +44,17 @@ def rows(found: Improvement) -> list[tuple[str, ...]]:
             f"{p.calls:.3g}",
             time_text(p.median_s),
             time_text(p.roofline_s),
-            _outcome(found, p.name)
+            _outcome(work, p.name)
             or p.reason
             or ("below 1 % of a step" if p.share < 0.01 else "left: others promise more"),
         )
-        for p in found.parts
+        for p in work.parts
         if p not in small
     ]
     if small:
         share = sum(p.share for p in small)
-        listed.append((f"{len(small)} others", "library", f"{share:.1%}", "", "", "", small[0].reason))
-    return listed
+        table.append((f"{len(small)} others", "library", f"{share:.1%}", "", "", "", small[0].reason))
+    return table
 
 
 def _short_name(name: str) -> str:
@@ -66,27 +66,27 @@ def _short_name(name: str) -> str:
 HEADS = ("kernel", "kind", "share", "calls", "median", "roofline", "result")
 
 
-def _outcome(found: Improvement, name: str) -> str:
-    ended = found.searches.get(name)
-    if ended is None:
+def _outcome(work: Improvement, name: str) -> str:
+    end = work.searches.get(name)
+    if end is None:
         return ""
-    if found.proof is not None and (gain := found.proof.parts.get(name)) is not None:
+    if work.proof is not None and (gain := work.proof.parts.get(name)) is not None:
         return f"{gain.text} in the program"
-    if found.proof is not None and name in found.proof.refused:
-        return f"not kept: {found.proof.refused[name]}"
-    if ended.problem:
-        return f"not searched: {ended.problem}"
-    if ended.source:
-        return f"{ended.speedup:.2f}x where it was searched, not yet proved in the program"
-    text = f"nothing faster was confirmed, {count_text(ended.measured, 'source')} measured"
-    return f"{text}; {ended.silence}" if ended.silence else text
+    if work.proof is not None and name in work.proof.refused:
+        return f"not kept: {work.proof.refused[name]}"
+    if end.problem:
+        return f"not searched: {end.problem}"
+    if end.source:
+        return f"{end.speedup:.2f}x where it was searched, not yet proved in the program"
+    text = f"nothing faster was confirmed, {count_text(end.measured, 'source')} measured"
+    return f"{text}; {end.silence}" if end.silence else text
 
 
-def step_text(found: Improvement) -> str:
+def step_text(work: Improvement) -> str:
     """The step, before and after."""
-    proof = found.proof
+    proof = work.proof
     if proof is None or proof.step is None:
-        return f"step {time_text(found.step_s)} ({found.step_how})"
+        return f"step {time_text(work.step_s)} ({work.step_how})"
     return (
         f"step {time_text(proof.before_s)} before, {time_text(proof.after_s)} after: {proof.step.text} "
         f"({proof.how}); memory {proof.peak_before / 2**20:.0f} MiB before, {proof.peak_after / 2**20:.0f} after"
@@ -102,27 +102,27 @@ def _own_source(part: Part) -> str:
     return ""
 
 
-def page(found: Improvement) -> str:
+def page(work: Improvement) -> str:
     """The page: table, then what each search did and the difference of its source."""
-    body = [f"<h1>{escape(' '.join(found.words))}</h1><p>{escape(step_text(found))}</p><table><tr>"]
+    body = [f"<h1>{escape(' '.join(work.words))}</h1><p>{escape(step_text(work))}</p><table><tr>"]
     body += [f"<th>{h}</th>" for h in HEADS] + ["</tr>"]
-    for row in rows(found):
+    for row in rows(work):
         body.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>")
     body.append("</table>")
-    for part in found.parts:
-        ended = found.searches.get(part.name)
-        if ended is None:
+    for part in work.parts:
+        end = work.searches.get(part.name)
+        if end is None:
             continue
-        body.append(f"<h2>{escape(part.name)}</h2><p>{escape(_outcome(found, part.name))}</p>")
-        if ended.folder:
-            link = f"{escape(ended.folder)}/report.html"
+        body.append(f"<h2>{escape(part.name)}</h2><p>{escape(_outcome(work, part.name))}</p>")
+        if end.folder:
+            link = f"{escape(end.folder)}/report.html"
             body.append(
                 f'<p><a href="{link}">its search</a>: lineage, forecasts against measurements, costs</p>'
             )
-        if ended.source:
+        if end.source:
             own = _own_source(part)
             lines = difflib.unified_diff(
-                own.splitlines(), ended.source.splitlines(), "before", "after", lineterm=""
+                own.splitlines(), end.source.splitlines(), "before", "after", lineterm=""
             )
             body.append(f"<pre>{escape(chr(10).join(lines))}</pre>")
     style = (

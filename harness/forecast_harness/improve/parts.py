@@ -1,4 +1,4 @@
-"""The parts of a program's time: which kernel takes which share, what could be had of it, and what can be improved."""
+"""The parts of a program's time: which kernel takes which share, its headroom, and the parts that can be improved."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Part(Record, label="part"):
     kind: str
     """`function`, `triton`, `torch.compile` or `library`."""
     share: float
-    """Of the time of a step."""
+    """Share of the time of a step."""
     calls: float
-    """Per step."""
+    """Calls per step."""
     median_s: float
     roofline_s: float = 0.0
     """Time to move its arguments once; 0 where the device's bandwidth is not known."""
     target: str = ""
-    """What `search` takes; empty for a part that is left."""
+    """The target for `search`; empty for a part that is left."""
     reason: str = ""
     """Why it is left."""
     file: str = ""
@@ -57,7 +57,7 @@ class Part(Record, label="part"):
 
     @property
     def stem(self) -> str:
-        """A name for its files: of a function in a module, the module's name too, as another may have such a one."""
+        """A name for its files, with a function's module, as another module may have a function of that name."""
         return self.name.removeprefix("__main__:").replace(":", ".")
 
     @property
@@ -82,9 +82,9 @@ def parts_of(
 ) -> list[Part]:
     """The parts of a recorded program, the largest first; packs of its functions are written below `folder`."""
     functions = {f.name: f for f in recording.functions}
-    captured: dict[str, CapturedCall] = {}
-    for one in captures:
-        captured.setdefault(one.kernel.name, one)
+    calls: dict[str, CapturedCall] = {}
+    for capture in captures:
+        calls.setdefault(capture.kernel.name, capture)
     on_device = any(name not in functions for name in steps.launches)
     total = sum(t.seconds for n, t in steps.launches.items() if (n in functions) is not on_device) or 1.0
     if not on_device:
@@ -94,7 +94,7 @@ def parts_of(
         part = Part(name, "library", times.seconds / total, times.calls, times.median_s)
         if (function := functions.get(name)) is not None:
             part = _function_part(replace(part, kind="function", function=function), function, folder)
-        elif (call := captured.get(name)) is not None:
+        elif (call := calls.get(name)) is not None:
             part = _kernel_part(part, call, folder, program)
         elif name.startswith("triton_"):
             reason = "torch.compile makes it anew: `run` tunes its configs, and serves no other source"
@@ -103,7 +103,7 @@ def parts_of(
             part = replace(part, reason="no source can be had for it: it is no Triton kernel")
         parts.append(part)
     has_gpu = recording.device is not None and recording.device.backend not in ("", "cpu")
-    for name in captured.keys() - steps.launches.keys():
+    for name in calls.keys() - steps.launches.keys():
         parts.append(Part(name, "triton", 0.0, 0.0, 0.0, reason=_ELSEWHERE if has_gpu else _NO_GPU))
     return sorted(parts, key=lambda p: -p.share)
 
@@ -113,9 +113,9 @@ def chosen_parts(parts: Iterable[Part], most: int | None) -> list[Part]:
     able = sorted((p for p in parts if p.can_be_searched), key=lambda p: -p.expected)
     if most is not None:
         return able[:most]
-    whole, sum_so_far, chosen = sum(p.expected for p in able), 0.0, []
+    total, sum_so_far, chosen = sum(p.expected for p in able), 0.0, []
     for part in able:
-        if part.share < LEAST_SHARE or sum_so_far > IMPROVED_SHARE * whole:
+        if part.share < LEAST_SHARE or sum_so_far > IMPROVED_SHARE * total:
             break
         sum_so_far += part.expected
         chosen.append(part)
@@ -144,7 +144,7 @@ def _kernel_part(part: Part, call: CapturedCall, folder: Path, program: UserProg
     place = folder / f"kernel-{call.kernel.name}.py"
     write_atomically(place, call.source.encode())
     spec = device_spec(call.device)
-    moved = tensor_bytes(call.arguments)
-    roofline = moved / (spec.memory_gb_s * 1e9) if spec.memory_gb_s else 0.0
+    size = tensor_bytes(call.arguments)
+    roofline = size / (spec.memory_gb_s * 1e9) if spec.memory_gb_s else 0.0
     target = f"{place}:{call.kernel.name}@{call.kernel.source_sha256[:12]}"
     return replace(part, target=target, roofline_s=roofline)

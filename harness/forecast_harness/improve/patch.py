@@ -1,4 +1,4 @@
-"""A unified diff of the user's own files: what holds in the program, with the original for every other call."""
+"""A unified diff of the user's own files: sources that hold in the program, and the original for all other calls."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ def patch_text(
     `faster` has the function and the module that takes its place by name. `kernels` has the file of a Triton kernel by
     name: where it has a tuner, that one takes the verified variants of the store besides.
     """
-    changed: dict[Path, str] = {}
+    texts: dict[Path, str] = {}
     for kernel, own in kernels.items():
-        text = changed.get(Path(own)) or read_document(Path(own))
-        if (served := _served_tuner(text, kernel)) is not None:
-            changed[Path(own)] = served
+        text = texts.get(Path(own)) or read_document(Path(own))
+        if (tuned_text := _serve_tuner(text, kernel)) is not None:
+            texts[Path(own)] = tuned_text
     for function, faster_text in faster.values():
         path, name = Path(function.file), function.name.partition(":")[2]
         module = f"{name}_faster"
-        while path.with_name(f"{module}.py") in changed:  # of a neighbour's function of that name
+        while path.with_name(f"{module}.py") in texts:  # for a function of that name in another file
             module += "_2"
-        text = changed.get(path) or read_document(path)
+        text = texts.get(path) or read_document(path)
         tree = python_parser.parse_module(text)
         node = _function(tree, name)
         assert node is not None  # it was recorded
         tensors = [a.name for a in function.forms[0].arguments if a.kind == "tensor"]
-        changed[path] = _dispatched(text, tree, node, module, path, tensors)
-        changed[path.with_name(f"{module}.py")] = faster_text
-    return "".join(_diff(path, text, root) for path, text in sorted(changed.items()))
+        texts[path] = _dispatch(text, tree, node, module, path, tensors)
+        texts[path.with_name(f"{module}.py")] = faster_text
+    return "".join(_diff(path, text, root) for path, text in sorted(texts.items()))
 
 
 def _diff(path: Path, text: str, root: Path) -> str:
-    shown = os.path.relpath(path, root)
+    name = os.path.relpath(path, root)
     before = read_document(path).splitlines(keepends=True) if path.exists() else []
     lines: Iterator[str] = difflib.unified_diff(
         before,
         text.splitlines(keepends=True),
-        f"a/{shown}" if before else "/dev/null",
-        f"b/{shown}",
+        f"a/{name}" if before else "/dev/null",
+        f"b/{name}",
     )
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
@@ -60,17 +60,17 @@ def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
     return next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
 
 
-def _served_tuner(text: str, name: str) -> str | None:
+def _serve_tuner(text: str, name: str) -> str | None:
     """The file with the kernel's `triton.autotune` replaced by ours, and variants asked for; None without a tuner."""
     tree = python_parser.parse_module(text)
     kernel = _function(tree, name)
     calls = [d for d in kernel.decorator_list if isinstance(d, ast.Call)] if kernel is not None else []
     tuner = next((c for c in calls if ast.unparse(c.func).rpartition(".")[2] == "autotune"), None)
-    given = [*tuner.args, *(k.value for k in tuner.keywords)] if tuner is not None else []
-    if tuner is None or not given:
+    arguments = [*tuner.args, *(k.value for k in tuner.keywords)] if tuner is not None else []
+    if tuner is None or not arguments:
         return None
     lines = text.splitlines(keepends=True)
-    last = max(given, key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0))
+    last = max(arguments, key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0))
     for node, word, keeps in ((last, ', variants="store"', True), (tuner.func, "forecast_autotune", False)):
         number = (node.end_lineno or node.lineno) - 1
         line, end = lines[number].encode(), node.end_col_offset or 0
@@ -87,7 +87,7 @@ def _last_import(tree: ast.Module, before: ast.FunctionDef | None) -> int:
     return max([0, *(n.end_lineno or n.lineno for n in heads if before is None or n.lineno < before.lineno)])
 
 
-def _dispatched(
+def _dispatch(
     text: str, tree: ast.Module, node: ast.FunctionDef, module: str, path: Path, tensors: Sequence[str]
 ) -> str:
     """The file, parsed as `tree`, with the function renamed, and one of its name behind it that chooses."""

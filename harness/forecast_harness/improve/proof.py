@@ -28,7 +28,7 @@ from forecast_harness.improve.steps import steps_of
 TURNS, _MOST_TURNS = 3, 6
 """Runs in turns, or pairs of runs: at least, and where the time allows, which nothing that they show decides."""
 _QUANTILE_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}
-"""Student's, for the mean of so many differences; of more, at most the last one."""
+"""Student's, for the mean of so many differences; the last one also for more."""
 _BLOCK_S, _WANTED_BLOCKS = 0.02, 16
 """A block takes so long at least, but for a program of fewer steps than fill so many blocks."""
 _LEAST_PAIRS = 3
@@ -66,22 +66,22 @@ class Gain(Record, label="gain"):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The speed-up and its interval, for people."""
         return f"{1 / self.ratio:.2f}x, 95 % interval {1 / self.high:.2f}x to {1 / self.low:.2f}x"
 
 
 @dataclass(frozen=True)
 class ProgramProof(Record, label="proof"):
-    """What holds in the program."""
+    """The sources that hold in the program, and their gains."""
 
     step: Gain | None = None
     """None where nothing was left to be timed."""
     before_s: float = 0.0
     after_s: float = 0.0
     how: str = ""
-    """How steps were found, and taken in turns."""
+    """The way in which steps were found, and taken in turns."""
     parts: Mapping[str, Gain] = field(default_factory=dict)
-    """Of the time of each part's calls, for those that hold."""
+    """Gains in the time of each part's calls, for those that hold."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why others do not hold."""
     peak_before: int = 0
@@ -90,11 +90,11 @@ class ProgramProof(Record, label="proof"):
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """What is to be proved, and how the program is run for it."""
+    """The sources to prove, and the way to run the program for it."""
 
     program: UserProgram
     plan: RecordingPlan
-    """With the functions to watch; nothing replaced."""
+    """The plan of each run: it watches the functions, and replaces none."""
     replaced: Mapping[str, str]
     """Modules that stand in for functions, as the plan has them."""
     served: Sequence[str]
@@ -107,9 +107,9 @@ class ProofRequest:
     calls: Mapping[str, float]
     """Calls of each source in a step."""
     run_s: float
-    """After which a run is ended."""
+    """Seconds after which a run is ended."""
     ends: float
-    """When the last turn should have ended, by `time.monotonic`."""
+    """The time, by `time.monotonic`, at which the last turn should have ended."""
 
 
 def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProof:
@@ -136,11 +136,11 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
     except CommandError as error:
         why = f"the program fails while it is timed: {error}"
         return ProgramProof(refused={**refused, **dict.fromkeys(names, why)})
-    pairs = [pair for run in (*turns.runs, *turns.profiled) for pair in run]
+    pairs = [pair for run in (*turns.runs, *turns.profile) for pair in run]
     median = statistics.median
     step = Gain.of([median(a.seconds / b.seconds for b, a in run) for run in turns.runs])
     before_s, after_s = (median(p[w].seconds for run in turns.runs for p in run) for w in (0, 1))
-    peaks = [max(pair[which].peak_bytes for pair in pairs) for which in (0, 1)]
+    peaks = [max(pair[side].peak_bytes for pair in pairs) for side in (0, 1)]
     parts = {}
     for name in names:
         ratios = [
@@ -162,7 +162,7 @@ def prove(request: ProofRequest, progress: Callable[[str], None]) -> ProgramProo
 
 
 _Pair = Sequence[TurnBlock]
-"""Without the sources, and with them."""
+"""A block without the sources, and one with them."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class _Turns:
 
     how: str
     runs: Sequence[Sequence[_Pair]]
-    profiled: Sequence[Sequence[_Pair]] = ()
+    profile: Sequence[Sequence[_Pair]] = ()
     """Turns of a process whose launches were timed, which makes its steps longer."""
 
 
@@ -197,18 +197,18 @@ def _turns_within(request: ProofRequest, progress: Callable[[str], None]) -> _Tu
     each = calls[marker]
     plan = replace(request.plan, marker=marker, settling=each, block=each * (count + 1))
     runs: list[list[_Pair]] = []
-    profiled = 1 if request.served else 0
-    for turn in _rounds(request, TURNS + profiled, progress):
+    profile_count = 1 if request.served else 0
+    for turn in _rounds(request, TURNS + profile_count, progress):
         own = replace(plan, profile=turn == 0, served_first=turn % 2 == 0)
-        ran = _run(replace(request, plan=own), served=True)
-        if past := {*ran.unturned} & {*request.served}:
+        recording = _run(replace(request, plan=own), served=True)
+        if past := {*recording.unturned} & {*request.served}:
             return f"{min(past)} is also launched past its tuner, as by a graph"
-        blocks = ran.blocks[2 * round(len(ran.blocks) * _WARM_SHARE / 2) :]
-        runs.append(_paired([replace(b, seconds=b.seconds / count) for b in blocks]))
+        blocks = recording.blocks[2 * round(len(recording.blocks) * _WARM_SHARE / 2) :]
+        runs.append(_pairs([replace(b, seconds=b.seconds / count) for b in blocks]))
         if len(runs[-1]) < _LEAST_PAIRS:
             return "too few of its launches pass its tuner, as with a graph, or it ends too early"
-    how = f"{len(runs) - profiled} processes, in turns of {count} steps within each"
-    return _Turns(how, runs[profiled:], runs[:profiled])
+    how = f"{len(runs) - profile_count} processes, in turns of {count} steps within each"
+    return _Turns(how, runs[profile_count:], runs[:profile_count])
 
 
 def _turns_between(request: ProofRequest, reason: str, progress: Callable[[str], None]) -> _Turns:
@@ -217,24 +217,24 @@ def _turns_between(request: ProofRequest, reason: str, progress: Callable[[str],
     for turn in _rounds(request, TURNS, progress):
         blocks = []
         for served in (False, True) if turn % 2 == 0 else (True, False):
-            ran = _run(request, served=served)
-            steps = steps_of(ran)
+            recording = _run(request, served=served)
+            steps = steps_of(recording)
             medians = {n: t.median_s for n, t in steps.launches.items()}
-            blocks.append(TurnBlock(served, steps.seconds, ran.peak_bytes, medians))
-        runs.append(_paired(blocks))
+            blocks.append(TurnBlock(served, steps.seconds, recording.peak_bytes, medians))
+        runs.append(_pairs(blocks))
     return _Turns(f"{steps.how}; {len(runs)} processes each, not in turns within one: {reason}", runs)
 
 
-def _paired(blocks: Sequence[TurnBlock]) -> list[_Pair]:
+def _pairs(blocks: Sequence[TurnBlock]) -> list[_Pair]:
     return [sorted(two, key=lambda b: b.served) for two in zip(blocks[::2], blocks[1::2], strict=False)]
 
 
 def _serve_only(root: Path, kernels: Sequence[str]) -> None:
     """Remove the variants of all other kernels from the improvement's store, whose runs are served with all it has."""
     store = Store(root)
-    kept = [v for v in store.variants() if v.kernel in kernels]
+    variants = [v for v in store.variants() if v.kernel in kernels]
     store.clear_variants()
-    for variant in kept:
+    for variant in variants:
         store.put_variant(variant)
 
 
@@ -254,19 +254,19 @@ def _run(request: ProofRequest, *, served: bool, compare: bool = False) -> Progr
 
 def _compare(request: ProofRequest) -> dict[str, str]:
     """Why sources do not give the program's results, by name."""
-    ran = _run(request, served=True, compare=True)
+    recording = _run(request, served=True, compare=True)
     problems = {}
     for name in (*request.replaced, *request.served):
-        if not ran.replaced_calls.get(name):
+        if not recording.replaced_calls.get(name):
             problems[name] = (
                 "the program makes no call that it was verified for, or its tuner prefers the original: see "
                 f"{request.folder / 'with' / OUTPUT_FILE}"
             )
-        elif (difference := ran.differences.get(name, 0.0)) > 1.0:
+        elif (difference := recording.differences.get(name, 0.0)) > 1.0:
             problems[name] = f"a live call's result differs by {difference:.3g} times what rounding explains"
     if request.plan.check:
         _run(request, served=False, compare=True)
-        if reason := _checks_differ(
+        if reason := _check_difference(
             request.folder / "with" / CHECK_FILE, request.folder / "without" / CHECK_FILE
         ):
             why = f"{request.plan.check} returns otherwise: {reason}"
@@ -274,34 +274,34 @@ def _compare(request: ProofRequest) -> dict[str, str]:
     return problems
 
 
-def _checks_differ(theirs: Path, own: Path) -> str:
-    """How two files of checked results differ; empty where they agree."""
+def _check_difference(path: Path, own: Path) -> str:
+    """The difference of two files of checked results; empty where they agree."""
     import torch
 
-    listed = [torch.load(p, weights_only=True) if p.exists() else [] for p in (theirs, own)]
-    return _difference(*listed)
+    results = [torch.load(p, weights_only=True) if p.exists() else [] for p in (path, own)]
+    return _difference(*results)
 
 
-def _difference(one: object, other: object) -> str:
+def _difference(a: object, b: object) -> str:
     import torch
 
-    if isinstance(one, list) and isinstance(other, list):
-        if len(one) != len(other):
-            return f"{len(one)} results, not {len(other)}"
-        return next((why for a, b in zip(one, other, strict=True) if (why := _difference(a, b))), "")
-    if isinstance(one, dict) and isinstance(other, dict):
-        if one.keys() != other.keys():
+    if isinstance(a, list) and isinstance(b, list):
+        if len(a) != len(b):
+            return f"{len(a)} results, not {len(b)}"
+        return next((why for x, y in zip(a, b, strict=True) if (why := _difference(x, y))), "")
+    if isinstance(a, dict) and isinstance(b, dict):
+        if a.keys() != b.keys():
             return "other keys"
-        return next((why for key in one if (why := _difference(one[key], other[key]))), "")
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return f"{one.dtype} {list(one.shape)}, not {other.dtype} {list(other.shape)}"
-        narrow = one.is_floating_point() and one.element_size() <= 2
-        a, b = one.double(), other.double()
-        distance = float((a - b).norm() / b.norm().clamp_min(1e-300))
-        limit = _CHECK_TOLERANCE[narrow] if one.is_floating_point() else 0.0
-        same = torch.equal(a.isfinite(), b.isfinite()) and (distance <= limit or torch.equal(a, b))
-        return "" if same else f"a relative distance of {distance:.3g}, and {limit:g} is accepted"
-    if isinstance(one, float) and isinstance(other, float):
-        return "" if math.isclose(one, other, rel_tol=_CHECK_TOLERANCE[False]) else f"{one}, not {other}"
-    return "" if one == other else f"{one!r:.40}, not {other!r:.40}"
+        return next((why for key in a if (why := _difference(a[key], b[key]))), "")
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{a.dtype} {list(a.shape)}, not {b.dtype} {list(b.shape)}"
+        narrow = a.is_floating_point() and a.element_size() <= 2
+        x, y = a.double(), b.double()
+        distance = float((x - y).norm() / y.norm().clamp_min(1e-300))
+        limit = _CHECK_TOLERANCE[narrow] if a.is_floating_point() else 0.0
+        is_same = torch.equal(x.isfinite(), y.isfinite()) and (distance <= limit or torch.equal(x, y))
+        return "" if is_same else f"a relative distance of {distance:.3g}, and {limit:g} is accepted"
+    if isinstance(a, float) and isinstance(b, float):
+        return "" if math.isclose(a, b, rel_tol=_CHECK_TOLERANCE[False]) else f"{a}, not {b}"
+    return "" if a == b else f"{a!r:.40}, not {b!r:.40}"

@@ -1,4 +1,4 @@
-"""One improvement of a program, in a folder: look, search, prove. What is done is not done again with `--resume`."""
+"""One improvement of a program, in a folder: look, search, prove. `--resume` repeats no step that is done."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _LEAST_LOOK_S = 60.0
 _LIMIT_OPTIONS = {"tokens": "--tokens", "money": "--money", "device_seconds": "--gpu-seconds"}
 """Limits by the names of `SearchCost`, as options of `search`."""
 _ENDLESS_RUN_S = 20.0
-"""For which a program that does not end by itself is run to be timed."""
+"""Seconds for which a program that does not end by itself is run to be timed."""
 _RUN_MARGIN = 3.0
-"""How much longer than the first run a later one may take."""
+"""A later run may take so many times as long as the first."""
 
 
 @dataclass(frozen=True)
 class ImproveSettings:
-    """How to improve: authors and limits."""
+    """Settings of an improvement: authors and limits."""
 
     device: str
     seconds: float
@@ -66,14 +66,14 @@ class ImproveSettings:
 
 @dataclass(frozen=True)
 class SearchEnd(Record, label="search end"):
-    """What a search of one part has come to."""
+    """The result of a search of one part."""
 
     speedup: float = 1.0
     confirmed: bool = False
     measured: int = 0
     seconds: float = 0.0
     spent: Mapping[str, float] = field(default_factory=dict)
-    """As `SearchCost` names it."""
+    """Costs by the names of `SearchCost`."""
     source: str = ""
     """The confirmed source, empty where there is none."""
     problem: str = ""
@@ -96,9 +96,9 @@ class Improvement(Record, schema=1, label="improvement"):
     store: str = ""
     """The store of its runs: captured calls, decisions, variants; empty for the folder's own."""
     run_s: float = 0.0
-    """Of one run of the program."""
+    """Seconds of one run of the program."""
     run_limit_s: float = _LEAST_LOOK_S
-    """After which a run is ended."""
+    """Seconds after which a run is ended."""
     step_s: float = 0.0
     steps: int = 0
     """Steps of one run, after warm-up."""
@@ -149,9 +149,9 @@ class ImproveSession:
             )
             most = max(_LEAST_LOOK_S, self.settings.seconds / 3)
             recording = record(self.program, plan, folder, self.store, seconds=most, capture=True)
-            tuned = any(True for _ in Store(self.store).decisions()) or steps_of(recording).count == 1
-            if self.settings.device == "cuda" and tuned:
-                # Its launches are those of candidates, too; its decisions are in the store for the next run.
+            has_tuned = any(True for _ in Store(self.store).decisions()) or steps_of(recording).count == 1
+            if self.settings.device == "cuda" and has_tuned:
+                # This recording has launches of candidates, too; the next one has the store's decisions.
                 began = time.monotonic()
                 self._tell("recording it once more, now that everything is tuned")
                 recording = record(self.program, plan, folder, self.store, seconds=most)
@@ -179,32 +179,32 @@ class ImproveSession:
         )
 
     def adopt(self, improvement: Improvement) -> None:
-        """Go on with what was begun before, in the store that it was begun with."""
+        """Go on with an earlier improvement, in the store that it began with."""
         self.store = Path(improvement.store) if improvement.store else self.store
         self.run_s, self.run_limit_s = improvement.run_s, improvement.run_limit_s
 
     def search(self, improvement: Improvement) -> None:
         """Search the parts that promise most, each within its share of what is left of the time."""
-        chosen = chosen_parts(improvement.parts, self.settings.kernels)
+        parts = chosen_parts(improvement.parts, self.settings.kernels)
         proof_s = (TURNS + 2) * self.run_s  # later runs take less: nothing is compiled
         least = _LEAST_SEARCH_S[self.settings.device]
-        for number, part in enumerate(chosen):
-            if (done := improvement.searches.get(part.name)) is not None and not done.problem:
+        for number, part in enumerate(parts):
+            if (end := improvement.searches.get(part.name)) is not None and not end.problem:
                 continue
-            left = self.settings.seconds - (time.monotonic() - self.began) - proof_s
-            share = part.expected / sum(p.expected for p in chosen[number:])
-            if left < least and number:
+            rest = self.settings.seconds - (time.monotonic() - self.began) - proof_s
+            share = part.expected / sum(p.expected for p in parts[number:])
+            if rest < least and number:
                 improvement.searches[part.name] = SearchEnd(
                     problem="no time was left for it: give more --seconds"
                 )
                 continue
-            limits = self._limits_left(improvement)
-            if spent := [name for name, amount in limits.items() if amount <= 0.0]:
-                improvement.searches[part.name] = SearchEnd(problem=f"no {spent[0]} are left for it")
+            limits = self._remaining_limits(improvement)
+            if limit_names := [name for name, amount in limits.items() if amount <= 0.0]:
+                improvement.searches[part.name] = SearchEnd(problem=f"no {limit_names[0]} are left for it")
                 continue
             # The next two need theirs, too: most of what a search gains, it gains early.
-            later = least * min(2, len(chosen) - number - 1)
-            seconds = max(min(left * share, left - later), least)
+            later = least * min(2, len(parts) - number - 1)
+            seconds = max(min(rest * share, rest - later), least)
             improvement.searches[part.name] = SearchEnd(problem="interrupted")  # until it has ended
             self._tell(f"searching {part.name}, {part.share:.0%} of a step, {seconds:.0f} s")
             improvement.searches[part.name] = self._search(part, seconds, limits)
@@ -242,14 +242,14 @@ class ImproveSession:
 
     def leave(self, improvement: Improvement, store: Store) -> list[Variant]:
         """Put the variants that hold into a store."""
-        held = set(improvement.held)
-        variants = [v for v in Store(self.store).variants() if v.kernel in held and v.checks]
+        names = set(improvement.held)
+        variants = [v for v in Store(self.store).variants() if v.kernel in names and v.checks]
         for variant in variants:
             store.put_variant(variant)
         return variants
 
     def save(self, improvement: Improvement) -> None:
-        """Keep what is known."""
+        """Write the improvement to its folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         data = json.dumps(improvement.to_json(), indent=1, allow_nan=False)
         write_atomically(self.folder / STATE_FILE, data.encode())
@@ -261,7 +261,7 @@ class ImproveSession:
         words += ["--resume"] if (folder / "log.jsonl").exists() else []
         return words, {"FORECAST_AUTOTUNE_CACHE_DIR": str(self.store)}
 
-    def _limits_left(self, improvement: Improvement) -> dict[str, float]:
+    def _remaining_limits(self, improvement: Improvement) -> dict[str, float]:
         ends = improvement.searches.values()
         return {n: most - sum(e.spent.get(n, 0.0) for e in ends) for n, most in self.settings.limits.items()}
 
@@ -279,11 +279,11 @@ class ImproveSession:
             words += ["--proposer", spec]
         for limit, amount in limits.items():
             words += [_LIMIT_OPTIONS[limit], f"{amount:.0f}" if limit == "tokens" else f"{amount:g}"]
-        ended = run_command(words, environment=environment)
+        end = run_command(words, environment=environment)
         took = time.monotonic() - began
         state = state_of(folder)
         if state is None:
-            return SearchEnd(problem=ended.last_line or "the search ended before it began", seconds=took)
+            return SearchEnd(problem=end.last_line or "the search ended before it began", seconds=took)
         return replace(_search_end(state), seconds=took, silence=_silence(state)[:200], folder=folder.name)
 
 
@@ -297,29 +297,29 @@ def state_of(folder: Path) -> SearchState | None:
 def _silence(state: SearchState) -> str:
     """Why authors gave no source at all; empty where each gave some, or had none to give."""
     answers = [(a.arm.partition("/")[0], a) for a in state.answers.values()]
-    heard = {author for author, a in answers if a.nodes or not a.problem}
+    writers = {author for author, a in answers if a.nodes or not a.problem}
     problems = {author: a.problem for author, a in answers}
     authors = dict.fromkeys(arm.partition("/")[0] for arm in state.context.arms)
     return "; ".join(
-        problems.get(author, f"{author}: no answer") for author in authors if author not in heard
+        problems.get(author, f"{author}: no answer") for author in authors if author not in writers
     )
 
 
 def _search_end(state: SearchState) -> SearchEnd:
-    best, measured = state.best, len(state.judged)
-    spent = {name: float(getattr(state.spent, name)) for name in _LIMIT_OPTIONS}
+    best, count = state.best, len(state.judged)
+    costs = {name: float(getattr(state.spent, name)) for name in _LIMIT_OPTIONS}
     if best == state.seeds[0] or state.evidence(best) != "confirmed":
         reason = "" if state.stopped is None or state.scores else state.stopped.reason
-        return SearchEnd(measured=measured, spent=spent, problem=reason)
-    judged = state.confirmed.get(best) or state.judged[best]
-    if judged.faster_at == ():
-        return SearchEnd(measured=measured, spent=spent, problem="slower at every call by itself")
+        return SearchEnd(measured=count, spent=costs, problem=reason)
+    result = state.confirmed.get(best) or state.judged[best]
+    if result.faster_at == ():
+        return SearchEnd(measured=count, spent=costs, problem="slower at every call by itself")
     source = state.nodes[best].source
-    config: Any = judged.config
+    config: Any = result.config
     if isinstance(config, Mapping) and state.target.kind == "pack":
         source = apply_config(source, dict(config))
     return SearchEnd(
-        2**-state.best_score, True, measured, spent=spent, source=source, faster_at=judged.faster_at
+        2**-state.best_score, True, count, spent=costs, source=source, faster_at=result.faster_at
     )
 
 

@@ -23,9 +23,9 @@ class PartTimes:
     """The launches of one name, in the steps after warm-up."""
 
     calls: float
-    """Per step."""
+    """Calls per step."""
     seconds: float
-    """Of one step."""
+    """Seconds of one step."""
     median_s: float
 
 
@@ -44,16 +44,16 @@ def steps_of(recording: ProgramRecording) -> Steps:
     """The steps of a recording: calls of the named function, else periods of its launches, else the whole run."""
     launches = recording.launches
     if recording.steps:
-        kept = recording.steps[int(len(recording.steps) * _WARM_SHARE) :]
+        warm_steps = recording.steps[int(len(recording.steps) * _WARM_SHARE) :]
         # The device has a clock of its own: all of its launches stand for all steps.
         warm = recording.device is None or recording.device.backend == "cpu"
-        count = len(kept if warm else recording.steps)
-        inside = tuple(x for x in launches if not warm or x[1] >= kept[0][0])
-        seconds = statistics.median(s for _, s in kept)
+        count = len(warm_steps if warm else recording.steps)
+        inside = tuple(x for x in launches if not warm or x[1] >= warm_steps[0][0])
+        seconds = statistics.median(s for _, s in warm_steps)
         return Steps(count, seconds, "by its function", _times(recording, inside, count))
     numbers = [number for number, _, _ in launches]
-    period, covered = launch_period(numbers)
-    count = covered // period if period else 0
+    period, length = launch_period(numbers)
+    count = length // period if period else 0
     if count < _SHOWN_PERIODS:
         return Steps(1, recording.seconds, "the whole run is one step", _times(recording, launches, 1))
     count -= max(1, int(count * _WARM_SHARE))
@@ -67,11 +67,11 @@ def launch_period(numbers: Sequence[int]) -> tuple[int, int]:
     """The shortest period of the end of a sequence, and the elements that it covers; 0, 0 where there is none."""
     n = len(numbers)
     for period in range(1, n // _SHOWN_PERIODS + 1):
-        covered = period
-        while covered < n and numbers[n - 1 - covered] == numbers[n - 1 - covered + period]:
-            covered += 1
-        if covered >= max(_SHOWN_PERIODS * period, n * _COVERED_SHARE):
-            return period, covered
+        length = period
+        while length < n and numbers[n - 1 - length] == numbers[n - 1 - length + period]:
+            length += 1
+        if length >= max(_SHOWN_PERIODS * period, n * _COVERED_SHARE):
+            return period, length
     return 0, 0
 
 
