@@ -19,6 +19,6 @@ def advice_questions(options: argparse.Namespace) -> Iterator[OpenQuestion]:
     if options.store is not None and options.tables:
         raise UsageError("--store and TABLE files exclude each other: give one")
     tables: Iterable[Table] = load_tables(options) if options.store is None else open_store(options).tables()
-    for one in AdvisedKernel.of_tables(tables):
-        prompt = advice_prompt(one.samples, one.source)
-        yield OpenQuestion("advice", ADVICE_VERSION, one.kernel.name, prompt, one.kernel.name)
+    for kernel in AdvisedKernel.of_tables(tables):
+        prompt = advice_prompt(kernel.samples, kernel.source)
+        yield OpenQuestion("advice", ADVICE_VERSION, kernel.kernel.name, prompt, kernel.kernel.name)

@@ -36,16 +36,16 @@ _MAX_SHOWN_SKIPS = 5
 
 def advise(options: argparse.Namespace, output: Output) -> int:
     """Ask for advice, take it from files, or list it; 1 if any was refused or there was nothing to ask about."""
-    named = {
+    modes = {
         "KERNEL": options.what is not None,
         "--stored": options.stored,
         "--library": options.library is not None,
         "--from": bool(options.sources),
         "--list": options.list,
     }
-    if sum(named.values()) != 1:
-        given = " and ".join(name for name, there in named.items() if there) or "none"
-        raise UsageError(f"advise takes one of {', '.join(named)}; given: {given}")
+    if sum(modes.values()) != 1:
+        names = " and ".join(name for name, there in modes.items() if there) or "none"
+        raise UsageError(f"advise takes one of {', '.join(modes)}; given: {names}")
     if options.list:
         return _list(options, output)
     if options.to is not None:
@@ -60,11 +60,11 @@ def _write_layer(options: argparse.Namespace, output: Output) -> int:
     if options.library is None:
         raise UsageError("--to writes the advice on a library's kernels: give --library PKG, too")
     path, store = output_path("--to", options.to, SUFFIX), open_store(options)
-    held = {a.source_sha256: a for a in store.advice_of(options.kernel)}
-    targets = library_kernels(options.library, held).kernels
+    advice = {a.source_sha256: a for a in store.advice_of(options.kernel)}
+    targets = library_kernels(options.library, advice).kernels
     release = _release_of(options.library)
-    known = [t for t in targets if t.kernel.source_sha256 in held]
-    records = [layer_record(held[t.kernel.source_sha256], t, release) for t in known]
+    own = [t for t in targets if t.kernel.source_sha256 in advice]
+    records = [layer_record(advice[t.kernel.source_sha256], t, release) for t in own]
     if not records:
         raise CommandError(
             f"{store.root} holds no advice on kernels of {options.library} as it is installed: have it written first, "
@@ -72,7 +72,7 @@ def _write_layer(options: argparse.Namespace, output: Output) -> int:
         )
     with open_named_output(path) as stream:
         stream.write(layer_of(records))
-    missing = sorted({t.kernel.name for t in targets if t.kernel.source_sha256 not in held and t.configs})
+    missing = sorted({t.kernel.name for t in targets if t.kernel.source_sha256 not in advice and t.configs})
     lines = [f"advice on {len(records)} kernels written to {path}"]
     lines += [f"without advice: {', '.join(missing)}"] if missing else []
     lines.append(
@@ -92,11 +92,11 @@ def layer_record(advice: Advice, target: UserKernel, release: Mapping[str, str])
     parameters = {name for config in target.configs for name, _ in config.kwargs}
     form = frameworks.triton().normal_form_hash(target.fn)
     place = place_of(package, target.kernel.name, parameters)
-    text, *others = map(without_comments, (advice.text, *advice.others))
+    text, *rest = map(without_comments, (advice.text, *advice.others))
     return replace(
         advice,
         text=text,
-        others=tuple(others),
+        others=tuple(rest),
         extra={**advice.extra, **release, "normal_sha256": form, "place": place},
     )
 
@@ -114,7 +114,7 @@ def _release_of(package: str) -> dict[str, str]:
 
 
 def layer_of(records: Sequence[Advice]) -> bytes:
-    """Records as a layer's bytes, whenever they were written; of one place, those of the latest release last."""
+    """Records as a layer's bytes, whenever they were written; those of one place in the order of releases."""
 
     def order(record: Advice) -> tuple[object, ...]:
         release = re.findall(r"\d+", str(record.extra.get("package_version", "")))
@@ -136,11 +136,11 @@ def _ask(options: argparse.Namespace, output: Output) -> int:
     from forecast_autotune.llm.providers import provider
 
     provider().check(spec)
-    spent = Usage()
+    total = Usage()
 
     def add_usage(usage: Usage) -> None:
-        nonlocal spent
-        spent += usage
+        nonlocal total
+        total += usage
 
     store = open_store(options)
     session = _AdvisingSession(
@@ -151,24 +151,24 @@ def _ask(options: argparse.Namespace, output: Output) -> int:
     )
     rows: list[dict[str, Any]] = []
     try:
-        with output.progress("advising") as moved:
+        with output.progress("advising") as advance:
             for number, (name, kernel) in enumerate(_kernels(options, store, output)):
-                moved(number, number + 1, name)
+                advance(number, number + 1, name)
                 rows.append(session.advise(name, kernel))
                 if why := rows[-1].get("why"):
                     output.remark(f"{name}: {why}")
     except KeyboardInterrupt:
-        written = sum(r["outcome"] == "written" for r in rows)
-        output.remark(f"interrupted: the {written} written so far are kept in {store.root}")
+        count = sum(r["outcome"] == "written" for r in rows)
+        output.remark(f"interrupted: the {count} written so far are kept in {store.root}")
         raise
     if not rows:
-        raise CommandError(_nothing_found(options, store))
+        raise CommandError(_no_kernel_text(options, store))
     usage = {
-        "requests": spent.requests,
-        "prompt_tokens": spent.prompt_tokens,
-        "output_tokens": spent.output_tokens,
-        "seconds": round(spent.seconds, 3),
-        "money": spent.money,
+        "requests": total.requests,
+        "prompt_tokens": total.prompt_tokens,
+        "output_tokens": total.output_tokens,
+        "seconds": round(total.seconds, 3),
+        "money": total.money,
     }
     return _report(rows, {"model": session.model, "usage": usage}, store, output)
 
@@ -185,9 +185,9 @@ class _AdvisingSession:
         if isinstance(kernel, str):
             return {"kernel": name, "outcome": "skipped", "why": kernel}
         row: dict[str, Any] = {"kernel": name, "source_sha256": kernel.kernel.source_sha256}
-        held = usable_advice(self.store, kernel.kernel.source_sha256)
-        if held is not None and not self.again:
-            return {**row, "outcome": "kept", **describe_advice(held)}
+        earlier = usable_advice(self.store, kernel.kernel.source_sha256)
+        if earlier is not None and not self.again:
+            return {**row, "outcome": "kept", **describe_advice(earlier)}
         begin = time.perf_counter()
         try:
             about = {"source": kernel.source, "model": self.model, "at": utc_now()}
@@ -218,9 +218,9 @@ def _kernels(
         output.remark(f"skipped: {text}")
     if len(kernels.skipped) > _MAX_SHOWN_SKIPS:
         output.remark(f"skipped: {len(kernels.skipped) - _MAX_SHOWN_SKIPS} others, too")
-    wanted = (options.kernel or "").lower()
+    part = (options.kernel or "").lower()
     for target in kernels.kernels:
-        if wanted not in target.kernel.name.lower():
+        if part not in target.kernel.name.lower():
             continue
         try:
             yield target.kernel.name, AdvisedKernel.of(target, store)
@@ -228,7 +228,7 @@ def _kernels(
             yield target.kernel.name, str(error)
 
 
-def _nothing_found(options: argparse.Namespace, store: Store) -> str:
+def _no_kernel_text(options: argparse.Namespace, store: Store) -> str:
     some = f" whose name contains {options.kernel!r}" if options.kernel else ""
     if options.stored:
         return (
@@ -247,9 +247,9 @@ def _take(options: argparse.Namespace, output: Output) -> int:
             if (options.kernel or "").lower() not in advice.kernel.lower():
                 continue
             row = {"kernel": advice.kernel, "source_sha256": advice.source_sha256}
-            held = usable_advice(store, advice.source_sha256)
-            if held is not None and not options.again:
-                rows.append({**row, "outcome": "kept", **describe_advice(held)})
+            earlier = usable_advice(store, advice.source_sha256)
+            if earlier is not None and not options.again:
+                rows.append({**row, "outcome": "kept", **describe_advice(earlier)})
                 continue
             try:
                 samples = stored_samples(tables_of_source(store, advice.kernel, advice.source_sha256))
@@ -268,7 +268,7 @@ def _take(options: argparse.Namespace, output: Output) -> int:
 
 
 def read_advice(path: Path) -> list[Advice]:
-    """Advice in a file of records or tables, or in a store's directory; what is on one source is joined.
+    """Advice in a file of records or tables, or in a store's directory; records on one source are joined.
 
     Raises `RecordError` for a file that is neither, and for a record that is damaged.
     """
@@ -276,26 +276,26 @@ def read_advice(path: Path) -> list[Advice]:
         return Store(path).advice_of()
     lines: list[dict[str, Any]] = []
     tables = read_tables(path, lines.append)
-    given = [line for line in lines if line.get("type") == ADVICE]
-    given += [t.problem.extra[ADVICE] for t in tables if t.problem.extra.get(ADVICE) is not None]
+    data = [line for line in lines if line.get("type") == ADVICE]
+    data += [t.problem.extra[ADVICE] for t in tables if t.problem.extra.get(ADVICE) is not None]
     by_source: dict[str, list[Advice]] = {}
-    for advice in map(Advice.from_json, given):
+    for advice in map(Advice.from_json, data):
         by_source.setdefault(advice.source_sha256, []).append(advice)
-    return [_joined(several) for several in by_source.values()]
+    return [_join(group) for group in by_source.values()]
 
 
-def _joined(several: Sequence[Advice]) -> Advice:
+def _join(group: Sequence[Advice]) -> Advice:
     """Independent cost functions of one source as one record, which are followed together."""
-    texts = dict.fromkeys(text for advice in several for text in (advice.text, *advice.others))
-    models = dict.fromkeys(advice.model for advice in several if advice.model)
-    return replace(several[0], others=tuple(texts)[1:MAX_FUNCTIONS], model=", ".join(models))
+    texts = dict.fromkeys(text for advice in group for text in (advice.text, *advice.others))
+    models = dict.fromkeys(advice.model for advice in group if advice.model)
+    return replace(group[0], others=tuple(texts)[1:MAX_FUNCTIONS], model=", ".join(models))
 
 
 def _report(rows: Sequence[dict[str, Any]], more: dict[str, Any], store: Store, output: Output) -> int:
     from forecast_autotune.report.table import shown_text
 
-    if unsaved := [note for note in store.issued_warnings if "advice cannot be written" in note]:
-        raise CommandError(unsaved[0])
+    if failures := [note for note in store.issued_warnings if "advice cannot be written" in note]:
+        raise CommandError(failures[0])
     count = {
         word: sum(r["outcome"] == word for r in rows) for word in ("written", "kept", "refused", "skipped")
     }
@@ -338,9 +338,9 @@ def _list(options: argparse.Namespace, output: Output) -> int:
 
 def usable_advice(store: Store, source_sha256: str) -> Advice | None:
     """The advice on a source, unless this release cannot read it."""
-    held = store.advice(source_sha256)
+    advice = store.advice(source_sha256)
     try:
-        return held if held is not None and held.functions else None
+        return advice if advice is not None and advice.functions else None
     except AdviceError:
         return None
 

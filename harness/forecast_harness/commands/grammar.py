@@ -7,7 +7,7 @@ import argparse
 from forecast_autotune.commands.registry import SECONDS, Commands, IntegerRange, device_number, store_option
 
 CODE_PATHS = ("auto", "machine-code", "host-code")
-"""How Triton sources come to the clock."""
+"""The ways of Triton sources to the clock."""
 KERNEL_HELP = "a kernel: KERNEL.py:FN, or package.module:FN of an installed package"
 DEVICE_HELP = "run there: cuda (default, if there is one), cpu"
 CASES = IntegerRange(1, 100_000)
@@ -35,7 +35,7 @@ def verify(commands: Commands) -> None:
         metavar="SOLUTION",
         help="a file or a solution of the pack; none: the pack, or the kernel",
     )
-    _contained(parser, 18)
+    _sandbox_options(parser, 18)
 
 
 def bench(commands: Commands) -> None:
@@ -57,7 +57,7 @@ def bench(commands: Commands) -> None:
         "--seconds", type=SECONDS, default=60.0, metavar="S", help="most seconds of one contest"
     )
     path_option(parser)
-    _contained(parser, 18)
+    _sandbox_options(parser, 18)
 
 
 def variants(commands: Commands) -> None:
@@ -87,7 +87,7 @@ def variants(commands: Commands) -> None:
     )
     parser.add_argument("--kernel", metavar="TEXT", help="with list: only kernels whose name contains this")
     store_option(parser)
-    _contained(parser, 12)
+    _sandbox_options(parser, 12)
 
 
 def advise(commands: Commands) -> None:
@@ -133,7 +133,7 @@ def _from_option(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--from", dest="sources", nargs="+", default=[], metavar="FILE", help=text)
 
 
-def _contained(parser: argparse.ArgumentParser, cases: int) -> None:
+def _sandbox_options(parser: argparse.ArgumentParser, cases: int) -> None:
     parser.add_argument("--device", type=device_number, metavar="DEVICE", help=f"{DEVICE_HELP}, or a number")
     parser.add_argument("--level", metavar="NAME", help="insist on a containment (default: the strongest)")
     parser.add_argument("--cases", type=CASES, default=cases, metavar="N", help="launches with varied inputs")

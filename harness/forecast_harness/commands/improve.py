@@ -26,42 +26,42 @@ def improve(options: argparse.Namespace, output: Output) -> int:
     from forecast_harness.improve.session import ImproveSession
 
     require_packages("improve", "torch")
-    recorded = None if options.from_run is None else Path(options.from_run)
-    words = _words(options, recorded)
-    folder = Path(options.out or _folder_name(words) + ("" if recorded is None else "-again"))
+    earlier_run = None if options.from_run is None else Path(options.from_run)
+    words = _words(options, earlier_run)
+    folder = Path(options.out or _folder_name(words) + ("" if earlier_run is None else "-again"))
     if options.patch is not None:
         output_path("--patch", options.patch, "")
-    known = _known(folder, options.resume, words)
+    earlier = _earlier_improvement(folder, options.resume, words)
     session = ImproveSession(
         tuple(words), _settings(options), folder, (lambda line: None) if options.quiet else output.remark
     )
-    shown: contextlib.AbstractContextManager[object] = (
+    display: contextlib.AbstractContextManager[object] = (
         contextlib.nullcontext() if options.quiet else output.at_work
     )
-    if known is not None:
-        session.adopt(known)
+    if earlier is not None:
+        session.adopt(earlier)
     is_new = not folder.exists()
     try:
-        with shown:
-            found = known or session.look(recorded)
-        session.save(found)
+        with display:
+            result = earlier or session.look(earlier_run)
+        session.save(result)
     except BaseException:
         if is_new:  # it would be in the way of the next one
             shutil.rmtree(folder, ignore_errors=True)
         raise
     try:
-        with shown:
-            session.search(found)
-            session.prove(found)
+        with display:
+            session.search(result)
+            session.prove(result)
     except KeyboardInterrupt:
-        _report(session, found, options, output)
+        _report(session, result, options, output)
         output.remark(f"interrupted. To go on: add --resume --out {shlex.quote(str(folder))}")
         return _INTERRUPTED
-    _report(session, found, options, output)
+    _report(session, result, options, output)
     return 0
 
 
-def _words(options: argparse.Namespace, recorded: Path | None) -> list[str]:
+def _words(options: argparse.Namespace, earlier_run: Path | None) -> list[str]:
     """The program's words. Raises `UsageError` where there are none, or a script is not there."""
     from forecast_harness.improve.session import load_improvement
 
@@ -71,11 +71,11 @@ def _words(options: argparse.Namespace, recorded: Path | None) -> list[str]:
             "as in `improve -m torch.distributed.run --nproc-per-node 2 train.py`, of which it improves rank 0"
         )
     words = ["-m", *options.module] if options.module else list(options.program)
-    if recorded is not None and not words:
-        earlier = load_improvement(recorded)
+    if earlier_run is not None and not words:
+        earlier = load_improvement(earlier_run)
         if earlier is None:
             raise UsageError(
-                f"--from-run {recorded}: that is no folder of `improve`; it holds no improve.json"
+                f"--from-run {earlier_run}: that is no folder of `improve`; it holds no improve.json"
             )
         return list(earlier.words)
     if not words or words == ["-m"]:
@@ -90,14 +90,14 @@ def _folder_name(words: list[str]) -> str:
     return "improve-" + (re.sub(r"[^\w.-]+", "-", last).strip("-.") or "program")
 
 
-def _known(folder: Path, resume: bool, words: list[str]) -> Improvement | None:
+def _earlier_improvement(folder: Path, resume: bool, words: list[str]) -> Improvement | None:
     """The improvement that is to be gone on with. Raises `UsageError` for a folder that does not fit."""
     from forecast_harness.improve.session import load_improvement
 
-    if misplaced := misplaced_file(folder):
-        raise UsageError(f"--out must be a folder, and {folder} is {misplaced}: name a new one")
-    known = load_improvement(folder)
-    if known is None:
+    if problem := misplaced_file(folder):
+        raise UsageError(f"--out must be a folder, and {folder} is {problem}: name a new one")
+    earlier = load_improvement(folder)
+    if earlier is None:
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty, and holds no improvement: name a new folder with --out")
         return None
@@ -105,11 +105,11 @@ def _known(folder: Path, resume: bool, words: list[str]) -> Improvement | None:
         raise UsageError(
             f"{folder} holds an improvement: go on with it by --resume, or name another with --out"
         )
-    if list(known.words) != words:
+    if list(earlier.words) != words:
         raise UsageError(
-            f"{folder} holds the improvement of {shlex.join(known.words)}: name another with --out"
+            f"{folder} holds the improvement of {shlex.join(earlier.words)}: name another with --out"
         )
-    return known
+    return earlier
 
 
 def _settings(options: argparse.Namespace) -> ImproveSettings:
@@ -124,7 +124,7 @@ def _settings(options: argparse.Namespace) -> ImproveSettings:
     for name in ("surrogate", "samples", "gpu_budget"):
         if (value := getattr(options, name)) is not None:
             further += [f"--{name.replace('_', '-')}", str(value)]
-    given = {"tokens": options.tokens, "money": options.money, "device_seconds": options.gpu_seconds}
+    limits = {"tokens": options.tokens, "money": options.money, "device_seconds": options.gpu_seconds}
     proposers = ["mechanical", *(options.proposer or []), *(f"llm:{spec}" for spec in options.llm or [])]
     for spec in proposers:
         kind, _, where = spec.partition(":")
@@ -141,12 +141,12 @@ def _settings(options: argparse.Namespace) -> ImproveSettings:
         options.step or "",
         options.check or "",
         tuple(proposers),
-        {name: float(amount) for name, amount in given.items() if amount is not None},
+        {name: float(amount) for name, amount in limits.items() if amount is not None},
         tuple(further),
     )
 
 
-def _report(session: ImproveSession, found: Improvement, options: argparse.Namespace, output: Output) -> None:
+def _report(session: ImproveSession, work: Improvement, options: argparse.Namespace, output: Output) -> None:
     """Leave what holds: variants, page, patch; and say so."""
     from rich.table import Table
 
@@ -155,41 +155,41 @@ def _report(session: ImproveSession, found: Improvement, options: argparse.Names
     from forecast_harness.improve.page import HEADS, page, rows, step_text
     from forecast_harness.improve.patch import patch_text
 
-    left = session.leave(found, Store.default())
+    variants = session.leave(work, Store.default())
     with open_named_output(session.folder / _PAGE) as stream:
-        stream.write(page(found).encode("utf-8", "replace"))
-    held = {p.name: p for p in found.parts if p.name in found.held}
-    faster = {n: (f, found.searches[n].module(f)) for n, p in held.items() if (f := p.function) is not None}
-    kernels = {n: p.file for n, p in held.items() if p.file}
+        stream.write(page(work).encode("utf-8", "replace"))
+    parts = {p.name: p for p in work.parts if p.name in work.held}
+    faster = {n: (f, work.searches[n].module(f)) for n, p in parts.items() if (f := p.function) is not None}
+    kernels = {n: p.file for n, p in parts.items() if p.file}
     patch = patch_text(faster, kernels, Path.cwd())
     if options.patch is not None:
         with open_named_output(Path(options.patch)) as stream:
             stream.write(patch.encode())
     table = Table(*HEADS)
-    for row in rows(found):
+    for row in rows(work):
         table.add_row(*map(shown_text, row))
     data: dict[str, Any] = {
-        "program": list(found.words),
-        "step_s": found.step_s,
-        "steps": found.step_how,
-        "parts": [{**p.to_json(), "function": None} for p in found.parts],
-        "searches": {n: s.to_json() for n, s in found.searches.items()},
-        "proof": None if found.proof is None else found.proof.to_json(),
-        "held": found.held,
-        "variants": [v.name for v in left],
+        "program": list(work.words),
+        "step_s": work.step_s,
+        "steps": work.step_how,
+        "parts": [{**p.to_json(), "function": None} for p in work.parts],
+        "searches": {n: s.to_json() for n, s in work.searches.items()},
+        "proof": None if work.proof is None else work.proof.to_json(),
+        "held": work.held,
+        "variants": [v.name for v in variants],
         "folder": str(session.folder),
     }
-    lines = [step_text(found)]
-    if left:
+    lines = [step_text(work)]
+    if variants:
         lines.append(
-            f"{len(left)} variants in the store: served by `forecast-autotune run` with variants=store"
+            f"{len(variants)} variants in the store: served by `forecast-autotune run` with variants=store"
         )
     if patch and options.patch is None:
         lines.append("changes for your files: add --resume --patch FILE")
-    if not found.parts:
+    if not work.parts:
         lines.append(_nothing_text(session.settings.device))
     output.emit(
-        data, *([table] if found.parts else []), *map(shown_text, [*lines, f"page: {session.folder / _PAGE}"])
+        data, *([table] if work.parts else []), *map(shown_text, [*lines, f"page: {session.folder / _PAGE}"])
     )
 
 

@@ -36,7 +36,7 @@ class JudgedProblem:
     pack: Pack
     declared: CudaDeclaration | None = None
     request_of: CudaRequests | None = None
-    """How CUDA sources are compiled for contests through machine code."""
+    """Requests to compile CUDA sources for contests through machine code."""
 
     def cuda_solutions(self, names: Sequence[str], plan: VerificationPlan) -> list[Solution]:
         """CUDA sources, each in its first config: files, or `base` for the kernel's own.
@@ -92,15 +92,15 @@ class JudgedProblem:
 def open_problem(text: str) -> JudgedProblem:
     """The problem that a text of the command line names. Raises `RecordError`, `SettingsError`."""
     if CUDA_PLACE.match(text):
-        declared = read_cuda_declaration(text)
-        return JudgedProblem(declared.pack, declared)
+        declaration = read_cuda_declaration(text)
+        return JudgedProblem(declaration.pack, declaration)
     from forecast_harness.targets.packs import load_pack
 
     return JudgedProblem(load_pack(text))
 
 
 COLOURS = {"accepted": "green", "rejected": "red", "suspicious": "yellow", "infrastructure": "magenta"}
-"""Of verdicts."""
+"""Colours of verdicts."""
 PACK_CHECK = "checking that the pack tells right from wrong"
 
 
@@ -114,16 +114,16 @@ def verify(options: argparse.Namespace, output: Output) -> int:
     require_packages("verify", "torch")
     problem = open_problem(options.pack)
     pack, plan = problem.pack, build_plan(options)
-    named = [] if options.solution is None else [options.solution]
-    solution = next(iter(_solutions(problem, named, plan)), None)
+    names = [] if options.solution is None else [options.solution]
+    solution = next(iter(_solutions(problem, names, plan)), None)
     work = [PACK_CHECK]
     with CountLine(output.errors, lambda: work[-1]), open_lane(options, plan) as lane:
-        refused, level = check_pack(pack, lane), lane.level.name
+        problems, level = check_pack(pack, lane), lane.level.name
         work += [] if solution is None else [f"judging {solution.name} in a sandbox"]
-        verdict = None if refused or solution is None else judge(pack, solution, lane, plan=plan)
+        verdict = None if problems or solution is None else judge(pack, solution, lane, plan=plan)
     if verdict is None:
-        output.emit({"pack": pack.definition.name, "refused": refused}, *_pack_lines(pack, refused))
-        return 1 if refused else 0
+        output.emit({"pack": pack.definition.name, "refused": problems}, *_pack_lines(pack, problems))
+        return 1 if problems else 0
     data = {**verdict.to_json(), "level": level}
     output.emit(data, *_verdict_lines(verdict, level))
     return 0 if verdict.accepted else 1
@@ -153,10 +153,10 @@ def _verify_kernel(options: argparse.Namespace, output: Output) -> int:
         for subject in kernel.subjects(store):
             if is_covered(subject, signatures) or not all(v.accepted for v in verdicts):
                 continue
-            known = survey(subject, lane, plan=plan)
-            signatures.append(known.signature)
+            facts = survey(subject, lane, plan=plan)
+            signatures.append(facts.signature)
             verdicts.append(
-                verify_variant(variant, subject, known, lane, device=plan.device, plan=plan).verdict
+                verify_variant(variant, subject, facts, lane, device=plan.device, plan=plan).verdict
             )
     data = [{**v.to_json(), "level": level} for v in verdicts]
     lines = [line for v in verdicts for line in _verdict_lines(v, level)]
@@ -175,16 +175,16 @@ def bench(options: argparse.Namespace, output: Output) -> int:
     require_packages("bench", "torch")
     problem = open_problem(options.pack)
     pack, plan = problem.pack, build_plan(options)
-    first_named = [] if options.against is None else [options.against]
-    solutions = _solutions(problem, [*first_named, *options.solutions], plan)
-    against = solutions.pop(0) if first_named else None
+    references = [] if options.against is None else [options.against]
+    solutions = _solutions(problem, [*references, *options.solutions], plan)
+    against = solutions.pop(0) if references else None
     if len(solutions) + (against is not None) < 2:
         raise UsageError("bench needs something to compare: give another SOLUTION, or --against REF")
     work, remarks = [PACK_CHECK], list[str]()
     with CountLine(output.errors, lambda: work[-1]), open_lane(options, plan) as lane:
-        if refused := check_pack(pack, lane):
+        if problems := check_pack(pack, lane):
             raise CommandError(
-                f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(refused)}"
+                f"pack {pack.definition.name} cannot tell right from wrong: {'; '.join(problems)}"
             )
         rules = replace(DEFAULT_RULES, seconds=options.seconds, wall=options.seconds)
         first = _first_contest(options, remarks, problem, plan, rules)
@@ -234,7 +234,7 @@ def _first_contest(
 
     contests = PackContests(pack, plan, rules, request_of=problem.request_of)
 
-    def held(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
+    def contest(incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
         try:
             return contests(incumbent, candidate)
         except ContestUnavailable as error:
@@ -243,11 +243,11 @@ def _first_contest(
             remarks.append(f"both contests of {candidate.name} are held in the sandbox: {error}")
             raise
 
-    return held
+    return contest
 
 
 def build_plan(options: argparse.Namespace) -> VerificationPlan:
-    """Where candidates run, and how often. Raises `UsageError` for a device that is not there."""
+    """The device that candidates run on, and their launches. Raises `UsageError` for a device that is not there."""
     from forecast_harness.clocks import devices as device
     from forecast_harness.verify.plan import VerificationPlan
 
@@ -276,7 +276,7 @@ def open_lane(
 
     level = None
     if options.level is not None:
-        names = [known.name for known in ContainmentLevel]
+        names = [n.name for n in ContainmentLevel]
         if options.level.upper() not in names:
             raise UsageError(f"--level must be one of {', '.join(names).lower()}, got {options.level}")
         level = ContainmentLevel[options.level.upper()]
@@ -302,14 +302,14 @@ def _solution(pack: Pack, name: str) -> Solution:
     return solution
 
 
-def _pack_lines(pack: Pack, refused: list[str]) -> list[Any]:
+def _pack_lines(pack: Pack, problems: list[str]) -> list[Any]:
     from forecast_autotune.report.table import shown_text
 
-    if not refused:
+    if not problems:
         names = ", ".join(s.name for s in pack.solutions) or "none"
         return [shown_text(f"pack {pack.definition.name} is sound; its solutions: {names}")]
     lines = [shown_text(f"pack {pack.definition.name} is refused:", style="red")]
-    return [*lines, *(shown_text(f"  {reason}") for reason in refused)]
+    return [*lines, *(shown_text(f"  {reason}") for reason in problems)]
 
 
 def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
@@ -331,8 +331,8 @@ def _verdict_lines(verdict: SolutionVerdict, level: str = "") -> list[Any]:
         if peaks := verdict.facts.get("peak_bytes"):
             most = ", ".join(f"{name} {size:,} bytes" for name, size in peaks.items())
             lines.append(shown_text(f"  memory at a time, beside inputs: {most}"))
-        stated = [f"{n} {verdict.facts.get('arithmetic', {}).get(n)}" for n in _STATED_SETTINGS]
-        lines.append(shown_text(f"  arithmetic, of whatever it is held against as well: {', '.join(stated)}"))
+        values = [f"{n} {verdict.facts.get('arithmetic', {}).get(n)}" for n in _STATED_SETTINGS]
+        lines.append(shown_text(f"  arithmetic, of whatever it is held against as well: {', '.join(values)}"))
     lines += [shown_text(f"  not varied: {text}") for text in verdict.facts.get("not_varied", ())]
     return [line, *lines, *(shown_text(f"  worth a look: {hint}", style="dim") for hint in verdict.hints)]
 
@@ -355,15 +355,15 @@ def _table(entries: list[BenchResult]) -> Any:
 
 
 def _notes(entries: list[BenchResult]) -> list[Any]:
-    """How thoroughly each was checked that may be used, whose memory rises, and why others may not be used."""
+    """The checks of solutions that may be used, their rises in memory, and why others may not be used."""
     from forecast_autotune.report.table import shown_text
     from forecast_harness.verify.verdict import memory_rise
 
-    checked = [shown_text(f"{e.solution}: {e.checked}") for e in entries if e.verdict.accepted]
+    lines = [shown_text(f"{e.solution}: {e.checked}") for e in entries if e.verdict.accepted]
     base: dict[str, int] = next((_peaks(e) for e in entries if e.outcome == "incumbent"), {})
     rises = [(e.solution, memory_rise(_peaks(e), base)) for e in entries if e.verdict.accepted]
     return [
-        *checked,
+        *lines,
         *(shown_text(f"{name} {rise}", style="yellow") for name, rise in rises if rise),
         *(line for e in entries if not e.verdict.accepted for line in _verdict_lines(e.verdict)),
     ]

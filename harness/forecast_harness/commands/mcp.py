@@ -30,15 +30,15 @@ class AgentTools:
     """The tools, for one thread; any may `close` them."""
 
     def __init__(self, session: ImproveSession, *, seconds: float) -> None:
-        found = load_improvement(session.folder)
-        if found is None:
+        improvement = load_improvement(session.folder)
+        if improvement is None:
             raise UsageError(
                 f"{session.folder} holds no recorded program: run `forecast-autotune improve` first"
             )
-        session.adopt(found)
-        self._found = found
+        session.adopt(improvement)
+        self._improvement = improvement
         self._searches = {
-            p.name: AgentSearch(session, p, seconds=seconds) for p in found.parts if p.can_be_searched
+            p.name: AgentSearch(session, p, seconds=seconds) for p in improvement.parts if p.can_be_searched
         }
 
     def kernels(self) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ class AgentTools:
                 "headroom": p.headroom if p.can_be_searched else 0.0,
                 "left": p.reason,
             }
-            for p in self._found.parts
+            for p in self._improvement.parts
         ]
 
     def statement(self, kernel: str) -> str:
@@ -107,7 +107,7 @@ def mcp(options: argparse.Namespace, output: Output) -> int:
     serving = ThreadPoolExecutor(1)  # a write that nobody reads would keep signals from the main thread
     worker = ThreadPoolExecutor(1)  # one device, one judge at a time
     for tool in (tools.kernels, tools.statement, tools.forecast, tools.submit, tools.best, tools.finish):
-        server.tool()(_answered(tool, worker))
+        server.tool()(_in_turn(tool, worker))
     try:
         serving.submit(server.run, "stdio").result()
     except* BrokenPipeError:
@@ -122,16 +122,16 @@ def mcp(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _answered(tool: Callable[..., Any], worker: ThreadPoolExecutor) -> Callable[..., Any]:
+def _in_turn(tool: Callable[..., Any], worker: ThreadPoolExecutor) -> Callable[..., Any]:
     """The tool, in turn, with its problems told to the agent."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @wraps(tool)
-    async def answered(**arguments: Any) -> Any:
+    async def run(**arguments: Any) -> Any:
         try:
             # A client that leaves, or a signal, is noticed while a verdict is awaited.
             return await asyncio.wrap_future(worker.submit(tool, **arguments))
         except (AgentProblem, ForecastAutotuneError, OSError) as error:
             raise ToolError(printable(str(error), _SHOWN)) from error
 
-    return answered
+    return run

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _SWITCH_INTERVAL_S = 5e-4
-"""For which a thread that has an answer of the device waits for those that forecast; Python's own is ten times that."""
+"""Seconds for which a thread with an answer of the device waits for those that forecast; Python's own are ten times."""
 
 
 def early_start(options: argparse.Namespace, device: str) -> EarlyProcesses | None:
@@ -112,8 +112,8 @@ def search(options: argparse.Namespace, output: Output) -> int:
     folder = Path(options.out) if options.out is not None else Path(_folder_name(options.target))
     _check_folder(folder, options.resume)
     with rare_collections():
-        state, ended = _search(options, output, folder, began)
-    seconds = {**ended, "closing": time.monotonic() - began - sum(ended.values())}
+        state, phases = _search(options, output, folder, began)
+    seconds = {**phases, "closing": time.monotonic() - began - sum(phases.values())}
     if state.stopped is not None and state.stopped.interrupted:
         _report(output, state, folder, f"interrupted. To go on: {resume_command(options, folder)}", seconds)
         return _INTERRUPTED
@@ -147,8 +147,8 @@ def resume_command(options: argparse.Namespace, folder: Path) -> str:
         if name in left_out or value == usual.get(name):
             continue
         option = f"--{name.replace('_', '-')}"
-        for one in value if isinstance(value, list) else [value]:
-            words += [option] if one is True else [option, f"{one:g}" if isinstance(one, float) else str(one)]
+        for v in value if isinstance(value, list) else [value]:
+            words += [option] if v is True else [option, f"{v:g}" if isinstance(v, float) else str(v)]
     return shlex.join([*words, "--out", str(folder), "--resume"])
 
 
@@ -166,8 +166,8 @@ def _check_models(options: argparse.Namespace) -> None:
     """Raises `SettingsError` for a language model that is not there, before anything is done."""
     from forecast_autotune.llm.providers import provider
 
-    named = [*(options.proposer or []), options.surrogate]
-    models = [s.removeprefix("llm:") for s in named if s.startswith("llm:")]
+    specs = [*(options.proposer or []), options.surrogate]
+    models = [s.removeprefix("llm:") for s in specs if s.startswith("llm:")]
     for spec in dict.fromkeys([*models, *(options.llm or [])]):
         provider().check(spec)
 
@@ -185,8 +185,8 @@ def _kernel_place(target: str) -> re.Match[str] | None:
 
 
 def _check_folder(folder: Path, resume: bool) -> None:
-    if misplaced := misplaced_file(folder):
-        raise UsageError(f"--out must be a folder, and {folder} is {misplaced}: name a new one")
+    if problem := misplaced_file(folder):
+        raise UsageError(f"--out must be a folder, and {folder} is {problem}: name a new one")
     if (folder / _LOG).exists():
         if not resume:
             raise UsageError(
@@ -249,11 +249,11 @@ def _search(
             checking.result()
         from forecast_harness.trials.machine_lanes import MachineCodeLanes
 
-        if options.resume and (begun := _settings_in_log(folder)) is not None:
-            settings = paced_as(settings, begun, options.parents)
+        if options.resume and (earlier := _settings_in_log(folder)) is not None:
+            settings = paced_as(settings, earlier, options.parents)
         elif isinstance(lanes, MachineCodeLanes):
             settings = paced_ahead(settings, options.parents)
-        opened = time.monotonic()
+        start = time.monotonic()
         state = run(
             target,
             seeds,
@@ -266,7 +266,7 @@ def _search(
             watch=None if options.quiet else LiveDisplay(output),
             began=began,
         )
-        return state, {"opening": opened - began, "searching": time.monotonic() - opened}
+        return state, {"opening": start - began, "searching": time.monotonic() - start}
 
 
 def _remove_unbegun(folder: Path) -> None:
@@ -276,7 +276,7 @@ def _remove_unbegun(folder: Path) -> None:
 
 
 def _require_sound_pack(target: SearchTarget, device: str) -> None:
-    """Raises `CommandError` for a pack that cannot tell right from wrong: what is found with it means nothing."""
+    """Raises `CommandError` for a pack that cannot tell right from wrong: results with it mean nothing."""
     from forecast_harness.trials.devices import verification_plan
     from forecast_harness.trials.packs import PackJudge
     from forecast_harness.trials.protocol import LaneFailure
@@ -285,11 +285,11 @@ def _require_sound_pack(target: SearchTarget, device: str) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             judge = PackJudge(target, verification_plan(device), Path(scratch))
             with contextlib.closing(judge):
-                refused = judge.pack_problems()
+                problems = judge.pack_problems()
     except LaneFailure as error:
         raise CommandError(f"no lane works on {device}: {error}") from error
-    if refused:
-        raise CommandError(f"pack {target.name} cannot tell right from wrong: {'; '.join(refused)}")
+    if problems:
+        raise CommandError(f"pack {target.name} cannot tell right from wrong: {'; '.join(problems)}")
 
 
 def _settings(options: argparse.Namespace) -> SearchSettings:
@@ -336,10 +336,8 @@ def _proposers(
         proposer = open_author(spec, target, rewriter=rewriter)
         stack.callback(proposer.close)
         name = proposer.name.replace("/", "_")
-        numbered = (f"{name}-{n}" for n in range(2, len(settings.proposers) + 2))
-        proposers[name if name not in proposers else next(n for n in numbered if n not in proposers)] = (
-            proposer
-        )
+        names = (f"{name}-{n}" for n in range(2, len(settings.proposers) + 2))
+        proposers[name if name not in proposers else next(n for n in names if n not in proposers)] = proposer
     return proposers
 
 
@@ -356,10 +354,10 @@ def _lanes(
     from forecast_harness.trials.judge_pool import LocalJudgePool
 
     numbers = _devices() if device == "cuda" else []
-    wanted = options.lanes or max(1, len(numbers))
-    if device == "cuda" and wanted > len(numbers):
+    count = options.lanes or max(1, len(numbers))
+    if device == "cuda" and count > len(numbers):
         raise UsageError(
-            f"--lanes {wanted}: there are {len(numbers)} CUDA devices, and two lanes on one would disturb each other"
+            f"--lanes {count}: there are {len(numbers)} CUDA devices, and two lanes on one would disturb each other"
         )
     machine_code = open_machine_code(
         options,
@@ -367,18 +365,18 @@ def _lanes(
         target,
         seed,
         device=device,
-        lanes=numbers[:wanted],
+        lanes=numbers[:count],
         folder=folder.absolute(),
         early=early,
     )
     if machine_code is not None:
         return machine_code
 
-    def open_one(number: int) -> NodeJudge:
+    def open_lane(number: int) -> NodeJudge:
         index, place = numbers[number] if numbers else number, folder.absolute() / "lanes" / str(number)
         return open_judge(target, device=device, index=index, folder=place)
 
-    return LocalJudgePool(open_one, wanted)
+    return LocalJudgePool(open_lane, count)
 
 
 def _devices() -> list[int]:
@@ -398,7 +396,7 @@ def _context(target: SearchTarget, device: str) -> SearchContext:
 
 
 def _toolchain(device: str) -> dict[str, str]:
-    """Versions that change how fast a source is: of its compiler and of the libraries that it calls."""
+    """Versions of the compiler and of the libraries that a source calls: they change how fast it is."""
     if device == "cuda":
         return frameworks.triton().toolchain()
     from importlib import metadata
@@ -441,10 +439,10 @@ def _report(
         output.remark(f"the report cannot be written: {error}")
     data = {**summary(state), "folder": str(folder)}
     seconds = {name: round(s, 1) for name, s in (took or {}).items()}
-    shown = ", ".join(f"{name} {s:g} s" for name, s in seconds.items())
+    parts = ", ".join(f"{name} {s:g} s" for name, s in seconds.items())
     if took is not None:
         data["command_seconds"] = seconds
-    lines = [*summary_lines(state), *([("seconds", shown)] if shown else [])]
+    lines = [*summary_lines(state), *([("seconds", parts)] if parts else [])]
     lines += [("folder", f"{folder}: {best_file(state)}, {_REPORT}, {_LOG}")]
     width = max(len(name) for name, _ in lines)
     output.emit(data, *(shown_text(f"{name:{width}}  {text}") for name, text in lines))

@@ -1,4 +1,4 @@
-"""How `variants` verifies many sources: several lanes at once, counts while it lasts."""
+"""The verification of many sources by `variants`: in several lanes at once, with counts while it lasts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _CallKind:
 
     subject: BaseKernel
     variants: Sequence[Variant]
-    known: KernelSurvey
+    survey: KernelSurvey
     binaries: BaseBinaries
     results: dict[int, VariantVerification] = field(default_factory=dict)
     """By the number of the variant."""
@@ -52,37 +52,37 @@ class VariantWork:
     device: str
     """The slug that checks name."""
     seconds: PhaseTimer = field(default_factory=PhaseTimer)
-    """By what they were spent on; a survey's own begin with `survey_`."""
+    """By the work they were spent on; a survey's own begin with `survey_`."""
     _kinds: list[_CallKind] = field(default_factory=list)
     _stage: str = ""
-    _begun: int = 0
-    _verified: int = 0
+    _starts: int = 0
+    _ends: int = 0
 
     def verify(
         self,
         subjects: Sequence[BaseKernel],
-        left: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
+        missing: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
         keep: Callable[[Variant, Sequence[Check]], object],
     ) -> list[tuple[Variant, VariantVerification]]:
         """A verdict on every variant for every kind of call, in their order.
 
-        `left`: which variants one has to be verified for, given the signatures of those before it. `keep` is told of
+        `missing`: the variants to verify for a kind, given the signatures of those before it. `keep` is called with
         each verdict as soon as it is there. Raises `VariantError` where nothing can be verified against the base
         kernel, once what was begun is done.
         """
         failure: ForecastAutotuneError | None = None
         with ExitStack() as stack:
             stack.enter_context(CountLine(self.output.errors, self._counts))
-            jobs: _Jobs = LaneJobs(self.lanes, self._judged)
+            jobs: _Jobs = LaneJobs(self.lanes, self._verdict)
             stack.callback(jobs.close)
             try:
-                self._begin_kinds(subjects, left, jobs)
+                self._begin_kinds(subjects, missing, jobs)
             except ForecastAutotuneError as error:
                 failure = error
             with self.seconds.phase("verify"):
                 for (kind, number), result in jobs.results():
                     kind.results[number] = result
-                    self._verified += 1
+                    self._ends += 1
                     keep(kind.variants[number], result.checks)
         if failure is not None:
             raise failure
@@ -91,37 +91,37 @@ class VariantWork:
     def _begin_kinds(
         self,
         subjects: Sequence[BaseKernel],
-        left: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
+        missing: Callable[[BaseKernel, Sequence[str]], Sequence[Variant]],
         jobs: _Jobs,
     ) -> None:
         """Look at the base kernel's kinds of call in one lane, while variants are verified for the first in others."""
-        with ExitStack() as held:
+        with ExitStack() as stack:
             lane: SandboxLane | None = None
             for subject in subjects:
-                variants = left(subject, [kind.known.signature for kind in self._kinds])
+                variants = missing(subject, [kind.survey.signature for kind in self._kinds])
                 if not variants:
                     continue
                 self._stage = "" if self._kinds else "looking at the base kernel"
                 self.lanes.open_ahead(len(variants))
                 with self.seconds.phase("lane"):
-                    lane = lane or held.enter_context(self.lanes.borrowed())
+                    lane = lane or stack.enter_context(self.lanes.borrowed())
                 binaries = BaseBinaries()
                 with self.seconds.phase("survey"):
-                    known = survey(subject, lane, plan=self.plan, binaries=binaries)
-                for name, spent in binaries.steps.items():
-                    self.seconds.add(f"survey_{name}", spent)
-                self._kinds.append(kind := _CallKind(subject, variants, known, binaries))
+                    facts = survey(subject, lane, plan=self.plan, binaries=binaries)
+                for name, seconds in binaries.steps.items():
+                    self.seconds.add(f"survey_{name}", seconds)
+                self._kinds.append(kind := _CallKind(subject, variants, facts, binaries))
                 self._stage = ""
                 jobs.add((kind, number) for number in range(len(variants)))
 
-    def _judged(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification:
+    def _verdict(self, job: tuple[_CallKind, int], lane: SandboxLane) -> VariantVerification:
         """The verdict on a variant for a kind of call."""
         kind, number = job
-        self._begun += 1
+        self._starts += 1
         return verify_variant(
             kind.variants[number],
             kind.subject,
-            kind.known,
+            kind.survey,
             lane,
             device=self.device,
             plan=self.plan,
@@ -131,5 +131,5 @@ class VariantWork:
     def _counts(self) -> str:
         if self._stage:
             return self._stage
-        under_way = f", {self._begun - self._verified} under way" if self._begun > self._verified else ""
-        return f"{self._verified} of {sum(len(kind.variants) for kind in self._kinds)} variants judged{under_way}"
+        under_way = f", {self._starts - self._ends} under way" if self._starts > self._ends else ""
+        return f"{self._ends} of {sum(len(kind.variants) for kind in self._kinds)} variants judged{under_way}"

@@ -56,15 +56,15 @@ def _make(options: argparse.Namespace, output: Output) -> int:
     began = time.monotonic()
     require_packages("variants", "torch", "triton")
     check_syntax(options.what)
-    with contextlib.ExitStack() as held:
-        held.enter_context(rare_collections())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(rare_collections())
         # Its file imports torch, which takes seconds.
-        reading = held.enter_context(contextlib.ExitStack())
+        reading = stack.enter_context(contextlib.ExitStack())
         reading.enter_context(CountLine(output.errors, lambda: f"reading {options.what}"))
         lanes: _PlannedLanes | None = None
         if options.verify:
             lanes = _PlannedLanes.of(options)
-            held.enter_context(lanes.lanes)
+            stack.enter_context(lanes.lanes)
             if Path(options.what.partition(":")[0]).is_file():
                 lanes.lanes.open_ahead(1)  # it imports torch while the kernel's file does
         return _make_and_verify(options, output, lanes, began, reading)
@@ -72,7 +72,7 @@ def _make(options: argparse.Namespace, output: Output) -> int:
 
 @dataclass(frozen=True)
 class _PlannedLanes:
-    """Where variants are verified."""
+    """The lanes that verify variants, and their plan."""
 
     plan: VerificationPlan
     lanes: LanePool
@@ -104,26 +104,26 @@ def _make_and_verify(
     target = UserKernel.of(options.what, store)
     if options.llm is not None:
         reading.close()  # writing takes minutes
-    collected, refused = _collect_variants(options, target, store)
+    new, problems = _collect_variants(options, target, store)
     reading.close()
     wants_new = bool(options.mechanical or options.sources or options.llm)
-    chosen = collected if wants_new else store.variants(target.kernel.source_sha256)
-    for variant in chosen if wants_new else ():
+    candidates = new if wants_new else store.variants(target.kernel.source_sha256)
+    for variant in candidates if wants_new else ():
         store.put_variant(variant)
-    for text in refused:
+    for text in problems:
         output.remark(f"refused: {text}")
     results: list[tuple[Variant, VariantVerification]] = []
     seconds = {"reading": time.monotonic() - began}
-    if lanes is not None and chosen:
-        results, spent = _verify_variants(options, output, target, store, chosen, lanes)
-        seconds |= spent
-    if unsaved := [note for note in store.issued_warnings if "cannot be written" in note]:
-        raise CommandError(unsaved[0])
+    if lanes is not None and candidates:
+        results, phases = _verify_variants(options, output, target, store, candidates, lanes)
+        seconds |= phases
+    if failures := [note for note in store.issued_warnings if "cannot be written" in note]:
+        raise CommandError(failures[0])
     data = {
         "kernel": target.kernel.name,
         "base_sha256": target.kernel.source_sha256,
-        "new": [v.name for v in collected],
-        "refused": refused,
+        "new": [v.name for v in new],
+        "refused": problems,
         "verified": [
             {"name": v.name, **r.verdict.to_json(), "checks": [c.to_json() for c in r.checks]}
             for v, r in results
@@ -131,8 +131,8 @@ def _make_and_verify(
         "seconds": {name: round(s, 3) for name, s in seconds.items()},
         "store": str(store.root),
     }
-    output.emit(data, *_render_results(target, collected, chosen, results, store))
-    return int(bool(refused) and not collected)
+    output.emit(data, *_render_results(target, new, candidates, results, store))
+    return int(bool(problems) and not new)
 
 
 def _collect_variants(
@@ -140,12 +140,12 @@ def _collect_variants(
 ) -> tuple[list[Variant], list[str]]:
     """New variants, and why others are none."""
     by_name: dict[str, Variant] = {}
-    refused: list[str] = []
+    problems: list[str] = []
     for path in _expand_paths(options.sources):
         try:
             by_name |= {v.name: v for v in _read(path, target)}
         except RecordError as error:
-            refused.append(f"{path}: {error}")
+            problems.append(f"{path}: {error}")
     if options.mechanical:
         from forecast_harness.authors.triton import variants_of
 
@@ -153,10 +153,10 @@ def _collect_variants(
         for variant in variants_of(target.text, name, sha, limit=options.n, configs=target.configs):
             by_name[variant.name] = variant
     if options.llm is not None:
-        written, reasons = _written_variants(options.llm, options.n, target, store)
-        by_name |= {v.name: v for v in written}
-        refused += reasons
-    return list(by_name.values()), refused
+        texts, reasons = _written_variants(options.llm, options.n, target, store)
+        by_name |= {v.name: v for v in texts}
+        problems += reasons
+    return list(by_name.values()), problems
 
 
 def _written_variants(
@@ -174,10 +174,10 @@ def _written_variants(
     except CommandError:  # a model may write without knowing the sizes; verification will ask for them
         subjects = [BaseKernel(kernel.name, target.text, target.configs)]
     devices = [t.problem.device for t in store.tables(kernel.name)]
-    asked, base = kernel_target(target, subjects, devices[-1] if devices else None)
+    question, base = kernel_target(target, subjects, devices[-1] if devices else None)
     # Whoever asks again wants other texts than those that are kept.
-    request = ProposalRequest(uuid.uuid4().hex, 0, "llm/rewrite", asked, (base,), {}, 0.0, n, 0)
-    drafts, reasons, _ = open_llm_author(model, asked).write(request)
+    request = ProposalRequest(uuid.uuid4().hex, 0, "llm/rewrite", question, (base,), {}, 0.0, n, 0)
+    drafts, reasons, _ = open_llm_author(model, question).write(request)
     return (_variant_of(node, kernel) for node in new_nodes(request, drafts)), reasons
 
 
@@ -193,8 +193,8 @@ def _variant_of(node: Node, kernel: Kernel) -> Variant:
     )
 
 
-def _expand_paths(given: Sequence[str]) -> Iterator[Path]:
-    for name in given:
+def _expand_paths(names: Sequence[str]) -> Iterator[Path]:
+    for name in names:
         path = Path(name)
         if path.is_dir():
             yield from sorted(p for p in path.iterdir() if p.suffix in (".py", ".jsonl", ".gz", ".xz"))
@@ -211,12 +211,12 @@ def _read(path: Path, target: UserKernel) -> Iterator[Variant]:
     if path.suffix != ".py":
         lines: list[dict[str, Any]] = []
         read_tables(path, lines.append)
-        listed = [Variant.from_json(data) for data in lines if data.get("type") == "variant"]
-        yield from without_checks(v for v in listed if v.base_sha256 == kernel.source_sha256)
+        records = [Variant.from_json(data) for data in lines if data.get("type") == "variant"]
+        yield from without_checks(v for v in records if v.base_sha256 == kernel.source_sha256)
         return
     source = read_document(path)
-    promised = read_contract(source, kernel.name)
-    promised.require_fit(base, target.configs)
+    contract = read_contract(source, kernel.name)
+    contract.require_fit(base, target.configs)
     origin = Provenance(Origin.HAND, note=f"read from {path.name}", at=utc_now())
     yield Variant.of(
         kernel.name,
@@ -224,7 +224,7 @@ def _read(path: Path, target: UserKernel) -> Iterator[Variant]:
         source,
         origin,
         title=path.stem.replace("_", "-"),
-        configs=promised.configs,
+        configs=contract.configs,
     )
 
 
@@ -243,18 +243,18 @@ def _verify_variants(
     device = INTERPRETER if plan.device == "cpu" else frameworks.triton().device_at(plan.index).slug
     work = VariantWork(output, where.lanes, plan, device)
 
-    def left(subject: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
+    def missing_checks(subject: BaseKernel, signatures: Sequence[str]) -> list[Variant]:
         if is_covered(subject, signatures):
             return []
         return [v for v in candidates if not _has_check(v, subject, device)]
 
-    results = work.verify(subjects, left, store.put_variant)
+    results = work.verify(subjects, missing_checks, store.put_variant)
     closing = time.monotonic()
     where.lanes.close()
-    spent = {**work.seconds.to_json(), "closing": time.monotonic() - closing}
+    seconds = {**work.seconds.to_json(), "closing": time.monotonic() - closing}
     if where.lanes.opened_s:
-        spent["all_lanes_open"] = where.lanes.opened_s[-1]
-    return results, spent
+        seconds["all_lanes_open"] = where.lanes.opened_s[-1]
+    return results, seconds
 
 
 def _has_check(variant: Variant, subject: BaseKernel, device: str) -> bool:
@@ -290,8 +290,8 @@ def _render_results(
 
 def _list(options: argparse.Namespace, output: Output) -> int:
     store = open_store(options)
-    listed = store.variants_of(options.kernel)
-    data = {"store": str(store.root), "variants": [_summary(v) for v in listed]}
+    rows = store.variants_of(options.kernel)
+    data = {"store": str(store.root), "variants": [_summary(v) for v in rows]}
     if output.as_json:
         output.emit(data)
         return 0
@@ -300,14 +300,14 @@ def _list(options: argparse.Namespace, output: Output) -> int:
     from forecast_autotune.report.table import shown_text
 
     table = Table("kernel", "variant", "by", "what", "passed on", "failed on")
-    for v in listed:
+    for v in rows:
         row = _summary(v)
         columns = (v.kernel, v.name, f"{row['origin']} {row['author']}".strip(), row["note"])
         table.add_row(
             *map(shown_text, columns), *(shown_text(", ".join(row[n])) for n in ("passed", "failed"))
         )
     output.emit(
-        data, table if listed else "the store holds no variants", shown_text(str(store.root), style="dim")
+        data, table if rows else "the store holds no variants", shown_text(str(store.root), style="dim")
     )
     return 0
 
@@ -334,12 +334,12 @@ def _show(options: argparse.Namespace, output: Output) -> int:
     if options.name is None:
         raise UsageError("show needs NAME: `forecast-autotune variants list` lists them")
     store = open_store(options)
-    known = store.variants()
-    matches = [v for v in known if v.name == options.name] or [
-        v for v in known if v.name.startswith(options.name)
+    every = store.variants()
+    matches = [v for v in every if v.name == options.name] or [
+        v for v in every if v.name.startswith(options.name)
     ]
     if len(matches) != 1:
-        near = ", ".join(v.name for v in (matches or known)[:8]) or "none"
+        near = ", ".join(v.name for v in (matches or every)[:8]) or "none"
         raise CommandError(f"{len(matches) or 'no'} variants are called {options.name!r}; there are: {near}")
     (variant,) = matches
     if output.as_json:
