@@ -13,11 +13,11 @@ from functools import partial
 
 from forecast_autotune import python_parser
 from forecast_autotune.errors import RecordError
+from forecast_autotune.python_parser import parse_expression
 from forecast_harness.authors.torch import rules
 from forecast_harness.authors.torch.source_code import ParsedSource, TextEdit, read_expressions
 from forecast_harness.authors.triton.analysis.source_unit import (
     MAX_EDITS,
-    parse_expression,
     swap_expressions,
 )
 

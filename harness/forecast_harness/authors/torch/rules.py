@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from forecast_autotune.python_parser import parse_expression
 from forecast_harness.authors.torch.source_code import (
     FunctionScope,
     ParsedSource,
     TextEdit,
     read_expressions,
 )
-from forecast_harness.authors.triton.analysis.source_unit import parse_expression, swap_expressions
+from forecast_harness.authors.triton.analysis.source_unit import swap_expressions
 
 Bindings = dict[str, "ExpressionTerm"]
 

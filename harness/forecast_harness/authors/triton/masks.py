@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from forecast_autotune.python_parser import parse_expression
 from forecast_harness.authors.triton.analysis.function_facts import (
     FunctionFacts,
     MemoryAccess,
@@ -34,7 +35,6 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     every_node,
     fresh_name,
     names,
-    parse_expression,
     parse_statements,
     read_names,
     replace_statement,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace as with_
 from itertools import count
 
+from forecast_autotune.python_parser import parse_expression
 from forecast_autotune.records import Config
 from forecast_harness.authors.triton.analysis.function_facts import (
     FunctionFacts,
@@ -25,7 +26,6 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     assigned_names,
     fresh_name,
     names,
-    parse_expression,
     swap_expressions,
     with_own_names,
 )

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from forecast_autotune.python_parser import parse_expression
 from forecast_autotune.variants.contract import COUNTERS, MEMORY, WORKSPACE
 from forecast_harness.authors.triton.analysis.function_facts import (
     FunctionFacts,
@@ -30,7 +31,6 @@ from forecast_harness.authors.triton.analysis.source_unit import (
     every_node,
     fresh_name,
     names,
-    parse_expression,
     parse_statements,
     read_names,
 )

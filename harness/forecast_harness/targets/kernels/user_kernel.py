@@ -364,10 +364,9 @@ class UserKernel:
             *getattr(self.module, "CASES", ()),
             *([self.module.CASE] if hasattr(self.module, "CASE") else ()),
         ]
-        own = [
-            c for c in cases if _unwrapped_kernel(getattr(c, "kernel", None)) is _unwrapped_kernel(self.fn)
-        ]
         triton = frameworks.triton()
+        own_fn = triton.innermost(self.fn)
+        own = [c for c in cases if triton.innermost(getattr(c, "kernel", None)) is own_fn]
         calls: list[tuple[Argument, ...]] = []
         launches: list[GridSample] = []
         zeroed = tuple(dict.fromkeys(n for c in own for n in getattr(c, "reset_to_zero", ())))
@@ -479,7 +478,3 @@ def _case_configs(case: Any) -> list[Config]:
         if where({**kwargs, "num_warps": warps, "num_stages": stages}):
             configs.append(Config.of(kwargs, num_warps=warps, num_stages=stages))
     return configs
-
-
-def _unwrapped_kernel(fn: Any) -> Any:
-    return frameworks.triton().innermost(fn)

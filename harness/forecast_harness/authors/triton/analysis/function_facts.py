@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from forecast_autotune import python_parser
+from forecast_autotune.python_parser import parse_expression
 from forecast_harness.authors.triton.analysis.source_unit import (
     Block,
     Function,
@@ -520,7 +520,7 @@ class RangeLoop:
     def ascending(self) -> bool:
         """Whether the step is certainly positive: a tile is never empty."""
         step = self.range_bounds[2]
-        expression = python_parser.parse_expression(step)
+        expression = parse_expression(step)
         factors = [n for n in ast.walk(expression) if not isinstance(n, ast.Name | ast.Constant | ast.Load)]
         constant = self.unit.constexprs(self.function)
         return all(isinstance(n, ast.Expression | ast.BinOp | ast.Mult) for n in factors) and all(

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from forecast_autotune import python_parser
+from forecast_autotune.python_parser import parse_expression
 from forecast_harness.authors.triton.analysis.function_facts import FunctionFacts, RangeLoop
 from forecast_harness.authors.triton.analysis.source_unit import assigned_names, read_names
 
@@ -83,14 +83,7 @@ class Polynomial:
 
 
 def _needs_parentheses(text: str) -> bool:
-    return not isinstance(
-        python_parser.parse_expression(text), ast.Name | ast.Call | ast.Constant | ast.Subscript
-    )
-
-
-def arange_atom(side: str) -> str:
-    """The atom of `arange(0, side)`."""
-    return f"arange<{side}>"
+    return not isinstance(parse_expression(text), ast.Name | ast.Call | ast.Constant | ast.Subscript)
 
 
 @dataclass
@@ -163,7 +156,7 @@ class PolynomialReader:
         if name == "arange" and len(node.args) == 2:
             first, last = node.args
             if isinstance(first, ast.Constant) and first.value == 0:
-                return Polynomial.of(arange_atom(ast.unparse(last)))
+                return Polynomial.of(f"arange<{ast.unparse(last)}>")
         if name in ("multiple_of", "max_contiguous") and node.args:
             return self.polynomial(node.args[0])
         wide = [ast.unparse(a) for a in node.args] == [f"{unit.tl}.int64"]
@@ -241,9 +234,7 @@ def induction_variables(reader: PolynomialReader, loop: RangeLoop) -> dict[str, 
             start = (
                 Polynomial.of(name) if name in reader.facts.parameters else reader.outside().polynomial(begin)
             )
-            distance = Polynomial.of(loop.counter) - reader.outside().polynomial(
-                python_parser.parse_expression(first)
-            )
+            distance = Polynomial.of(loop.counter) - reader.outside().polynomial(parse_expression(first))
             by = _divide_by_step(reader.outside().polynomial(statement.value), step)
         except NotProvable:
             continue
@@ -260,7 +251,7 @@ def _assigned_before_loop(loop: RangeLoop, value: ast.expr) -> bool:
 def _divide_by_step(amount: Polynomial, step: str) -> Polynomial:
     if step == "1":
         return amount
-    node = python_parser.parse_expression(step)
+    node = parse_expression(step)
     factors = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         factors.append(ast.unparse(node.right))
@@ -285,7 +276,7 @@ def counter_bound(reader: PolynomialReader, test: ast.expr, counter: str) -> Cou
     side = lanes[0].removeprefix("arange<").removesuffix(">")
     factor = Polynomial() - room.coefficient_of(counter)
     limit = room.without(lanes[0]).without(counter)
-    sides = reader.outside().polynomial(python_parser.parse_expression(side))
+    sides = reader.outside().polynomial(parse_expression(side))
     if not factor.terms:
         raise NotProvable(f"{ast.unparse(test)} does not depend on {counter}")
     if factor == Polynomial.of(times=1):

@@ -289,11 +289,6 @@ def with_own_names(block: Block, variables: set[str], existing: set[str]) -> Blo
     return [*parse_statements("\n".join(f"{new} = {name}" for name, new in own.items())), *block]
 
 
-def parse_expression(text: str) -> ast.expr:
-    """An expression from its text."""
-    return python_parser.parse_expression(text)
-
-
 def parse_statements(text: str) -> Block:
     """Statements from their text."""
     return python_parser.parse_module(text).body
