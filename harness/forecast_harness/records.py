@@ -340,8 +340,8 @@ class NodeJob:
     """Asks a judge to verify, tune and time a node beside `against`."""
 
     id: str
-    """Digest of the target, harness, node and `against`, and a number where it was lost before: what has one
-    is done once."""
+    """Digest of the target, harness, node and `against`, and a number where it was lost before: a job of one
+    id is done once."""
     node: Node
     against: Node
     against_config: Mapping[str, Any]

@@ -50,12 +50,12 @@ def rewrites_of(source: str) -> list[RewrittenSource]:
 def constants_of(source: str) -> dict[str, int]:
     """Values of `#define NAME 1` and `constexpr int NAME = 1`, by name; names with one definition."""
     constants: dict[str, int] = {}
-    twice = set()
+    repeats = set()
     for m in _CONSTANT_PATTERN.finditer(source):
         name = m["defined"] or m["named"]
-        twice |= {name} & set(constants)
+        repeats |= {name} & set(constants)
         constants[name] = int(m["value"])
-    return {name: value for name, value in constants.items() if name not in twice}
+    return {name: value for name, value in constants.items() if name not in repeats}
 
 
 def with_values(source: str, values: dict[str, int]) -> str:

@@ -178,13 +178,13 @@ class RecordedSources(ExternalAuthor):
             nodes = list(_source_nodes(path.rglob("*"), path))
         except RecordError as error:
             raise SettingsError(f"recorded:{folder}: {error}") from error
-        able = [n for n in nodes if defines_entry(n["source"], target.entry, n["language"])]
-        if not able:
+        candidates = [n for n in nodes if defines_entry(n["source"], target.entry, n["language"])]
+        if not candidates:
             raise SettingsError(
                 f"recorded:{folder} has {len(nodes)} sources, and none defines {target.entry!r}, as "
                 f"{target.name} needs"
             )
-        self._nodes = {node_identity(target.id, n["language"], n["source"]): n for n in able}
+        self._nodes = {node_identity(target.id, n["language"], n["source"]): n for n in candidates}
 
     def answer(self, request: ProposalRequest) -> Mapping[str, Any]:
         """The sources that are not known yet."""

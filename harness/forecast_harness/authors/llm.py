@@ -407,8 +407,8 @@ class LLMAuthor:
         spec = parsed(text, writing=True)
         model = str(spec.options.get("model", spec.location))
         self.name = f"llm:{model}"
-        how = [f"{k}={v}" for k, v in sorted(spec.options.items()) if k != "model"]
-        self._author = f"{model} ({', '.join(how)})" if how else model
+        options = [f"{k}={v}" for k, v in sorted(spec.options.items()) if k != "model"]
+        self._author = f"{model} ({', '.join(options)})" if options else model
         self._target = target
         self._usage_by_thread = threading.local()
         self._write = provider().text_generator(text, settings=settings, on_usage=self._record_usage)
@@ -460,8 +460,8 @@ class LLMAuthor:
 
         def turn(number: int, answer: str, complaint: str) -> tuple[Draft | None, str, SearchCost]:
             values = {"prompt": question, "answer": _shorten(answer), "complaint": complaint}
-            again = str(_template("again").render(values))
-            texts, trouble = self._generate(again, 1, f"{draw_seed(request)}/{number}")
+            retry_prompt = str(_template("again").render(values))
+            texts, trouble = self._generate(retry_prompt, 1, f"{draw_seed(request)}/{number}")
             if not texts.texts:
                 return None, trouble[0] if trouble else complaint, texts.spent
             try:

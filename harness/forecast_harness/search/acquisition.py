@@ -45,9 +45,9 @@ def expected_improvement(belief: NodeForecast) -> float:
     if belief.sd <= 0.0:
         return (1.0 - belief.p_fail) * max(0.0, -belief.mean)
     z = -belief.mean / belief.sd
-    below = 0.5 * math.erfc(-z / math.sqrt(2.0))
+    cdf = 0.5 * math.erfc(-z / math.sqrt(2.0))
     density = math.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
-    return (1.0 - belief.p_fail) * max(0.0, belief.sd * (z * below + density))
+    return (1.0 - belief.p_fail) * max(0.0, belief.sd * (z * cdf + density))
 
 
 def choose_by_forecast(
@@ -70,16 +70,16 @@ def choose_by_forecast(
     least, extra = math.floor(share), share - math.floor(share)
     chance = random.Random(digest("audit", seed, batch))
     audit_count = least + (chance.random() < extra)
-    sure = [n for n, _ in ranking[: slots - audit_count]]
-    rest = [n for n in nodes if n not in set(sure)]
+    top = [n for n, _ in ranking[: slots - audit_count]]
+    rest = [n for n in nodes if n not in set(top)]
     audits = chance.sample(rest, min(audit_count, len(rest)))
     reasons = dict(ranking)
     place = {n: i for i, (n, _) in enumerate(ranking)}
-    odds = {n: _propensity(place.get(n), len(nodes), len(ranking), slots, share) for n in (*sure, *audits)}
+    odds = {n: _propensity(place.get(n), len(nodes), len(ranking), slots, share) for n in (*top, *audits)}
     return Chosen(
         batch,
-        (*sure, *audits),
-        (*(reasons[n] for n in sure), *("audit" for _ in audits)),
+        (*top, *audits),
+        (*(reasons[n] for n in top), *("audit" for _ in audits)),
         tuple(odds.values()),
     )
 
@@ -117,9 +117,9 @@ def _propensity(place: int | None, nodes: int, length: int, slots: int, share: f
     least, extra = math.floor(share), share - math.floor(share)
     propensity = 0.0
     for audit_count, weight in ((least, 1.0 - extra), (least + 1, extra)):
-        sure = min(slots - audit_count, length)
-        rest = nodes - sure
-        if place is not None and place < sure:
+        top_count = min(slots - audit_count, length)
+        rest = nodes - top_count
+        if place is not None and place < top_count:
             propensity += weight
         elif rest and weight:
             propensity += weight * min(audit_count, rest) / rest

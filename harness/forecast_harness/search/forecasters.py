@@ -184,9 +184,9 @@ def edit_embedding(node: Node, parent: Node | None) -> Array:
             change[place] += sign * count
     origin = node.provenance
     parts = origin.author.split("+") if origin.origin is Origin.REWRITE and origin.author else []
-    by = [] if parts else [f"author {origin.author}"]
+    authors = [] if parts else [f"author {origin.author}"]
     notes = [f"note {w}" for w in re.findall(r"[a-z_]+|\d+", origin.note.lower())[:24]]
-    words = _normalize(_hashed_words([f"arm {node.arm}", *by, *notes]))
+    words = _normalize(_hashed_words([f"arm {node.arm}", *authors, *notes]))
     return np.concatenate(
         [_normalize(np.sign(change) * np.log1p(np.abs(change))), words, _hashed_words(parts)]
     )
@@ -375,13 +375,13 @@ def _ancestor_score(node: Node, known: Mapping[str, Node], scores: Mapping[str, 
     """Score of the nearest ancestor that ran, along first parents; 0, the seed's, where none did."""
     ids = {node.id}
     while node.parents and node.parents[0] not in ids:
-        above = node.parents[0]
-        if above in scores:
-            return scores[above]
-        if above not in known:
+        parent = node.parents[0]
+        if parent in scores:
+            return scores[parent]
+        if parent not in known:
             break
-        node = known[above]
-        ids.add(above)
+        node = known[parent]
+        ids.add(parent)
     return 0.0
 
 
@@ -485,10 +485,10 @@ class TritonForecaster:
         forecasts = {node.id: self._tracer.best_forecast(node) for node in nodes.values()}
         offsets = {}
         for node in nodes.values():
-            above = forecasts.get(node.parents[0]) if node.parents else None
+            parent = forecasts.get(node.parents[0]) if node.parents else None
             own = forecasts[node.id]
-            if above is not None and own is not None:
-                offsets[node.id] = _DIFFERENCE_SHARE * (own[0] - above[0])
+            if parent is not None and own is not None:
+                offsets[node.id] = _DIFFERENCE_SHARE * (own[0] - parent[0])
         posterior = self._lineage.posterior(question, offsets)
         if posterior.reason and question.nodes:
             # Before the search has results of its own, IR says something where there is any.

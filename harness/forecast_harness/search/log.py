@@ -170,7 +170,7 @@ def decode(raw: bytes) -> Event:
 
 
 def parse_log(raw: bytes, path: Path) -> tuple[list[Event], int]:
-    """Events of a log's bytes, and how many bytes they take: what follows was cut short by a kill.
+    """Events of a log's bytes, and the length of their lines: a kill cut short the bytes behind it.
 
     Raises `RecordError` naming the first whole line that is no event.
     """

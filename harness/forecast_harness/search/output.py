@@ -94,9 +94,9 @@ def provenance_lines(state: SearchState) -> list[str]:
     if node.id == state.seeds[0]:
         lines.append("speed: this is the first seed itself; nothing faster was found")
     elif result is not None and result.log2_ratio is not None:
-        how = EVIDENCE_TEXTS[state.evidence(node.id)]
+        evidence = EVIDENCE_TEXTS[state.evidence(node.id)]
         spread = f", standard error {result.sd * math.log(2):.2%}" if node.id in state.confirmed else ""
-        lines.append(f"speed: {2**-state.best_score:.3f} times the first seed, {how}{spread}")
+        lines.append(f"speed: {2**-state.best_score:.3f} times the first seed, {evidence}{spread}")
         lines += [f"calls: {text}" for text in [result.other_calls_text] if text]
     if result is not None and result.config:
         lines.append(f"config: {json.dumps(codec.to_json(result.config))}")

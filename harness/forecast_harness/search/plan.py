@@ -81,11 +81,11 @@ def puct(view: BatchView, n: int) -> list[str]:
     for id in order:
         if len(chosen) == n:
             break
-        above = set(_ancestors(view.nodes, id))
-        if id in view.exhausted_parents or id in ancestors or above & set(chosen):
+        lineage = set(_ancestors(view.nodes, id))
+        if id in view.exhausted_parents or id in ancestors or lineage & set(chosen):
             continue
         chosen.append(id)
-        ancestors |= above
+        ancestors |= lineage
     return chosen
 
 
@@ -129,8 +129,8 @@ def puct_scores(view: BatchView) -> dict[str, float]:
     total = sum(times for id, times in view.expansions.items() if id in view.nodes)
     best: dict[str, float] = {}
     for id, reward in rewards.items():
-        above = _parent_of(view.nodes[id])
-        best[above] = max(reward, best.get(above, 0.0))
+        parent = _parent_of(view.nodes[id])
+        best[parent] = max(reward, best.get(parent, 0.0))
     count = len(rewards)
     scores = {}
     for rank, id in enumerate(sorted(rewards, key=lambda id: (-rewards[id], id))):
@@ -148,11 +148,11 @@ def _parent_of(node: Node) -> str:
 def _ancestors(nodes: Mapping[str, Node], id: str) -> Iterator[str]:
     """Ids from the parent up to the seed."""
     ids = {id}
-    above = _parent_of(nodes[id])
-    while above in nodes and above not in ids:
-        ids.add(above)
-        yield above
-        above = _parent_of(nodes[above])
+    parent = _parent_of(nodes[id])
+    while parent in nodes and parent not in ids:
+        ids.add(parent)
+        yield parent
+        parent = _parent_of(nodes[parent])
 
 
 # --- requests of a batch ---
@@ -191,12 +191,12 @@ def proposal_requests(state: SearchState, number: int) -> tuple[ProposalRequest,
     requests = []
     view, s = batch_view(state, number), state.settings
     picks = open_archive(s.archive)(view, s.parents)
-    able = [p for p in dict.fromkeys(picks) if p in view.scores and p not in view.exhausted_parents]
+    parent_ids = [p for p in dict.fromkeys(picks) if p in view.scores and p not in view.exhausted_parents]
     order = sorted(view.scores, key=lambda n: view.scores[n])
     known = tuple(view.nodes)
-    for parent in able[: s.parents]:
+    for parent in parent_ids[: s.parents]:
         arms = [a for a in state.context.arms if a not in view.exhausted.get(parent, ())]
-        partners = [n for n in (*able, *order[: CROSSOVER_PARTNERS + 1]) if n != parent]
+        partners = [n for n in (*parent_ids, *order[: CROSSOVER_PARTNERS + 1]) if n != parent]
         failures = _failed_children(view, parent)
         parents = tuple(view.nodes[n] for n in (parent, *list(dict.fromkeys(partners))[:CROSSOVER_PARTNERS]))
         results = {n.id: view.judged[n.id] for n in (*parents, *failures) if n.id in view.judged}
@@ -524,7 +524,7 @@ def _answer_position(state: SearchState, node: str) -> int:
 
 
 def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:
-    beside, c = state.judged.get(against), state.context
+    result, c = state.judged.get(against), state.context
     name = digest("job", state.target.id, c.harness, c.device, dict(c.toolchain), node.id, against)
     failures = len(state.batch(number).lost.get(node.id, ()))
     return NodeJob(
@@ -532,7 +532,7 @@ def _job(state: SearchState, node: Node, against: str, number: int) -> NodeJob:
         id=f"{name}-{failures}" if failures else name,
         node=node,
         against=state.nodes[against],
-        against_config=beside.config if beside is not None else {},
+        against_config=result.config if result is not None else {},
         target=state.target,
         batch=number,
         trials=state.settings.trials,
@@ -585,10 +585,10 @@ def _ranked_finalists(state: SearchState, nodes: Sequence[str]) -> list[str]:
     After a confirmation whose lane failed, only those that may lead, if there are any: another may be why.
     """
     order = sorted(nodes, key=lambda n: state.scores[n])
-    able = [n for n in order if state.judged[n].may_lead]
-    if state.lost_confirmations and able:
-        return able
-    return [*able[:1], *(n for n in order if n not in able[:1])]
+    leaders = [n for n in order if state.judged[n].may_lead]
+    if state.lost_confirmations and leaders:
+        return leaders
+    return [*leaders[:1], *(n for n in order if n not in leaders[:1])]
 
 
 def _confirmation_seconds(state: SearchState) -> float | None:

@@ -215,8 +215,8 @@ class SearchState:
 
     def _fastest(self, without: Collection[str]) -> str:
         first = self.seeds[0]
-        able = [n for n in self.scores if n not in without and (n == first or self.judged[n].may_lead)]
-        return min(able, key=lambda n: self.scores[n], default=first)
+        ids = [n for n in self.scores if n not in without and (n == first or self.judged[n].may_lead)]
+        return min(ids, key=lambda n: self.scores[n], default=first)
 
     @property
     def next_to_verify(self) -> str:
@@ -242,11 +242,11 @@ class SearchState:
         not count, whatever they measured before.
         """
         refuted = {n for n, j in self.confirmed.items() if j.log2_ratio is None}
-        again = {n: j.log2_ratio for n, j in self.confirmed.items() if j.log2_ratio is not None}
-        if again:
+        ratios = {n: j.log2_ratio for n, j in self.confirmed.items() if j.log2_ratio is not None}
+        if ratios:
             first = self.seeds[0]
-            proven = [n for n in again if self.evidence(n) == "confirmed"]
-            return min(proven or [first, *again], key=lambda n: 0.0 if n == first else again[n])
+            proven = [n for n in ratios if self.evidence(n) == "confirmed"]
+            return min(proven or [first, *ratios], key=lambda n: 0.0 if n == first else ratios[n])
         return self._fastest(refuted)
 
     @property
@@ -266,8 +266,8 @@ class SearchState:
 
     def evidence(self, node: str) -> str:
         """The evidence of its confirmation (`NodeResult.evidence`); empty without one."""
-        again = self.confirmed.get(node)
-        return "" if again is None else again.evidence
+        confirmation = self.confirmed.get(node)
+        return "" if confirmation is None else confirmation.evidence
 
     def status(self, node: str) -> str:
         """The fate of a node, in a word or two for people."""
@@ -292,10 +292,10 @@ class SearchState:
             return ("interrupted: " if self.stopped.interrupted else "finished: ") + self.stopped.reason
         faster, ahead = 2**-self.best_score, self.next_to_verify
         unsure = 2 ** -self.scores[ahead] if ahead else 0.0
-        waits = f" ({unsure:.3f}x is not verified in full yet)" if unsure > faster else ""
+        note = f" ({unsure:.3f}x is not verified in full yet)" if unsure > faster else ""
         return (
             f"batch {max(self.batches, default=0)}: sources {len(self.nodes)}, waiting {len(self.pool)}, "
-            f"measurements {self.spent.measurements}, best {faster:.3f}x{waits}"
+            f"measurements {self.spent.measurements}, best {faster:.3f}x{note}"
         )
 
     def close(self, number: int) -> None:

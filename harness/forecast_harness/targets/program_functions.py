@@ -161,8 +161,8 @@ def faster_module(function: TorchFunction, source: str, faster_at: Sequence[str]
         faster_calls = [c for n, c in enumerate(calls, 1) if f"call-{n}" in faster_at]
         call_shapes = [tuple(a.shape for a in c.arguments if a.kind == "tensor") for c in faster_calls]
         tests.append(f"({', '.join(f'tuple({t}.shape)' for t in tensors)},) in {call_shapes}")
-    needing = " or ".join(f"{t}.requires_grad" for t in tensors)
-    tests.append(f"not (torch.is_grad_enabled() and ({needing}))")
+    gradients = " or ".join(f"{t}.requires_grad" for t in tensors)
+    tests.append(f"not (torch.is_grad_enabled() and ({gradients}))")
     parameters = ", ".join(a.name for a in calls[0].arguments)
     condition = "\n        and ".join(tests)
     return (

@@ -119,9 +119,9 @@ def configs_for(target: SearchTarget, source: str) -> list[Config]:
     contract = read_contract(source, target.entry)
     if contract.configs:
         return list(dict.fromkeys(contract.configs))
-    takes = set(contract.meta)
+    meta = set(contract.meta)
     base = [c for s in subjects_of(target)[:1] for c in s.configs]
-    return list(dict.fromkeys(replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in base))
+    return list(dict.fromkeys(replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in meta)) for c in base))
 
 
 def decided_config(target: SearchTarget, source: str) -> Config | None:

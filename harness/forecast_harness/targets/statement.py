@@ -155,10 +155,10 @@ def _axis_text(axis: AxisSpec) -> str:
 
 
 def _tensor_text(name: str, tensor: TensorSpec) -> str:
-    odd = [f"{x} ({_LAYOUTS[x]})" for x in tensor.layouts if x in _LAYOUTS]
+    layouts = [f"{x} ({_LAYOUTS[x]})" for x in tensor.layouts if x in _LAYOUTS]
     text = f"- {name}: {tensor.dtype} [{', '.join(tensor.shape)}]"
-    if odd:
-        text += f", contiguous or {', '.join(odd)}"
+    if layouts:
+        text += f", contiguous or {', '.join(layouts)}"
     if values := [v for v in tensor.values if v not in ("normal", "uniform", "offset")]:
         text += f"; values may be {', '.join(values)}"
     return text + ("; a weight, the same for all launches" if tensor.static else "")

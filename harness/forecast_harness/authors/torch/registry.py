@@ -128,14 +128,14 @@ MIN_VALUE, MAX_VALUE = 1, 1 << 20
 def constants_of(code: ParsedSource) -> Mapping[str, ast.Assign]:
     """Assignments of plain integers to names in upper case, by name; those assigned once."""
     constants: dict[str, ast.Assign] = {}
-    twice = set()
+    repeats = set()
     for node in code.tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, node.value
             if name.isupper() and isinstance(value, ast.Constant) and type(value.value) is int:
-                twice |= {name} & set(constants)
+                repeats |= {name} & set(constants)
                 constants[name] = node
-    return {name: node for name, node in constants.items() if name not in twice}
+    return {name: node for name, node in constants.items() if name not in repeats}
 
 
 def vary_constants(code: ParsedSource) -> Iterator[TextEdit]:

@@ -53,13 +53,13 @@ def _eviction_policies(unit: SourceUnit) -> Iterator[tuple[MemoryAccess, str]]:
     facts = FunctionFacts(unit, unit.entry)
     axes = {n for n in facts.sources(ast.Module(unit.entry.body, [])) if n.startswith("pid ")}
     hintable = _hintable_accesses(unit)
-    again = Counter(ast.unparse(a.pointer) for a in hintable if a.kind == "load")
+    counts = Counter(ast.unparse(a.pointer) for a in hintable if a.kind == "load")
     for access in hintable:
         key = ast.unparse(access.pointer)
         if access.kind == "load":
-            again[key] -= 1
+            counts[key] -= 1
             is_shared = not axes <= facts.sources(access.pointer)
-            yield access, "evict_last" if is_shared or again[key] else "evict_first"
+            yield access, "evict_last" if is_shared or counts[key] else "evict_first"
 
 
 def evict(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
@@ -243,10 +243,10 @@ def _match_sigmoid(facts: FunctionFacts, node: ast.AST) -> _FunctionMatch | None
         return call
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
         return None
-    below = node.right
-    if not isinstance(below, ast.BinOp) or not isinstance(below.op, ast.Add):
+    divisor = node.right
+    if not isinstance(divisor, ast.BinOp) or not isinstance(divisor.op, ast.Add):
         return None
-    power = below.right if _is_one(below.left) else below.left if _is_one(below.right) else None
+    power = divisor.right if _is_one(divisor.left) else divisor.left if _is_one(divisor.right) else None
     inner = None if power is None else _single_call(facts, power, "exp")
     if inner is None or not isinstance(inner.argument, ast.UnaryOp):
         return None

@@ -177,8 +177,8 @@ def peel(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
 def _reads_counter(loop: RangeLoop) -> bool:
     """Whether the counter's last value matters after the loop."""
     rest = [n for n in ast.walk(loop.function) if isinstance(n, ast.For) and n is not loop.node]
-    again = any(loop.counter in assigned_names(n.target) for n in rest)
-    return not again and loop.used_after({loop.counter})
+    is_overwritten = any(loop.counter in assigned_names(n.target) for n in rest)
+    return not is_overwritten and loop.used_after({loop.counter})
 
 
 def _split_loop(
@@ -215,10 +215,10 @@ def _split_loop(
 
 @dataclass(frozen=True)
 class _InteriorAccess:
-    """An access, and what must be positive for conditions of its mask to hold for all of its elements."""
+    """An access, and the numbers whose being positive shows that conditions of its mask hold everywhere."""
 
     access: MemoryAccess
-    rooms: tuple[str, ...]
+    slacks: tuple[str, ...]
     rest: tuple[ast.expr, ...]
     """The other conditions."""
 
@@ -230,9 +230,9 @@ class _EntryAnalysis:
         self.unit, self.facts = unit, context.facts(unit, unit.entry)
         loops = [n for n in ast.walk(unit.entry) if isinstance(n, ast.For | ast.While)]
         own = self.facts.definitions
-        again = {n for n, values in own.items() if len(values) > 1 or n in self.facts.parameters}
+        repeats = {n for n, values in own.items() if len(values) > 1 or n in self.facts.parameters}
         # A name that is assigned more than once means different things in different places.
-        varying = frozenset(again.union(*(assigned_names(loop) for loop in loops)))
+        varying = frozenset(repeats.union(*(assigned_names(loop) for loop in loops)))
         self.reader = PolynomialReader(self.facts, varying, 10**9)
         # Sums are read without their conversions: what was 64 bits wide must not overflow now.
         self._wide = "int64" in ast.unparse(unit.entry)
@@ -252,10 +252,10 @@ class _EntryAnalysis:
 
     def positive_condition(self, test: ast.expr) -> str:
         """The number that is positive where a comparison holds for every lane. Raises `NotProvable`."""
-        room = positive_form(self.reader, test.value if isinstance(test, ast.Subscript) else test)
-        bound, lanes = room, [a for a in room.atoms() if a.startswith("arange<")]
+        slack = positive_form(self.reader, test.value if isinstance(test, ast.Subscript) else test)
+        bound, lanes = slack, [a for a in slack.atoms() if a.startswith("arange<")]
         for lane in lanes:
-            times = room.coefficient_of(lane)
+            times = slack.coefficient_of(lane)
             if set(times.terms) != {()}:
                 raise NotProvable(f"{lane} is multiplied by {times.text()}")
             bound = bound.without(lane)
@@ -272,18 +272,18 @@ class _EntryAnalysis:
         for access in accesses(self.unit, self.unit.entry):
             if not access.plain or access.mask is None or not self._keeps_shape(access):
                 continue
-            rooms, rest = [], []
+            slacks, rest = [], []
             for test in mask_conditions(access.mask, definitions):
                 try:
-                    room = self.positive_condition(test)
+                    slack = self.positive_condition(test)
                 except NotProvable:
-                    room = ""
-                if room and read_names(parse_expression(room)) <= set(known):
-                    rooms.append(room)
+                    slack = ""
+                if slack and read_names(parse_expression(slack)) <= set(known):
+                    slacks.append(slack)
                 else:
                     rest.append(test)
-            if rooms:
-                yield _InteriorAccess(access, tuple(rooms), tuple(rest))
+            if slacks:
+                yield _InteriorAccess(access, tuple(slacks), tuple(rest))
 
     def _keeps_shape(self, access: MemoryAccess) -> bool:
         """Whether what is loaded or stored has the same shape without the mask."""
@@ -343,6 +343,6 @@ def interior(unit: SourceUnit, context: RewriteContext) -> Iterator[SourceEdit]:
         keep_conditions(draft.twin(item.access.call), item.access.kind, copy.deepcopy(item.rest))
     plain, draft.entry.body[at:] = draft.entry.body[at:], slow
     loop = any(isinstance(n, ast.For) for n in every_node(slow))
-    rooms = dict.fromkeys(room for item in interior_accesses for room in item.rooms)
-    _branch(draft, at, " & ".join(f"({room} > 0)" for room in rooms), plain, [])
+    slacks = dict.fromkeys(slack for item in interior_accesses for slack in item.slacks)
+    _branch(draft, at, " & ".join(f"({slack} > 0)" for slack in slacks), plain, [])
     yield SourceEdit(draft, "programs whose whole tile lies inside need no masks", 2.0 if loop else 3.0)

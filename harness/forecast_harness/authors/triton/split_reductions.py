@@ -77,9 +77,9 @@ def adds_in_place(unit: SourceUnit, statement: ast.stmt, name: str) -> bool:
     value = statement.value if isinstance(statement, ast.Assign) else None
     if not isinstance(value, ast.Call) or unit.callee_name(value) != "dot":
         return False
-    into = argument(value, 2, "acc")
-    rest = [a for a in (*value.args, *(k.value for k in value.keywords)) if a is not into]
-    return isinstance(into, ast.Name) and into.id == name and all(name not in read_names(a) for a in rest)
+    acc = argument(value, 2, "acc")
+    rest = [a for a in (*value.args, *(k.value for k in value.keywords)) if a is not acc]
+    return isinstance(acc, ast.Name) and acc.id == name and all(name not in read_names(a) for a in rest)
 
 
 def run_from(node: ast.For, loop: RangeLoop, skipped: str, stop: str) -> None:
@@ -294,7 +294,7 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
     number = f"{tl}.program_id(0)"
     if axis == 2:
         number += f" + {tl}.num_programs(0) * {tl}.program_id(1)"
-    over = shared.hand_over(
+    hand_over = shared.hand_over(
         tile=tile,
         own=f"{tile} * {parts} + {tl}.program_id({axis})",
         last=last,
@@ -303,7 +303,7 @@ def _split(shared: _SharedLoop, programs: int, most: int) -> SourceUnit:
         parts=part,
     )
     after = [f"{last} = {parts} == 1", f"if {parts} > 1:", f"    {tile} = {number}"]
-    after += [f"    {line}" for line in over]
+    after += [f"    {line}" for line in hand_over]
     shared.take_part(draft, before, after, skipped=skipped, count=each, last=last)
     tiles = "first * second" if axis == 2 else "first"
     shape = ", ".join([*["first", "second"][:axis], f"max(1, min({most}, {programs} // max(1, {tiles})))"])

@@ -285,8 +285,8 @@ def _best_result(state: SearchState, entries: Mapping[str, ReportNode]) -> BestR
         return None
     best = state.best
     result = state.confirmed.get(best)
-    sure = result is not None and result.log2_ratio is not None
-    sd = result.sd if result is not None and sure else entries[best].sd
+    has_ratio = result is not None and result.log2_ratio is not None
+    sd = result.sd if result is not None and has_ratio else entries[best].sd
     return BestResult(best, state.best_score, sd, state.evidence(best))
 
 
@@ -373,10 +373,10 @@ def best_card(final: BestResult | None) -> HeaderCard:
     if final.score >= 0.0:
         return HeaderCard(factor_text(-final.score), "nothing faster than the seed was found", "fair")
     low, _ = final.interval
-    how = EVIDENCE_TEXTS[final.evidence] if final.evidence else _UNCONFIRMED_NOTE
+    evidence = EVIDENCE_TEXTS[final.evidence] if final.evidence else _UNCONFIRMED_NOTE
     css = "good" if low > 1.0 else "fair"
     between = interval_text(final.score, final.sd)
-    return HeaderCard(factor_text(-final.score), f"best speed-up, 95 % interval {between}; {how}", css)
+    return HeaderCard(factor_text(-final.score), f"best speed-up, 95 % interval {between}; {evidence}", css)
 
 
 def per_percent(final: BestResult | None, cost: SearchCost) -> tuple[str, str]:
@@ -448,8 +448,8 @@ def finalist_rows(report: SearchReport, workloads: Sequence[str]) -> list[Finali
     results = {n: j for n, j in report.state.confirmed.items() if n in report.entries}
     names = sorted(results, key=lambda n: (results[n].log2_ratio is None, results[n].log2_ratio or 0.0))
     if not names:
-        able = [e for e in report.entries.values() if e.score is not None and not e.is_unverified]
-        entries = [e for e in able if e.node.id != report.root]
+        candidates = [e for e in report.entries.values() if e.score is not None and not e.is_unverified]
+        entries = [e for e in candidates if e.node.id != report.root]
         names = [e.node.id for e in sorted(entries, key=lambda e: (e.score or 0.0, e.number))[:MAX_FINALISTS]]
     seed = report.state.judged.get(report.root) if not results else results.get(report.root)
     rows = [_finalist_row(report.entries[n], results.get(n), seed, workloads) for n in names]
@@ -553,7 +553,7 @@ def _best_text(report: SearchReport) -> str:
     if final is None or final.score >= 0.0:
         return best_card(final).name
     note = escape_invisible(report.entries[final.node].node.provenance.note)
-    sure, results = EVIDENCE_TEXTS[final.evidence], {**report.state.judged, **report.state.confirmed}
+    evidence, results = EVIDENCE_TEXTS[final.evidence], {**report.state.judged, **report.state.confirmed}
     own, base = (dict(results[n].facts.get("peak_bytes") or {}) for n in (final.node, report.root))
     base = results[final.node].facts.get("base_peak_bytes") or base
     seed = results[report.root]
@@ -564,7 +564,7 @@ def _best_text(report: SearchReport) -> str:
     parts = [text for text in texts if text]
     return (
         f"{factor_text(-final.score)} over the seed, 95 % interval {interval_text(final.score, final.sd)}, "
-        f"{'; '.join([sure, *parts])}"
+        f"{'; '.join([evidence, *parts])}"
     )
 
 

@@ -150,13 +150,13 @@ def result_text(entry: ReportNode) -> str:
 
 
 def _node_heading(report: SearchReport, entry: ReportNode) -> str:
-    again = report.state.confirmed.get(entry.node.id)
-    if again is None:
+    confirmation = report.state.confirmed.get(entry.node.id)
+    if confirmation is None:
         return result_text(entry)
-    if again.log2_ratio is None:
-        return f"{result_text(entry)}, but not confirmed: {again.outcome}".replace("_", " ")
-    how = "confirmed" if again.evidence == "confirmed" else "not shown to be faster"
-    return f"{factor_text(-again.log2_ratio)}, {how} ({result_text(entry)} during the search)"
+    if confirmation.log2_ratio is None:
+        return f"{result_text(entry)}, but not confirmed: {confirmation.outcome}".replace("_", " ")
+    verdict = "confirmed" if confirmation.evidence == "confirmed" else "not shown to be faster"
+    return f"{factor_text(-confirmation.log2_ratio)}, {verdict} ({result_text(entry)} during the search)"
 
 
 def _page_header(report: SearchReport) -> dict[str, str]:
@@ -215,10 +215,10 @@ def _node_facts(report: SearchReport, entry: ReportNode) -> list[tuple[str, list
         if result.seconds:
             times = [(k, milliseconds(1000 * v)) for k, v in list(result.seconds.items())[:12]]
             groups.append(("Times", times))
-    again = report.state.confirmed.get(node.id)
-    if again is not None and again.log2_ratio is not None:
-        between = figures.interval_text(again.log2_ratio, again.sd)
-        pairs = [("speed-up", factor_text(-again.log2_ratio)), ("95 % interval", between)]
+    confirmation = report.state.confirmed.get(node.id)
+    if confirmation is not None and confirmation.log2_ratio is not None:
+        between = figures.interval_text(confirmation.log2_ratio, confirmation.sd)
+        pairs = [("speed-up", factor_text(-confirmation.log2_ratio)), ("95 % interval", between)]
         groups.append(("Confirmation, over the seed", pairs))
     if belief is not None:
         pairs = [
@@ -288,8 +288,8 @@ def _short_value(value: Any) -> str:
 def _finalists_note(report: SearchReport) -> str:
     if report.state.confirmed:
         return "Timed again beside the first seed in a fresh process with fresh inputs."
-    over = " so far" if report.state.stopped is None or report.state.stopped.interrupted else ""
-    return f"The fastest of the search{over}, not confirmed: chosen for being low, these times flatter them."
+    note = " so far" if report.state.stopped is None or report.state.stopped.interrupted else ""
+    return f"The fastest of the search{note}, not confirmed: chosen for being low, these times flatter them."
 
 
 def _lost_jobs_note(report: SearchReport) -> str:

@@ -90,12 +90,12 @@ class CallSizes:
         strides: dict[str, Strides] = {}
         for a in first:
             if a.kind == "tensor":
-                how = stride_structure(a)
-                if how is None:
+                structure = stride_structure(a)
+                if structure is None:
                     raise RecordError(
                         f"{a.name} of shape {list(a.shape)} has strides {list(a.stride)}, which overlap"
                     )
-                strides[a.name] = how
+                strides[a.name] = structure
         like = [
             c for c in like if all(stride_structure(a) == strides[a.name] for a in c if a.kind == "tensor")
         ]
@@ -122,8 +122,8 @@ class CallSizes:
         words = {}
         for size in call_sizes.sizes:
             values = {places(c)[size.places[0]] for c in calls}
-            odd = {v % 16 != 0 for v in values}
-            word: str | int = "any" if len(odd) == 2 else "odd" if odd == {True} else "16"
+            parities = {v % 16 != 0 for v in values}
+            word: str | int = "any" if len(parities) == 2 else "odd" if parities == {True} else "16"
             words[size] = word if len(values) > 1 and min(values) > 1 else size.recorded
         pinned = {
             a.name
@@ -175,9 +175,9 @@ class CallSizes:
             "arguments": call_form(self.arguments),
             "sizes": [{"places": list(s.places), "class": s.size_class} for s in self.sizes],
             "products": {p: [factor, list(run)] for p, (factor, run) in self.products.items()},
-            "of_strides": {p: list(of) for p, of in self.of_strides.items()},
+            "of_strides": {p: list(stride) for p, stride in self.of_strides.items()},
             "powers": {n: [list(run), e] for n, (run, e) in self.powers.items()},
-            "strides": {n: [list(pair) for pair in how] for n, how in self.strides.items()},
+            "strides": {n: [list(pair) for pair in pairs] for n, pairs in self.strides.items()},
             "fixed": {a.name: a.value for a in self.arguments if a.kind == "scalar" and a.name not in names},
         }
         return canonical_text({**parts, **writes_field(writes)})
@@ -239,8 +239,8 @@ class CallSizes:
                 if stride_structure(tensor) != self.strides[a.name]:
                     return None
                 tensors[a.name] = tensor
-        for place, (of, i) in self.of_strides.items():
-            values[place] = tensors[of].stride[i]
+        for place, (name, i) in self.of_strides.items():
+            values[place] = tensors[name].stride[i]
         arguments = [tensors.get(a.name, a) for a in self.arguments]
         return tuple(self._scalars(values, arguments, rng))
 
@@ -289,8 +289,8 @@ class _SizeInference:
                 self.products |= {name: (1, quotients[vector]) for name in names}
             elif (ratio := self._multiple(vector)) is not None:
                 self.products |= {name: ratio for name in names}
-            elif not dimension and (of := self._stride(vector)) is not None:
-                self.of_strides |= {name: of for name in names}
+            elif not dimension and (stride := self._stride(vector)) is not None:
+                self.of_strides |= {name: stride for name in names}
             else:
                 is_fixed = not dimension or vector[0] <= 1  # on 1 Triton specialises
                 classes.append(SizeClass(tuple(names), vector[0], vector[0] if is_fixed else "any"))
@@ -336,12 +336,12 @@ class _SizeInference:
         scalars = {p: v for v, names in self.vectors.items() for p in names if "." not in p}
         dimensions = {v: p for v, names in self.vectors.items() for p in names if "." in p}
         positive = {vector for vector in dimensions if min(vector) > 0}
-        for whole, (scalar, by), part in itertools.product(dimensions, scalars.items(), positive):
+        for whole, (scalar, ratios), part in itertools.product(dimensions, scalars.items(), positive):
             if (
                 whole != part
-                and 1 < max(by) <= _LARGEST_GROUP
-                and all(w == g * o for w, g, o in zip(whole, by, part, strict=True))
-                and len(set(zip(by, part, strict=True))) >= self.evidence
+                and 1 < max(ratios) <= _LARGEST_GROUP
+                and all(w == g * o for w, g, o in zip(whole, ratios, part, strict=True))
+                and len(set(zip(ratios, part, strict=True))) >= self.evidence
                 and not {whole, part} & self._runs().keys()
                 and part not in quotients
                 and not any(dimensions[whole] == place for _, place in quotients.values())

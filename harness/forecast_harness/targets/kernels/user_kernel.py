@@ -227,7 +227,7 @@ class UserKernel:
             return None
         sources = {c.kernel.source_sha256: c.kernel.extra.get("qualname", name) for c in calls}
         if len(sources) > 1:
-            names = ", ".join(f"{where}:{name}@{sha[:12]} ({of})" for sha, of in sorted(sources.items()))
+            names = ", ".join(f"{where}:{name}@{sha[:12]} ({path})" for sha, path in sorted(sources.items()))
             raise UsageError(f"{len(sources)} captured kernels are called {where}:{name}; name one: {names}")
         call = max(calls, key=lambda c: c.at)
         bare = ModuleType(module)
@@ -252,17 +252,17 @@ class UserKernel:
         own function takes the place of that module.
         """
         triton = frameworks.triton()
-        below = fn
-        while hasattr(below, "configs") and hasattr(below, "fn"):
-            below = below.fn
+        inner = fn
+        while hasattr(inner, "configs") and hasattr(inner, "fn"):
+            inner = inner.fn
         tuner = fn
         while not hasattr(tuner, "configs") and hasattr(tuner, "fn"):  # heuristics may be above it
             tuner = tuner.fn
         configs = tuple(dict.fromkeys(triton.config_of(c) for c in getattr(tuner, "configs", [])))
         zeroed = tuple(n for n in getattr(tuner, "reset_to_zero", ()) or () if isinstance(n, str))
-        record = triton.kernel_record(below)
+        record = triton.kernel_record(inner)
         try:
-            text = triton.standalone_source(below)
+            text = triton.standalone_source(inner)
         except RecordError:
             if not partial:
                 raise

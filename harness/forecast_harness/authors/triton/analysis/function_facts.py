@@ -307,8 +307,8 @@ class FunctionFacts:
             dtype = keyword(node, "dtype") or (node.args[-1] if len(node.args) > 1 else None)
             return dtype is not None and self.is_float32_type(dtype)
         if name == "dot":
-            into = node.args[2] if len(node.args) > 2 else keyword(node, "acc")
-            return into is not None and self._float(into, floats)
+            acc = node.args[2] if len(node.args) > 2 else keyword(node, "acc")
+            return acc is not None and self._float(acc, floats)
         if name == "load" and node.args and self._float32:
             roots = self.root_parameters(node.args[0])
             return roots is not None and roots <= self._float32

@@ -204,12 +204,12 @@ def positive_form(reader: PolynomialReader, test: ast.expr) -> Polynomial:
         raise NotProvable(f"{ast.unparse(test)} is no simple comparison")
     left, right, op = reader.polynomial(test.left), reader.polynomial(test.comparators[0]), test.ops[0]
     if isinstance(op, ast.Lt | ast.LtE):
-        room = right - left
+        slack = right - left
     elif isinstance(op, ast.Gt | ast.GtE):
-        room = left - right
+        slack = left - right
     else:
         raise NotProvable(f"{ast.unparse(test)} is no bound")
-    return room + Polynomial.of(times=1) if isinstance(op, ast.LtE | ast.GtE) else room
+    return slack + Polynomial.of(times=1) if isinstance(op, ast.LtE | ast.GtE) else slack
 
 
 def induction_variables(reader: PolynomialReader, loop: RangeLoop) -> dict[str, Polynomial]:
@@ -235,10 +235,10 @@ def induction_variables(reader: PolynomialReader, loop: RangeLoop) -> dict[str, 
                 Polynomial.of(name) if name in reader.facts.parameters else reader.outside().polynomial(begin)
             )
             distance = Polynomial.of(loop.counter) - reader.outside().polynomial(parse_expression(first))
-            by = _divide_by_step(reader.outside().polynomial(statement.value), step)
+            rate = _divide_by_step(reader.outside().polynomial(statement.value), step)
         except NotProvable:
             continue
-        variables[name] = start + by * distance
+        variables[name] = start + rate * distance
     return variables
 
 
@@ -269,13 +269,13 @@ def counter_bound(reader: PolynomialReader, test: ast.expr, counter: str) -> Cou
 
     Raises `NotProvable` for comparisons of another form.
     """
-    room = positive_form(reader, test)
-    lanes = [a for a in room.atoms() if a.startswith("arange<")]
-    if len(lanes) != 1 or room.coefficient_of(lanes[0]) != Polynomial.of(times=-1):
+    slack = positive_form(reader, test)
+    lanes = [a for a in slack.atoms() if a.startswith("arange<")]
+    if len(lanes) != 1 or slack.coefficient_of(lanes[0]) != Polynomial.of(times=-1):
         raise NotProvable(f"{ast.unparse(test)} does not compare one range of offsets")
     side = lanes[0].removeprefix("arange<").removesuffix(">")
-    factor = Polynomial() - room.coefficient_of(counter)
-    limit = room.without(lanes[0]).without(counter)
+    factor = Polynomial() - slack.coefficient_of(counter)
+    limit = slack.without(lanes[0]).without(counter)
     sides = reader.outside().polynomial(parse_expression(side))
     if not factor.terms:
         raise NotProvable(f"{ast.unparse(test)} does not depend on {counter}")
