@@ -44,7 +44,7 @@ def advise(options: argparse.Namespace, output: Output) -> int:
         "--list": options.list,
     }
     if sum(modes.values()) != 1:
-        names = " and ".join(name for name, there in modes.items() if there) or "none"
+        names = " and ".join(name for name, is_set in modes.items() if is_set) or "none"
         raise UsageError(f"advise takes one of {', '.join(modes)}; given: {names}")
     if options.list:
         return _list(options, output)

@@ -104,9 +104,9 @@ def record(
     except FileNotFoundError:
         text = ""
     if end.status and end.in_time:
-        how = f"with exit status {end.status}" if end.status > 0 else f"by signal {-end.status}"
+        cause = f"with exit status {end.status}" if end.status > 0 else f"by signal {-end.status}"
         line = end.last_line.removeprefix(_ERROR)
-        raise CommandError(f"the program fails, {how}: {line or 'it says nothing'}")
+        raise CommandError(f"the program fails, {cause}: {line or 'it says nothing'}")
     if not text:
         why = (
             "it ends by os._exit, which skips what is to be written then" if end.in_time else "it was killed"

@@ -110,11 +110,11 @@ def parts_of(
 
 def chosen_parts(parts: Iterable[Part], most: int | None) -> list[Part]:
     """The parts to improve, in the order in which they are asked about; at most so many, if a number is given."""
-    able = sorted((p for p in parts if p.can_be_searched), key=lambda p: -p.expected)
+    candidates = sorted((p for p in parts if p.can_be_searched), key=lambda p: -p.expected)
     if most is not None:
-        return able[:most]
-    total, sum_so_far, chosen = sum(p.expected for p in able), 0.0, []
-    for part in able:
+        return candidates[:most]
+    total, sum_so_far, chosen = sum(p.expected for p in candidates), 0.0, []
+    for part in candidates:
         if part.share < LEAST_SHARE or sum_so_far > IMPROVED_SHARE * total:
             break
         sum_so_far += part.expected

@@ -71,10 +71,10 @@ def _serve_tuner(text: str, name: str) -> str | None:
         return None
     lines = text.splitlines(keepends=True)
     last = max(arguments, key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0))
-    for node, word, keeps in ((last, ', variants="store"', True), (tuner.func, "forecast_autotune", False)):
+    for node, word, inserts in ((last, ', variants="store"', True), (tuner.func, "forecast_autotune", False)):
         number = (node.end_lineno or node.lineno) - 1
         line, end = lines[number].encode(), node.end_col_offset or 0
-        begin = end if keeps else node.col_offset
+        begin = end if inserts else node.col_offset
         lines[number] = (line[:begin] + word.encode() + line[end:]).decode()
     lines.insert(_last_import(tree, kernel), "from forecast_autotune import forecast_autotune\n")
     return "".join(lines)

@@ -201,8 +201,8 @@ def _turns_within(request: ProofRequest, progress: Callable[[str], None]) -> _Tu
     for turn in _rounds(request, TURNS + profile_count, progress):
         own = replace(plan, profile=turn == 0, served_first=turn % 2 == 0)
         recording = _run(replace(request, plan=own), served=True)
-        if past := {*recording.unturned} & {*request.served}:
-            return f"{min(past)} is also launched past its tuner, as by a graph"
+        if kernels := {*recording.unturned} & {*request.served}:
+            return f"{min(kernels)} is also launched past its tuner, as by a graph"
         blocks = recording.blocks[2 * round(len(recording.blocks) * _WARM_SHARE / 2) :]
         runs.append(_pairs([replace(b, seconds=b.seconds / count) for b in blocks]))
         if len(runs[-1]) < _LEAST_PAIRS:
