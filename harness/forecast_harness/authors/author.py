@@ -29,7 +29,7 @@ class Author(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
         ...
 
 

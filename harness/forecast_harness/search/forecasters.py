@@ -434,7 +434,7 @@ class Forecaster(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
         ...
 
 

@@ -146,7 +146,7 @@ class _ActionInProgress:
     action: Action
     future: Future[Event]
     lane_future: Future[Any] | None = None
-    """The lanes' own, to cancel it by."""
+    """The lanes' own future, through which a job is cancelled."""
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -274,7 +274,7 @@ class _SearchRunner:
         return seconds >= limit - confirmation_reserve(state, limit, least)
 
     def _has_room(self, action: Action) -> bool:
-        """Whether its queue is not full."""
+        """Whether fewer of such actions are under way than may be."""
         under_way = sum(type(a.action) is type(action) for a in self._in_progress.values())
         if isinstance(action, VerificationJob):
             return under_way == 0
@@ -310,7 +310,7 @@ class _SearchRunner:
     # --- asking ---
 
     def _start(self, action: AwaitedAction) -> _ActionInProgress:
-        """Start it. The future gives the event."""
+        """Start an action; its future gives the event."""
         future: Future[Event] = Future()
         if isinstance(action, ProposalRequest) and (late := self._late.get(action.arm)):
             earlier = late.pop(0)
@@ -426,7 +426,7 @@ def _without_unusable_nodes(answer: Proposed) -> Proposed:
 
 
 def failed_answer(action: ProposalRequest | NodeForecastRequest, problem: str) -> Event:
-    """The answer of a plug-in that has none."""
+    """The answer in place of one that a plug-in did not give."""
     if isinstance(action, ProposalRequest):
         return Proposed(action.id, (), problem=problem)
     return Forecasted(action.batch, action.reference.id, {}, problem=problem)

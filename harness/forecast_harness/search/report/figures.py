@@ -156,7 +156,7 @@ class ReportNode:
     sd: float = 0.0
     """Standard error of `score`, along the chain of comparisons that leads to the first seed."""
     belief: NodeForecast | None = None
-    """The last one from before it was judged."""
+    """The last forecast from before it was judged."""
     reference: str = ""
     """Id of the node that `belief` is relative to."""
     measured: float | None = None
@@ -393,7 +393,7 @@ def per_percent(final: BestResult | None, cost: SearchCost) -> tuple[str, str]:
 
 
 def status_card(report: SearchReport) -> HeaderCard:
-    """Whether it runs, and why it ended."""
+    """The state of the search, and the reason of its end."""
     if report.state.stopped is None:
         return HeaderCard(
             f"batch {max(report.state.batches, default=0)}", "under way, or ended without saying so"
