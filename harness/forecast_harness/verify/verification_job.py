@@ -52,14 +52,13 @@ def main(work: JobContext) -> CellAnswer:
             )
         except CandidateFault as fault:
             reasons = [reason_of_fault(fault, judge)]
-    value = verification_answer(judge, reasons, nonce)
-    return CellAnswer({**value, "checked": judge.checked_launches.to_json()})
+    return CellAnswer(verification_answer(judge, reasons, nonce))
 
 
 def verification_answer(
     judge: SolutionExaminer, reasons: Sequence[Reason], nonce: str, **facts: Any
 ) -> dict[str, Any]:
-    """A verification's value: `reasons`, `trials` and `facts`; a judge's seed is of the `nonce`."""
+    """A verification's value: `reasons`, `trials`, `checked` and `facts`; a judge's seed is of the `nonce`."""
     worst = judge.worst_error_ratio
     error = float(f"{worst:.4g}") if worst < 1e30 else None
     facts = {
@@ -69,7 +68,13 @@ def verification_answer(
         "error_over_limit": error,
         "arithmetic": arithmetic_settings(),
     }
-    return {"reasons": [r.to_json() for r in reasons], "trials": judge.trials, "facts": facts}
+    checked = judge.checked_launches.to_json()
+    return {
+        "reasons": [r.to_json() for r in reasons],
+        "trials": judge.trials,
+        "checked": checked,
+        "facts": facts,
+    }
 
 
 def admit(work: JobContext) -> CellAnswer:

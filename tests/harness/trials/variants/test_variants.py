@@ -759,3 +759,8 @@ def test_a_process_whose_device_has_failed_is_not_asked_again(detail: str, cells
         with pytest.raises(BaseKernelError):
             reference.run(call, {"n": 16}, {"x": torch.zeros(16)}, (1,), Config.of({}))
     assert work.opened == cells
+
+
+def test_a_verdict_on_a_kernel_counts_the_launches_that_were_checked(judging: SandboxLane) -> None:
+    verdict = judged(judging, VECTORS, DOUBLE).verdict
+    assert 0 < verdict.checked.launches <= verdict.trials
