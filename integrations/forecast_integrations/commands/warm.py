@@ -197,7 +197,10 @@ def launches_on(miss: Miss, device: Device) -> dict[str, int]:
 def binaries_of(store: Store, kernel: str | None) -> list[PlannedCompilation]:
     """The recorded compilations, the longest first, and then the probable ones."""
     bundled = (one for bundle in store.layers.bundles for one in bundle.compilations)
-    every = {one.id: one for one in (*bundled, *store.compilations.all())}.values()
+    every = list({one.id: one for one in (*bundled, *store.compilations.all())}.values())
+    # What lay in Triton's cache, or was compiled for a tuner, took nobody's time that was recorded.
+    usual = statistics.median([one.seconds for one in every if one.seconds] or [UNKNOWN_S])
+    every = [replace(one, seconds=one.seconds or usual) for one in every]
     known = [c for c in every if kernel is None or kernel.lower() in c.name.lower()]
     recorded = [PlannedCompilation(c, expected_s=c.seconds, trouble=c.trouble) for c in known]
     recorded.sort(key=lambda one: -one.expected_s)

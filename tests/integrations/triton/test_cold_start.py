@@ -20,6 +20,8 @@ from triton import knobs
 
 from forecast_autotune.commands import main
 from forecast_autotune.records.compilation import Compilation, PlannedCompilation
+from forecast_autotune.store import Store
+from forecast_integrations.commands.warm import binaries_of
 from forecast_integrations.triton.compile import ahead
 from forecast_integrations.triton.compile.ahead import compile_ahead
 from forecast_integrations.triton.compile.lazy_packages import complete_packages, lazy_packages
@@ -292,3 +294,14 @@ def test_a_compiler_that_dies_or_never_ends_costs_its_binary(programs: Programs)
         "the compiler ended with status 0",
         "the compiler ended with status 9",
     ]
+
+
+def test_a_binary_whose_compilation_nobody_timed_is_planned_like_the_others(tmp_path: Path) -> None:
+    store, target = Store(tmp_path), {"backend": "cuda", "arch": 90, "warp_size": 32}
+    parts = {"signature": {}, "options": {}, "attributes": [], "constants": []}
+    for name, seconds in (("cached", 0.0), ("short", 1.0), ("long", 3.0)):
+        store.compilations.add(
+            Compilation("kernels", name, "5" * 64, "3.9.0", target, parts, seconds=seconds)
+        )
+    planned = {one.compilation.kernel: one.expected_s for one in binaries_of(store, None)}
+    assert planned == {"cached": 2.0, "short": 1.0, "long": 3.0}
