@@ -166,10 +166,12 @@ class CallCapture:
         kept = known.sizes.setdefault(form, set())
         if exact in kept or len(kept) >= _CALLS_OF_A_FORM:
             return _nothing
-        kept.add(exact)
         extent = launch_grid(grid, named, {})
         if extent is None:
             raise ValueError("its launch grid cannot be evaluated")
+        if 0 in extent:  # no program runs, and nothing could be verified
+            return _nothing
+        kept.add(exact)
         options = {n: kwargs[n] for n in LAUNCH_OPTIONS if kwargs.get(n) is not None}
         config = Config.of({n: _plain(named[n]) for n in names if n in meta and n in named}, **options)
         call = CapturedCall(

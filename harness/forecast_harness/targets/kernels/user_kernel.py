@@ -289,6 +289,9 @@ class UserKernel:
             return [replace(kernel, file=str(self.path.absolute()), inputs=True)]
         problems = list(self._problems(kernel, store))
         subjects = self._captures(kernel, store, problems) or list(self._cases(kernel)) or problems
+        # Nothing can be written into empty tensors, and so nothing verified.
+        writable = [s for s in subjects if any(memory_span(a) for a in s.calls[0] if a.kind == "tensor")]
+        subjects = writable or subjects
         if not subjects:
             raise CommandError(
                 f"how is {self.name} called? {self.path} defines neither inputs(random) nor CASES, and the "

@@ -405,3 +405,16 @@ def test_kernels_are_judged_on_a_device(tmp_path: Path) -> None:
 def test_a_kernel_that_nobody_captured_names_the_command(captured: Captured, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="run --capture"):
         UserKernel.of(f"{captured.folder / 'called_kernels.py'}:scale").subjects(Store(tmp_path))
+
+
+def test_a_call_that_can_write_nothing_is_none_to_verify(tmp_path: Path) -> None:
+    program = """
+import torch, called_kernels
+
+for n, programs in ((0, 0), (0, 1), (300, 3), (300, 0)):
+    called_kernels.halve[(programs,)](torch.randn(n), torch.empty(n), n, BLOCK=128)
+"""
+    one = run_captured(tmp_path, program)
+    assert sorted(call.grid for call in one.calls("halve")) == [(1,), (3,)]
+    sizes = [a.shape for subject in one.subjects("halve") for a in subject.calls[0] if a.kind == "tensor"]
+    assert sizes == [(300,), (300,)]
