@@ -634,3 +634,20 @@ def test_a_live_query_has_the_source_of_every_variant(device: Any) -> None:
         surrogate = Curious()
         call(tuned(given, mode="tune", surrogate=surrogate))
         assert dict(surrogate.queries[0].sources) == {"base": base, **more}
+
+
+@triton.jit
+def added(x, out, n, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    for part in range(PARTS):
+        i = (tl.program_id(0) * PARTS + part) * (BLOCK // PARTS) + tl.arange(0, BLOCK // PARTS)
+        value = tl.load(x + i, mask=i < n)
+        tl.store(out + i, value + value, mask=i < n)
+
+
+def test_a_kernel_that_is_tuned_brings_its_own_configs(device: Any) -> None:
+    """One that lists none for its own meta-parameters fails alone, and the call is decided without it."""
+    own = [triton.Config({"BLOCK": 256, "PARTS": parts}, num_warps=4) for parts in (1, 2)]
+    tuner = tuned({"tuned": triton.autotune(own, key=[])(added), "bare": added})
+    assert call(tuner).metadata.num_warps == 4
+    assert tuner.decision.chosen.variant == "tuned"
+    assert tuner.decision.candidates == 6

@@ -111,9 +111,30 @@ class AlternativeKernel:
 
     def __init__(self, name: str, kernel: KernelFunction) -> None:
         self.name = name
-        self.kernel = kernel
-        self.run: Callable[..., Any] = kernel.run
-        self.warmup: Callable[..., Any] = warmup_of(kernel)
+        self._configs: list[LaunchConfig] = list(getattr(kernel, "configs", ()))
+        """Those of a tuner; none: the base's."""
+        self.kernel: KernelFunction = getattr(kernel, "fn", kernel) if self._configs else kernel
+
+    def run(self, *args: object, **kwargs: object) -> object:
+        """Launch it. Raises `VariantError` for a call that it does not take."""
+        try:
+            return self.kernel.run(*args, **kwargs)
+        except Exception as error:
+            self.blame(error)
+            raise
+
+    def warmup(self, *args: object, **kwargs: object) -> object:
+        """Compile it. Raises `VariantError` for a call that it does not take."""
+        try:
+            return warmup_of(self.kernel)(*args, **kwargs)
+        except Exception as error:
+            self.blame(error)
+            raise
+
+    def blame(self, error: Exception) -> None:
+        """Raise for a call that is wrong: the caller's fault with a kernel of theirs, the variant's here."""
+        if outcome_of(error) is None:
+            raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
 
     def covers(self, args: Arguments, kwargs: NamedArguments, form: CallForm | None = None) -> bool:
         """Whether it may be launched for a call; `form` is for whoever knows it."""
@@ -133,7 +154,7 @@ class AlternativeKernel:
 
     def configs(self, base: Sequence[LaunchConfig]) -> list[VariantConfig]:
         """Its configs, given the base kernel's."""
-        return list(dict.fromkeys(VariantConfig.of(config, self) for config in base))
+        return list(dict.fromkeys(VariantConfig.of(config, self) for config in self._configs or base))
 
     def grid(self, grid: CallGrid, named: NamedArguments, config: LaunchConfig) -> Grid | None:
         """Its launch grid for these arguments; None where it cannot be told."""
@@ -166,7 +187,6 @@ class LoadedVariant(AlternativeKernel):
         self._configs = [_triton_config(c) for c in variant.configs or own]
         self.name, self.kernel = variant.name, entry.kernel
         self.depends_on_call = bool(entry.base or heuristic_layers(entry.kernel))
-        self.run, self.warmup = self._run, self._warmup
         self._needs_scratch = "make_tensor_descriptor" in variant.source
 
     @property
@@ -207,7 +227,7 @@ class LoadedVariant(AlternativeKernel):
         meta = {n: values.pop(n) for n in (*self.entry.meta, *self.entry.base) if n in values}
         return self.kernel, (), values, meta
 
-    def _run(self, *args: object, **kwargs: object) -> object:
+    def run(self, *args: object, **kwargs: object) -> object:
         """Launch as the variant asks for. Raises `VariantError` for what it refuses."""
         if self._needs_scratch:
             _allow_scratch()
@@ -229,18 +249,14 @@ class LoadedVariant(AlternativeKernel):
         given = {n: v for n, v in given.items() if n not in ("grid", "warmup")}
         return self.entry.place(grid, given, self._meta(given), self._options(given))
 
-    def _warmup(self, *args: object, **kwargs: object) -> object:
+    def warmup(self, *args: object, **kwargs: object) -> object:
+        """Compile as the variant asks for. Raises `VariantError` for what it refuses."""
         try:
             grid, given = self._given(args, kwargs)
             return self.entry.warmup(grid, given, self._meta(given), self._options(given))
         except Exception as error:
             self.blame(error)
             raise
-
-    def blame(self, error: Exception) -> None:
-        """Raise for a call that is wrong: the caller's fault with a kernel of theirs, the variant's here."""
-        if outcome_of(error) is None:
-            raise VariantError(f"variant {self.name}: {type(error).__name__}: {error}") from error
 
     def _given(self, args: Arguments, kwargs: NamedArguments) -> tuple[Any, dict[str, object]]:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
