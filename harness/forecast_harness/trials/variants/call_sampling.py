@@ -332,7 +332,7 @@ class CapturedCalls(RecordedCalls):
             flat = _random_values(flat.numel(), flat.dtype, regime, 2, generator)
         elif values == "rescaled" and floats:
             info = torch.finfo(flat.dtype)
-            flat = (flat.to(torch.float32) * factor).clamp(info.min, info.max).to(flat.dtype)
+            flat = (flat.to(torch.float64) * factor).clamp(info.min, info.max).to(flat.dtype)
         elif values == "permuted" and math.prod(argument.shape) <= memory_span(argument):
             view = tensor_view(flat, argument)
             raw = raw_bits(view.reshape(-1))

@@ -418,3 +418,16 @@ for n, programs in ((0, 0), (0, 1), (300, 3), (300, 0)):
     assert sorted(call.grid for call in one.calls("halve")) == [(1,), (3,)]
     sizes = [a.shape for subject in one.subjects("halve") for a in subject.calls[0] if a.kind == "tensor"]
     assert sizes == [(300,), (300,)]
+
+
+def test_values_of_64_bits_are_rescaled_as_such(tmp_path: Path) -> None:
+    program = """
+import torch, called_kernels
+
+x = torch.full((300,), 1e300, dtype=torch.float64)
+called_kernels.halve[(3,)](x, torch.empty_like(x), 300, BLOCK=128)
+"""
+    (subject,) = run_captured(tmp_path, program).subjects("halve")
+    source = CapturedCalls(subject, "cpu").with_values(["rescaled"])
+    drawn = source.draw("normal", torch.Generator().manual_seed(0)).memory["x"]
+    assert 1e299 < float(drawn.min()) == float(drawn.max()) < 1e301
