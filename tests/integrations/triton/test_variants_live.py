@@ -651,3 +651,8 @@ def test_a_kernel_that_is_tuned_brings_its_own_configs(device: Any) -> None:
     assert call(tuner).metadata.num_warps == 4
     assert tuner.decision.chosen.variant == "tuned"
     assert tuner.decision.candidates == 6
+
+
+def test_a_word_that_names_no_folder_is_refused(device: Any) -> None:
+    with pytest.raises(SettingsError, match="'sotre' is no folder"):
+        tuned("sotre")

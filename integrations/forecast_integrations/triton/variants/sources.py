@@ -67,6 +67,10 @@ class VariantSources:
         if isinstance(given, str | Path):
             if given in ("store", "off"):  # as the variable has it
                 return cls(own_store=True) if given == "store" else None
+            if str(given).isidentifier() and not Path(given).is_dir():
+                raise SettingsError(
+                    f"variants={given!r} is no folder of a store: give 'store', 'off' or a path"
+                )
             return cls(store=Store.default(Path(given).expanduser()))
         if isinstance(given, Sequence):
             records = tuple(v for v in given if isinstance(v, Variant))
