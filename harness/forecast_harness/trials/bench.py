@@ -95,10 +95,10 @@ class SolutionBench:
         if labels and not self.incumbent.labels:
             self.incumbent = replace(self.incumbent, labels=labels)
         if entry.gain is not None:  # every contest of the incumbent's takes other times
-            beside = {name: one.median_ms for name, one in self.incumbent.labels.items()}
-            own = {name: one.median_ms for name, one in entry.labels.items()}
-            shown = matched_times(own, beside, 1 / (1 + entry.gain))
-            labels = {n: one.scaled(shown[n] / one.median_ms) for n, one in entry.labels.items()}
+            beside = {name: t.median_ms for name, t in self.incumbent.labels.items()}
+            own = {name: t.median_ms for name, t in entry.labels.items()}
+            own_ms = matched_times(own, beside, 1 / (1 + entry.gain))
+            labels = {n: t.scaled(own_ms[n] / t.median_ms) for n, t in entry.labels.items()}
             entry = replace(entry, labels=labels)
         return entry
 
@@ -111,7 +111,7 @@ class SolutionBench:
             return {}
         theirs, own = (_timing_summaries(value, which, self._plan) for which in (0, 1))
         beside = self.incumbent.labels or theirs
-        return {n: 1e-3 * one.median_ms * beside[n].median_ms / theirs[n].median_ms for n, one in own.items()}
+        return {n: 1e-3 * t.median_ms * beside[n].median_ms / theirs[n].median_ms for n, t in own.items()}
 
     def _compared(
         self, incumbent: Solution, candidate: Solution, verdict: SolutionVerdict
@@ -169,11 +169,12 @@ def compare_solutions(
 ) -> list[BenchResult]:
     """The standing of each in a `SolutionBench`, of `against` (default: the first accepted one) first."""
     bench = SolutionBench(pack, lane, plan, rules, limits, first_contest=first_contest, watch=watch)
-    everyone = [*([against] if against is not None else []), *solutions]
+    contestants = [*([against] if against is not None else []), *solutions]
     results: list[BenchResult] = []
     first: int | None = None
-    for number, one in enumerate(everyone):
-        results.append(bench.enter(one, timed=against is None or not number or bench.incumbent is not None))
+    for number, solution in enumerate(contestants):
+        is_timed = against is None or not number or bench.incumbent is not None
+        results.append(bench.enter(solution, timed=is_timed))
         first = number if first is None and bench.incumbent is not None else first
     if first is not None and bench.incumbent is not None:
         results[first] = bench.incumbent
@@ -192,10 +193,11 @@ def _run_timing_job(
 ) -> Mapping[str, Any]:
     files: dict[str, str] = {}
     contestants = []
-    for folder, one in (("incumbent", incumbent), ("candidate", candidate)):
-        files |= {f"{folder}/{name}": text for name, text in {**one.files, "solution.py": one.source}.items()}
+    for folder, solution in (("incumbent", incumbent), ("candidate", candidate)):
+        sources = {**solution.files, "solution.py": solution.source}
+        files |= {f"{folder}/{name}": text for name, text in sources.items()}
         file = f"{folder}/solution.py"
-        contestants.append({"file": file, "entry": one.entry, "language": str(one.language)})
+        contestants.append({"file": file, "entry": solution.entry, "language": str(solution.language)})
     payload: dict[str, Any] = {"pack": pack.to_json(), "contestants": contestants}
     payload |= {"plan": plan.to_json(), "rules": rules.to_json()}
     payload |= {} if trusted_gain is None else {"trusted_gain": trusted_gain}

@@ -27,10 +27,10 @@ _CONTEST_SHARE, _LEAST_CONTEST_S = 1 / 6, 2.0
 """The share of a confirmation's seconds for one contest: there are two, and the finalist is verified. A contest gets
 two seconds in any case."""
 _GRACE_S = 5.0
-"""Beyond its seconds, after which a confirmation is ended."""
+"""A confirmation is ended so long after its time is over."""
 _LEAST_S = 120.0
-"""Before which none is ended: the gain of a whole search hangs on it. An interpreter runs one program after the other,
-and cases of a captured call of 100 MiB take seconds each."""
+"""No confirmation is ended before: the gain of a whole search hangs on it. An interpreter runs one program after the
+other, and cases of a captured call of 100 MiB take seconds each."""
 _GIVE_UP_AGAIN_S = 0.2
 
 
@@ -60,14 +60,14 @@ class ConfirmationLimit:
         each = max(_LEAST_CONTEST_S, _CONTEST_SHARE * self._seconds)
         return replace(usual, seconds=min(usual.seconds, each), wall=min(usual.wall, each))
 
-    def must_end(self, done: int) -> bool:
-        """Whether there is no time for another finalist, which needs as long as the `done` ones did on average.
+    def must_end(self, count: int) -> bool:
+        """Whether there is no time for another finalist, which needs as long as these did on average.
 
         There always is for the first.
         """
-        if self._seconds is None or not done:
+        if self._seconds is None or not count:
             return False
-        return self.spent * (done + 1) / done > self._seconds
+        return self.spent * (count + 1) / count > self._seconds
 
     @contextmanager
     def enforced(self, give_up: Callable[[], None]) -> Iterator[None]:
@@ -75,10 +75,10 @@ class ConfirmationLimit:
         if self._most is None:
             yield
             return
-        done = threading.Event()
+        finished = threading.Event()
 
         def watch() -> None:
-            while not done.wait(max(_GIVE_UP_AGAIN_S, (self._most or 0.0) - self.spent)):
+            while not finished.wait(max(_GIVE_UP_AGAIN_S, (self._most or 0.0) - self.spent)):
                 self.is_over = True
                 give_up()
 
@@ -87,7 +87,7 @@ class ConfirmationLimit:
         try:
             yield
         finally:
-            done.set()
+            finished.set()
             watching.join()
 
 
@@ -95,7 +95,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class EarlyOpener(Generic[T]):
-    """Opens one at once, in the background, and waits for it when it is called; each later call opens another.
+    """Opens an object at once, in the background; the first call waits for that object, each later one opens another.
 
     Its thread lives until `close`: processes may end with the thread that began them.
     """
@@ -109,7 +109,7 @@ class EarlyOpener(Generic[T]):
         self._is_taken = False
 
     def __call__(self) -> T:
-        """The next one. Raises what opening it raises."""
+        """The next object. Raises what opening it raises."""
         with self._lock:
             is_first, self._is_taken = not self._is_taken, True
         return self._first.result() if is_first else self._make()
@@ -143,17 +143,17 @@ class ConfirmationLanes:
     """One for each contest that is made ready while a finalist is verified; without them one lane does it all."""
 
     def give_up(self) -> None:
-        """End their jobs."""
+        """End the jobs of these lanes."""
         for lane in (*self.verifying, *self.racing):
             lane.give_up()
 
     def close(self) -> None:
-        """End all of them."""
+        """End all processes of these lanes."""
         close_lanes([*self.verifying, *self.racing])
 
 
 class ConfirmationOpener:
-    """Opens them in the background, once it is told to."""
+    """Opens the lanes of a confirmation in the background, once `prepare` is called."""
 
     def __init__(self, open_lane: Callable[[], SandboxLane]) -> None:
         self._open_lane = open_lane
@@ -161,13 +161,13 @@ class ConfirmationOpener:
         self._racing: list[EarlyOpener[SandboxLane]] = []
 
     def prepare(self, verifying: int, racing: int) -> None:
-        """Begin to open so many, unless some are being opened already."""
+        """Begin to open so many lanes, unless some are being opened already."""
         if not self._verifying:
             self._verifying = [EarlyOpener(self._open_lane) for _ in range(verifying)]
             self._racing = [EarlyOpener(self._open_lane) for _ in range(racing)]
 
     def take(self) -> ConfirmationLanes:
-        """Those that were prepared, or one alone. Raises `LaneFailure` where not even the first can be opened."""
+        """The lanes that were prepared, or one lane. Raises `LaneFailure` where not even the first can be opened."""
         (first, *others), racing = self._verifying or [EarlyOpener(self._open_lane)], self._racing
         self._verifying, self._racing = [], []
         try:
@@ -176,7 +176,7 @@ class ConfirmationOpener:
             close_lanes([first, *others, *racing])
 
     def close(self) -> None:
-        """Close those that nobody has asked for."""
+        """Close the lanes that nobody has taken."""
         openers, self._verifying, self._racing = [*self._verifying, *self._racing], [], []
         close_lanes(openers)
 

@@ -69,10 +69,12 @@ class CudaJudge(PackJudge):
         except RecordError:  # told where it is compiled
             return []
 
-    def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:
+    def _choose_configs(
+        self, job: NodeJob, configs: Sequence[SourceConfig], n: int
+    ) -> Sequence[SourceConfig]:
         """As for packs; without those that do not compile."""
-        chosen = super()._choose_configs(job, listed, n)
-        return [c for c in chosen if isinstance(self._compile(job.node, c), CompiledSource)] or [{}]
+        candidates = super()._choose_configs(job, configs, n)
+        return [c for c in candidates if isinstance(self._compile(job.node, c), CompiledSource)] or [{}]
 
     def _verify_node(self, node: Node, config: SourceConfig, plan: VerificationPlan) -> SolutionVerdict:
         began = time.perf_counter()
@@ -83,9 +85,9 @@ class CudaJudge(PackJudge):
         return super()._verify_node(node, config, plan)
 
     def _solution(self, node: Node, config: SourceConfig) -> Solution:
-        if isinstance(match := self._compile(node, config), CudaCompileError):
-            raise LaneFailure(f"{node.id} does not compile: {match}", self.name)
-        result = host_solution(node.id, match, self._signature, config)
+        if isinstance(compiled := self._compile(node, config), CudaCompileError):
+            raise LaneFailure(f"{node.id} does not compile: {compiled}", self.name)
+        result = host_solution(node.id, compiled, self._signature, config)
         return self.requests.note(result, node.source, config)
 
     def _compile(self, node: Node, config: SourceConfig) -> CompiledSource | CudaCompileError:
@@ -107,7 +109,7 @@ class CudaJudge(PackJudge):
 
 
 class CudaRequests:
-    """Requests for solutions of one CUDA kernel; `note` comes before."""
+    """Compile requests for solutions of one CUDA kernel, each of which `note` has to know first."""
 
     def __init__(self, signature: KernelSignature) -> None:
         self._signature = signature
@@ -120,9 +122,9 @@ class CudaRequests:
 
     def __call__(self, name: str, solution: Solution, calls: Mapping[str, PreparedCall]) -> BuildRequest:
         """How it is compiled for these calls. Raises `ContestUnavailable` for a solution that is not known."""
-        if (known := self._sources.get(solution.id)) is None:
+        if (origin := self._sources.get(solution.id)) is None:
             raise ContestUnavailable(f"{solution.name} was made of no CUDA source that is known here")
-        source, config = known
+        source, config = origin
         axes = tuple(dict(call.case.sizes or {}) for call in calls.values())
         cases = tuple(call.arguments for call in calls.values())
         build = CudaBuild(self._signature, config, axes)

@@ -1,4 +1,4 @@
-"""The device that a judge works on: how it is checked there, and its class's name."""
+"""The device that a judge works on: its plan of verification, the name of its class, its first processes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine() or "host"
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine() or "host"
 
 
 class EarlyProcesses:
@@ -74,25 +74,25 @@ class EarlyProcesses:
     def __init__(self, plans: Sequence[VerificationPlan], workers: int = 0) -> None:
         """`workers`: 0 for all processors."""
         self.plans = tuple(plans)
-        self._held = ExitStack()
+        self._resources = ExitStack()
         self.workers = CompileWorkers(count=workers).start()
-        self._held.callback(self.workers.close)
+        self._resources.callback(self.workers.close)
         self._runners = [
             EarlyOpener(partial(open_healthy_runner, plan.index, plan.uuid)) for plan in self.plans
         ]
         for opener in self._runners:
-            self._held.callback(opener.close)
+            self._resources.callback(opener.close)
         threading.Thread(target=_ask_for_device, daemon=True).start()
 
     def runner(self, number: int) -> RunnerClient:
-        """That of a plan, once it is fit. Raises `NoMachineCodePath`, `RunnerLost`."""
+        """The runner of a plan, once it is healthy. Raises `NoMachineCodePath`, `RunnerLost`."""
         runner = self._runners[number]()
-        self._held.callback(runner.close)
+        self._resources.callback(runner.close)
         return runner
 
     def close(self) -> None:
-        """End all."""
-        self._held.close()
+        """End all processes."""
+        self._resources.close()
 
 
 def _ask_for_device() -> None:

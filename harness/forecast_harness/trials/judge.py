@@ -66,7 +66,7 @@ class Trial:
 
     job: NodeJob
     configs: Sequence[Any] = ()
-    """Those that may be timed."""
+    """The configs that may be timed."""
     measurements: int = 0
     device_seconds: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Judge(ABC, Generic[T]):
     """Takes sources through the stages."""
 
     def __init__(self, device: str) -> None:
-        """`device`: UUID, or slug, of what sources run on."""
+        """`device`: UUID, or slug, of the device that sources run on."""
         self._device = device
 
     def judge(self, job: NodeJob) -> NodeResult:
@@ -136,7 +136,7 @@ class Judge(ABC, Generic[T]):
         """Read what the source promises, without running it: its configs."""
 
     def _verify(self, trial: T) -> None:
-        """Verify it with hidden sizes and values; nothing, where `verify` does so once the source may lead."""
+        """Verify the source with hidden sizes and values; nothing, where `verify` does so once the source may lead."""
 
     @abstractmethod
     def _choose(self, trial: T) -> Sequence[Any]:
@@ -153,7 +153,7 @@ class SandboxTrial(Trial):
 
     rules: RaceRules
     lanes: Sequence[SandboxLane]
-    """Lanes that it is verified in; it is timed in the first."""
+    """The lanes of its verification; it is timed in the first."""
     verification: SolutionVerdict
     fixed: Sequence[Any] = ()
     """Configs that are timed instead of those that would be chosen."""
@@ -224,18 +224,18 @@ class SandboxJudge(Judge[SandboxTrial]):
         if self._plan.device != "cpu":
             self.prepare_confirmation()  # all of them open at the same time
         lanes = self._confirming = self._fresh_lanes.take()
-        opened = round(limit.spent, 3)
+        opening_s = round(limit.spent, 3)
         try:
             with limit.enforced(lanes.give_up):
-                confirmed = self._finalists(confirm, limit, lanes)
+                confirm_node = self._finalists(confirm, limit, lanes)
                 for node in (n for n in confirm.nodes if n.id != seed.id):
                     if limit.must_end(len(result)):
                         break
                     began = limit.spent
-                    one = self._verdict_of(confirmed, node)
-                    facts = {**one.facts, "spent": {"open": opened, **one.facts.get("spent", {})}}
+                    verdict = self._verdict_of(confirm_node, node)
+                    facts = {**verdict.facts, "spent": {"open": opening_s, **verdict.facts.get("spent", {})}}
                     result[node.id] = replace(
-                        one,
+                        verdict,
                         against=seed.id,
                         stage="confirm",
                         wall_seconds=limit.spent - began,
@@ -243,7 +243,7 @@ class SandboxJudge(Judge[SandboxTrial]):
                     )
                     of_seed = of_seed or _seed_beside(result[node.id])
                 if of_seed is None and (self.verifies_seed_first or not limit.must_end(len(result))):
-                    of_seed = replace(self._verdict_of(confirmed, seed), against=seed.id, stage="confirm")
+                    of_seed = replace(self._verdict_of(confirm_node, seed), against=seed.id, stage="confirm")
         except (LaneFailure, SandboxError, DeviceBusy) as error:
             if not limit.is_over:
                 raise LaneFailure(str(error), self.name) from error
@@ -376,16 +376,16 @@ class SandboxJudge(Judge[SandboxTrial]):
         raise LaneFailure(f"the canary: {result.value or result.detail}", self.name)
 
 
-def _seed_beside(one: NodeResult) -> NodeResult | None:
+def _seed_beside(finalist: NodeResult) -> NodeResult | None:
     """The seed's result in a contest with a finalist, if there was one."""
-    if not (seconds := one.facts.get("seconds_beside")):
+    if not (seconds := finalist.facts.get("seconds_beside")):
         return None
     return NodeResult(
         Outcome.OK,
-        one.against,
+        finalist.against,
         0.0,
         seconds=seconds,
-        device=one.device,
+        device=finalist.device,
         stage="confirm",
         facts={"contests": 0},
     )

@@ -86,8 +86,8 @@ class LocalJudgePool:
 
     def confirm(self, confirm: ConfirmationJob) -> Future[Mapping[str, NodeResult]]:
         """Time the finalists on the next free lane; at most once for the same finalists and configs."""
-        known = [[n.id for n in confirm.nodes], codec.to_json(confirm.configs), confirm.seed_node.id]
-        return self._add(f"confirm-{digest(confirm.target.id, known)}", lambda judge: judge.confirm(confirm))
+        parts = [[n.id for n in confirm.nodes], codec.to_json(confirm.configs), confirm.seed_node.id]
+        return self._add(f"confirm-{digest(confirm.target.id, parts)}", lambda judge: judge.confirm(confirm))
 
     @property
     def capacity(self) -> int:
@@ -165,8 +165,8 @@ class LocalJudgePool:
                 self._close_judge(judge)
             with self._condition:
                 lane.state = "left"
-                abandoned = [] if self._any_available() else self._take_waiting()
-            self._fail_tasks(abandoned, LaneFailure("no lane is left", f"lane {lane.number}"))
+                tasks = [] if self._any_available() else self._take_waiting()
+            self._fail_tasks(tasks, LaneFailure("no lane is left", f"lane {lane.number}"))
 
     def _open_judge(self, lane: LaneWorker) -> NodeJudge | None:
         try:
@@ -178,9 +178,9 @@ class LocalJudgePool:
                 if lane.strikes < MAX_OPEN_FAILURES:
                     return None
                 lane.state = "quarantined"
-                abandoned = [] if self._any_available() else self._take_waiting()
+                tasks = [] if self._any_available() else self._take_waiting()
             self._fail_tasks(
-                abandoned, LaneFailure(f"no lane works; the last: {lane.problem}", f"lane {lane.number}")
+                tasks, LaneFailure(f"no lane works; the last: {lane.problem}", f"lane {lane.number}")
             )
             with self._condition:
                 self._condition.wait_for(lambda: self._closing, RETRY_S)
@@ -208,17 +208,17 @@ class LocalJudgePool:
                 raise LaneFailure("given up")
             result = task.operation(judge)
         except Exception as error:
-            lost = (
+            failure = (
                 error if isinstance(error, LaneFailure) else LaneFailure(f"{type(error).__name__}: {error}")
             )
-            lost.lane = lost.lane or f"lane {lane.number}"
+            failure.lane = failure.lane or f"lane {lane.number}"
             with self._condition:
                 task.judge = None
                 if task.given_up:
                     lane.state = "ready"
                 else:
-                    lane.restarts, lane.problem, lane.state = lane.restarts + 1, str(lost), "opening"
-            self._fail_tasks([task], lost)
+                    lane.restarts, lane.problem, lane.state = lane.restarts + 1, str(failure), "opening"
+            self._fail_tasks([task], failure)
             return task.given_up
         with self._condition:
             task.judge, lane.state = None, "ready"

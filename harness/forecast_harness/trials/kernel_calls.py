@@ -129,10 +129,10 @@ class TimedCall:
 
     def launch(self, source: str, config: Config) -> dict[str, Any]:
         """How a source is launched with a config: its scalars, the call's own grid, meta and options."""
-        promised = read_contract(source, self.subject.kernel)
-        takes = (*promised.parameters, *promised.meta)
+        contract = read_contract(source, self.subject.kernel)
+        parameters = (*contract.parameters, *contract.meta)
         meta = config.parameters()
-        scalars = with_heuristics(self.drawn, heuristics_of(self.subject), meta, takes)
+        scalars = with_heuristics(self.drawn, heuristics_of(self.subject), meta, parameters)
         grid = self.drawn.grid({**scalars, **meta})
         kwargs = dict(config.kwargs)
         return {
@@ -165,12 +165,12 @@ class CallKinds:
         A verification draws its own sizes: two calls that differ only by sizes which the base kernel takes freely
         would be verified at the same ones. Raises what `survey` raises.
         """
-        verified: list[tuple[BaseKernel, KernelSurvey]] = []
+        kinds: list[tuple[BaseKernel, KernelSurvey]] = []
         covering: list[KernelSurvey] = []
         for subject in subjects:
-            result = next((k for _, k in verified if is_covered(subject, [k.signature])), None)
-            if result is None:
-                result = survey(subject)
-                verified.append((subject, result))
-            covering.append(result)
-        return cls(tuple(verified), tuple(covering))
+            known = next((k for _, k in kinds if is_covered(subject, [k.signature])), None)
+            if known is None:
+                known = survey(subject)
+                kinds.append((subject, known))
+            covering.append(known)
+        return cls(tuple(kinds), tuple(covering))

@@ -69,20 +69,20 @@ def compile_launches(
 
     It saves time and decides nothing: what cannot be compiled fails when it is launched.
     """
-    each = [
-        partial(_compile_one, state, which, number, how)
+    compilations = [
+        partial(_compile_one, state, which, number, spec)
         for which, configs in enumerate(payload["sides"])
         for launches in configs
-        for number, how in enumerate(launches)
+        for number, spec in enumerate(launches)
     ]
-    compile_side_by_side(each)
+    compile_side_by_side(compilations)
     return CellAnswer({})
 
 
-def _compile_one(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> Any:
+def _compile_one(state: dict[str, Any], which: int, number: int, spec: Mapping[str, Any]) -> Any:
     entry: KernelEntry = state["entries"][which]
-    views = nested_arguments({**state["calls"][number].views, **decode_constants(how["scalars"])})
-    return entry.warmup(how["grid"], views, how["meta"], how["options"])
+    views = nested_arguments({**state["calls"][number].views, **decode_constants(spec["scalars"])})
+    return entry.warmup(spec["grid"], views, spec["meta"], spec["options"])
 
 
 def compare(
@@ -97,11 +97,11 @@ def compare(
     for number, (first, second) in enumerate(payload["pairs"]):
         call = state["calls"][number]
         results = []
-        for which, how in enumerate((first, second)):
-            _launch_seconds(state, which, number, how)
+        for which, spec in enumerate((first, second)):
+            _launch_seconds(state, which, number, spec)
             results.append({n: call.memory[n].clone() for n in payload["writes"][number]})
-        for name, wanted in results[0].items():
-            worst = max(worst, relative_error(results[1][name], wanted) / payload["writes"][number][name])
+        for name, expected in results[0].items():
+            worst = max(worst, relative_error(results[1][name], expected) / payload["writes"][number][name])
     return CellAnswer({"error": min(worst, 1e30)})
 
 
@@ -123,21 +123,21 @@ def trace(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
         texts: list[str] = []
         which: list[int | None] = []
         grids: list[list[int] | None] = []
-        for how in launches:
-            named = nested_arguments({**call.views, **decode_constants(how["scalars"])})
-            traced_with = json.dumps([how["scalars"], how["meta"], how["grid"]], sort_keys=True)
-            if traced_with not in numbers:  # warps and stages are no part of it
-                numbers[traced_with] = None
+        for spec in launches:
+            views = nested_arguments({**call.views, **decode_constants(spec["scalars"])})
+            key = json.dumps([spec["scalars"], spec["meta"], spec["grid"]], sort_keys=True)
+            if key not in numbers:  # warps and stages are no part of it
+                numbers[key] = None
                 with contextlib.suppress(FeatureError, ValueError):
-                    given = entry.arguments(how["grid"], named, how["meta"], {})
+                    arguments = entry.arguments(spec["grid"], views, spec["meta"], {})
                     tracer: KernelTracer = state.get("tracer") or KernelTracer.of(entry.kernel, target)
                     state["tracer"] = tracer
-                    text = tracer.text((), {**given, **how["meta"]})
-                    numbers[traced_with] = len(texts)
+                    text = tracer.text((), {**arguments, **spec["meta"]})
+                    numbers[key] = len(texts)
                     texts.append(text)
-            which.append(numbers[traced_with])
+            which.append(numbers[key])
             try:
-                grids.append(list(entry.launch_grid(how["grid"], named, how["meta"], how["options"])))
+                grids.append(list(entry.launch_grid(spec["grid"], views, spec["meta"], spec["options"])))
             except Exception:  # whatever the variant's own grid function raises
                 grids.append(None)
         results.append({"ttir": texts, "which": which, "grids": grids})
@@ -148,31 +148,31 @@ class _CallTensors:
     def __init__(
         self,
         number: int,
-        answer: Mapping[str, Any],
+        call: Mapping[str, Any],
         arrays: Mapping[str, TensorBytes],
         where: str,
         generator: torch.Generator,
         empty: bool,
     ) -> None:
         self.memory: dict[str, torch.Tensor] = {}
-        self._zeroed = [t["name"] for t in answer["tensors"] if t["zeroed"]]
-        for about in answer["tensors"]:
-            name, count = about["name"], _TRACED_ELEMENTS if empty else int(about["span"])
-            flat = torch.empty(count + about["late"], dtype=getattr(torch, about["dtype"]), device=where)
-            flat = flat[about["late"] :]
-            if answer["given"] and not empty:
+        self._zeroed = [t["name"] for t in call["tensors"] if t["zeroed"]]
+        for tensor in call["tensors"]:
+            name, count = tensor["name"], _TRACED_ELEMENTS if empty else int(tensor["span"])
+            flat = torch.empty(count + tensor["late"], dtype=getattr(torch, tensor["dtype"]), device=where)
+            flat = flat[tensor["late"] :]
+            if call["given"] and not empty:
                 flat.copy_(tensor_from_bytes(arrays[f"{number}.{name}"]).reshape(-1))
             else:
-                fill_tensor(flat, answer["least"], generator)
+                fill_tensor(flat, call["least"], generator)
             self.memory[name] = flat
-        views = {t["name"]: [t["shape"], t["stride"], t["extra"]] for t in answer["tensors"]}
+        views = {t["name"]: [t["shape"], t["stride"], t["extra"]] for t in call["tensors"]}
         if empty:  # nothing is read of them but types
             for name, (*_, extra) in views.items():
-                kept = {key: value for key, value in extra.items() if key != ADDRESSES}
-                views[name] = [list(self.memory[name].shape), [1], kept]
+                types = {key: value for key, value in extra.items() if key != ADDRESSES}
+                views[name] = [list(self.memory[name].shape), [1], types]
         self.views = viewed(views, self.memory)
         self._initial_values = {
-            t["name"]: self.memory[t["name"]].clone() for t in answer["tensors"] if t["kept"]
+            t["name"]: self.memory[t["name"]].clone() for t in call["tensors"] if t["kept"]
         }
 
     def reset(self) -> None:
@@ -194,18 +194,18 @@ class _CallReset(ReplayBuffers):
         self._call.reset()
 
 
-def _launch_seconds(state: dict[str, Any], which: int, number: int, how: Mapping[str, Any]) -> float:
+def _launch_seconds(state: dict[str, Any], which: int, number: int, spec: Mapping[str, Any]) -> float:
     entry: KernelEntry = state["entries"][which]
     call: _CallTensors = state["calls"][number]
     call.reset()
-    named = nested_arguments({**call.views, **decode_constants(how["scalars"])})
+    views = nested_arguments({**call.views, **decode_constants(spec["scalars"])})
     if state["timer"] is None:
         begin = time.perf_counter()
-        entry.run(how["grid"], named, how["meta"], how["options"])
+        entry.run(spec["grid"], views, spec["meta"], spec["options"])
         return time.perf_counter() - begin
     timer: DeviceTimer = state["timer"]
-    run = partial(entry.run, how["grid"], named, how["meta"], how["options"])
-    return timer.time(run, _CallReset(call), key=(which, number, str(how))).seconds
+    launch_once = partial(entry.run, spec["grid"], views, spec["meta"], spec["options"])
+    return timer.time(launch_once, _CallReset(call), key=(which, number, str(spec))).seconds
 
 
 HOST_PERIOD = (1 << 22) - 3
@@ -221,11 +221,11 @@ def fill_tensor(flat: torch.Tensor, least: int, generator: torch.Generator) -> N
     """
     if flat.device.type == "cpu" and flat.numel() > HOST_PERIOD:  # which takes a second for each GB
         fill_tensor(flat[:HOST_PERIOD], least, generator)
-        done = HOST_PERIOD
-        while done < flat.numel():
-            more = min(done, flat.numel() - done)
-            flat[done : done + more].copy_(flat[:more])
-            done += more
+        filled = HOST_PERIOD
+        while filled < flat.numel():
+            count = min(filled, flat.numel() - filled)
+            flat[filled : filled + count].copy_(flat[:count])
+            filled += count
     elif flat.dtype == torch.bool:
         flat.copy_(torch.rand(flat.shape, generator=generator, device=flat.device) < 0.5)
     elif flat.dtype.is_floating_point:
@@ -236,17 +236,17 @@ def fill_tensor(flat: torch.Tensor, least: int, generator: torch.Generator) -> N
         flat.random_(low, high, generator=generator)
 
 
-def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest error relative to the largest finite value wanted; infinite where only one of them is finite."""
-    if got.dtype == wanted.dtype and torch.equal(got, wanted):
+    if actual.dtype == expected.dtype and torch.equal(actual, expected):
         return 0.0
-    scale = apart = 0.0
-    for first in range(0, wanted.numel(), _COMPARED_ELEMENTS):
-        a, b = (t.reshape(-1)[first : first + _COMPARED_ELEMENTS].double() for t in (got, wanted))
-        fine = b.isfinite()
-        if not torch.equal(a.isfinite(), fine):
+    scale = error = 0.0
+    for first in range(0, expected.numel(), _COMPARED_ELEMENTS):
+        a, b = (t.reshape(-1)[first : first + _COMPARED_ELEMENTS].double() for t in (actual, expected))
+        finite = b.isfinite()
+        if not torch.equal(a.isfinite(), finite):
             return float("inf")
-        if bool(fine.any()):
-            scale = max(scale, float(b[fine].abs().max()))
-            apart = max(apart, float((a - b)[fine].abs().max()))
-    return apart / max(scale, 1e-30)
+        if bool(finite.any()):
+            scale = max(scale, float(b[finite].abs().max()))
+            error = max(error, float((a - b)[finite].abs().max()))
+    return error / max(scale, 1e-30)

@@ -91,24 +91,24 @@ class KernelJudge(SandboxJudge):
         entry, node = self._target.entry, trial.job.node
         try:
             variant = Variant.of(entry, self._target.payload["source_sha256"], node.source, node.provenance)
-            promised = read_contract(node.source, entry)
-            self._subjects[0].require_fit(promised)
+            contract = read_contract(node.source, entry)
+            self._subjects[0].require_fit(contract)
         except RecordError as error:
             refusal = self._refusal(trial, (Reason(ReasonCode.FAILS, str(error)),))
             refusal.stage = "compile"
             raise refusal from error
-        return replace(variant, configs=promised.configs)
+        return replace(variant, configs=contract.configs)
 
     def _verify(self, trial: SandboxTrial) -> None:
         with trial.steps.phase("verify"):
             if trial.variant is None:
                 return
-            verified = self._verify_kinds(trial, trial.variant)
-        unable = {c for v in verified for c in v.verdict.facts.get("unable", ())}
+            verifications = self._verify_kinds(trial, trial.variant)
+        unable = {c for v in verifications for c in v.verdict.facts.get("unable", ())}
         trial.configs = [c for c in trial.configs if str(c) not in unable]
         trial.facts |= {
-            "checks_passed": [c.to_json() for v in verified for c in v.checks],
-            "verifying": [_seconds_of(v.verdict) for v in verified],
+            "checks_passed": [c.to_json() for v in verifications for c in v.checks],
+            "verifying": [_seconds_of(v.verdict) for v in verifications],
         }
 
     def _verify_kinds(self, trial: SandboxTrial, variant: Variant) -> list[VariantVerification]:
@@ -116,34 +116,34 @@ class KernelJudge(SandboxJudge):
         lanes, kinds = trial.lanes, self._call_kinds().verified
 
         def verified(number: int) -> VariantVerification:
-            subject, known = kinds[number]
+            subject, survey_of_subject = kinds[number]
             return verify_variant(
                 variant,
                 subject,
-                known,
+                survey_of_subject,
                 lanes[number % len(lanes)],
                 device=self._checked_device,
                 plan=self._plan,
                 binaries=self._binaries,
             )
 
-        results: list[VariantVerification] = []
+        accepted: list[VariantVerification] = []
         try:
             if len(lanes) > 1:
                 with ThreadPoolExecutor(len(lanes)) as pool:
-                    answers: Iterable[VariantVerification] = list(pool.map(verified, range(len(kinds))))
+                    verifications: Iterable[VariantVerification] = list(pool.map(verified, range(len(kinds))))
             else:
-                answers = map(verified, range(len(kinds)))
-            for one in answers:
-                trial.device_seconds += one.verdict.seconds
-                if not one.verdict.accepted:
-                    trial.verification = one.verdict
-                    raise self._refusal(trial, one.verdict.reasons)
-                results.append(one)
+                verifications = map(verified, range(len(kinds)))
+            for verification in verifications:
+                trial.device_seconds += verification.verdict.seconds
+                if not verification.verdict.accepted:
+                    trial.verification = verification.verdict
+                    raise self._refusal(trial, verification.verdict.reasons)
+                accepted.append(verification)
         except SandboxError as error:
             raise LaneFailure(str(error), self.name) from error
-        trial.verification = results[0].verdict
-        return results
+        trial.verification = accepted[0].verdict
+        return accepted
 
     def _verify_in_full(
         self, node: Node, config: Mapping[str, Any]
@@ -158,20 +158,20 @@ class KernelJudge(SandboxJudge):
         return trial.verification, {**self._opening_s, **_seconds_of(trial.verification)}
 
     def _choose(self, trial: SandboxTrial) -> Sequence[Config]:
-        job, able = trial.job, trial.configs
+        job, configs = trial.job, trial.configs
         source, beside = job.node.source, Config.from_json(job.against_config) if job.against_config else None
-        decided = decided_config(self._target, source)
+        stored = decided_config(self._target, source)
         if trial.fixed:
             return trial.fixed
-        if decided is not None and decided in able:
-            return (decided,)  # the store has tuned this source already
-        if len(able) > job.trials:
+        if stored is not None and stored in configs:
+            return (stored,)  # the store has tuned this source already
+        if len(configs) > job.trials:
             self._tracer.prepare_source(source, rival=job.against.source, beside=beside)
-        return self._tracer.best_configs(source, able, max(1, job.trials), beside)
+        return self._tracer.best_configs(source, configs, max(1, job.trials), beside)
 
     def _race(self, trial: SandboxTrial, configs: Sequence[Config]) -> Contest:
         """As many contests as are asked for, each in a process of its own, while they are won."""
-        job, raced = trial.job, []
+        job, race_steps = trial.job, []
         trial.measurements = len(configs)
         for number in range(trial.contests):
             prepared = trial.prepared[number] if number < len(trial.prepared) else None
@@ -179,9 +179,9 @@ class KernelJudge(SandboxJudge):
                 race = self._race_job(job, configs, trial.rules)
                 value = self._run_race(race, trial.lanes[0], VARIANT_LIMITS, prepared)
             self._learn(job, configs, value)
-            raced.append(value.get("steps", {}))
+            race_steps.append(value.get("steps", {}))
             trial.device_seconds += value["lane_seconds"]
-            caught = [r for listed in value["caught"].values() for r in reasons_from_json(listed)]
+            caught = [r for reasons in value["caught"].values() for r in reasons_from_json(reasons)]
             if caught or "winner" not in value:
                 nothing = Reason(ReasonCode.FAILS, "no config could be launched at the sizes of the calls")
                 raise self._refusal(trial, caught or (nothing,))
@@ -189,7 +189,7 @@ class KernelJudge(SandboxJudge):
                 break
         verifying = trial.facts.pop("verifying", [])
         trial.facts |= {
-            "spent": {**trial.steps.to_json(), "verifying": verifying, "racing": raced},
+            "spent": {**trial.steps.to_json(), "verifying": verifying, "racing": race_steps},
             "seconds_beside": seconds_of_side(value, INCUMBENT),
         }
         return Contest.of_race(value, [c.to_json() for c in configs])
@@ -201,8 +201,8 @@ class KernelJudge(SandboxJudge):
         rules, seed, configs = limit.rules(self._thorough), confirm.seed_node, confirm.configs
 
         def confirmed(node: Node) -> NodeResult:
-            chosen = configs.get(node.id, {})
-            fixed = [Config.from_json(chosen)] if chosen else []
+            config = configs.get(node.id, {})
+            fixed = [Config.from_json(config)] if config else []
             job = NodeJob("", node, seed, configs.get(seed.id, {}), self._target, 0, 1, confirm=True)
             prepared: list[PreparedRace] = []
             try:
@@ -237,11 +237,11 @@ class KernelJudge(SandboxJudge):
 
     def _race_job(self, job: NodeJob, configs: Sequence[Config], rules: RaceRules) -> SandboxJob:
         """The timing job. Raises `LaneFailure` where the base kernel cannot be surveyed."""
-        known = self._call_kinds().covering
+        surveys = self._call_kinds().covering
         payload = {
             "subjects": [s.to_json() for s in self._subjects],
-            "writes": [list(s.writes) for s in known],
-            "updates": [list(s.updates) for s in known],
+            "writes": [list(s.writes) for s in surveys],
+            "updates": [list(s.updates) for s in surveys],
             "against": {
                 "source": job.against.source,
                 "configs": [c.to_json() for c in self._rival_configs(job)],
@@ -257,8 +257,8 @@ class KernelJudge(SandboxJudge):
         """The config of the node to be timed beside; where none is known, all: the first that runs is taken."""
         if job.against_config:
             return [Config.from_json(job.against_config)]
-        listed = configs_for(self._target, job.against.source)
-        return [*listed[:1], *sorted(listed[1:], key=work_of_a_warp)]
+        configs = configs_for(self._target, job.against.source)
+        return [*configs[:1], *sorted(configs[1:], key=work_of_a_warp)]
 
     def _learn(self, job: NodeJob, configs: Sequence[Config], value: Mapping[str, Any]) -> None:
         """Have forecasts heed a race, of both sides: another lane may have judged the rival."""
@@ -276,5 +276,5 @@ class KernelJudge(SandboxJudge):
 def _seconds_of(verdict: SolutionVerdict) -> dict[str, Any]:
     """Where a verification's seconds went, by what was done and by what for."""
     facts = verdict.facts
-    kinds, parts = facts.get("seconds", {}), {**facts.get("steps", {}), **facts.get("examine", {})}
-    return {**kinds, "for": parts, "all": round(verdict.seconds, 3)}
+    kinds, steps = facts.get("seconds", {}), {**facts.get("steps", {}), **facts.get("examine", {})}
+    return {**kinds, "for": steps, "all": round(verdict.seconds, 3)}

@@ -45,11 +45,11 @@ class MachineCodeLanes(LocalJudgePool):
         self,
         judges: list[MachineCodeJudge],
         count: int,
-        held: ExitStack,
+        resources: ExitStack,
         hosts: Sequence[EarlyOpener[SandboxJudge]] = (),
     ) -> None:
         """`hosts`: the openers of the judges of host code, one of which a lane may be waiting for at the end."""
-        self._held, self._judges, self._hosts = held, judges, list(hosts)
+        self._resources, self._judges, self._hosts = resources, judges, list(hosts)
         super().__init__(lambda number: judges[number % len(judges)], count + 1)
 
     @property
@@ -61,18 +61,18 @@ class MachineCodeLanes(LocalJudgePool):
     def problem(self) -> str:
         """Why no judge of host code, which verifies and confirms, could be made for the target."""
         failures = [host.failure for host in self._hosts]
-        refused = all(isinstance(failure, CannotConfirm) for failure in failures)
-        return str(failures[0]) if failures and refused else ""
+        cannot_confirm = all(isinstance(failure, CannotConfirm) for failure in failures)
+        return str(failures[0]) if failures and cannot_confirm else ""
 
     def close(self) -> None:
-        """End all."""
+        """End judges, lanes, runners and compile workers."""
         for judge in self._judges:
             judge.end()
         try:
             close_lanes(self._hosts)
             super().close()
         finally:
-            self._held.close()
+            self._resources.close()
 
 
 def open_machine_code_lanes(
@@ -101,41 +101,41 @@ def open_machine_code_lanes(
         if early is not None:
             stack.callback(early.close)
         trials_type = _trials_of(target)
-        if (wanted := trials_type.language) != seed.language:
+        if (language := trials_type.language) != seed.language:
             raise NoMachineCodePath(
-                f"the seed is written in {seed.language}, and only {wanted} is compiled so"
+                f"the seed is written in {seed.language}, and only {language} is compiled so"
             )
         try:
             # Needed in the middle of a search, when others wait for it.
             openings = [_HostOpening(target, plan, folder) for plan in plans]
-            hosts: list[EarlyOpener[SandboxJudge]] = [EarlyOpener(one, one.give_up) for one in openings]
+            hosts: list[EarlyOpener[SandboxJudge]] = [EarlyOpener(o, o.give_up) for o in openings]
             # Large inputs of a target's calls take seconds to draw.
-            drawn: list[EarlyOpener[AnyTrials]] = [
+            trial_openers: list[EarlyOpener[AnyTrials]] = [
                 EarlyOpener(partial(trials_type, target, plan, folder / "machine-code" / str(plan.index)))
                 for plan in plans
             ]
-            for close in [one.close for one in hosts] + [one.close for one in drawn]:
+            for close in [o.close for o in hosts] + [o.close for o in trial_openers]:
                 stack.callback(close)
             progress(
                 f"starting {f'{len(plans)} runners' if len(plans) > 1 else 'a runner'} and compile workers"
             )
-            started = early or EarlyProcesses(plans, workers)
-            stack.callback(started.close)
-            runners = [started.runner(number) for number in range(len(plans))]
+            processes = early or EarlyProcesses(plans, workers)
+            stack.callback(processes.close)
+            runners = [processes.runner(number) for number in range(len(plans))]
             if len({int(r.facts["arch"]) for r in runners}) > 1:
                 raise NoMachineCodePath("the devices differ in what code they take")
-            builder = started.workers
+            builder = processes.workers
             builder.device = dict(facts_for_workers(runners[0]))
             judges = []
             for number, (runner, plan) in enumerate(zip(runners, plans, strict=True)):
                 openings[number].opened = runner, builder
                 progress(f"launching the seed on device {plan.index}")
-                trials = drawn[number]()
+                trials = trial_openers[number]()
                 stack.callback(trials.close)
-                known = None
+                seed_build = None
                 if isinstance(trials, KernelTrials):
                     trials.learn_results(runner, builder)
-                    known = trials.base_build
+                    seed_build = trials.base_build
                 judge = MachineCodeJudge(
                     runner,
                     builder,
@@ -147,7 +147,7 @@ def open_machine_code_lanes(
                     device_lock=plan.device_lock,
                 )
                 stack.callback(judge.close)
-                if problem := judge.try_seed(NodeJob("seed", seed, seed, {}, target, 0, 1), known):
+                if problem := judge.try_seed(NodeJob("seed", seed, seed, {}, target, 0, 1), seed_build):
                     raise NoMachineCodePath(f"the seed: {problem}")
                 judges.append(judge)
         except (ForecastAutotuneError, OSError) as error:
@@ -167,7 +167,7 @@ class _HostOpening:
     def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
         self._target, self._plan, self._folder = target, plan, folder
         self._at_work: KernelJudge | None = None
-        """Finding out what the base kernel accepts."""
+        """The judge that surveys the base kernel now."""
         self.opened: tuple[RunnerClient, CompileWorkers] | None = None
         """The search's runner and compile workers, which contests go through once it has them."""
         self._request_of: RequestOf | None = None

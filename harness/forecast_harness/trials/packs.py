@@ -137,13 +137,13 @@ class PackJudge(SandboxJudge):
 
     def _race(self, trial: SandboxTrial, configs: Sequence[SourceConfig]) -> Contest:
         """If a winner turns out to be wrong, the source as it stands runs alone. One not shown to be ahead is not."""
-        for running in (configs, ({},)):
-            timed = trial.measurements
-            if timed and (len(configs) == 1 or timed + len(running) > trial.job.trials):
+        for raced in (configs, ({},)):
+            measurements = trial.measurements
+            if measurements and (len(configs) == 1 or measurements + len(raced) > trial.job.trials):
                 break
-            race = self._race_job(trial.job, running, trial.rules)
+            race = self._race_job(trial.job, raced, trial.rules)
             value = self._run_race(race, trial.lanes[0], self._limits)
-            trial.measurements += len(running)
+            trial.measurements += len(raced)
             trial.device_seconds += value["lane_seconds"]
             caught = [reasons_from_json(r) for r in value["caught"].values()]
             for reasons in caught:
@@ -152,7 +152,7 @@ class PackJudge(SandboxJudge):
             if "winner" not in value:
                 reasons = caught[0]
                 continue
-            contest = Contest.of_race(value, running)
+            contest = Contest.of_race(value, raced)
             is_ahead = contest.log2_ratio + _CLEAR_ERRORS * contest.error < 0.0
             return contest if is_ahead else replace(contest, log2_ratio=max(0.0, contest.log2_ratio))
         raise self._refusal(trial, reasons)
@@ -200,9 +200,9 @@ class PackJudge(SandboxJudge):
             faster.append(node.id)
             job = replace(job, against_config=confirm.configs.get(seed.id, {}))
             assert bench.incumbent is not None
-            beside = {n: one.median_ms for n, one in bench.incumbent.labels.items()}
-            known = {n: math.log2(1e3 * s / beside[n]) for n, s in result.seconds.items() if n in beside}
-            return replace(result, facts={**result.facts, **self._each_call(trial, job, config, known)})
+            beside = {n: t.median_ms for n, t in bench.incumbent.labels.items()}
+            ratios = {n: math.log2(1e3 * s / beside[n]) for n, s in result.seconds.items() if n in beside}
+            return replace(result, facts={**result.facts, **self._each_call(trial, job, config, ratios)})
 
         return confirmed
 
@@ -218,26 +218,26 @@ class PackJudge(SandboxJudge):
         return {}
 
     def _each_call(
-        self, trial: SandboxTrial, job: NodeJob, config: SourceConfig, timed: Mapping[str, float]
+        self, trial: SandboxTrial, job: NodeJob, config: SourceConfig, first_ratios: Mapping[str, float]
     ) -> dict[str, Any]:
         """A source that won beside the seed, at single workloads: see `call_facts`. Raises `Refusal` for a wrong one.
 
-        `timed`: log2 ratios at those that were timed together, of medians that were taken apart; what seems slower
-        there is timed alone, as are those that no search times.
+        `first_ratios`: log2 ratios at the workloads that the contest timed, each side's median on its own; a workload
+        that seems slower there is timed alone, as are workloads that no search times.
         """
-        ratios = {n: (ratio, 0.0) for n, ratio in timed.items() if ratio <= 0.0}
+        ratios = {n: (ratio, 0.0) for n, ratio in first_ratios.items() if ratio <= 0.0}
         others = [w for w in self._pack.workloads if w.name not in ratios]
-        others = [w for w in others if w.name in timed or not w.large]
-        others.sort(key=lambda w: w.name not in timed)
-        for work in others[:_MOST_OTHER_CALLS]:
-            pack = self._pack.with_(workloads=(replace(work, host=False, large=False),))
+        others = [w for w in others if w.name in first_ratios or not w.large]
+        others.sort(key=lambda w: w.name not in first_ratios)
+        for workload in others[:_MOST_OTHER_CALLS]:
+            pack = self._pack.with_(workloads=(replace(workload, host=False, large=False),))
             with suppress(LaneFailure):  # a machine that is too busy to tell says nothing
                 value = self._run_race(
                     self._race_job(job, [config], _OTHER_RULES, pack), trial.lanes[0], self._limits
                 )
-                if caught := [r for listed in value["caught"].values() for r in reasons_from_json(listed)]:
+                if caught := [r for reasons in value["caught"].values() for r in reasons_from_json(reasons)]:
                     raise self._refusal(trial, caught)
-                ratios[work.name] = log2_ratio(value["differences"])
+                ratios[workload.name] = log2_ratio(value["differences"])
         return call_facts(ratios if len(self._pack.workloads) > 1 else {})
 
     def _bench_verdict(self, trial: SandboxTrial, entry: BenchResult) -> NodeResult:
@@ -272,10 +272,12 @@ class PackJudge(SandboxJudge):
         """The configs that a source lists and that change it. Raises `RecordError` for what is no list of configs."""
         return own_configs(source)
 
-    def _choose_configs(self, job: NodeJob, listed: Sequence[SourceConfig], n: int) -> Sequence[SourceConfig]:
+    def _choose_configs(
+        self, job: NodeJob, configs: Sequence[SourceConfig], n: int
+    ) -> Sequence[SourceConfig]:
         """At most `n` configs to time."""
         is_compiled = self._plan.device != "cpu" and job.node.language == "triton"
-        return configs_to_time(listed, n, job.against_config if is_compiled else {})
+        return configs_to_time(configs, n, job.against_config if is_compiled else {})
 
     def _solution(self, node: Node, config: SourceConfig) -> Solution:
         solution = solution_of(self._target, node)
@@ -302,10 +304,10 @@ class PackJudge(SandboxJudge):
         contestants: list[dict[str, str]] = []
         files: dict[str, str] = {}
         against = self._solution(job.against, job.against_config)
-        for n, one in enumerate([against, *(self._solution(job.node, c) for c in configs)]):
+        for n, solution in enumerate([against, *(self._solution(job.node, c) for c in configs)]):
             file = f"{n}/solution.py"
-            files[file] = one.source
-            contestants.append({"file": file, "entry": one.entry, "language": str(one.language)})
+            files[file] = solution.source
+            contestants.append({"file": file, "entry": solution.entry, "language": str(solution.language)})
         payload = {
             "pack": (pack or self._pack).to_json(),
             "plan": self._plan.to_json(),

@@ -71,7 +71,7 @@ def mean_log2_ratio(calls: Sequence[Sequence[float]]) -> tuple[float, float]:
     Each call has a median of its own: what strays in a few blocks of each would be in most blocks of all together.
     """
     each = [log2_ratio(differences) for differences in calls]
-    error = math.hypot(*(one for _, one in each)) / len(each)
+    error = math.hypot(*(error_of_call for _, error_of_call in each)) / len(each)
     return statistics.fmean(ratio for ratio, _ in each), error
 
 
@@ -108,8 +108,8 @@ class PreparedRace:
         self._folder = tempfile.TemporaryDirectory(prefix="forecast-held-race-")
         self._gate = Path(self._folder.name) / "go"
         self._result: Future[JobResult] = Future()
-        held = SandboxJob(job.entry, {**job.payload, HOLD: str(self._gate)}, job.files)
-        self._running = Thread(target=self._run, args=(held, limits), name="held-race", daemon=True)
+        waiting_job = SandboxJob(job.entry, {**job.payload, HOLD: str(self._gate)}, job.files)
+        self._running = Thread(target=self._run, args=(waiting_job, limits), name="held-race", daemon=True)
         self._running.start()
 
     def _run(self, job: SandboxJob, limits: ResourceLimits) -> None:

@@ -1,7 +1,7 @@
 """The timing jobs of a search: configs of a source race each other, the winner is timed against the incumbent.
 
-They run in a sandbox judge. How a contestant is launched is the kind of target's; rungs, blocks and what is told of
-them are `Race`'s. `trace` tells the IR of a variant's configs.
+They run in a sandbox judge. `Race` has rungs, blocks and their results; its subclasses launch contestants, by kind of
+target. `trace` reads the IR of a variant's configs.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class HalvingRace:
                 return result, "budget"
 
     def _measure_block(self, clock: PairedClock) -> float:
-        difference, taken = measure_block(clock, self._rng)
-        self.spent += taken
+        difference, seconds = measure_block(clock, self._rng)
+        self.spent += seconds
         return difference
 
 
@@ -180,7 +180,7 @@ class Race(ABC):
     def __init__(self, rules: RaceRules, seed: bytes) -> None:
         self.heat, self.steps = HalvingRace(rules, random.Random(seed)), PhaseTimer()
         self.caught: dict[int, Sequence[Reason]] = {}
-        """By config."""
+        """The reasons against each config, by number."""
         self.unable: dict[int, Outcome] = {}
         """The outcomes of configs that could not run, which is no fault of the source."""
 
@@ -193,8 +193,8 @@ class Race(ABC):
         """The clock of a config. Raises `ContestantRejected`."""
 
     @abstractmethod
-    def reject(self, n: int, rejected: ContestantRejected) -> None:
-        """Note what a config was caught at. Raises it where there is no going on."""
+    def reject(self, n: int, rejection: ContestantRejected) -> None:
+        """Note why a config is rejected. Raises the rejection where the race cannot go on."""
 
     @abstractmethod
     def retire(self, n: int) -> None:
@@ -202,11 +202,11 @@ class Race(ABC):
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether what was caught says of the others, too, that they are not to be used."""
+        """Whether a fault of one config rules out the others, too."""
         return any(r.judgement is Judgement.SUSPICIOUS for reasons in self.caught.values() for r in reasons)
 
     def run(self, count: int, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """All of it. Where the payload has `hold`, all is made ready before it waits for that (see `PreparedRace`).
+        """Warm up, race, time the winner. With `hold` in the payload, it waits after the warm-up (see `PreparedRace`).
 
         The value has `winner` (a config's number), `differences` (natural log of incumbent's over candidate's time, one
         per block), `ended` (why no more blocks), `ranking` (config number -> median difference when it was last timed),
@@ -222,9 +222,9 @@ class Race(ABC):
                     if self.checks_first:
                         clock.check()
                     clocks[n] = clock
-                except ContestantRejected as rejected:
-                    self.reject(n, rejected)
-        raced = dict(clocks)
+                except ContestantRejected as rejection:
+                    self.reject(n, rejection)
+        all_clocks = dict(clocks)
         with self.steps.phase("held"):
             wait_to_be_let_go(payload)
         with self.steps.phase("rungs"):
@@ -234,40 +234,40 @@ class Race(ABC):
         (best,) = clocks
         try:
             with self.steps.phase("contest"):
-                differences, ended = self.heat.time_winner(clocks[best])
+                differences, stop_reason = self.heat.time_winner(clocks[best])
                 if not self.checks_first:
                     clocks[best].check()
-        except ContestantRejected as rejected:
-            self.reject(best, rejected)
+        except ContestantRejected as rejection:
+            self.reject(best, rejection)
             return {}
-        samples = {n: dict(c.seconds) for n, c in raced.items() if n not in {*self.caught, *self.unable}}
+        samples = {n: dict(c.seconds) for n, c in all_clocks.items() if n not in {*self.caught, *self.unable}}
         seconds = {key: statistics.median(times) for key, times in samples[best].items()}
         theirs = {name: s for (which, name), s in seconds.items() if which == INCUMBENT}
         return {
             "winner": best,
             "differences": differences,
-            "ended": ended,
+            "ended": stop_reason,
             "ranking": {str(n): d for n, d in ranking.items()},
             "seconds": {f"{which}:{name}": s for (which, name), s in seconds.items()},
             "timed": {str(n): list(drift_corrected_seconds(s, theirs).values()) for n, s in samples.items()},
             "checks": clocks[best].checks,
         }
 
-    def answer(self, run: Callable[[], dict[str, Any]]) -> CellAnswer:
-        """The job's: the value of `run`, `caught` (reasons by config number), `unable`, `spent` (seconds of launches)
-        and `steps`; of an incumbent that could not be timed, the reasons as `incumbent`."""
+    def answer(self, race: Callable[[], dict[str, Any]]) -> CellAnswer:
+        """The job's answer: the value of `race`, `caught` (reasons by config number), `unable`, `spent` (seconds of
+        launches) and `steps`; of an incumbent that could not be timed, the reasons as `incumbent`."""
         value: dict[str, Any] = {}
         try:
-            value = run()
-        except ContestantRejected as rejected:
-            if rejected.which == INCUMBENT:
-                value = {"incumbent": [r.to_json() for r in rejected.reasons]}
+            value = race()
+        except ContestantRejected as rejection:
+            if rejection.which == INCUMBENT:
+                value = {"incumbent": [r.to_json() for r in rejection.reasons]}
             elif not self.caught:
-                self.caught[0] = rejected.reasons
+                self.caught[0] = rejection.reasons
         caught = {str(n): [r.to_json() for r in reasons] for n, reasons in self.caught.items()}
         unable = {str(n): str(outcome) for n, outcome in self.unable.items()}
-        more = {"caught": caught, "unable": unable, "spent": self.heat.spent, "steps": self.steps.to_json()}
-        return CellAnswer({**value, **more})
+        facts = {"caught": caught, "unable": unable, "spent": self.heat.spent, "steps": self.steps.to_json()}
+        return CellAnswer({**value, **facts})
 
 
 def race_kernel(work: JobContext) -> CellAnswer:
@@ -313,8 +313,8 @@ class _KernelRace(Race):
             try:
                 KernelClock(self._cell, (self._first, self._first), self._writes).sample(INCUMBENT, True)
                 break
-            except ContestantRejected as rejected:
-                if not is_config_error(rejected.__cause__) or beside + 1 == len(self._besides):
+            except ContestantRejected as rejection:
+                if not is_config_error(rejection.__cause__) or beside + 1 == len(self._besides):
                     raise
                 beside += 1
                 self._first = self._besides[beside]
@@ -323,20 +323,20 @@ class _KernelRace(Race):
     def open_clock(self, n: int) -> KernelClock:
         return KernelClock(self._cell, (self._first, self._each[n]), self._writes)
 
-    def reject(self, n: int, rejected: ContestantRejected) -> None:
-        if rejected.which == INCUMBENT:
-            raise rejected
-        cause = rejected.__cause__
+    def reject(self, n: int, rejection: ContestantRejected) -> None:
+        if rejection.which == INCUMBENT:
+            raise rejection
+        cause = rejection.__cause__
         if is_config_error(cause):
             large = cause.kind == "OutOfResources"
             self.unable[n] = Outcome.OUT_OF_RESOURCES if large else Outcome.COMPILE_ERROR
             return
-        self.caught[n] = rejected.reasons
+        self.caught[n] = rejection.reasons
         if isinstance(cause, CandidateFault):
-            raise rejected  # a device that met a fault is not to be trusted with the others
+            raise rejection  # a device that met a fault is not to be trusted with the others
 
     def retire(self, n: int) -> None:
-        """The cell is the others', too."""
+        """Nothing is closed: the other configs run in the same cell."""
 
     @property
     def is_spoiled(self) -> bool:
@@ -381,7 +381,7 @@ class _PackRace(Race):
         """Open the incumbent's cell, then `run`."""
         against, configs = self._payload["against"], self._payload["configs"]
         self._base = self._prepared_judge(-1, against)
-        languages = (Language(one["language"]) for one in (against, *configs))
+        languages = (Language(contestant["language"]) for contestant in (against, *configs))
         self._workloads = self._pack.timed_workloads(self._plan.device, *languages)
         if self._plan.device == "cpu":
             self._null = open_null_cell(self._work, self._cells, self._processors)
@@ -392,21 +392,21 @@ class _PackRace(Race):
         judge = self._prepared_judge(n, self._payload["configs"][n])
         return CellClock((self._base, judge), self._workloads, self._cases, self._null)
 
-    def reject(self, n: int, rejected: ContestantRejected) -> None:
-        if rejected.which == INCUMBENT:
-            raise rejected
-        self.caught[n] = rejected.reasons
+    def reject(self, n: int, rejection: ContestantRejected) -> None:
+        if rejection.which == INCUMBENT:
+            raise rejection
+        self.caught[n] = rejection.reasons
         self.retire(n)
 
     def retire(self, n: int) -> None:
         self._open_cells[n].close()
 
-    def _prepared_judge(self, n: int, one: Mapping[str, Any]) -> SolutionExaminer:
+    def _prepared_judge(self, n: int, contestant: Mapping[str, Any]) -> SolutionExaminer:
         """A judge over a fresh cell that has imported the contestant. Raises `ContestantRejected`."""
         cell = self._open_cells[n] = self._cells.enter_context(self._work.cell(processors=self._processors))
         seed = hashlib.sha256(self._seed + str(n).encode()).digest()
         examiner = SolutionExaminer(self._pack, self._problem, cell, self._plan, seed)
-        return prepared_examiner(INCUMBENT if n < 0 else CANDIDATE, one, examiner)
+        return prepared_examiner(INCUMBENT if n < 0 else CANDIDATE, contestant, examiner)
 
 
 def trace(work: JobContext) -> CellAnswer:
@@ -423,10 +423,10 @@ def trace(work: JobContext) -> CellAnswer:
     with work.cell() as cell:
         about = {"device": "cpu", "empty": True, "subjects": request["subjects"]}
         _prepare_cell(cell, about, calls, SOURCE_FILES[1:])
-        problem = cell.ask(f"{CELL_MODULE}:trace", {"calls": launches, "arch": request["arch"]}).value
+        answers = cell.ask(f"{CELL_MODULE}:trace", {"calls": launches, "arch": request["arch"]}).value
     with malformed_answers_as_forgery():
         return CellAnswer(
-            [_with_facts(call, one, len(configs)) for call, one in zip(calls, problem, strict=True)]
+            [_with_facts(call, answer, len(configs)) for call, answer in zip(calls, answers, strict=True)]
         )
 
 
@@ -443,21 +443,21 @@ def _with_facts(call: TimedCall, answer: Mapping[str, Any], count: int) -> dict[
         raise ValueError("a trace tells of other configs than were asked for")
     if not set(numbers) <= set(range(len(texts))):
         raise ValueError("a trace names texts that are not there")
-    launched: dict[int, dict[Grid, None]] = {}
+    grids_of_text: dict[int, dict[Grid, None]] = {}
     for number, grid in zip(which, grids, strict=True):
         if number is not None:
-            launched.setdefault(number, {})[grid] = None
+            grids_of_text.setdefault(number, {})[grid] = None
     return {
         "ttir": texts,
         "which": which,
         "grids": [None if grid is None else list(grid) for grid in grids],
         "arguments": [a.to_json() for a in arguments],
-        "facts": {str(n): encode_facts(texts[n], arguments, at) for n, at in launched.items()},
+        "facts": {str(n): encode_facts(texts[n], arguments, at) for n, at in grids_of_text.items()},
     }
 
 
 def _launchable(grid: Any) -> Grid:
-    """A grid as a cell told it; None for what no device launches."""
+    """A grid of a cell's answer; None for one that no device launches."""
     if not isinstance(grid, list) or not 1 <= len(grid) <= _MOST_AXES:
         return None
     if not all(type(n) is int and 1 <= n < _MOST_PROGRAMS for n in grid):

@@ -1,7 +1,7 @@
 """The verdict: one record for every source, whatever its target is and whichever clock timed it.
 
 Each stage of a trial ends in one of two ways: with a `Refusal`, which is the verdict already, or with what the next
-stage needs. Whoever comes through all of them is measured beside its rival, a `Contest`.
+stage needs. A source that comes through all of them is measured beside its rival, a `Contest`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Refusal(Exception):
         return truncated_feedback(self.detail)
 
     def verdict(self, device: str, **facts: Any) -> NodeResult:
-        """The source's result."""
+        """The refusal as the source's result."""
         return NodeResult(
             self.outcome,
             measurements=self.measurements,
@@ -73,16 +73,16 @@ class Contest:
     error: float
     """Standard error of `log2_ratio`."""
     seconds: Mapping[str, float]
-    """By workload."""
+    """Seconds of the source, by workload."""
     theirs: Mapping[str, float]
-    """The rival's."""
+    """Seconds of its rival, by workload."""
     config: Mapping[str, Any]
     ranked: Sequence[tuple[Mapping[str, Any], float]]
     """Every config that was timed, and its log2 ratio."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """How it was timed: `blocks`, at least."""
     text: str = ""
-    """It as a sentence for people and prompts, where that is not `times_beside`."""
+    """The result as a sentence for people and prompts, where that is not `times_beside`."""
 
     @classmethod
     def of_race(cls, value: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> Contest:
@@ -109,9 +109,9 @@ class Contest:
         """Its times beside the rival's, in words."""
         ratio = self.log2_ratio
         own = matched_times(self.seconds, self.theirs, 2**ratio)
-        each = [f"{n} {1e6 * s:.1f} us against {1e6 * self.theirs[n]:.1f} us" for n, s in own.items()]
-        shown = f"{2 ** abs(ratio):.3f} times {'slower' if ratio > 0 else 'faster'}"
-        return f"{beginning}, and {shown if ratio else 'not shown to be faster'}: {'; '.join(each)}."
+        calls = [f"{n} {1e6 * s:.1f} us against {1e6 * self.theirs[n]:.1f} us" for n, s in own.items()]
+        comparison = f"{2 ** abs(ratio):.3f} times {'slower' if ratio > 0 else 'faster'}"
+        return f"{beginning}, and {comparison if ratio else 'not shown to be faster'}: {'; '.join(calls)}."
 
 
 def call_facts(ratios: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
@@ -125,13 +125,13 @@ def call_facts(ratios: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
 
 def seconds_of_side(value: Mapping[str, Any], side: int) -> dict[str, float]:
     """A timing job's seconds of one side, by what was timed."""
-    mine = f"{side}:"
-    return {n.removeprefix(mine): s for n, s in value["seconds"].items() if n.startswith(mine)}
+    prefix = f"{side}:"
+    return {n.removeprefix(prefix): s for n, s in value["seconds"].items() if n.startswith(prefix)}
 
 
-def reasons_from_json(listed: Sequence[Mapping[str, str]]) -> tuple[Reason, ...]:
+def reasons_from_json(values: Sequence[Mapping[str, str]]) -> tuple[Reason, ...]:
     """Reasons from their JSON."""
-    return tuple(Reason.from_json(r) for r in listed)
+    return tuple(Reason.from_json(r) for r in values)
 
 
 def overall_judgement(reasons: Sequence[Reason]) -> Judgement:

@@ -1,7 +1,7 @@
-"""The base kernel in a cell of its own: what it makes of arguments. Runs in the judge.
+"""The base kernel in a cell of its own: its results for arguments. Runs in the judge.
 
 Tensors travel as their memory: one-dimensional, from the first element to the last, gaps of strided ones
-included. Whatever changed in it, or around it, is what the kernel wrote.
+included. The kernel wrote whatever changed in it, or around it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from forecast_harness.verify.launcher import CELL_ENTRIES
 from forecast_harness.verify.tolerance import results_agree
 
 _TRAILING_CANARY_BYTES = 1 << 16, 1 << 20
-"""Bytes of canary behind the last tensor, at least and at most: what reads past its end should not come to
-what is always there."""
+"""Bytes of canary behind the last tensor, at least and at most: a read past its end should not reach memory
+that never changes."""
 _CELL_WALL_S = {"cpu": 90.0, "cuda": 600.0}
 """How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write
 anywhere in its own process, and hang."""
@@ -62,8 +62,8 @@ def is_config_error(error: BaseException | None) -> TypeGuard[CandidateFault]:
     if not isinstance(error, CandidateFault) or error.fault is not Fault.EXCEPTION:
         return False
     # An interpreter wraps what it met; a static assertion is one of Python's there.
-    wrapped = (*_CONFIG_ERRORS, "AssertionError") if error.kind == "InterpreterError" else ()
-    return error.kind in _CONFIG_ERRORS or any(name in error.detail for name in wrapped)
+    names = (*_CONFIG_ERRORS, "AssertionError") if error.kind == "InterpreterError" else ()
+    return error.kind in _CONFIG_ERRORS or any(name in error.detail for name in names)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class BaseKernelRun:
     stray: int
     """Bytes that changed outside of all tensors."""
     seconds: float
-    """From question to answer."""
+    """Seconds from question to answer."""
 
 
 class BaseKernelRunner:
@@ -89,11 +89,11 @@ class BaseKernelRunner:
         rng: random.Random,
         binaries: TensorArrays | None = None,
     ) -> None:
-        """`binaries`: what is compiled already, as `binaries_as_arrays` gives it."""
+        """`binaries`: files of earlier compilations, as `binaries_as_arrays` gives them."""
         self._binaries = binaries or {}
         self._work, self._device, self._rng = work, device, rng
         self._cell: Cell | None = None
-        self._opened = 0.0
+        self._opened_at = 0.0
         self._noise = self._compiles = False
         self.unable: dict[Hashable, BaseKernelError] = {}
         """Failures by config, and by the part of a call that decides how it is compiled."""
@@ -178,7 +178,7 @@ class BaseKernelRunner:
             self.close()
 
     def compiled(self) -> TensorArrays:
-        """The files of what was compiled here, see `BaseBinaries`."""
+        """The files of all binaries that this cell compiled, see `BaseBinaries`."""
         if self._device == "cpu":
             return {}
         try:
@@ -194,10 +194,10 @@ class BaseKernelRunner:
         return {name: array for name, array in self.compiled().items() if name not in self._binaries}
 
     def _open(self) -> Cell:
-        if self._cell is not None and time.monotonic() - self._opened > self._limits.wall_s / 2:
+        if self._cell is not None and time.monotonic() - self._opened_at > self._limits.wall_s / 2:
             self.close()
         if self._cell is None:
-            self._cell, self._opened = self._work.cell(self._limits), time.monotonic()
+            self._cell, self._opened_at = self._work.cell(self._limits), time.monotonic()
             if self._binaries:
                 self._cell.ask(WRITE_ENTRY, {}, self._binaries)
             self._cell.ask(
@@ -221,23 +221,23 @@ def call_arguments(
     tensors = [a for a in arguments if a.kind == "tensor"]
     views = {a.name: [list(a.shape), list(a.stride), dict(a.extra)] for a in tensors}
     options = {n: v for n, v in config.parameters().items() if n not in dict(config.kwargs)}
-    named: dict[str, Any] = {
+    kwargs: dict[str, Any] = {
         "_views": {"v": views},
         "_grid": {"v": None if grid is None else list(grid)},
         "_meta": {"v": dict(config.kwargs)},
         "_options": {"v": options},
     }
-    given: dict[str, Any] = dict.fromkeys(a.name for a in arguments)  # members of a tuple keep their order
-    encoded = encode_scalars(scalars).items()
-    given |= {name: {"c" if isinstance(value, dict) else "v": value} for name, value in encoded}
-    given |= {name: {"t": name} for name in views}
-    return {"args": [], "kwargs": named | {name: value for name, value in given.items() if value is not None}}
+    values: dict[str, Any] = dict.fromkeys(a.name for a in arguments)  # members of a tuple keep their order
+    constants = encode_scalars(scalars).items()
+    values |= {name: {"c" if isinstance(value, dict) else "v": value} for name, value in constants}
+    values |= {name: {"t": name} for name in views}
+    return {"args": [], "kwargs": kwargs | {n: value for n, value in values.items() if value is not None}}
 
 
 def call_to_compile(
     arguments: Sequence[Argument], scalars: Mapping[str, Any], grid: Sequence[int] | None, config: Config
 ) -> dict[str, Any]:
-    """The same as `compile_calls` takes it."""
+    """A call as `compile_calls` takes it."""
     tensors = {a.name: [a.dtype, memory_span(a), int(not a.aligned)] for a in arguments if a.kind == "tensor"}
     return {"tensors": tensors, "call": call_arguments(arguments, scalars, grid, config)}
 
@@ -265,23 +265,23 @@ def gap_mask(argument: Argument) -> torch.Tensor:
 
 
 def surroundings_dependence(
-    one: BaseKernelRun, two: BaseKernelRun, writes: Iterable[str], device: str
+    first: BaseKernelRun, second: BaseKernelRun, writes: Iterable[str], device: str
 ) -> str:
     """Why two launches of the base, equal but for what surrounds the tensors, show that it does not accept
     these arguments; empty if it does."""
-    if one.stray or two.stray:
-        return f"{one.stray or two.stray} bytes outside of its tensors change"
+    if first.stray or second.stray:
+        return f"{first.stray or second.stray} bytes outside of its tensors change"
     for name in writes:
-        a, b = one.memory[name], two.memory[name]
+        a, b = first.memory[name], second.memory[name]
         # An interpreter adds in one order: there, other bits come from reading elsewhere.
         if not torch.equal(raw_bits(a), raw_bits(b)) and (device == "cpu" or not results_agree(a, b)):
             return f"{name} depends on what lies around the tensors"
     return ""
 
 
-def has_nonfinite(arguments: Sequence[Argument], ran: BaseKernelRun) -> bool:
+def has_nonfinite(arguments: Sequence[Argument], run: BaseKernelRun) -> bool:
     """Whether there is more in the written tensors than finite numbers."""
-    outputs = [tensor_view(ran.memory[a.name], a) for a in arguments if a.name in ran.changed]
+    outputs = [tensor_view(run.memory[a.name], a) for a in arguments if a.name in run.changed]
     wide = (t.float() if t.element_size() == 1 else t for t in outputs if t.is_floating_point())
     return any(not bool(t.isfinite().all()) for t in wide)
 

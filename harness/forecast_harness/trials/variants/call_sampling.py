@@ -87,12 +87,12 @@ class DrawnCall:
 
     @property
     def label(self) -> str:
-        """Sizes, for a person."""
-        shown = [
+        """The sizes as text."""
+        parts = [
             f"{a.name}{list(a.shape)}" if a.kind == "tensor" else f"{a.name}={a.value}"
             for a in self.arguments
         ]
-        return " ".join(shown)
+        return " ".join(parts)
 
 
 @dataclass
@@ -110,16 +110,16 @@ class SizeLimiter:
 
 
 class CallSource(Protocol):
-    """Where calls come from."""
+    """A source of calls."""
 
     pace: SizeLimiter
     is_large: bool
-    """Whether its every launch takes seconds, so that what one showed is believed of the next."""
+    """Whether its every launch takes seconds: a finding from one launch is then assumed of the next."""
 
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
         """A fresh call; for this config, if given. Raises `RecordError` when none can be made."""
 
-    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+    def redraw(self, call: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
         """The same call with fresh values, of another regime."""
 
 
@@ -153,9 +153,9 @@ class RecordedCalls:
         arguments = self.draw_arguments(generator, config)
         return self._make_call(arguments, partial(self.grid_of, arguments), regime, generator)
 
-    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+    def redraw(self, call: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
         """Fresh values at the same sizes, strides and alignment: what was compiled for the call stays of use."""
-        return self._make_call(drawn.arguments, drawn.grid, regime, generator)
+        return self._make_call(call.arguments, call.grid, regime, generator)
 
     def draw_arguments(
         self, generator: torch.Generator, config: Config | None = None
@@ -172,33 +172,33 @@ class RecordedCalls:
         if not self._turns:
             self._turns = rng.sample(range(self.sizes.draw_kinds), self.sizes.draw_kinds)
         turn = self._turns.pop() if self._turns else None
-        due = [s for s in free if max(self._even[c, s.places] for c in (None, config)) >= _MOST_EVEN_IN_A_ROW]
-        sizes = self.sizes.with_classes(dict.fromkeys(due, "odd"))
+        odd = [s for s in free if max(self._even[c, s.places] for c in (None, config)) >= _MOST_EVEN_IN_A_ROW]
+        sizes = self.sizes.with_classes(dict.fromkeys(odd, "odd"))
         for attempt in range(_DRAW_ATTEMPTS if self.sizes.varied else 1):
             arguments = sizes.draw(rng, most=most, reach=max(32, reach >> (attempt // 10)), turn=turn)
             programs = self._programs(partial(self.grid_of, arguments), config)
-            drawn = places(arguments)
+            values = places(arguments)
             # Fixed sizes under small tiles may allow no fewer programs.
-            worth = max(programs, MAX_PROGRAMS[self._device]), sum(drawn[s.places[0]] % 2 == 0 for s in due)
+            worth = max(programs, MAX_PROGRAMS[self._device]), sum(values[s.places[0]] % 2 == 0 for s in odd)
             best = min(best or (worth, arguments), (worth, arguments), key=lambda x: x[0])
             if worth == (MAX_PROGRAMS[self._device], 0):
                 break
         assert best is not None
-        drawn = places(best[1])
+        values = places(best[1])
         for key in ((c, s.places) for s in free for c in {None, config}):
-            self._even[key] = self._even[key] + 1 if drawn[key[1][0]] % 2 == 0 else 0
+            self._even[key] = self._even[key] + 1 if values[key[1][0]] % 2 == 0 else 0
         return best[1]
 
     def _largest_size(self, config: Config | None) -> int:
         """The largest size: past two tiles of this config, or of any."""
-        listed = self.subject.configs if config is None else (config,)
-        tiles = [v for c in listed for _, v in c.kwargs if isinstance(v, int) and not isinstance(v, bool)]
+        configs = self.subject.configs if config is None else (config,)
+        tiles = [v for c in configs for _, v in c.kwargs if isinstance(v, int) and not isinstance(v, bool)]
         return int(min(_LARGEST_SIZE, max([*tiles, 64]) * 2.5))
 
     def _programs(self, grid: GridFunction, config: Config | None) -> int:
         """Programs of a launch with this config, or with the one of fewest; 0 where no grid is known."""
-        listed = self.subject.configs if config is None else (config,)
-        return min((grid_programs(result) for c in listed if (result := grid(c.parameters()))), default=0)
+        configs = self.subject.configs if config is None else (config,)
+        return min((grid_programs(result) for c in configs if (result := grid(c.parameters()))), default=0)
 
     def _make_call(
         self, arguments: tuple[Argument, ...], grid: GridFunction, regime: str, generator: torch.Generator
@@ -284,19 +284,19 @@ class CapturedCalls(RecordedCalls):
         if (values := self._next_values()) == OTHER_SIZES:
             arguments = super().draw_arguments(generator, config)
             return self._make_call(arguments, partial(self.grid_of, arguments), regime, generator)
-        return self._filled(values, regime, generator)
+        return self._recorded_call(values, regime, generator)
 
-    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+    def redraw(self, call: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
         """Fresh values at the same sizes."""
-        if drawn.arguments != self.subject.calls[0]:
-            return super().redraw(drawn, regime, generator)
-        return self._filled(CAPTURED_VALUES[0], regime, generator)
+        if call.arguments != self.subject.calls[0]:
+            return super().redraw(call, regime, generator)
+        return self._recorded_call(CAPTURED_VALUES[0], regime, generator)
 
-    def holds(self, drawn: DrawnCall) -> bool:
-        """Whether this very call is given again."""
-        return any(drawn is one for one in self._large.values())
+    def holds(self, call: DrawnCall) -> bool:
+        """Whether this very call is one that is drawn again."""
+        return any(call is c for c in self._large.values())
 
-    def _filled(self, values: str, regime: str, generator: torch.Generator) -> DrawnCall:
+    def _recorded_call(self, values: str, regime: str, generator: torch.Generator) -> DrawnCall:
         """The call at its recorded sizes. Large ones are made once for each kind of values, as that takes long."""
         if values in self._large:
             return self._large[values]
@@ -309,16 +309,16 @@ class CapturedCalls(RecordedCalls):
             if a.name in self.subject.zeroed:
                 flat.zero_()
             elif values != CAPTURED_VALUES[0] and flat.numel() and not is_index_dtype(flat.dtype):
-                flat = self._changed(a, flat, values, factor, regime, generator)
+                flat = self._change_values(a, flat, values, factor, regime, generator)
             memory[a.name] = flat
         scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
         is_own = values == CAPTURED_VALUES[0]
-        drawn = DrawnCall(arguments, memory, scalars, partial(self.grid_of, arguments), is_own)
+        call = DrawnCall(arguments, memory, scalars, partial(self.grid_of, arguments), is_own)
         if self.is_large:
-            self._large[values] = drawn
-        return drawn
+            self._large[values] = call
+        return call
 
-    def _changed(
+    def _change_values(
         self,
         argument: Argument,
         flat: torch.Tensor,
@@ -342,7 +342,7 @@ class CapturedCalls(RecordedCalls):
 
 
 CAPTURED_VALUES = ("captured", "permuted", "rescaled", "drawn")
-"""What the tensors of a captured call are filled with at its recorded sizes."""
+"""Kinds of values for the tensors of a captured call at its recorded sizes."""
 LARGE_VALUES = ("captured", "drawn")
 """The same of a large call, whose every launch takes seconds."""
 OTHER_SIZES = "other sizes"
@@ -369,8 +369,8 @@ def captured_memory(record: CapturedCall, folder: Path, argument: Argument) -> t
     about = record.contents.get(argument.name, TensorContents())
     if not about.digest:
         generator = torch.Generator().manual_seed(about.seed)
-        drawn = torch.randn(span, generator=generator).mul_(about.deviation).add_(about.mean)
-        return drawn.clamp_(about.least, about.most).to(dtype)
+        values = torch.randn(span, generator=generator).mul_(about.deviation).add_(about.mean)
+        return values.clamp_(about.least, about.most).to(dtype)
     path = contents_file(folder, about.digest)
     try:
         data = bytearray(path.read_bytes())
@@ -413,16 +413,16 @@ def recorded_grid(
     meta: Mapping[str, Any],
 ) -> tuple[int, ...] | None:
     """A call's own grid: by the formula that its recorded launches obey, else as recorded; None where neither tells."""
-    given = {**{a.name: a.value for a in arguments if a.kind == "constexpr"}, **meta}
+    parameters = {**{a.name: a.value for a in arguments if a.kind == "constexpr"}, **meta}
     if formula is not None:
         try:
-            return formula(arguments, given)
+            return formula(arguments, parameters)
         except (KeyError, TypeError):
             return None
     sizes = places(arguments)
     for launch in subject.launches:
-        alike = all(launch.sizes.get(p) == n for p, n in sizes.items())
-        if alike and all(given.get(n) == v for n, v in launch.meta.items()):
+        has_these_sizes = all(launch.sizes.get(p) == n for p, n in sizes.items())
+        if has_these_sizes and all(parameters.get(n) == v for n, v in launch.meta.items()):
             return launch.grid
     return None
 
@@ -447,11 +447,11 @@ class UserCalls:
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
         """One call of the user's function; the regime is theirs to choose."""
         rng = random.Random(int(torch.randint(0, 2**62, (), generator=generator)))
-        given = dict(self._module.inputs(rng))
-        grid = given.pop("grid", None)
-        arguments = frameworks.triton().arguments_of(find_kernel(self._module, self.subject.name), given)
+        inputs = dict(self._module.inputs(rng))
+        grid = inputs.pop("grid", None)
+        arguments = frameworks.triton().arguments_of(find_kernel(self._module, self.subject.name), inputs)
         constants = {a.name for a in arguments if a.kind == "constexpr"}
-        values = dict(flat_arguments(given, constants))
+        values = dict(flat_arguments(inputs, constants))
         memory, scalars = {}, {}
         for argument in arguments:
             name, value = argument.name, values[argument.name]
@@ -467,16 +467,16 @@ class UserCalls:
             tensor = value if isinstance(value, torch.Tensor) else value.base  # of a host-made descriptor
             flat = tensor.as_strided((memory_span(argument),), (1,)) if tensor.numel() else tensor.reshape(-1)
             memory[name] = torch.zeros_like(flat) if name in self.subject.zeroed else flat.clone()
-        return DrawnCall(arguments, memory, scalars, partial(self._grid, grid, given), is_own=True)
+        return DrawnCall(arguments, memory, scalars, partial(self._grid, grid, inputs), is_own=True)
 
-    def redraw(self, drawn: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
+    def redraw(self, call: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
         """Another call of the user's function, which draws sizes and values together."""
         return self.draw(regime, generator)
 
     @staticmethod
-    def _grid(grid: Any, given: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
+    def _grid(grid: Any, inputs: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[int, ...] | None:
         try:
-            return grid_extent(grid, given, meta)
+            return grid_extent(grid, inputs, meta)
         except (KeyError, TypeError, ForecastAutotuneError):
             return None
 
@@ -492,20 +492,20 @@ def heuristics_of(subject: BaseKernel) -> Sequence[Mapping[str, Callable[[dict[s
 
 
 def _recorded_heuristics(record: CapturedCall) -> list[Mapping[str, Callable[[dict[str, Any]], Any]]]:
-    def computed(name: str, known: Mapping[str, Any]) -> Any:
-        for one in record.launches:
-            if all(known.get(n) == v for n, v in one.meta.items()):
-                return one.computed[name]
-        if len(values := {one.computed[name] for one in record.launches}) == 1:
+    def value_of(name: str, parameters: Mapping[str, Any]) -> Any:
+        for launch in record.launches:
+            if all(parameters.get(n) == v for n, v in launch.meta.items()):
+                return launch.computed[name]
+        if len(values := {launch.computed[name] for launch in record.launches}) == 1:
             return values.pop()
         raise RecordError(f"what heuristics make of {name} is not known for this config")
 
-    names = dict.fromkeys(n for one in record.launches for n in one.computed)
-    return [{name: partial(computed, name) for name in names}] if names else []
+    names = dict.fromkeys(n for launch in record.launches for n in launch.computed)
+    return [{name: partial(value_of, name) for name in names}] if names else []
 
 
 def with_heuristics(
-    drawn: DrawnCall,
+    call: DrawnCall,
     layers: Sequence[Mapping[str, Callable[[dict[str, Any]], Any]]],
     meta: Mapping[str, Any],
     takes: Collection[str] | None = None,
@@ -515,15 +515,15 @@ def with_heuristics(
     With `takes`, only of parameters among these: a variant may lack what the others are made of.
     """
     if not layers:
-        return dict(drawn.scalars)
-    tensors = {a.name: tensor_view(drawn.memory[a.name], a) for a in drawn.arguments if a.kind == "tensor"}
-    known = nested_arguments({**tensors, **drawn.scalars, **meta})
+        return dict(call.scalars)
+    tensors = {a.name: tensor_view(call.memory[a.name], a) for a in call.arguments if a.kind == "tensor"}
+    arguments = nested_arguments({**tensors, **call.scalars, **meta})
     results: dict[str, Any] = {}
     for layer in layers:
         for name, rule in layer.items():
             if takes is None or name in takes:
-                results[name] = known[name] = rule(known)
-    return {**drawn.scalars, **results}
+                results[name] = arguments[name] = rule(arguments)
+    return {**call.scalars, **results}
 
 
 def unset_like(memory: torch.Tensor) -> torch.Tensor:
@@ -566,7 +566,7 @@ def _row_indices(
 
 
 def index_tensors(arguments: Sequence[Argument]) -> list[str]:
-    """Those of wide integers."""
+    """The tensors of wide integers."""
     return [a.name for a in arguments if a.kind == "tensor" and is_index_dtype(getattr(torch, a.dtype))]
 
 

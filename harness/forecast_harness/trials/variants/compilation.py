@@ -1,7 +1,7 @@
 """Compiles a variant for calls that are launched later, on all processors. Runs next to the variant, in its cell.
 
-It saves time and decides nothing: a call that cannot be compiled here fails when it is launched, where the judge
-sees why. Triton keeps what was compiled for the process's own launches.
+Compiling ahead saves time and decides nothing: a call that cannot be compiled here fails when it is launched, where
+the judge sees why. Triton keeps what was compiled for the process's own launches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from forecast_harness.verify.problem import LaunchCase
 
 CELL_ENTRY = f"{__name__}:compile_calls"
 _MOST_THREADS = 16
-"""Beside each of which an assembler runs; the cell's processes and threads are counted."""
+"""Threads that compile: an assembler runs beside each, and the cell's processes and threads are limited."""
 LEAST_WAIT_S, _TIMES_THE_USUAL = 6.0, 5.0
 """A call that compiles longer than so many seconds, and than so many times what half of the calls took, is late."""
 
@@ -71,7 +71,7 @@ def compile_calls(
     return CellAnswer({})
 
 
-def compile_side_by_side(each: Iterable[Callable[[], Any]]) -> None:
+def compile_side_by_side(tasks: Iterable[Callable[[], Any]]) -> None:
     """Call all of these, which make Triton compile and give what it compiled, and wait; what they raise is forgotten.
 
     Triton's own mode compiles each program once, whoever asks for it. Releases without it have every call
@@ -82,16 +82,16 @@ def compile_side_by_side(each: Iterable[Callable[[], Any]]) -> None:
         pool = _BuildingPool(threads)
         mode = _triton_mode(pool)
         if mode is None:
-            for future in [pool.submit(one) for one in each]:
+            for future in [pool.submit(task) for task in tasks]:
                 future.exception()
             return
         with contextlib.suppress(Exception), mode:
-            for one in each:
+            for task in tasks:
                 with contextlib.suppress(Exception):
-                    one()
+                    task()
 
 
-def compile_most(each: Sequence[Callable[[], Any]]) -> list[int]:
+def compile_most(tasks: Sequence[Callable[[], Any]]) -> list[int]:
     """Like `compile_side_by_side`, without waiting for what takes far longer than half of them; the numbers of those.
 
     An assembler takes minutes for tiles that spill. They go on compiling when this returns: the process should end.
@@ -100,31 +100,31 @@ def compile_most(each: Sequence[Callable[[], Any]]) -> list[int]:
     pool = _BuildingPool(threads)
     mode = _triton_mode(pool)
     if mode is None:
-        return numbers_of_late([pool.submit(one) for one in each])
-    begun: dict[int, Future[Any]] = {}
+        return numbers_of_late([pool.submit(task) for task in tasks])
+    futures: dict[int, Future[Any]] = {}
     mode.__enter__()
-    for number, one in enumerate(each):
-        before = len(pool.begun)
+    for number, task in enumerate(tasks):
+        before = len(pool.futures)
         with contextlib.suppress(Exception):
-            one()
-        if pool.begun[before:]:  # else it is the same program as an earlier one
-            begun[number] = pool.begun[-1]
-    numbers = list(begun)
-    late = [numbers[place] for place in numbers_of_late(list(begun.values()))]
+            task()
+        if pool.futures[before:]:  # else it is the same program as an earlier one
+            futures[number] = pool.futures[-1]
+    numbers = list(futures)
+    late = [numbers[place] for place in numbers_of_late(list(futures.values()))]
     if not late:
         with contextlib.suppress(Exception):
             mode.__exit__(None, None, None)
     return late
 
 
-def numbers_of_late(begun: Sequence[Future[Any]]) -> list[int]:
+def numbers_of_late(futures: Sequence[Future[Any]]) -> list[int]:
     """Wait until half of them are done, and for the others a few times as long; which are still under way."""
-    began, left = time.perf_counter(), set(begun)
-    while len(left) > len(begun) // 2:
-        left = wait(left, return_when=FIRST_COMPLETED).not_done
-    half_s = time.perf_counter() - began
-    late = wait(left, max(LEAST_WAIT_S, _TIMES_THE_USUAL * half_s) - half_s).not_done
-    return [number for number, future in enumerate(begun) if future in late]
+    start, pending = time.perf_counter(), set(futures)
+    while len(pending) > len(futures) // 2:
+        pending = wait(pending, return_when=FIRST_COMPLETED).not_done
+    half_s = time.perf_counter() - start
+    late = wait(pending, max(LEAST_WAIT_S, _TIMES_THE_USUAL * half_s) - half_s).not_done
+    return [number for number, future in enumerate(futures) if future in late]
 
 
 class _BuildingPool:
@@ -136,31 +136,31 @@ class _BuildingPool:
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool, self._lock = pool, threading.Lock()
-        self._seen: set[Hashable] = set()
+        self._signatures: set[Hashable] = set()
         """Signatures whose launcher is made."""
-        self.begun: list[Future[Any]] = []
+        self.futures: list[Future[Any]] = []
 
-    def submit(self, compile_one: Callable[[], Any]) -> Future[Any]:
+    def submit(self, task: Callable[[], Any]) -> Future[Any]:
         """Begin to compile."""
-        self.begun.append(self._pool.submit(self._compile, compile_one))
-        return self.begun[-1]
+        self.futures.append(self._pool.submit(self._compile, task))
+        return self.futures[-1]
 
-    def _compile(self, compile_one: Callable[[], Any]) -> Any:
-        compiled = compile_one()
+    def _compile(self, task: Callable[[], Any]) -> Any:
+        kernel = task()
         with contextlib.suppress(Exception):  # left to the launch, which says what is wrong
-            self._make_launcher(compiled)
-        return compiled
+            self._make_launcher(kernel)
+        return kernel
 
-    def _make_launcher(self, compiled: Any) -> None:
-        """Unless another thread does."""
-        signature = tuple(compiled.src.signature.items())
+    def _make_launcher(self, kernel: Any) -> None:
+        """Make the launcher, unless another thread does."""
+        signature = tuple(kernel.src.signature.items())
         with self._lock:
-            if signature in self._seen:
+            if signature in self._signatures:
                 return
-            self._seen.add(signature)
+            self._signatures.add(signature)
         from triton.runtime.driver import driver
 
-        driver.active.launcher_cls(compiled.src, compiled.metadata)
+        driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def _triton_mode(pool: _BuildingPool) -> Any:
@@ -174,7 +174,7 @@ def _triton_mode(pool: _BuildingPool) -> Any:
 
 
 def compile_one(compile_only: Callable[..., Any], request: Mapping[str, Any]) -> Any:
-    """Compile for one call; what Triton gives."""
+    """Compile for one call; the result is Triton's."""
     # On the host, and never written: pages that nothing touches take no memory.
     views = {
         name: torch.empty(count + late, dtype=getattr(torch, dtype))[late:]
@@ -204,7 +204,7 @@ _NOTHING = CompiledCalls({})
 
 
 class VariantCompiler:
-    """Asks for it. Runs in the judge.
+    """Has a variant compiled ahead of its launches. Runs in the judge.
 
     A variant is compiled in a cell that never opens the device, while the cell that will launch it does: cells open a
     device one after the other, for seconds where many verify at once. It decides nothing. Its results are the
@@ -218,7 +218,7 @@ class VariantCompiler:
         self._architecture = architecture_of(binaries)
 
     def compiled(self, calls: Sequence[Mapping[str, Any]]) -> CompiledCalls:
-        """Nothing where the variant cannot be compiled so, or it is not known what for."""
+        """The compiled calls; empty where the variant cannot be compiled so, or no architecture is known."""
         if self._architecture is None:
             return _NOTHING
         payload = {
@@ -236,8 +236,8 @@ class VariantCompiler:
             return _NOTHING
         message = answer.value.get("late")
         late = {n for n in range(len(calls)) if n in message} if isinstance(message, list) else set()
-        believed = time.monotonic() - began >= LEAST_WAIT_S and 2 * len(late) <= len(calls)
-        return CompiledCalls(answer.arrays, sorted(late) if believed else ())
+        is_plausible = time.monotonic() - began >= LEAST_WAIT_S and 2 * len(late) <= len(calls)
+        return CompiledCalls(answer.arrays, sorted(late) if is_plausible else ())
 
 
 def compile_beside(
@@ -256,8 +256,8 @@ def compile_beside(
     device.launcher_cls = CudaLauncher
     driver.set_active(device)
     compile_only = load(payload["file"]).compile_only
-    each = [partial(compile_one, compile_only, request) for request in payload["calls"]]
-    late = compile_most(each)
+    tasks = [partial(compile_one, compile_only, request) for request in payload["calls"]]
+    late = compile_most(tasks)
     return CellAnswer({"late": late}, read_cache({}, {}, {}).arrays)
 
 
@@ -292,7 +292,7 @@ class CompiledForms:
         self._launches: Counter[Config] = Counter()
 
     def note(self, config: Config, form: Hashable | None) -> None:
-        """It is launched so, and compiled for that; None where it cannot be."""
+        """Count a launch with a config, which is compiled for this form; None where no launch is possible."""
         if form is not None:
             self._forms.setdefault(config, set()).add(form)
         self._launches[config] += 1
@@ -309,12 +309,12 @@ class CompiledForms:
         if own is None or own in self._forms.get(config, ()):
             return config
         limit = largest_tile(config)
-        able = [
+        candidates = [
             c
             for c in among
             if c in self._forms and largest_tile(c) <= limit and form_with(c) in self._forms[c]
         ]
-        return min(able, key=lambda c: self._launches[c], default=config)
+        return min(candidates, key=lambda c: self._launches[c], default=config)
 
 
 def largest_tile(config: Config) -> int:

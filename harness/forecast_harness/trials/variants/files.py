@@ -22,7 +22,7 @@ from forecast_harness.sandbox.jobs import CellAnswer, TensorArrays, TensorBytes
 
 READ_ENTRY, WRITE_ENTRY = f"{__name__}:read_cache", f"{__name__}:write_cache"
 _GROUP = "__grp__"
-"""Before the name of the file that says which files belong to a binary."""
+"""The prefix of the name of a file that lists the files of a binary."""
 _KEPT = (".json", ".cubin")
 """The files that a launch needs; the others are stages on the way."""
 _LAUNCHERS = "*/__triton_launcher*"
@@ -39,13 +39,13 @@ class BaseBinaries:
     """Where the seconds of the survey went."""
 
     def take(self, arrays: TensorArrays) -> None:
-        """Take what a base kernel's cell has compiled, as `read_cache` gives it. Others may be reading the files."""
-        left = _MOST_BYTES - sum(map(len, self.files.values()))
-        if sum(len(a.data) for a in arrays.values()) <= left:
+        """Add the files of a base kernel's cell, as `read_cache` gives them. Others may be reading the files."""
+        space = _MOST_BYTES - sum(map(len, self.files.values()))
+        if sum(len(a.data) for a in arrays.values()) <= space:
             self.files = {**self.files, **{name: bytes(a.data) for name, a in arrays.items()}}
 
     def to_payload(self) -> dict[str, str]:
-        """As JSON."""
+        """The files as JSON."""
         return {name: base64.b64encode(data).decode() for name, data in self.files.items()}
 
 
@@ -55,7 +55,7 @@ def binaries_as_arrays(payload: Mapping[str, str]) -> dict[str, TensorBytes]:
 
 
 def launchers_among(arrays: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]:
-    """Those of the files that a variant may be launched through, too."""
+    """The files through which a variant may be launched, too."""
     return {name: array for name, array in arrays.items() if PurePath(name).match(_LAUNCHERS)}
 
 
@@ -78,18 +78,18 @@ def read_cache(
 ) -> CellAnswer:
     """The files of all binaries in this cell's cache, as far as they are not too many."""
     results: dict[str, TensorBytes] = {}
-    left = _MOST_BYTES
+    space = _MOST_BYTES
     for group in sorted(_cache_folder().glob(f"*/{_GROUP}*")):
-        listed = [group.with_name(name) for name in _children(group) if name.endswith(_KEPT)]
-        whole = {f"{p.parent.name}/{p.name}": p.read_bytes() for p in (group, *listed) if p.is_file()}
-        if (size := sum(map(len, whole.values()))) > left or len(whole) <= 1:
+        members = [group.with_name(name) for name in _children(group) if name.endswith(_KEPT)]
+        files = {f"{p.parent.name}/{p.name}": p.read_bytes() for p in (group, *members) if p.is_file()}
+        if (size := sum(map(len, files.values()))) > space or len(files) <= 1:
             continue
-        left -= size
-        results |= _as_arrays(whole)
+        space -= size
+        results |= _as_arrays(files)
     for launcher in sorted(_cache_folder().glob(_LAUNCHERS)):
         data = launcher.read_bytes()
-        if len(data) <= left:
-            left -= len(data)
+        if len(data) <= space:
+            space -= len(data)
             results |= _as_arrays({f"{launcher.parent.name}/{launcher.name}": data})
     return CellAnswer({}, results)
 
@@ -105,8 +105,8 @@ def write_cache(
         path.parent.mkdir(parents=True, exist_ok=True)
         data = bytes(array.data)
         if path.name.startswith(_GROUP):  # it names its files by where they lay
-            kept = [n for n in _names(json.loads(data)) if f"{path.parent.name}/{n}" in arrays]
-            data = json.dumps({"child_paths": {n: str(path.with_name(n)) for n in kept}}).encode()
+            names = [n for n in _names(json.loads(data)) if f"{path.parent.name}/{n}" in arrays]
+            data = json.dumps({"child_paths": {n: str(path.with_name(n)) for n in names}}).encode()
         path.write_bytes(data)
     return CellAnswer({})
 
@@ -150,15 +150,15 @@ def compile_only(_views, _grid, _meta, _options, **named):
 """
 
 
-def viewed(views: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+def viewed(views: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a launch, of flat tensors and others.
 
     `views` are [shape, stride, `Argument.extra`] of tensors, host-side descriptors, and tensors of addresses, which
     become those of where their tensors lie in this process. Runs in a cell.
     """
-    results = dict(named)
+    results = dict(arguments)
     for name, (shape, stride, _) in views.items():
-        results[name] = named[name].as_strided(shape, stride)
+        results[name] = arguments[name].as_strided(shape, stride)
     tensors = dict(results)
     for name, (shape, stride, extra) in views.items():
         if descriptor := extra.get("descriptor"):
@@ -169,8 +169,8 @@ def viewed(views: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]
                 tensors[name], list(shape), list(strides), list(descriptor["block"])
             )
         elif places := extra.get(ADDRESSES):
-            held = (0 if p is None else tensors[f"{name}.{p[0]}"].data_ptr() + p[1] for p in places)
-            flat = _address_tensor(tuple(held), tensors[name].dtype, tensors[name].device)
+            addresses = (0 if p is None else tensors[f"{name}.{p[0]}"].data_ptr() + p[1] for p in places)
+            flat = _address_tensor(tuple(addresses), tensors[name].dtype, tensors[name].device)
             results[name] = flat.as_strided(shape, stride)
     return results
 

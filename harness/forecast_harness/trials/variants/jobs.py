@@ -96,13 +96,13 @@ _MOST_REFUSED_DRAWS = 8
 
 
 class ProposedCall(NamedTuple):
-    """How a variant will be called, unless the base refuses what was drawn."""
+    """How a variant will be called, unless the base refuses the call."""
 
     call: dict[str, Any]
-    """As `compile_calls` takes it."""
+    """The call as `compile_calls` takes it."""
     config: Config
     bytes: int
-    """Held for it from now on."""
+    """Bytes of its tensors, which stay in memory from now on."""
     work: float
     """The work of a warp, which tells about how long it takes to compile."""
 
@@ -112,7 +112,7 @@ class _Proposal:
     """A call that was drawn and is yet to be shown to the base."""
 
     drawn: DrawnCall
-    wanted: Config
+    target: Config
     """The config that its sizes were drawn for."""
     config: Config
     """The config that it is launched with."""
@@ -139,21 +139,21 @@ class VariantProblem:
         self._layers = heuristics_of(subject)
         self._turn = itertools.count()
         self._arguments: dict[str, tuple[Argument, ...]] = {}
-        self._kept: dict[str, deque[LaunchCase]] = {}
+        self._spare_cases: dict[str, deque[LaunchCase]] = {}
         self._proposals: dict[tuple[int | None, str], deque[_Proposal]] = {}
         self._configs_of: dict[str, tuple[Config, Hashable]] = {}
-        """By a case's label, with the part of the call that decides how it is compiled."""
+        """The config of each case, by its label, with the part of the call that decides how it is compiled."""
         self._unfit: set[tuple[Config, Hashable]] = set()
-        """Those that did not run."""
+        """Configs, each with such a part of a call, that did not run."""
         self._latest: tuple[Config, Hashable] | None = None
-        self._held: dict[int, tuple[DrawnCall, TensorMemory, BaseKernelRun]] = {}
-        """Results of the base for large calls, which the source gives again."""
+        self._base_runs: dict[int, tuple[DrawnCall, TensorMemory, BaseKernelRun]] = {}
+        """Results of the base for large calls, by the id of the call: the source gives each call again."""
         self._wide: dict[int, TensorMemory | None] = {}
         self._slow = False
-        """Whether the variant took long for something: what was drawn before may be too large."""
-        self._differing: Config | None = None
-        """Under which the base itself gave another result, the last time that it did."""
-        self._compiled = CompiledForms()
+        """Whether the variant took long for a call: cases that were drawn before may be too large."""
+        self._differing_config: Config | None = None
+        """The config under which the base last gave another result than under its own."""
+        self._forms = CompiledForms()
         self._where = HOST_DEVICE
         """Where outputs of many elements are compared."""
         self._source = call_source(subject, survey, device)
@@ -168,53 +168,53 @@ class VariantProblem:
         self._reference.open()
 
     def case(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> LaunchCase:
-        """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken, or a kept case.
+        """A fresh call. `axes` may name a `config` by its number; otherwise the next one is taken, or a case of `keep`.
 
         On a device the next one gives way to another that was compiled for such a call already, where there is one:
         a verification launches many calls, and compiling each anew would take most of its time.
         """
         self._where, number = how.where, _config_number(axes)
-        kept = self._kept.get(how.regime) if number is None else None
-        while kept:
-            case = kept.popleft()
+        spare_cases = self._spare_cases.get(how.regime) if number is None else None
+        while spare_cases:
+            case = spare_cases.popleft()
             self._latest = self._configs_of[case.label]
             if self.fits(case) and self._latest[0] in self.configs and self._latest not in self._unfit:
                 return case
         proposal = self._next_proposal(number, how.regime)
-        wanted = proposal.wanted if proposal else self._next_config(number)
-        drawn, outputs, known = self._draw_accepted(how, wanted, proposal.drawn if proposal else None)
-        arguments = drawn.arguments
-        if proposal is not None and drawn is proposal.drawn:
+        target = proposal.target if proposal else self._next_config(number)
+        call, outputs, first_run = self._draw_accepted(how, target, proposal.drawn if proposal else None)
+        arguments = call.arguments
+        if proposal is not None and call is proposal.drawn:
             config = proposal.config
         else:
-            config = self._compiled_config(drawn, wanted, number)
+            config = self._compiled_config(call, target, number)
         if number is None and self._unfit:
-            fitting = (c for c in (config, *self.configs) if (c, self._form(drawn, c)) not in self._unfit)
+            fitting = (c for c in (config, *self.configs) if (c, self._form(call, c)) not in self._unfit)
             config = next(fitting, config)
-        tensors = {n: t for n, t in drawn.memory.items() if n not in outputs}
+        tensors = {n: t for n, t in call.memory.items() if n not in outputs}
         meta = config.parameters()
-        grid = drawn.grid(meta)
-        scalars = with_heuristics(drawn, self._layers, meta, self._takes)
-        unchanged = _contents(tensors)
-        # On a device it is worked out while the variant compiles; an interpreter would only wait for it sooner.
-        ahead = None if self._device == "cpu" else self._widened(drawn, {**tensors, **outputs})
+        grid = call.grid(meta)
+        scalars = with_heuristics(call, self._layers, meta, self._takes)
+        contents = _contents(tensors)
+        # On a device the base runs while the variant compiles; an interpreter would only wait for it sooner.
+        ahead = None if self._device == "cpu" else self._wide_results(call, {**tensors, **outputs})
 
         def judge(
-            given: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor], *, asks_domain: bool = True
+            inputs: Mapping[str, torch.Tensor], results: Sequence[torch.Tensor], *, asks_domain: bool = True
         ) -> tuple[CheckFinding, float]:
-            memory, same = {**given, **outputs}, _contents(given) == unchanged
+            memory, same = {**inputs, **outputs}, _contents(inputs) == contents
             try:
-                plain = known if same else self._launch_base(drawn, memory)
+                plain = first_run if same else self._launch_base(call, memory)
             except BaseKernelError as error:
-                raise SandboxError(f"the base kernel failed on {drawn.label}: {error}") from error
-            given_again = self._widened if same else self._run_widened
-            wide = ahead if same and self._device != "cpu" else given_again(drawn, memory)
-            named = dict(zip(outputs, written, strict=True))
-            return self._compare_outputs(drawn, memory, plain, wide, named, config if asks_domain else None)
+                raise SandboxError(f"the base kernel failed on {call.label}: {error}") from error
+            widen = self._wide_results if same else self._run_wide
+            wide = ahead if same and self._device != "cpu" else widen(call, memory)
+            actual = dict(zip(outputs, results, strict=True))
+            return self._compare_outputs(call, memory, plain, wide, actual, config if asks_domain else None)
 
-        label = f"{drawn.label}, {config}"
+        label = f"{call.label}, {config}"
         self._arguments[label] = arguments
-        self._latest = self._configs_of[label] = config, self._form(drawn, config)
+        self._latest = self._configs_of[label] = config, self._form(call, config)
         return LaunchCase(
             label,
             call_arguments(arguments, scalars, grid, config),
@@ -225,23 +225,23 @@ class VariantProblem:
             output_bytes=memory_bytes(outputs),
             # Values of a user's own function may hang together: they are not changed one by one.
             vary=(lambda generator: tensors) if isinstance(self._source, UserCalls | CapturedCalls) else None,
-            matches=lambda given, written: judge(given, written, asks_domain=False)[0] is None,
+            matches=lambda inputs, results: judge(inputs, results, asks_domain=False)[0] is None,
             portable=False,
         )
 
     def propose(self, axes: Mapping[str, Any] | None, how: DrawSpec) -> ProposedCall:
-        """Draw what `case` will give when it is next asked so, unless the base refuses it."""
+        """Draw the call that the next `case` with these arguments will give, unless the base refuses it."""
         number = _config_number(axes)
-        wanted = self._next_config(number)
-        drawn = self._source.draw(how.regime, how.generator, wanted)
-        config = self._compiled_config(drawn, wanted, number)
-        proposal = _Proposal(drawn, wanted, config)
+        target = self._next_config(number)
+        call = self._source.draw(how.regime, how.generator, target)
+        config = self._compiled_config(call, target, number)
+        proposal = _Proposal(call, target, config)
         self._proposals.setdefault((number, how.regime), deque()).append(proposal)
-        call, size = self._compiled_call(drawn, config, self._takes), memory_bytes(drawn.memory)
-        return ProposedCall(call, config, size, work_of_a_warp(config))
+        request, size = self._compiled_call(call, config, self._takes), memory_bytes(call.memory)
+        return ProposedCall(request, config, size, work_of_a_warp(config))
 
     def _next_proposal(self, number: int | None, regime: str) -> _Proposal | None:
-        """The next that was drawn for such a case, and is launched with a config that can run."""
+        """The next proposal for such a case whose config can run."""
         waiting = self._proposals.get((number, regime))
         while waiting:
             proposal = waiting.popleft()
@@ -253,31 +253,31 @@ class VariantProblem:
         turn = next(self._turn)
         return self.configs[(turn if number is None else number) % len(self.configs)]
 
-    def _compiled_config(self, drawn: DrawnCall, config: Config, number: int | None) -> Config:
-        """The config to launch a call with that was drawn for this one: it is compiled for it from now on."""
+    def _compiled_config(self, call: DrawnCall, config: Config, number: int | None) -> Config:
+        """The config to launch a call with that was drawn for `config`; notes that it is compiled for the call."""
         if number is None and self._device != "cpu":  # an interpreter compiles nothing
-            config = self._compiled.instead_of(config, self.configs, lambda c: self._form(drawn, c))
-        self._compiled.note(config, self._form(drawn, config))
+            config = self._forms.instead_of(config, self.configs, lambda c: self._form(call, c))
+        self._forms.note(config, self._form(call, config))
         return config
 
     def _compiled_call(
-        self, drawn: DrawnCall, config: Config, takes: Collection[str] | None = None
+        self, call: DrawnCall, config: Config, takes: Collection[str] | None = None
     ) -> dict[str, Any]:
         """A call as `compile_calls` takes it; `takes`: a variant's parameters, None for the base."""
         meta = config.parameters()
-        scalars = with_heuristics(drawn, self._layers, meta, takes)
-        return call_to_compile(drawn.arguments, scalars, drawn.grid(meta), config)
+        scalars = with_heuristics(call, self._layers, meta, takes)
+        return call_to_compile(call.arguments, scalars, call.grid(meta), config)
 
-    def _form(self, drawn: DrawnCall, config: Config) -> Hashable | None:
+    def _form(self, call: DrawnCall, config: Config) -> Hashable | None:
         """The part of a call that decides how the variant is compiled with a config; None where it has no grid."""
         meta = config.parameters()
-        if drawn.grid(meta) is None:
+        if call.grid(meta) is None:
             return None
-        return call_form(drawn.arguments, with_heuristics(drawn, self._layers, meta, self._takes))
+        return call_form(call.arguments, with_heuristics(call, self._layers, meta, self._takes))
 
     def keep(self, regime: str, case: LaunchCase) -> None:
-        """Give this case, once, to who next asks for one of its regime and for no config."""
-        self._kept.setdefault(regime, deque()).append(case)
+        """Give this case, once, to the next `case` of its regime that names no config."""
+        self._spare_cases.setdefault(regime, deque()).append(case)
 
     def config_of(self, case: LaunchCase) -> Config:
         """The config that a case of this problem is launched with."""
@@ -300,56 +300,54 @@ class VariantProblem:
         return not self._slow or largest_tensor(self._arguments[case.label]) <= self._source.pace.most
 
     def _draw_accepted(
-        self, how: DrawSpec, config: Config, proposed: DrawnCall | None = None
+        self, how: DrawSpec, config: Config, proposal: DrawnCall | None = None
     ) -> tuple[DrawnCall, TensorMemory, BaseKernelRun]:
-        """A call that the base accepts, what its outputs hold before, and all memory after the base ran.
-
-        The one that was `proposed`, if it is accepted.
+        """A call that the base accepts (`proposal`, if it does), its outputs before and all memory after the base ran.
 
         A survey tries a few calls, and may have missed what goes wrong on one in ten. Raises `SandboxError`
         when nothing that is drawn is accepted.
         """
         for _ in range(_MOST_REFUSED_DRAWS):
-            drawn = proposed or self._source.draw(how.regime, how.generator, config)
-            proposed = None
-            if id(drawn) in self._held:
-                return self._held[id(drawn)]
+            call = proposal or self._source.draw(how.regime, how.generator, config)
+            proposal = None
+            if id(call) in self._base_runs:
+                return self._base_runs[id(call)]
             fresh = set(self._survey.writes) - set(self._survey.updates)
-            outputs = {n: drawn.memory[n] for n in self._survey.writes}
+            outputs = {n: call.memory[n] for n in self._survey.writes}
             outputs |= {n: unset_like(outputs[n]) for n in fresh}
-            memory = {**drawn.memory, **outputs}
+            memory = {**call.memory, **outputs}
             try:
-                one, two = self._launch_base(drawn, memory), self._launch_base(drawn, memory)
-                problem = surroundings_dependence(one, two, self._survey.writes, self._device)
-                problem = problem or order_dependence(self._launch_base, drawn, one, self._survey.updates)
+                first, second = self._launch_base(call, memory), self._launch_base(call, memory)
+                problem = surroundings_dependence(first, second, self._survey.writes, self._device)
+                problem = problem or order_dependence(self._launch_base, call, first, self._survey.updates)
             except BaseKernelError as error:
                 problem = str(error)
                 continue
-            if how.regime == HUGE_REGIME and has_nonfinite(drawn.arguments, one):
-                # It does not handle such values, and how it does not is nothing to go by.
+            if how.regime == HUGE_REGIME and has_nonfinite(call.arguments, first):
+                # The base does not handle such values, so its result for them is no reference.
                 how = replace(how, regime="normal")
-                proposed = self._source.redraw(drawn, how.regime, how.generator)
+                proposal = self._source.redraw(call, how.regime, how.generator)
             elif not problem:
-                if not (unseen := sorted(set(one.changed) - set(outputs))):
-                    if isinstance(self._source, CapturedCalls) and self._source.holds(drawn):
-                        self._held[id(drawn)] = drawn, outputs, one
-                    return drawn, outputs, one
-                problem = f"it writes to {', '.join(unseen)}, which it never did when it was surveyed"
-        raise SandboxError(f"the base kernel does not accept what is drawn: {problem} ({drawn.label})")
+                if not (new_writes := sorted(set(first.changed) - set(outputs))):
+                    if isinstance(self._source, CapturedCalls) and self._source.holds(call):
+                        self._base_runs[id(call)] = call, outputs, first
+                    return call, outputs, first
+                problem = f"it writes to {', '.join(new_writes)}, which it never did when it was surveyed"
+        raise SandboxError(f"the base kernel does not accept what is drawn: {problem} ({call.label})")
 
-    def _launch_base(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
+    def _launch_base(self, call: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
         others = self._subject.configs
-        ran = launch_base(self._reference, drawn, memory, self._survey.config, self._layers, others)
-        self._source.pace.note(drawn.arguments, ran.seconds)
-        return ran
+        run = launch_base(self._reference, call, memory, self._survey.config, self._layers, others)
+        self._source.pace.note(call.arguments, run.seconds)
+        return run
 
     def _finding_by_configs(
         self,
-        drawn: DrawnCall,
+        call: DrawnCall,
         memory: TensorMemory,
         plain: BaseKernelRun,
         wide: TensorMemory | None,
-        written: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
         config: Config,
     ) -> float | None:
         """None where outputs that differ from the base's are wrong; else the error, or `OUTSIDE_DOMAIN`.
@@ -359,85 +357,85 @@ class VariantProblem:
         one: there outputs must be the base's under the same config or, where that is none of its own, under one.
         """
         for group in self._other_configs(config):
-            able = [c for c in group if drawn.grid(c.parameters()) is not None]
-            if len(able) > 1:  # alone it is compiled as soon by its launch
-                self._reference.compile_ahead([self._compiled_call(drawn, c) for c in able])
-            for one in able:
+            launchable = [c for c in group if call.grid(c.parameters()) is not None]
+            if len(launchable) > 1:  # alone it is compiled as soon by its launch
+                self._reference.compile_ahead([self._compiled_call(call, c) for c in launchable])
+            for base_config in launchable:
                 try:
-                    other = launch_base(self._reference, drawn, memory, one, self._layers)
+                    base_run = launch_base(self._reference, call, memory, base_config, self._layers)
                 except BaseKernelError:
                     continue
-                if not self._errors(drawn, other.memory, plain, wide)[0]:
+                if not self._errors(call, base_run.memory, plain, wide)[0]:
                     continue
-                self._differing = one
-                if not drawn.is_own:
+                self._differing_config = base_config
+                if not call.is_own:
                     return OUTSIDE_DOMAIN
-                problem, error = self._errors(drawn, written, other, None)
+                problem, error = self._errors(call, outputs, base_run, None)
                 if not problem:
                     return error
-                if one == config:
+                if base_config == config:
                     return None
         return None
 
     def _errors(
         self,
-        drawn: DrawnCall,
-        got: TensorMemory,
+        call: DrawnCall,
+        outputs: TensorMemory,
         plain: BaseKernelRun,
         wide: TensorMemory | None,
     ) -> tuple[bool, float]:
         """Whether any output is wrong, and the largest error over its limit."""
-        found = [self._output_error(drawn, n, got[n], plain, wide) for n in self._survey.writes]
-        return any(problem for problem, _ in found), max((error for _, error in found), default=0.0)
+        findings = [self._output_error(call, n, outputs[n], plain, wide) for n in self._survey.writes]
+        return any(problem for problem, _ in findings), max((error for _, error in findings), default=0.0)
 
     def _other_configs(self, own: Config) -> list[list[Config]]:
-        """Configs that the base is asked under to see whether it differs from itself, those of a group side by side.
+        """Configs to launch the base under, to see whether it differs from itself; those of a group side by side.
 
         One that differed mostly does again, and is compiled. So is the one that results are compared with, which
         differs from itself where programs of a device race for what was drawn. Next, the variant's own says most. The
         others come by how long they take to compile, as one that differs is enough: a tile that spills takes a minute,
         and so the own one waits for its turn where it is far larger than they are.
         """
-        listed = self._subject.configs
-        known = [] if self._differing is None else [self._differing]
-        left = dict.fromkeys((own, *listed[:: max(1, len(listed) // _OTHER_CONFIGS)]))
-        rest = sorted((c for c in left if c != self._survey.config and c not in known), key=work_of_a_warp)
-        again = [] if self._device == "cpu" else [self._survey.config] * _LAUNCHES_AGAIN
-        groups = [known, *([one] for one in again)]
+        configs = self._subject.configs
+        first = [] if self._differing_config is None else [self._differing_config]
+        pool = dict.fromkeys((own, *configs[:: max(1, len(configs) // _OTHER_CONFIGS)]))
+        rest = sorted((c for c in pool if c != self._survey.config and c not in first), key=work_of_a_warp)
+        repeats = [] if self._device == "cpu" else [self._survey.config] * _LAUNCHES_AGAIN
+        groups = [first, *([config] for config in repeats)]
         if own in rest and work_of_a_warp(own) <= _OWN_CONFIG_WORK * work_of_a_warp(rest[0]):
             rest.remove(own)
             groups.append([own])
         return groups + [rest[i : i + 2] for i in range(0, len(rest), 2)]
 
     def _output_error(
-        self, drawn: DrawnCall, name: str, got: torch.Tensor, plain: BaseKernelRun, wide: TensorMemory | None
+        self, call: DrawnCall, name: str, flat: torch.Tensor, plain: BaseKernelRun, wide: TensorMemory | None
     ) -> tuple[str, float]:
-        """See `compare_with_base`; of one output, whose memory is `got`."""
-        argument = tensor_argument(drawn.arguments, name)
+        """The result of `compare_with_base` for one output, whose memory is `flat`."""
+        argument = tensor_argument(call.arguments, name)
 
-        def compared(device: str) -> tuple[str, float]:
-            listed = (got, plain.memory[name], *(() if wide is None else (wide[name],)))
-            one, base, *wider = (tensor_view(t.to(device), argument) for t in listed)
-            return compare_with_base(one, base, wider[0] if wider else None)
+        def compare(device: str) -> tuple[str, float]:
+            tensors = (flat, plain.memory[name], *(() if wide is None else (wide[name],)))
+            own, base, *wider = (tensor_view(t.to(device), argument) for t in tensors)
+            return compare_with_base(own, base, wider[0] if wider else None)
 
-        return self._where.run(compared, portable=got.numel() >= MANY_ELEMENTS)
+        return self._where.run(compare, portable=flat.numel() >= MANY_ELEMENTS)
 
-    def _widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
-        if id(drawn) not in self._held:
-            return self._run_widened(drawn, memory)
-        if id(drawn) not in self._wide:
-            self._wide[id(drawn)] = self._run_widened(drawn, memory)
-        return self._wide[id(drawn)]
+    def _wide_results(self, call: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
+        if id(call) not in self._base_runs:
+            return self._run_wide(call, memory)
+        if id(call) not in self._wide:
+            self._wide[id(call)] = self._run_wide(call, memory)
+        return self._wide[id(call)]
 
-    def _run_widened(self, drawn: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
-        arguments = widened_arguments(drawn.arguments, self._device)
-        if arguments == drawn.arguments:
+    def _run_wide(self, call: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
+        arguments = widened_arguments(call.arguments, self._device)
+        if arguments == call.arguments:
             return None
         wide = {n: widened(t, self._device) for n, t in memory.items()}
         try:
             return launch_base(
                 self._reference,
-                replace(drawn, arguments=arguments),
+                replace(call, arguments=arguments),
                 wide,
                 self._survey.config,
                 self._layers,
@@ -447,30 +445,30 @@ class VariantProblem:
 
     def _compare_outputs(
         self,
-        drawn: DrawnCall,
+        call: DrawnCall,
         memory: TensorMemory,
         plain: BaseKernelRun,
         wide: TensorMemory | None,
-        written: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
         config: Config | None,
     ) -> tuple[CheckFinding, float]:
-        """`wide`: of `_run_widened`; `config`: under which the base is asked, too, where outputs differ; None: none."""
+        """`wide`: see `_run_wide`; `config`: where outputs differ, the base runs under it, too; None: it does not."""
         worst = 0.0
-        for name, flat in written.items():
+        for name, flat in outputs.items():
             if same_bits(flat, plain.memory[name]):
                 continue  # what the base itself gives is right
-            argument = tensor_argument(drawn.arguments, name)
-            if finding := _restore_gaps(argument, flat, plain.memory[name]):
+            argument = tensor_argument(call.arguments, name)
+            if finding := _gap_finding(argument, flat, plain.memory[name]):
                 return finding, 0.0
-            problem, ratio = self._output_error(drawn, name, flat, plain, wide)
+            problem, ratio = self._output_error(call, name, flat, plain, wide)
             worst = max(worst, ratio)
             if not problem:
                 continue
             if config is not None:
-                error = self._finding_by_configs(drawn, memory, plain, wide, written, config)
+                error = self._finding_by_configs(call, memory, plain, wide, outputs, config)
                 if error is not None:
                     return None, error
-            return (ReasonCode.WRONG_VALUES, f"{name}: {problem} ({drawn.label})"), worst
+            return (ReasonCode.WRONG_VALUES, f"{name}: {problem} ({call.label})"), worst
         return None, worst
 
 
@@ -479,14 +477,14 @@ def _config_number(axes: Mapping[str, Any] | None) -> int | None:
 
 
 def _contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
-    """Equal as long as they are the same tensors, and nothing was written into them."""
+    """A value that stays equal while these are the same tensors and nothing is written into them."""
     return {name: (id(t), t._version) for name, t in tensors.items()}
 
 
-def _restore_gaps(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> CheckFinding:
-    """The gaps between the rows of a strided tensor are nobody's to write, unless the base does."""
-    free = gap_mask(argument)
-    if free.any() and not same_bits(got[free], want[free]):
+def _gap_finding(argument: Argument, output: torch.Tensor, base: torch.Tensor) -> CheckFinding:
+    """The finding on an output that was written between the rows of a strided tensor, where the base does not."""
+    gaps = gap_mask(argument)
+    if gaps.any() and not same_bits(output[gaps], base[gaps]):
         return ReasonCode.OUT_OF_BOUNDS, f"wrote between the rows of {argument.name}"
     return None
 
@@ -495,7 +493,7 @@ def _restore_gaps(argument: Argument, got: torch.Tensor, want: torch.Tensor) -> 
 
 
 def survey(work: JobContext) -> CellAnswer:
-    """Find out about a base kernel. The payload has `subject` and `device`.
+    """Survey a base kernel. The payload has `subject` and `device`.
 
     The value has `survey`, or `refused` with a sentence for the user, and `steps`; the arrays are files of
     `BaseBinaries`.
@@ -548,10 +546,10 @@ def examine(work: JobContext) -> CellAnswer:
         news = reference.newly_compiled()
     finally:
         reference.close()
-    given, held = examination.memory
-    more = {"examine": steps.to_json(), "unable": examination.unable}
-    more |= {"base_peak_bytes": {"call": given}, "peak_bytes": {"call": given + held}} if held else {}
-    return CellAnswer(verification_answer(judge, reasons, nonce, **more), news)
+    size, extra = examination.memory
+    facts = {"examine": steps.to_json(), "unable": examination.unable}
+    facts |= {"base_peak_bytes": {"call": size}, "peak_bytes": {"call": size + extra}} if extra else {}
+    return CellAnswer(verification_answer(judge, reasons, nonce, **facts), news)
 
 
 def _seed(nonce: str) -> bytes:
@@ -598,15 +596,15 @@ class VariantExamination:
         """Bytes of a call's tensors, and the most that a launch held beside them at a time."""
         self._judge, self._problem, self._cell, self._device = judge, problem, cell, device
         self._compiler, self._steps = compiler, steps
-        self._drawn: dict[int, LaunchCase] = {}
-        """By the number of the config that each will be launched with."""
-        self._compiled: list[Mapping[str, Any]] = []
+        self._cases: dict[int, LaunchCase] = {}
+        """Cases by the number of the config that they will be launched with."""
+        self._compiled_calls: list[Mapping[str, Any]] = []
         """Calls that the cell which launches has compiled for."""
         self._late: set[Config] = set()
         """Configs that take too long to compile: not launched."""
 
     def run(self) -> list[Reason]:
-        """All of it, up to the first launch that finds something. Raises `CandidateFault`, `SandboxError`."""
+        """Launch all, up to the first launch with a finding. Raises `CandidateFault`, `SandboxError`."""
         reasons = self._prepare() if self._device == "cpu" else self._prepare_while_drawing()
         with self._steps.phase("configs"):
             reasons = reasons or self._launch_each_config()
@@ -620,8 +618,8 @@ class VariantExamination:
             return reasons or self._judge.examine(timed=False)
 
     def _prepare_while_drawing(self) -> list[Reason]:
-        proposed = self._propose()
-        calls = [p.call for p in proposed]
+        proposals = self._propose()
+        calls = [p.call for p in proposals]
         with ThreadPoolExecutor(2, "prepare") as pool:
             compiling = pool.submit(self._compile_beside, calls)
             # A device is opened by one cell after the other: first by that which drawing waits for.
@@ -633,15 +631,15 @@ class VariantExamination:
             if reasons := preparing.result():
                 return reasons
             binaries, late = compiling.result()
-        self._late = {proposed[number].config for number in late}
+        self._late = {proposals[number].config for number in late}
         if self._late.issuperset(self._problem.configs):  # then one of them has to be waited for
             self._late.clear()
         # Calls that the base kernel refused were drawn anew, and may be of another form.
-        cases = (*self._drawn.values(), *trials)
-        drawn = [call_without_values(c) for c in cases if self._problem.config_of(c) not in self._late]
-        left = drawn if binaries else [call for call in drawn if call not in self._compiled]
-        self._judge.rng.shuffle(left)
-        self._compile(left, binaries)
+        cases = (*self._cases.values(), *trials)
+        actual = [call_without_values(c) for c in cases if self._problem.config_of(c) not in self._late]
+        remaining = actual if binaries else [call for call in actual if call not in self._compiled_calls]
+        self._judge.rng.shuffle(remaining)
+        self._compile(remaining, binaries)
         return []
 
     def _prepare(
@@ -661,29 +659,29 @@ class VariantExamination:
     def _compile(self, calls: Sequence[Mapping[str, Any]], binaries: TensorArrays = _NONE) -> None:
         """Have this cell compile, or read it from `binaries`, which are files for its cache."""
         if len(calls) > 1 or binaries:  # alone it is compiled as soon by its launch
-            self._compiled += calls
+            self._compiled_calls += calls
             with self._steps.phase("compile"):
                 self._cell.ask(CELL_ENTRY, {"calls": [dict(call) for call in calls]}, binaries)
 
-    def _wanted(self) -> list[tuple[int | None, str]]:
-        """(config, or None for any; regime) of what is drawn before anything is launched."""
+    def _draw_plan(self) -> list[tuple[int | None, str]]:
+        """(config, or None for any; regime) of each call that is drawn before the first launch."""
         regimes = [CALL_REGIMES[n % len(CALL_REGIMES)] for n in range(len(self._problem.configs))]
-        trials = max(self._judge.plan.cases, len(CALL_REGIMES))
-        varied = [CALL_REGIMES[n % len(CALL_REGIMES)] for n in range(trials)]
-        return [*enumerate(regimes), *((None, regime) for regime in (*varied, *_KERNEL_TRIAL_REGIMES))]
+        count = max(self._judge.plan.cases, len(CALL_REGIMES))
+        trials = [CALL_REGIMES[n % len(CALL_REGIMES)] for n in range(count)]
+        return [*enumerate(regimes), *((None, regime) for regime in (*trials, *_KERNEL_TRIAL_REGIMES))]
 
     def _propose(self) -> list[ProposedCall]:
-        """Draw what the base kernel will be asked about, and tell how the variant is called then.
+        """Draw calls to launch the base kernel with, and return how the variant will be called.
 
         The longest compilation comes first; the order does not tell which call is for what.
         """
-        results: list[ProposedCall] = []
-        for number, regime in self._wanted():
-            if sum(proposed.bytes for proposed in results) >= _MOST_HELD_BYTES:
+        proposals: list[ProposedCall] = []
+        for number, regime in self._draw_plan():
+            if sum(proposal.bytes for proposal in proposals) >= _MOST_HELD_BYTES:
                 break
-            results.append(self._problem.propose(_axes(number), self._judge.draw_spec(regime)))
-        self._judge.rng.shuffle(results)
-        return sorted(results, key=lambda p: p.work, reverse=True)
+            proposals.append(self._problem.propose(_axes(number), self._judge.draw_spec(regime)))
+        self._judge.rng.shuffle(proposals)
+        return sorted(proposals, key=lambda p: p.work, reverse=True)
 
     def _draw(self, preparing: Future[list[Reason]]) -> list[LaunchCase]:
         """Cases for every config, and for the trials, which are kept for them and returned.
@@ -691,17 +689,17 @@ class VariantExamination:
         Stops as soon as the variant is known to fail before any launch.
         """
         trials: list[tuple[str, LaunchCase]] = []
-        held = 0
-        for number, regime in self._wanted():
-            failed = preparing.done() and (preparing.exception() is not None or preparing.result())
-            if failed or held >= _MOST_HELD_BYTES:
+        size = 0
+        for number, regime in self._draw_plan():
+            has_failed = preparing.done() and (preparing.exception() is not None or preparing.result())
+            if has_failed or size >= _MOST_HELD_BYTES:
                 break
             case = self._judge.new_case(_axes(number), regime)
-            held += case.input_bytes
+            size += case.input_bytes
             if number is None:
                 trials.append((regime, case))
             else:
-                self._drawn[number] = case
+                self._cases[number] = case
         for regime, case in trials:  # not sooner: whoever asks for a case is given what is kept
             self._problem.keep(regime, case)
         return [case for _, case in trials]
@@ -710,12 +708,12 @@ class VariantExamination:
         """Launch every config once; those that cannot run or compile for too long are dropped, and with none left the
         variant fails.
 
-        How long a launch takes tells how large what is launched later may be.
+        The seconds of a launch limit the sizes of later ones.
         """
-        able: list[Config] = []
+        runnable: list[Config] = []
         last = ""
         for number, config in enumerate(self._problem.configs):
-            case = self._drawn.pop(number, None)
+            case = self._cases.pop(number, None)
             if config in self._late:
                 last = "all take too long to compile"
                 self.unable.append(str(config))
@@ -733,12 +731,12 @@ class VariantExamination:
             if reasons := self._judge.checked(reply):
                 return reasons
             self._problem.note_launch(case, reply.seconds)
-            able.append(config)
-            given, held = case.input_bytes + case.output_bytes, reply.operations.get(PEAK, 0)
-            if held > self.memory[1]:
-                self.memory = given, held
-        self._problem.configs = able
-        return [] if able else [Reason(ReasonCode.FAILS, f"no config runs: {last}"[:2000])]
+            runnable.append(config)
+            call_bytes, launch_bytes = case.input_bytes + case.output_bytes, reply.operations.get(PEAK, 0)
+            if launch_bytes > self.memory[1]:
+                self.memory = call_bytes, launch_bytes
+        self._problem.configs = runnable
+        return [] if runnable else [Reason(ReasonCode.FAILS, f"no config runs: {last}"[:2000])]
 
 
 def _axes(number: int | None) -> dict[str, int] | None:

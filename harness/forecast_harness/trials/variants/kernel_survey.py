@@ -50,7 +50,7 @@ from forecast_harness.verify.tolerance import WIDER_DTYPE, results_agree
 
 _CONFIGS_TRIED = 3
 _CONFIG_TRIAL_DRAWS = 4
-"""Calls that configs are tried on; sizes that cannot be right may be among them."""
+"""Calls that configs are tried on; the kernel may not accept the sizes of some."""
 _ACCEPTANCE_DRAWS = 6
 """Draws that a set of classes is tried with."""
 _MOST_QUIET_DRAWS = 16
@@ -70,7 +70,7 @@ _COVERED_SHARE = 0.99
 
 
 def call_source(subject: BaseKernel, survey: KernelSurvey | None, device: str) -> CallSource:
-    """Where calls come from; with a survey, such as it found to work."""
+    """The source of calls; with a survey, of calls as the survey accepted them."""
     if subject.inputs:
         return UserCalls(subject)
     result = CapturedCalls(subject, device) if subject.captured else RecordedCalls(subject, device)
@@ -111,7 +111,7 @@ class KernelSurveyor:
         self._layers = heuristics_of(self.subject)
 
     def survey(self) -> KernelSurvey:
-        """Find out. Raises `RecordError` for a base kernel that accepts nothing that can be drawn."""
+        """Survey the kernel. Raises `RecordError` for a base kernel that accepts nothing that can be drawn."""
         source = call_source(self.subject, None, self.device)
         self._pace = source.pace
         if isinstance(source, UserCalls):
@@ -120,13 +120,13 @@ class KernelSurveyor:
         assert isinstance(source, RecordedCalls)
         self._choose(source)
         self.compile_for(source)
-        written = sorted(self.writes)
+        outputs = sorted(self.writes)
         if not source.is_large:
             # Its behaviour on arguments that it does not accept is nothing to go by.
             self.writes, self.updates, self.deterministic = set(), set(), True
         if isinstance(source, CapturedCalls):
             return self._captured(source)
-        source, evidence = self._accepted_calls(source, written)
+        source, evidence = self._accepted_calls(source, outputs)
         sizes, untied = self._freeze_chance_scalars(source)
         return KernelSurvey(
             **self._fields(),
@@ -142,19 +142,19 @@ class KernelSurveyor:
     def _captured(self, source: CapturedCalls) -> KernelSurvey:
         """The survey of a captured call: which other values it accepts, and whether other sizes, too."""
         values: list[str] = []
-        for one in source.own_values:
-            if self._accepts(source.with_values((one,)), 1 if source.is_large else _CAPTURED_DRAWS):
-                values.append(one)
+        for kind in source.own_values:
+            if self._accepts(source.with_values((kind,)), 1 if source.is_large else _CAPTURED_DRAWS):
+                values.append(kind)
             elif not values:
                 raise self._refused("its captured call")
-            self._wants_finite |= one == CAPTURED_VALUES[0] and not self._nonfinite
+            self._wants_finite |= kind == CAPTURED_VALUES[0] and not self._nonfinite
         self._wants_finite = False
         words: Mapping[SizeClass, str | int] | None = None
-        other, evidence = source.with_values((OTHER_SIZES,)), 0
+        resized, evidence = source.with_values((OTHER_SIZES,)), 0
         if source.sizes.varied:
-            tried, words, evidence = self._first_accepted(other)
-            other = other.with_sizes(tried.sizes.with_classes(words or {}))
-        sizes = other.sizes if words is not None else source.sizes.frozen()
+            model, words, evidence = self._first_accepted(resized)
+            resized = resized.with_sizes(model.sizes.with_classes(words or {}))
+        sizes = resized.sizes if words is not None else source.sizes.frozen()
         if words is not None:
             values.append(OTHER_SIZES)
         return KernelSurvey(
@@ -169,7 +169,7 @@ class KernelSurveyor:
         )
 
     def _unvaried(self, source: CapturedCalls, sizes: CallSizes, values: Sequence[str]) -> tuple[str, ...]:
-        """What of a captured call is the same in every launch, a phrase each."""
+        """Parts of a captured call that are the same in every launch, a phrase each."""
         results = []
         if not sizes.varied:
             results.append(
@@ -180,18 +180,18 @@ class KernelSurveyor:
                     else "none that were drawn are accepted"
                 )
             )
-        elif still := [p for s in sizes.sizes if not s.varies for p in s.places]:
-            results.append(f"sizes {', '.join(sorted(still))}")
+        elif constant := [p for s in sizes.sizes if not s.varies for p in s.places]:
+            results.append(f"sizes {', '.join(sorted(constant))}")
         if missing := [v for v in source.own_values if v not in values]:
             results.append(f"values: {' and '.join(missing)} ones are not accepted")
         tensors = [a for a in self.subject.calls[0] if a.kind == "tensor"]
-        if fixed := index_tensors(tensors):
-            results.append(f"integers in {', '.join(fixed)} at the recorded sizes")
+        if indices := index_tensors(tensors):
+            results.append(f"integers in {', '.join(indices)} at the recorded sizes")
         contents = source.record.contents
-        if lost := [
+        if absent := [
             a.name for a in tensors if a.name in contents and not contents[a.name].digest and a.shape
         ]:
-            results.append(f"contents of {', '.join(lost)}, of which their distribution alone was kept")
+            results.append(f"contents of {', '.join(absent)}, of which their distribution alone was kept")
         for group in source.record.shared:
             results.append(f"memory: {', '.join(group)} overlap in the program, and lie apart here")
         return tuple(results)
@@ -223,20 +223,20 @@ class KernelSurveyor:
 
     def _observed(self, source: UserCalls) -> KernelSurvey:
         calls = [source.draw("normal", self.generator) for _ in range(_OBSERVED_CALLS)]
-        for n, drawn in enumerate(calls):
+        for n, call in enumerate(calls):
             if n >= _ACCEPTANCE_DRAWS and self.writes:
                 break
             try:
-                accepted = self._depends_on_arguments_alone(drawn, self._learn_writes(drawn))
+                is_accepted = self._depends_on_arguments_alone(call, self._learn_writes(call))
             except BaseKernelError as error:
-                accepted = False
-                self._rejections.append(f"{error} ({drawn.label})")
-            if not accepted:
+                is_accepted = False
+                self._rejections.append(f"{error} ({call.label})")
+            if not is_accepted:
                 raise self._refused("")
         if not self.writes:
             self._rejections.append(f"it writes to no tensor in {len(calls)} calls")
             raise self._refused("")
-        sizes = CallSizes.observed([drawn.arguments for drawn in calls])
+        sizes = CallSizes.observed([call.arguments for call in calls])
         return KernelSurvey(
             **self._fields(), signature=sizes.signature(self.writes), grid="of inputs(random)"
         )
@@ -249,9 +249,9 @@ class KernelSurveyor:
         """
         sign, is_unfit = 1 if self.device == "cpu" else -1, False
         for _ in range(_CONFIG_TRIAL_DRAWS):
-            drawn = source.draw("normal", self.generator)
-            counted = [(c, drawn.grid(c.parameters())) for c in self.subject.configs]
-            able = sorted(((c, g) for c, g in counted if g), key=lambda x: sign * grid_programs(x[1] or ()))
+            call = source.draw("normal", self.generator)
+            grids = [(c, call.grid(c.parameters())) for c in self.subject.configs]
+            able = sorted(((c, g) for c, g in grids if g), key=lambda x: sign * grid_programs(x[1] or ()))
             if not able:
                 raise RecordError(
                     "the launch grid of no config is known: "
@@ -267,7 +267,7 @@ class KernelSurveyor:
                     break
                 self.config = config
                 try:
-                    self._learn_writes(drawn)
+                    self._learn_writes(call)
                 except BaseKernelError as error:
                     is_unfit = error.of_config
                     self._rejections.append(str(error))
@@ -277,7 +277,7 @@ class KernelSurveyor:
                     return
             self.config = able[0][0]
 
-    def _accepted_calls(self, source: RecordedCalls, written: Sequence[str]) -> tuple[RecordedCalls, int]:
+    def _accepted_calls(self, source: RecordedCalls, outputs: Sequence[str]) -> tuple[RecordedCalls, int]:
         """Calls with the classes of sizes that the base accepts, and the evidence that multiples of sizes needed.
 
         As many sizes as possible are varied, and as freely: all to any value; else without those that look
@@ -285,44 +285,44 @@ class KernelSurveyor:
         to multiples of 16, then of 128; then with the smallest frozen, one after another, as those are
         likeliest to be built into the kernel. Ties that are too tight are loosened again at the end.
 
-        Where not all sizes vary with any indices, those come first that share out rows of what is `written`, and are
+        Where not all sizes vary with any indices, those come first that share out rows of `outputs`, and are
         the only ones where programs contended: sizes that hide it show little.
         """
-        whole = index_tensors(source.sizes.arguments)
-        rows = [name for name in written if name not in whole][:1] if whole else []
+        indices = index_tensors(source.sizes.arguments)
+        rows = [name for name in outputs if name not in indices][:1] if indices else []
         first = self._first_accepted(source)
         for name in rows if rows and self._contended else (*rows, ""):
-            tried, words, evidence = first
+            model, words, evidence = first
             if words is None and name:
-                other = source.with_sizes(source.sizes)
-                other.rows_of = name
-                tried, words, evidence = self._first_accepted(other)
+                by_rows = source.with_sizes(source.sizes)
+                by_rows.rows_of = name
+                model, words, evidence = self._first_accepted(by_rows)
             if words is None:
-                words = self._accepted_words(tried)
-            for size in tried.sizes.varied:
+                words = self._accepted_words(model)
+            for size in model.sizes.varied:
                 for looser in ("any", "16", "128"):
                     if words.get(size, "any") == looser:
                         break
-                    if _fits_class(size, looser) and self._accept(tried, {**words, size: looser}):
+                    if _fits_class(size, looser) and self._accept(model, {**words, size: looser}):
                         words[size] = looser
                         break
-            settled = tried.with_sizes(tried.sizes.with_classes(words))
-            if settled.sizes.varied or self._accepts(settled):
-                return settled, evidence
+            result = model.with_sizes(model.sizes.with_classes(words))
+            if result.sizes.varied or self._accepts(result):
+                return result, evidence
         raise self._refused("drawn arguments, nor random values at the recorded sizes")
 
     def _first_accepted(
         self, source: RecordedCalls
     ) -> tuple[RecordedCalls, dict[SizeClass, str | int] | None, int]:
         """The first model of sizes that is accepted, with what is frozen of it; else the last, and None."""
-        tried, evidence = source, MULTIPLE_EVIDENCE[0]
+        model, evidence = source, MULTIPLE_EVIDENCE[0]
         for evidence in MULTIPLE_EVIDENCE if source.sizes.varied else ():
-            tried = source.with_sizes(CallSizes.of(self.subject.calls, evidence=evidence))
-            near: dict[SizeClass, str | int] = {s: s.recorded for s in tried.sizes.near_constants}
-            for some in ({}, near) if near else ({},):
-                if self._accept(tried, some):
-                    return tried, dict(some), evidence
-        return tried, None, evidence
+            model = source.with_sizes(CallSizes.of(self.subject.calls, evidence=evidence))
+            near: dict[SizeClass, str | int] = {s: s.recorded for s in model.sizes.near_constants}
+            for frozen in ({}, near) if near else ({},):
+                if self._accept(model, frozen):
+                    return model, dict(frozen), evidence
+        return model, None, evidence
 
     def _freeze_chance_scalars(self, source: RecordedCalls) -> tuple[CallSizes, tuple[str, ...]]:
         """Small scalars that equal a size by chance (a group of 4, a batch of 4) keep their value instead.
@@ -342,14 +342,14 @@ class KernelSurveyor:
         return source.sizes, tuple(results)
 
     def _accepted_words(self, source: RecordedCalls) -> dict[SizeClass, str | int]:
-        """Words that are accepted with some size varied; all frozen, if there are none."""
-        varied = source.sizes.varied
+        """Size classes that are accepted with some size varied; all sizes frozen, where none are accepted."""
+        sizes = source.sizes.varied
         words: dict[SizeClass, str | int] = {}
         for word in ("16", "128"):
-            words = {s: word if _fits_class(s, word) else words.get(s, "any") for s in varied}
+            words = {s: word if _fits_class(s, word) else words.get(s, "any") for s in sizes}
             if self._accept(source, words):
                 return words
-        for size in sorted(varied, key=lambda s: s.recorded):
+        for size in sorted(sizes, key=lambda s: s.recorded):
             words[size] = size.recorded
             if any(isinstance(w, str) for w in words.values()) and self._accept(source, words):
                 break
@@ -360,7 +360,7 @@ class KernelSurveyor:
         return bool(sizes.varied) and self._accepts(source.with_sizes(sizes))
 
     def _accepts(self, source: RecordedCalls, draws: int = _ACCEPTANCE_DRAWS) -> bool:
-        """Whether the base takes what is drawn; what it then does is added to what it was seen to do.
+        """Whether the base takes what is drawn; its effects are then added to those of earlier calls.
 
         The set of calls that it takes only grows, so its writes there include those seen before.
         """
@@ -369,17 +369,17 @@ class KernelSurveyor:
             self.writes, self.updates, self.deterministic = set(), set(), True
         try:
             for n in range(1, _MOST_QUIET_DRAWS + 1):
-                drawn = source.draw("normal", self.generator)
-                known = self._launch_as_known(drawn) if source.is_large else None
-                ran = known or self._learn_writes(drawn)
-                guessed = bool(source.sizes.varied) and drawn.arguments != self.subject.calls[0]
-                kept = self.updates.difference(self.subject.zeroed if source.rows_of else ())
-                filled = self.writes - kept if guessed or source.rows_of else ()
-                if not self._depends_on_arguments_alone(drawn, ran, filled):
+                call = source.draw("normal", self.generator)
+                repeat = self._launch_as_known(call) if source.is_large else None
+                observation = repeat or self._learn_writes(call)
+                is_guess = bool(source.sizes.varied) and call.arguments != self.subject.calls[0]
+                updates = self.updates.difference(self.subject.zeroed if source.rows_of else ())
+                outputs = self.writes - updates if is_guess or source.rows_of else ()
+                if not self._depends_on_arguments_alone(call, observation, outputs):
                     break
-                self._nonfinite = has_nonfinite(drawn.arguments, ran[1])
+                self._nonfinite = has_nonfinite(call.arguments, observation[1])
                 if self._nonfinite and self._wants_finite:
-                    self._rejections.append(f"its results are not finite ({drawn.label})")
+                    self._rejections.append(f"its results are not finite ({call.label})")
                     break
                 if n >= draws and self.writes:
                     self.writes |= before[0]
@@ -387,92 +387,90 @@ class KernelSurveyor:
                     self.deterministic &= before[2]
                     return True
             else:
-                self._rejections.append(
-                    f"it writes to no tensor in {_MOST_QUIET_DRAWS} calls ({drawn.label})"
-                )
+                self._rejections.append(f"it writes to no tensor in {_MOST_QUIET_DRAWS} calls ({call.label})")
         except (BaseKernelError, RecordError) as error:
             self._rejections.append(str(error))
         self.writes, self.updates, self.deterministic = before
         return False
 
-    def _launch_as_known(self, drawn: DrawnCall) -> tuple[set[str], BaseKernelRun] | None:
-        """As `_learn_writes` returns, where it writes to what it is known to write to; None where it shows more."""
-        if self.writes and set((ran := self.launch(drawn, self.initial(drawn))).changed) == self.writes:
-            return self.writes - self.updates, ran
+    def _launch_as_known(self, call: DrawnCall) -> tuple[set[str], BaseKernelRun] | None:
+        """The result of `_learn_writes` where the call writes to the known tensors alone; else None."""
+        if self.writes and set((run := self.launch(call, self.initial(call))).changed) == self.writes:
+            return self.writes - self.updates, run
         return None
 
-    def _learn_writes(self, drawn: DrawnCall) -> tuple[set[str], BaseKernelRun]:
+    def _learn_writes(self, call: DrawnCall) -> tuple[set[str], BaseKernelRun]:
         """Which tensors are written, and of which the earlier contents matter. Raises `BaseKernelError`.
 
         Returns the tensors that held NaN before the last launch that showed it, and that launch.
         """
-        first = self.launch(drawn, drawn.memory)
+        first = self.launch(call, call.memory)
         if not first.changed:
             # A captured output may hold the result already, of an earlier call.
-            for name in [n for n, memory in drawn.memory.items() if memory.is_floating_point()]:
-                unset = {**drawn.memory, name: unset_like(drawn.memory[name])}
-                if name in (run := self.launch(drawn, unset)).changed:
-                    drawn.memory[name].copy_(unset[name])
-                    first = run
-        ran = set[str](), first
+            for name in [n for n, memory in call.memory.items() if memory.is_floating_point()]:
+                unset = {**call.memory, name: unset_like(call.memory[name])}
+                if name in (unset_run := self.launch(call, unset)).changed:
+                    call.memory[name].copy_(unset[name])
+                    first = unset_run
+        result = set[str](), first
         self.writes |= set(first.changed)
         for name in first.changed:
             if name in self.updates or name in self.subject.zeroed:
                 self.updates.add(name)
                 continue
-            if not drawn.memory[name].is_floating_point():
+            if not call.memory[name].is_floating_point():
                 # A counter or a lock may be among them: integers keep what they are given.
                 self.updates.add(name)
                 continue
-            other = self.launch(drawn, {**drawn.memory, name: unset_like(drawn.memory[name])})
-            ran = {name}, other
-            fresh = ~other.memory[name].isnan()
-            own = torch.where(fresh, raw_bits(other.memory[name]), raw_bits(drawn.memory[name]))
+            other_run = self.launch(call, {**call.memory, name: unset_like(call.memory[name])})
+            result = {name}, other_run
+            fresh = ~other_run.memory[name].isnan()
+            own = torch.where(fresh, raw_bits(other_run.memory[name]), raw_bits(call.memory[name]))
             if not torch.equal(raw_bits(first.memory[name]), own) and not (
-                fresh.all() and results_agree(first.memory[name], other.memory[name])
+                fresh.all() and results_agree(first.memory[name], other_run.memory[name])
             ):
                 self.updates.add(name)
-        return ran
+        return result
 
     def _depends_on_arguments_alone(
-        self, drawn: DrawnCall, before: tuple[set[str], BaseKernelRun], filled: Collection[str] = ()
+        self, call: DrawnCall, before: tuple[set[str], BaseKernelRun], outputs: Collection[str] = ()
     ) -> bool:
         """Whether the base's result depends on its arguments alone, and lies where it belongs.
 
-        `before`: of `_learn_writes` for this call; its launch may be compared here. `filled`: what it must fill.
+        `before`: of `_learn_writes` for this call; its launch may be compared here. `outputs`: it must fill these.
         """
-        memory = self.initial(drawn)
-        unset, one = before
+        memory = self.initial(call)
+        unset, first = before
         if unset != self.writes - self.updates:
-            one = self.launch(drawn, memory)
-        two = self.launch(drawn, memory)
-        problem = surroundings_dependence(one, two, self.writes, self.device)
-        if not problem and (problem := order_dependence(self.launch, drawn, one, self.updates)):
+            first = self.launch(call, memory)
+        second = self.launch(call, memory)
+        problem = surroundings_dependence(first, second, self.writes, self.device)
+        if not problem and (problem := order_dependence(self.launch, call, first, self.updates)):
             self._contended = True
-        for name in filled if not problem else ():
-            values = one.memory[name][~gap_mask(tensor_argument(drawn.arguments, name))]
+        for name in outputs if not problem else ():
+            values = first.memory[name][~gap_mask(tensor_argument(call.arguments, name))]
             missing = values == 0 if name in self.updates else values.isnan()
-            left = float(missing.double().mean()) if values.numel() else 0.0
-            if left > 1 - _COVERED_SHARE:
-                problem = f"{left:.0%} of {name} stays unwritten on a guessed grid"
+            missing_share = float(missing.double().mean()) if values.numel() else 0.0
+            if missing_share > 1 - _COVERED_SHARE:
+                problem = f"{missing_share:.0%} of {name} stays unwritten on a guessed grid"
         if problem:
-            self._rejections.append(f"{problem} ({drawn.label})")
+            self._rejections.append(f"{problem} ({call.label})")
             return False
-        if any(not torch.equal(raw_bits(one.memory[n]), raw_bits(two.memory[n])) for n in self.writes):
+        if any(not torch.equal(raw_bits(first.memory[n]), raw_bits(second.memory[n])) for n in self.writes):
             self.deterministic = False
         return True
 
-    def initial(self, drawn: DrawnCall) -> TensorMemory:
+    def initial(self, call: DrawnCall) -> TensorMemory:
         """The memory with NaN in all that the base writes without reading."""
         fresh = self.writes - self.updates
-        return {n: unset_like(t) if n in fresh else t for n, t in drawn.memory.items()}
+        return {n: unset_like(t) if n in fresh else t for n, t in call.memory.items()}
 
-    def launch(self, drawn: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
+    def launch(self, call: DrawnCall, memory: TensorMemory) -> BaseKernelRun:
         """Run the base with its chosen config. Raises `BaseKernelError`."""
         others = self.subject.configs if self._is_chosen else ()
-        ran = launch_base(self.reference, drawn, memory, self.config, self._layers, others)
-        self._pace.note(drawn.arguments, ran.seconds)
-        return ran
+        run = launch_base(self.reference, call, memory, self.config, self._layers, others)
+        self._pace.note(call.arguments, run.seconds)
+        return run
 
     def _refused(self, what: str) -> RecordError:
         """`what` was drawn; calls of the user's own are theirs to mend."""
@@ -494,7 +492,7 @@ class KernelSurveyor:
 
 def launch_base(
     reference: BaseKernelRunner,
-    drawn: DrawnCall,
+    call: DrawnCall,
     memory: TensorMemory,
     config: Config,
     layers: Sequence[Mapping[str, Any]],
@@ -505,16 +503,16 @@ def launch_base(
     Raises `BaseKernelError` for the first one.
     """
     first: BaseKernelError | None = None
-    for one in (config, *sorted((c for c in others if c != config), key=work_of_a_warp)):
-        meta = one.parameters()
-        scalars, grid = with_heuristics(drawn, layers, meta), drawn.grid(meta)
-        form = one, call_form(drawn.arguments, scalars)
+    for candidate in (config, *sorted((c for c in others if c != config), key=work_of_a_warp)):
+        meta = candidate.parameters()
+        scalars, grid = with_heuristics(call, layers, meta), call.grid(meta)
+        form = candidate, call_form(call.arguments, scalars)
         try:
             if grid is None:
-                raise BaseKernelError(f"the launch grid of {one} is not known")
+                raise BaseKernelError(f"the launch grid of {candidate} is not known")
             if form in reference.unable:
                 raise reference.unable[form]
-            return reference.run(drawn.arguments, scalars, memory, grid, one)
+            return reference.run(call.arguments, scalars, memory, grid, candidate)
         except BaseKernelError as error:
             first = first or error
             if not error.of_config:
@@ -526,22 +524,22 @@ def launch_base(
 
 
 def order_dependence(
-    run: Callable[..., BaseKernelRun], drawn: DrawnCall, one: BaseKernelRun, updates: Collection[str]
+    launch: Callable[..., BaseKernelRun], call: DrawnCall, first: BaseKernelRun, updates: Collection[str]
 ) -> str:
     """Why chance decides what the base leaves of drawn indices; empty if it does not. Raises `BaseKernelError`.
 
     Programs of one place, as of segments that overlap, race on a device, mostly with one end. Here the first half of
     each axis comes last: it is launched over what all left. Atomic sums are as right in any order; locks are let be.
     """
-    whole = index_tensors(drawn.arguments)
-    if drawn.is_own or not whole or not set(whole).isdisjoint(one.changed):
+    indices = index_tensors(call.arguments)
+    if call.is_own or not indices or not set(indices).isdisjoint(first.changed):
         return ""
-    half = replace(drawn, grid=lambda meta: (full := drawn.grid(meta)) and tuple(-(-n // 2) for n in full))
-    again = run(half, one.memory).memory
-    names = {n for n in one.changed if not results_agree(one.memory[n], again[n])}
+    half = replace(call, grid=lambda meta: (full := call.grid(meta)) and tuple(-(-n // 2) for n in full))
+    again = launch(half, first.memory).memory
+    names = {n for n in first.changed if not results_agree(first.memory[n], again[n])}
     if sums := names.intersection(updates):
-        again = run(drawn, one.memory).memory
-        names -= {n for n in sums if not results_agree(one.memory[n], again[n])}
+        again = launch(call, first.memory).memory
+        names -= {n for n in sums if not results_agree(first.memory[n], again[n])}
     return f"programs write different results to one place of {min(names)}" if names else ""
 
 
@@ -550,7 +548,7 @@ def survey_kernel(
 ) -> tuple[KernelSurvey, TensorArrays, dict[str, float]]:
     """Survey a base kernel in a cell of this work.
 
-    Also what it was compiled to for verifications to come, see `BaseBinaries`, and where the seconds went.
+    Also its binaries for verifications to come, see `BaseBinaries`, and the seconds of the steps.
     """
     reference, steps = BaseKernelRunner(work, device, random.Random(seed)), PhaseTimer()
     try:
@@ -594,13 +592,13 @@ def calls_to_compile(
     Where there are many, those that are drawn most often.
     """
     results: dict[Hashable, dict[str, Any]] = {}
-    drawn = Counter[Hashable]()
-    for arguments, scalars, grid in _drawn(source, config, layers, generator):
-        for given in (arguments, *([widened_arguments(arguments, wide_on)] if wide_on else [])):
-            form = call_form(given, scalars)
-            drawn[form] += 1
-            results.setdefault(form, call_to_compile(given, scalars, grid, config))
-    return [results[form] for form, _ in drawn.most_common(_MOST_CALLS)]
+    counts = Counter[Hashable]()
+    for arguments, scalars, grid in _draw_calls(source, config, layers, generator):
+        for typed_arguments in (arguments, *([widened_arguments(arguments, wide_on)] if wide_on else [])):
+            form = call_form(typed_arguments, scalars)
+            counts[form] += 1
+            results.setdefault(form, call_to_compile(typed_arguments, scalars, grid, config))
+    return [results[form] for form, _ in counts.most_common(_MOST_CALLS)]
 
 
 def widened_arguments(arguments: Sequence[Argument], device: str) -> tuple[Argument, ...]:
@@ -617,7 +615,7 @@ def widened_arguments(arguments: Sequence[Argument], device: str) -> tuple[Argum
     return tuple(widened(a) if a.kind == "tensor" else a for a in arguments)
 
 
-def _drawn(
+def _draw_calls(
     source: CallSource, config: Config, layers: Sequence[Mapping[str, Any]], generator: torch.Generator
 ) -> list[tuple[Sequence[Argument], Mapping[str, Any], Sequence[int]]]:
     """Arguments, scalars and grids of calls that may come."""
@@ -632,14 +630,14 @@ def _drawn(
                 if (grid := own.grid_of(arguments, meta)) is not None:
                     results.append((arguments, scalars, grid))
             return results
-        held = 0
+        size = 0
         for number in range(_CALL_DRAWS):
-            if number >= _FEWEST_CALL_DRAWS and held > _MOST_DRAWN_BYTES:
+            if number >= _FEWEST_CALL_DRAWS and size > _MOST_DRAWN_BYTES:
                 break
-            drawn = source.draw("normal", generator)
-            held += memory_bytes(drawn.memory)
-            if (grid := drawn.grid(meta)) is not None:
-                results.append((drawn.arguments, with_heuristics(drawn, layers, meta), grid))
+            call = source.draw("normal", generator)
+            size += memory_bytes(call.memory)
+            if (grid := call.grid(meta)) is not None:
+                results.append((call.arguments, with_heuristics(call, layers, meta), grid))
     except RecordError:
         return results  # who launches will hear of it
     return results

@@ -1,6 +1,6 @@
 """`survey` and `verify_variant`: may this source stand in for that kernel, and for which calls?
 
-Both work in a sandbox lane; nothing of a variant is imported by whoever calls them.
+Both work in a sandbox lane; their caller imports nothing of a variant.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class VariantVerification:
 
     verdict: SolutionVerdict
     checks: tuple[Check, ...]
-    """One; none where the harness itself failed, which says nothing about the variant."""
+    """One check; none where the harness itself failed, which says nothing about the variant."""
 
 
 class BaseRefusedError(VariantError):
@@ -79,7 +79,7 @@ def survey(
 def verify_variant(
     variant: Variant,
     subject: BaseKernel,
-    known: KernelSurvey,
+    base_survey: KernelSurvey,
     lane: SandboxLane,
     *,
     device: str,
@@ -92,40 +92,40 @@ def verify_variant(
     `device` is the slug that checks name, `interpreter` for Triton's. Bitwise repeatable results are asked
     for where the base has them, unless the variant adds atomically. `binaries` of the base need not be compiled anew,
     nor what came of the variant `early`, whose seed is the verification's then.
-    Nothing that it does raises here.
+    An error of the variant is a verdict, and raises nothing here.
     """
     try:
-        promised = read_contract(variant.source, variant.kernel)
-        subject.require_fit(promised)
+        contract = read_contract(variant.source, variant.kernel)
+        subject.require_fit(contract)
     except RecordError as error:
-        return refused_variant(variant, known, device, Reason(ReasonCode.FAILS, str(error)))
-    configs = _configs_to_launch(variant, promised, subject)
+        return refused_variant(variant, base_survey, device, Reason(ReasonCode.FAILS, str(error)))
+    configs = _configs_to_launch(variant, contract, subject)
     payload = {
         "subject": subject.to_json(),
         "configs": [c.to_json() for c in configs],
-        "takes": [*promised.parameters, *promised.meta],
+        "takes": [*contract.parameters, *contract.meta],
         "plan": plan.to_json(),
-        "survey": known.to_json(),
+        "survey": base_survey.to_json(),
         "binaries": {} if binaries is None else binaries.to_payload(),
-        "deterministic": known.deterministic and "atomic_" not in variant.source,
+        "deterministic": base_survey.deterministic and "atomic_" not in variant.source,
     }
     files = launcher_files(subject.kernel, subject.source, variant.source)
     job, facts = (
         SandboxJob(f"{_JOB_MODULE}:examine", payload, files),
         {
             "configs": len(configs),
-            **({"not_varied": list(known.unvaried)} if known.unvaried else {}),
+            **({"not_varied": list(base_survey.unvaried)} if base_survey.unvaried else {}),
         },
     )
-    named = subject.kernel, variant.name, variant.source
-    verdict, result = run_verification(job, lane, _limits_for(subject, limits), named, plan, facts)
+    identity = subject.kernel, variant.name, variant.source
+    verdict, result = run_verification(job, lane, _limits_for(subject, limits), identity, plan, facts)
     if result.status is JobStatus.OK and binaries is not None:
         binaries.take(result.arrays)
-    return VariantVerification(verdict, _checks_of(verdict, known, device))
+    return VariantVerification(verdict, _checks_of(verdict, base_survey, device))
 
 
 def _limits_for(subject: BaseKernel, limits: ResourceLimits = VARIANT_LIMITS) -> ResourceLimits:
-    """Limits under which its call can be launched in the wider dtype, too, and read.
+    """Limits under which the subject's call can be launched in the wider dtype, too, and read.
 
     Not captured calls alone: where a kernel accepts no other sizes, its recorded ones are launched.
     """
@@ -136,14 +136,14 @@ def _limits_for(subject: BaseKernel, limits: ResourceLimits = VARIANT_LIMITS) ->
 
 
 def refused_variant(
-    variant: Variant, known: KernelSurvey, device: str, reason: Reason
+    variant: Variant, base_survey: KernelSurvey, device: str, reason: Reason
 ) -> VariantVerification:
     """The result of a refusal before any launch of a verification: a check that failed."""
     verdict = SolutionVerdict(variant.kernel, variant.name, (reason,))
-    return VariantVerification(verdict, _checks_of(verdict, known, device))
+    return VariantVerification(verdict, _checks_of(verdict, base_survey, device))
 
 
-def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tuple[Check, ...]:
+def _checks_of(verdict: SolutionVerdict, base_survey: KernelSurvey, device: str) -> tuple[Check, ...]:
     if verdict.judgement is Judgement.INFRASTRUCTURE:
         return ()
     at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -151,25 +151,25 @@ def _checks_of(verdict: SolutionVerdict, known: KernelSurvey, device: str) -> tu
         detail = f"{verdict.trials} launches, harness {verdict.facts['harness']}"
         if rise := memory_rise(*(verdict.facts.get(n, {}) for n in ("peak_bytes", "base_peak_bytes"))):
             detail = f"{detail}; {rise}"
-        if known.unvaried:
-            detail = f"{detail}; not varied: {'; '.join(known.unvaried)}"[:600]
+        if base_survey.unvaried:
+            detail = f"{detail}; not varied: {'; '.join(base_survey.unvaried)}"[:600]
     else:
         first = verdict.reasons[0]
         detail = f"{first.code}: {first.detail}"[:600]
-    return (Check(device, known.signature, verdict.accepted, detail, at),)
+    return (Check(device, base_survey.signature, verdict.accepted, detail, at),)
 
 
-def _configs_to_launch(variant: Variant, promised: Contract, subject: BaseKernel) -> Sequence[Config]:
+def _configs_to_launch(variant: Variant, contract: Contract, subject: BaseKernel) -> Sequence[Config]:
     """The configs to launch."""
-    listed: Sequence[Config] = variant.configs or promised.configs
-    if not listed:
-        takes = set(promised.meta)
-        listed = [replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in takes)) for c in subject.configs]
-    return configs_to_launch(listed)
+    configs: Sequence[Config] = variant.configs or contract.configs
+    if not configs:
+        meta = set(contract.meta)
+        configs = [replace(c, kwargs=tuple(p for p in c.kwargs if p[0] in meta)) for c in subject.configs]
+    return configs_to_launch(configs)
 
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 _MOST_LANES = 8
 """The most lanes of one device: its driver makes one context after the other, a verification needs one; sixteen took as
 long where it needed two."""
@@ -182,19 +182,19 @@ def verification_lanes() -> int:
     return lane_count(_MOST_LANES, _PROCESSORS_PER_LANE)
 
 
-class LaneJobs(Generic[Item, Found]):
+class LaneJobs(Generic[Item, Result]):
     """Things done side by side in the lanes of a pool; more may be added while others are done."""
 
-    def __init__(self, lanes: LanePool, do: Callable[[Item, SandboxLane], Found]) -> None:
+    def __init__(self, lanes: LanePool, do: Callable[[Item, SandboxLane], Result]) -> None:
         self._lanes, self._do = lanes, do
         self._pool = ThreadPoolExecutor(lanes.most, "verify")
-        self._under_way: list[Future[tuple[Item, Found]]] = []
+        self._under_way: list[Future[tuple[Item, Result]]] = []
 
     def add(self, items: Iterable[Item]) -> None:
         """Have these done, too, after those that were added before."""
         self._under_way += [self._pool.submit(self._done, item) for item in items]
 
-    def results(self) -> Iterator[tuple[Item, Found]]:
+    def results(self) -> Iterator[tuple[Item, Result]]:
         """(item, what `do` gave) of all that were added since the last time, as they are done.
 
         Raises what `do` raises.
@@ -207,6 +207,6 @@ class LaneJobs(Generic[Item, Found]):
         """Begin nothing more, and end what is under way."""
         end_pools([self._pool], self._lanes.give_up)
 
-    def _done(self, item: Item) -> tuple[Item, Found]:
+    def _done(self, item: Item) -> tuple[Item, Result]:
         with self._lanes.borrowed() as lane:
             return item, self._do(item, lane)
