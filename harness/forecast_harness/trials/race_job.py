@@ -145,13 +145,13 @@ class KernelClock:
         request = {"which": which, "launches": self._launches[which]}
         try:
             answer = self._cell.ask(f"{CELL_MODULE}:launch", request)
-            problem = read_times(answer, len(self._launches[which]))
+            seconds = read_times(answer, len(self._launches[which]))
         except CandidateFault as fault:
             code = ReasonCode.TIMEOUT if "time" in str(fault.fault) else ReasonCode.FAILS
             raise ContestantRejected(which, [Reason(code, str(fault)[:2000])]) from fault
-        for number, value in enumerate(problem):
+        for number, value in enumerate(seconds):
             self.seconds[which, number].append(value)
-        return math.exp(statistics.fmean(math.log(v) for v in problem))
+        return math.exp(statistics.fmean(math.log(v) for v in seconds))
 
     def place(self) -> None:
         """Launch each side a few times; none of it counts. Tensors were placed, and all compiled, for all configs."""

@@ -1,1 +1,1 @@
-"""Which configs of a source are worth their time: what it lists, what is forecast, what is launched to verify it."""
+"""The configs of a source that are worth their time: its list, forecasts of it, the launches that verify it."""

@@ -39,25 +39,25 @@ def configs_of(source: str) -> tuple[SourceConfig, ...]:
         tree = python_parser.parse_module(source)
     except (SyntaxError, ValueError, RecursionError):
         return ()
-    defined = _constants(tree)
-    if (node := defined.pop("CONFIGS", None)) is None:
+    constants = _constants(tree)
+    if (node := constants.pop("CONFIGS", None)) is None:
         return ()
-    known = {}
-    for name, value in defined.items():
+    values = {}
+    for name, value in constants.items():
         with contextlib.suppress(ValueError):
-            known[name] = evaluate_literal(value)
-    listed = read_configs(node, known)
-    if len(listed) > MAX_CONFIGS:
-        raise RecordError(f"CONFIGS may hold {MAX_CONFIGS} configs, not {len(listed)}")
+            values[name] = evaluate_literal(value)
+    entries = read_configs(node, values)
+    if len(entries) > MAX_CONFIGS:
+        raise RecordError(f"CONFIGS may hold {MAX_CONFIGS} configs, not {len(entries)}")
     results: dict[str, SourceConfig] = {}
-    for line, given in listed:
+    for line, entry in entries:
         # A launch option is a constant of the source, too, which passes it on.
-        upper = {name: name.upper() for name in given if name in LAUNCH_OPTIONS}
-        config = {upper.get(name, name): value for name, value in given.items()}
-        if strange := [name for name in config if name not in defined]:
+        upper = {name: name.upper() for name in entry if name in LAUNCH_OPTIONS}
+        config = {upper.get(name, name): value for name, value in entry.items()}
+        if strange := [name for name in config if name not in constants]:
             raise RecordError(
                 f"line {line}: CONFIGS names {strange[0]!r}, which is no upper-case constant of the source; those are "
-                f"{', '.join(sorted(defined)) or 'none'}: define it at the top level and use it, "
+                f"{', '.join(sorted(constants)) or 'none'}: define it at the top level and use it, "
                 "as in NUM_WARPS = 4 and num_warps=NUM_WARPS at the launch"
             )
         results[repr(sorted(config.items()))] = config
@@ -75,11 +75,11 @@ def apply_config(source: str, config: SourceConfig) -> str:
         tree = python_parser.parse_module(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise RecordError(f"the source is not Python: {error}") from error
-    defined = _constants(tree)
-    if missing := sorted(set(config) - set(defined)):
+    constants = _constants(tree)
+    if missing := sorted(set(config) - set(constants)):
         raise RecordError(f"the source defines no constant {', '.join(missing)}")
     lines = source.encode().splitlines(keepends=True)  # columns of the tree count bytes
-    edits = [(defined[name], value) for name, value in config.items()]
+    edits = [(constants[name], value) for name, value in config.items()]
     edits.sort(key=lambda edit: (edit[0].lineno, edit[0].col_offset), reverse=True)
     for node, value in edits:
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
@@ -94,12 +94,12 @@ def own_configs(source: str) -> list[SourceConfig]:
     return [c for c in configs_of(source) if apply_config(source, c) != source]
 
 
-def configs_to_time(listed: Sequence[SourceConfig], n: int, against: SourceConfig) -> Sequence[SourceConfig]:
+def configs_to_time(configs: Sequence[SourceConfig], n: int, against: SourceConfig) -> Sequence[SourceConfig]:
     """At most `n` configs of a source to time: the source as it stands, the one that suits the rival's config
     `against`, and others as unlike each other as can be."""
-    suited = [c for c in listed if is_compatible(c, against)][:1]
-    first, *rest = [c for c in diverse_configs([{}, *listed], n) if c not in suited]
-    return [first, *suited, *rest][:n]
+    compatible = [c for c in configs if is_compatible(c, against)][:1]
+    first, *rest = [c for c in diverse_configs([{}, *configs], n) if c not in compatible]
+    return [first, *compatible, *rest][:n]
 
 
 def is_compatible(own: SourceConfig, other: SourceConfig) -> bool:
@@ -116,13 +116,13 @@ def diverse_configs(configs: Sequence[SourceConfig], n: int) -> tuple[SourceConf
     """
     if len(configs) <= n:
         return tuple(configs)
-    taken = [0]
+    numbers = [0]
     nearest = [_distance(configs[0], c) for c in configs]
-    while len(taken) < n:
+    while len(numbers) < n:
         best = max(range(len(configs)), key=lambda i: (nearest[i], -i))
-        taken.append(best)
+        numbers.append(best)
         nearest = [min(d, _distance(configs[best], c)) for d, c in zip(nearest, configs, strict=True)]
-    return tuple(configs[i] for i in taken)
+    return tuple(configs[i] for i in numbers)
 
 
 def _distance(a: SourceConfig, b: SourceConfig) -> float:
@@ -146,7 +146,7 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
                     results.setdefault(target.id, []).append(node.value if len(node.targets) == 1 else None)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             results.setdefault(node.target.id, []).append(node.value)
-    once = {name: one[0] for name, one in results.items() if len(one) == 1 and name.isupper()}
+    once = {name: e[0] for name, e in results.items() if len(e) == 1 and name.isupper()}
     return {name: value for name, value in once.items() if value is not None}
 
 
@@ -154,7 +154,7 @@ MOST_CONFIGS, FEWEST_CONFIGS = 14, 8
 """Configs that are launched in a verification: at most, and at least where there are as many."""
 
 
-def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> list[Config]:
+def configs_to_launch(configs: Sequence[Config], most: int = MOST_CONFIGS) -> list[Config]:
     """At most so many of the configs, the first one first, each as unlike those before it as can be found.
 
     Every value that occurs of a parameter (warps, stages, a block's size), and every number of warps with every
@@ -162,24 +162,24 @@ def configs_to_launch(listed: Sequence[Config], most: int = MOST_CONFIGS) -> lis
     launched; of both the one with the most for its price, see `_prices`, then the cheaper, then the earlier.
     Once they are all among `FEWEST_CONFIGS` or more, no other is taken: each has to be compiled.
     """
-    unique = list(dict.fromkeys(listed))
+    unique = list(dict.fromkeys(configs))
     if len(unique) <= most:
         return unique
     prices = _prices(unique)
-    chosen, left = unique[:1], unique[1:]
-    seen_values, seen_pairs = _values(chosen[0]), _pairs(chosen[0])
+    results, rest = unique[:1], unique[1:]
+    seen_values, seen_pairs = _values(results[0]), _pairs(results[0])
     values = {value for c in unique for value in _values(c)}
-    while len(chosen) < most:
-        if len(chosen) >= FEWEST_CONFIGS and seen_values == values:
+    while len(results) < most:
+        if len(results) >= FEWEST_CONFIGS and seen_values == values:
             break
         gains = [
             (len(_values(c) - seen_values) / prices[c], len(_pairs(c) - seen_pairs) / prices[c], -prices[c])
-            for c in left
+            for c in rest
         ]
-        chosen.append(left.pop(gains.index(max(gains))))
-        seen_values |= _values(chosen[-1])
-        seen_pairs |= _pairs(chosen[-1])
-    return chosen
+        results.append(rest.pop(gains.index(max(gains))))
+        seen_values |= _values(results[-1])
+        seen_pairs |= _pairs(results[-1])
+    return results
 
 
 def _prices(configs: Sequence[Config]) -> dict[Config, float]:
@@ -194,10 +194,10 @@ def _prices(configs: Sequence[Config]) -> dict[Config, float]:
 
 def _values(config: Config) -> set[Hashable]:
     schedule = ("warps and stages", (config.num_warps, config.num_stages))
-    given = config.parameters().items()
+    parameters = config.parameters().items()
     return {
         schedule,
-        *((name, value if isinstance(value, Hashable) else repr(value)) for name, value in given),
+        *((name, value if isinstance(value, Hashable) else repr(value)) for name, value in parameters),
     }
 
 

@@ -70,21 +70,21 @@ class ConfigForecasts:
 
     @property
     def order(self) -> list[int]:
-        """From the most promising to the least, failures charged as in `Forecasts.order`."""
+        """Numbers of configs from the most promising to the least, failures charged as in `Forecasts.order`."""
         return [int(i) for i in np.argsort(self.mean + 6.0 * self.p_fail, kind="stable")]
 
     def excluding(self, configs: Collection[Config]) -> ConfigForecasts:
-        """Those of all other configs."""
+        """Forecasts of all other configs."""
         at = np.array([i for i, c in enumerate(self.configs) if c not in configs], dtype=np.intp)
-        left = tuple(self.configs[i] for i in at)
-        return ConfigForecasts(left, self.mean[at], self.sd[at], self.p_fail[at])
+        others = tuple(self.configs[i] for i in at)
+        return ConfigForecasts(others, self.mean[at], self.sd[at], self.p_fail[at])
 
 
 def is_compatible(own: Config, other: Config) -> bool:
     """Whether a source can run another's config: equal, but for parameters that either does not have."""
-    mine, theirs = dict(own.kwargs), dict(other.kwargs)
-    common = mine.keys() & theirs.keys()
-    return all(mine[n] == theirs[n] for n in common) and all(
+    ours, theirs = dict(own.kwargs), dict(other.kwargs)
+    common = ours.keys() & theirs.keys()
+    return all(ours[n] == theirs[n] for n in common) and all(
         getattr(own, n) == getattr(other, n) for n in LAUNCH_OPTIONS
     )
 
@@ -118,7 +118,7 @@ class VariantTracer:
         self._traces = SourceTraces.shared(target, folder)
         self._ranking_call = _largest_call(self._subjects)
         self._cached_forecasts: dict[str, ConfigForecasts | None] = {}
-        self._ranked: dict[str, tuple[float, float] | None] = {}
+        self._ranks: dict[str, tuple[float, float] | None] = {}
         self._timings: dict[tuple[str, Config], Timing] = {}
         self.surrogate = default_surrogate()
         self.version = f"{self.surrogate.name}-{self.surrogate.version}"
@@ -128,17 +128,17 @@ class VariantTracer:
         self._traces.trace_in(run, idle)
 
     def learn(self, source: str, timings: Mapping[Config, Timing]) -> None:
-        """Have forecasts from now on heed what became of some of a source's configs; see `add_timings`.
+        """Have later forecasts heed timings of some of a source's configs; see `add_timings`.
 
         A call of a timing is a subject of the target, in its order.
         """
         add_timings(self._timings, {(source, c): t for c, t in timings.items()}, len(self._subjects))
-        timed: dict[str, list[Config]] = {}
-        for other, config in self._timings:
-            timed.setdefault(other, []).append(config)
-        self._traces.keep(timed)
+        configs_of: dict[str, list[Config]] = {}
+        for kin, config in self._timings:
+            configs_of.setdefault(kin, []).append(config)
+        self._traces.keep(configs_of)
         self._cached_forecasts.clear()
-        self._ranked.clear()
+        self._ranks.clear()
 
     def forecast(self, source: str, configs: Sequence[Config]) -> ConfigForecasts | None:
         """Forecasts of `configs`, or of a spread over many; None where nothing can be traced or forecast."""
@@ -163,22 +163,22 @@ class VariantTracer:
         better, it should be seen under equal conditions. Without forecasts, a spread over all others.
         """
         first = _first(configs, beside)
-        rest, left = [c for c in configs if c not in first], n - len(first)
-        if left <= 0 or len(rest) <= left:
-            return [*first, *rest[:left]]
+        rest, count = [c for c in configs if c not in first], n - len(first)
+        if count <= 0 or len(rest) <= count:
+            return [*first, *rest[:count]]
         result = self.forecast(source, configs)
-        return [*first, *most_promising(None if result is None else result.excluding(first), rest, left)]
+        return [*first, *most_promising(None if result is None else result.excluding(first), rest, count)]
 
     def prepare(self, nodes: Sequence[Node]) -> None:
-        """Trace what `best_forecast` of these nodes will ask for, all together: most are never timed."""
-        sources = [n.source for n in nodes if n.source not in self._ranked]
+        """Trace the configs that `best_forecast` of these nodes will read, all together: most are never timed."""
+        sources = [n.source for n in nodes if n.source not in self._ranks]
         self._prepare(sources, _RANKED_ASSIGNMENTS, calls=self._ranking_call)
 
     def prepare_source(self, *sources: str, rival: str = "", beside: Config | None = None) -> None:
-        """Trace, all together, what forecasts of these sources' configs will ask for.
+        """Trace, all together, the configs that forecasts of these sources will read.
 
         `rival`, `beside`: the source that they will be timed beside, and its config: timings of one source move the
-        forecasts of others only where what was timed is traced. Anything explored beyond that often is not.
+        forecasts of others only where the timed configs are traced; configs drawn to explore often are not.
         """
         self._prepare(sources, MAX_TRACED_ASSIGNMENTS, rival, beside)
 
@@ -194,9 +194,9 @@ class VariantTracer:
         for source in sources:
             with suppress(RecordError):
                 if configs := configs_for(self._target, source):
-                    wanted = [*_spread(configs, assignments), *_first(configs, beside)]
-                    request[source] = list(dict.fromkeys([*request.get(source, []), *wanted]))
-        with suppress(ForecastAutotuneError):  # what it meets there, `best_forecast` says of each
+                    additions = [*_spread(configs, assignments), *_first(configs, beside)]
+                    request[source] = list(dict.fromkeys([*request.get(source, []), *additions]))
+        with suppress(ForecastAutotuneError):  # `best_forecast` of each node will meet it again
             self._traces.prepare(request, calls)
 
     def best_forecast(self, node: Node) -> tuple[float, float] | None:
@@ -205,11 +205,11 @@ class VariantTracer:
         Looks at a few configs at the largest call, or at all where the user's own `inputs` draw one: enough to rank
         sources, of which there are many.
         """
-        if node.source not in self._ranked:
-            if len(self._ranked) >= _MAX_CACHED_FORECASTS:
-                self._ranked.clear()
-            self._ranked[node.source] = self._rank(node.source)
-        return self._ranked[node.source]
+        if node.source not in self._ranks:
+            if len(self._ranks) >= _MAX_CACHED_FORECASTS:
+                self._ranks.clear()
+            self._ranks[node.source] = self._rank(node.source)
+        return self._ranks[node.source]
 
     def _rank(self, source: str) -> tuple[float, float] | None:
         # A broken contract, no sandbox here, or odd IR: the search goes on without.
@@ -227,26 +227,26 @@ class VariantTracer:
     def _forecast(
         self, source: str, configs: Sequence[Config], calls: Sequence[int] = ()
     ) -> ConfigForecasts | None:
-        """At these calls, or at all."""
+        """Forecasts at these calls, or at all calls."""
         traces = self._traces.get(source, configs, calls)
         at = calls or range(len(traces))
         if not traces or any(all(traces[n].configs[c].text is None for c in configs) for n in at):
             return None
         kin = self._kin_timings(source)
         # A source that is not traced yet says nothing here: many nodes may wait for this forecast.
-        timed = {s: self._traces.known(s) for s in {s for s, _ in kin}}
+        kin_traces = {s: self._traces.known(s) for s in {s for s, _ in kin}}
         means, variances, fails = [], [], []
         for call in at:
             own = traces[call]
             rows = {Candidate(c): own.configs[c] for c in configs}
             timings = dict[Candidate, Timing]()
-            for (other, config), timing in kin.items():
+            for (owner, config), timing in kin.items():
                 if not is_known_at(timing, call):
                     continue
-                # One that cannot be traced says nothing: of what it is alike is not known.
-                trace = timed[other][call].configs.get(config) if timed[other] else None
+                # A config that cannot be traced says nothing: nobody knows which configs it is like.
+                trace = kin_traces[owner][call].configs.get(config) if kin_traces[owner] else None
                 if trace is not None and trace.text is not None:
-                    candidate = Candidate(config) if other == source else Candidate(config, digest(other))
+                    candidate = Candidate(config) if owner == source else Candidate(config, digest(owner))
                     rows[candidate], timings[candidate] = trace, timing
             texts = TracedTexts(own.arguments)
             for candidate, trace in rows.items():
@@ -255,14 +255,14 @@ class VariantTracer:
             grids = {c: t.grid for c, t in rows.items() if t.grid is not None}
             kernel = Kernel(self._subjects[0].kernel, source=source, source_sha256=digest(source))
             problem = Problem.of(kernel, own.arguments, self._device)
-            measured = [to_measurement(problem.id, c, t, call) for c, t in timings.items()]
+            measurements = [to_measurement(problem.id, c, t, call) for c, t in timings.items()]
             advice = self._advice.get(source)
-            query = Query(problem, list(rows), grids, measured, ttir=texts, advice=advice)
+            query = Query(problem, list(rows), grids, measurements, ttir=texts, advice=advice)
             answer = self.surrogate.forecast(query)
-            count, failed = len(configs), np.array([own.configs[c].text is None for c in configs])
+            count, is_untraceable = len(configs), np.array([own.configs[c].text is None for c in configs])
             means.append(answer.mean[:count])
             variances.append(answer.sd[:count] ** 2)
-            fails.append(np.where(failed, UNTRACEABLE_P_FAIL, answer.p_fail[:count]))
+            fails.append(np.where(is_untraceable, UNTRACEABLE_P_FAIL, answer.p_fail[:count]))
         mean = np.mean(means, axis=0)
         # Calls of one kernel err alike: no comfort from there being several.
         sd = np.sqrt(np.mean(variances, axis=0))
@@ -270,7 +270,7 @@ class VariantTracer:
         return ConfigForecasts(tuple(configs), mean, sd, 1.0 - np.exp(logs / math.sqrt(len(fails))))
 
     def _kin_timings(self, source: str) -> dict[tuple[str, Config], Timing]:
-        """All of its own, and the latest of others."""
+        """All timings of this source, and the latest of others."""
         others = [key for key in self._timings if key[0] != source][-MAX_KIN_TIMINGS:]
         own = [key for key in self._timings if key[0] == source]
         return {key: self._timings[key] for key in (*others, *own)}
@@ -283,13 +283,13 @@ def _first(configs: Sequence[Config], beside: Config | None) -> list[Config]:
 
 def _spread(configs: Sequence[Config], assignments: int = MAX_TRACED_ASSIGNMENTS) -> list[Config]:
     """The configs of so many traces, as different as can be: those that are forecast."""
-    alike: dict[str, list[Config]] = {}
+    by_assignment: dict[str, list[Config]] = {}
     for config in configs:
-        alike.setdefault(assignment_of(Candidate(config)), []).append(config)
-    first = [Candidate(same[0]) for same in alike.values()]
-    chosen = {assignment_of(c) for c in farthest_point_sample(first, assignments)}
-    kept = [c for c in configs if assignment_of(Candidate(c)) in chosen]
-    return kept[:: -(-len(kept) // MAX_FORECAST_CONFIGS)]
+        by_assignment.setdefault(assignment_of(Candidate(config)), []).append(config)
+    first = [Candidate(same[0]) for same in by_assignment.values()]
+    assignments_to_trace = {assignment_of(c) for c in farthest_point_sample(first, assignments)}
+    results = [c for c in configs if assignment_of(Candidate(c)) in assignments_to_trace]
+    return results[:: -(-len(results) // MAX_FORECAST_CONFIGS)]
 
 
 def _largest_call(subjects: Sequence[BaseKernel]) -> tuple[int, ...]:
@@ -301,11 +301,11 @@ def _largest_call(subjects: Sequence[BaseKernel]) -> tuple[int, ...]:
 
 
 _MOST_KEPT = 128
-"""Sources whose traces are kept whole, the latest; of others it is what `keep` has named."""
+"""The latest sources, whose traces are kept whole; of others those of the configs named by `keep` are."""
 TRACE_LIMITS = ResourceLimits(wall_s=120.0, trusted_s=120.0)
 _TRACE_JOB = "forecast_harness.trials.race_job:trace"
 _FEWEST_TOGETHER = 16
-"""Configs of one source that one sandbox traces at least: to be ready for the first takes as long as some ten more."""
+"""Configs of one source that one sandbox traces at least: its start takes as long as ten more configs."""
 RunJobs = Callable[[Sequence[SandboxJob]], Sequence[JobResult]]
 """Does jobs in sandboxes, under `TRACE_LIMITS`."""
 
@@ -329,11 +329,11 @@ class CallTrace:
     configs: Mapping[Config, ConfigTrace] = field(default_factory=dict)
 
     def only(self, configs: Collection[Config]) -> CallTrace:
-        """Without all other configs."""
+        """The traces of these configs alone."""
         return CallTrace(self.arguments, {c: self.configs[c] for c in configs if c in self.configs})
 
     def joined(self, more: CallTrace) -> CallTrace:
-        """With other configs, too."""
+        """The traces with those of other configs added."""
         return CallTrace(self.arguments or more.arguments, {**self.configs, **more.configs})
 
 
@@ -352,14 +352,14 @@ class SourceTraces:
         self._run: RunJobs = self._lanes.run
         self._idle: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[CallTrace, ...]] = {}
+        self._traces: dict[str, tuple[CallTrace, ...]] = {}
         self._tracing: dict[str, threading.Event] = {}
-        """Sources under way in some thread: others wait for it."""
-        self._kept: Mapping[str, Collection[Config]] = {}
+        """Sources that a thread is tracing: other threads wait for the event."""
+        self._configs_to_keep: Mapping[str, Collection[Config]] = {}
 
     @classmethod
     def shared(cls, target: SearchTarget, folder: Path | None = None) -> SourceTraces:
-        """Those of all in this process that ask for the same target; `close` ends them with the last one's."""
+        """The traces that all users of a target in this process share; the last `close` ends them."""
         key = digest(target.payload["subjects"], target.payload.get("device"))
         with cls._shared_lock:
             result, users = cls._shared.get(key) or (cls(target, folder), 0)
@@ -367,11 +367,11 @@ class SourceTraces:
         return result
 
     def trace_in(self, run: RunJobs, idle: Callable[[], int] = lambda: 0) -> None:
-        """Have sandboxes trace from here on that others have opened; `idle`: how many have nothing to do."""
+        """Trace in another owner's sandboxes from here on; `idle`: how many of them have nothing to do."""
         self._run, self._idle = run, idle
 
     def prepare(self, request: Mapping[str, Sequence[Config]], calls: Sequence[int] = ()) -> None:
-        """Trace what is not known yet of these, together: at these calls, or at all.
+        """Trace these configs where they are not traced yet, together: at these calls, or at all.
 
         Raises `ForecastAutotuneError` without a sandbox.
         """
@@ -393,18 +393,18 @@ class SourceTraces:
                     self._add(source, self._read(result, configs, calls))
         finally:
             with self._lock:
-                for source, done in ours.items():
+                for source, event in ours.items():
                     del self._tracing[source]
-                    done.set()
-        for done in under_way:
-            done.wait()
+                    event.set()
+        for event in under_way:
+            event.wait()
 
     def _missing(self, source: str, configs: Sequence[Config], calls: Sequence[int]) -> Sequence[Config]:
-        """Those that nobody has traced at one of these calls; none of a source that cannot be traced."""
-        if (result := self._known.get(source)) is None:
+        """Configs that nobody has traced at one of these calls; none of a source that cannot be traced."""
+        if (result := self._traces.get(source)) is None:
             return configs
-        traced = [result[n].configs for n in self._at(calls)] if result else []
-        return [c for c in configs if not all(c in known for known in traced)]
+        traces = [result[n].configs for n in self._at(calls)] if result else []
+        return [c for c in configs if not all(c in trace for trace in traces)]
 
     def _at(self, calls: Sequence[int]) -> Sequence[int]:
         return calls or range(len(self._subjects))
@@ -414,28 +414,28 @@ class SourceTraces:
 
         Raises `ForecastAutotuneError` without a sandbox.
         """
-        wanted = list(configs)
-        self.prepare({source: wanted}, calls)
+        config_list = list(configs)
+        self.prepare({source: config_list}, calls)
         with self._lock:
-            match = self._known.get(source)
-            missing = self._missing(source, wanted, calls)
+            known = self._traces.get(source)
+            missing = self._missing(source, config_list, calls)
         if missing:  # others have traced less of it, or have failed
             (result,) = self._run([self._job(source, missing, calls)])
             more = self._read(result, missing, calls)
-            failed = result.status is JobStatus.INFRA_ERROR or match
-            return () if not more and failed else self._add(source, more)
+            is_final = result.status is JobStatus.INFRA_ERROR or known
+            return () if not more and is_final else self._add(source, more)
         self._add(source, ())  # the latest
-        return match or ()
+        return known or ()
 
     def known(self, source: str) -> tuple[CallTrace, ...]:
         """A trace per call, of configs that were traced before: nothing is traced for it, and nobody is waited for."""
         with self._lock:
-            return self._known.get(source, ())
+            return self._traces.get(source, ())
 
     def keep(self, configs: Mapping[str, Collection[Config]]) -> None:
-        """Never forget these configs of these sources; no longer those that were named before."""
+        """Never forget these configs of these sources; configs of earlier calls may be forgotten again."""
         with self._lock:
-            self._kept = {source: tuple(those) for source, those in configs.items()}
+            self._configs_to_keep = {source: tuple(those) for source, those in configs.items()}
 
     def close(self) -> None:
         """End the sandboxes, where nobody else shares them."""
@@ -451,14 +451,14 @@ class SourceTraces:
     def _add(self, source: str, more: tuple[CallTrace, ...]) -> tuple[CallTrace, ...]:
         """The known traces with the new ones; the source is the latest one from here on."""
         with self._lock:
-            before = self._known.pop(source, ())
-            joined = tuple(a.joined(b) for a, b in zip(before, more, strict=True)) if before and more else ()
-            self._known[source] = result = joined or more or before
-            for other in list(self._known)[:-_MOST_KEPT]:
-                if (kept := self._kept.get(other)) is None:
-                    del self._known[other]
+            before = self._traces.pop(source, ())
+            union = tuple(a.joined(b) for a, b in zip(before, more, strict=True)) if before and more else ()
+            self._traces[source] = result = union or more or before
+            for old in list(self._traces)[:-_MOST_KEPT]:
+                if (configs := self._configs_to_keep.get(old)) is None:
+                    del self._traces[old]
                 else:
-                    self._known[other] = tuple(trace.only(kept) for trace in self._known[other])
+                    self._traces[old] = tuple(trace.only(configs) for trace in self._traces[old])
         return result
 
     def _job(self, source: str, configs: Sequence[Config], calls: Sequence[int]) -> SandboxJob:
@@ -477,47 +477,47 @@ class SourceTraces:
         if result.status is not JobStatus.OK:
             return ()
         with suppress(ValueError, TypeError, KeyError, IndexError, OverflowError):
-            traced = dict(
-                zip(self._at(calls), (_read_call(problem, configs) for problem in result.value), strict=True)
+            traces = dict(
+                zip(self._at(calls), (_read_call(answer, configs) for answer in result.value), strict=True)
             )
-            return tuple(traced.get(n, CallTrace()) for n in range(len(self._subjects)))
+            return tuple(traces.get(n, CallTrace()) for n in range(len(self._subjects)))
         return ()
 
 
 def _parts(configs: Sequence[Config], most: int) -> list[Sequence[Config]]:
-    """As many as `most`, about equal, unless they would be too small; one at least."""
+    """At most `most` parts of about equal size, fewer where they would be too small; one at least."""
     count = max(1, min(most, len(configs) // _FEWEST_TOGETHER))
     return [configs[n::count] for n in range(count)]
 
 
 def _read_call(answer: Mapping[str, Any], configs: Sequence[Config]) -> CallTrace:
-    facts = {int(number): decode_facts(encoded) for number, encoded in answer["facts"].items()}
+    facts = {int(number): decode_facts(facts_of_text) for number, facts_of_text in answer["facts"].items()}
     traces = {}
-    for config, number, given in zip(configs, answer["which"], answer["grids"], strict=True):
-        grid = None if given is None else tuple(map(int, given))
-        known = (None, None) if number is None else (answer["ttir"][number], facts[number][grid])
-        traces[config] = ConfigTrace(known[0], grid, known[1])
+    for config, number, numbers in zip(configs, answer["which"], answer["grids"], strict=True):
+        grid = None if numbers is None else tuple(map(int, numbers))
+        text_and_facts = (None, None) if number is None else (answer["ttir"][number], facts[number][grid])
+        traces[config] = ConfigTrace(text_and_facts[0], grid, text_and_facts[1])
     return CallTrace(tuple(Argument.from_json(a) for a in answer["arguments"]), traces)
 
 
 MAX_TIMINGS = 256
 """Timings that are kept, the latest: the work of a forecast grows with the cube of their number."""
 Timing: TypeAlias = Sequence[float] | Outcome
-"""Seconds of one launch by number of the call (NaN where it was not timed), or what it failed with."""
+"""Seconds of one launch by number of the call (NaN where it was not timed), or its failure."""
 K = TypeVar("K", bound=Hashable)
 
 
 def add_timings(memory: dict[K, Timing], timings: Mapping[K, Timing], calls: int) -> None:
     """Add timings to a memory, and forget the oldest. A new timing replaces the known one.
 
-    Left out is what teaches nothing: not one entry for each of `calls`, no positive time, a failure of the harness.
+    Timings that teach nothing are left out: without an entry for each call or a positive time, the harness' failures.
     """
     for key, timing in timings.items():
         if isinstance(timing, Outcome):
             sound = timing.is_label and timing is not Outcome.OK
         else:
-            known = [s for s in timing if not math.isnan(s)]
-            sound = len(timing) == calls and bool(known) and all(0 < s < math.inf for s in known)
+            seconds = [s for s in timing if not math.isnan(s)]
+            sound = len(timing) == calls and bool(seconds) and all(0 < s < math.inf for s in seconds)
         if sound:
             memory.pop(key, None)
             memory[key] = timing
@@ -526,7 +526,7 @@ def add_timings(memory: dict[K, Timing], timings: Mapping[K, Timing], calls: int
 
 
 def is_known_at(timing: Timing, call: int) -> bool:
-    """Whether a timing says something of a call."""
+    """Whether a timing has a result for a call."""
     return isinstance(timing, Outcome) or not math.isnan(timing[call])
 
 

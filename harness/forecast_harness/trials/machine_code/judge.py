@@ -1,11 +1,11 @@
 """Nodes of a search judged through machine code: a `NodeJudge` whose candidates run no Python where the clock is.
 
 Many threads share one device: each compiles, checks and times one node, and the runner takes one request after
-the other, so the device works while others compile. Dear work is done for those that may still win: one config
+the other, so the device works while others compile. Costly work is done for configs that may still win: one config
 is compiled, checked on a small call and timed against the rival's seconds before others are. Full verification is a
 job of its own, `verify`, which the search asks for where a node may become the fastest of all, while others are
-judged. A solution that is not of kernels alone is judged as host code, and so is everything where the runner fails and
-that is asked for.
+judged. A solution that is not of kernels alone is judged as host code, and so is every node once the runner has
+failed too often.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from forecast_harness.trials.verdict import COMPILE_ERRORS, Contest, Refusal, re
 from forecast_harness.verify.verdict import ContestantRejected, ReasonCode, SolutionVerdict
 
 _PAUSE_FOR_OTHERS_S = 0.06
-"""Between uses of the device, while host code is judged: who waits for a lock of files looks every 50 ms."""
+"""Pause between uses of the device, while host code is judged: its process looks at the lock every 50 ms."""
 _STAGES = ("configs", "builds", "queue", "device", "runner")
-"""In which a job's seconds are spent: choosing configs, waiting for what is compiled, for the device, and for answers
-of the runner, which worked so long on them."""
+"""Stages of a job: choosing configs, waiting for builds, waiting for the device, using the device; `runner` is the
+time that the runner worked meanwhile."""
 
 
 class SharedRunner:
-    """One thread is one job at a time, from `begin` on."""
+    """The runner that all jobs of a device share: each thread has one job at a time, from `begin` on."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class SharedRunner:
         self._runner, self._work, self._host = runner, work, host
         self._lock_name, self._locks = device_lock, locks
         self._turns = DeviceTurns()
-        """Held by whoever uses the runner: what others do there meanwhile would be in a time."""
+        """A turn for each use of the runner: other work on the device would lengthen a time."""
         self._job = threading.local()
 
     def begin(self) -> float:
-        """This thread begins a job; when that was."""
+        """Begin a job of this thread; returns the time."""
         self._job.spent = dict.fromkeys(_STAGES, 0.0)
         self._job.began = began = time.perf_counter()
         return began
@@ -103,7 +103,7 @@ class SharedRunner:
 
     @contextmanager
     def spending(self, stage: str) -> Iterator[ExitStack]:
-        """Counts for this thread's job what a stage takes, until the stack that it gives is closed."""
+        """Add to a stage of this thread's job the seconds until the stack that this yields is closed."""
         began = time.perf_counter()
         with ExitStack() as stack:
             stack.callback(lambda: self._add_spent(stage, time.perf_counter() - began))
@@ -131,13 +131,13 @@ class SharedRunner:
                     yield
                 self._add_spent("runner", self._runner.busy_s - busy)
 
-    def check(self, program: Program, given: ProgramInputs) -> CheckAnswer:
-        """As `RunnerClient.check`."""
+    def check(self, program: Program, inputs: ProgramInputs) -> CheckAnswer:
+        """The answer of `RunnerClient.check`."""
         with self.use():
-            return self._runner.check(program, given)
+            return self._runner.check(program, inputs)
 
     def time(self, requests: Sequence[TimingRequest]) -> Sequence[TimingAnswer]:
-        """As `RunnerClient.time_calls`."""
+        """The answers of `RunnerClient.time_calls`."""
         with self.use():
             return self._runner.time_calls(requests)
 
@@ -152,28 +152,28 @@ class SharedRunner:
 
 
 _GIVE_UP_AGAIN_S = 0.2
-"""After which the judge of host code is told again to give up, where it was between two jobs of its sandbox."""
+"""Seconds until the judge of host code is told again to give up, as it may have been between two jobs."""
 _LAST_JOB_S = 5.0
 """How long a job of host code may take after the end."""
 
 
 class WorkUnderWay:
-    """Ends jobs of other threads: each asks `check` before what is long or uses the device."""
+    """Ends jobs of other threads: each calls `check` before a long step and before it uses the device."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._own = threading.local()
-        self._ended = threading.Event()
+        self._end = threading.Event()
         self.given_up = 0
-        """How often all that was under way was given up; a thread compares it with what it was when it began."""
+        """How often all jobs under way were given up; a thread compares it with the value at its beginning."""
 
     def begin(self) -> None:
-        """This thread begins a job."""
+        """Begin a job of this thread."""
         self._own.given_up = self.given_up
 
     def check(self) -> None:
         """Raises `LaneFailure` where nobody waits for this thread's job any more."""
-        if self._ended.is_set():
+        if self._end.is_set():
             raise LaneFailure("the lanes are closed", self._device)
         if getattr(self._own, "given_up", self.given_up) != self.given_up:
             raise LaneFailure("given up", self._device)
@@ -184,12 +184,12 @@ class WorkUnderWay:
 
     def end(self) -> None:
         """Have all jobs fail, also those that begin later."""
-        self._ended.set()
+        self._end.set()
 
     @property
     def has_ended(self) -> bool:
         """Whether no job is to go on."""
-        return self._ended.is_set()
+        return self._end.is_set()
 
 
 class SharedHostJudge:
@@ -202,7 +202,7 @@ class SharedHostJudge:
         self._held_since = 0
         """The value of `given_up` when its present job began."""
         self.is_timing = False
-        """Whether it may be using the device for a time that counts."""
+        """Whether its job may be timing on the device."""
 
     @contextmanager
     def held(self, *, timing: bool) -> Iterator[SandboxJudge]:
@@ -228,15 +228,15 @@ class SharedHostJudge:
             judge.give_up()
 
     def close(self) -> None:
-        """End it; another is made when it is needed.
+        """End the judge; another is made when it is needed.
 
-        After the end of all work it is ended even if it is at a job, which it may be for a while before.
+        After the end of all work it is ended even in the middle of a job, for which it gets a few seconds.
         """
-        held = self._mutex.acquire(timeout=_LAST_JOB_S if self._work.has_ended else -1)
+        is_acquired = self._mutex.acquire(timeout=_LAST_JOB_S if self._work.has_ended else -1)
         try:
             judge, self._judge = self._judge, None
         finally:
-            if held:
+            if is_acquired:
                 self._mutex.release()
         if judge is not None:
             judge.close()
@@ -246,13 +246,13 @@ class SharedHostJudge:
 
 
 _HOPELESS = 1.3
-"""Times the rival's seconds, at which a config is given up."""
+"""A config is given up at so many times the rival's seconds."""
 _FAR_BEYOND = 2.0
-"""Times the rival's seconds, beyond which the first config speaks for its source: no other one is compiled."""
+"""If the first config takes more than so many times the rival's seconds, no other one is compiled."""
 _FIRST_CONFIGS = 2
 """Configs of which one must not be hopeless for others to be compiled; these are compiled for all calls at once."""
 _BEHIND_BEST = 1.05
-"""Times the seconds of the source's best config so far, at which another one is given up."""
+"""Another config is given up at so many times the seconds of the source's best so far."""
 _MOST_ALONE = PAUSES
 """Launches of a config that is timed alone, to choose among configs: a round of pauses, or two blocks without. The one
 chosen is timed again beside the rival."""
@@ -273,36 +273,36 @@ class NodeTuner:
         Raises `Refusal` where none runs, `NoMachineCode`, `PathFailed`.
         """
         job, configs = trial.job, trial.configs
-        # Nobody else needs them: waiting for the first to be promising would save nothing.
+        # These workers are idle: waiting for the first config to be promising would save nothing.
         ahead = max(1, min(len(configs), self._builds.idle))
         building = {n: self._begin(job, configs[n]) for n in range(ahead)}
         parts = self._time_rival(trial)
         failure = self._time_configs(trial, building, parts)
         if not trial.seconds:
             raise failure
-        timed = {**trial.partly, **trial.seconds}
+        seconds = {**trial.partly, **trial.seconds}
         self._trials.learn(
             job,
-            [(configs[n], [s.get(name, math.nan) for name in trial.rivals]) for n, s in timed.items()],
+            [(configs[n], [s.get(name, math.nan) for name in trial.rivals]) for n, s in seconds.items()],
             [*trial.rival_s.values()],
         )
 
-    def programs(self, built: BuildResult, cases: Sequence[int] = ()) -> Mapping[str, Program]:
+    def programs(self, build: BuildResult, cases: Sequence[int] = ()) -> Mapping[str, Program]:
         """A config's programs by workload, right on the small call where that is one of these cases.
 
         Raises `Refusal`, `NoMachineCode`, `PathFailed`.
         """
-        if built.infrastructure:
-            raise PathFailed(built.infrastructure)
-        if built.host_code:
-            raise NoMachineCode(built.host_code)
-        if built.error:
-            if COMPILE_ERRORS.search(built.error):
-                raise Refusal(Outcome.COMPILE_ERROR, "compile", built.error)
-            raise NoMachineCode(f"its launches could not be recorded: {built.error}")
+        if build.infrastructure:
+            raise PathFailed(build.infrastructure)
+        if build.host_code:
+            raise NoMachineCode(build.host_code)
+        if build.error:
+            if COMPILE_ERRORS.search(build.error):
+                raise Refusal(Outcome.COMPILE_ERROR, "compile", build.error)
+            raise NoMachineCode(f"its launches could not be recorded: {build.error}")
         calls = self._trials.calls
         numbers = cases or range(1 + len(calls.timed))
-        results = dict(zip(numbers, map(self._trials.sealed, built.programs), strict=True))
+        results = dict(zip(numbers, map(self._trials.sealed, build.programs), strict=True))
         if (small := results.get(0)) is not None:
             with refusing("verify"):
                 check_on_call(self._runner.check, calls.small, small)
@@ -336,26 +336,26 @@ class NodeTuner:
         Raises `NoMachineCode`, `PathFailed`.
         """
         job, configs = trial.job, trial.configs
-        chosen = job.against_config or (configs[0] if job.against.id == job.node.id else {})
+        config = job.against_config or (configs[0] if job.against.id == job.node.id else {})
         with self._runner.spending("builds"):
-            built = self._builds.begin_once(job.against, chosen, self._runner.began).result()
-        if built.host_code:
-            raise NoMachineCode(f"the node to be timed beside: {built.host_code}")
-        if not built.programs:
-            self._builds.forget(job.against, chosen)
-            raise PathFailed(f"the node to be timed beside: {built.error or built.infrastructure}")
-        programs = [self._trials.sealed(p) for p in built.programs[1:]]
+            build = self._builds.begin_once(job.against, config, self._runner.began).result()
+        if build.host_code:
+            raise NoMachineCode(f"the node to be timed beside: {build.host_code}")
+        if not build.programs:
+            self._builds.forget(job.against, config)
+            raise PathFailed(f"the node to be timed beside: {build.error or build.infrastructure}")
+        programs = [self._trials.sealed(p) for p in build.programs[1:]]
         rivals = dict(zip(self._trials.calls.timed, programs, strict=True))
-        keys = {name: (node_key(job.against, chosen), name) for name in rivals}
+        keys = {name: (node_key(job.against, config), name) for name in rivals}
         try:
             missing = {n: (p, 0.0) for n, p in rivals.items() if keys[n] not in self._rival_seconds}
             for name, seconds in self.seconds(missing).items():
                 self._rival_seconds[keys[name]] = seconds
-        except Refusal as refused:
-            raise PathFailed(f"the node to be timed beside: {refused.detail}") from refused
+        except Refusal as refusal:
+            raise PathFailed(f"the node to be timed beside: {refusal.detail}") from refusal
         trial.rivals, trial.rival_s = rivals, {name: self._rival_seconds[key] for name, key in keys.items()}
         # CUDA is compiled once for all calls.
-        return parts_by_code(built.programs) if built.request.cuda is None else ((), ())
+        return parts_by_code(build.programs) if build.request.cuda is None else ((), ())
 
     # --- its own configs ---
 
@@ -368,37 +368,37 @@ class NodeTuner:
         building: dict[int, Future[BuildResult]],
         parts: tuple[Sequence[int], Sequence[int]],
     ) -> Refusal:
-        """Time all that may be the best, and some that are not; why the last that failed did.
+        """Time all configs that may be the best, and some that are not; the latest failure.
 
-        `building` holds those that are compiled for all calls. Raises as `programs`, where the first config is wrong.
+        `building` has the configs that are compiled for all calls. Raises as `programs`, if the first is wrong.
         """
         job, configs, (first, rest) = trial.job, trial.configs, parts
         failure = Refusal(Outcome.COMPILE_ERROR, "compile", "no config was built")
         cases = dict[int, Sequence[int]]()
-        resting = dict[int, Future[BuildResult]]()
+        rest_builds = dict[int, Future[BuildResult]]()
         for number in range(len(configs)):
             if number not in building:  # one of the first may win: all others are compiled at once
-                left = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)
-                cases |= {n: first for n in left if n >= _FIRST_CONFIGS and rest}
-                building |= {n: self._begin(job, configs[n], cases.get(n, ())) for n in left}
+                numbers = range(number, len(configs)) if number >= _FIRST_CONFIGS else (number,)
+                cases |= {n: first for n in numbers if n >= _FIRST_CONFIGS and rest}
+                building |= {n: self._begin(job, configs[n], cases.get(n, ())) for n in numbers}
             try:
                 self._time_config(trial, number, building[number], cases.get(number, ()))
-            except Refusal as refused:
-                failure = refused
-                if number == 0 and refused.outcome is Outcome.INCORRECT:
+            except Refusal as refusal:
+                failure = refusal
+                if number == 0 and refusal.outcome is Outcome.INCORRECT:
                     raise
             if number < _FIRST_CONFIGS and self._ends_after(trial, number):
                 break
             if number in trial.partly and not trial.is_behind(number):
-                resting[number] = self._begin(job, configs[number], rest)
-        for number, more in resting.items():
+                rest_builds[number] = self._begin(job, configs[number], rest)
+        for number, building_rest in rest_builds.items():
             if trial.is_behind(number):
-                more.cancel()
+                building_rest.cancel()
                 continue
             try:
-                self._time_config(trial, number, more, rest, is_last=True)
-            except Refusal as refused:
-                failure = refused
+                self._time_config(trial, number, building_rest, rest, is_last=True)
+            except Refusal as refusal:
+                failure = refusal
                 trial.partly.pop(number, None)  # how fast a wrong config is teaches nothing
         return failure
 
@@ -412,18 +412,18 @@ class NodeTuner:
     ) -> None:
         """Time a config at the calls of these cases, or at all; not one that takes too long to compile."""
         with self._runner.spending("builds"):
-            built = self._builds.within_patience(building, trial.usual_s, self._work.check)
-        if built is None:
+            build = self._builds.within_patience(building, trial.usual_s, self._work.check)
+        if build is None:
             trial.late += 1
             return
-        programs = self.programs(built, cases)
+        programs = self.programs(build, cases)
         best = trial.seconds[trial.best] if trial.seconds else {}
         request = {}
         for name, program in programs.items():
             bound = trial.rival_s[name] * _HOPELESS
             request[name] = program, min(bound, best.get(name, bound) * _BEHIND_BEST)
         trial.add(number, programs, self.seconds(request), is_whole=is_last or not cases)
-        trial.usual_s = max(trial.usual_s or 0.0, built.seconds)
+        trial.usual_s = max(trial.usual_s or 0.0, build.seconds)
 
     def _ends_after(self, trial: NodeTrial, number: int) -> bool:
         """Whether no config after this one is worth its compilation."""
@@ -431,7 +431,7 @@ class NodeTuner:
 
 
 _PATIENCE_S, _PATIENCE, _LOOK_S = 4.0, 3.0, 0.5
-"""Least seconds, and times what others of its source took, that a config may compile; how often that is looked at."""
+"""A config may compile for the longer of so many seconds and so many times its siblings'; the interval of checks."""
 
 
 class NodeBuilds:
@@ -442,19 +442,19 @@ class NodeBuilds:
         self._builder, self._request = builder, request
         self._lock = threading.RLock()
         self._under_way: set[Future[BuildResult]] = set()
-        self._kept: dict[str, Future[BuildResult]] = {}
+        self._cache: dict[str, Future[BuildResult]] = {}
 
     @property
     def idle(self) -> int:
-        """Workers that nobody has asked for."""
+        """Workers without a request."""
         return self._builder.idle
 
     def begin(
         self, node: Node, config: TrialConfig, began: float, cases: Sequence[int] = ()
     ) -> Future[BuildResult]:
         """Compile for the cases of these numbers, or for all. `began`: see `BuildRequest`."""
-        if (kept := self._kept.get(node_key(node, config))) is not None and not cases:
-            return kept
+        if (future := self._cache.get(node_key(node, config))) is not None and not cases:
+            return future
         request = self._request(node, config)
         built = self._builder.submit(replace(request.only(cases) if cases else request, began=began))
         with self._lock:
@@ -466,21 +466,21 @@ class NodeBuilds:
         """Compile a node that others are timed beside, unless that was done before."""
         key = node_key(node, config)
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = self.begin(node, config, began)
-            return self._kept[key]
+            if key not in self._cache:
+                self._cache[key] = self.begin(node, config, began)
+            return self._cache[key]
 
-    def keep(self, node: Node, config: TrialConfig, built: BuildResult) -> None:
+    def keep(self, node: Node, config: TrialConfig, build: BuildResult) -> None:
         """Keep a node's known build."""
-        done: Future[BuildResult] = Future()
-        done.set_result(built)
+        future: Future[BuildResult] = Future()
+        future.set_result(build)
         with self._lock:
-            self._kept[node_key(node, config)] = done
+            self._cache[node_key(node, config)] = future
 
     def forget(self, node: Node, config: TrialConfig) -> None:
-        """Have a node built anew for the next that asks."""
+        """Have a node built anew the next time."""
         with self._lock:
-            self._kept.pop(node_key(node, config), None)
+            self._cache.pop(node_key(node, config), None)
 
     def within_patience(
         self, building: Future[BuildResult], usual_s: float | None, check: Callable[[], None]
@@ -500,17 +500,17 @@ class NodeBuilds:
                 return None
 
     def give_up(self) -> None:
-        """Compile nothing more of what is under way."""
+        """Compile nothing more of the builds under way."""
         with self._lock:
             under_way, self._under_way = list(self._under_way), set()
-        for one in under_way:
-            one.cancel()
+        for future in under_way:
+            future.cancel()
         self._builder.give_up()
         with self._lock:
-            self._kept = {key: built for key, built in self._kept.items() if not built.cancelled()}
+            self._cache = {key: f for key, f in self._cache.items() if not f.cancelled()}
 
     def end(self) -> None:
-        """End whatever is compiled, for others too."""
+        """End all compilations, also those of other users."""
         self._builder.give_up(0.0)
 
 
@@ -525,10 +525,10 @@ def parts_by_code(programs: Sequence[Program]) -> tuple[Sequence[int], Sequence[
     `programs` are those of the small call and of every timed one, which count: to compile for the first part is to
     compile once for most of them.
     """
-    alike: dict[tuple[bytes, ...], list[int]] = {}
+    numbers_of_code: dict[tuple[bytes, ...], list[int]] = {}
     for number, program in enumerate(programs):
-        alike.setdefault(tuple(k.image for k in program.kernels), []).append(number)
-    first = max(alike.values(), key=lambda numbers: sum(n > 0 for n in numbers))
+        numbers_of_code.setdefault(tuple(k.image for k in program.kernels), []).append(number)
+    first = max(numbers_of_code.values(), key=lambda numbers: sum(n > 0 for n in numbers))
     return first, [n for n in range(len(programs)) if n not in first]
 
 
@@ -544,13 +544,13 @@ class NodeTrial(Trial):
     """The rival's programs, by workload."""
     rival_s: Mapping[str, float] = field(default_factory=dict)
     seconds: dict[int, dict[str, float]] = field(default_factory=dict)
-    """By config and workload, of configs that were timed at all of them."""
+    """Seconds by config and workload, of configs that were timed at all workloads."""
     partly: dict[int, dict[str, float]] = field(default_factory=dict)
     """The seconds of configs that were timed at some workloads."""
     programs: dict[int, dict[str, Program]] = field(default_factory=dict)
-    """By config and workload."""
+    """Programs by config and workload."""
     usual_s: float | None = None
-    """The longest that a config took to compile which runs."""
+    """The longest compilation of a config that runs."""
     late: int = 0
     """Configs that took too long to compile."""
 
@@ -559,8 +559,8 @@ class NodeTrial(Trial):
     ) -> None:
         """Add a config's timings; `is_whole`: no more of them will come."""
         self.programs[number] = {**self.programs.get(number, {}), **programs}
-        known = {**self.partly.pop(number, {}), **seconds}
-        (self.seconds if is_whole else self.partly)[number] = known
+        timings = {**self.partly.pop(number, {}), **seconds}
+        (self.seconds if is_whole else self.partly)[number] = timings
         self.measurements = len(self.seconds) + len(self.partly)
 
     def is_behind(self, number: int) -> bool:
@@ -568,9 +568,9 @@ class NodeTrial(Trial):
         than the best of those that are timed in full."""
         if number not in self.partly or not self.seconds:
             return False
-        known, best = self.partly[number], self.seconds[self.best]
-        behind = sum(math.log(s / best[name]) for name, s in known.items())
-        return behind > (len(self.rivals) - len(known)) * math.log(_FAR_BETTER)
+        timings, best = self.partly[number], self.seconds[self.best]
+        behind = sum(math.log(s / best[name]) for name, s in timings.items())
+        return behind > (len(self.rivals) - len(timings)) * math.log(_FAR_BETTER)
 
     def log_ratio(self, number: int) -> float:
         """Mean over workloads of the natural log of a config's seconds over the rival's."""
@@ -589,7 +589,7 @@ class NodeTrial(Trial):
         theirs: Mapping[str, float],
         **facts: Any,
     ) -> Contest:
-        """That of its best config."""
+        """The contest of its best config."""
         ranked = [(self.configs[n], self.log_ratio(n) / math.log(2)) for n in self.seconds]
         return Contest(log2_ratio, error, seconds, theirs, self.configs[self.best], ranked, facts)
 
@@ -600,25 +600,25 @@ _OUTCOMES = {
     RunnerFaultKind.CRASH: Outcome.RUNTIME_ERROR,
     RunnerFaultKind.REFUSED: Outcome.OUT_OF_RESOURCES,
 }
-"""The label of a program that did this."""
+"""The label of a program with this fault."""
 
 
 @contextmanager
 def refusing(stage: str) -> Iterator[None]:
-    """Have a source refused at this stage for what its program is rejected for; a rival's fault is one of our own.
+    """Turn the rejection of a program into the refusal of its source at this stage; a rival's fault is our own.
 
     Raises `Refusal`, `PathFailed`.
     """
     try:
         yield
-    except ContestantRejected as rejected:
-        reason, fault = rejected.reasons[0], rejected.__cause__
-        if rejected.which == INCUMBENT:
-            raise PathFailed(f"the node beside it failed: {reason.detail}") from rejected
-        known = SolutionVerdict("", "", (reason,)).outcome
-        outcome = _OUTCOMES[fault.kind] if isinstance(fault, ProgramFault) else known
+    except ContestantRejected as rejection:
+        reason, fault = rejection.reasons[0], rejection.__cause__
+        if rejection.which == INCUMBENT:
+            raise PathFailed(f"the node beside it failed: {reason.detail}") from rejection
+        usual = SolutionVerdict("", "", (reason,)).outcome
+        outcome = _OUTCOMES[fault.kind] if isinstance(fault, ProgramFault) else usual
         detail = reasons_text([reason]) if reason.code is ReasonCode.IMPOSSIBLE else reason.detail
-        raise Refusal(outcome, stage, detail) from rejected
+        raise Refusal(outcome, stage, detail) from rejection
 
 
 # --- the judge ---
@@ -628,7 +628,7 @@ _UNPAIRED_SD = 0.1
 """The error of log2(time ratio) where a config was given up: it was timed after the rival, not beside it."""
 _RACE = TimingLimits(least=2 * PAUSES, most=4 * PAUSES, checks=2)
 _MOST_FAILURES = 3
-"""Failures of our own in a row after which all is judged as host code."""
+"""After so many failures of our own in a row, every node is judged as host code."""
 PATH = "machine code"
 
 
@@ -662,7 +662,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
         self._runner = SharedRunner(runner, self._work, self._host, device_lock=device_lock, locks=locks)
         self._failures_lock = threading.Lock()
         self._lead = math.inf
-        """Lowest score that was claimed here, and not refused later."""
+        """Lowest score that a node has reached here, unless it was refused later."""
         self._builds = NodeBuilds(builder, trials.request)
         self._tuner = NodeTuner(self._builds, self._runner, trials, self._work)
         self._failures = 0
@@ -698,23 +698,23 @@ class MachineCodeJudge(Judge[NodeTrial]):
         self._work.begin()
         began = time.perf_counter()
         with self._host.held(timing=False) as host:
-            waited = time.perf_counter() - began
+            waiting_s = time.perf_counter() - began
             host.prepare_confirmation()  # its lanes open meanwhile: it may be asked for before this has ended
             result = host.verify(job)
         if not result.is_right:
             self._lead = math.inf
-        own = {"waited": round(waited, 3), "verify": round(time.perf_counter() - began - waited, 3)}
+        own = {"waited": round(waiting_s, 3), "verify": round(time.perf_counter() - began - waiting_s, 3)}
         facts = {**result.facts, "spent_verifying": {**result.facts.get("spent_verifying", {}), **own}}
         return replace(result, wall_seconds=time.perf_counter() - began, facts=facts)
 
     def confirm(self, confirm: ConfirmationJob) -> Mapping[str, NodeResult]:
-        """As the judge of host code does: in a lane of its own, with the whole protocol. Raises `LaneFailure`."""
+        """Confirm as the judge of host code, in a lane of its own, with the whole protocol. Raises `LaneFailure`."""
         self._work.begin()
         began = time.perf_counter()
         with self._host.held(timing=True) as host:
-            if confirm.seconds is not None:  # what waiting for the judge has left of them
-                left = confirm.seconds - (time.perf_counter() - began)
-                confirm = replace(confirm, seconds=max(0.0, left))
+            if confirm.seconds is not None:  # waiting for the judge has taken some of them
+                remaining_s = confirm.seconds - (time.perf_counter() - began)
+                confirm = replace(confirm, seconds=max(0.0, remaining_s))
             return host.confirm(confirm)
 
     def try_seed(self, job: NodeJob, known: tuple[TrialConfig, BuildResult] | None = None) -> str:
@@ -727,8 +727,8 @@ class MachineCodeJudge(Judge[NodeTrial]):
             config = known[0] if known else self._trials.configs(replace(job, trials=1))[0]
             if known:
                 self._builds.keep(job.node, config, known[1])
-            built = self._builds.begin_once(job.node, config, self._runner.began).result()
-            request = {n: (program, 0.0) for n, program in self._tuner.programs(built).items()}
+            build = self._builds.begin_once(job.node, config, self._runner.began).result()
+            request = {n: (program, 0.0) for n, program in self._tuner.programs(build).items()}
             for name, seconds in self._tuner.seconds(request).items():
                 if problem := self._trials.implausible(name, seconds):
                     return problem
@@ -761,9 +761,9 @@ class MachineCodeJudge(Judge[NodeTrial]):
     # --- the stages ---
 
     def _read(self, trial: NodeTrial) -> None:
-        job, wanted = trial.job, self._trials.language
-        if job.node.language != wanted or job.against.language != wanted:
-            raise NoMachineCode(f"only {wanted} sources of this target are compiled to machine code")
+        job, language = trial.job, self._trials.language
+        if job.node.language != language or job.against.language != language:
+            raise NoMachineCode(f"only {language} sources of this target are compiled to machine code")
         with self._runner.spending("configs"):
             trial.configs = self._trials.configs(job, self._work.check)
 
@@ -782,7 +782,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
         else:
             contest = self._timed_beside(trial, compares=False)
             if contest.log2_ratio < -MIN_PROGRESS:
-                contest = max(contest, self._timed_again(trial, contest), key=lambda one: one.log2_ratio)
+                contest = max(contest, self._timed_again(trial, contest), key=lambda c: c.log2_ratio)
             if contest.log2_ratio < -MIN_PROGRESS:
                 self._lead = min(self._lead, trial.job.against_score + contest.log2_ratio)
             else:
@@ -792,27 +792,27 @@ class MachineCodeJudge(Judge[NodeTrial]):
         return contest
 
     def _given_up(self, trial: NodeTrial) -> Contest:
-        ratio, tried = trial.log_ratio(trial.best) / math.log(2), trial.measurements
-        after = f"{tried} of {len(trial.configs)} configs"
+        ratio, count = trial.log_ratio(trial.best) / math.log(2), trial.measurements
+        after = f"{count} of {len(trial.configs)} configs"
         text = f"Right on a small call, and given up after {after}: {2**ratio:.2f} times slower."
         contest = trial.contest(
-            ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, given_up_after=tried
+            ratio, _UNPAIRED_SD, trial.seconds[trial.best], trial.rival_s, given_up_after=count
         )
         return replace(contest, text=text)
 
     def _yardstick(self, trial: NodeTrial) -> Contest:
-        """A node that is timed beside itself: only which of its configs is the best is asked."""
-        taken = trial.seconds[trial.best]
-        for name, seconds in taken.items():
+        """The contest of a node with itself: only its best config is of interest."""
+        own_seconds = trial.seconds[trial.best]
+        for name, seconds in own_seconds.items():
             if problem := self._trials.implausible(name, seconds):
                 raise Refusal(Outcome.INFRASTRUCTURE, "time", f"impossible: {problem}")
         text = "Right at these sizes; others are timed beside it."
-        return replace(trial.contest(0.0, 0.0, taken, taken, blocks=0), text=text)
+        return replace(trial.contest(0.0, 0.0, own_seconds, own_seconds, blocks=0), text=text)
 
     def _timed_again(self, trial: NodeTrial, first: Contest) -> Contest:
-        """Beside the rival once more, with outputs compared; by a new runner, where the source may take the lead.
+        """Time the source beside its rival again, and compare outputs; in a new runner, if it may take the lead.
 
-        Data that earlier programs may have left in memory of the driver's own let none take it.
+        A new runner has no data that earlier programs may have left in the driver's own memory.
         """
         if trial.job.against_score + first.log2_ratio >= self._lead - MIN_PROGRESS:
             return self._timed_beside(trial, compares=True)
@@ -824,8 +824,8 @@ class MachineCodeJudge(Judge[NodeTrial]):
 
         Raises `Refusal`, `PathFailed`, `RunnerLost`.
         """
-        named = trial.programs[trial.best]
-        pairs = {name: (trial.rivals[name], program) for name, program in named.items()}
+        programs = trial.programs[trial.best]
+        pairs = {name: (trial.rivals[name], program) for name, program in programs.items()}
         calls, implausible = self._trials.calls.timed, self._trials.implausible
         clock: TrialClock = RunnerClock(self._runner.time, calls, pairs, implausible, _RACE, strays=False)
         with refusing("time"):
@@ -834,7 +834,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
                 clock.check()
             else:
                 clock.sample(CANDIDATE, True)
-        theirs, own = ({n: clock.seconds[which, n] for n in named} for which in (INCUMBENT, CANDIDATE))
-        blocks = [[math.log(a / b) for a, b in zip(theirs[n], own[n], strict=True)] for n in named]
+        theirs, own = ({n: clock.seconds[which, n] for n in programs} for which in (INCUMBENT, CANDIDATE))
+        blocks = [[math.log(a / b) for a, b in zip(theirs[n], own[n], strict=True)] for n in programs]
         medians = ({n: statistics.median(s) for n, s in side.items()} for side in (own, theirs))
         return trial.contest(*mean_log2_ratio(blocks), *medians, blocks=min(len(b) for b in blocks))

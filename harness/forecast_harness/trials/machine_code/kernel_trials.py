@@ -1,4 +1,4 @@
-"""Launches of a kernel and its variants on recorded calls; right is what the base kernel leaves behind."""
+"""Launches of a kernel and its variants on recorded calls; the base kernel's results are right."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ _OTHER_FAILURES = 3
 
 @dataclass
 class BaseResultCall:
-    """One call of a kernel, on values that every candidate gets; what is right there, the runner has seen."""
+    """One call of a kernel, on values that every candidate gets; the runner has the right results."""
 
     timed_call: TimedCall
     arguments: CallCase
     given: ProgramInputs
-    """With the buffers that the base kernel writes, once that is known."""
+    """The inputs, with the buffers that the base kernel writes, once these are known."""
     kinds: Mapping[str, ElementKind]
     """The kind of every buffer."""
 
     @property
     def size(self) -> int:
         """Bytes of all its tensors."""
-        return sum(one.size for one in self.given.inputs.values())
+        return sum(contents.size for contents in self.given.inputs.values())
 
     @property
     def written_bytes(self) -> int:
@@ -84,13 +84,13 @@ class BaseResultCall:
         """
         dtypes = {name: kind.dtype for name, kind in self.kinds.items()}
         limits = error_limits(dtypes, self.timed_call.subject.source)
-        for one in launches:
-            if any(one.rotation.values()):  # what is right elsewhere is not known
+        for launch in launches:
+            if any(launch.rotation.values()):  # what is right elsewhere is not known
                 continue
-            if missing := set(self.given.updates) - set(one.errors):
+            if missing := set(self.given.updates) - set(launch.errors):
                 raise MachineCodeError(f"the runner has not compared {', '.join(sorted(missing))}")
             for name in self.given.updates:
-                if (error := one.errors[name]) > limits[name]:
+                if (error := launch.errors[name]) > limits[name]:
                     return f"wrong values: {name} differs by {error:.3g} of the base kernel's largest value"
         return ""
 
@@ -101,7 +101,7 @@ class KernelTrials(TargetTrials):
     language = "triton"
 
     def __init__(self, target: SearchTarget, plan: VerificationPlan, folder: Path) -> None:
-        """Draws the calls; `learn_results` comes before all else that is asked of it.
+        """Draws the calls; `learn_results` comes before any other method.
 
         `folder` is for scratch files. Raises `MachineCodeError` where calls cannot be made.
         """
@@ -116,7 +116,7 @@ class KernelTrials(TargetTrials):
         """Timings since the last forecast: a verdict does not wait until others' configs are chosen."""
 
     def learn_results(self, runner: RunnerClient, builder: CompileWorkers) -> None:
-        """Launch the base kernel at every call: what it changes are its results.
+        """Launch the base kernel at every call: the tensors that it changes are its results.
 
         Raises `MachineCodeError` where it does not run, and what the runner raises.
         """
@@ -125,26 +125,26 @@ class KernelTrials(TargetTrials):
         # Its forecasts are asked for next.
         threading.Thread(target=self._tracer.prepare_source, args=(base.source,), daemon=True).start()
         for config in self._base_configs(base):
-            built = builder.submit(self._request("base", base.source, config)).result()
-            if not built.programs:
-                problem = built.error or built.host_code or built.infrastructure
-                others += not _NO_ROOM.search(built.error)
-                if built.error and others < _OTHER_FAILURES:
+            build = builder.submit(self._request("base", base.source, config)).result()
+            if not build.programs:
+                problem = build.error or build.host_code or build.infrastructure
+                others += not _NO_ROOM.search(build.error)
+                if build.error and others < _OTHER_FAILURES:
                     continue
                 break
             try:
-                self._learn(runner, built.programs[1:])
+                self._learn(runner, build.programs[1:])
             except ProgramFault as fault:
                 if fault.kind is not RunnerFaultKind.REFUSED:
                     raise
                 problem = fault.detail  # the device has less than it asks for
                 continue
-            self.base_build = config.to_json(), built
+            self.base_build = config.to_json(), build
             # No launch that is timed is to find the inputs of another one.
-            rotated = {
+            calls = {
                 n: replace(c, given=replace(c.given, rotate=_rotatable(c))) for n, c in self._timed.items()
             }
-            self.calls = TrialCalls(self._small, rotated)
+            self.calls = TrialCalls(self._small, calls)
             return
         raise MachineCodeError(f"the base kernel cannot be launched as machine code: {problem}")
 
@@ -154,9 +154,9 @@ class KernelTrials(TargetTrials):
         source = job.node.source
         able = configs_for(self._target, source)
         beside = Config.from_json(job.against_config) if job.against_config else None
-        known = self.base_build[0] if self.base_build and job.node.id == job.against.id else None
-        if known and (decided := decided_config(self._target, source)) in able and decided.to_json() == known:
-            return [known]
+        base = self.base_build[0] if self.base_build and job.node.id == job.against.id else None
+        if base and (stored := decided_config(self._target, source)) in able and stored.to_json() == base:
+            return [base]
         most = max(1, job.trials)
         if len(able) > most:
             check()
@@ -166,29 +166,29 @@ class KernelTrials(TargetTrials):
             check()
             while self._to_learn:
                 self._tracer.learn(*self._to_learn.popleft())
-            chosen = self._tracer.best_configs(source, able, most, beside)
-        listed = [c.to_json() for c in chosen]
+            candidates = self._tracer.best_configs(source, able, most, beside)
+        results = [c.to_json() for c in candidates]
         # Others of the base may not fit, and every other source is timed beside its first.
-        return [known, *(c for c in listed if c != known)][:most] if known else listed
+        return [base, *(c for c in results if c != base)][:most] if base else results
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a variant is compiled: for the checked call, then for the timed ones."""
-        chosen = Config.from_json(config) if config else configs_for(self._target, node.source)[0]
-        return self._request(node.id, node.source, chosen)
+        own_config = Config.from_json(config) if config else configs_for(self._target, node.source)[0]
+        return self._request(node.id, node.source, own_config)
 
     def sealed(self, program: Program) -> Program:
-        """Its results are what it leaves in the buffers that the base kernel writes, whatever its cell says."""
+        """The program with its results in the buffers that the base kernel writes, whatever its cell says."""
         return replace(program, plan=replace(program.plan, returned=()))
 
     def implausible(self, workload: str, seconds: float) -> str:
         """Why one launch of a call cannot have taken so few seconds: it has to write its results at least."""
-        written = self._timed[workload].written_bytes
-        return impossible_time(seconds, written if self._plan.device != "cpu" else 0, 0, self._plan.peaks)
+        size = self._timed[workload].written_bytes
+        return impossible_time(seconds, size if self._plan.device != "cpu" else 0, 0, self._plan.peaks)
 
     def learn(
         self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
     ) -> None:
-        """Have later choices heed what was timed."""
+        """Have later choices heed these timings."""
         if job.against_config:
             self._to_learn.append((job.against.source, {Config.from_json(job.against_config): list(rival)}))
         self._to_learn.append((job.node.source, {Config.from_json(c): list(s) for c, s in timed}))
@@ -211,65 +211,65 @@ class KernelTrials(TargetTrials):
 
     def _learn(self, runner: RunnerClient, programs: Sequence[Program]) -> None:
         """Learn the base kernel's results at each call, the smallest first: that one shows which tensors it writes."""
-        answer = dict(zip(self._timed, programs, strict=True))
-        written: tuple[str, ...] = ()
+        program_of = dict(zip(self._timed, programs, strict=True))
+        writes: tuple[str, ...] = ()
         for number in sorted(self._timed, key=lambda n: self._timed[n] is not self._small):
             call = self._timed[number]
-            names, broken = runner.learn(
-                self.sealed(answer[number]), replace(call.given, updates=written), call.kinds
+            names, violations = runner.learn(
+                self.sealed(program_of[number]), replace(call.given, updates=writes), call.kinds
             )
-            if problem := violation_reason(broken):
+            if problem := violation_reason(violations):
                 raise MachineCodeError(f"the base kernel, at one of its calls: {problem.detail}")
             if not names:
                 raise MachineCodeError("the base kernel changes none of its tensors")
-            call.given, written = replace(call.given, updates=names), names
+            call.given, writes = replace(call.given, updates=names), names
 
     def _base_configs(self, base: BaseKernel) -> list[Config]:
-        """One that may run first, and others by how likely they are to fit."""
-        decided, listed = decided_config(self._target, base.source), configs_for(self._target, base.source)
-        first = [*([decided] if decided else []), *listed[:1]]
-        return list(dict.fromkeys([*first, *sorted(listed, key=work_of_a_warp)]))
+        """The stored config and the first one, then others by how likely they are to fit."""
+        stored, configs = decided_config(self._target, base.source), configs_for(self._target, base.source)
+        first = [*([stored] if stored else []), *configs[:1]]
+        return list(dict.fromkeys([*first, *sorted(configs, key=work_of_a_warp)]))
 
 
 def kernel_call(subject: BaseKernel) -> BaseResultCall:
     """A subject's call at its real sizes, with values. Raises `MachineCodeError`, `RecordError`."""
-    result = TimedCall.of(subject)
-    answer = result.to_payload()
+    timed_call = TimedCall.of(subject)
+    description = timed_call.to_payload()
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     tensors: dict[str, TensorArgument] = {}
     inputs: dict[str, BufferContents] = {}
     kinds: dict[str, ElementKind] = {}
-    if any(one["extra"] for one in answer["tensors"]):
+    if any(tensor["extra"] for tensor in description["tensors"]):
         raise MachineCodeError(
             "tensor descriptors and addresses that a caller makes take the way of host code"
         )
-    total = sum(int(one["span"]) * getattr(torch, one["dtype"]).itemsize for one in answer["tensors"])
+    total = sum(int(t["span"]) * getattr(torch, t["dtype"]).itemsize for t in description["tensors"])
     if total > _MOST_INPUT_BYTES:
         raise MachineCodeError(f"a call takes {total} bytes of tensors; at most {_MOST_INPUT_BYTES} are sent")
-    for one in answer["tensors"]:
-        name, late = str(one["name"]), int(one["late"])
-        if math.prod(one["shape"]) == 0:
+    for tensor in description["tensors"]:
+        name, late = str(tensor["name"]), int(tensor["late"])
+        if math.prod(tensor["shape"]) == 0:
             raise MachineCodeError(f"{name} has no elements, so that nothing can be told from it")
-        own = result.drawn.memory[name] if answer["given"] else None
-        inputs[name] = _contents(one, late, answer["least"], own, generator)
-        tensors[name] = TensorArgument(one["dtype"], tuple(one["shape"]), tuple(one["stride"]), late)
-        kinds[name] = ElementKind(one["dtype"], late * getattr(torch, one["dtype"]).itemsize)
-    given = ProgramInputs(secrets.token_hex(16), inputs)
-    return BaseResultCall(result, CallCase(tensors), given, kinds)
+        own = timed_call.drawn.memory[name] if description["given"] else None
+        inputs[name] = _contents(tensor, late, description["least"], own, generator)
+        tensors[name] = TensorArgument(tensor["dtype"], tuple(tensor["shape"]), tuple(tensor["stride"]), late)
+        kinds[name] = ElementKind(tensor["dtype"], late * getattr(torch, tensor["dtype"]).itemsize)
+    program_inputs = ProgramInputs(secrets.token_hex(16), inputs)
+    return BaseResultCall(timed_call, CallCase(tensors), program_inputs, kinds)
 
 
 def _contents(
-    answer: Mapping[str, Any], late: int, least: int, own: torch.Tensor | None, generator: torch.Generator
+    tensor: Mapping[str, Any], late: int, least: int, own: torch.Tensor | None, generator: torch.Generator
 ) -> BufferContents:
     """Values of a tensor, after `late` elements: the user's `own`, zeros, or some that we draw."""
-    dtype, count = getattr(torch, answer["dtype"]), int(answer["span"]) + late
+    dtype, count = getattr(torch, tensor["dtype"]), int(tensor["span"]) + late
     # One period of what we draw is enough.
-    drawn = torch.zeros(count if own is not None else min(count, HOST_PERIOD), dtype=dtype)
+    values = torch.zeros(count if own is not None else min(count, HOST_PERIOD), dtype=dtype)
     if own is not None:
-        drawn[late:].copy_(own.reshape(-1))
-    elif not answer["zeroed"]:
-        fill_tensor(drawn, least, generator)
-    return BufferContents(bytes(tensor_to_bytes(drawn).data), count * drawn.element_size())
+        values[late:].copy_(own.reshape(-1))
+    elif not tensor["zeroed"]:
+        fill_tensor(values, least, generator)
+    return BufferContents(bytes(tensor_to_bytes(values).data), count * values.element_size())
 
 
 def _rotatable(call: BaseResultCall) -> dict[str, int]:

@@ -36,8 +36,8 @@ _ALWAYS_CHECKED = 4
 """Batches whose outputs are compared in any case; the n-th later one's are with the chance `_ALWAYS_CHECKED` / n:
 to compare takes longer than to launch, and a contest may have hundreds of batches."""
 _LEAST_WALL_S, _MOST_WALL_S = 5.0, 20.0
-"""After which a contest ends undecided, however short its launches are: what of it is not launches takes as long as
-those, and the first where a confirmation has little time."""
+"""Seconds after which a contest ends undecided, however short its launches are, as its other work takes as long as
+they do; the first where a confirmation has little time."""
 PROTOCOL = "machine-code"
 
 
@@ -73,8 +73,8 @@ class PackContests:
 
     def __call__(self, incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
         """The value of a contest, as the timing job of host code gives it. Raises `ContestUnavailable`."""
-        for one in (incumbent, candidate):
-            self._request_of("", one, {})
+        for solution in (incumbent, candidate):
+            self._request_of("", solution, {})
         try:
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -98,9 +98,9 @@ class PackContests:
     ) -> Mapping[str, Any]:
         """One contest with this runner. Raises `ContestUnavailable` and what the runner raises."""
         began = time.perf_counter()
-        drawn = PackCalls(self._pack, folder)
-        works = self._pack.timed_workloads(self._plan.device, Language.TRITON)
-        calls = {w.name: drawn.draw({n: int(v) for n, v in w.axes.items()}) for w in works}
+        source = PackCalls(self._pack, folder)
+        workloads = self._pack.timed_workloads(self._plan.device, Language.TRITON)
+        calls = {w.name: source.draw({n: int(v) for n, v in w.axes.items()}) for w in workloads}
         programs = _programs(builder, self._request_of, calls, (incumbent, candidate))
 
         def implausible(name: str, seconds: float) -> str:
@@ -119,21 +119,21 @@ class PackContests:
         until = time.perf_counter() + min(_MOST_WALL_S, max(_LEAST_WALL_S, 2 * self._rules.seconds))
         try:
             with exclusive(self._plan.device_lock):
-                ended = run_comparison(
+                outcome = run_comparison(
                     clock,
                     self._rules,
                     chance.getrandbits(32),
                     too_long=lambda: time.perf_counter() > until,
                 )
-        except ContestantRejected as caught:
-            fault = caught.__cause__
+        except ContestantRejected as rejection:
+            fault = rejection.__cause__
             if isinstance(fault, ProgramFault) and fault.kind is RunnerFaultKind.REFUSED:
                 # By limits of ours, or for want of memory.
                 raise ContestUnavailable(fault.detail[:500]) from fault
-            return {"caught": caught.which, "reasons": [r.to_json() for r in caught.reasons]}
+            return {"caught": rejection.which, "reasons": [r.to_json() for r in rejection.reasons]}
         checked = CheckedLaunches(clock.checks, clock.checks, time.perf_counter() - began)
         return {
-            "duel": ended.to_json(),
+            "duel": outcome.to_json(),
             "seconds": {f"{which}:{name}": times for (which, name), times in clock.seconds.items()},
             "protocols": dict.fromkeys(calls, PROTOCOL),
             "checked": checked.to_json(),
@@ -147,9 +147,9 @@ def _programs(
     solutions: Sequence[Solution],
 ) -> list[Sequence[Program]]:
     """Programs of each solution, one for each call. Raises `ContestUnavailable`."""
-    building = [builder.submit(request_of(f"{n}: {one.name}", one, calls)) for n, one in enumerate(solutions)]
-    results = [b.result() for b in building]
-    for one, built in zip(solutions, results, strict=True):
-        if not built.programs:
-            raise ContestUnavailable(f"{one.name}: {built.host_code or built.error or built.infrastructure}")
-    return [built.programs for built in results]
+    building = [builder.submit(request_of(f"{n}: {s.name}", s, calls)) for n, s in enumerate(solutions)]
+    builds = [b.result() for b in building]
+    for s, build in zip(solutions, builds, strict=True):
+        if not build.programs:
+            raise ContestUnavailable(f"{s.name}: {build.host_code or build.error or build.infrastructure}")
+    return [build.programs for build in builds]

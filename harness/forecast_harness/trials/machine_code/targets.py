@@ -97,7 +97,7 @@ class TargetTrials(ABC):
     language: str
     """The language of the sources that are compiled to machine code."""
     calls: TrialCalls
-    """On what its nodes are launched."""
+    """The calls at which its nodes are launched."""
 
     @abstractmethod
     def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
@@ -116,19 +116,18 @@ class TargetTrials(ABC):
         """Why one launch of a workload cannot have taken so few seconds; '' if it can."""
 
     def sealed(self, program: Program) -> Program:
-        """A program with what its cell may not decide. As it is: whoever made its plan may say where outputs lie, and
-        they are compared with what is right."""
+        """A program without what its cell may not decide: here nothing, as outputs are compared wherever they lie."""
         return program
 
     def learn(
         self, job: NodeJob, timed: Sequence[tuple[TrialConfig, Sequence[float]]], rival: Sequence[float]
     ) -> None:
-        """Heed what was timed: seconds by workload, of configs of the node, and of the rival; NaN where a config was
-        not timed. Forecasts of packs heed no times."""
+        """Heed timings: seconds by workload, of configs of the node, and of the rival; NaN where a config was not
+        timed. Forecasts of packs heed no times."""
         return
 
     def close(self) -> None:
-        """End what forecasts, where anything does."""
+        """End the sandboxes of forecasts, where there are any."""
         return
 
 
@@ -143,11 +142,11 @@ class PreparedCall:
 
     def wrong(self, program: Program, launches: Sequence[ObservedLaunch]) -> str:
         """Describe the fault in the outputs of these launches; '' for none."""
-        same = [one.outputs for one in launches if not any(one.rotation.values())]
+        same = [launch.outputs for launch in launches if not any(launch.rotation.values())]
         if self.deterministic and any(outputs != same[0] for outputs in same[1:]):
             return "two launches on equal inputs gave different bits"
-        for number, one in enumerate(launches):
-            inputs, outputs = self._inputs(one.rotation), self._outputs(program, one)
+        for number, launch in enumerate(launches):
+            inputs, outputs = self._inputs(launch.rotation), self._outputs(program, launch)
             # At real sizes a judgement takes seconds, and the quick check a sixth of them.
             if self.case.quick is not None and self.case.quick(inputs, outputs):
                 continue
@@ -164,7 +163,7 @@ class PreparedCall:
             results[name] = torch.roll(flat, -turn).reshape(tensor.shape) if turn else tensor
         return results
 
-    def _outputs(self, program: Program, one: ObservedLaunch) -> list[torch.Tensor]:
+    def _outputs(self, program: Program, launch: ObservedLaunch) -> list[torch.Tensor]:
         if program.plan.returned:
             kinds = [(r.dtype, r.shape) for r in program.plan.returned]
         else:
@@ -173,7 +172,7 @@ class PreparedCall:
             ]
         return [
             tensor_from_bytes(TensorBytes(dtype, shape, data))
-            for (dtype, shape), data in zip(kinds, one.outputs, strict=True)
+            for (dtype, shape), data in zip(kinds, launch.outputs, strict=True)
         ]
 
 
@@ -189,12 +188,12 @@ class PackCalls:
             )
         self._pack, self._problem = pack, problem_of(pack, folder)
         self._seed = seed or secrets.token_hex(16)
-        self._drawn = 0
+        self._count = 0
 
     def draw(self, axes: Mapping[str, int] | None = None, regime: str = "normal") -> PreparedCall:
         """One call at these sizes; None draws hidden ones. Raises `RecordError` for a broken pack."""
-        self._drawn += 1
-        text = f"{self._seed} {self._drawn}".encode()
+        self._count += 1
+        text = f"{self._seed} {self._count}".encode()
         generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
         case = self._problem.case(axes, DrawSpec(regime, "contiguous", generator))
         key = hashlib.sha256(text).hexdigest()
@@ -209,13 +208,13 @@ def prepare_call(case: LaunchCase, key: str, rotatable: Sequence[str], determini
     scalars: dict[str, Any] = {n: v["v"] for n, v in case.call["kwargs"].items() if "v" in v}
     tensors = {n: _argument(t, BufferRole.INPUT) for n, t in case.tensors.items()}
     tensors |= {n: _argument(t, BufferRole.OUTPUT) for n, t in case.outputs.items()}
-    given = ProgramInputs(
+    inputs = ProgramInputs(
         key,
         {n: BufferContents.of(bytes(tensor_to_bytes(t).data)) for n, t in case.tensors.items()},
         {n: t.numel() * t.element_size() for n, t in case.outputs.items()},
         {n: case.tensors[n].element_size() for n in rotatable},
     )
-    return PreparedCall(case, CallCase(tensors, scalars), given, deterministic)
+    return PreparedCall(case, CallCase(tensors, scalars), inputs, deterministic)
 
 
 def _argument(tensor: torch.Tensor, role: BufferRole) -> TensorArgument:
@@ -232,15 +231,15 @@ class DrawnTrials(TargetTrials):
         """`folder` is for scratch files. Raises `RecordError`, `MachineCodeError` where calls cannot be drawn."""
         folder.mkdir(parents=True, exist_ok=True)
         pack, self._target, self._plan = pack_of(target), target, plan
-        drawn = PackCalls(pack, folder)
+        source = PackCalls(pack, folder)
         self._timed: dict[str, PreparedCall] = {
-            w.name: drawn.draw({n: int(v) for n, v in w.axes.items()})
+            w.name: source.draw({n: int(v) for n, v in w.axes.items()})
             for w in pack.timed_workloads(plan.device, Language(self.language))
         }
-        small = drawn.draw()
+        small = source.draw()
         self.calls = TrialCalls(small, self._timed)
         self._every = (small, *self._timed.values())
-        """In the order in which a node is compiled for them."""
+        """The calls in the order in which a node is compiled for them."""
         self._cases = tuple(call.arguments for call in self._every)
 
     def implausible(self, workload: str, seconds: float) -> str:
@@ -257,10 +256,10 @@ class PackTrials(DrawnTrials):
     def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
         """The source as it stands, the config that suits the rival's, and others as unlike these as can be."""
         try:
-            listed = own_configs(job.node.source)
+            own = own_configs(job.node.source)
         except RecordError as error:
             raise Refusal(Outcome.COMPILE_ERROR, "compile", str(error)) from error
-        return configs_to_time(listed, max(1, job.trials), job.against_config)
+        return configs_to_time(own, max(1, job.trials), job.against_config)
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""
@@ -281,10 +280,10 @@ class CudaTrials(DrawnTrials):
     def configs(self, job: NodeJob, check: Callable[[], None] = lambda: None) -> Sequence[TrialConfig]:
         """The source as it stands, the config that suits the rival's, and others as unlike these as can be."""
         try:
-            listed = cuda_configs(job.node.source)
+            own = cuda_configs(job.node.source)
         except RecordError:  # told where it is compiled
             return [{}]
-        return configs_to_time(listed, max(1, job.trials), job.against_config)
+        return configs_to_time(own, max(1, job.trials), job.against_config)
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
         """How a node is compiled: for the small call, then for the timed ones."""
@@ -358,7 +357,7 @@ class RunnerClock:
                 if problem := self._implausible(name, statistics.median(blocks)):
                     raise ContestantRejected(which, [Reason(ReasonCode.IMPOSSIBLE, problem)])
         for which in (INCUMBENT, CANDIDATE):
-            for together in zip(*(one[which] for one in means), strict=False):
+            for together in zip(*(means_of_call[which] for means_of_call in means), strict=False):
                 self._waiting[which].append(math.exp(statistics.fmean(map(math.log, together))))
 
 
@@ -374,9 +373,9 @@ def time_programs(
     if not requests:
         return {}
     contestants = next(iter(requests.values()))[0]
-    asked = [TimingRequest(programs, calls[n].given, limits) for n, (programs, limits) in requests.items()]
+    batch = [TimingRequest(programs, calls[n].given, limits) for n, (programs, limits) in requests.items()]
     try:
-        answers = ask(asked)
+        answers = ask(batch)
     except ProgramFault as fault:
         is_first = len(contestants) > 1 and fault.candidate == contestants[INCUMBENT].candidate
         raise ContestantRejected(INCUMBENT if is_first else CANDIDATE, [_fault_reason(fault)]) from fault
