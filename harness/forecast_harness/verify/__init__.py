@@ -1,8 +1,8 @@
-"""Verification: whether a solution computes what its pack defines, and how it was found out.
+"""Verification: whether a solution computes its pack's definition, and by which checks.
 
 `run.verify` asks a sandbox lane. The lane's judge (`verification_job`, `examiner`, `problem`, `tolerance`) draws
-inputs, knows the reference and compares bytes; the candidate's cell (`launch_cell`) holds nothing of that. What this
-design sees, and what it cannot:
+inputs, knows the reference and compares bytes; the candidate's cell (`launch_cell`) holds nothing of that. The
+limits of this design:
 
 - Values: everything. Outputs are bytes, compared in another process with a float64 reference on inputs
   drawn after the candidate's process began. A result that passes is right, whoever computed it.

@@ -1,7 +1,7 @@
 """The form of every answer that a cell may give, checked in one place, before any of it is used.
 
 The cell's own code never gives an answer of another form: the candidate did, so what is refused here is forged.
-Types, ranges and lengths are checked; whether what is said is true is for those who ask.
+Types, ranges and lengths are checked; the caller checks whether the answer is true.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _PROTOCOL_CHARACTERS = 64
 
 
 def check_answer(question: str, answer: CellAnswer, block_bytes: int | None = None) -> None:
-    """Refuse an answer to `question` (a function of `launch_cell`) that has not its form.
+    """Refuse an answer that does not have the form of `question` (a function of `launch_cell`).
 
-    With `block_bytes` its block has to come with it, and have so many.
-    Raises `CandidateFault` (`Fault.FORGED`) with the field and what it holds.
+    With `block_bytes`, the answer has to have a block of so many bytes.
+    Raises `CandidateFault` (`Fault.FORGED`) with the field and its value.
     """
     with malformed_answers_as_forgery((ValueError,)):
         _FORMS[question](answer.value, "the answer")
@@ -59,7 +59,7 @@ def check_answer(question: str, answer: CellAnswer, block_bytes: int | None = No
 
 
 def read_times(answer: CellAnswer, count: int) -> list[float]:
-    """The `seconds` of so many launches. Raises `CandidateFault` for what are no times."""
+    """The `seconds` of so many launches. Raises `CandidateFault` for values that are no times."""
     with malformed_answers_as_forgery((ValueError,)):
         _object({"seconds": _list_of(_number(_LEAST_SECONDS, _MAX_SECONDS), count)})(
             answer.value, "the answer"
@@ -70,7 +70,7 @@ def read_times(answer: CellAnswer, count: int) -> list[float]:
 
 
 def read_error(answer: CellAnswer) -> float:
-    """The `error` of a comparison, from 0 on. Raises `CandidateFault` for what is none."""
+    """The `error` of a comparison, from 0 on. Raises `CandidateFault` for a value that is none."""
     with malformed_answers_as_forgery((ValueError,)):
         _object({"error": _number(0.0, _MAX_ERROR)})(answer.value, "the answer")
     return float(answer.value["error"])
@@ -82,7 +82,7 @@ def _shape_of(answer: CellAnswer, name: str) -> tuple[int, ...] | None:
 
 @contextmanager
 def malformed_answers_as_forgery(errors: tuple[type[Exception], ...] = ANSWER_ERRORS) -> Iterator[None]:
-    """Read an answer. The cell's own code never gives one at which these are raised: the candidate did."""
+    """Take errors of the body for a forged answer: the cell's own code never gives one that raises these."""
     try:
         yield
     except errors as error:
@@ -91,7 +91,7 @@ def malformed_answers_as_forgery(errors: tuple[type[Exception], ...] = ANSWER_ER
 
 
 def check_described_output(value: Any, what: str) -> None:
-    """Refuse what is no description of an output: `problem`, or `dtype`, `shape`, `stride` and `alias`.
+    """Refuse a value that does not describe an output: `problem`, or `dtype`, `shape`, `stride` and `alias`.
 
     Raises `ValueError`.
     """
@@ -175,7 +175,7 @@ def _object(fields: Mapping[str, Check], optional: Mapping[str, Check] | None = 
 
 
 def _shown(value: Any) -> str:
-    """A few characters of it; a number too long to be written out is told by its size."""
+    """A few characters of a value; the size of a number that is too long to be written out."""
     if type(value) is int and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     return f"{value!r:.60}"

@@ -1,7 +1,7 @@
 """One block of bytes that holds all tensors of a launch, with canaries everywhere else.
 
 The judge builds it, the cell copies it over its own block at the same addresses and sends the block back
-afterwards. Whatever byte outside an output changed was written out of bounds or into an input.
+afterwards. If a byte outside an output has changed, the launch wrote out of bounds or into an input.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WORD_BYTES = 8
 _CANARY_PERIOD = 1 << 20
 """Bytes after which random canaries repeat themselves."""
 _CANARY_FREE_BITS, _CANARY_FIXED_BITS = np.uint8(0b1000_0011), np.uint8(0b0011_1100)
-"""Bits of a byte that may be anything, and those of a number's first byte that make it neither large nor
-vanish, in all floating dtypes. One in 32 float16 of random bytes is no finite number, so that sums of many
+"""Bits of a byte that may be random, and bits that, set in a number's first byte, keep it from being large or
+vanishing, in all floating dtypes. One in 32 float16 of random bytes is no finite number, so that sums of many
 are NaN like those of NaN."""
 
 
@@ -50,7 +50,7 @@ class Slot(Record):
 
     @property
     def bytes(self) -> int:
-        """From the first to the last element."""
+        """Bytes from the first to the last element."""
         return self.span * int(getattr(torch, self.dtype).itemsize)
 
     @property
@@ -132,9 +132,9 @@ def build_arena(
         slots.append(slot)
         position = offset + slot.span * size + GUARD_BYTES
     size = aligned_size(position + behind)
-    scattered = rng.random() < 0.5 if noise is None else noise
-    drawn = rng.randbytes(min(size, _CANARY_PERIOD)) if scattered else b"\xff" * min(size, _CANARY_PERIOD)
-    page = np.frombuffer(drawn, dtype=np.uint8)
+    is_noise = rng.random() < 0.5 if noise is None else noise
+    canaries = rng.randbytes(min(size, _CANARY_PERIOD)) if is_noise else b"\xff" * min(size, _CANARY_PERIOD)
+    page = np.frombuffer(canaries, dtype=np.uint8)
     if noise:
         zero = np.repeat(
             np.frombuffer(rng.randbytes(-(-len(page) // _WORD_BYTES)), dtype=np.uint8) & 1, _WORD_BYTES
@@ -153,26 +153,26 @@ def changed_bytes(before: Arena, after: BytesLike) -> tuple[list[str], int]:
     was = before.block.numpy()
     if len(now) != len(was):
         return [], abs(len(now) - len(was))
-    inputs, stray, reached = list[str](), 0, 0
+    inputs, stray, end = list[str](), 0, 0
     for slot in before.slots:  # they lie one behind the other
         if not slot.span:
             continue
         own = slice(slot.offset, slot.offset + slot.bytes)
-        stray += int(np.count_nonzero(now[reached : own.start] != was[reached : own.start]))
-        reached = own.stop
+        stray += int(np.count_nonzero(now[end : own.start] != was[end : own.start]))
+        end = own.stop
         if slot.dense:
-            changed = not slot.output and not np.array_equal(now[own], was[own])
+            is_changed = not slot.output and not np.array_equal(now[own], was[own])
         else:
             size = getattr(torch, slot.dtype).itemsize
             shape, stride = (*slot.shape, size), (*(s * size for s in slot.stride), 1)
             flags = torch.from_numpy(now[own] != was[own])
             part = flags.as_strided(shape, stride)
-            changed = not slot.output and bool(part.any())
+            is_changed = not slot.output and bool(part.any())
             part.fill_(False)  # what is left belongs to no tensor
             stray += int(flags.count_nonzero())
-        if changed:
+        if is_changed:
             inputs.append(slot.name)
-    return inputs, stray + int(np.count_nonzero(now[reached:] != was[reached:]))
+    return inputs, stray + int(np.count_nonzero(now[end:] != was[end:]))
 
 
 _PAGE_WORDS = 1 << 15
@@ -262,11 +262,11 @@ class BlockHasher:
 
     def _add_words(self, total: torch.Tensor, words: torch.Tensor, first: int, rows: torch.Tensor) -> None:
         """Add the digest of words [n], of which the first is word number `first` of the data."""
-        at, left = first, words.numel()
-        while left:
+        at, rest = first, words.numel()
+        while rest:
             row, column = divmod(at, _PAGE_WORDS)
-            whole = min(left // _PAGE_WORDS, self._at_once) if column == 0 else 0
-            count = whole * _PAGE_WORDS or min(left, _PAGE_WORDS - column)
+            whole = min(rest // _PAGE_WORDS, self._at_once) if column == 0 else 0
+            count = whole * _PAGE_WORDS or min(rest, _PAGE_WORDS - column)
             part = _narrow(words, 0, at - first, count)
             if whole:
                 out = _narrow(self._scratch, 0, 0, whole)
@@ -276,7 +276,7 @@ class BlockHasher:
                 products = _mul(part, _narrow(self._page, 0, column, count))
                 sums = _mul(_sum(products), _narrow(rows, 0, row, 1))
             _add(total, _sum(sums))
-            at, left = at + count, left - count
+            at, rest = at + count, rest - count
 
 
 def complement_spans(spans: Sequence[Span], size: int) -> list[Span]:

@@ -1,4 +1,4 @@
-"""Work that takes seconds at large sizes: how often to do it, at moments nobody can foresee; where they went."""
+"""Work that takes seconds at large sizes: how often to do it, at random moments; and timers of such work."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ _FEWEST_THREADS, _MOST_THREADS = 4, 8
 
 
 class SamplingBudget:
-    """One kind of work whose cost is found out by doing it."""
+    """A budget for one kind of work, whose cost is measured each time."""
 
     def __init__(
         self, seconds: float, clock: Callable[[], float] = time.perf_counter, *, long_s: float = 1.0
     ) -> None:
-        """`seconds`, by `clock`: what it may cost on average during 200 launches of a workload.
+        """`seconds`, by `clock`: the budget, on average, for 200 launches of a workload.
 
-        `long_s`: seconds of a first time that count at once; what takes less is done a few times before.
+        `long_s`: a first time of so many seconds counts at once; shorter work is done a few times before.
         """
-        self._allowed, self._clock, self._long_s = seconds, clock, long_s
+        self._seconds, self._clock, self._long_s = seconds, clock, long_s
         self._costs: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED_COSTS))
 
     def launch_share(self, name: str, usual: float) -> float:
         """The share of launches to do it at: `usual`, or less where it takes long.
 
-        An independent coin per launch: a budget that could run out would tell when nothing is looked at any
+        An independent coin per launch: a budget that could run out would tell when no launch is checked any
         more.
         """
         cost = statistics.median(self._costs[name]) if self._costs[name] else 0.0
         if len(self._costs[name]) < _FEWEST_COSTS and cost < self._long_s:
             return usual  # the first time may have to learn what later ones know
-        return min(usual, self._allowed / (_TYPICAL_LAUNCHES * cost)) if cost else usual
+        return min(usual, self._seconds / (_TYPICAL_LAUNCHES * cost)) if cost else usual
 
     def note(self, name: str, seconds: float) -> None:
-        """It took so long the last time; the median of the latest times counts, as a few take much longer."""
+        """Note a cost; the median of the latest counts, as a few times take much longer."""
         self._costs[name].append(seconds)
 
     @contextmanager
     def measure_cost(self, name: str) -> Iterator[None]:
-        """Notice how long the body takes."""
+        """Note the seconds of the body."""
         begin = self._clock()
         yield
         self.note(name, self._clock() - begin)
@@ -65,12 +65,12 @@ class PhaseTimer:
         self._seconds: dict[str, float] = {}
 
     def add(self, kind: str, seconds: float) -> None:
-        """So many more of them."""
+        """Add seconds of a kind of work."""
         self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
 
     @contextmanager
     def phase(self, kind: str) -> Iterator[None]:
-        """Count what the body takes, however it ends."""
+        """Add the seconds of the body, however it ends."""
         begin = time.perf_counter()
         try:
             yield
@@ -78,13 +78,13 @@ class PhaseTimer:
             self.add(kind, time.perf_counter() - begin)
 
     def to_json(self) -> dict[str, float]:
-        """All kinds, in milliseconds' precision."""
+        """The seconds of all kinds, rounded to milliseconds."""
         return {kind: round(seconds, 3) for kind, seconds in sorted(self._seconds.items())}
 
 
 @contextmanager
 def use_more_cores() -> Iterator[None]:
-    """Let torch use half of this device's share of the cores (at most 8) for a while: nobody is timed on it.
+    """Let torch use half of this device's share of the cores (at most 8) while no candidate is timed on them.
 
     Every other device of the machine may have a lane that does the same, or is timing. On few cores threads
     that wait for each other at every operation lose more than they gain.
@@ -116,11 +116,11 @@ class ComputeDevice:
         self._device, self._alone = device, alone
         self._opening: threading.Thread | None = None
         self.failure = ""
-        """Why the device is not used any more; empty as long as it is."""
+        """Why the device is not used any more; empty while it is used."""
 
     @property
     def device(self) -> str:
-        """Where the next work is done."""
+        """The device that does the next work."""
         return "cpu" if self.failure else self._device
 
     def open_in_background(self) -> None:
@@ -130,7 +130,7 @@ class ComputeDevice:
             self._opening.start()
 
     def wait_until_open(self) -> None:
-        """Wait until nothing that was begun is under way: somebody is going to be timed."""
+        """Wait until the device is open: a candidate is going to be timed."""
         if self._opening is not None:
             self._opening.join()
 

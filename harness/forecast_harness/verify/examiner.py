@@ -1,7 +1,7 @@
-"""The trials of one solution, and what follows from each. Runs in the judge, beside no candidate code.
+"""The trials of one solution, and the reasons that they give. Runs in the judge, without candidate code.
 
 Checks and timings are one kind of launch at random places of one sequence, so a solution cannot tell which
-outputs will be looked at. It gets fresh contents at the same addresses, nearly equal contents, equal contents
+outputs will be checked. It gets fresh contents at the same addresses, nearly equal contents, equal contents
 at other addresses, and memory full of NaN around and below everything.
 """
 
@@ -46,13 +46,13 @@ _PLAIN_SHARE = 0.5
 _SUPPRESSED_LAUNCHES = 3
 """Launches without kernels that all have to be right, before kernels are called decoys."""
 _ALWAYS_REREAD = 6
-"""Launches whose outputs are read twice, before a coin says whose are."""
+"""Launches whose outputs are all read twice; of later ones, a coin decides."""
 _MOST_REDRAWS = 8
-"""Draws among which should be one whose outputs a kernel has to write."""
+"""Draws until one has outputs that a kernel has to write."""
 _CHECKING_BUDGET_S = {"cpu": 4.0, "cuda": 0.5}
 """Seconds for reading and checking a workload's timed launches in a duel, on average, by where candidates run."""
 _LONG_ON_DEVICE_S = 0.2
-"""Seconds of drawing or checking that count at the first time, where candidates run on a device."""
+"""`long_s` of budgets where candidates run on a device: see `SamplingBudget`."""
 _LARGE_CHECKS = {"cpu": 0.1, "cuda": 0.025}
 """The share of large timed launches that is checked, of those that would be if they were small: on a device, theirs
 travel through a socket."""
@@ -60,13 +60,13 @@ _MOST_TIMED_S, _LEAST_TIMED = {"cpu": math.inf, "cuda": 0.3}, 1 / 3
 """Seconds after which no more launches are timed in a verification, where this share of those planned has been:
 launches that are not timed cost a tenth of that, and a contest times its own."""
 _THOROUGH_SHARE = 0.05
-"""The share of launches found right quickly that is checked with the full limits all the same."""
+"""The share of launches that pass the quick check and are checked with the full limits all the same."""
 _DRAWING_BUDGET_S = 0.5
-"""The same for drawing its arguments anew and sending them."""
+"""Seconds for drawing a workload's arguments anew and sending them."""
 
 
 class SolutionExaminer:
-    """Asks one cell, holding all state of one candidate's examination."""
+    """The examination of one candidate in one cell, with all its state."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class SolutionExaminer:
         self._peaks: dict[str, int] = {}
         self.ends = math.inf
         """When the last launch beyond the trials has to begin, by `time.perf_counter`."""
-        self._checked = self._timed_checked = 0
-        self._imported = self._last_check = time.perf_counter()
+        self._checks = self._timed_checks = 0
+        self._start = self._last_check = time.perf_counter()
         self._language = Language.TORCH
         self._compute_device = ComputeDevice(plan.device, alone=alone)
         self._phase_timer, self._step_timer = PhaseTimer(), PhaseTimer()
         self._launcher = open_launcher(cell, pack.definition.format, self.rng, plan.device, self._phase_timer)
         self._checking_budget, self._drawing_budget = (
-            # On a host by the processor's time: how busy the machine is must not decide what is looked at.
+            # On a host by the processor's time: a busy machine must not decide which launches are checked.
             SamplingBudget(_CHECKING_BUDGET_S["cpu"], time.process_time)
             if plan.device == "cpu"
             else SamplingBudget(_CHECKING_BUDGET_S["cuda"], long_s=_LONG_ON_DEVICE_S),
@@ -111,7 +111,7 @@ class SolutionExaminer:
     @property
     def checked_launches(self) -> CheckedLaunches:
         """Launches that were compared with the reference so far."""
-        return CheckedLaunches(self._checked, self._timed_checked, self._last_check - self._imported)
+        return CheckedLaunches(self._checks, self._timed_checks, self._last_check - self._start)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class SolutionExaminer:
         """Have the candidate imported; reasons to go no further."""
         self._language = language
         reasons = self._launcher.prepare(file, entry, language)
-        self._imported = self._last_check = time.perf_counter()
+        self._start = self._last_check = time.perf_counter()
         if not reasons and any(w.large for w in self._pack.timed_workloads(self.plan.device, language)):
             # Not sooner: a device that serves one process alone is the candidate's.
             self._compute_device.open_in_background()
@@ -143,7 +143,7 @@ class SolutionExaminer:
     def examine(self, *, timed: bool = True) -> list[Reason]:
         """All trials, up to the first that finds something; its reasons, none if all is well.
 
-        Without `timed`, launches in a row are left out, and with them all that clocks show.
+        Without `timed`, launches in a row are left out, and so are all findings by clocks.
         """
         steps = {"varied": self._varied_trials}
         if timed:
@@ -176,7 +176,7 @@ class SolutionExaminer:
             return self._problem.case(axes, self.draw_spec(regime, layout))
 
     def draw_spec(self, regime: str, layout: str = "contiguous") -> DrawSpec:
-        """How arguments are drawn here."""
+        """The way to draw arguments in this examination."""
         return DrawSpec(regime, layout, self.generator, self._compute_device)
 
     def timed_case(self, work: Workload) -> LaunchCase:
@@ -231,11 +231,11 @@ class SolutionExaminer:
     def checked(
         self, reply: LaunchResult, work: Workload | None = None, *, quick: bool = False
     ) -> list[Reason]:
-        """The reasons of a launch, its values compared to the reference, too.
+        """The reasons of a launch, whose values are compared to the reference, too.
 
-        `work` is what it was timed at. Those of a timed launch, and of a `quick` check, are compared with limits
-        that are quickly found first, and with the full ones where they do not keep these. Raises `ValueError`
-        where the launch has not been read and is not the latest one.
+        `work`: the workload of a timed launch. Values of a timed launch, and of a `quick` check, are compared with
+        narrow limits first, and with the full ones where they break these. Raises `ValueError` where the launch
+        has not been read and is not the latest one.
         """
         with self._checking_budget.measure_cost("" if work is None else work.name):
             if not reply.reasons:
@@ -245,20 +245,20 @@ class SolutionExaminer:
             with self._phase_timer.phase("check"):
                 sure = (quick or work is not None) and self._is_surely_right(reply)
                 finding, ratio = (None, 0.0) if sure else self.compare(reply.case, reply.tensors)
-        self._checked += 1
-        self._timed_checked += work is not None
+        self._checks += 1
+        self._timed_checks += work is not None
         self._last_check = time.perf_counter()
         self.worst_error_ratio = max(self.worst_error_ratio, ratio)
         return [Reason(*finding, reply.trial)] if finding else []
 
     def _is_surely_right(self, reply: LaunchResult) -> bool:
-        """Whether a quick look suffices; a share of the launches is looked at thoroughly whatever it says."""
+        """Whether the quick check suffices; for a share of the launches it never does."""
         if self.rng.random() < _THOROUGH_SHARE or (is_large(reply.case) and not self._launcher.windowed):
             return False
         return reply.case.is_surely_right(reply.tensors)
 
     def compare(self, case: LaunchCase, outputs: Sequence[torch.Tensor]) -> tuple[CheckFinding, float]:
-        """`LaunchCase.check`, on the device where that is sooner done."""
+        """The result of `LaunchCase.check`, on the device where that is quicker."""
         return case.check(outputs, self._compute_device) if is_large(case) else case.check(outputs)
 
     def _varied_trials(self) -> list[Reason]:
@@ -268,22 +268,22 @@ class SolutionExaminer:
         ways = list(itertools.product(regimes, layouts))
         self.rng.shuffle(ways)
         self.rng.shuffle(layouts)
-        unlike = itertools.cycle(layouts)
-        hidden: tuple[Mapping[str, Any] | None, str] | None = None
-        known: list[tuple[Mapping[str, Any] | None, str]] = []
-        enough = max(len(self._workloads), len(layouts))
+        layout_cycle = itertools.cycle(layouts)
+        hidden_draw: tuple[Mapping[str, Any] | None, str] | None = None
+        draws: list[tuple[Mapping[str, Any] | None, str]] = []
+        most_draws = max(len(self._workloads), len(layouts))
         for n in range(max(self.plan.cases, len(regimes), len(layouts))):
             # Every regime and every layout occurs, whatever the order that was drawn.
             regime, layout = ways[n % len(ways)]
             axes = None if n % 3 else self._workloads[(n // 3) % len(self._workloads)].axes
             if self._language is Language.TRITON:
-                # For new sizes and strides it compiles anew, so most launches have other values alone.
-                if n % 3 == 0 and len(known) == enough:
-                    axes, layout = known[(n // 3) % enough]
-                elif n % 3 and hidden and n not in _NEW_SIZES:
-                    axes, layout = hidden
+                # New sizes and strides have it compile again, so most launches differ in values alone.
+                if n % 3 == 0 and len(draws) == most_draws:
+                    axes, layout = draws[(n // 3) % most_draws]
+                elif n % 3 and hidden_draw and n not in _NEW_SIZES:
+                    axes, layout = hidden_draw
                 else:
-                    layout = next(unlike)
+                    layout = next(layout_cycle)
             shift = self.rng.choice((0, 0, self.rng.randrange(1, 64)))
             if n < len(regimes):
                 regime = regimes[n]
@@ -291,9 +291,9 @@ class SolutionExaminer:
                 regime = self.rng.choice(DERIVED_REGIMES)
             case = self.new_case(axes, regime, layout)
             if n % 3:
-                hidden = case.sizes, layout
-            elif len(known) < enough:
-                known.append((axes, layout))
+                hidden_draw = case.sizes, layout
+            elif len(draws) < most_draws:
+                draws.append((axes, layout))
             first = self.launch(case, shift=shift)
             if reasons := self.checked(first):
                 return reasons
@@ -306,14 +306,14 @@ class SolutionExaminer:
         return []
 
     def _late_writes(self, reply: LaunchResult) -> list[Reason]:
-        """Outputs are read when the solution returns, and once more: they must not have changed."""
+        """Read outputs once more after the solution has returned: they must not have changed."""
         if not self._launcher.changed_since(reply):
             return []
         text = "an output changed after the solution had returned"
         return [Reason(ReasonCode.LATE_WRITE, text, reply.trial)]
 
     def _repeated_trial(self, first: LaunchResult) -> list[Reason]:
-        """Equal inputs at other addresses, between other bytes: right again, and equal if so promised."""
+        """Launch with equal inputs at other addresses, between other bytes: right again, and equal if promised."""
         second = self.launch(first.case, shift=self.rng.randrange(1, 64))
         if reasons := self.checked(second):
             return reasons
@@ -354,12 +354,12 @@ class SolutionExaminer:
         for _ in range(_MOST_REDRAWS):
             case = self.new_case(self._workloads[0].axes)
             if case.already_right:
-                continue  # nothing is left to do by what was drawn: no kernel need run
+                continue  # the outputs are right as drawn: no kernel need run
             try:
                 silent = self.launch(case, watch="off")
             except CandidateFault:
-                return ""  # what comes after the kernel could not do without it
-            if silent.reasons or _left_alone(case, silent.tensors):
+                return ""  # the code after the kernel could not do without it
+            if silent.reasons or _are_unchanged(case, silent.tensors):
                 return ""
             finding, ratio = case.check(silent.tensors)
             if ratio != OUTSIDE_DOMAIN:
@@ -378,8 +378,8 @@ class SolutionExaminer:
 
     def _timed_trials(self) -> list[Reason]:
         """Launches as they are timed, in a number the solution cannot know, and some of them checked."""
-        timed = self._pack.timed_workloads(self.plan.device, self._language)
-        work = timed[self.rng.randrange(len(timed))]
+        workloads = self._pack.timed_workloads(self.plan.device, self._language)
+        work = workloads[self.rng.randrange(len(workloads))]
         count = self.plan.timed + self.rng.randrange(self.plan.timed + 1)
         replies: list[LaunchTimes] = []
         idle: list[float] = []
@@ -393,8 +393,8 @@ class SolutionExaminer:
             if n % 2:
                 idle.append(self.idle(case))
             reply = self.timed(case)
-            looked = last or self.should_check(work)
-            if reasons := (self.checked(reply, work) if looked else reply.reasons):
+            is_checked = last or self.should_check(work)
+            if reasons := (self.checked(reply, work) if is_checked else reply.reasons):
                 return reasons
             if n:
                 if reasons := self.plausibility_reasons(reply):
@@ -424,32 +424,32 @@ class SolutionExaminer:
         return [Reason(ReasonCode.CLOCK, problem, label)] if problem else []
 
 
-def _left_alone(case: LaunchCase, outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether given outputs hold what they held, so that they are as wrong as they were: no check need say so."""
-    given = list(case.outputs.values())
-    return len(given) == len(outputs) > 0 and all(map(same_bits, given, outputs))
+def _are_unchanged(case: LaunchCase, outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether outputs are as they were before the launch, and so as wrong as they were."""
+    outputs_before = list(case.outputs.values())
+    return len(outputs_before) == len(outputs) > 0 and all(map(same_bits, outputs_before, outputs))
 
 
 _SHARE_OF_TRIALS = 0.5
-"""The share of the trials' seconds on a host that more launches may take at least."""
+"""Launches beyond the trials may take at least this share of the trials' seconds on a host."""
 _VERIFICATION_S, _LEAST_ON_DEVICE_S = 1.9, 0.2
-"""Seconds of a verification on a device within which there is time for more launches, and what they have at least."""
+"""Seconds of a verification on a device that leave time for more launches, and the least that these get."""
 _LAUNCHES_PER_PAUSE = 80
-"""On average."""
+"""Launches from one pause to the next, on average."""
 _PAUSE_S = (0.05, 0.3)
 _REPEATED_CASES = 4
 """Cases among which repeated launches choose, never the one before: a result that was not computed anew shows."""
 _CONTESTS = 2
-"""In which a solution has to be faster, before it is called so."""
+"""The contests that a solution has to win before it is called faster."""
 
 
 def check_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -> list[Reason]:
-    """Check fresh launches at the sizes that are quick, until as many as planned are, or the time is up.
+    """Check fresh launches at the quick sizes, until the planned number is checked or the time is up.
 
     The reasons of the first that shows a fault; none if all is well. Raises `CandidateFault`.
     """
     more = judge.plan.longer_s
-    if judge.plan.device == "cpu":  # that others use: trials take long, and so may these
+    if judge.plan.device == "cpu":  # others use it, too: trials take long, and so may these launches
         more = max(more, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
     else:
         more = max(_LEAST_ON_DEVICE_S, min(more, _VERIFICATION_S - judge.checked_launches.seconds))
@@ -463,24 +463,24 @@ def check_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -> list
 
 
 def check_timed_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -> list[Reason]:
-    """Check more launches that are asked for as timed ones are, for a contest's share of what is planned.
+    """Check more launches, asked for like timed ones, up to a contest's share of the planned number.
 
     For half of the time with fresh contents, as timed launches have them, then with some of these again, which is
     quicker. The reasons of the first that shows a fault. Raises `CandidateFault`.
     """
     began, plan = time.perf_counter(), judge.plan
-    wanted = -(-plan.contest_launches // _CONTESTS)
-    kept: dict[str, list[LaunchCase]] = {work.name: [] for work in workloads}
+    count = -(-plan.contest_launches // _CONTESTS)
+    cases_of: dict[str, list[LaunchCase]] = {work.name: [] for work in workloads}
     last: LaunchCase | None = None
-    while judge.checked_launches.launches < wanted:
-        spent = time.perf_counter() - began
-        if spent > plan.longer_timed_s:
+    while judge.checked_launches.launches < count:
+        seconds = time.perf_counter() - began
+        if seconds > plan.longer_timed_s:
             break
         work = workloads[judge.rng.randrange(len(workloads))]
-        cases = kept[work.name]
+        cases = cases_of[work.name]
         others = [case for case in cases if case is not last]
         _pause_sometimes(judge, began + plan.longer_timed_s)
-        fresh = len(others) < 2 or spent < plan.longer_timed_s / 2
+        fresh = len(others) < 2 or seconds < plan.longer_timed_s / 2
         if fresh:
             last = judge.timed_case(work)
             cases[:] = [*cases, last][-_REPEATED_CASES:]

@@ -57,15 +57,15 @@ class _DeviceBytes:
 
 
 class ExportedMemory:
-    """Bytes of a device in `tensor` (uint8), of which `fd` is what another process needs to map them."""
+    """Bytes of a device in `tensor` (uint8), and `fd`, the descriptor with which another process maps them."""
 
     def __init__(self, size: int, device: str) -> None:
         """At least `size` bytes on torch's `device`. Raises `ExportError`, `OSError`."""
         if device == "cpu":
-            shared = SharedMemory(size)
-            self.fd, self.size = os.dup(shared.fd), shared.size
-            shared.forget_descriptor()
-            self.tensor = torch.frombuffer(shared.data, dtype=torch.uint8)
+            memory = SharedMemory(size)
+            self.fd, self.size = os.dup(memory.fd), memory.size
+            memory.forget_descriptor()
+            self.tensor = torch.frombuffer(memory.data, dtype=torch.uint8)
             return
         index = _prepare(device)
         properties = _AllocationProperties(_PINNED, _DESCRIPTOR, _Location(_ON_DEVICE, index))
@@ -88,10 +88,10 @@ class ExportedMemory:
             ctypes.c_ulonglong(0),
         )
         self.fd = fd.value
-        self.tensor = _mapped(handle, self.size, index)
+        self.tensor = _map_memory(handle, self.size, index)
 
     def forget_descriptor(self) -> None:
-        """Close `fd`, once whoever shares the memory has mapped it."""
+        """Close `fd`, once the other process has mapped the memory."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -109,16 +109,16 @@ def import_memory(fd: int, size: int, device: str) -> torch.Tensor:
         ctypes.c_void_p(fd),
         ctypes.c_int(_DESCRIPTOR),
     )
-    return _mapped(handle, size, index)
+    return _map_memory(handle, size, index)
 
 
 def _prepare(device: str) -> int:
-    """Make torch's context of the device this thread's; the device's number."""
+    """Make torch's context of the device this thread's; returns the device's number."""
     torch.zeros(1, device=device)
     return int(torch.cuda.current_device())
 
 
-def _mapped(handle: ctypes.c_ulonglong, size: int, index: int) -> torch.Tensor:
+def _map_memory(handle: ctypes.c_ulonglong, size: int, index: int) -> torch.Tensor:
     address, none = ctypes.c_uint64(), ctypes.c_ulonglong(0)
     _call(
         "cuMemAddressReserve",

@@ -13,9 +13,9 @@ from forecast_autotune.errors import RecordError
 from forecast_autotune.variants.constants import decode_constant
 
 _SPECIAL_VALUES = 3
-"""How many elements a NaN or an infinity is put into."""
+"""The number of elements that become NaN or infinite."""
 DERIVED_REGIMES = ("triple", "hundredth", "negative", "tied", "spiked")
-"""Values that whatever takes `normal` ones is tried with, too: faults that N(0, 1) hides show there."""
+"""Regimes that are tried, too, wherever `normal` is one: they show faults that N(0, 1) hides."""
 _SPIKE, _SPIKED_SHARE = 32.0, 64
 
 
@@ -90,15 +90,15 @@ def perturb_values(value: torch.Tensor, generator: torch.Generator) -> torch.Ten
     """
     if value.numel() < 2:
         return value.clone()
-    chosen = torch.rand(value.shape, generator=generator) < 1 / 16
-    chosen.reshape(-1)[torch.randint(0, value.numel(), (1,), generator=generator)] = True
-    return torch.where(chosen, value.reshape(-1).roll(1).reshape(value.shape), value)
+    mask = torch.rand(value.shape, generator=generator) < 1 / 16
+    mask.reshape(-1)[torch.randint(0, value.numel(), (1,), generator=generator)] = True
+    return torch.where(mask, value.reshape(-1).roll(1).reshape(value.shape), value)
 
 
 _SCATTERED, _RUNS, _RUN = 2048, 8, 512
-"""Elements of a tensor that get their neighbour's value: so many alone, and so many in runs of so many."""
+"""Elements of a tensor that get their neighbour's value: single ones, runs of them, and the length of a run."""
 _REMEMBERED_STEPS = 64
-"""Steps that are remembered, for whoever is behind."""
+"""Steps that are remembered, for a block that is behind."""
 
 INTEGER_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their size in bytes."""
@@ -118,9 +118,8 @@ class ElementChange:
 class InputMutator:
     """The tensors of one large case, changed in place by `step`.
 
-    `drawn`: what to change, of which `fixed` names are left alone; `make` computes the arguments from it
-    (by default they are the drawn ones). Both sides of a comparison follow the same drift, each as far as it
-    was asked to.
+    `drawn`: the tensors to change, but for those whose names are `fixed`; `make` computes the arguments from them
+    (by default these are the drawn ones). Both sides of a comparison follow the same drift, each at its own pace.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class InputMutator:
         self.tensors = tensors
         self.version = 0
         """Steps so far."""
-        self._drawn, self._make = drawn, make
+        self._draws, self._make = drawn, make
         self._moving = [
             n for n, t in drawn.items() if n not in fixed and t.is_floating_point() and t.numel() >= 2
         ]
@@ -143,15 +142,15 @@ class InputMutator:
         """Change a few values of every floating tensor that may change."""
         changes = []
         for name in self._moving:
-            tensor = self._drawn[name]
+            tensor = self._draws[name]
             change = _copy_neighbours(name, tensor, generator)
             integer_view(tensor)[change.where] = change.values
             if self.tensors.get(name) is tensor:
                 changes.append(change)
         if self._make is not None:
-            fresh = self._make(self._drawn)
+            fresh = self._make(self._draws)
             for name, tensor in self.tensors.items():
-                if tensor is not self._drawn.get(name):
+                if tensor is not self._draws.get(name):
                     changes.append(_overwrite(name, tensor, fresh[name]))
         self._log = [*self._log, tuple(changes)][-_REMEMBERED_STEPS:]
         self.version += 1
@@ -167,10 +166,10 @@ class InputMutator:
 def _copy_neighbours(name: str, tensor: torch.Tensor, generator: torch.Generator) -> ElementChange:
     """Each element at random places takes the value of the one before it."""
     count = tensor.numel()
-    scattered = torch.randint(0, count, (min(_SCATTERED, -(-count // 16)),), generator=generator)
+    singles = torch.randint(0, count, (min(_SCATTERED, -(-count // 16)),), generator=generator)
     starts = torch.randint(0, count, (_RUNS,), generator=generator)
     runs = (starts[:, None] + torch.arange(min(_RUN, -(-count // 64)))).reshape(-1) % count
-    where = torch.cat([scattered, runs]).unique()
+    where = torch.cat([singles, runs]).unique()
     return ElementChange(name, where, integer_view(tensor)[(where - 1) % count])
 
 

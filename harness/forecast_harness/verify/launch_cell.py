@@ -1,7 +1,7 @@
 """Code that runs next to the candidate, in the cell: places inputs, calls, copies bytes out.
 
-Nothing said here is believed for its own sake: outputs are bytes that the judge compares, seconds must
-agree with the judge's clock. All functions that a candidate could replace are captured on import, before
+The judge does not rely on anything that is said here: outputs are bytes that it compares, seconds must agree
+with its own clock. All functions that a candidate could replace are captured on import, before
 its code loads. Candidates see one entry for every purpose: checks and timings are the same call.
 """
 
@@ -39,7 +39,7 @@ from forecast_harness.verify.inputs import INTEGER_DTYPES, decode_arguments
 
 # Captured on import, before the candidate's code loads.
 _clock, _wall_clock, _cpu_seconds = time.perf_counter_ns, time.perf_counter, time.process_time
-_read, _move = ctypes.string_at, ctypes.memmove
+_read_memory, _move = ctypes.string_at, ctypes.memmove
 _empty, _full, _frombuffer, _uint8, _int64 = (
     torch.empty,
     torch.full,
@@ -54,7 +54,7 @@ _pointer, _size, _stride, _numel = (
     torch.Tensor.numel,
 )
 _narrow, _view, _cpu, _to = torch.Tensor.narrow, torch.Tensor.view, torch.Tensor.cpu, torch.Tensor.to
-_copy, _put, _fill, _clone = (
+_copy, _index_copy, _fill, _clone = (
     torch.Tensor.copy_,
     torch.Tensor.index_copy_,
     torch.Tensor.fill_,
@@ -66,7 +66,7 @@ _iterate_tuple, _iterate_list = tuple.__iter__, list.__iter__
 _bases = type.__dict__["__mro__"].__get__
 _synchronize = torch.cuda.synchronize
 _plain = (torch.Tensor, torch.nn.Parameter)
-_strided = torch.strided
+_strided_layout = torch.strided
 NO_ARRAYS: Mapping[str, TensorBytes] = MappingProxyType({})
 _modes = torch.overrides._get_current_function_mode_stack
 _dispatch_modes = _get_current_dispatch_mode_stack
@@ -99,7 +99,7 @@ def prepare(
 
 
 def place(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
-    """Take the contents of the block called `name`: all of it (`block`), or changes of what it was.
+    """Take the contents of the block called `name`: all of it (`block`), or changes of its contents.
 
     `patches` lists slots; arrays `at0` (numbers of elements) and `to0` (their new bits) belong to the first.
     """
@@ -111,9 +111,9 @@ def place(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
 def launch(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """Place the block, call the candidate once, read what it returned.
+    """Place the block, call the candidate once, read its outputs.
 
-    The block is in the question, or it is what `place` was given under the name `held`. The value has `seconds`,
+    The block is in the question, or `place` has taken it under the name in `held`. The value has `seconds`,
     `whole` and `protocol` (see `LaunchTiming`), `outputs` (see `_described`), `operations`, `kernels` and `compiled`
     (see `KernelCounter`) and `harness` (see `process_report`); the arrays are `block`, as it is afterwards, and the
     bytes of every output. Where the question has a `seed`, there are no arrays, but `digests` instead (see `_digests`).
@@ -124,17 +124,17 @@ def launch(
     _poison(int(payload["output_bytes"]), state)
     kernels = state["kernels"]
     before = (0, 0) if kernels is None else (kernels.launches, kernels.compilations)
-    with watch_launch(payload["watch"], kernels) as seen:
-        taken = _timed(call, payload, slots, state)
-    state["last"] = taken.result
+    with watch_launch(payload["watch"], kernels) as operations:
+        timing = _timed(call, payload, slots, state)
+    state["last"] = timing.result
     state["most"] = 4 * int(payload["output_bytes"]) + 4096
-    answer = _answered(payload, slots, state)
+    answer = _answer_outputs(payload, slots, state)
     after = before if kernels is None else (kernels.launches, kernels.compilations)
     value = {
-        "seconds": taken.seconds,
-        "whole": taken.total_seconds,
-        "protocol": taken.protocol,
-        "operations": seen,
+        "seconds": timing.seconds,
+        "whole": timing.total_seconds,
+        "protocol": timing.protocol,
+        "operations": operations,
         "kernels": after[0] - before[0],
         "compiled": after[1] - before[1],
         "harness": process_report(state),
@@ -159,7 +159,7 @@ def build(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: 
 
 
 def arm(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
-    """Keep what later windows of the same `form` ask for: all but contents, and seen in a window before."""
+    """Keep the question of later windows of the same `form`, without contents; a window has shown it before."""
     state.setdefault("forms", {})[payload["form"]] = dict(payload)
     return CellAnswer({"harness": process_report(state)})
 
@@ -167,7 +167,7 @@ def arm(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: di
 def report(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """The cell's findings about its process, which windows that are timed have no time for."""
+    """Report on the process, for which windows that are timed have no time."""
     note_question(state)
     return CellAnswer({"harness": process_report(state)})
 
@@ -175,18 +175,18 @@ def report(
 def window(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """All that happens between a question and its answer where the judge's clock decides.
+    """Do all work between a question and its answer where the judge's clock decides.
 
     The block lies in the shared memory already. The value is that of `launch`, and `places`, the addresses of
-    all outputs that were returned: whoever has stopped this process reads them there. `form` names an armed
-    one. `act` says what to do: `launch`; `again`: describe the last launch's outputs once more; `nothing`; or
+    all outputs that were returned: the judge reads them there once it has stopped this process. `form` names
+    an armed question. `act` is one of: `launch`; `again`: describe the last launch's outputs once more; `nothing`; or
     `null`: return tensors like those listed in `null`, as a launch that costs nothing does.
     """
     if "forms" in state and payload.get("form") in state["forms"]:
         payload = {**state["forms"][payload["form"]], **payload}
     note_question(state)
-    held: BlockStore = state["held"]
-    held.adopt(state["shared"], payload["size"])
+    blocks: BlockStore = state["held"]
+    blocks.adopt(state["shared"], payload["size"])
     slots = slots_of(payload["slots"], state)
     state["most"] = 4 * payload["output_bytes"] + 4096
     kernels, act = state["kernels"], payload["act"]
@@ -196,10 +196,10 @@ def window(
         if payload["poison"]:
             _poison(payload["output_bytes"], state)
         call = _bound(payload, arrays, state, slots) if act == "launch" else partial(_nothing, payload, state)
-        with watch_launch(payload["watch"], kernels) as seen:
-            taken = _timed(call, payload, slots, state)
-        state["last"] = taken.result
-        value |= {"seconds": taken.seconds, "whole": taken.total_seconds, "operations": seen}
+        with watch_launch(payload["watch"], kernels) as operations:
+            timing = _timed(call, payload, slots, state)
+        state["last"] = timing.result
+        value |= {"seconds": timing.seconds, "whole": timing.total_seconds, "operations": operations}
     result, spans = _described(state.get("last") if act != "nothing" else None, state)
     after = before if kernels is None else (kernels.launches, kernels.compilations)
     value |= {"kernels": after[0] - before[0], "compiled": after[1] - before[1], "outputs": result}
@@ -211,22 +211,22 @@ def window(
     return CellAnswer(value)
 
 
-def slots_of(listed: list[Any], state: dict[str, Any]) -> list[Slot]:
+def slots_of(requests: list[Any], state: dict[str, Any]) -> list[Slot]:
     """The slots of a question; those of an armed form are made once."""
-    known = state.setdefault("slots", {})
-    if known.get("of") is not listed:
-        known["of"], known["made"] = listed, [Slot.from_json(s) for s in listed]
-    results: list[Slot] = known["made"]
+    cache = state.setdefault("slots", {})
+    if cache.get("of") is not requests:
+        cache["of"], cache["made"] = requests, [Slot.from_json(s) for s in requests]
+    results: list[Slot] = cache["made"]
     return results
 
 
 def _nothing(payload: Mapping[str, Any], state: dict[str, Any]) -> list[torch.Tensor]:
-    """Tensors of these forms, the same ones every time."""
+    """Tensors of the forms in `null`, the same ones every time."""
     result: dict[str, list[torch.Tensor]] = state.setdefault("null", {})
     key = repr(payload["null"])
     if key not in result:
         result[key] = [
-            torch.zeros(one["shape"], dtype=getattr(torch, one["dtype"])) for one in payload["null"]
+            torch.zeros(form["shape"], dtype=getattr(torch, form["dtype"])) for form in payload["null"]
         ]
     return result[key]
 
@@ -234,12 +234,12 @@ def _nothing(payload: Mapping[str, Any], state: dict[str, Any]) -> list[torch.Te
 def again(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
     """Read the last outputs once more, and the `block` if that is asked for: nothing may have changed."""
     note_question(state)
-    answer = _answered(payload, [], state)
+    answer = _answer_outputs(payload, [], state)
     return CellAnswer({**answer.value, "harness": process_report(state)}, answer.arrays)
 
 
 def idle(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
-    """All that `launch` does around the kernels, without them: the cost of asking, see `DeviceTimer.idle`."""
+    """Do all that `launch` does around the kernels, without them: the cost of asking, see `DeviceTimer.idle`."""
     note_question(state, arrays)
     slots = _restored(payload, arrays, state)
     _poison(int(payload["output_bytes"]), state)
@@ -248,31 +248,31 @@ def idle(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: d
         inputs = BlockReplayBuffers(state["held"], payload.get("held", ""), slots)
         call = _bound(payload, arrays, state, slots) if "last" in state else None
         timer.idle(inputs, payload["output_bytes"], payload["protocol"], call)
-    answer = _answered(payload, slots, state) if "last" in state else CellAnswer({})
+    answer = _answer_outputs(payload, slots, state) if "last" in state else CellAnswer({})
     return CellAnswer({**answer.value, "harness": process_report(state)}, answer.arrays)
 
 
 def _change(name: str, patches: list[Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> None:
-    held: BlockStore = state["held"]
+    blocks: BlockStore = state["held"]
     if "block" in arrays:
-        held.put(name, arrays["block"])
+        blocks.put(name, arrays["block"])
     for n, slot in enumerate(patches):
-        held.patch(name, Slot.from_json(slot), arrays[f"at{n}"], arrays[f"to{n}"])
+        blocks.patch(name, Slot.from_json(slot), arrays[f"at{n}"], arrays[f"to{n}"])
 
 
 def _restored(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> list[Slot]:
     """Put the question's block in place; its slots."""
-    held: BlockStore = state["held"]
+    blocks: BlockStore = state["held"]
     name = payload.get("held", "")
     if not name:
-        held.put(name, arrays["block"])
-    held.restore(name)
+        blocks.put(name, arrays["block"])
+    blocks.restore(name)
     return [Slot.from_json(s) for s in payload["slots"]]
 
 
-def _answered(payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]) -> CellAnswer:
+def _answer_outputs(payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]) -> CellAnswer:
     """The last outputs' description and bytes, or their digests where `payload` has a `seed`."""
     result, spans = _described(state["last"], state)
     if "seed" in payload:
@@ -289,10 +289,9 @@ def _digests(
 ) -> list[int]:
     """The digests of the block but for its outputs, of every output in it, and of every output that was returned.
 
-    Computed at once after the call, before the judge has said whether it will read the bytes themselves: if
-    it does, what comes then has to have these digests. That finds whatever changes after the call, and
-    bounds nothing else: a candidate that replaces this very code, which lies in its own process, is held by
-    nothing but those launches that are read.
+    They are computed at once after the call, before the judge has said whether it will read the bytes: if it
+    does, the bytes have to have these digests. So a change after the call shows, and nothing else: a candidate
+    that replaces this very code, which lies in its own process, is caught by those launches alone that are read.
     """
     digest: BlockHasher = state["digest"]
     block = state["held"].bytes()
@@ -306,7 +305,7 @@ def _digests(
 def _timed(
     call: Callable[[], Any], payload: Mapping[str, Any], slots: list[Slot], state: dict[str, Any]
 ) -> LaunchTiming:
-    """Time a launch. One that is watched is not recorded."""
+    """Time a launch; a launch that is watched is not recorded."""
     timer: DeviceTimer | None = state["timer"]
     if timer is None:
         begin = _clock()
@@ -323,11 +322,11 @@ def _bound(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any], slots: list[Slot]
 ) -> Callable[[], Any]:
     """The candidate's call with the question's arguments."""
-    held: BlockStore = state["held"]
-    views, shape = held.views(slots), payload["call"]
+    blocks: BlockStore = state["held"]
+    views, shape = blocks.views(slots), payload["call"]
     positional = [decode_arguments(s, views) for s in shape["args"]]
-    named = {n: decode_arguments(s, views) for n, s in shape["kwargs"].items()}
-    return partial(_callable(payload, arrays, state), *positional, **named)
+    keywords = {n: decode_arguments(s, views) for n, s in shape["kwargs"].items()}
+    return partial(_callable(payload, arrays, state), *positional, **keywords)
 
 
 def _callable(
@@ -350,9 +349,9 @@ def _callable(
             raise StateDictError(str(error)) from error
     model: Callable[..., Any] = state["model"]
 
-    def call(*positional: Any, **named: Any) -> Any:
+    def call(*positional: Any, **keywords: Any) -> Any:
         with torch.no_grad():
-            return model(*positional, **named)
+            return model(*positional, **keywords)
 
     return call
 
@@ -366,8 +365,8 @@ def _poison(size: int, state: dict[str, Any]) -> None:
     count = max(size, 64)
     if state["device"] == "cpu" and count >= MAPPED_BYTES:
         return
-    held = [_full((count,), 255, dtype=torch.uint8, device=state["device"]) for _ in range(3)]
-    del held
+    buffers = [_full((count,), 255, dtype=torch.uint8, device=state["device"]) for _ in range(3)]
+    del buffers
 
 
 def _described(
@@ -413,7 +412,7 @@ def _items_of(result: Any) -> list[Any]:
     if result is None:
         return []
     for base, iterate in ((tuple, _iterate_tuple), (list, _iterate_list)):
-        if any(one is base for one in _bases(kind)):  # no `==`, which a metaclass may define
+        if any(b is base for b in _bases(kind)):  # no `==`, which a metaclass may define
             return list(iterate(result))
     return [result]
 
@@ -422,17 +421,17 @@ def _bytes_at(address: int, size: int, owner: torch.Tensor) -> TensorBytes:
     if size == 0:
         return TensorBytes("uint8", (0,), b"")
     if owner.device.type == "cpu":
-        return TensorBytes("uint8", (size,), _read(address, size))
+        return TensorBytes("uint8", (size,), _read_memory(address, size))
     result = _cpu(bytes_at(owner, address, size))
     return TensorBytes("uint8", (size,), memoryview(result.numpy()))
 
 
 _DOUBLING_LIMIT = 1 << 26
-"""Bytes up to which a block is made twice as large as asked for, so that it grows, and moves, less often."""
+"""A block of up to so many bytes is made twice as large as needed, so that it grows, and moves, less often."""
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a tensor's storage, through another tensor: its own version counter must not tell."""
+    """All bytes of a tensor's storage, through another tensor, which leaves its own version counter alone."""
     return _set(_empty(0, dtype=_uint8, device=tensor.device), _storage(tensor))
 
 
@@ -444,7 +443,7 @@ def address_range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def bytes_at(owner: torch.Tensor, address: int, size: int) -> torch.Tensor:
-    """So many bytes of a tensor's storage from an address on; what holds no element may have no address."""
+    """So many bytes of a tensor's storage from an address on; a tensor without elements may have no address."""
     whole = storage_bytes(owner)
     return _narrow(whole, 0, address - _pointer(whole) if size else 0, size)
 
@@ -468,11 +467,11 @@ class BlockStore:
     def put(self, name: str, array: TensorBytes) -> None:
         """Take new contents for `name`."""
         source = _frombuffer(array.data, dtype=_uint8)
-        kept = self._pristine.get(name)
-        if kept is None or _numel(kept) != _numel(source):
+        pristine = self._pristine.get(name)
+        if pristine is None or _numel(pristine) != _numel(source):
             self._pristine.pop(name, None)
-            kept = self._pristine[name] = _empty(_numel(source), dtype=_uint8, device=self._device)
-        _copy(kept, source)
+            pristine = self._pristine[name] = _empty(_numel(source), dtype=_uint8, device=self._device)
+        _copy(pristine, source)
 
     def patch(self, name: str, slot: Slot, where: TensorBytes, values: TensorBytes) -> None:
         """Change elements of one tensor of `name`, numbered as they lie in memory, to other bytes."""
@@ -480,21 +479,21 @@ class BlockStore:
         flat = _narrow(self._pristine[name], 0, slot.offset, slot.span * width)
         index = _to(_frombuffer(where.data, dtype=_int64), self._device)
         fresh = _to(_frombuffer(values.data, dtype=INTEGER_DTYPES[width]), self._device)
-        _put(_view(flat, INTEGER_DTYPES[width]), 0, index, fresh)
+        _index_copy(_view(flat, INTEGER_DTYPES[width]), 0, index, fresh)
 
     def restore(self, name: str) -> None:
         """Copy all of `name` over the block."""
-        kept = self._pristine[name]
-        size = self.size = int(_numel(kept))
+        pristine = self._pristine[name]
+        size = self.size = int(_numel(pristine))
         if _numel(self.block) < size:
             room = max(size, 1 << 16) * 2 if size <= _DOUBLING_LIMIT else size
             self._views.clear()
             self.block = _empty(0, dtype=_uint8, device=self._device)  # frees the old one first
             self.block = _empty(room, dtype=_uint8, device=self._device)
         if self._device == "cpu":
-            _move(_pointer(self.block), _pointer(kept), size)
+            _move(_pointer(self.block), _pointer(pristine), size)
         else:
-            _copy(_narrow(storage_bytes(self.block), 0, 0, size), kept)
+            _copy(_narrow(storage_bytes(self.block), 0, 0, size), pristine)
 
     def adopt(self, memory: torch.Tensor, size: int) -> None:
         """Use the first `size` bytes of memory that somebody else fills."""
@@ -521,8 +520,8 @@ class BlockStore:
 class BlockReplayBuffers(ReplayBuffers):
     """The block as `BlockStore` restores it under a name, and its slots."""
 
-    def __init__(self, held: BlockStore, name: str, slots: Sequence[Slot]) -> None:
-        self._blocks, self._name, self._slots = held, name, slots
+    def __init__(self, blocks: BlockStore, name: str, slots: Sequence[Slot]) -> None:
+        self._blocks, self._name, self._slots = blocks, name, slots
 
     def clear(self) -> None:
         """Zeros: a valid index, and nothing to compute from."""
@@ -530,21 +529,21 @@ class BlockReplayBuffers(ReplayBuffers):
 
     def restore(self, result: Any) -> None:
         """The block as the judge wants it; NaN in all outputs, which may lie in the block."""
-        for match in _returned_bytes(result):
-            _fill(match, 255)
+        for output in _returned_bytes(result):
+            _fill(output, 255)
         self._blocks.restore(self._name)
 
     def output_copies(self, result: Any) -> list[Any]:
         """The outputs in the block, and those returned."""
         block = self._blocks.bytes()
         inside = [_narrow(block, 0, start, stop - start) for start, stop in output_spans(self._slots)]
-        return [_clone(one) for one in (*inside, *_returned_bytes(result))]
+        return [_clone(t) for t in (*inside, *_returned_bytes(result))]
 
 
 def _returned_bytes(result: Any) -> list[torch.Tensor]:
     """The bytes of all plain tensors on a device that were returned."""
     items = list(result) if type(result) in (tuple, list) else [result]
-    plain = [i for i in items if type(i) in _plain and i.layout == _strided and i.is_cuda]
+    plain = [i for i in items if type(i) in _plain and i.layout == _strided_layout and i.is_cuda]
     return [bytes_at(item, *address_range(item)) for item in plain]
 
 
@@ -562,13 +561,13 @@ class KernelCounter:
         from triton import knobs
         from triton.runtime.jit import JITFunction
 
-        knobs.compilation.listener = self._compiled
+        knobs.compilation.listener = self._note_compilation
         self._count(JITFunction, "run")
         if knobs.runtime.interpret:
             interpreter = importlib.import_module("triton.runtime.interpreter")
             self._count(interpreter.GridExecutor, "__call__")
 
-    def _compiled(self, *args: Any, cache_hit: bool = False, **facts: Any) -> None:
+    def _note_compilation(self, *args: Any, cache_hit: bool = False, **facts: Any) -> None:
         self.compilations += not cache_hit
 
     def _count(self, place: Any, name: str) -> None:
@@ -582,9 +581,9 @@ class KernelCounter:
 
 
 class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, seen: dict[str, int]) -> None:
+    def __init__(self, operations: dict[str, int]) -> None:
         super().__init__()
-        self._seen = seen
+        self._operations = operations
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -594,34 +593,34 @@ class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        touched = [a for a in (*args, result) if hasattr(a, "numel") and hasattr(a, "is_floating_point")]
-        most = max((t.numel() for t in touched if t.is_floating_point()), default=0)
+        tensors = [a for a in (*args, result) if hasattr(a, "numel") and hasattr(a, "is_floating_point")]
+        most = max((t.numel() for t in tensors if t.is_floating_point()), default=0)
         name = func.name() if hasattr(func, "name") else str(func)
-        self._seen[name] = max(self._seen.get(name, 0), most)
+        self._operations[name] = max(self._operations.get(name, 0), most)
         return result
 
 
 class _MemoryRecorder(_OperationRecorder):
-    """Notes the most bytes at a time of tensors that operations gave, under `PEAK`."""
+    """Records the most bytes at a time of tensors that operations made, under `PEAK`."""
 
-    def __init__(self, seen: dict[str, int]) -> None:
-        super().__init__(seen)
+    def __init__(self, operations: dict[str, int]) -> None:
+        super().__init__(operations)
         self._tensors: Counter[int] = Counter()
         self._bytes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        handed = (*args, *(kwargs or {}).values())
-        given = {_pointer(a) for a in handed if isinstance(a, torch.Tensor)}
+        arguments = (*args, *(kwargs or {}).values())
+        addresses = {_pointer(a) for a in arguments if isinstance(a, torch.Tensor)}
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, torch.Tensor) and (
-                _pointer(tensor) not in given or self._tensors[_pointer(tensor)]
+                _pointer(tensor) not in addresses or self._tensors[_pointer(tensor)]
             ):
                 at = _pointer(tensor)
                 self._tensors[at] += 1
                 self._bytes[at] = max(self._bytes.get(at, 0), tensor.untyped_storage().nbytes())
                 weakref.finalize(tensor, self._release, at)
-        self._seen[PEAK] = max(self._seen.get(PEAK, 0), sum(self._bytes.values()))
+        self._operations[PEAK] = max(self._operations.get(PEAK, 0), sum(self._bytes.values()))
         return result
 
     def _release(self, at: int) -> None:
@@ -631,25 +630,25 @@ class _MemoryRecorder(_OperationRecorder):
 
 
 PEAK = "peak bytes"
-"""The result of a launch whose memory is watched: the most that it held at a time, beside its arguments."""
+"""The operation under which a launch whose memory is watched has the most bytes at a time, beside its arguments."""
 
 
 @contextmanager
 def watch_launch(mode: str, kernels: KernelCounter | None) -> Iterator[dict[str, int]]:
-    """Yield what is seen of framework operations: name -> most elements that one call of it touched.
+    """Yield framework operations as they are called: name -> most elements that one call of it touched.
 
     mode "": nothing is watched; "operations": framework operations are; "memory": `PEAK` is; "off": Triton kernels do
     nothing.
     """
-    seen: dict[str, int] = {}
+    operations: dict[str, int] = {}
     if mode in ("operations", "memory"):
-        with (_OperationRecorder if mode == "operations" else _MemoryRecorder)(seen):
-            yield seen
+        with (_OperationRecorder if mode == "operations" else _MemoryRecorder)(operations):
+            yield operations
         return
     if kernels is not None:
         kernels.suppressed = mode == "off"
     try:
-        yield seen
+        yield operations
     finally:
         if kernels is not None:
             kernels.suppressed = False
@@ -661,7 +660,7 @@ of parallel loops do for a moment, are taken for idle."""
 _SERVING_SECONDS = 0.003
 """CPU seconds that reading a question and writing an answer may take, on a machine whose caches others fill."""
 _SECONDS_PER_BYTE = 1e-9
-"""CPU seconds that a byte of either may take beside: it is copied a few times."""
+"""CPU seconds that each byte of a question or an answer may take, too: it is copied a few times."""
 
 WATCHED: tuple[tuple[Any, str], ...] = (
     (time, "perf_counter"),
@@ -697,7 +696,7 @@ WATCHED: tuple[tuple[Any, str], ...] = (
     (torch.Tensor, "cpu"),
     (torch.Tensor, "to"),
 )
-"""Functions a harness rests on; a candidate has no reason to replace any of them."""
+"""Functions that the harness relies on; a candidate has no reason to replace any of them."""
 
 
 def _identities() -> list[int]:
@@ -705,8 +704,8 @@ def _identities() -> list[int]:
 
 
 def arithmetic_settings() -> dict[str, str]:
-    """Settings that change what other code computes: the same for all that is judged, as none may change them."""
-    return {name: _setting(read) for name, read in _SETTINGS.items()}
+    """Settings that change the results of other code: the same for all candidates, as none may change them."""
+    return {name: _setting(getter) for name, getter in _SETTINGS.items()}
 
 
 _SETTINGS: dict[str, Callable[[], Any]] = {
@@ -728,29 +727,29 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _setting(read: Callable[[], Any]) -> str:
+def _setting(getter: Callable[[], Any]) -> str:
     try:
-        return str(read())
+        return str(getter())
     except RuntimeError:  # torch refuses to tell when old and new ways of setting it were mixed
         return "inconsistent"
 
 
 def remember_process(state: dict[str, Any]) -> None:
-    """Note how things are before the candidate's code is imported."""
+    """Record functions and settings before the candidate's code is imported."""
     state["identities"], state["flags"] = _identities(), arithmetic_settings()
 
 
 def note_question(state: dict[str, Any], arrays: Mapping[str, TensorBytes] = NO_ARRAYS) -> None:
-    """Note what the process computed since the last answer: nothing was asked of it meanwhile.
+    """Add up CPU seconds of the process since the last answer: nothing was asked of it meanwhile.
 
-    Bytes of the question's `arrays`, and of the last answer's, had to be moved.
+    Copies of the question's `arrays`, and of the last answer's, are not counted.
     """
     if "rested" in state:
         cpu, wall = state["rested"]
         seconds, before = state.get("outside", (0.0, 0.0))
-        moved = state.pop("answered", 0) + _bytes_of(arrays)
-        served = max(0.0, _cpu_seconds() - cpu - _SERVING_SECONDS - moved * _SECONDS_PER_BYTE)
-        state["outside"] = seconds + served, before + _wall_clock() - wall
+        size = state.pop("answered", 0) + _bytes_of(arrays)
+        seconds_of_work = max(0.0, _cpu_seconds() - cpu - _SERVING_SECONDS - size * _SECONDS_PER_BYTE)
+        state["outside"] = seconds + seconds_of_work, before + _wall_clock() - wall
 
 
 def _bytes_of(arrays: Mapping[str, TensorBytes]) -> int:
@@ -758,34 +757,34 @@ def _bytes_of(arrays: Mapping[str, TensorBytes]) -> int:
 
 
 def note_answer(state: dict[str, Any]) -> None:
-    """Note that what was asked is done: what the process computes from here on, nobody asked of it."""
+    """Note the end of an answer: the process has nothing to compute from here on."""
     state["rested"] = _cpu_seconds(), _wall_clock()
 
 
 def process_report(state: dict[str, Any]) -> dict[str, Any]:
-    """Changes in the process: `patched` functions, its `flags`, and work of its `threads`.
+    """Report changes in the process: `patched` functions, its `flags`, and work of its `threads`.
 
-    Threads may live on, as those of libraries do; to compute while nothing is asked is what none may do. This runs next
+    Threads may live on, as those of libraries do, but none may compute while nothing is asked. This runs next
     to the candidate, so it finds honest mistakes, and cheats that do not look for it.
     """
     now, flags = _identities(), arithmetic_settings()
-    patched = [
+    replacements = [
         f"{place.__name__}.{name}"
-        for (place, name), was, result in zip(WATCHED, state["identities"], now, strict=True)
-        if was != result
+        for (place, name), before, identity in zip(WATCHED, state["identities"], now, strict=True)
+        if before != identity
     ]
     seconds, wall = state.get("outside", (0.0, 0.0))
-    busy = seconds > _MOST_IDLE_SECONDS and seconds > _MOST_IDLE_SHARE * wall
+    is_busy = seconds > _MOST_IDLE_SECONDS and seconds > _MOST_IDLE_SHARE * wall
     note_answer(state)
     return {
-        "patched": patched,
+        "patched": replacements,
         "flags": {n: v for n, v in flags.items() if v != state["flags"][n]},
-        "threads": [f"{seconds:.2f} s of CPU time in {wall:.2f} s between questions"] if busy else [],
+        "threads": [f"{seconds:.2f} s of CPU time in {wall:.2f} s between questions"] if is_busy else [],
     }
 
 
 MAPPED_BYTES = 32 << 20
-"""Bytes from which on a host's allocator always asks the system, which hands out zeros."""
+"""An allocation of so many bytes or more always comes from the system, as zeros."""
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -793,9 +792,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator keep what is freed, up to the size from which on it cannot.
+    """Have the allocator keep freed memory, up to the size from which on it cannot.
 
-    Else it decides by what was freed before whether an output of megabytes lies in warm memory or has to be
+    Else it decides by earlier frees whether an output of megabytes lies in warm memory or has to be
     asked for page by page, which takes longer than to compute it: two equal solutions would differ by chance.
     """
     with suppress(AttributeError, OSError):

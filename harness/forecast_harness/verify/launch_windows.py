@@ -2,8 +2,8 @@
 
 While all of the cell's processes are stopped, the judge looks at its clock, copies new inputs to memory that the
 cell maps, resumes the cell and asks. After the answer it copies the outputs out of that memory, and looks at its
-clock again. So whoever computes before has no inputs, and what is written afterwards does not count, also where
-the device still works when the answer comes.
+clock again. So a candidate that computes before has no inputs, and bytes that it writes afterwards do not count, also
+where the device still works when the answer comes.
 
 Where values mean the same in another order, launches have the inputs of one case, rotated by another number of
 elements each: the whole of them is new, at the price of two copies on the device.
@@ -43,19 +43,19 @@ _OUTPUT_SLACK = 1 << 12
 """Bytes that the outputs of a launch may take beyond twice what they have to."""
 _GLIMPSE_BYTES = 1 << 12
 _UNLIKE, _MOST = 0.05, 0.5
-"""By how much two right results differ at the very most, and what share of elements is no accident."""
+"""The most by which two right results differ, and the share of elements beyond which that is no accident."""
 
 
 @dataclass(frozen=True)
 class BatchDraw:
-    """The inputs of the launches of a window, and where a few bytes of the outputs of each are looked at."""
+    """The inputs of the launches of a window, and the places of a few bytes to read of each launch's outputs."""
 
     given: Sequence[Mapping[str, int] | LaunchCase]
-    """By how many elements each launch's inputs are rotated, or another case."""
+    """By launch, by how many elements its inputs are rotated, or another case."""
     output: float
-    """Which output is looked at, as a share of all."""
+    """The output to read, as a share of all outputs."""
     places: Sequence[float]
-    """Where in it, by launch, as a share of its size."""
+    """The place in the output, by launch, as a share of its size."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Glimpse:
 
     def unlike(self, other: Glimpse) -> list[int]:
         """Launches of which most elements are unlike another cell's by far; none where forms differ."""
-        one, two = self.form, other.form
-        if (one.dtype, one.shape, one.stride) != (two.dtype, two.shape, two.stride):
+        a_form, b_form = self.form, other.form
+        if (a_form.dtype, a_form.shape, a_form.stride) != (b_form.dtype, b_form.shape, b_form.stride):
             return []
-        kind = getattr(torch, one.dtype)
+        kind = getattr(torch, a_form.dtype)
         a, b = self.data.view(kind), other.data.view(kind)
         if kind.is_floating_point:  # of eight bits, too, which devices do not compare
             a, b = a.float(), b.float()
@@ -97,18 +97,18 @@ class BatchInputs:
 
     def draw(self, count: int, rng: random.Random) -> BatchDraw:
         """Draw the inputs of the next so many launches."""
-        given: list[Mapping[str, int] | LaunchCase] = []
+        inputs: list[Mapping[str, int] | LaunchCase] = []
         for _ in range(count):
             spans = ((s.name, s.span) for s in self.arena.slots if s.name in self.rotatable)
             turns = {name: rng.randrange(1, span) for name, span in spans}
-            given.append(turns or replace(self.fresh(), layouts={}))
-        return BatchDraw(given, rng.random(), [rng.random() for _ in range(count)])
+            inputs.append(turns or replace(self.fresh(), layouts={}))
+        return BatchDraw(inputs, rng.random(), [rng.random() for _ in range(count)])
 
-    def case_of(self, given: Mapping[str, int] | LaunchCase) -> LaunchCase:
+    def case_of(self, inputs: Mapping[str, int] | LaunchCase) -> LaunchCase:
         """The case of one launch of a draw."""
-        return given if isinstance(given, LaunchCase) else self._rotated(given)
+        return inputs if isinstance(inputs, LaunchCase) else self._rotated_case(inputs)
 
-    def _rotated(self, turns: Mapping[str, int]) -> LaunchCase:
+    def _rotated_case(self, turns: Mapping[str, int]) -> LaunchCase:
         """The case whose inputs are rotated by so many elements."""
         tensors = {
             n: torch.roll(t.contiguous().reshape(-1), turns[n]).reshape(t.shape) if turns.get(n) else t
@@ -119,7 +119,7 @@ class BatchInputs:
 
 @dataclass(frozen=True)
 class CollectedLaunch:
-    """A launch of a window: its case, and bytes that were read of it."""
+    """A launch of a window: its case, and the bytes of its outputs."""
 
     case: Callable[[], LaunchCase]
     data: torch.Tensor
@@ -140,28 +140,28 @@ class LaunchBatches:
     """Batches of launches of one case in one cell. Raises `ExportError` where memory cannot be shared."""
 
     def __init__(
-        self, cell: Cell, name: str, given: BatchInputs, count: int, device: str, rng: random.Random
+        self, cell: Cell, name: str, inputs: BatchInputs, count: int, device: str, rng: random.Random
     ) -> None:
         """`count` launches in a window, on torch's `device`; no other batches of this cell have the `name`."""
-        self._cell, self._name, self._given, self._device, self._rng = cell, name, given, device, rng
+        self._cell, self._name, self._batch_inputs, self._device, self._rng = cell, name, inputs, device, rng
         self.count = count
-        self._stride = aligned_size(given.arena.block.numel())
-        self._room = aligned_size(2 * given.case.output_bytes + _OUTPUT_SLACK)
+        self._stride = aligned_size(inputs.arena.block.numel())
+        self._room = aligned_size(2 * inputs.case.output_bytes + _OUTPUT_SLACK)
         self._inputs = ExportedMemory(count * self._stride, device)
-        copied, pooled = count * self._room, count * aligned_size(given.case.output_bytes) + SLACK_BYTES
-        self._outputs = ExportedMemory(copied if device == "cpu" else copied + pooled, device)
-        self._pristine = given.arena.block.to(device)
+        copies, pool = count * self._room, count * aligned_size(inputs.case.output_bytes) + SLACK_BYTES
+        self._outputs = ExportedMemory(copies if device == "cpu" else copies + pool, device)
+        self._pristine = inputs.arena.block.to(device)
         self._next = torch.empty(count * self._stride, dtype=torch.uint8, device=device)
-        self._collected = torch.empty(
-            self._stride if given.case.outputs else self._room, dtype=torch.uint8, device=device
+        self._sample_data = torch.empty(
+            self._stride if inputs.case.outputs else self._room, dtype=torch.uint8, device=device
         )
-        self._chosen = 0
-        """Which launch of a window is read: a secret until it ends."""
-        self._last = given.draw(0, rng)
-        self._described: tuple[list[Any], list[Any]] = ([], [])
+        self._sample_number = 0
+        """The launch of a window that is read: a secret until the window ends."""
+        self._last = inputs.draw(0, rng)
+        self._descriptions: tuple[list[Any], list[Any]] = ([], [])
         self._slots: list[list[Slot]] = []
-        """Where outputs of each launch lie in the judge's memory; what is not `recorded` may lie elsewhere later."""
-        self._looked_at: tuple[torch.Tensor, torch.Tensor, Slot] | None = None
+        """Places of each launch's outputs in the judge's memory; they may change where nothing is `recorded`."""
+        self._glimpse_places: tuple[torch.Tensor, torch.Tensor, Slot] | None = None
         """Memory, places in it by launch, and the output's form."""
         self.glimpse: Glimpse | None = None
         """A glimpse of the last window; None for outputs with gaps."""
@@ -178,33 +178,33 @@ class LaunchBatches:
         self._cell.freeze()
 
     def arm(self, null: Sequence[Mapping[str, Any]] | None = None, *, record: bool = True) -> None:
-        """Have the cell launch once, and record that where it can be and is wanted.
+        """Have the cell launch once, and record that if it can, and `record` says so.
 
-        `null`: forms of what a cell without a candidate returns. Afterwards the cell is stopped. Raises
+        `null`: forms of the outputs of a cell without a candidate. Afterwards the cell is stopped. Raises
         `CandidateFault`.
         """
-        self._lay_out(self._given.draw(self.count, self._rng))
+        self._lay_out(self._batch_inputs.draw(self.count, self._rng))
         self._reveal()
         self._cell.thaw()
         slots = [
-            [_moved(s, n * self._stride).to_json() for s in self._given.arena.slots]
+            [_moved_slot(s, n * self._stride).to_json() for s in self._batch_inputs.arena.slots]
             for n in range(self.count)
         ]
-        calls = [self._given.case.call] * self.count
+        calls = [self._batch_inputs.case.call] * self.count
         payload = {"batch": self._name, "slots": slots, "calls": calls, "room": self._room}
         payload |= {"null": null, "record": record}
         answer = self._cell.ask(f"{_ENTRIES}:arm", payload, {})
         self._cell.freeze()
         check_answer("arm_batch", answer)
         with malformed_answers_as_forgery():
-            self._described = answer.value["outputs"], answer.value["places"]
+            self._descriptions = answer.value["outputs"], answer.value["places"]
             self.recorded = answer.value["recorded"]
-            self._slots = [self._output_slots(self._described, n) for n in range(self.count)]
+            self._slots = [self._output_slots(self._descriptions, n) for n in range(self.count)]
 
     @property
     def forms(self) -> list[dict[str, Any]]:
-        """The forms of what a launch returned last: `dtype` and `shape` of each output."""
-        return [{"dtype": d["dtype"], "shape": d["shape"]} for d in self._described[0][0] if "dtype" in d]
+        """The forms of the last launch's outputs: `dtype` and `shape` of each."""
+        return [{"dtype": d["dtype"], "shape": d["shape"]} for d in self._descriptions[0][0] if "dtype" in d]
 
     def window(self, draw: BatchDraw) -> float:
         """Seconds of a window with these inputs, which the cell has not had. Raises `CandidateFault`."""
@@ -215,7 +215,7 @@ class LaunchBatches:
         check_answer("batch", answer)
         if not self.recorded:
             with malformed_answers_as_forgery():
-                self._described = answer.value["outputs"], answer.value["places"]
+                self._descriptions = answer.value["outputs"], answer.value["places"]
         return answer.seconds
 
     def bare_window(self, cell: Cell) -> float:
@@ -225,35 +225,35 @@ class LaunchBatches:
         ).seconds
 
     def collected(self) -> CollectedLaunch:
-        """A launch of the last window that nobody was told of, as it was when the window ended."""
-        return self._launch(self._chosen, self._collected.clone())
+        """A launch of the last window, chosen in secret, as it was when the window ended."""
+        return self._launch(self._sample_number, self._sample_data.clone())
 
     def launch_now(self, n: int) -> tuple[CollectedLaunch, Glimpse | None]:
-        """The launch n of the last window, and all that is glimpsed, as they are by now."""
-        data = torch.empty_like(self._collected)
+        """The launch n of the last window, and a glimpse of all launches, as they are by now."""
+        data = torch.empty_like(self._sample_data)
         self._copy_outputs(n, data)
         return self._launch(n, data), self._look()
 
     def _launch(self, n: int, data: torch.Tensor) -> CollectedLaunch:
-        answer, given = self._described, self._last.given[n]
+        descriptions, inputs = self._descriptions, self._last.given[n]
         slots = self._slots[n] if self.recorded else None
 
         def output_slots() -> list[Slot]:
-            if self._given.case.outputs:
-                return [s for s in self._given.arena.slots if s.output]
-            lie = self._output_slots(answer, n) if slots is None else slots
+            if self._batch_inputs.case.outputs:
+                return [s for s in self._batch_inputs.arena.slots if s.output]
+            lie = self._output_slots(descriptions, n) if slots is None else slots
             return [replace(s, offset=at) for s, at in zip(lie, self._starts(lie, n), strict=True)]
 
-        return CollectedLaunch(lambda: self._given.case_of(given), data, output_slots)
+        return CollectedLaunch(lambda: self._batch_inputs.case_of(inputs), data, output_slots)
 
-    def _output_slots(self, answer: tuple[list[Any], list[Any]], n: int) -> list[Slot]:
+    def _output_slots(self, descriptions: tuple[list[Any], list[Any]], n: int) -> list[Slot]:
         """Where a launch's outputs lie by its description. Raises what `malformed_answers_as_forgery` expects."""
-        result, places = [], iter(answer[1][n])
+        result, places = [], iter(descriptions[1][n])
         first, end = (0, self._outputs.size) if self.recorded else (n * self._room, (n + 1) * self._room)
-        for about in answer[0][n]:
-            if "problem" in about:
-                raise ValueError(about["problem"])
-            slot = Slot("output", about["dtype"], tuple(about["shape"]), tuple(about["stride"]), first)
+        for output in descriptions[0][n]:
+            if "problem" in output:
+                raise ValueError(output["problem"])
+            slot = Slot("output", output["dtype"], tuple(output["shape"]), tuple(output["stride"]), first)
             if slot.bytes:
                 slot = replace(slot, offset=next(places))
             if slot.offset < first or slot.offset + slot.bytes > end:
@@ -264,27 +264,27 @@ class LaunchBatches:
         return result
 
     def _starts(self, slots: Sequence[Slot], n: int) -> list[int]:
-        """Where outputs of that launch lie in what is collected of it."""
+        """Offsets of a launch's outputs in the data that is collected of it."""
         if not self.recorded:
             return [s.offset - n * self._room for s in slots]
         return [0, *itertools.accumulate(aligned_size(s.bytes) for s in slots)][: len(slots)]
 
     def _lay_out(self, draw: BatchDraw) -> None:
-        """Lay out the inputs of the next window, where no cell sees them, and choose what is read of it."""
-        self._chosen, self._last = self._rng.randrange(self.count), draw
-        for n, given in enumerate(draw.given):
+        """Lay out the inputs of the next window, where no cell sees them, and choose the launch to read."""
+        self._sample_number, self._last = self._rng.randrange(self.count), draw
+        for n, inputs in enumerate(draw.given):
             target = self._next[n * self._stride : n * self._stride + self._pristine.numel()]
-            if isinstance(given, LaunchCase):
-                arena = build_arena(given.tensors, given.outputs, {}, self._rng, noise=True)
+            if isinstance(inputs, LaunchCase):
+                arena = build_arena(inputs.tensors, inputs.outputs, {}, self._rng, noise=True)
                 target.copy_(arena.block)
             else:
-                self._rotate(target, given)
-        self._looked_at = self._places(draw)
+                self._rotate(target, inputs)
+        self._glimpse_places = self._places(draw)
         self._synchronize()
 
     def _rotate(self, target: torch.Tensor, turns: Mapping[str, int]) -> None:
         target.copy_(self._pristine)
-        for slot in self._given.arena.slots:
+        for slot in self._batch_inputs.arena.slots:
             if slot.name in turns:
                 turn = turns[slot.name] * int(getattr(torch, slot.dtype).itemsize)
                 cut, end = slot.offset + turn, slot.offset + slot.bytes
@@ -292,30 +292,30 @@ class LaunchBatches:
                 target[slot.offset : cut].copy_(self._pristine[end - turn : end])
 
     def _places(self, draw: BatchDraw) -> tuple[torch.Tensor, torch.Tensor, Slot] | None:
-        """Memory, indices and form of the bytes that are looked at of each launch; None where there are none."""
-        memory, listed = self._outputs.tensor, self._slots
-        if self._given.case.outputs:
-            outputs = [s for s in self._given.arena.slots if s.output]
+        """Memory, indices and form of the bytes that a glimpse reads of each launch; None where there are none."""
+        memory, slots_by_launch = self._outputs.tensor, self._slots
+        if self._batch_inputs.case.outputs:
+            outputs = [s for s in self._batch_inputs.arena.slots if s.output]
             memory = self._inputs.tensor
-            listed = [[_moved(s, n * self._stride) for s in outputs] for n in range(self.count)]
-        if len(listed) != len(draw.places) or not listed[0]:
+            slots_by_launch = [[_moved_slot(s, n * self._stride) for s in outputs] for n in range(self.count)]
+        if len(slots_by_launch) != len(draw.places) or not slots_by_launch[0]:
             return None
-        chosen = [slots[int(draw.output * len(slots))] for slots in listed]
-        form, width = chosen[0], int(getattr(torch, chosen[0].dtype).itemsize)
+        places = [slots[int(draw.output * len(slots))] for slots in slots_by_launch]
+        form, width = places[0], int(getattr(torch, places[0].dtype).itemsize)
         size = min(_GLIMPSE_BYTES, form.bytes) // width * width
-        if not size or not all(s.dense and s.bytes == form.bytes for s in chosen):
+        if not size or not all(s.dense and s.bytes == form.bytes for s in places):
             return None
         first = [
             s.offset + int(share * ((form.bytes - size) // width + 1)) * width
-            for s, share in zip(chosen, draw.places, strict=True)
+            for s, share in zip(places, draw.places, strict=True)
         ]
         at = torch.tensor(first, device=memory.device)[:, None] + torch.arange(size, device=memory.device)
         return memory, at, replace(form, name="", offset=0)
 
     def _look(self) -> Glimpse | None:
-        if self._looked_at is None:
+        if self._glimpse_places is None:
             return None
-        memory, at, form = self._looked_at
+        memory, at, form = self._glimpse_places
         return Glimpse(memory[at], form)
 
     def _reveal(self) -> None:
@@ -323,19 +323,19 @@ class LaunchBatches:
         self._synchronize()
 
     def _collect(self) -> None:
-        self._copy_outputs(self._chosen, self._collected)
+        self._copy_outputs(self._sample_number, self._sample_data)
         self.glimpse = self._look()
         self._synchronize()
 
     def _copy_outputs(self, n: int, target: torch.Tensor) -> None:
         size = target.numel()
-        if self.recorded and not self._given.case.outputs:
+        if self.recorded and not self._batch_inputs.case.outputs:
             slots = self._slots[n]
             for slot, at in zip(slots, self._starts(slots, n), strict=True):
                 lies = self._outputs.tensor[slot.offset : slot.offset + slot.bytes]
                 target[at : at + slot.bytes].copy_(lies)
         else:
-            source = self._inputs if self._given.case.outputs else self._outputs
+            source = self._inputs if self._batch_inputs.case.outputs else self._outputs
             target.copy_(source.tensor[n * size : (n + 1) * size])
 
     def _synchronize(self) -> None:
@@ -352,7 +352,7 @@ def batch_inputs(
     return BatchInputs(replace(case, layouts={}), arena, tuple(several), fresh)
 
 
-def _moved(slot: Slot, by: int) -> Slot:
+def _moved_slot(slot: Slot, by: int) -> Slot:
     return replace(slot, offset=slot.offset + by)
 
 
@@ -361,7 +361,7 @@ NULL, BARE = 2, 3
 _WARM_UP_ROUNDS, _FEWEST_ROUNDS, _ROUNDS_PER_LOOK = 3, 20, 5
 _CONFIDENCE = 0.99
 _CONTRADICTED_SHARE = 0.25
-"""The share of the claimed gain below which windows, with confidence, say that it is none."""
+"""Windows contradict a claimed gain where theirs is, with confidence, below this share of it."""
 _NATIVE_S = 5e-6
 """Seconds that an answer in machine code may save against the trusted cell's lightest one."""
 _LEAST_SHARE = 0.02
@@ -377,15 +377,15 @@ class AuditVerdict(StrEnum):
 
 
 class AuditUnavailable(Exception):
-    """Windows could not be clocked; the text says why. It is nobody's fault."""
+    """Windows could not be timed, through nobody's fault; the text says why."""
 
 
 @dataclass
 class WindowAudit:
-    """Rounds of windows, and what they amount to.
+    """Rounds of windows, and the verdict that they lead to.
 
-    On a device, launches are timed inside the contestants' own processes: nothing else is fine enough for a few
-    microseconds, and nothing else can be lied with so easily. So a candidate that is faster by that clock is launched
+    On a device, launches are timed inside the contestants' own processes: nothing else resolves a few
+    microseconds, and nothing else is so easy to forge. So a candidate that is faster by that clock is launched
     once more beside the incumbent, many times in each of many windows that the judge alone clocks (see
     `LaunchBatches`), until these agree, contradict, or take too long.
     """
@@ -444,17 +444,17 @@ class WindowAudit:
             idle = statistics.median(self.windows[NULL, name])
             pairs = zip(self.windows[INCUMBENT, name], self.windows[CANDIDATE, name], strict=True)
             logs.append([math.log(_net(theirs, idle) / _net(own, idle)) for theirs, own in pairs])
-        return [statistics.fmean(one) for one in zip(*logs, strict=True)]
+        return [statistics.fmean(d) for d in zip(*logs, strict=True)]
 
     def serving_gain(self) -> float:
         """The gain of replacing all code that serves a window, at most, as a natural log; see `NullCell`."""
         logs = []
         for name in self._names:
             null, bare = (sorted(self.windows[which, name]) for which in (NULL, BARE))
-            saved = max(0.0, null[len(null) // 5] - bare[len(bare) // 5]) + _NATIVE_S
+            saving = max(0.0, null[len(null) // 5] - bare[len(bare) // 5]) + _NATIVE_S
             theirs = statistics.median(self.windows[INCUMBENT, name])
-            left = 1 - saved / _net(theirs, statistics.median(null))
-            logs.append(-math.log(left) if left > 0 else math.inf)
+            rest = 1 - saving / _net(theirs, statistics.median(null))
+            logs.append(-math.log(rest) if rest > 0 else math.inf)
         return statistics.fmean(logs)
 
     @property
@@ -486,7 +486,7 @@ def _net(window_s: float, idle_s: float) -> float:
 _WINDOW_S = 20e-3
 """Seconds of launches in a window, where memory allows: what serving them costs is some 0.05 ms."""
 _MOST_LAUNCHES, _MOST_DRAWN = 256, 4
-"""In a window; and where each needs arguments that are drawn on the host."""
+"""The most launches in a window; and where each needs arguments that are drawn on the host."""
 _MEMORY_SHARE = 0.1
 """The share of the device's free memory for one cell's inputs and outputs. Three cells launch, and the inputs are
 there twice."""
@@ -495,10 +495,10 @@ _SAMPLES, _LEAST_SAMPLES = 6, 2
 chosen at random among all of them. A candidate that gains by wrong outputs has them in most windows."""
 _CONTESTANTS = 2
 _MOST_LOOKS = 6
-"""Launches of an audit that are looked at closer, as they seem to be wrong."""
+"""Launches of an audit whose outputs are compared in full, as they seem to be wrong."""
 _PROBES, _MOST_PROBE_S, _MOST_WAIT_S = 5, 3e-4, 1.0
-"""Tiny pieces of work in a row that a device without other work does in so few seconds each, and how long is waited
-for that. Processes take turns of milliseconds on a device; whose the other work is cannot be told."""
+"""Tiny pieces of work in a row that a device without other work does in so few seconds each, and the most seconds to
+wait for that. Processes take turns of milliseconds on a device; nobody can say whose the other work is."""
 
 
 class AuditedCells:
@@ -531,43 +531,43 @@ class AuditedCells:
         self._bare.ask("forecast_harness.verify.launch_cell:serve", {"device": device}, {})
         self._bare.freeze()
         self._batches: dict[tuple[int, str], LaunchBatches] = {}
-        self._given: dict[str, BatchInputs] = {}
+        self._inputs: dict[str, BatchInputs] = {}
         self._draws: dict[str, tuple[BatchDraw, dict[int, Glimpse | None]]] = {}
-        """The inputs of both contestants at each workload, and glimpses of those who have had them."""
+        """The inputs of both contestants at each workload, and glimpses of the contestants that have had them."""
         self._looks = _MOST_LOOKS
         self._probe = torch.zeros(64, device=device)
         rng = judges[CANDIDATE].rng
-        for work_load in workloads:
-            case = judges[INCUMBENT].new_case(work_load.axes)
-            fresh = partial(judges[INCUMBENT].new_case, work_load.axes)
-            given = batch_inputs(case, rotatable_inputs(pack, case), fresh, rng)
-            self._given[work_load.name] = given
+        for workload in workloads:
+            case = judges[INCUMBENT].new_case(workload.axes)
+            fresh = partial(judges[INCUMBENT].new_case, workload.axes)
+            inputs = batch_inputs(case, rotatable_inputs(pack, case), fresh, rng)
+            self._inputs[workload.name] = inputs
             share = _MEMORY_SHARE / len(workloads)
-            count = batch_size(case, seconds[work_load.name], device, share)
-            if not given.rotatable:
+            count = batch_size(case, seconds[workload.name], device, share)
+            if not inputs.rotatable:
                 count = min(count, _MOST_DRAWN)
             for which, cell in ((INCUMBENT, cells[0]), (CANDIDATE, cells[1]), (NULL, self._null)):
-                batches = LaunchBatches(cell, work_load.name, given, count, device, rng)
-                self._batches[which, work_load.name] = batches
-                with self._blamed(which):
+                batches = LaunchBatches(cell, workload.name, inputs, count, device, rng)
+                self._batches[which, workload.name] = batches
+                with self._blame(which):
                     batches.open()
-            self._arm(work_load.name, record=work_load.name not in as_launched)
+            self._arm(workload.name, record=workload.name not in as_launched)
 
     def _arm(self, workload: str, *, record: bool) -> None:
-        """All are recorded, or none: a replay leaves the host's part out."""
+        """Arm both contestants: both are recorded, or neither, as a replay leaves the host's part out."""
         contestants = [self._batches[which, workload] for which in (INCUMBENT, CANDIDATE)]
-        for which, one in enumerate(contestants):
-            with self._blamed(which):
-                one.arm(record=record)
-        recorded = all(one.recorded for one in contestants)
-        for which, one in enumerate(contestants):
-            if one.recorded and not recorded:
-                with self._blamed(which):
-                    one.arm(record=False)
-        self._batches[NULL, workload].arm(contestants[INCUMBENT].forms, record=recorded)
+        for which, batches in enumerate(contestants):
+            with self._blame(which):
+                batches.arm(record=record)
+        can_replay = all(batches.recorded for batches in contestants)
+        for which, batches in enumerate(contestants):
+            if batches.recorded and not can_replay:
+                with self._blame(which):
+                    batches.arm(record=False)
+        self._batches[NULL, workload].arm(contestants[INCUMBENT].forms, record=can_replay)
 
     @contextmanager
-    def _blamed(self, which: int) -> Iterator[None]:
+    def _blame(self, which: int) -> Iterator[None]:
         try:
             yield
         except CandidateFault as fault:
@@ -582,27 +582,27 @@ class AuditedCells:
         if which == BARE:
             return self._batches[NULL, workload].bare_window(self._bare)
         batches = self._batches[which, workload]
-        given, rng = self._given[workload], self._judges[CANDIDATE].rng
+        inputs, rng = self._inputs[workload], self._judges[CANDIDATE].rng
         if which == NULL:
-            return batches.window(given.draw(batches.count, rng))
+            return batches.window(inputs.draw(batches.count, rng))
         if workload not in self._draws or which in self._draws[workload][1]:
-            self._draws[workload] = given.draw(batches.count, rng), {}
-        draw, seen = self._draws[workload]
-        with self._blamed(which):
+            self._draws[workload] = inputs.draw(batches.count, rng), {}
+        draw, glimpses = self._draws[workload]
+        with self._blame(which):
             seconds = batches.window(draw)
-        seen[which] = batches.glimpse
+        glimpses[which] = batches.glimpse
         if which == CANDIDATE:
             self._sample(workload, batches)
-        if len(seen) == _CONTESTANTS:
-            self._compare(workload, seen[INCUMBENT], seen[CANDIDATE])
+        if len(glimpses) == _CONTESTANTS:
+            self._compare(workload, glimpses[INCUMBENT], glimpses[CANDIDATE])
         return seconds
 
     def _compare(self, workload: str, theirs: Glimpse | None, own: Glimpse | None) -> None:
-        """Look closer at launches whose outputs are unlike the incumbent's on the same inputs."""
+        """Compare in full the launches whose outputs are unlike the incumbent's on the same inputs."""
         unlike = [] if theirs is None or own is None else own.unlike(theirs)
         for n in self._judges[CANDIDATE].rng.sample(unlike, min(len(unlike), self._looks)):
             self._looks -= 1
-            with self._blamed(CANDIDATE):
+            with self._blame(CANDIDATE):
                 launch, now = self._batches[CANDIDATE, workload].launch_now(n)
                 case, outputs = launch.read()
             self._check(case, outputs)
@@ -612,18 +612,18 @@ class AuditedCells:
                 raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.CLOCK, problem, where)])
 
     def _sample(self, workload: str, batches: LaunchBatches) -> None:
-        """Keep a window with the same chance for all, so that nobody can tell which are kept in the end."""
-        kept, most = self._samples[workload], max(_LEAST_SAMPLES, _SAMPLES // len(self.workloads))
+        """Keep a window's sample with the same chance for all windows, so that nobody can foresee the choice."""
+        samples, most = self._samples[workload], max(_LEAST_SAMPLES, _SAMPLES // len(self.workloads))
         self._windows[workload] += 1
-        if len(kept) < most:
-            kept.append(batches.collected())
+        if len(samples) < most:
+            samples.append(batches.collected())
         elif (place := self._judges[CANDIDATE].rng.randrange(self._windows[workload])) < most:
-            kept[place] = batches.collected()
+            samples[place] = batches.collected()
 
     def check_outputs(self) -> None:
         """Compare outputs of windows of the candidate with what is right. Raises `ContestantRejected`."""
         for sample in itertools.chain(*self._samples.values()):
-            with self._blamed(CANDIDATE):
+            with self._blame(CANDIDATE):
                 case, outputs = sample.read()
             self._check(case, outputs)
 
@@ -651,8 +651,8 @@ def rotatable_inputs(pack: Pack, case: LaunchCase) -> list[str]:
     """Inputs whose values mean the same in another order: drawn one by one, by no `make`, no weights."""
     if pack.definition.format is not PackFormat.OWN or "def make" in pack.reference:
         return []
-    known = pack.definition.inputs
-    return [n for n, t in case.tensors.items() if t.is_floating_point() and not known[n].static]
+    specs = pack.definition.inputs
+    return [n for n, t in case.tensors.items() if t.is_floating_point() and not specs[n].static]
 
 
 def batch_size(case: LaunchCase, seconds: float, device: str, memory_share: float) -> int:

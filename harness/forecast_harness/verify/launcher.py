@@ -55,16 +55,16 @@ _BLOCK_CHECK_SHARE = 0.5
 
 @dataclass
 class LaunchTimes:
-    """How long one launch took."""
+    """The seconds of one launch, by several clocks."""
 
     seconds: float
-    """As the cell says."""
+    """Seconds by the cell's clock."""
     total_seconds: float
-    """The seconds of all launches between question and answer, as the cell says."""
+    """The seconds of all launches between question and answer, by the cell's clock."""
     wall_seconds: float
-    """From question to answer, by the judge's clock."""
+    """Seconds from question to answer, by the judge's clock."""
     protocol: str
-    """How the cell timed it: `host`, or as `DeviceTimer` does."""
+    """The cell's way of timing: `host`, or one of `DeviceTimer`'s."""
 
     @property
     def times(self) -> LaunchTimes:
@@ -85,22 +85,22 @@ class LaunchResult(LaunchTimes):
     operations: Mapping[str, int] = field(default_factory=dict)
     """The framework's operations, if they were watched: name -> most elements that one call touched."""
     outputs: LaunchOutputs | None = None
-    """None until they are read."""
+    """The outputs; None until they are read."""
     digests: list[int] = field(default_factory=list)
-    """The digests of the block but for its outputs, then of each output, as they were told at once."""
+    """The digests of the block but for its outputs, then of each output, of the cell's first answer."""
     seed: int = 0
     """The seed of the outputs' digests."""
     described: Any = None
-    """The outputs as they were described at once."""
+    """The descriptions of outputs in the cell's first answer."""
 
     @property
     def trial(self) -> str:
-        """Which launch it was, for reasons."""
+        """The launch's number and label, for reasons."""
         return f"{self.number}: {self.case.label}"
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Its outputs. Raises `ValueError` before they are read."""
+        """The outputs. Raises `ValueError` before they are read."""
         if self.outputs is None:
             raise ValueError(f"launch {self.trial} has not been read")
         return self.outputs.tensors
@@ -122,13 +122,13 @@ class Launcher:
         self._phase_timer = spent or PhaseTimer()
         self._language = Language.TORCH
         self._state: Mapping[str, torch.Tensor] | None = None
-        self._built = False
+        self._has_module = False
         self._residents: dict[str, ResidentBlock] = {}
         self._pages = rng.getrandbits(_SEED_BITS)
         self.trials = 0
 
     windowed = False
-    """Whether launches see their inputs within the window alone that the judge's clock counts."""
+    """Whether launches see their inputs only within the window that the judge times."""
 
     def prepare(self, file: str, entry: str, language: Language) -> list[Reason]:
         """Have the candidate imported; reasons to go no further."""
@@ -162,21 +162,21 @@ class Launcher:
         return reply
 
     def timed(self, case: LaunchCase, protocol: str = "") -> LaunchResult:
-        """One launch of which nothing is read yet but digests, where the case is large."""
+        """One launch; if its case is large, only digests are read."""
         if not is_large(case):
             return self.launch(case, protocol=protocol)
         resident = self._resident(case)
         seed = self._rng.getrandbits(_SEED_BITS)
-        about = {**launch_payload(case, resident.arena, protocol), "watch": ""}
-        reply, answer = self._ask_launch(case, {**about, "held": resident.name, "seed": seed}, {})
+        payload = {**launch_payload(case, resident.arena, protocol), "watch": ""}
+        reply, answer = self._ask_launch(case, {**payload, "held": resident.name, "seed": seed}, {})
         with malformed_answers_as_forgery():
             reply.described, reply.seed = answer.value["outputs"], seed
             reply.digests = [int(n) for n in answer.value["digests"]]
-            untouched = reply.digests[0] == resident.digest
+            is_untouched = reply.digests[0] == resident.digest
             odd = any("problem" in d or d["alias"] for d in reply.described) and not case.outputs
-        if odd or not untouched:
+        if odd or not is_untouched:
             self.read(reply)
-            if not untouched and not reply.reasons:
+            if not is_untouched and not reply.reasons:
                 text = "what the block held when the solution returned is not what it holds now"
                 reply.reasons.append(Reason(ReasonCode.LATE_WRITE, text, reply.trial))
         return reply
@@ -209,14 +209,14 @@ class Launcher:
         return {n: a.data for n, a in answer.arrays.items()} != reply.outputs.raw
 
     def place(self, case: LaunchCase) -> None:
-        """Let the cell hold a large case as it is now, so that its next launch need not wait for that."""
+        """Send a large case to the cell as it is now, so that its next launch need not wait for that."""
         self._resident(case)
 
     def idle(self, case: LaunchCase, protocol: str = "") -> float:
         """Seconds of a question of the same size that launches nothing.
 
-        To be asked where a launch would have been: a cell that was asked a moment ago answers sooner than
-        one that has slept.
+        Call it where a launch would have been: a cell that was asked a moment ago answers sooner than one that
+        has slept.
         """
         if is_large(case):
             resident = self._resident(case)
@@ -231,15 +231,15 @@ class Launcher:
     def _ask(
         self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[CellAnswer, float]:
-        """The answer, and how long it took to come."""
+        """The answer, and the seconds until it came."""
         begin = time.perf_counter()
         try:
             answer = self._cell.ask(f"{CELL_ENTRIES}:{question}", payload, arrays)
         finally:
-            taken = time.perf_counter() - begin
-            self._phase_timer.add(question, taken)
+            seconds = time.perf_counter() - begin
+            self._phase_timer.add(question, seconds)
         check_answer(question, answer)
-        return answer, taken
+        return answer, seconds
 
     def _build(self, case: LaunchCase, shift: int = 0) -> Arena:
         with self._phase_timer.phase("build"):
@@ -262,12 +262,12 @@ class Launcher:
     def _add_parameters(
         self, case: LaunchCase, payload: dict[str, Any], arrays: dict[str, TensorBytes]
     ) -> bool:
-        """Add what a module is built from, and its parameters; whether there is anything to add."""
+        """Add a module's constructor arguments and parameters; returns whether there is anything to add."""
         if self._format is not PackFormat.KERNELBENCH or self._state is case.state:
             return False
-        if not self._built:
+        if not self._has_module:
             payload["init"] = case.call["init"]
-            self._built = True
+            self._has_module = True
         arrays |= {f"state.{n}": tensor_to_bytes(t) for n, t in case.state.items()}
         self._state = case.state
         return True
@@ -303,7 +303,7 @@ class Launcher:
         return reply
 
     def _take(self, reply: LaunchResult, answer: CellAnswer, arena: Arena, *, stray: bool) -> None:
-        """Fill in outputs, and what is wrong with them and with the block."""
+        """Fill in the outputs, and findings about them and the block."""
         reply.outputs, problem = read_outputs(answer, arena)
         reply.reasons += [Reason(code, text, reply.trial) for code, text in problem]
         if stray:
@@ -311,7 +311,7 @@ class Launcher:
             reply.reasons += [Reason(code, text, reply.trial) for code, text in result]
 
     def _resident(self, case: LaunchCase) -> ResidentBlock:
-        """The block that the cell holds for this case from now on. Raises `RecordError` if it is too large."""
+        """The block of this case, which the cell holds from now on. Raises `RecordError` if it is too large."""
         self._must_fit(case)
         name = block_name(case)
         with self._phase_timer.phase("build"):
@@ -327,14 +327,14 @@ class Launcher:
 def is_large(case: LaunchCase) -> bool:
     """Whether the case's bytes are not sent with every launch.
 
-    Outputs with gaps between their elements always are: the gaps are nobody's, and have no digest.
+    Outputs with gaps between their elements always are: a digest would cover the gaps, which may change.
     """
     gapless = all(case.layouts.get(n) != "padded" for n in case.outputs)
     return gapless and case.input_bytes + case.output_bytes > MAX_INLINE_BYTES
 
 
 def launch_payload(case: LaunchCase, arena: Arena, protocol: str) -> dict[str, Any]:
-    """The payload of every question about a launch: the slots, the call, how it is timed."""
+    """The payload of every question about a launch: the slots, the call, the way of timing."""
     slots = [s.to_json() for s in arena.slots]
     return {"slots": slots, "output_bytes": case.output_bytes, "protocol": protocol, "call": case.call}
 
@@ -352,25 +352,25 @@ class LaunchOutputs:
 
 
 def read_outputs(answer: CellAnswer, arena: Arena) -> tuple[LaunchOutputs, list[OutputFinding]]:
-    """Tensors made of the bytes that came back, and what is wrong with their form."""
+    """Tensors made of the answer's bytes, and findings about their form."""
     raw = {n: a.data for n, a in answer.arrays.items()}
-    given = [s for s in arena.slots if s.output]
-    if given:
+    slots = [s for s in arena.slots if s.output]
+    if slots:
         data = _tensor(raw["block"])
-        return LaunchOutputs([s.view(data) for s in given], raw), []
+        return LaunchOutputs([s.view(data) for s in slots], raw), []
     outputs: list[torch.Tensor] = []
     problem: list[OutputFinding] = []
-    for n, about in enumerate(answer.value["outputs"]):
-        if "problem" in about:
-            problem.append((ReasonCode.WRONG_STRUCTURE, str(about["problem"])))
+    for n, d in enumerate(answer.value["outputs"]):
+        if "problem" in d:
+            problem.append((ReasonCode.WRONG_STRUCTURE, str(d["problem"])))
             continue
-        if about["alias"]:
+        if d["alias"]:
             problem.append((ReasonCode.ALIASES_INPUT, f"output {n} lies in the memory of the inputs"))
-        dtype = getattr(torch, about["dtype"])
+        dtype = getattr(torch, d["dtype"])
         if not raw[f"out{n}"]:
-            outputs.append(torch.empty(about["shape"], dtype=dtype))
+            outputs.append(torch.empty(d["shape"], dtype=dtype))
             continue
-        outputs.append(_tensor(raw[f"out{n}"]).view(dtype).as_strided(about["shape"], about["stride"]))
+        outputs.append(_tensor(raw[f"out{n}"]).view(dtype).as_strided(d["shape"], d["stride"]))
     return LaunchOutputs(outputs, raw), problem
 
 
@@ -379,12 +379,12 @@ def stray_writes(arena: Arena, after: BytesLike) -> list[OutputFinding]:
     was, now = arena.block.numpy(), np.frombuffer(after, dtype=np.uint8)
     dense = all(s.dense for s in arena.slots if s.output)
     # Asked first because it is cheap: who owns each of a billion bytes matters only if one changed.
-    kept = (
+    spans = (
         complement_spans(output_spans(arena.slots), len(was))
         if dense and len(was) == len(now)
         else [(0, len(was))]
     )
-    if all(np.array_equal(was[a:b], now[a:b]) for a, b in kept):
+    if all(np.array_equal(was[a:b], now[a:b]) for a, b in spans):
         return []
     inputs, stray = changed_bytes(arena, after)
     results = []
@@ -424,24 +424,24 @@ PlaceRequest = tuple[dict[str, Any], dict[str, TensorBytes]]
 
 
 class ResidentBlock:
-    """One large case in one cell: its block, canaries included, as far as the cell has been told of it."""
+    """One large case in one cell: its block, canaries included, as the cell has it."""
 
     def __init__(self, case: LaunchCase, rng: random.Random, pages: int) -> None:
         """`pages` is the seed of the factors of the block's digest, one for all blocks of a cell."""
         self.case, self.name = case, block_name(case)
         self.arena = build_arena(case.tensors, case.outputs, case.layouts, rng)
         self._version = 0 if case.mutator is None else case.mutator.version
-        self._sent = False
+        self._is_sent = False
         self._pages, self._digest = pages, BlockHasher(pages)
-        kept = complement_spans(output_spans(self.arena.slots), self.arena.block.numel())
-        (self.digest,) = digest_values([self._digest.of(self.arena.block, pages, kept)])
+        spans = complement_spans(output_spans(self.arena.slots), self.arena.block.numel())
+        (self.digest,) = digest_values([self._digest.of(self.arena.block, pages, spans)])
         """The digest of all but the outputs, as it has to be after a launch."""
 
     def update(self) -> PlaceRequest | None:
-        """The request that makes the cell hold what the case holds now; None if it does already."""
+        """The request that brings the cell's block up to date; None if it is."""
         moving = self.case.mutator
-        if not self._sent:
-            self._sent = True
+        if not self._is_sent:
+            self._is_sent = True
             return {"patches": []}, {"block": byte_array(self.arena.data())}
         if moving is None or moving.version == self._version:
             return None
@@ -459,7 +459,7 @@ class ResidentBlock:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the case has moved on too far to be followed."""
+        """Whether the case has changed too often for the cell's block to be updated."""
         return self.case.mutator is not None and self.case.mutator.since(self._version) is None
 
     def digests(self, arrays: Mapping[str, TensorBytes], seed: int) -> list[int]:
@@ -482,8 +482,8 @@ class ResidentBlock:
         words = block.view(torch.int64)
         before = words[numbers]
         integer_view(slot.view(block))[change.where] = change.values
-        moved = (words[numbers] - before) * self._digest.factors(numbers, self._pages, block.numel())
-        self.digest = int(torch.tensor(self.digest) + moved.sum())
+        difference = (words[numbers] - before) * self._digest.factors(numbers, self._pages, block.numel())
+        self.digest = int(torch.tensor(self.digest) + difference.sum())
 
 
 def block_name(case: LaunchCase) -> str:
@@ -507,17 +507,17 @@ _LEAST_BLOCK_BYTES = 16 << 20
 _SPAN_FACTOR, _SPAN_SLACK = 4, 1 << 16
 """How much larger than its size an output may be, gaps included."""
 _REPORT_SHARE = 0.05
-"""Share of timed launches after which the cell is asked what it notices about its process."""
+"""Share of timed launches before which the cell is asked for a report on its process."""
 
 
 class WindowedLauncher(Launcher):
     """Puts launches to one cell on a host, within windows.
 
-    Nothing but the judge's own clock and memory is believed. A cell and its judge share memory. While all of the cell's
+    The judge relies on its own clock and memory alone. A cell and its judge share memory. While all of the cell's
     processes are stopped, the judge writes a launch's whole block into it; then it looks at its clock, resumes the cell
     and asks. The cell's answer ends the window: everything in the cell is stopped, the judge looks at its clock again,
-    and reads the block, and the outputs out of the memory of the stopped process. So whatever runs in the cell, it has
-    its inputs for as long as it is timed, and what counts as its outputs is what lay there when its time was up.
+    and reads the block, and the outputs out of the memory of the stopped process. So whatever runs in the cell has its
+    inputs only while it is timed, and its outputs are the bytes that lie there when its time is up.
     """
 
     windowed = True
@@ -528,8 +528,8 @@ class WindowedLauncher(Launcher):
         super().__init__(cell, kind, rng, "cpu", spent)
         self._stoppable = cell
         self._block = SharedMemory(_LEAST_BLOCK_BYTES)
-        self._copied = SharedMemory(_SPAN_SLACK)
-        """Where outputs are copied to; the cell's other processes do not see it."""
+        self._output_copies = SharedMemory(_SPAN_SLACK)
+        """The memory that outputs are copied to; the cell's other processes do not see it."""
         self._forms: dict[str, bool] = {}
         """Questions of earlier windows, and whether the cell was armed with them."""
         self._latest: tuple[LaunchResult, CellAnswer, Arena] | None = None
@@ -544,24 +544,24 @@ class WindowedLauncher(Launcher):
     ) -> LaunchResult:
         """One launch with new contents, all outputs read. Raises `RecordError` for more than can be judged."""
         self._must_fit(case)
-        reply = self._launched(case, self._build(case, shift), watch, poison=True)
+        reply = self._launch_in_window(case, self._build(case, shift), watch, poison=True)
         self._fill(reply, stray=not watch)
         return reply
 
     def timed(self, case: LaunchCase, protocol: str = "") -> LaunchResult:
-        """One launch of which nothing is read yet, unless what it returned is none of the asked."""
+        """One launch of which nothing is read yet, unless it returned something else than plain outputs."""
         self._must_fit(case)
-        noticed = self._notice()
-        reply = self._launched(case, self._build(case), "", poison=False)
-        reply.reasons += noticed
+        findings = self._process_findings()
+        reply = self._launch_in_window(case, self._build(case), "", poison=False)
+        reply.reasons += findings
         with malformed_answers_as_forgery():
             odd = any("problem" in d or d["alias"] for d in reply.described)
         if odd and not case.outputs:
             self.read(reply)
         return reply
 
-    def _notice(self) -> list[Reason]:
-        """The cell's findings about its process: asked before a few launches, after which nothing may run."""
+    def _process_findings(self) -> list[Reason]:
+        """The cell's findings about its process, for which it is asked before a few launches, chosen at random."""
         if self._rng.random() >= _REPORT_SHARE:
             return []
         answer, _ = self._ask("report", {}, {})
@@ -589,7 +589,7 @@ class WindowedLauncher(Launcher):
             return self._raw(answer, arena) != reply.outputs.raw
 
     def place(self, case: LaunchCase) -> None:
-        """Nothing: what is not yet timed is not shown."""
+        """Nothing: the cell does not see inputs before they are timed."""
 
     def idle(self, case: LaunchCase, protocol: str = "") -> float:
         """Seconds of a window in which the candidate's cell launches nothing."""
@@ -602,7 +602,7 @@ class WindowedLauncher(Launcher):
     def null_window(self, case: LaunchCase, returned: Sequence[Mapping[str, Any]]) -> float:
         """Seconds of a window of a launch that does nothing and returns tensors of these forms.
 
-        To be asked of a cell that holds no candidate.
+        For a cell without a candidate.
         """
         arena = self._build(case)
         forms = [{"dtype": d["dtype"], "shape": d["shape"]} for d in returned if "dtype" in d]
@@ -613,7 +613,7 @@ class WindowedLauncher(Launcher):
     def _ask(
         self, question: str, payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[CellAnswer, float]:
-        """Ask while the cell runs: for what no clock counts, and nothing of a launch is told in."""
+        """Ask while the cell runs: no clock counts this, and the question tells nothing of a launch."""
         self._stoppable.thaw()
         try:
             result = super()._ask(question, payload, arrays)
@@ -624,7 +624,7 @@ class WindowedLauncher(Launcher):
         self._stoppable.freeze()
         return result
 
-    def _launched(self, case: LaunchCase, arena: Arena, watch: str, *, poison: bool) -> LaunchResult:
+    def _launch_in_window(self, case: LaunchCase, arena: Arena, watch: str, *, poison: bool) -> LaunchResult:
         parameters: dict[str, Any] = {}
         arrays: dict[str, TensorBytes] = {}
         if self._add_parameters(case, parameters, arrays):
@@ -649,8 +649,8 @@ class WindowedLauncher(Launcher):
     def _form(self, case: LaunchCase, arena: Arena) -> Mapping[str, Any]:
         """The form of a window, without contents, or only its name where the cell knows it.
 
-        Reading in a window costs time there; but a form is told outside of windows only when it is met
-        again, so that nothing new is: it may hold numbers. To be asked for before a block is written.
+        Reading in a window costs time there; but a form is sent outside of windows only once a window has shown
+        it, as it may hold numbers. Call it before a block is written.
         """
         form = {**launch_payload(case, arena, EVENTS_PROTOCOL), "size": arena.block.numel()}
         name = hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:12]
@@ -699,11 +699,11 @@ class WindowedLauncher(Launcher):
         total = sum(aligned_size(size) for size in spans.values())
         if total > max(1, len(spans)) * most:
             raise ValueError(f"outputs span {total} bytes")
-        if total > self._copied.size or self._copied.fd >= 0:
-            if total > self._copied.size:
-                self._copied = SharedMemory(aligned_size(2 * total))
-            self._stoppable.share(self._copied.fd, self._copied.size)
-            self._copied.forget_descriptor()
+        if total > self._output_copies.size or self._output_copies.fd >= 0:
+            if total > self._output_copies.size:
+                self._output_copies = SharedMemory(aligned_size(2 * total))
+            self._stoppable.share(self._output_copies.fd, self._output_copies.size)
+            self._output_copies.forget_descriptor()
         at, places = 0, []
         for size, address in zip(spans.values(), answer.value["places"], strict=True):
             places.append((address, size, at))
@@ -711,7 +711,7 @@ class WindowedLauncher(Launcher):
         if missing := self._stoppable.copy_out(places):
             raise ValueError(f"{missing} outputs are not where they are said to be")
         for (n, size), (_, _, offset) in zip(spans.items(), places, strict=True):
-            results[f"out{n}"] = bytearray(self._copied.data[offset : offset + size])
+            results[f"out{n}"] = bytearray(self._output_copies.data[offset : offset + size])
         return results
 
 
@@ -739,11 +739,11 @@ _NATIVE_SECONDS = 5e-6
 
 
 class NullCell:
-    """Trusted cells that are asked what contestants are asked: one whose launches do nothing, one that does nothing.
+    """Trusted cells that get the contestants' questions: one whose launches do nothing, one that does nothing.
 
     The first one's windows have all that a launch's have: resuming, the question, the code that serves a
-    launch, the answer, stopping. The second answers at once: what its windows take, nobody can do without. No
-    candidate can make them longer, since all are stopped meanwhile.
+    launch, the answer, stopping. The second answers at once: no window can be shorter than its windows. No
+    candidate can make these longer, since all are stopped meanwhile.
     """
 
     def __init__(self, cell: Cell, bare: Cell, rng: random.Random) -> None:
@@ -765,7 +765,7 @@ class NullCell:
         return seconds
 
     def forget(self) -> None:
-        """Begin anew: windows before were of cells that were not yet warm."""
+        """Forget all windows so far: the cells were not yet warm."""
         self._windows.clear()
         self._bare_windows.clear()
 
@@ -781,12 +781,12 @@ class NullCell:
     def serving_seconds(self, name: str) -> float:
         """The seconds that replacing all of the code that serves a launch of `name` could gain, at most.
 
-        A busy machine delays windows by more than that code takes: those that it did not delay tell.
+        A busy machine delays windows by more than that code takes, so the windows without delay count.
         """
         return max(0.0, self.undisturbed_seconds(name) - _low(self._bare_windows)) + _NATIVE_SECONDS
 
 
 def _low(seconds: Sequence[float] | deque[float]) -> float:
     """The 20 % quantile; 0 of none."""
-    ordered = sorted(seconds)
-    return ordered[len(ordered) // 5] if ordered else 0.0
+    ascending = sorted(seconds)
+    return ascending[len(ascending) // 5] if ascending else 0.0

@@ -1,4 +1,4 @@
-"""How thoroughly a solution is examined; loads no torch, so that whoever asks need not."""
+"""The plan of a solution's examination, and the limits of its cells; loads no torch, so that callers need not."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from forecast_harness.targets.packs.schema import Pack, PackFormat, Workload
 
 @dataclass(frozen=True)
 class VerificationPlan(Record, label="plan"):
-    """How much to try. More trials find rarer faults; nothing here is told to the candidate."""
+    """The extent of an examination. More trials find rarer faults; the candidate learns nothing of this."""
 
     cases: int = 18
     """Launches with other shapes, values and layouts."""
     timed: int = 30
-    """Launches of one workload in a row, of which a random share is checked."""
+    """Launches of one workload in a row; a random share of them is checked."""
     checked: float = 1.0
     """The share of timed launches that are checked, where that is quick; the same for each."""
     launches: int = 230
@@ -33,7 +33,7 @@ class VerificationPlan(Record, label="plan"):
     longer_timed_s: float = 3.0
     """Most seconds that a contest takes for more launches than it has timed, of a candidate that is faster."""
     device: str = "cpu"
-    """torch's name of where candidates run: `cpu` or `cuda`."""
+    """torch's name of the device of candidates: `cpu` or `cuda`."""
     peaks: DevicePeaks = HOST_PEAKS
     index: int = 0
     """The driver's number of the device."""
@@ -52,11 +52,11 @@ class VerificationPlan(Record, label="plan"):
 MAX_LAUNCH_BYTES = 2 << 30
 """The most bytes of the arguments and outputs of one launch."""
 _OUTPUT_SPAN_FACTOR = 4
-"""How many times its own size an output may span: a view of something larger, say."""
+"""An output may span so many times its own size, as a view of something larger does."""
 _BLOCK_COPIES = 6
-"""How often a cell on a host holds a large block: as it came, pristine, in use, as outputs, as answer."""
+"""Copies of a large block in a cell on a host: as received, pristine, in use, as outputs, as answer."""
 _CANARY_BYTES = 1 << 20
-"""For canaries."""
+"""Bytes for canaries."""
 
 
 def cell_limits_for(pack: Pack, limits: ResourceLimits, device: str) -> ResourceLimits:
@@ -67,15 +67,15 @@ def cell_limits_for(pack: Pack, limits: ResourceLimits, device: str) -> Resource
     """
     if pack.definition.format is not PackFormat.OWN:
         return limits if device == "cpu" else _raise_limits(limits, MAX_LAUNCH_BYTES, MAX_LAUNCH_BYTES)
-    given = written = 0
+    most_inputs = most_outputs = 0
     for work in {w.name: w for w in (*pack.checked_workloads, *pack.timed_workloads(device))}.values():
-        one = workload_bytes(pack, work)
-        if sum(one) > MAX_LAUNCH_BYTES:
+        sizes = workload_bytes(pack, work)
+        if sum(sizes) > MAX_LAUNCH_BYTES:
             raise RecordError(
-                oversize_message(f"pack {pack.definition.name}, workload {work.name}", sum(one))
+                oversize_message(f"pack {pack.definition.name}, workload {work.name}", sum(sizes))
             )
-        given, written = max(given, one[0]), max(written, one[1])
-    return _raise_limits(limits, given + written, given + _OUTPUT_SPAN_FACTOR * written)
+        most_inputs, most_outputs = max(most_inputs, sizes[0]), max(most_outputs, sizes[1])
+    return _raise_limits(limits, most_inputs + most_outputs, most_inputs + _OUTPUT_SPAN_FACTOR * most_outputs)
 
 
 def workload_bytes(pack: Pack, work: Workload) -> tuple[int, int]:
@@ -83,8 +83,8 @@ def workload_bytes(pack: Pack, work: Workload) -> tuple[int, int]:
     definition = pack.definition
     axes = {n: a.value if a.value is not None else work.axes[n] for n, a in definition.axes.items()}
     inputs, outputs = (
-        sum(byte_size(t.dtype, t.sizes(axes)) for t in listed.values())
-        for listed in (definition.inputs, definition.outputs)
+        sum(byte_size(t.dtype, t.sizes(axes)) for t in specs.values())
+        for specs in (definition.inputs, definition.outputs)
     )
     return inputs, outputs
 
@@ -94,9 +94,9 @@ def oversize_message(what: str, size: int) -> str:
     return f"{what}: arguments and outputs take {size} bytes; at most {MAX_LAUNCH_BYTES} can be judged"
 
 
-def _raise_limits(limits: ResourceLimits, held: int, answered: int) -> ResourceLimits:
+def _raise_limits(limits: ResourceLimits, block_bytes: int, output_bytes: int) -> ResourceLimits:
     return replace(
         limits,
-        answer_bytes=max(limits.answer_bytes, answered + _CANARY_BYTES),
-        memory_bytes=limits.memory_bytes + _BLOCK_COPIES * held,
+        answer_bytes=max(limits.answer_bytes, output_bytes + _CANARY_BYTES),
+        memory_bytes=limits.memory_bytes + _BLOCK_COPIES * block_bytes,
     )

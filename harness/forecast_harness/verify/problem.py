@@ -1,4 +1,4 @@
-"""From a pack to launches: drawn arguments, and what a correct solution makes of them.
+"""From a pack to launches: drawn arguments, and the results of a correct solution.
 
 Runs in the judge. A pack's reference is trusted code: its admission is a person's decision.
 """
@@ -44,18 +44,18 @@ MANY_ELEMENTS = 1 << 20
 """Elements from which on a tensor is drawn on the device."""
 
 OUTSIDE_DOMAIN = -1.0
-"""Instead of an error over its limit: these arguments are none that the reference is made for."""
+"""Stands for an error over its limit where the reference is not made for these arguments."""
 
 
 @dataclass(frozen=True)
 class DrawSpec:
-    """How the arguments of one launch are chosen."""
+    """The way to draw the arguments of one launch."""
 
     regime: str
     layout: str
     generator: torch.Generator
     where: ComputeDevice = HOST_DEVICE
-    """Where large tensors are drawn; they are handed over on the host."""
+    """The device that draws large tensors; they are handed over on the host."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LaunchCase:
     call: Mapping[str, Any]
     tensors: Mapping[str, torch.Tensor]
     judge: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], tuple[CheckFinding, float]]
-    """(input tensors, outputs) -> what is wrong, and the largest error over its limit."""
+    """(input tensors, outputs) -> the fault (None: right), and the largest error over its limit."""
     outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Unset outputs for a solution that writes into given ones."""
     layouts: Mapping[str, str] = field(default_factory=dict)
@@ -82,13 +82,13 @@ class LaunchCase:
     vary: Callable[[torch.Generator], Mapping[str, torch.Tensor]] | None = None
     """Nearly the same inputs, where changing them one by one could break what the pack promises."""
     drifting: Callable[[], InputMutator | None] | None = None
-    """The same for inputs that are changed in place, where they can be."""
+    """The mutator of inputs that are changed in place, where they can be; in place of `vary`."""
     mutator: InputMutator | None = None
     """The mutator that changes these tensors in place, once that has begun."""
     quick: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
     """(input tensors, outputs) -> whether these are right for sure, for a small part of the cost of `judge`."""
     matches: Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool] | None = None
-    """The same for a `judge` that asks more where outputs are wrong: whether they are what the reference gives."""
+    """(input tensors, outputs) -> whether these are the reference's, where a `judge` does more for wrong ones."""
     portable: bool = True
     """Whether `judge` takes tensors that are on a device; one that knows its inputs again by identity does not."""
     sizes: Mapping[str, Any] | None = None
@@ -105,8 +105,8 @@ class LaunchCase:
             return replace(self, mutator=self.drifting())
         if not can_mutate(self.tensors, self.tensors):
             return self
-        fixed = () if self.vary is None else self.tensors
-        return replace(self, mutator=InputMutator(self.tensors, self.tensors, fixed))
+        names = () if self.vary is None else self.tensors
+        return replace(self, mutator=InputMutator(self.tensors, self.tensors, names))
 
     def next(self, generator: torch.Generator) -> LaunchCase:
         """The arguments of the next launch, nearly the same: a twin, or this case, changed in place."""
@@ -120,27 +120,27 @@ class LaunchCase:
     ) -> tuple[CheckFinding, float]:
         """The fault of these outputs (None: right), and the largest error over its limit.
 
-        `OUTSIDE_DOMAIN` instead, where it is not known what would be right.
+        `OUTSIDE_DOMAIN` instead, where the right result is not known.
         """
 
-        def judged(device: str) -> tuple[CheckFinding, float]:
+        def judge(device: str) -> tuple[CheckFinding, float]:
             return self.judge(
                 {n: t.to(device) for n, t in self.tensors.items()}, [t.to(device) for t in outputs]
             )
 
-        return where.run(judged, portable=self.portable)
+        return where.run(judge, portable=self.portable)
 
     def is_surely_right(self, outputs: Sequence[torch.Tensor]) -> bool:
-        """Whether they are right, found out quickly; False where only `check` can say."""
+        """Whether these outputs are right by the quick check; False where only `check` can say."""
         return self.quick is not None and self.quick(self.tensors, outputs)
 
     @property
     def already_right(self) -> bool:
-        """Whether given outputs are right as they are: nothing is left to do."""
-        given = list(self.outputs.values())
+        """Whether the outputs that a solution is given are right already: nothing is left to do."""
+        outputs = list(self.outputs.values())
         if self.matches is not None:
-            return bool(given) and self.matches(self.tensors, given)
-        return bool(given) and self.check(given)[0] is None
+            return bool(outputs) and self.matches(self.tensors, outputs)
+        return bool(outputs) and self.check(outputs)[0] is None
 
     def twin(self, generator: torch.Generator) -> LaunchCase:
         """The same launch with a few elements of its floating inputs changed."""
@@ -176,11 +176,11 @@ def form_finding(
     """The fault in number, shapes and dtypes of outputs; None when they are as wanted."""
     if len(outputs) != len(wanted):
         return ReasonCode.WRONG_STRUCTURE, f"{len(outputs)} outputs instead of {len(wanted)}"
-    for n, (got, (shape, dtype)) in enumerate(zip(outputs, wanted, strict=True)):
-        if tuple(got.shape) != shape:
-            return ReasonCode.WRONG_SHAPE, f"output {n} has shape {list(got.shape)}, not {list(shape)}"
-        if got.dtype != dtype:
-            return ReasonCode.WRONG_DTYPE, f"output {n} is {got.dtype}, not {dtype}"
+    for n, (output, (shape, dtype)) in enumerate(zip(outputs, wanted, strict=True)):
+        if tuple(output.shape) != shape:
+            return ReasonCode.WRONG_SHAPE, f"output {n} has shape {list(output.shape)}, not {list(shape)}"
+        if output.dtype != dtype:
+            return ReasonCode.WRONG_DTYPE, f"output {n} is {output.dtype}, not {dtype}"
     return None
 
 
@@ -194,8 +194,8 @@ def compare_outputs(
 ) -> tuple[CheckFinding, float]:
     """The first output that breaks its limits, and the largest error over its limit."""
     worst = 0.0
-    for n, (got, one) in enumerate(zip(outputs, wanted, strict=True)):
-        problem, ratio = mismatch(got, one)
+    for n, (output, expected) in enumerate(zip(outputs, wanted, strict=True)):
+        problem, ratio = mismatch(output, expected)
         worst = max(worst, ratio)
         if problem:
             return (ReasonCode.WRONG_VALUES, f"output {n}: {problem}"), worst
@@ -209,7 +209,7 @@ class NativeProblem:
         self._definition: Definition = pack.definition
         self.deterministic = pack.definition.deterministic
         self._row_scales: dict[tuple[Any, ...], list[float]] = {}
-        """By regime and sizes: see `ExpectedOutput.row_scale`."""
+        """`ExpectedOutput.row_scale` of each output, by regime and sizes."""
         self._runs: list[int] = []
         """Rows of an orthogonal array: of four hidden draws, every pair of axes has each small beside each large."""
         self._static: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
@@ -224,8 +224,8 @@ class NativeProblem:
         results = {}
         if axes is None:
             self._runs = self._runs or [int(n) for n in torch.randperm(4, generator=generator)]
-            run = self._runs.pop()
-            halves = itertools.cycle((run & 1, run >> 1, (run & 1) ^ (run >> 1)))
+            row = self._runs.pop()
+            halves = itertools.cycle((row & 1, row >> 1, (row & 1) ^ (row >> 1)))
         for name, axis in self._definition.axes.items():
             if axis.value is not None:
                 results[name] = axis.value
@@ -242,76 +242,76 @@ class NativeProblem:
         values: dict[str, Any] = {}
         layouts = {}
         for name, spec in definition.inputs.items():
-            values[name] = self._drawn(name, spec, spec.sizes(sizes), how)
+            values[name] = self._draw_input(name, spec, spec.sizes(sizes), how)
             if how.layout in spec.layouts:
                 layouts[name] = how.layout
-        drawn, state = dict(values), how.generator.get_state()
-        written = [t._version for t in drawn.values()]  # a `make` that writes into them is not repeatable
+        draws, state = dict(values), how.generator.get_state()
+        versions = [t._version for t in draws.values()]  # a `make` that writes into them is not repeatable
         if self._make is not None:
             values = self._make(sizes, values, how.generator)
-        untouched = written == [t._version for t in drawn.values()]
+        is_unchanged = versions == [t._version for t in draws.values()]
 
-        def inputs_from(given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        def inputs_from(fresh: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
             if self._make is None:
-                return given
-            result = self._make(sizes, dict(given), torch.Generator().manual_seed(0).set_state(state))
+                return fresh
+            result = self._make(sizes, dict(fresh), torch.Generator().manual_seed(0).set_state(state))
             return {n: v for n, v in result.items() if isinstance(v, torch.Tensor)}
 
         def vary(generator: torch.Generator) -> Mapping[str, torch.Tensor]:
-            changed = {
+            neighbours = {
                 n: t
                 if definition.inputs[n].static or not t.is_floating_point()
                 else perturb_values(t, generator)
-                for n, t in drawn.items()
+                for n, t in draws.items()
             }
-            return inputs_from(changed)
+            return inputs_from(neighbours)
 
         def drifting() -> InputMutator | None:
-            inputs = {n: v for n, v in drawn.items() if isinstance(v, torch.Tensor)}
-            if not untouched or not can_mutate(inputs, tensors):
+            inputs = {n: v for n, v in draws.items() if isinstance(v, torch.Tensor)}
+            if not is_unchanged or not can_mutate(inputs, tensors):
                 return None
-            static = [n for n in drawn if definition.inputs[n].static]
+            static = [n for n in draws if definition.inputs[n].static]
             return InputMutator(inputs, tensors, static, None if self._make is None else inputs_from)
 
         tensors = {n: v for n, v in values.items() if isinstance(v, torch.Tensor)}
         self._check_inputs(tensors, sizes)
-        wanted = [(t.sizes(sizes), dtype_of(t.dtype)) for t in definition.outputs.values()]
+        forms = [(t.sizes(sizes), dtype_of(t.dtype)) for t in definition.outputs.values()]
         unset = {}
         if definition.destination:
-            for (name, spec), (shape, dtype) in zip(definition.outputs.items(), wanted, strict=True):
+            for (name, spec), (shape, dtype) in zip(definition.outputs.items(), forms, strict=True):
                 unset[name] = _unset_output(shape, dtype)
                 if how.layout in spec.layouts:
                     layouts[name] = how.layout
         scalars = {n: v for n, v in values.items() if n not in tensors}
         seed = int(torch.randint(0, 2**31, (), generator=how.generator))
-        output_bytes = sum(_bytes(shape, dtype) for shape, dtype in wanted)
-        given = sum(t.numel() * t.element_size() for t in tensors.values())
-        named = {n: {"t": n} for n in (*tensors, *unset)} | {n: {"v": v} for n, v in scalars.items()}
+        output_bytes = sum(_bytes(shape, dtype) for shape, dtype in forms)
+        input_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
+        arguments = {n: {"t": n} for n in (*tensors, *unset)} | {n: {"v": v} for n, v in scalars.items()}
         return LaunchCase(
             f"{' '.join(f'{n}={v}' for n, v in sizes.items())} {how.regime} {how.layout}",
-            {"args": [], "kwargs": named},
+            {"args": [], "kwargs": arguments},
             tensors,
-            lambda given, outputs: self._judge(
-                {**scalars, **given}, outputs, wanted, sizes, seed, how.regime
+            lambda inputs, outputs: self._judge(
+                {**scalars, **inputs}, outputs, forms, sizes, seed, how.regime
             ),
             unset,
             layouts,
             output_bytes=output_bytes,
-            moved_bytes=evaluate(definition.bytes, sizes) if definition.bytes else output_bytes + given,
+            moved_bytes=evaluate(definition.bytes, sizes) if definition.bytes else output_bytes + input_bytes,
             flops=evaluate(definition.flops, sizes),
-            right=lambda: self._right(values, wanted),
-            quick=self._quick_check(scalars, wanted, sizes, how.regime),
+            right=lambda: self._right(values, forms),
+            quick=self._quick_check(scalars, forms, sizes, how.regime),
             vary=vary,
             drifting=drifting,
             sizes=sizes,
         )
 
-    def _drawn(self, name: str, spec: TensorSpec, shape: tuple[int, ...], how: DrawSpec) -> torch.Tensor:
+    def _draw_input(self, name: str, spec: TensorSpec, shape: tuple[int, ...], how: DrawSpec) -> torch.Tensor:
         """Fresh values, or the ones that a static input of this shape has got already."""
         if (name, shape) in self._static:
             return self._static[name, shape].clone()
-        known = (*spec.values, *(DERIVED_REGIMES if "normal" in spec.values else ()))
-        regime = how.regime if how.regime in known and not spec.static else spec.values[0]
+        regimes = (*spec.values, *(DERIVED_REGIMES if "normal" in spec.values else ()))
+        regime = how.regime if how.regime in regimes and not spec.static else spec.values[0]
         dtype = dtype_of(spec.dtype)
         if math.prod(shape) < MANY_ELEMENTS:
             value = draw(shape, dtype, regime, how.generator)
@@ -322,23 +322,23 @@ class NativeProblem:
         return value
 
     def _right(
-        self, values: Mapping[str, Any], wanted: Sequence[tuple[tuple[int, ...], torch.dtype]]
+        self, values: Mapping[str, Any], forms: Sequence[tuple[tuple[int, ...], torch.dtype]]
     ) -> list[torch.Tensor]:
         exact = {
             n: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
             for n, v in values.items()
         }
         result = tensors_of(self._reference(**exact))
-        if len(result) != len(wanted):
+        if len(result) != len(forms):
             raise RecordError(
-                f"the reference returns {len(result)} outputs, the definition lists {len(wanted)}"
+                f"the reference returns {len(result)} outputs, the definition lists {len(forms)}"
             )
-        return [t.to(dtype) for t, (_, dtype) in zip(result, wanted, strict=True)]
+        return [t.to(dtype) for t, (_, dtype) in zip(result, forms, strict=True)]
 
     def _check_inputs(self, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
         for name, spec in self._definition.inputs.items():
-            got, shape = tensors.get(name), spec.sizes(sizes)
-            if got is None or tuple(got.shape) != shape or got.dtype != dtype_of(spec.dtype):
+            tensor, shape = tensors.get(name), spec.sizes(sizes)
+            if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != dtype_of(spec.dtype):
                 raise RecordError(
                     f"pack {self._definition.name}: make() must give {name} as {spec.dtype}{list(shape)}"
                 )
@@ -347,60 +347,60 @@ class NativeProblem:
         self,
         inputs: Mapping[str, Any],
         outputs: Sequence[torch.Tensor],
-        wanted: Sequence[tuple[tuple[int, ...], torch.dtype]],
+        forms: Sequence[tuple[tuple[int, ...], torch.dtype]],
         sizes: Mapping[str, int],
         seed: int,
         regime: str,
     ) -> tuple[CheckFinding, float]:
-        if finding := form_finding(outputs, wanted):
+        if finding := form_finding(outputs, forms):
             return finding, 0.0
         rule = self._definition.tolerance
         exact = expected_outputs(
             self._reference,
             inputs,
-            [dtype for _, dtype in wanted],
+            [dtype for _, dtype in forms],
             compute=dtype_of(rule.compute),
             terms=evaluate(rule.reduction, sizes),
             safety=rule.safety,
             floor=_scaled_floor(rule.floor, inputs.values()),
             generator=seeded_generator(outputs, seed),
         )
-        drawn = (regime, *sizes.items())
-        known = self._row_scales.get(drawn, [1.0] * len(exact))
-        self._row_scales[drawn] = [min(k, e.row_scale) for k, e in zip(known, exact, strict=True)]
+        key = (regime, *sizes.items())
+        scales = self._row_scales.get(key, [1.0] * len(exact))
+        self._row_scales[key] = [min(k, e.row_scale) for k, e in zip(scales, exact, strict=True)]
         return compare_outputs(outputs, exact)
 
     def _quick_check(
         self,
         scalars: Mapping[str, Any],
-        wanted: Sequence[tuple[tuple[int, ...], torch.dtype]],
+        forms: Sequence[tuple[tuple[int, ...], torch.dtype]],
         sizes: Mapping[str, int],
         regime: str,
     ) -> Callable[[Mapping[str, torch.Tensor], Sequence[torch.Tensor]], bool]:
         """A check of one case's outputs that computes its reference once."""
-        rule, drawn = self._definition.tolerance, (regime, *sizes.items())
-        kept: dict[tuple[int, ...], tuple[list[torch.Tensor], list[ExpectedOutput]]] = {}
+        rule, scale_key = self._definition.tolerance, (regime, *sizes.items())
+        cache: dict[tuple[int, ...], tuple[list[torch.Tensor], list[ExpectedOutput]]] = {}
 
-        def check(given: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
-            scales = self._row_scales.get(drawn)
-            if scales is None or form_finding(outputs, wanted):
+        def check(inputs: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+            scales = self._row_scales.get(scale_key)
+            if scales is None or form_finding(outputs, forms):
                 return False
-            key = tuple(n for t in given.values() for n in (id(t), t._version))
-            if (held := kept.get(key)) is None:
-                exact = {n: v.double() if v.is_floating_point() else v.clone() for n, v in given.items()}
+            key = tuple(n for t in inputs.values() for n in (id(t), t._version))
+            if (entry := cache.get(key)) is None:
+                exact = {n: v.double() if v.is_floating_point() else v.clone() for n, v in inputs.items()}
                 narrow = narrow_limits(
                     tensors_of(self._reference(**scalars, **exact)),
-                    [dtype for _, dtype in wanted],
+                    [dtype for _, dtype in forms],
                     scales,
                     compute=dtype_of(rule.compute),
                     terms=evaluate(rule.reduction, sizes),
                     safety=rule.safety,
-                    floor=_scaled_floor(rule.floor, given.values()),
+                    floor=_scaled_floor(rule.floor, inputs.values()),
                 )
-                # As long as they are held, none has another's id. Other threads may ask, too.
-                kept.clear()
-                held = kept[key] = list(given.values()), narrow
-            return all(surely_right(got, one) for got, one in zip(outputs, held[1], strict=True))
+                # The entry keeps its tensors, so that no new one gets their id. Other threads may ask, too.
+                cache.clear()
+                entry = cache[key] = list(inputs.values()), narrow
+            return all(surely_right(o, e) for o, e in zip(outputs, entry[1], strict=True))
 
         return check
 
@@ -409,16 +409,16 @@ def _draw_size(low: int, high: int, half: int, generator: torch.Generator) -> in
     """A size of the lower (0) or upper (1) half: mostly the last one, or beside a power of two, or any."""
     middle = (low + high + half) // 2
     least, most = (middle, high) if half else (low, middle)
-    drawn, kind = (int(torch.randint(n, m, (), generator=generator)) for n, m in ((least, most + 1), (0, 6)))
+    size, kind = (int(torch.randint(n, m, (), generator=generator)) for n, m in ((least, most + 1), (0, 6)))
     if kind < 4:
         return high if half else low
     if kind == 4:
-        drawn = min(most, max(least, (1 << drawn.bit_length()) + drawn % 3 - 1))
-    return drawn
+        size = min(most, max(least, (1 << size.bit_length()) + size % 3 - 1))
+    return size
 
 
 def _scaled_floor(floor: float, inputs: Iterable[Any]) -> float:
-    """The size of intermediate results that cancel, for these inputs: they grow with what is computed from them."""
+    """The size of intermediate results that cancel, for these inputs, in proportion to which it grows."""
     if not floor:
         return floor
     floats = [
@@ -481,27 +481,27 @@ class KernelBenchProblem:
         model.eval()
         with torch.no_grad():
             plain = tensors_of(model(*(decode_arguments(s, tensors) for s in shapes)))
-        wanted = [(tuple(t.shape), t.dtype) for t in plain]
+        forms = [(tuple(t.shape), t.dtype) for t in plain]
         model.double()
         seed = int(torch.randint(0, 2**31, (), generator=how.generator))
 
         def judge(
-            given: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
+            arguments: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
         ) -> tuple[CheckFinding, float]:
-            if finding := form_finding(outputs, wanted):
+            if finding := form_finding(outputs, forms):
                 return finding, 0.0
 
-            def reference(**moved: torch.Tensor) -> Any:
+            def reference(**values: torch.Tensor) -> Any:
                 with torch.no_grad():
-                    return model(*(decode_arguments(s, moved) for s in shapes))
+                    return model(*(decode_arguments(s, values) for s in shapes))
 
             draws = seeded_generator(outputs, seed)
             try:
                 model.to(draws.device)
                 exact = expected_outputs(
                     reference,
-                    given,
-                    [d for _, d in wanted],
+                    arguments,
+                    [d for _, d in forms],
                     compute=getattr(torch, self._rule.compute),
                     terms=int(self._rule.reduction),
                     safety=self._rule.safety,

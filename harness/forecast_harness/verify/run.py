@@ -40,21 +40,21 @@ def verify(
     files = {**solution.files, "solution.py": solution.source}
     job = SandboxJob("forecast_harness.verify.verification_job:main", payload, files)
     facts = {"pack_id": pack.id, "solution_id": solution.id, "language": str(solution.language)}
-    named = pack.definition.name, solution.name, solution.source
-    return run_verification(job, lane, cell_limits_for(pack, limits, plan.device), named, plan, facts)[0]
+    names = pack.definition.name, solution.name, solution.source
+    return run_verification(job, lane, cell_limits_for(pack, limits, plan.device), names, plan, facts)[0]
 
 
 def run_verification(
     job: SandboxJob,
     lane: SandboxLane,
     limits: ResourceLimits,
-    named: tuple[str, str, str],
+    names: tuple[str, str, str],
     plan: VerificationPlan,
     facts: Mapping[str, Any],
 ) -> tuple[SolutionVerdict, JobResult]:
-    """The verdict that a judge's answer amounts to, see `verification_answer`, and the job's result.
+    """The verdict of a judge's answer, see `verification_answer`, and the job's result.
 
-    `named`: the pack, the solution and its text.
+    `names`: the pack, the solution and its text.
     """
     begin = time.perf_counter()
     result = lane.run(job, limits)
@@ -64,9 +64,9 @@ def run_verification(
         value = result.value
         reasons = tuple(Reason.from_json(r) for r in value["reasons"])
     verdict = SolutionVerdict(
-        *named[:2],
+        *names[:2],
         reasons,
-        static_hints(named[2]),
+        static_hints(names[2]),
         int(value.get("trials", 0)),
         CheckedLaunches.from_json(value["checked"]) if "checked" in value else CheckedLaunches(),
         time.perf_counter() - begin,
@@ -106,7 +106,7 @@ def verification_payload(
 
 
 def reason_of_result(result: JobResult) -> Reason:
-    """The reason that a lane's result amounts to, where the judge gave none."""
+    """The reason for a lane's result, where the judge gave none."""
     code = ReasonCode.HARNESS
     if result.status is JobStatus.SUSPICIOUS:
         code = ReasonCode.ESCAPE
@@ -117,7 +117,7 @@ def reason_of_result(result: JobResult) -> Reason:
 
 @cache
 def harness_hash() -> str:
-    """A name for the code that judged and timed: labels of different harnesses are not comparable."""
+    """A hash of the code that judges and times: labels of different harnesses are not comparable."""
     result = hashlib.sha256()
     root = Path(__file__).parents[1]
     for folder in ("verify", "trials", "clocks", "sandbox"):
@@ -158,7 +158,7 @@ _ATTRIBUTES = {
 
 
 def static_hints(source: str) -> tuple[str, ...]:
-    """One sentence per thing worth a look, in the order of lines; a syntax error is one, too."""
+    """A sentence on each suspicious construct, in the order of lines; a syntax error is one, too."""
     try:
         tree = python_parser.parse_module(source)
     except (SyntaxError, ValueError, RecursionError) as error:

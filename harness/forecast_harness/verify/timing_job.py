@@ -50,29 +50,29 @@ _WARM_UP_LAUNCHES = 3
 _WARM_UP_WINDOWS = 11
 """Windows of the trusted cell before the first block."""
 _MOST_SERVING_GAIN = 10.0
-"""As a logarithm: more than anything gains."""
+"""A logarithm above any real gain."""
 _LEAST_SECONDS, _LEAST_SHARE = 1e-6, 0.05
-"""Least seconds of a launch, and its least share of its window, where that is over before a window's usual cost."""
+"""Least seconds of a launch, and its least share of a window, for windows shorter than their usual cost."""
 _IDLE_PROBE_SHARE = 0.4
 """Share of launches before which the cost of asking is measured."""
 _REDRAW_SHARE = 0.2
 """Share of pairs whose arguments are drawn anew, where that is quick."""
 _MOST_HIDDEN_TIME = 0.1
-"""By how much the shares of launches that took longer than reported may differ between contestants."""
+"""The most by which contestants may differ in their shares of launches that took longer than reported."""
 _MOST_AUDIT_ROUNDS, _MOST_AUDIT_S = 400, 4.0
-"""The most rounds and seconds of windows in which the judge's own clock is asked whether a candidate is faster."""
+"""The most rounds and seconds of windows in an audit by the judge's own clock."""
 _MOST_HONEST_CLAIM = math.log(1.1)
-"""A gain by clocks in the cells up to which it may be chance, or a difference of methods, that the judge's own shows
-none: then it is undecided, and nobody is accused."""
+"""The largest gain by clocks in the cells that chance, or a difference of methods, may hide from the judge's own clock:
+up to it the contest is undecided, and nobody is accused."""
 _CLOCK_DIFFERENCE = 0.02
-"""How far the log seconds of two ways to time honest launches may differ."""
+"""The most by which log seconds of two ways to time honest launches differ."""
 
 
 class CellClock:
-    """Times launches in the contestants' cells; a random share of all outputs is checked.
+    """Times launches in the contestants' cells, and checks a random share of all outputs.
 
     On a host the time of a launch is its window's by the judge's clock, less what windows of a trusted cell
-    cost. The word of the contestants' own cells is kept, and can only speak against a gain.
+    cost. The times that the contestants' own cells report are kept, and can only speak against a gain.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class CellClock:
         """The cost of windows, by workload; the same for both launches of a pair."""
         self._cases: list[LaunchCase] = [] if cases is None else cases
         self._warm = False
-        self._returned: dict[str, Any] = {}
-        """Forms of what the incumbent returned last, by workload."""
+        self._output_forms: dict[str, Any] = {}
+        """Forms of the incumbent's last outputs, by workload."""
         self.protocols: dict[str, str] = {}
-        """How each workload is timed, in both cells alike; until it is known, as suits each."""
+        """The way of timing each workload, in both cells alike; empty until it is known, when each cell chooses."""
         self.replies: dict[tuple[int, str], list[LaunchTimes]] = defaultdict(list)
         self.seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
         """The times that count, by contestant and workload."""
@@ -109,8 +109,8 @@ class CellClock:
             if not self._cases:
                 self._cases += [judge.timed_case(w) for w in self._workloads]
             elif fresh:
-                # Fresh values for every pair: on a host all of them, so that what remembers its last arguments
-                # and results gains nothing; elsewhere mostly a few, since drawing takes longer than that.
+                # Fresh values for every pair: on a host all of them, so that a solution gains nothing by keeping
+                # its last arguments and results; elsewhere mostly a few, since drawing takes longer than that.
                 anew = self._null is not None
                 self._cases[:] = [
                     judge.timed_case(w)
@@ -118,7 +118,7 @@ class CellClock:
                     else judge.next_case(c)
                     for w, c in zip(self._workloads, self._cases, strict=True)
                 ]
-        except CandidateFault as fault:  # it failed to take them
+        except CandidateFault as fault:  # the cell failed to take the arguments
             raise ContestantRejected(which, [reason_of_fault(fault, judge)]) from fault
         if fresh and self._null is not None:
             self._overheads = {w.name: self._null.typical_seconds(w.name) for w in self._workloads}
@@ -136,7 +136,7 @@ class CellClock:
                 self.idle[which, work.name].append(self._idle_seconds(judge, work, case, protocol))
             reply = judge.timed(case, protocol)
             if which == INCUMBENT:
-                self._returned[work.name] = reply.described or []
+                self._output_forms[work.name] = reply.described or []
             if last or judge.should_check(work):
                 self.checks += 1
                 reasons = judge.checked(reply, work)
@@ -149,8 +149,8 @@ class CellClock:
             raise ContestantRejected(which, reasons)
         seconds = reply.seconds
         if self._null is not None:
-            whole = reply.wall_seconds
-            seconds = max(whole - self._overheads.get(work.name, 0.0), _LEAST_SHARE * whole)
+            window_s = reply.wall_seconds
+            seconds = max(window_s - self._overheads.get(work.name, 0.0), _LEAST_SHARE * window_s)
         if not last:
             self.replies[which, work.name].append(reply.times)
             self.seconds[which, work.name].append(seconds)
@@ -159,13 +159,13 @@ class CellClock:
     def _idle_seconds(
         self, judge: SolutionExaminer, work: Workload, case: LaunchCase, protocol: str
     ) -> float:
-        """The cost of asking."""
+        """Seconds of a question without a launch."""
         if self._null is None:
             return judge.idle(case, protocol)
-        return self._null.measure(work.name, case, self._returned.get(work.name, []))
+        return self._null.measure(work.name, case, self._output_forms.get(work.name, []))
 
     def place(self) -> None:
-        """A few launches of each, which do not count."""
+        """Launch each side a few times; none of it counts."""
         for _ in range(_WARM_UP_LAUNCHES):
             for which in (INCUMBENT, CANDIDATE):
                 self.sample(which, True)
@@ -177,12 +177,12 @@ class CellClock:
             self._null.forget()
             for work, case in zip(self._workloads, self._cases, strict=True):
                 for _ in range(_WARM_UP_WINDOWS):
-                    self._null.measure(work.name, case, self._returned[work.name])
+                    self._null.measure(work.name, case, self._output_forms[work.name])
                 usual = self._null.undisturbed_seconds(work.name)
                 shortest = min(r.wall_seconds for r in self.replies[INCUMBENT, work.name])
                 self._incumbent_seconds[work.name] = max(shortest - usual, _LEAST_SECONDS)
-        for measured in (self.replies, self.seconds, self.idle):
-            measured.clear()
+        for records in (self.replies, self.seconds, self.idle):
+            records.clear()
         self._warm = True
 
     @property
@@ -195,7 +195,7 @@ class CellClock:
         return statistics.median(self.seconds[INCUMBENT, name])
 
     def serving_gain(self, margin: float) -> float:
-        """The gain that a candidate could feign by serving its launches with lighter code than everybody's.
+        """The gain that a candidate could fake by replacing the code that serves its launches with lighter code.
 
         As a natural logarithm of the ratio of times, on top of a true one of `margin`; 0 where no window is
         timed, infinite where launches take no longer than that code.
@@ -204,13 +204,13 @@ class CellClock:
             return 0.0
         logs = []
         for work in self._workloads:
-            saved = self._null.serving_seconds(work.name) * math.exp(margin)
-            left = 1 - saved / self._incumbent_seconds[work.name]
-            logs.append(-math.log(left) if left > 0 else math.inf)
+            saving = self._null.serving_seconds(work.name) * math.exp(margin)
+            rest = 1 - saving / self._incumbent_seconds[work.name]
+            logs.append(-math.log(rest) if rest > 0 else math.inf)
         return math.fsum(logs) / len(logs)
 
     def own_gain(self) -> float | None:
-        """The candidate's gain by what the cells themselves say; None where that is what counts anyway."""
+        """The candidate's gain by the cells' own clocks; None where these count anyway."""
         if self._null is None:
             return None
         logs = 0.0
@@ -223,7 +223,7 @@ class CellClock:
         return math.expm1(logs / len(self._workloads))
 
     def check(self) -> None:
-        """Check one more launch of each, and hold all times against the judge's own clock. Raises `ContestantRejected`.
+        """Check one more launch of each, and all times against the judge's own clock. Raises `ContestantRejected`.
 
         That check may be the only one of large workloads. To a solution it is one more launch that is timed.
         """
@@ -231,16 +231,16 @@ class CellClock:
             for work, case in zip(self._workloads, self._cases, strict=True):
                 self._timed_launch(which, self._judges[which], work, case, last=True)
         if self._null is not None:
-            return  # what counts is the judge's own clock already, and no word of theirs can gain anything
+            return  # the judge's own clock counts already, and the cells' own times can gain nothing
         for (which, name), replies in self.replies.items():
             if reasons := self._judges[which].clock_reasons(replies, self.idle[which, name]):
                 raise ContestantRejected(which, reasons)
         for work in self._workloads:
-            # Both were timed in turns, so a busy machine explains what both show, and no more.
-            shares = [self._underreported(which, work.name) for which in (INCUMBENT, CANDIDATE)]
-            allowed = _MOST_HIDDEN_TIME + chance_difference(shares, len(self.replies[INCUMBENT, work.name]))
+            # Both were timed in turns, so a busy machine explains their common share, and no more.
+            shares = [self._underreported_share(which, work.name) for which in (INCUMBENT, CANDIDATE)]
+            tolerance = _MOST_HIDDEN_TIME + chance_difference(shares, len(self.replies[INCUMBENT, work.name]))
             for which in (INCUMBENT, CANDIDATE):
-                if shares[which] - shares[1 - which] > allowed:
+                if shares[which] - shares[1 - which] > tolerance:
                     text = f"{shares[which]:.0%} of its launches took clearly longer than was reported"
                     raise ContestantRejected(which, [Reason(ReasonCode.CLOCK, text, work.name)])
 
@@ -254,14 +254,14 @@ class CellClock:
         if reasons:
             raise ContestantRejected(CANDIDATE, reasons)
 
-    def _underreported(self, which: int, name: str) -> float:
+    def _underreported_share(self, which: int, name: str) -> float:
         replies = self.replies[which, name]
         inside, outside = [r.total_seconds for r in replies], [r.wall_seconds for r in replies]
         return underreported_share(inside, outside, self.idle[which, name])
 
 
 def chance_difference(shares: Sequence[float], launches: int) -> float:
-    """By how much two shares of so many launches each differ through chance: three standard errors.
+    """The difference of two shares, of so many launches each, that chance explains: three standard errors.
 
     Four shares are compared in a contest, on machines where launches are late in bursts. The three launches
     of a hopeless candidate's contest prove nothing.
@@ -271,7 +271,7 @@ def chance_difference(shares: Sequence[float], launches: int) -> float:
 
 
 def open_null_cell(work: JobContext, cells: ExitStack, processors: Sequence[int]) -> NullCell:
-    """Cells without a candidate, bound like those with one, which are closed with `cells`."""
+    """Cells without a candidate, on the contestants' processors; they are closed with `cells`."""
     null, bare = (cells.enter_context(work.cell(processors=processors)) for _ in range(2))
     return NullCell(null, bare, random.Random(os.urandom(16)))
 
@@ -281,7 +281,7 @@ def main(work: JobContext) -> CellAnswer:
     `trusted_gain`, by a clock that neither can touch.
 
     The value has `duel`, `seconds` (per contestant and workload, all samples), `protocols` (per workload), `checks`,
-    `checked` (of the candidate), `audit` (what the judge's own clock said, if it was asked) and, when somebody was
+    `checked` (of the candidate), `audit` (the result of the judge's own clock, if it was asked) and, when somebody was
     caught, `caught` (0 or 1) and `reasons` instead.
     """
     request = work.payload
@@ -294,51 +294,47 @@ def main(work: JobContext) -> CellAnswer:
         problem = problem_of(pack, Path(folder))
         try:
             judges: list[SolutionExaminer] = []
-            for n, (cell, one) in enumerate(zip((first, second), request["contestants"], strict=True)):
+            for n, (cell, contestant) in enumerate(zip((first, second), request["contestants"], strict=True)):
                 own_seed = hashlib.sha256(f"{seed}{n}".encode()).digest()
                 judges.append(
-                    prepared_examiner(n, one, SolutionExaminer(pack, problem, cell, plan, own_seed))
+                    prepared_examiner(n, contestant, SolutionExaminer(pack, problem, cell, plan, own_seed))
                 )
-            languages = (Language(one["language"]) for one in request["contestants"])
+            languages = (Language(contestant["language"]) for contestant in request["contestants"])
             null = open_null_cell(work, cells, processors) if plan.device == "cpu" else None
             clock = CellClock(judges, pack.timed_workloads(plan.device, *languages), null=null)
             clock.place()
             rules = StoppingRules.from_json(request["rules"])
             serving = min(clock.serving_gain(rules.margin), _MOST_SERVING_GAIN)
             wider = replace(rules, margin=rules.margin + serving)
-            ended = run_comparison(clock, wider, judges[0].rng.getrandbits(32))
+            duel = run_comparison(clock, wider, judges[0].rng.getrandbits(32))
             clock.check()
             audit: Mapping[str, Any] = {}
-            if ended.outcome is ComparisonOutcome.FASTER:
+            if duel.outcome is ComparisonOutcome.FASTER:
                 clock.check_longer()
-                if plan.device != "cpu" and not is_plausible(ended, request.get("trusted_gain")):
+                if plan.device != "cpu" and not is_plausible(duel, request.get("trusted_gain")):
                     typical = {w.name: clock.typical_seconds(w.name) for w in clock.workloads}
-                    as_launched = [
-                        n for n, rejection in clock.protocols.items() if rejection == EVENTS_PROTOCOL
-                    ]
-                    given = (typical, clock.workloads, plan.device, as_launched)
-                    opened = partial(AuditedCells, work, cells, pack, judges, (first, second), *given)
-                    ended, audit = audited(ended, opened, rules, judges[CANDIDATE].rng)
-            ended = ended.with_own_gain(clock.own_gain(), rules.margin)
+                    as_launched = [n for n, p in clock.protocols.items() if p == EVENTS_PROTOCOL]
+                    arguments = (typical, clock.workloads, plan.device, as_launched)
+                    open_cells = partial(AuditedCells, work, cells, pack, judges, (first, second), *arguments)
+                    duel, audit = audit_duel(duel, open_cells, rules, judges[CANDIDATE].rng)
+            duel = duel.with_own_gain(clock.own_gain(), rules.margin)
         except ContestantRejected as rejection:
             return CellAnswer(
                 {"caught": rejection.which, "reasons": [r.to_json() for r in rejection.reasons]}
             )
-    seconds: dict[str, Any] = {
-        f"{which}:{name}": rejection for (which, name), rejection in clock.seconds.items()
-    }
-    value = {"duel": ended.to_json(), "seconds": seconds, "protocols": clock.protocols}
-    checked = judges[CANDIDATE].checked_launches.to_json()
-    return CellAnswer({**value, "checks": clock.checks, "checked": checked, "seed": seed, "audit": audit})
+    seconds: dict[str, Any] = {f"{which}:{name}": times for (which, name), times in clock.seconds.items()}
+    value = {"duel": duel.to_json(), "seconds": seconds, "protocols": clock.protocols}
+    launches = judges[CANDIDATE].checked_launches.to_json()
+    return CellAnswer({**value, "checks": clock.checks, "checked": launches, "seed": seed, "audit": audit})
 
 
-def prepared_examiner(which: int, one: Mapping[str, Any], judge: SolutionExaminer) -> SolutionExaminer:
+def prepared_examiner(which: int, contestant: Mapping[str, Any], judge: SolutionExaminer) -> SolutionExaminer:
     """The examiner, once its cell has imported a contestant (`file`, `entry`, `language`).
 
     Raises `ContestantRejected` of `which`.
     """
     try:
-        reasons = judge.prepare(one["file"], one["entry"], Language(one["language"]))
+        reasons = judge.prepare(contestant["file"], contestant["entry"], Language(contestant["language"]))
     except CandidateFault as fault:
         reasons = [reason_of_fault(fault, judge)]
     if reasons:
@@ -346,32 +342,32 @@ def prepared_examiner(which: int, one: Mapping[str, Any], judge: SolutionExamine
     return judge
 
 
-def is_plausible(ended: ComparisonResult, trusted_gain: float | None) -> bool:
-    """Whether clocks in the cells say no more than what is known from one that nobody could touch."""
+def is_plausible(duel: ComparisonResult, trusted_gain: float | None) -> bool:
+    """Whether the gain by clocks in the cells is no larger than the one by a clock that nobody could touch."""
     if trusted_gain is None:
         return False
-    return statistics.median(ended.differences) <= math.log1p(trusted_gain) + _CLOCK_DIFFERENCE
+    return statistics.median(duel.differences) <= math.log1p(trusted_gain) + _CLOCK_DIFFERENCE
 
 
-def audited(
-    ended: ComparisonResult, open_cells: Callable[[], AuditedCells], rules: StoppingRules, rng: random.Random
+def audit_duel(
+    duel: ComparisonResult, open_cells: Callable[[], AuditedCells], rules: StoppingRules, rng: random.Random
 ) -> tuple[ComparisonResult, Mapping[str, Any]]:
-    """The end of a comparison that a candidate won by clocks in the cells, after the judge's own clock was asked.
+    """Check the win of a candidate by clocks in the cells with the judge's own clock; the result, and the audit's.
 
-    And what that clock showed. Raises `ContestantRejected` where it says that there is no gain.
+    Raises `ContestantRejected` where that clock shows no gain.
     """
-    audit = WindowAudit(statistics.median(ended.differences), rules.margin)
+    audit = WindowAudit(statistics.median(duel.differences), rules.margin)
     try:
         verdict = audit.run(open_cells(), rng, _MOST_AUDIT_ROUNDS, _MOST_AUDIT_S)
     except (ExportError, AuditUnavailable) as error:
         reason = f"the judge's own clock could not be asked: {error}"
-        return replace(ended, outcome=ComparisonOutcome.UNDECIDED, reason=reason), {}
-    shown = (
+        return replace(duel, outcome=ComparisonOutcome.UNDECIDED, reason=reason), {}
+    gains = (
         f"{math.expm1(audit.gain):.1%} by the judge's own clock, {math.expm1(audit.claimed):.1%} by its own"
     )
     if verdict is AuditVerdict.CONTRADICTS and audit.claimed > _MOST_HONEST_CLAIM:
-        raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.CLOCK, f"its gain is {shown}", "windows")])
+        raise ContestantRejected(CANDIDATE, [Reason(ReasonCode.CLOCK, f"its gain is {gains}", "windows")])
     if verdict is not AuditVerdict.AGREES:
-        reason = f"its gain is {shown} ({len(audit.differences())} windows)"
-        ended = replace(ended, outcome=ComparisonOutcome.UNDECIDED, reason=reason)
-    return ended, audit.to_json()
+        reason = f"its gain is {gains} ({len(audit.differences())} windows)"
+        duel = replace(duel, outcome=ComparisonOutcome.UNDECIDED, reason=reason)
+    return duel, audit.to_json()

@@ -49,7 +49,7 @@ class ExpectedOutput:
     limit: torch.Tensor | None
     """None for integers and booleans, which have to be equal."""
     typical: torch.Tensor | None = None
-    """The limit that the root mean square of the errors is held against."""
+    """The limits for the root mean square of the errors."""
     row_scale: float = 0.0
     """The least root mean square of a row's conditions over that of its results, 1 at most: see `surely_right`."""
 
@@ -67,7 +67,7 @@ def expected_outputs(
 ) -> list[ExpectedOutput]:
     """Exact outputs and limits. `reference` is called with every floating tensor in float64.
 
-    All of it is computed where the tensors are, and `generator` has to be of that device.
+    All is computed where the tensors are, and `generator` has to be of that device.
     Raises `ValueError` when it returns another number of tensors than there are `dtypes`.
     """
     exact = {name: _as_float64(value) for name, value in inputs.items()}
@@ -81,10 +81,10 @@ def expected_outputs(
     largest = max(w.numel() for w in wants)
     moves = next((count for size, count in _PERTURBATION_COUNTS if largest < size), 1)
     for _ in range(moves):
-        moved = {n: _perturbed(v, generator) for n, v in exact.items()}
-        for square, want, other in zip(squares, wants, tensors_of(reference(**moved)), strict=True):
+        variation = {n: _perturb(v, generator) for n, v in exact.items()}
+        for square, want, result in zip(squares, wants, tensors_of(reference(**variation)), strict=True):
             if square is not None:
-                off = (other.double() - want).mul_(1 / _PERTURBATION).nan_to_num_(0, 0, 0)
+                off = (result.double() - want).mul_(1 / _PERTURBATION).nan_to_num_(0, 0, 0)
                 square += off.square_().div_(moves)
     flushed = wants
     if any(_has_denormals(v, inputs[n]) for n, v in exact.items()):
@@ -125,8 +125,8 @@ def narrow_limits(
     """Limits of given exact outputs that are never wider than those of `expected_outputs`, without its moves.
 
     An element's condition is not known; that it is at least the element's own size always is, and at
-    least `row_scales` times its row's where the inputs are drawn as those were that gave the scales. So what keeps
-    these limits is right, and of what does not nothing is said.
+    least `row_scales` times its row's where the inputs are drawn as those were that gave the scales. So an output
+    within these limits is right, and any other one may still be.
     """
     results = []
     for want, dtype, scale in zip(wants, dtypes, row_scales, strict=True):
@@ -145,18 +145,18 @@ def narrow_limits(
     return results
 
 
-def surely_right(got: torch.Tensor, one: ExpectedOutput) -> bool:
-    """Whether `got` keeps limits that `narrow_limits` made; False where that cannot be said so quickly."""
-    if one.want.numel() == 0:
+def surely_right(output: torch.Tensor, expected: ExpectedOutput) -> bool:
+    """Whether `output` keeps limits of `narrow_limits`; False where only the full check can say."""
+    if expected.want.numel() == 0:
         return True
-    if one.limit is None:
-        return bool(torch.equal(got.to(one.want.dtype), one.want))
-    error = got.double().sub_(one.want).abs_()
+    if expected.limit is None:
+        return bool(torch.equal(output.to(expected.want.dtype), expected.want))
+    error = output.double().sub_(expected.want).abs_()
     # A NaN compares false with everything, infinities give one: both are for the thorough check.
-    if not bool((error <= one.limit).all()):
+    if not bool((error <= expected.limit).all()):
         return False
-    few = error.numel() < _FEWEST_FOR_RMS or one.typical is None
-    return bool(few or float(error.square_().sum()) <= float(one.typical))  # type: ignore[arg-type]
+    few = error.numel() < _FEWEST_FOR_RMS or expected.typical is None
+    return bool(few or float(error.square_().sum()) <= float(expected.typical))  # type: ignore[arg-type]
 
 
 def _least_ratio(condition: torch.Tensor, size: torch.Tensor) -> float:
@@ -174,16 +174,16 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
     raise ValueError(f"a reference must return tensors, not {type(result).__name__}")
 
 
-def mismatch(got: torch.Tensor, one: ExpectedOutput) -> tuple[str, float]:
-    """How `got` breaks its limits ('' if it does not), and the largest error over its limit."""
-    want = one.want
+def mismatch(output: torch.Tensor, expected: ExpectedOutput) -> tuple[str, float]:
+    """How `output` breaks its limits ('' if it does not), and the largest error over its limit."""
+    want = expected.want
     if want.numel() == 0:
         return "", 0.0
-    if one.limit is None:
-        return unequal(got, want)
-    whole = [t.reshape(-1) for t in (got, want, one.limit)]
-    typical = None if one.typical is None else one.typical.reshape(-1)
-    result = ErrorCount(one.dtype, tuple(want.shape))
+    if expected.limit is None:
+        return unequal(output, want)
+    whole = [t.reshape(-1) for t in (output, want, expected.limit)]
+    typical = None if expected.typical is None else expected.typical.reshape(-1)
+    result = ErrorCount(expected.dtype, tuple(want.shape))
     step = _ELEMENTS_PER_PART.get(want.device.type, want.numel())
     for at in range(0, want.numel(), step):
         part = slice(at, at + step)
@@ -192,68 +192,68 @@ def mismatch(got: torch.Tensor, one: ExpectedOutput) -> tuple[str, float]:
     return result.message(biased=typical is not None)
 
 
-def unequal(got: torch.Tensor, want: torch.Tensor) -> tuple[str, float]:
+def unequal(output: torch.Tensor, want: torch.Tensor) -> tuple[str, float]:
     """How integers or booleans differ ('' if they do not), and infinity where they do."""
-    wrong = got.to(want.dtype) != want
+    wrong = output.to(want.dtype) != want
     if not wrong.any():
         return "", 0.0
     where = int(wrong.reshape(-1).nonzero()[0])
-    seen = tuple(float(t.reshape(-1)[where]) for t in (got, want))
-    return _error_text(int(wrong.sum()), where, tuple(want.shape), *seen), math.inf
+    pair = tuple(float(t.reshape(-1)[where]) for t in (output, want))
+    return _error_text(int(wrong.sum()), where, tuple(want.shape), *pair), math.inf
 
 
 class ErrorCount:
-    """The errors of one output, which is looked at part by part."""
+    """The errors of one output, which is compared part by part."""
 
     def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self._dtype, self._shape = dtype, shape
-        self._bad, self._seen = 0, (0, 0.0, 0.0, 0.0)
-        """Wrong elements; of the first, where it is, what it is, what it should be, and by how much it may be off."""
-        self._worst, self._counted, self._squares, self._allowed = 0.0, 0, 0.0, 0.0
+        self._wrong, self._first_error = 0, (0, 0.0, 0.0, 0.0)
+        """The number of wrong elements; index, value, expected value and limit of the first."""
+        self._worst, self._count, self._squares, self._limits = 0.0, 0, 0.0, 0.0
 
     def add(
         self,
-        got: torch.Tensor,
+        output: torch.Tensor,
         want: torch.Tensor,
         limit: torch.Tensor,
         typical: torch.Tensor | None,
         at: int,
     ) -> None:
         """Compare a part, one-dimensional, whose first element is the output's element `at`, row by row."""
-        wrong, error, counts = _compare_elements(got, want, limit, self._dtype)
+        wrong, error, counts = _compare_elements(output, want, limit, self._dtype)
         if wrong.any():
-            if not self._bad:
+            if not self._wrong:
                 here = int(wrong.nonzero()[0])
-                self._seen = at + here, float(got[here]), float(want[here]), float(limit[here])
-            self._bad += int(wrong.sum())
+                self._first_error = at + here, float(output[here]), float(want[here]), float(limit[here])
+            self._wrong += int(wrong.sum())
         if not counts.all():
             error, limit = error[counts], limit[counts]
             typical = None if typical is None else typical[counts]
         if error.numel():
             self._worst = float(np.maximum(self._worst, float((error / limit).max())))  # NaN if either is
-            self._counted += error.numel()
+            self._count += error.numel()
             self._squares += float(error.square_().sum())
-            self._allowed += 0.0 if typical is None else float(typical.square().sum())
+            self._limits += 0.0 if typical is None else float(typical.square().sum())
 
     def message(self, *, biased: bool) -> tuple[str, float]:
         """The fault ('' for none), and the largest error over its limit; `biased`: means have limits, too."""
-        if self._bad:
-            where, got, want, limit = self._seen
-            text = _error_text(self._bad, where, self._shape, got, want, limit)
+        if self._wrong:
+            where, output, want, limit = self._first_error
+            text = _error_text(self._wrong, where, self._shape, output, want, limit)
             return text, math.inf if math.isnan(self._worst) else self._worst
-        if biased and self._counted >= _FEWEST_FOR_RMS and self._squares > self._allowed:
-            result, most = math.sqrt(self._squares / self._counted), math.sqrt(self._allowed / self._counted)
+        if biased and self._count >= _FEWEST_FOR_RMS and self._squares > self._limits:
+            result, most = math.sqrt(self._squares / self._count), math.sqrt(self._limits / self._count)
             return f"root mean square error {result:.3g}, allowed {most:.3g}: biased", self._worst
         return "", self._worst
 
 
 def _compare_elements(
-    got: torch.Tensor, want: torch.Tensor, limit: torch.Tensor, dtype: torch.dtype
+    output: torch.Tensor, want: torch.Tensor, limit: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Which elements are wrong, how far all are off, and which of these errors count."""
     largest = torch.finfo(dtype).max
     over = want.abs() > largest
-    value = got.double()
+    value = output.double()
     error = (value - want).abs()
     # A result beyond the dtype's range may be infinite or, after honest rounding, its largest number.
     nearly = largest * (1 - torch.finfo(dtype).eps)
@@ -266,19 +266,19 @@ def _compare_elements(
 
 
 def _error_text(
-    bad: int, first: int, shape: tuple[int, ...], got: float, want: float, limit: float | None = None
+    bad: int, first: int, shape: tuple[int, ...], output: float, want: float, limit: float | None = None
 ) -> str:
-    """So many elements are wrong, of which this one, counted row by row, is the first."""
+    """The sentence on `bad` wrong elements; `first`: the index of the first, counted row by row."""
     where = tuple(int(n) for n in np.unravel_index(first, shape))
-    allowed = "" if limit is None else f" +- {limit:.3g}"
+    tolerance = "" if limit is None else f" +- {limit:.3g}"
     return (
         f"{bad} of {math.prod(shape)} elements are wrong; the first at {where} is "
-        f"{got:.6g}, expected {want:.6g}{allowed}"
+        f"{output:.6g}, expected {want:.6g}{tolerance}"
     )
 
 
 def _row_rms(square: torch.Tensor) -> torch.Tensor:
-    """A result that is small by cancellation has its neighbours' rounding errors, not its own size's."""
+    """Root mean squares of rows: a result that is small by cancellation has rounding errors as large as its row's."""
     if square.dim() == 0 or square.numel() == 0:
         return square.sqrt()
     return square.mean(-1, keepdim=True).sqrt().expand_as(square)
@@ -292,7 +292,7 @@ def _cloned_inputs(inputs: ReferenceInputs) -> dict[str, Any]:
     return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in inputs.items()}
 
 
-def _perturbed(value: Any, generator: torch.Generator) -> Any:
+def _perturb(value: Any, generator: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if not value.is_floating_point():
@@ -317,11 +317,11 @@ def _flush_denormals(value: Any, original: Any) -> Any:
     return torch.where(value.abs() < least, torch.zeros_like(value), value)
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether dtype, shape and every byte are the same; strides do not matter."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return bool(torch.equal(raw_bytes(one), raw_bytes(other)))
+    return bool(torch.equal(raw_bytes(a), raw_bytes(b)))
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -330,21 +330,20 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _ELEMENT_FACTOR = 8.0
-"""Times the base's own root mean square error, without the rounding of its result, that one element may be
-off."""
+"""One element may err by so many times the base's own root mean square error, without the rounding of its result."""
 _RMS_FACTOR = 2.0
-"""Times the base's own root mean square error that the root mean square over an output may be off."""
+"""The root mean square error over an output may be so many times the base's own."""
 _ROUNDING_FACTOR = 1.01
 _INTERMEDIATE_ROUNDINGS = 64.0
-"""Roundings of intermediate results that are let through in any case."""
+"""Roundings of intermediate results that are always allowed."""
 _MOST_DEVIATION = 0.05
-"""A wider run that is farther than this from the plain one did something else."""
+"""A wider run that is farther than this from the plain one has computed something else."""
 _ELEMENTS_BESIDE_BASE = {"cpu": 1 << 16, "cuda": 1 << 24}
-"""The same for outputs that are compared with a base's. Whole ones cost a host many times more, in fresh memory."""
+"""Elements that are compared with a base's at a time: more would cost a host many times more, in fresh memory."""
 
 WIDER_DTYPE = {"cpu": torch.float64, "cuda": torch.float32}
-"""Wide enough for an interpreter, which calculates in what it is given; on a device products of float64 are
-not to be had, and of float32 they are rounded less than those of the 16-bit types."""
+"""The wider dtype, by device: an interpreter computes in float64; on a device there are no products of float64, and
+those of float32 are rounded less than those of the 16-bit types."""
 
 
 def widened(memory: torch.Tensor, device: str) -> torch.Tensor:
@@ -354,21 +353,21 @@ def widened(memory: torch.Tensor, device: str) -> torch.Tensor:
     return memory.to(to) if narrow else memory
 
 
-def compare_with_base(got: torch.Tensor, base: torch.Tensor, wide: torch.Tensor | None) -> tuple[str, float]:
+def compare_with_base(own: torch.Tensor, base: torch.Tensor, wide: torch.Tensor | None) -> tuple[str, float]:
     """How a variant's output breaks the limits that its base's sets ('' if it does not), and the largest error over its
     limit.
 
-    `wide` is what the base gives in a wider dtype, or None. It is believed unless it is so far from the plain result
-    that something else was calculated. All is computed where the tensors are, which is torch's default device.
+    `wide` is the base's result in a wider dtype, or None. It is used unless it is so far from the plain result that
+    something else was computed. All is computed where the tensors are, which is torch's default device.
     """
     if base.numel() == 0:
         return "", 0.0
     if not base.dtype.is_floating_point:
-        return unequal(got, base)
+        return unequal(own, base)
     length = base.shape[-1] if base.dim() else 1
     believable = None if wide is None or wide.shape != base.shape else wide.reshape(-1, length)
     comparison = _RowwiseComparison(base.reshape(-1, length), believable)
-    return comparison.compare(got.reshape(-1, length), tuple(base.shape))
+    return comparison.compare(own.reshape(-1, length), tuple(base.shape))
 
 
 class _RowwiseComparison:
@@ -387,25 +386,25 @@ class _RowwiseComparison:
             self._wide = None
         self._sizes = self._row_means(lambda base, want: want.nan_to_num(0, 0, 0).square()).sqrt()
         """Root mean square of every row, [rows]."""
-        self._rounded = self._wide is not None
+        self._is_rounded = self._wide is not None
         self._own: torch.Tensor | None = None
         """The base's own relative error in every row, [rows]; None where no wider run tells it."""
         if self._wide is not None:
             squares = self._row_means(self._relative_squares, self._sizes)
             self._own = torch.maximum(squares, squares.mean()).clamp_min(0).sqrt()
 
-    def compare(self, got: torch.Tensor, shape: tuple[int, ...]) -> tuple[str, float]:
+    def compare(self, own: torch.Tensor, shape: tuple[int, ...]) -> tuple[str, float]:
         """See `compare_with_base`."""
         result = ErrorCount(self._base.dtype, shape)
         for rows, columns in _parts(self._base):
             base, want = self._part(rows, columns)
             limit, typical = self._limits(base, want, rows)
-            part, want, limit, typical = (t.reshape(-1) for t in (got[rows, columns], want, limit, typical))
-            result.add(part, want, limit, typical, rows.start * got.shape[1] + columns.start)
-        return result.message(biased=not self._rounded)
+            part, want, limit, typical = (t.reshape(-1) for t in (own[rows, columns], want, limit, typical))
+            result.add(part, want, limit, typical, rows.start * own.shape[1] + columns.start)
+        return result.message(biased=not self._is_rounded)
 
     def _part(self, rows: slice, columns: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """The base's result, and the one that is wanted, in double precision."""
+        """The base's result, and the expected one, in double precision."""
         base = self._base[rows, columns].double()
         if self._wide is None:
             return base, base
@@ -438,9 +437,9 @@ class _RowwiseComparison:
         return result / self._base.shape[1]
 
     def _relative_squares(self, base: torch.Tensor, want: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-        if self._rounded:
+        if self._is_rounded:
             again = want.to(self._base.dtype).double()
-            self._rounded = torch.equal(again.nan_to_num(), want.nan_to_num())
+            self._is_rounded = torch.equal(again.nan_to_num(), want.nan_to_num())
         size = want.abs()
         # Rounded to the output's dtype, a result errs by a 24th of its rounding squared, or more: the rest is what
         # intermediate results add.
@@ -476,16 +475,16 @@ def _parts(whole: torch.Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(row, min(row + some, count)), slice(column, min(column + most, length))
 
 
-def results_agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+def results_agree(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two results of one calculation agree but for the order of its sums."""
-    if not one.is_floating_point():
-        return bool(torch.equal(one, other))
-    a, b = one.double(), other.double()
-    if not torch.equal(a.isfinite(), b.isfinite()):
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    x, y = a.double(), b.double()
+    if not torch.equal(x.isfinite(), y.isfinite()):
         return False
-    finite = a.isfinite()
-    loose = 2 * torch.finfo(one.dtype).eps + 64 * torch.finfo(torch.float32).eps
-    return bool(((a - b).abs()[finite] <= loose * (a.abs()[finite] + _rms(a[finite]))).all())
+    finite = x.isfinite()
+    loose = 2 * torch.finfo(a.dtype).eps + 64 * torch.finfo(torch.float32).eps
+    return bool(((x - y).abs()[finite] <= loose * (x.abs()[finite] + _rms(x[finite]))).all())
 
 
 def _rms(values: torch.Tensor) -> float:

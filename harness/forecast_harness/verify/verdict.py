@@ -17,13 +17,13 @@ from forecast_autotune.records.json_fields import rounded
 
 
 class Judgement(StrEnum):
-    """The party to which it is due that a solution has, or has not, been accepted."""
+    """The judgement on a solution: accepted, or by whose fault it was not."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
     """The candidate is wrong, fails or does not do the task: a label."""
     SUSPICIOUS = "suspicious"
-    """It does what honest code does not do: quarantine, never a label."""
+    """The candidate does something that honest code does not do: quarantine, never a label."""
     INFRASTRUCTURE = "infrastructure"
     """Nothing can be said about the candidate: never a label."""
 
@@ -105,7 +105,7 @@ class ContestantRejected(Exception):
 
 
 CONFIDENCE = 0.99
-"""Probability with which a fault of the share that is stated would have been found."""
+"""Probability that a fault in the stated share of launches would have been found."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class CheckedLaunches(
 
     launches: int = 0
     timed: int = 0
-    """Those among them that were timed like all others, with contents that the solution had never been given."""
+    """Checked launches that were timed like all others, with contents that were new to the solution."""
     seconds: float = field(default=0.0, metadata=json_option(write=rounded(2)))
     """Wall seconds from the end of the import to the last check, in the process that lasted longest."""
 
@@ -137,7 +137,7 @@ class CheckedLaunches(
         return found_share(self.launches)
 
     def __add__(self, other: CheckedLaunches) -> CheckedLaunches:
-        """Those of two processes together."""
+        """The launches of two processes together."""
         return CheckedLaunches(
             self.launches + other.launches, self.timed + other.timed, max(self.seconds, other.seconds)
         )
@@ -155,7 +155,7 @@ class CheckedLaunches(
 
 
 def found_share(launches: int) -> float:
-    """The share of launches in which a fault has to show, to be found in so many with this probability."""
+    """The share of faulty launches that so many checked launches would have shown with probability `CONFIDENCE`."""
     return 1.0 if launches <= 0 else 1.0 - (1.0 - CONFIDENCE) ** (1.0 / launches)
 
 
@@ -187,7 +187,7 @@ class SolutionVerdict(
     """Remarks of static screening; never a reason by itself."""
     trials: int = 0
     checked: CheckedLaunches = CheckedLaunches()
-    """How many launches were checked, and so how rare a fault would have been found."""
+    """The checked launches, and so how rare a fault would have been found."""
     seconds: float = field(default=0.0, metadata=json_option(write=rounded(4)))
     """Wall seconds of the whole verification."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -200,9 +200,9 @@ class SolutionVerdict(
         A failure of the harness outweighs all else, because a candidate must not be blamed for it.
         """
         results = {r.judgement for r in self.reasons}
-        for one in (Judgement.INFRASTRUCTURE, Judgement.SUSPICIOUS, Judgement.REJECTED):
-            if one in results:
-                return one
+        for gravest in (Judgement.INFRASTRUCTURE, Judgement.SUSPICIOUS, Judgement.REJECTED):
+            if gravest in results:
+                return gravest
         return Judgement.ACCEPTED
 
     @property
@@ -225,16 +225,16 @@ class SolutionVerdict(
 
 @cache
 def fault_power() -> str:
-    """How many known faults of each family verification refused, as a clause; `power.json` has what was counted."""
-    counted = json.loads((Path(__file__).parent / "power.json").read_text(encoding="utf-8"))["families"]
-    return ", ".join(f"{family} {refused} of {wrong}" for family, (refused, wrong) in counted.items())
+    """How many known faults of each family verification refused, as a clause; `power.json` has the counts."""
+    counts = json.loads((Path(__file__).parent / "power.json").read_text(encoding="utf-8"))["families"]
+    return ", ".join(f"{family} {rejections} of {wrong}" for family, (rejections, wrong) in counts.items())
 
 
 _MEMORY_RISE = 0.05
 
 
 def memory_rise(own: Mapping[str, int], base: Mapping[str, int]) -> str:
-    """How much more memory a source holds at a time than another, by workload; '' up to 5 %."""
+    """The sentence on a source that holds more memory at a time than another, by workload; '' up to 5 %."""
     rises = [(own[n] / base[n] - 1, n) for n in own.keys() & base.keys() if base[n]]
     rise, name = max(rises, default=(0.0, ""))
     if rise <= _MEMORY_RISE:

@@ -27,7 +27,7 @@ from forecast_harness.verify.verdict import Reason, ReasonCode
 
 SOLUTION_FILE = "solution.py"
 _SHARE_OF_LIMIT = 0.3
-"""The share of a cell's wall seconds after which no launch is asked for that the trials do not have."""
+"""The share of a cell's wall seconds after which no launch beyond the trials begins."""
 
 
 def main(work: JobContext) -> CellAnswer:
@@ -58,7 +58,7 @@ def main(work: JobContext) -> CellAnswer:
 def verification_answer(
     judge: SolutionExaminer, reasons: Sequence[Reason], nonce: str, **facts: Any
 ) -> dict[str, Any]:
-    """A verification's value: `reasons`, `trials`, `checked` and `facts`; a judge's seed is of the `nonce`."""
+    """A verification's value: `reasons`, `trials`, `checked` and `facts`; the judge's seed is made of the `nonce`."""
     worst = judge.worst_error_ratio
     error = float(f"{worst:.4g}") if worst < 1e30 else None
     facts = {
@@ -101,7 +101,7 @@ _CODE_BY_FAULT: dict[Fault, ReasonCode] = {
 
 
 def reason_of_fault(error: CandidateFault, judge: SolutionExaminer) -> Reason:
-    """The reason that a candidate's fault amounts to."""
+    """The reason for a candidate's fault."""
     detail: Any = str(error)
     code = _CODE_BY_FAULT.get(error.fault, ReasonCode.FAILS)
     if "StateDictError" in detail:
@@ -123,9 +123,9 @@ def admission_failures(pack: Pack, problem: VerificationProblem) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     results: list[str] = []
     axes = [w.axes for w in pack.checked_workloads] + [None] * 2
-    for one in axes:
+    for axis_values in axes:
         how = DrawSpec("normal", "contiguous", generator)
-        case, other = problem.case(one, how), problem.case(one, how)
+        case, another = problem.case(axis_values, how), problem.case(axis_values, how)
         right = _exact_outputs(pack, case)
         if right is None:
             continue
@@ -139,10 +139,10 @@ def admission_failures(pack: Pack, problem: VerificationProblem) -> list[str]:
             continue
         results += [
             f"{case.label}: accepts {name}"
-            for name, wrong in _wrong_results(case, right, public=one is not None)
+            for name, wrong in _wrong_results(case, right, public=axis_values is not None)
             if not case.check(wrong)[0]
         ]
-        stale = _exact_outputs(pack, other)
+        stale = _exact_outputs(pack, another)
         if (
             stale is not None
             and all(a.shape == b.shape for a, b in zip(stale, right, strict=True))
@@ -153,34 +153,34 @@ def admission_failures(pack: Pack, problem: VerificationProblem) -> list[str]:
 
 
 def _exact_outputs(pack: Pack, case: LaunchCase) -> OutputTensors | None:
-    """The exact result in the output dtypes; found through the checker's own reference."""
+    """The exact result in the output dtypes, by the checker's own reference."""
     make: Callable[[], Sequence[torch.Tensor]] | None = case.right
     return None if make is None else list(make())
 
 
 def _wrong_results(case: LaunchCase, right: OutputTensors, public: bool) -> list[tuple[str, OutputTensors]]:
-    """Wrong results by name. One that happens to be right (a sum of one element is a copy) does not count
+    """Wrong results by name. A result that is right by chance (a sum of one element is a copy) does not count
     at a drawn size; at a public one it shows that the trivial answer is the answer there."""
     wrong: list[tuple[str, OutputTensors]] = []
 
-    def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor], trivial: bool = False) -> None:
-        changed = [change(t) for t in right]
-        same = all(map(same_bits, changed, right))
+    def add(name: str, change: Callable[[torch.Tensor], torch.Tensor], trivial: bool = False) -> None:
+        outputs = [change(t) for t in right]
+        same = all(map(same_bits, outputs, right))
         if not same or (trivial and public):
-            wrong.append((name, changed))
+            wrong.append((name, outputs))
 
-    replaced("zeros", torch.zeros_like, trivial=True)
-    replaced("a constant", lambda t: torch.full_like(t, _mean(t)), trivial=True)
-    replaced("another shape", lambda t: t.unsqueeze(0))
-    replaced("a missing row", lambda t: t.reshape(-1)[:-1])
-    replaced("another dtype", lambda t: t.to(torch.int64 if t.dtype == torch.float64 else torch.float64))
-    replaced("no output written", _unwritten_tail)
-    for name, given in case.tensors.items():
-        replaced(f"a copy of {name}", partial(_copy_of_input, given), trivial=True)
-    replaced("results too large by a hundredth", _scaled_by_one_percent)
-    replaced("one wrong element", _one_element_wrong)
-    replaced("the last row left out", _without_last_row)
-    replaced("the first two rows swapped", _rows_swapped)
+    add("zeros", torch.zeros_like, trivial=True)
+    add("a constant", lambda t: torch.full_like(t, _mean(t)), trivial=True)
+    add("another shape", lambda t: t.unsqueeze(0))
+    add("a missing row", lambda t: t.reshape(-1)[:-1])
+    add("another dtype", lambda t: t.to(torch.int64 if t.dtype == torch.float64 else torch.float64))
+    add("no output written", _unwritten_tail)
+    for name, tensor in case.tensors.items():
+        add(f"a copy of {name}", partial(_copy_of_input, tensor), trivial=True)
+    add("results too large by a hundredth", _scaled_by_one_percent)
+    add("one wrong element", _one_element_wrong)
+    add("the last row left out", _without_last_row)
+    add("the first two rows swapped", _rows_swapped)
     return wrong
 
 
@@ -189,14 +189,14 @@ def _mean(tensor: torch.Tensor) -> float:
 
 
 def _unwritten_tail(tensor: torch.Tensor) -> torch.Tensor:
-    changed = tensor.clone(memory_format=torch.contiguous_format)
+    result = tensor.clone(memory_format=torch.contiguous_format)
     if tensor.numel():
-        raw_bytes(changed)[-tensor.element_size() :] = 255 if tensor.is_floating_point() else 77
-    return changed
+        raw_bytes(result)[-tensor.element_size() :] = 255 if tensor.is_floating_point() else 77
+    return result
 
 
-def _copy_of_input(given: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    flat = given.reshape(-1)
+def _copy_of_input(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    flat = source.reshape(-1)
     if flat.numel() == 0:
         return torch.zeros_like(like)
     times = -(-like.numel() // flat.numel())
@@ -211,27 +211,27 @@ def _scaled_by_one_percent(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _one_element_wrong(tensor: torch.Tensor) -> torch.Tensor:
-    changed = tensor.clone().reshape(-1)
-    middle = changed.numel() // 2
-    if changed.dtype == torch.bool:
-        changed[middle] = ~changed[middle]
-    elif not changed.is_floating_point():
-        changed[middle] += 1
+    result = tensor.clone().reshape(-1)
+    middle = result.numel() // 2
+    if result.dtype == torch.bool:
+        result[middle] = ~result[middle]
+    elif not result.is_floating_point():
+        result[middle] += 1
     else:
         size = tensor.double().nan_to_num(0, 0, 0).square().mean().sqrt()
-        changed[middle] = (changed[middle].double() + 0.5 * size).to(changed.dtype)
-    return changed.reshape(tensor.shape)
+        result[middle] = (result[middle].double() + 0.5 * size).to(result.dtype)
+    return result.reshape(tensor.shape)
 
 
 def _without_last_row(tensor: torch.Tensor) -> torch.Tensor:
-    changed = tensor.clone()
-    if changed.dim():
-        changed[-1] = 0
-    return changed
+    result = tensor.clone()
+    if result.dim():
+        result[-1] = 0
+    return result
 
 
 def _rows_swapped(tensor: torch.Tensor) -> torch.Tensor:
-    changed = tensor.clone()
-    if changed.dim() and changed.shape[0] > 1:
-        changed[0], changed[1] = tensor[1].clone(), tensor[0].clone()
-    return changed
+    result = tensor.clone()
+    if result.dim() and result.shape[0] > 1:
+        result[0], result[1] = tensor[1].clone(), tensor[0].clone()
+    return result

@@ -1,8 +1,8 @@
 """Serves batches of launches in the cell, next to the candidate: many launches in one window.
 
-Inputs lie in memory that the judge fills, outputs are copied to memory that the judge reads. Nothing said here is
-believed: a window's time is the judge's, and what lies in its memory when the window ends counts. All that can
-be told before a window is told before, so that as little as possible has to be done in it.
+Inputs lie in memory that the judge fills, outputs are copied to memory that the judge reads. The judge relies on
+nothing that is said here: its clock times a window, and the contents of its memory when the window ends count. All
+that can be said before a window is said before, so that as little as possible has to be done in it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _ServedBatch:
 
     run: Callable[[list[Any]], _Launched]
     replay: Callable[[], None] | None
-    kept: list[Any]
+    results: list[Any]
     """The results of launches that are replayed: their memory must not be used for anything else."""
 
 
@@ -61,44 +61,44 @@ def attach(
     """Map the judge's memory called `name` for a `batch`, of so many `bytes`; its descriptor follows."""
     note_question(state)
     fd = receive_descriptor(state)
-    mapped = import_memory(fd, int(payload["bytes"]), state["device"])
-    state.setdefault("judges_memory", {})[payload["batch"], payload["name"]] = mapped
+    memory = import_memory(fd, int(payload["bytes"]), state["device"])
+    state.setdefault("judges_memory", {})[payload["batch"], payload["name"]] = memory
     os.close(fd)
     note_answer(state)
     return CellAnswer({})
 
 
 def arm(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]) -> CellAnswer:
-    """Keep what later windows launch, and launch it once: `calls`, one by one on `slots` of the judge's memory.
+    """Keep the launches of later windows, and launch once: `calls`, one by one on `slots` of the judge's memory.
 
     Outputs of the launch n are copied to the judge's memory from n times `room` on. `null`: forms of tensors that are
     returned instead of calling anything. The value has `outputs` (a list of descriptions for each launch), `places`
-    (offsets in the judge's memory) and `recorded`: whether windows replay all of it, and say nothing; only where
-    `record` asks for it. Recorded launches have their outputs in the judge's memory at once, behind the room for
+    (offsets in the judge's memory) and `recorded`: whether windows replay all of it, and say nothing; only with
+    `record`. Recorded launches have their outputs in the judge's memory at once, behind the room for
     copies, where torch can do so.
     """
     note_question(state)
     inputs, outputs = (state["judges_memory"][payload["batch"], n] for n in ("inputs", "outputs"))
-    held = BlockStore(state["device"])
-    held.adopt(inputs, int(inputs.numel()))
+    blocks = BlockStore(state["device"])
+    blocks.adopt(inputs, int(inputs.numel()))
     calls: list[Callable[[], Any]] = []
     for slots, call in zip(payload["slots"], payload["calls"], strict=True):
         if payload.get("null") is None:
-            views = held.views([Slot.from_json(s) for s in slots])
+            views = blocks.views([Slot.from_json(s) for s in slots])
             positional = [decode_arguments(s, views) for s in call["args"]]
-            named = {n: decode_arguments(s, views) for n, s in call["kwargs"].items()}
-            calls.append(partial(inside._callable({}, {}, state), *positional, **named))
+            keywords = {n: decode_arguments(s, views) for n, s in call["kwargs"].items()}
+            calls.append(partial(inside._callable({}, {}, state), *positional, **keywords))
         else:
             calls.append(partial(_no_work, payload["null"], state["device"]))
     room = int(payload["room"])
-    run = partial(_run_all, calls, room, outputs, {**state, "held": held, "most": room})
+    run = partial(_launch_all, calls, room, outputs, {**state, "held": blocks, "most": room})
     result = run([])
     batch = _ServedBatch(run, None, [])
     if state["device"] != "cpu":
         _synchronize()
         if payload["record"]:
             memory = outputs[len(calls) * room :]
-            batch.replay, result = _recorded(partial(run, batch.kept), state["timer"], result, memory)
+            batch.replay, result = _record(partial(run, batch.results), state["timer"], result, memory)
     state.setdefault("batches", {})[payload["batch"]] = batch
     value = {"outputs": result.descriptions, "places": result.places, "recorded": batch.replay is not None}
     return CellAnswer({**value, "harness": process_report(state)})
@@ -107,7 +107,7 @@ def arm(payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: di
 def launches(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """All launches of a `batch`, and their outputs where the judge reads them; to be asked within a window."""
+    """Launch all of a `batch`, with outputs where the judge reads them; to be asked within a window."""
     batch: _ServedBatch = state["batches"][payload["batch"]]
     if batch.replay is not None:
         batch.replay()
@@ -119,64 +119,64 @@ def launches(
     return CellAnswer({"outputs": result.descriptions, "places": result.places})
 
 
-def _run_all(
+def _launch_all(
     calls: Sequence[Callable[[], Any]],
     room: int,
     target: torch.Tensor,
     state: dict[str, Any],
-    kept: list[Any],
+    results: list[Any],
 ) -> _Launched:
-    """All calls, and their outputs in `target`: copied to it where they do not lie there; `kept` gets the others."""
-    match = _Launched([], [])
+    """All calls, and their outputs in `target`: copied to it where they do not lie there; `results` gets the others."""
+    launched = _Launched([], [])
     for n, call in enumerate(calls):
         result = call()
-        about, spans = inside._described(result, state)
+        descriptions, spans = inside._described(result, state)
         places: list[int] = []
-        at, copied = n * room, False
+        at, has_copies = n * room, False
         for address, size, owner in spans.values():
             offset = address - _pointer(target)
             if size and not 0 <= offset <= target.numel() - size:
                 if at + size > (n + 1) * room:
-                    about, places = [{"problem": "outputs take more room than asked for"}], []
+                    descriptions, places = [{"problem": "outputs take more room than asked for"}], []
                     break
                 _copy(_narrow(target, 0, at, size), bytes_at(owner, address, size))
-                offset, at, copied = at, at + aligned_size(size), True
+                offset, at, has_copies = at, at + aligned_size(size), True
             if size:
                 places.append(offset)
-        match.descriptions.append(about)
-        match.places.append(places)
-        if not copied:
-            kept.append(result)
-    return match
+        launched.descriptions.append(descriptions)
+        launched.places.append(places)
+        if not has_copies:
+            results.append(result)
+    return launched
 
 
 def _no_work(forms: Sequence[Mapping[str, Any]], device: str) -> list[torch.Tensor]:
-    """Tensors of these forms, with whatever values: what nobody can return sooner."""
-    return [torch.empty(one["shape"], dtype=getattr(torch, one["dtype"]), device=device) for one in forms]
+    """Tensors of these forms, with whatever values: nobody can return any sooner."""
+    return [torch.empty(form["shape"], dtype=getattr(torch, form["dtype"]), device=device) for form in forms]
 
 
-def _recorded(
+def _record(
     run: Callable[[], _Launched], timer: DeviceTimer, result: _Launched, memory: torch.Tensor
 ) -> tuple[Callable[[], None] | None, _Launched]:
-    """A replay of all launches, and what they return there; None where they cannot be recorded."""
+    """A replay of all launches, and their results there; None where they cannot be recorded."""
     sizes = [
-        math.prod(one["shape"]) * int(getattr(torch, one["dtype"]).itemsize)
-        for answer in result.descriptions
-        for one in answer
-        if "dtype" in one
+        math.prod(output["shape"]) * int(getattr(torch, output["dtype"]).itemsize)
+        for outputs in result.descriptions
+        for output in outputs
+        if "dtype" in output
     ]
     pool = open_output_pool(memory, sizes, timer.recorder.stream)
     try:
-        graph, recorded = timer.recorder.record(run, pool=None if pool is None else pool.id)
+        graph, launched = timer.recorder.record(run, pool=None if pool is None else pool.id)
     except Exception:  # whatever the candidate raises where it may not wait for the device
         _synchronize()
         return None, result
-    return graph.replay, recorded
+    return graph.replay, launched
 
 
 _ALIGN = 512
 _RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: memory may be allocated while something is recorded."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED: memory may be allocated during a recording."""
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 _Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
@@ -195,18 +195,18 @@ class OutputPool:
         self._end = self._next + int(block.numel())
         # Torch keeps addresses of these functions alone, and may call them as long as the process lives.
         self._functions = _Allocate(self._allocate), _Release(self._release)
-        _kept.append(self)
-        addresses = [ctypes.cast(one, ctypes.c_void_p).value for one in self._functions]
+        _pools.append(self)
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self._functions]
         make: Any = torch._C._cuda_customAllocator
         self._allocator = make(*addresses)
         self._pool = torch.cuda.MemPool(self._allocator)
         self.id = self._pool.id
 
     def fill(self, sizes: Sequence[int], stream: torch.cuda.Stream) -> None:
-        """Ask for all that will be needed on this stream now, where nothing is recorded yet."""
+        """Ask for all memory that this stream will need now, before anything is recorded."""
         with torch.cuda.stream(stream), torch.cuda.use_mem_pool(self._pool):
-            held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
-        del held
+            tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+        del tensors
 
     def _allocate(self, size: int, device: int, stream: int) -> int:
         if self._next + size <= self._end:
@@ -223,13 +223,13 @@ class OutputPool:
         """The process ends soon."""
 
 
-_kept: list[OutputPool] = []
+_pools: list[OutputPool] = []
 
 
 def open_output_pool(
     block: torch.Tensor, sizes: Sequence[int], stream: torch.cuda.Stream
 ) -> OutputPool | None:
-    """A pool that is `fill`ed, or None where torch has none."""
+    """A pool with memory of these `sizes`, or None where torch has no pools."""
     with suppress(RuntimeError, AttributeError, TypeError, OSError):
         pool = OutputPool(block)
         pool.fill(sizes, stream)
