@@ -1,4 +1,4 @@
-"""Devices on the side of timing: what the driver tells of them, whose turn it is, events around a cold launch.
+"""Devices on the side of timing: facts by the driver, turns of threads, events around a cold launch.
 
 Short launches are recorded as a graph while their inputs hold nothing, and replayed behind the flush of the L2; see
 `forecast_autotune.timing` for why, and why behind pauses.
@@ -36,22 +36,22 @@ from forecast_autotune.timing import (
 from forecast_harness.clocks.times import DevicePeaks
 
 _REPLAY_TIME_S, _MOST_REPLAYS = 1e-3, 16
-"""Seconds that all replays of one question take, if so many are enough for it. Where that takes the most of
-them, a launch is so short (62 us) that it is recorded behind pauses, see `replay`."""
+"""Seconds that all replays of one question should take, and the most replays. A launch that needs so many is so
+short (62 us) that it is recorded behind pauses, see `replay`."""
 _PAUSE_ROUNDS = 8
-"""Replays of nothing behind each pause, to know what pauses cost."""
+"""Replays of nothing behind each pause, to measure the cost of pauses."""
 ONE_QUEUE: Mapping[str, str] = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 """Variables of a process that launches kernels on one stream: with one queue instead of eight the driver has its
 context ready in half the time, and what other processes ask of the driver meanwhile waits less."""
 EVENTS_PROTOCOL = "events"
-"""Timed as launched, with what the host takes between the events."""
+"""Timed as launched, including the host's seconds between the events."""
 GRAPH_PROTOCOL = "graph"
 """Timed as a replay."""
 SHORT_LAUNCH_S = 10e-3
-"""Seconds below which the host's part of a launch may matter: it is 0.2 % of this."""
+"""The host's part of a launch may matter below so many seconds, of which it is 0.2 %."""
 
 _LEAST_LAUNCH_S = 1e-7
-"""Seconds of a launch that is recorded behind pauses: their cost is known to within some 0.1 us."""
+"""Least seconds of a launch that is recorded behind pauses: their cost is known to within some 0.1 us."""
 _LEAST_FLUSH_BYTES = 256 << 20
 _FLUSH_L2_FACTOR = 3
 _PERSISTING_L2_LIMIT = 6
@@ -90,14 +90,14 @@ def _nvml_handle(index: int) -> Any:
 
 def _nvml_text(function: str, handle: Any) -> str:
     buffer = ctypes.create_string_buffer(96)
-    done = getattr(_nvml(), function)(handle, buffer, ctypes.c_uint(96))
-    return buffer.value.decode(errors="replace") if done == 0 else ""
+    status = getattr(_nvml(), function)(handle, buffer, ctypes.c_uint(96))
+    return buffer.value.decode(errors="replace") if status == 0 else ""
 
 
 def _nvml_number(function: str, *arguments: Any, wide: bool = False) -> int | None:
     value: Any = ctypes.c_ulonglong(0) if wide else ctypes.c_uint(0)
-    done = getattr(_nvml(), function)(*arguments, ctypes.byref(value))
-    return int(value.value) if done == 0 else None
+    status = getattr(_nvml(), function)(*arguments, ctypes.byref(value))
+    return int(value.value) if status == 0 else None
 
 
 def identity(index: int) -> tuple[str, str]:
@@ -122,7 +122,7 @@ def device_index(text: str) -> int | None:
 def visible_devices() -> list[int]:
     """The driver's numbers of the devices that this process may use: all, or those of `CUDA_VISIBLE_DEVICES`.
 
-    As CUDA reads it: what comes after an entry that names no device does not count.
+    As CUDA reads it: entries behind one that names no device do not count.
     """
     data, count = os.environ.get("CUDA_VISIBLE_DEVICES"), device_count()
     if data is None:
@@ -137,7 +137,7 @@ def visible_devices() -> list[int]:
 
 
 def device_conditions(index: int) -> dict[str, int]:
-    """Clocks (MHz), temperature (C), power (mW) and throttle reasons (the driver's bits); what it tells."""
+    """Clocks (MHz), temperature (C), power (mW) and throttle reasons (the driver's bits), as far as it tells them."""
     handle = _nvml_handle(index)
     if handle is None:
         return {}
@@ -153,9 +153,9 @@ def device_conditions(index: int) -> dict[str, int]:
 
 def device_peaks(name: str) -> DevicePeaks:
     """The most a device of this name can do, from its datasheet with some headroom."""
-    known = device_spec(Device(name, "cuda", "", 0, 0, 0, 0, 0))
+    spec = device_spec(Device(name, "cuda", "", 0, 0, 0, 0, 0))
     return DevicePeaks(
-        known.memory_gb_s * 1e9 * _DATASHEET_HEADROOM, known.tensor_tflops * 2e12 * _DATASHEET_HEADROOM
+        spec.memory_gb_s * 1e9 * _DATASHEET_HEADROOM, spec.tensor_tflops * 2e12 * _DATASHEET_HEADROOM
     )
 
 
@@ -206,14 +206,14 @@ class DeviceTimer:
         self._event, self._synchronize = cuda.Event, cuda.synchronize
         self._out_of_memory = cuda.OutOfMemoryError
         size = max(_LEAST_FLUSH_BYTES, _FLUSH_L2_FACTOR * int(cuda.get_device_properties(0).L2_cache_size))
-        self._read = reading_flush(torch, torch.empty(size, dtype=torch.uint8, device="cuda"))
+        self._read_buffer = reading_flush(torch, torch.empty(size, dtype=torch.uint8, device="cuda"))
         self._driver: Any = None
         with suppress(OSError):
             self._driver = ctypes.CDLL("libcuda.so.1")
         self._clock = time.perf_counter
         self.recorder = GraphRecorder(cuda)
         self._replays: dict[object, int] = {}
-        """How often launches of a key are replayed; 0: they are not."""
+        """The number of replays of a key's launches; 0: they are not replayed."""
         self._overhead = min(self._time_call(lambda: None)[1] for _ in range(20))
         self._chance = random.SystemRandom()
         self._pausing = self.recorder.pause_cost(self._timed_replay, self._synchronize, _PAUSE_ROUNDS)
@@ -223,7 +223,7 @@ class DeviceTimer:
         if self._driver is not None:
             self._driver.cuCtxSetLimit(_PERSISTING_L2_LIMIT, ctypes.c_size_t(0))
             self._driver.cuCtxResetPersistingL2Cache()
-        self._read()
+        self._read_buffer()
 
     def time(
         self,
@@ -245,12 +245,12 @@ class DeviceTimer:
                 self._replays[key] = _replay_count(result.seconds)
                 return result
             inputs.restore(None)
-        taken = self._time_with_events(call)
-        if key in self._replays or taken.seconds >= SHORT_LAUNCH_S:
-            return taken
+        timing = self._time_with_events(call)
+        if key in self._replays or timing.seconds >= SHORT_LAUNCH_S:
+            return timing
         self._replays[key] = 0
         try:
-            result = self._time_with_graph(call, inputs, 1, inputs.output_copies(taken.result))
+            result = self._time_with_graph(call, inputs, 1, inputs.output_copies(timing.result))
         except self._out_of_memory:  # three copies of the outputs, on a device that the candidate fills
             result = None
         if result is not None:
@@ -262,14 +262,14 @@ class DeviceTimer:
     def idle(
         self, inputs: ReplayBuffers, key: object, protocol: str = "", call: Callable[[], Any] | None = None
     ) -> None:
-        """All that `time` does, around no launch.
+        """Do all that `time` does, around no launch.
 
-        Where it would record `call` and replay that, `call` is recorded and nothing is replayed: the host's
-        part of many small kernels takes milliseconds, and belongs to the question, not to what it asks for.
+        Where `time` would record and replay `call`, it is recorded and nothing is replayed: the host's part of
+        many small kernels takes milliseconds, and belongs to the question, not to the launch.
         The candidate sees no difference while it is recorded, so a lie about the replays gains nothing.
         """
         if protocol != EVENTS_PROTOCOL and (count := self._replays.get(key, 0)):
-            self._time_with_graph(call or self.recorder.nothing, inputs, count, replayed=False)
+            self._time_with_graph(call or self.recorder.nothing, inputs, count, replays=False)
         else:
             self._time_with_events(lambda: None)
 
@@ -287,8 +287,8 @@ class DeviceTimer:
     def _time_with_events(self, call: Callable[[], Any]) -> LaunchTiming:
         self.flush()
         events, wall, result = self._time_call(call)
-        hidden = wall - self._overhead
-        seconds = hidden if hidden > 1.5 * events + 50e-6 else events
+        host_s = wall - self._overhead
+        seconds = host_s if host_s > 1.5 * events + 50e-6 else events
         return LaunchTiming(seconds, seconds, EVENTS_PROTOCOL, result)
 
     def _time_with_graph(
@@ -298,34 +298,34 @@ class DeviceTimer:
         count: int,
         before: list[Any] | None = None,
         *,
-        replayed: bool = True,
+        replays: bool = True,
     ) -> LaunchTiming | None:
         """None where the call cannot be recorded, or `before` shows that not all of it was.
 
-        Unless it is to be `replayed`, an empty graph is in its place.
+        Without `replays`, an empty graph is replayed in its place.
         """
         inputs.clear()
         self._synchronize()
         behind = pause_lengths() if count == _MOST_REPLAYS else [0]
         try:
-            recorded = [self.recorder.record(call, pause) for pause in behind]
+            graphs = [self.recorder.record(call, pause) for pause in behind]
         except Exception:  # whatever the candidate raises where it may not wait for the device
             return None
         self._synchronize()
-        spoiled: list[Any] = []
+        spoiled_copies: list[Any] = []
         events = []
         order = [n % len(behind) for n in range(count)]
         # The last one is read, and so must be right: nobody knew which that is when they were recorded.
         self._chance.shuffle(order)
         for n in order:
-            graph, result = recorded[n]
-            # No code but ours runs from here on, so nothing can be done while the flush hides it.
+            graph, result = graphs[n]
+            # Only our code runs from here on, so that nothing can hide behind the flush.
             inputs.restore(result)
             if before is not None:
-                spoiled = inputs.output_copies(result)
-            events.append(self._timed_replay(graph if replayed else self.recorder.empty))
+                spoiled_copies = inputs.output_copies(result)
+            events.append(self._timed_replay(graph if replays else self.recorder.empty))
         self._synchronize()
-        if before is not None and left_untouched(before, spoiled, inputs.output_copies(result)):
+        if before is not None and left_untouched(before, spoiled_copies, inputs.output_copies(result)):
             return None
         raw = [start.elapsed_time(end) * 1e-3 for start, end in events]
         if len(behind) == 1:
@@ -361,13 +361,13 @@ _UNTOUCHED_SHARE = 0.01
 
 
 class ReplayBuffers:
-    """The memory that a launch reads and writes, as far as a replay has to know. This one has none."""
+    """The memory that a launch reads and writes, for a replay. This class has none."""
 
     def clear(self) -> None:
-        """Take the contents away, so that nothing can be computed from them while a graph is recorded."""
+        """Remove the contents, so that nothing can be computed from them while a graph is recorded."""
 
     def restore(self, result: Any) -> None:
-        """Bring the contents back, and spoil what was returned: a replay has to write it."""
+        """Restore the contents, and spoil the outputs, which a replay has to write."""
 
     def output_copies(self, result: Any) -> list[Any]:
         """Copies of all outputs' bytes, those in `result` included."""
@@ -377,15 +377,14 @@ class ReplayBuffers:
 def typical_seconds(seconds: list[float]) -> float:
     """The mean of some replays' times but for strays; the first where it is clearly longer.
 
-    Replays have equal inputs: what remembers them may be faster from the second on, and nothing is gained by
-    that.
+    Replays have equal inputs: a solution that remembers them may be faster from the second on, and gains nothing.
     """
     mean = mean_without_strays(seconds)
     return seconds[0] if seconds[0] > _FIRST_REPLAY_FACTOR * mean else mean
 
 
-def left_untouched(before: list[Any], spoiled: list[Any], after: list[Any]) -> bool:
-    """Whether a replay left alone what a plain launch had written: not all of its work was recorded.
+def left_untouched(before: list[Any], at_replay: list[Any], after: list[Any]) -> bool:
+    """Whether a replay did not write all that a plain launch had written: not all of its work was recorded.
 
     The arguments are `ReplayBuffers.output_copies` after the plain launch, before the replay and after it. Equality
     is not asked for: sums by atomic additions differ from launch to launch.
@@ -393,51 +392,51 @@ def left_untouched(before: list[Any], spoiled: list[Any], after: list[Any]) -> b
     if [t.shape for t in before] != [t.shape for t in after]:
         return True
     total = sum(int(t.numel()) for t in before)
-    left = sum(
-        int(((a == s) & (b != s)).sum().item()) for b, s, a in zip(before, spoiled, after, strict=True)
+    unwritten = sum(
+        int(((a == s) & (b != s)).sum().item()) for b, s, a in zip(before, at_replay, after, strict=True)
     )
-    return left > _UNTOUCHED_SHARE * total
+    return unwritten > _UNTOUCHED_SHARE * total
 
 
 class DeviceTurns:
     """A lock for threads; one that holds it may take it again."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._waiting: list[tuple[float, int]] = []
         self._holder = 0
         self._depth = 0
 
     @contextmanager
     def turn(self, began: float) -> Iterator[None]:
-        """Hold it; `began`: when this thread's job began, the earlier the sooner."""
+        """Hold the lock; `began`: the beginning of this thread's job; the earliest job goes first."""
         me = threading.get_ident()
-        with self._changed:
+        with self._condition:
             if self._holder != me:
                 place = began, me
                 self._waiting.append(place)
-                self._changed.wait_for(lambda: not self._holder and min(self._waiting) == place)
+                self._condition.wait_for(lambda: not self._holder and min(self._waiting) == place)
                 self._waiting.remove(place)
                 self._holder = me
             self._depth += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 self._depth -= 1
                 if not self._depth:
                     self._holder = 0
-                    self._changed.notify_all()
+                    self._condition.notify_all()
 
 
 def reserve_processors() -> tuple[int, ...]:
     """Choose a processor for cells, by the kernel's number, and keep this process off it.
 
-    All cells of a contest are bound to it, and take turns on it: with more threads nobody computes faster. Where there
-    is no other, this process shares it.
+    All cells of a contest are bound to it, and take turns on it, so that more threads gain nothing. Where there is no
+    other, this process shares it.
     """
-    allowed = os.sched_getaffinity(0)
-    chosen = random.SystemRandom().choice(sorted(allowed))
-    if rest := allowed - {chosen}:
+    processors = os.sched_getaffinity(0)
+    processor = random.SystemRandom().choice(sorted(processors))
+    if rest := processors - {processor}:
         os.sched_setaffinity(0, rest)
-    return (chosen,)
+    return (processor,)

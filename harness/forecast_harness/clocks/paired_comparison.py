@@ -30,8 +30,8 @@ class PairedClock(Protocol):
 class TrialClock(PairedClock, Protocol):
     """The questions that the stages of a trial put to a clock, in this order: the runner's, or a sandboxed cell's.
 
-    One holds a baseline (`INCUMBENT`) and a source on trial (`CANDIDATE`) at all calls of a target. Whatever ends the
-    trial of either is raised, with the contestant's number.
+    A clock has a baseline (`INCUMBENT`) and a source on trial (`CANDIDATE`) at all calls of a target. An error
+    that it raises, with the contestant's number, ends the trial of either.
     """
 
     @property
@@ -40,13 +40,13 @@ class TrialClock(PairedClock, Protocol):
 
     @property
     def checks(self) -> int:
-        """How often results were compared with what is right."""
+        """How often results were compared with the right ones."""
 
     def place(self) -> None:
         """Place the inputs of every call, load both contestants, and launch each until a launch is like the next."""
 
     def check(self) -> None:
-        """Launch the source on trial once at every call, and compare what it leaves behind with what is right."""
+        """Launch the source on trial once at every call, and compare its results with the right ones."""
 
 
 _BET_LOG_FACTORS = tuple((math.log(1 + 0.1 * n), math.log(1 - 0.1 * n)) for n in range(1, 10))
@@ -56,7 +56,7 @@ probabilities of 0.55, 0.6, ..., 0.95; each manages an equal share of the starti
 
 @dataclass
 class SignTest:
-    """Evidence that differences exceed `margin` more often than not: it may be looked at after every block.
+    """Evidence that differences exceed `margin` more often than not, valid after every block.
 
     An e-process on the signs of paired differences. If the candidate is not faster, a block's log-ratio is positive
     with probability at most 1/2 whatever came before: the order within each block is drawn by a fair coin, so drift and
@@ -87,7 +87,7 @@ class SignTest:
     def reached(self, alpha: float) -> bool:
         """Whether the evidence refutes "not more often than not" at level `alpha`, now.
 
-        To be asked after every block: `alpha` bounds the probability that it is ever wrongly true.
+        Valid after every block: `alpha` bounds the probability that it is ever wrongly true.
         """
         return self.log_evidence >= -math.log(alpha)
 
@@ -107,10 +107,10 @@ class ComparisonOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class StoppingRules(Record, label="rules"):
-    """Rules that say what a duel may cost, and what counts."""
+    """Rules on the cost of a duel, and on the difference that counts."""
 
     alpha: float = 0.05
-    """Most probable share of equal candidates that are ever called faster."""
+    """Highest probability that an equal candidate is ever called faster."""
     margin: float = 0.005
     """A gain (natural log of the ratio of times) below this is not worth a promotion."""
     first: int = 3
@@ -126,7 +126,7 @@ class StoppingRules(Record, label="rules"):
     seconds: float = 60.0
     """Most seconds of launches, both contestants together."""
     wall: float | None = None
-    """Most seconds of all that a comparison does: what lies between short launches takes longer than they do."""
+    """Most seconds of the whole comparison: the work between short launches takes longer than they do."""
 
 
 DEFAULT_RULES = StoppingRules()
@@ -171,7 +171,7 @@ class ComparisonResult(
         return result if self.own_gain is None else min(result, self.own_gain)
 
     def with_own_gain(self, gain: float | None, margin: float) -> ComparisonResult:
-        """The same end beside what the contestants' own clocks say: who is faster is so by both.
+        """The same end, with the gain by the contestants' own clocks: a faster candidate is faster by both.
 
         `margin` is the least gain that counts, as a natural logarithm.
         """
@@ -203,27 +203,27 @@ def run_comparison(
     rng = random.Random(seed)
     faster, slower = SignTest(rules.margin), SignTest(0.0)
     result: list[float] = []
-    spent, began = 0.0, time.perf_counter()
+    seconds, began = 0.0, time.perf_counter()
 
-    def ended(outcome: ComparisonOutcome, reason: str) -> ComparisonResult:
+    def end(outcome: ComparisonOutcome, reason: str) -> ComparisonResult:
         return ComparisonResult(
-            outcome, tuple(result), math.exp(min(faster.log_evidence, 700.0)), spent, reason
+            outcome, tuple(result), math.exp(min(faster.log_evidence, 700.0)), seconds, reason
         )
 
     while True:
-        difference, taken = measure_block(clock, rng)
-        spent += taken
+        difference, block_s = measure_block(clock, rng)
+        seconds += block_s
         result.append(difference)
         faster.add(difference)
         slower.add(-difference)
         n = len(result)
         if n == rules.first and max(result) < -rules.hopeless:
-            return ended(ComparisonOutcome.SLOWER, f"all of the first {n} blocks are beyond 1.3 times slower")
+            return end(ComparisonOutcome.SLOWER, f"all of the first {n} blocks are beyond 1.3 times slower")
         if n >= rules.second and slower.reached(rules.alpha):
-            return ended(ComparisonOutcome.SLOWER, f"slower in {slower.wins} of {n} blocks")
+            return end(ComparisonOutcome.SLOWER, f"slower in {slower.wins} of {n} blocks")
         # A contestant that is called faster is so within its interval, too.
         if n >= rules.least and faster.reached(rules.alpha) and sign_interval(result, 0.95)[0] > 0.0:
-            return ended(
+            return end(
                 ComparisonOutcome.FASTER,
                 f"faster by more than {rules.margin:.1%} in {faster.wins} of {n} blocks",
             )
@@ -233,36 +233,36 @@ def run_comparison(
             and n % _BLOCKS_PER_LOOK == 0
             and sign_interval(result, _HOPELESS_CONFIDENCE)[1] < rules.margin
         ):
-            return ended(
+            return end(
                 ComparisonOutcome.UNDECIDED, f"a gain of {rules.margin:.1%} is out of reach after {n} blocks"
             )
         is_late = rules.wall is not None and time.perf_counter() - began >= rules.wall
-        if n >= rules.most or spent >= rules.seconds or is_late or too_long():
-            return ended(
-                ComparisonOutcome.UNDECIDED, f"no difference was shown in {n} blocks and {spent:.3g} s"
+        if n >= rules.most or seconds >= rules.seconds or is_late or too_long():
+            return end(
+                ComparisonOutcome.UNDECIDED, f"no difference was shown in {n} blocks and {seconds:.3g} s"
             )
 
 
 def measure_block(clock: PairedClock, rng: random.Random) -> tuple[float, float]:
-    """One block: the difference, and the seconds its launches took."""
+    """Run one block; its difference, and the seconds of its launches."""
     order = (INCUMBENT, CANDIDATE, CANDIDATE, INCUMBENT)
     if rng.random() < 0.5:
         order = (CANDIDATE, INCUMBENT, INCUMBENT, CANDIDATE)
     times: tuple[list[float], list[float]] = ([], [])
     for position, which in enumerate(order):
         times[which].append(clock.sample(which, position % 2 == 0))
-    sums = [sum(math.log(t) for t in one) for one in times]
+    sums = [sum(math.log(t) for t in side) for side in times]
     return (sums[INCUMBENT] - sums[CANDIDATE]) / 2, sum(map(sum, times))
 
 
 def sign_interval(values: Sequence[float], level: float) -> tuple[float, float]:
     """Order statistics that hold the median with probability at least `level`; all of it for few values."""
-    ordered = sorted(values)
-    n, tail, rank = len(ordered), 0.0, 0
+    ascending = sorted(values)
+    n, tail, rank = len(ascending), 0.0, 0
     for k in range(n // 2 + 1):
         tail += math.comb(n, k) * 0.5**n
         if 2 * tail > 1 - level:
             break
         rank = k + 1
     low = max(0, rank - 1)
-    return ordered[low], ordered[n - 1 - low]
+    return ascending[low], ascending[n - 1 - low]

@@ -83,7 +83,7 @@ class CompiledKernel(Record, label="compiled kernel", unknown="refuse"):
     num_ctas: int = 1
     """Blocks of a cluster, along the first axis."""
     global_scratch_bytes: int = 0
-    """Bytes for each block."""
+    """Bytes of scratch for each block."""
     global_scratch_align: int = 1
     profile_scratch_bytes: int = 0
     profile_scratch_align: int = 1
@@ -96,9 +96,9 @@ class CompiledKernel(Record, label="compiled kernel", unknown="refuse"):
             raise MachineCodeError(f"a kernel's name must be a symbol, not {self.name!r:.80}")
         if len(self.parameters) > MOST_PARAMETERS:
             raise MachineCodeError(f"{len(self.parameters)} parameters; at most {MOST_PARAMETERS} are taken")
-        for one in self.parameters:
-            if not one.startswith("*") and one not in SCALAR_FORMATS:
-                raise MachineCodeError(f"parameters of type {one!r:.40} cannot be passed by the runner")
+        for kind in self.parameters:
+            if not kind.startswith("*") and kind not in SCALAR_FORMATS:
+                raise MachineCodeError(f"parameters of type {kind!r:.40} cannot be passed by the runner")
         for name, low, high in (
             ("arch", 50, 200),
             ("scratch_parameters", 0, 2),
@@ -192,7 +192,7 @@ def _grid(value: object) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class LaunchPlan(Record, label="launch plan", unknown="refuse"):
-    """All that a solution does on the device for arguments of these sizes."""
+    """The work of a solution on the device for arguments of these sizes."""
 
     buffers: tuple[PlanBuffer, ...]
     steps: tuple[PlanStep, ...]
@@ -201,9 +201,9 @@ class LaunchPlan(Record, label="launch plan", unknown="refuse"):
     def check(
         self, kernels: Sequence[CompiledKernel], given: Mapping[str, int], *, scratch_limit: int
     ) -> None:
-        """Compare with what the trusted side knows: `given` are the bytes of inputs and outputs by name.
+        """Compare with the facts of the trusted side: `given` are the bytes of inputs and outputs by name.
 
-        `scratch_limit`: most bytes of what the solution allocates. Raises `MachineCodeError` for the first
+        `scratch_limit`: most bytes that the solution may allocate. Raises `MachineCodeError` for the first
         rule that is broken.
         """
         sizes = {b.name: b.size for b in self.buffers}
@@ -225,9 +225,9 @@ class LaunchPlan(Record, label="launch plan", unknown="refuse"):
             raise MachineCodeError(f"a plan has 1 to {MOST_STEPS} steps with a launch, not {len(self.steps)}")
         for number, step in enumerate(self.steps):
             _check_step(f"step {number}", step, kernels, sizes)
-        for one in self.returned:
-            if one.buffer not in sizes or not 0 <= one.offset <= sizes[one.buffer] - one.size:
-                raise MachineCodeError(f"a returned tensor lies outside of buffer {one.buffer!r:.60}")
+        for tensor in self.returned:
+            if tensor.buffer not in sizes or not 0 <= tensor.offset <= sizes[tensor.buffer] - tensor.size:
+                raise MachineCodeError(f"a returned tensor lies outside of buffer {tensor.buffer!r:.60}")
 
 
 def _check_step(

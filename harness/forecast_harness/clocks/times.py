@@ -23,7 +23,7 @@ class DevicePeaks(Record, label="peaks"):
 
 
 HOST_PEAKS = DevicePeaks(4e12, 5e13)
-"""No processor of today is faster, even from its caches: what exceeds this on a host is no measurement."""
+"""No processor of today is faster, even from its caches: a faster time on a host is no measurement."""
 
 _DISPATCH_ALLOWANCE_S = 50e-6
 _MOST_UNEXPLAINED = 0.2
@@ -37,8 +37,8 @@ def matched_times(own: Mapping[str, float], theirs: Mapping[str, float], ratio: 
     A ratio is of pairs of launches, and medians of each side are taken apart: on a busy machine they tell another one.
     Other names keep their times.
     """
-    shared = own.keys() & theirs.keys()
-    off = statistics.fmean(math.log(own[n] / theirs[n]) for n in shared) - math.log(ratio) if shared else 0.0
+    common = own.keys() & theirs.keys()
+    off = statistics.fmean(math.log(own[n] / theirs[n]) for n in common) - math.log(ratio) if common else 0.0
     return {name: time * math.exp(-off) for name, time in own.items()}
 
 
@@ -48,7 +48,7 @@ def roofline_seconds(moved_bytes: float, flops: float, peaks: DevicePeaks) -> fl
 
 
 def impossible_time(seconds: float, moved_bytes: float, flops: float, peaks: DevicePeaks) -> str:
-    """Why one launch cannot have taken so little; '' if it can.
+    """Why one launch cannot have taken so few seconds; '' if it can.
 
     Applied per workload, before any mean: one time of zero would make a geometric mean zero.
     """
@@ -68,7 +68,7 @@ def clocks_disagree(
     outside: Sequence[float],
     idle: Sequence[float],
 ) -> str:
-    """Why the times a candidate's process reported contradict those seen from outside; '' if they agree.
+    """How the times reported by a candidate's process contradict those from outside; '' if they agree.
 
     `outside` is from question to answer by another process's clock, `idle` the same for a question that
     launches nothing. The time of a launch beyond the reported one (its excess) has to be explained by
@@ -86,14 +86,14 @@ def clocks_disagree(
         (0.1, _quantile(idle, 0.5), _MOST_UNEXPLAINED),
         (0.5, _asking_overhead(idle), 3.0),
     ):
-        excess, allowed = (
+        excess, limit = (
             _quantile(excesses, level) - overhead,
             margin * message + _DISPATCH_ALLOWANCE_S + 0.5 * overhead,
         )
-        if excess > allowed:
+        if excess > limit:
             return (
                 f"launches took {excess * 1e6:.0f} us more than was reported ({message * 1e6:.0f} us); "
-                f"{allowed * 1e6:.0f} us can be explained"
+                f"{limit * 1e6:.0f} us can be explained"
             )
     return ""
 
@@ -101,15 +101,15 @@ def clocks_disagree(
 def underreported_share(reported: Sequence[float], outside: Sequence[float], idle: Sequence[float]) -> float:
     """The share of launches that took clearly longer than was reported: half as long again, and a dispatch.
 
-    To be compared between contestants that were timed in turns, so that a busy machine meets both alike: a
-    lie about one launch in ten is the least that moves a comparison of pairs.
+    Compared between contestants that were timed in turns, as a busy machine affects both alike: a lie about
+    one launch in ten is the least that moves a comparison of pairs.
     """
-    allowed = _asking_overhead(idle) + 0.5 * _quantile(reported, 0.5) + _DISPATCH_ALLOWANCE_S
-    return sum(o - r > allowed for r, o in zip(reported, outside, strict=True)) / len(reported)
+    limit = _asking_overhead(idle) + 0.5 * _quantile(reported, 0.5) + _DISPATCH_ALLOWANCE_S
+    return sum(o - r > limit for r, o in zip(reported, outside, strict=True)) / len(reported)
 
 
 def _asking_overhead(idle: Sequence[float]) -> float:
-    """The seconds that asking may take on this machine now: a busy one must not make liars of honest ones."""
+    """Seconds that a question may take on this machine now: a busy machine must not convict honest candidates."""
     return _quantile(idle, 0.95)
 
 
@@ -130,8 +130,8 @@ def slow_at_first(samples: Sequence[float]) -> str:
 
 
 def _quantile(values: Sequence[float], level: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(level * len(ordered)))]
+    ascending = sorted(values)
+    return ascending[min(len(ascending) - 1, int(level * len(ascending)))]
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class TimingSummary(
     p80_ms: float = field(metadata=json_option(write=significant(6)))
     n: int
     protocol: str
-    """Which clock and cache state; only equal ones are comparable."""
+    """The clock and the cache state; only times of equal ones are comparable."""
     harness: str
     """Hash of the code that timed."""
     device_uuid: str = ""
@@ -169,7 +169,7 @@ class TimingSummary(
         return (self.p80_ms - self.p20_ms) / self.median_ms
 
     def scaled(self, by: float) -> TimingSummary:
-        """All its times multiplied."""
+        """The summary with all times multiplied by a factor."""
         low, middle, high = (by * ms for ms in (self.p20_ms, self.median_ms, self.p80_ms))
         return replace(self, p20_ms=low, median_ms=middle, p80_ms=high)
 
@@ -178,7 +178,7 @@ class TimingSummary(
         """The label of samples in seconds. Raises `RecordError` for none or for times of zero."""
         if not seconds:
             raise RecordError("a label needs at least one sample, got none")
-        ordered = sorted(1e3 * s for s in seconds)
-        n = len(ordered)
-        low, high = ordered[n // 5], ordered[min(n - 1, (4 * n) // 5)]
-        return cls(statistics.median(ordered), low, high, n, **about)
+        times = sorted(1e3 * s for s in seconds)
+        n = len(times)
+        low, high = times[n // 5], times[min(n - 1, (4 * n) // 5)]
+        return cls(statistics.median(times), low, high, n, **about)

@@ -18,7 +18,7 @@ CANARY_LIMITS = ResourceLimits(wall_s=30, cpu_s=60, memory_bytes=16 << 30, proce
 
 
 def main(work: JobContext) -> str:
-    """The job: a cell as every candidate gets it, asked for what is known; `ok` or a sentence."""
+    """The job: ask a cell, as every candidate gets it, for a known answer; `ok` or a sentence."""
     try:
         with work.cell() as cell:
             return str(cell.ask(f"{__name__}:sing", work.payload).value)
@@ -27,12 +27,12 @@ def main(work: JobContext) -> str:
 
 
 def sing(payload: dict[str, Any], arrays: TensorArrays, state: dict[str, Any]) -> str:
-    """Runs in the cell."""
+    """Compute in the cell."""
     return check_device(payload["device"])
 
 
 def check_device(device: str | None) -> str:
-    """Compute in integers, on the device if there is one; `ok`, or a sentence on what is wrong.
+    """Compute in integers, on the device if there is one; `ok`, or a sentence on the fault.
 
     The answer is exact in float32 (every partial sum is an integer below 2**24), so there is no tolerance
     to argue about. Without a device torch is used only if it is loaded. On a poisoned device even
@@ -40,16 +40,16 @@ def check_device(device: str | None) -> str:
     """
     rows = [[(7 * i + 3 * j) % 11 for j in range(_MATRIX_SIZE)] for i in range(_MATRIX_SIZE)]
     try:
-        got = _product(rows, device)
+        product = _product(rows, device)
     except Exception as error:
         return f"the canary raised {type(error).__name__}: {error}"
     step = 17  # a sample of the entries, computed in Python's integers
     columns = list(zip(*rows, strict=True))
     for i in range(0, _MATRIX_SIZE, step):
         for j in range(0, _MATRIX_SIZE, step):
-            want = sum(a * b for a, b in zip(rows[i], columns[j], strict=True))
-            if got[i][j] != want:
-                return f"the canary computed {got[i][j]} at ({i}, {j}), expected {want}"
+            expected = sum(a * b for a, b in zip(rows[i], columns[j], strict=True))
+            if product[i][j] != expected:
+                return f"the canary computed {product[i][j]} at ({i}, {j}), expected {expected}"
     return "ok"
 
 

@@ -1,4 +1,4 @@
-"""The judge's handle on a cell: ask, clock, and decide whose fault it is when no answer comes."""
+"""The judge's handle on a cell: asks, times, and attributes the fault when no answer comes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from forecast_harness.sandbox.jobs import (
 )
 
 _REPORT_TIMEOUT_S = 20.0
-"""How long the server may take to report the end of a cell."""
+"""Seconds within which the server has to report the end of a cell."""
 _GLANCE_S = 0.05
-"""How long a thread waits for the server before it looks whether another one has read what it waits for."""
+"""Seconds that a thread waits for the server before it looks whether another one has read its message."""
 _MESSAGE_BYTES = 1 << 17
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _CRASH_SIGNALS = (
@@ -63,11 +63,11 @@ class CandidateFault(Exception):
 
 
 class Suspicion(Exception):
-    """Raised by trusted code: what the candidate did is no honest mistake. The text says what."""
+    """Raised by trusted code for an act of the candidate's that is no honest mistake; the text says which."""
 
 
 class ServerConnection:
-    """A judge's line to its server, shared by all its cells: who reads a message files it for the others.
+    """A judge's connection to its server, shared by all its cells: a reader of messages files them for all.
 
     Cells may be asked from several threads, each by one: a message that one thread waits for may be read by another,
     so that none waits for the server alone for long.
@@ -77,17 +77,17 @@ class ServerConnection:
         self.server = server
         self._reading, self._starting = threading.Lock(), threading.Lock()
         self._cells: list[tuple[int, socket.socket, socket.socket]] = []
-        self._ended: dict[int, dict[str, Any]] = {}
+        self._reports: dict[int, dict[str, Any]] = {}
 
     def start(
         self, limits: ResourceLimits, processors: Sequence[int] = ()
     ) -> tuple[int, socket.socket, socket.socket]:
-        """A cell's number, its channel, that to its first process, which stops and resumes it.
+        """A cell's number, its channel, and the channel to its first process, which stops and resumes it.
 
         Raises `SandboxError` when the server is gone.
         """
         request = {"op": "cell", "limits": limits.to_json(), "processors": list(processors)}
-        with self._starting:  # the next cell that comes is that of this request
+        with self._starting:  # the next cell to come is this request's
             self._say(request)
             while not self._cells:
                 select.select([self.server], [], [], _GLANCE_S)
@@ -95,15 +95,15 @@ class ServerConnection:
             return self._cells.pop()
 
     def stop(self, number: int) -> None:
-        """End a cell and wait until nothing is left of it."""
-        if number not in self._ended:
+        """End a cell and wait until all of its processes are gone."""
+        if number not in self._reports:
             self._say({"op": "close", "cell": number})
         self.ended(number, _REPORT_TIMEOUT_S)
 
     def wait(self, number: int, channel: socket.socket) -> None:
-        """Until the channel has bytes or its end. Raises `EOFError` once the cell has ended without them."""
+        """Wait until the channel has bytes or its end. Raises `EOFError` once the cell has ended without them."""
         while not select.select([channel], [], [], 0)[0]:
-            if number in self._ended:
+            if number in self._reports:
                 if select.select([channel], [], [], 0)[0]:
                     return  # it answered, and another thread has read that it ended then
                 raise EOFError
@@ -113,13 +113,13 @@ class ServerConnection:
     def ended(self, number: int, timeout_s: float) -> dict[str, Any]:
         """The server's report on a cell that is ending. Raises `SandboxError` when none comes in time."""
         limit = time.monotonic() + timeout_s
-        while number not in self._ended:
-            left = limit - time.monotonic()
-            if left < 0:
+        while number not in self._reports:
+            seconds = limit - time.monotonic()
+            if seconds < 0:
                 raise SandboxError(f"the server did not report how a cell ended within {timeout_s:g} s")
-            select.select([self.server], [], [], min(left, _GLANCE_S))
+            select.select([self.server], [], [], min(seconds, _GLANCE_S))
             self._read()
-        return self._ended[number]
+        return self._reports[number]
 
     def _read(self) -> None:
         """File the next message, if there is one."""
@@ -139,7 +139,7 @@ class ServerConnection:
             channel, orders = (socket.socket(fileno=fd) for fd in fds)
             self._cells.append((message["cell"], channel, orders))
         else:
-            self._ended[message["cell"]] = message
+            self._reports[message["cell"]] = message
 
     def _say(self, message: dict[str, Any]) -> None:
         try:
@@ -157,7 +157,7 @@ class Cell(Resource):
         limits: ResourceLimits,
         processors: Sequence[int] = (),
     ) -> None:
-        """`processors`: those that all of the cell is bound to, by the kernel's numbers; empty: any."""
+        """`processors`: the only ones that the cell may use, by the kernel's numbers; empty: any."""
         self._link, self._limits = link, limits
         self._number, self._channel, self._orders = link.start(limits, processors)
         self._end_error: CandidateFault | SandboxError | None = None
@@ -174,7 +174,7 @@ class Cell(Resource):
         """Call `module:function(payload, arrays, state)` in the cell and wait; `state` is a dict of the cell.
 
         `seconds` of the answer is this process's wall time from the question's first byte to the answer's
-        last. The answer is the candidate's word: bytes to be judged, never a verdict. A `descriptor` is sent
+        last. The candidate may have written it: an answer is bytes to judge, never a verdict. A `descriptor` is sent
         after the question, for `cell_process.receive_descriptor`. Raises `CandidateFault`; after one that is
         not `Fault.EXCEPTION` the cell is gone.
         """
@@ -182,8 +182,8 @@ class Cell(Resource):
         if self._frozen:
             raise SandboxError("a frozen cell cannot answer; thaw() it first")
         began = time.perf_counter()
-        message, given = self._converse(frame, arrays, descriptor)
-        return self._accepted(message, given, nonce, time.perf_counter() - began)
+        message, outputs = self._converse(frame, arrays, descriptor)
+        return self._check_answer(message, outputs, nonce, time.perf_counter() - began)
 
     def ask_in_window(
         self,
@@ -200,7 +200,7 @@ class Cell(Resource):
         run while it was stopped.
 
         `reveal` is called first, and `collect` after the answer, both on that clock, which ends with `collect` where
-        there is one: what is written later does not count any more.
+        there is one: later writes do not count.
         """
         nonce, frame = self._question(entry, payload, _EMPTY)
         if not self._frozen:
@@ -213,16 +213,16 @@ class Cell(Resource):
         try:
             self._channel.sendall(frame)
         except OSError:
-            raise self._how_it_ended() from None
+            raise self._end_reason() from None
         self._order(process_stops.RESUME)
-        message, given = self._converse(None, _EMPTY)
+        message, outputs = self._converse(None, _EMPTY)
         if collect is None:
-            ended = self._stop()
+            end = self._stop()
         else:
             collect()
-            ended = time.perf_counter()
+            end = time.perf_counter()
             self._stop()
-        return self._accepted(message, given, nonce, ended - began)
+        return self._check_answer(message, outputs, nonce, end - began)
 
     def _question(self, entry: str, payload: Mapping[str, Any], arrays: TensorArrays) -> tuple[str, bytes]:
         """The nonce of a question and its frame. Raises where no question may be asked now."""
@@ -249,30 +249,30 @@ class Cell(Resource):
             wait = partial(self._link.wait, self._number, self._channel)
             return wire.receive(self._channel, self._limits.answer_bytes, wait)
         except (EOFError, ConnectionError):
-            raise self._how_it_ended() from None
+            raise self._end_reason() from None
         except WireError as error:
             raise self._end(Fault.FORGED, f"the answer is none: {error}") from error
 
-    def _accepted(
-        self, message: Any, given: Mapping[str, TensorBytes], nonce: str, seconds: float
+    def _check_answer(
+        self, message: Any, arrays: Mapping[str, TensorBytes], nonce: str, seconds: float
     ) -> CellAnswer:
         if not isinstance(message, dict) or message.get("nonce") != nonce:
             raise self._end(Fault.FORGED, "an answer does not carry the question's number")
         if "error" in message:
             raise _exception_fault(message["error"])
-        return CellAnswer(message.get("value"), given, seconds)
+        return CellAnswer(message.get("value"), arrays, seconds)
 
     def share(self, descriptor: int, size: int) -> None:
         """Let the cell's first process, which is trusted, map memory of so many bytes, for `copy_out`."""
         try:
             socket.send_fds(self._orders, [process_stops.SHARE + b"%d" % size], [descriptor])
         except OSError:
-            raise self._how_it_ended() from None
+            raise self._end_reason() from None
 
     def copy_out(self, places: Sequence[tuple[int, int, int]]) -> int:
-        """Copy what the frozen cell holds to the shared memory: (address, bytes, offset) of each place.
+        """Copy memory of the frozen cell to the shared memory: (address, bytes, offset) of each place.
 
-        Returns how many places it does not hold. Raises `SandboxError` unless it is frozen.
+        Returns how many places the cell does not have. Raises `SandboxError` unless it is frozen.
         """
         if not self._frozen:
             raise SandboxError("only a frozen cell holds still; freeze() it first")
@@ -294,59 +294,59 @@ class Cell(Resource):
             self._stop()
 
     def thaw(self) -> None:
-        """Let them go on. Raises `CandidateFault` where one has run while it was stopped."""
+        """Resume all processes of the cell. Raises `CandidateFault` where one has run while it was stopped."""
         if self._frozen:
             self._must_have_stood_still()
             self._order(process_stops.RESUME)
             self._frozen = False
 
     def _stop(self) -> float:
-        """Stop all processes, wait until they stand still; when they were stopped, by `time.perf_counter`."""
+        """Stop all processes, and wait until they stand still; the time of the stop, by `time.perf_counter`."""
         self._order(process_stops.STOP)
         self._report()
-        ended = time.perf_counter()
+        end = time.perf_counter()
         self._frozen = True
-        if left := int(self._report()):
-            raise self._end(Fault.PROCESSES, f"{left} processes could not be stopped")
-        return ended
+        if count := int(self._report()):
+            raise self._end(Fault.PROCESSES, f"{count} processes could not be stopped")
+        return end
 
     def _must_have_stood_still(self) -> None:
         self._order(process_stops.CHECK)
-        if moved := int(self._report()):
-            raise self._end(Fault.RAN_WHILE_STOPPED, f"{moved} processes ran while they were stopped")
+        if count := int(self._report()):
+            raise self._end(Fault.RAN_WHILE_STOPPED, f"{count} processes ran while they were stopped")
 
     def _order(self, message: bytes) -> None:
-        """Tell the cell's first process. Raises what ended the cell where it is gone."""
+        """Send an order to the cell's first process. Raises the reason of the cell's end where it is gone."""
         try:
             self._orders.send(message)
         except OSError:
-            raise self._how_it_ended() from None
+            raise self._end_reason() from None
 
     def _report(self) -> bytes:
         """The next report of the cell's first process."""
         limit = time.monotonic() + _REPORT_TIMEOUT_S
         while True:
-            left = max(0.0, limit - time.monotonic())
-            if not select.select([self._orders], [], [], left)[0]:
+            seconds = max(0.0, limit - time.monotonic())
+            if not select.select([self._orders], [], [], seconds)[0]:
                 raise SandboxError(f"the cell's first process was silent for {_REPORT_TIMEOUT_S:g} s")
             try:
                 message = self._orders.recv(64)
             except ConnectionError:
                 message = b""
             if not message:
-                raise self._how_it_ended()
+                raise self._end_reason()
             return message
 
     def _has_stray_bytes(self) -> bool:
-        """Whether there are bytes; at the end of the stream there are none, and `ask` finds out why."""
+        """Whether there are bytes; at the end of the stream there are none, and `ask` raises the reason."""
         try:
             return bool(self._channel.recv(1, socket.MSG_PEEK))
         except ConnectionError:
             return False
 
-    def _how_it_ended(self) -> CandidateFault | SandboxError:
+    def _end_reason(self) -> CandidateFault | SandboxError:
         if self._end_error is None:
-            # It may have closed its channel and live on, until its time is up.
+            # The cell may have closed its channel and live on, until its time is up.
             message = self._link.ended(self._number, self._limits.wall_s + _REPORT_TIMEOUT_S)
             self._end_error = self._attribute(message)
         return self._end_error
@@ -366,7 +366,7 @@ class Cell(Resource):
         if "code" not in message:
             return CandidateFault(Fault.KILLED, "the cell's keeper was killed")
         code = message["code"]
-        spent = message["cpu"] >= 0.95 * self._limits.cpu_s
+        is_out_of_time = message["cpu"] >= 0.95 * self._limits.cpu_s
         if code == 0:
             return CandidateFault(Fault.EXIT_UNFINISHED, "it left with status 0 before it had answered")
         if code > 0:
@@ -374,7 +374,7 @@ class Cell(Resource):
         name = signal.Signals(-code).name
         if -code == signal.SIGSYS:
             return CandidateFault(Fault.FORBIDDEN_CALL, "it made a system call that only an attack makes")
-        if -code == signal.SIGXCPU or (-code == signal.SIGKILL and spent):
+        if -code == signal.SIGXCPU or (-code == signal.SIGKILL and is_out_of_time):
             return CandidateFault(Fault.CPU_TIME, f"it used {message['cpu']:.1f} s of CPU time")
         if -code in _CRASH_SIGNALS:
             return CandidateFault(Fault.CRASH, f"it died of {name}")

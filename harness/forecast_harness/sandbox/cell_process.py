@@ -1,4 +1,4 @@
-"""Code that runs in the cell, next to the candidate: everything it says is the candidate's word."""
+"""Code that runs in the cell, next to the candidate, which may have written all of its answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forecast_harness.sandbox.jobs import FILES_FOLDER, CellAnswer, SandboxError
 CHANNEL = "channel"
 """The key of the socket to the judge in a cell's state."""
 NONCE = "nonce"
-"""The key of the number of the question that is being answered."""
+"""The key of the number of the present question."""
 
 
 def load(file: str, name: str = "candidate") -> ModuleType:
@@ -39,7 +39,7 @@ def load(file: str, name: str = "candidate") -> ModuleType:
 
 
 def receive_descriptor(state: Mapping[str, Any]) -> int:
-    """The descriptor that follows the question which is being answered, see `Cell.ask`.
+    """The descriptor that follows the present question, see `Cell.ask`.
 
     Raises `SandboxError` where none does.
     """
@@ -60,8 +60,8 @@ def serve(channel: socket.socket) -> None:
         nonce = state[NONCE] = question["nonce"]
         try:
             module, function = check_entry(question["entry"])
-            given = getattr(importlib.import_module(module), function)(question["payload"], arrays, state)
-            answer = given if isinstance(given, CellAnswer) else CellAnswer(given)
+            result = getattr(importlib.import_module(module), function)(question["payload"], arrays, state)
+            answer = result if isinstance(result, CellAnswer) else CellAnswer(result)
             size = sum(memoryview(array.data).nbytes for array in answer.arrays.values())
             if size > question["limit"]:  # told here, where it is a sentence; beyond, it is an attack
                 raise SandboxError(f"the answer takes {size} bytes, answer_bytes is {question['limit']}")

@@ -27,7 +27,7 @@ from forecast_harness.sandbox.jobs import FILES_FOLDER, ResourceLimits
 from forecast_harness.sandbox.process_stops import ProcessStopper
 
 _KILL_TIMEOUT_S = 3.0
-"""Most seconds for killing what a candidate left, where no namespace does it."""
+"""Most seconds for killing the processes that a candidate left, where no namespace does it."""
 _CHANNEL_FD = 3
 _ORDER_BYTES = 1 << 16
 
@@ -103,25 +103,25 @@ def _write_status(status: int, what: dict[str, object]) -> None:
 
 
 def _reap_until_end(pid: int, status: int, cage: confine.Confinement, orders: socket.socket) -> NoReturn:
-    """Reap until the cell ends, stopping it whenever the judge says so; then say how, and end everything else."""
-    if not cage.apart:  # it has built what it had to build, and may signal its own user's processes
+    """Reap until the cell ends, stopping it whenever the judge says so; then report its end, and end all others."""
+    if not cage.apart:  # the file system is built, and processes of its own user need no capability
         with contextlib.suppress(OSError):
-            kept = linux.CAP_KILL | linux.CAP_SYS_PTRACE  # to stop what is another user, and to read it
-            linux.drop_capabilities(kept if cage.has_own_root else 0)
-    linux.set_dumpable(False)  # what it holds is not the candidate's to read, where both are one user
-    used = _reap_and_obey(pid, orders, ProcessStopper(os.getpid() == 1, pid))
-    exit_code = os.waitstatus_to_exitcode(used[0])
-    cpu = used[1].ru_utime + used[1].ru_stime
+            caps = linux.CAP_KILL | linux.CAP_SYS_PTRACE  # to stop another user's processes, and read them
+            linux.drop_capabilities(caps if cage.has_own_root else 0)
+    linux.set_dumpable(False)  # the candidate must not read this process, where both are one user
+    usage = _reap_and_obey(pid, orders, ProcessStopper(os.getpid() == 1, pid))
+    exit_code = os.waitstatus_to_exitcode(usage[0])
+    cpu = usage[1].ru_utime + usage[1].ru_stime
     if os.getpid() != 1:
         kill_descendants(os.getpid())
-    _write_status(status, {"code": exit_code, "cpu": cpu, "maxrss": used[1].ru_maxrss * 1024})
+    _write_status(status, {"code": exit_code, "cpu": cpu, "maxrss": usage[1].ru_maxrss * 1024})
     os._exit(0)
 
 
 def _reap_and_obey(
     pid: int, orders: socket.socket, stopper: ProcessStopper
 ) -> tuple[int, resource.struct_rusage]:
-    """Wait status and use of process `pid`, once it has ended; until then the judge's orders are obeyed."""
+    """Obey the judge's orders until process `pid` ends; its wait status and use of resources."""
     inward, wake = os.pipe()
     for fd in (inward, wake):
         os.set_blocking(fd, False)
@@ -154,14 +154,14 @@ def kill_descendants(parent: int, spare: frozenset[int] = frozenset()) -> int:
     """
     limit = time.monotonic() + _KILL_TIMEOUT_S
     while True:
-        mine = [pid for pid in linux.children(parent) if pid not in spare]
-        if not mine or time.monotonic() > limit:
-            return len(mine)
-        for pid in mine:
-            for one in (pid, *linux.descendants(pid)):
+        pids = [pid for pid in linux.children(parent) if pid not in spare]
+        if not pids or time.monotonic() > limit:
+            return len(pids)
+        for pid in pids:
+            for descendant in (pid, *linux.descendants(pid)):
                 with contextlib.suppress(OSError):
-                    os.kill(one, signal.SIGKILL)
-        for pid in mine:  # not waited for: one that hangs in a driver must not hang us
+                    os.kill(descendant, signal.SIGKILL)
+        for pid in pids:  # not waited for: one that hangs in a driver must not hang us
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.002)

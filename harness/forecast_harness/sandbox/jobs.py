@@ -188,10 +188,10 @@ class TensorBytes:
     data: BytesLike = field(repr=False)
 
     def __post_init__(self) -> None:
-        want = byte_size(self.dtype, self.shape)
-        got = memoryview(self.data).nbytes
-        if got != want:
-            raise WireError(f"{self.dtype}{list(self.shape)} takes {want} bytes, got {got}")
+        expected = byte_size(self.dtype, self.shape)
+        size = memoryview(self.data).nbytes
+        if size != expected:
+            raise WireError(f"{self.dtype}{list(self.shape)} takes {expected} bytes, got {size}")
 
 
 TensorArrays = Mapping[str, TensorBytes]

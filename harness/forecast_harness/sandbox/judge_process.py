@@ -69,8 +69,8 @@ def run_judge(
             _reseed_generators()
             module, function = check_entry(request["entry"])
             work = JobContext(request["payload"], limits, level, ServerConnection(server))
-            given = getattr(importlib.import_module(module), function)(work)
-            answer = given if isinstance(given, CellAnswer) else CellAnswer(given)
+            value = getattr(importlib.import_module(module), function)(work)
+            answer = value if isinstance(value, CellAnswer) else CellAnswer(value)
             message, arrays = {"fault": Fault.NONE, "value": answer.value, "detail": ""}, answer.arrays
             wire.encode(message, arrays)
         except CandidateFault as error:

@@ -1,4 +1,4 @@
-"""A lane: one supervised slot for candidates. The process that holds it never loads any of them."""
+"""A lane: one supervised slot for candidates, whose owner's process never loads any of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _INHERITED_VARIABLES = (
     "OMP_NUM_THREADS",
     "TRITON_INTERPRET",
 )
-"""All that a server, a judge and a cell see of this process's environment."""
+"""The only variables of this process's environment that a server, a judge and a cell see."""
 _HELLO_TIMEOUT_S = 180.0
 _SILENT_S = 6
 """A server that leaves so many pings, one a second, unanswered is lost; it never blocks for half of that."""
@@ -103,13 +103,13 @@ class SandboxLane(Resource):
         self._level: ContainmentLevel | None = None
         self._apart = True
         self.refused: dict[str, str] = {}
-        """Stronger levels that do not work here, and why."""
+        """Why stronger levels do not work here, by level."""
         self.apart = False
-        """Whether cells have users of their own, though no namespaces: where the lane belongs to root."""
+        """Whether cells have users of their own instead of namespaces, as root can give them."""
         self.restarts = 0
         """How often the server had to be replaced."""
         self.healthy = True
-        """Whether the last canary sang; with a device one sings at the start."""
+        """Whether the last canary succeeded; with a device one runs at the start."""
 
     @property
     def level(self) -> ContainmentLevel:
@@ -174,39 +174,39 @@ class SandboxLane(Resource):
             self._ask_to_stop()
 
     def run(self, job: SandboxJob, limits: ResourceLimits | None = None) -> JobResult:
-        """Do one job in fresh processes and say whose doing the result is. Never raises for a candidate.
+        """Do one job in fresh processes and attribute its result. Never raises for a candidate.
 
         After any fault the canary runs: a fault is the candidate's only on a machine shown to be healthy.
-        An unhealthy lane tries its canary again at the next job and returns `infra_error` until it sings.
+        An unhealthy lane tries its canary again at the next job and returns `infra_error` until it succeeds.
         Raises `SandboxError` if the lane is not open, its server cannot be replaced, or the job was given up.
         """
         with self._run_lock:
             if self._given_up and self._server is not None:
-                self._stop()  # told so when the job before was done already: it ends, soon
+                self._stop()  # asked to when the job before was done already: the server ends soon
             self._given_up = False
             began = time.perf_counter()
             level = self.level
             try:
                 if self._server is None:  # given up in an interrupt
                     self._start(level)
-                return self._attributed(job, limits or ResourceLimits(), began)
+                return self._run_and_attribute(job, limits or ResourceLimits(), began)
             except _ServerLost as error:
                 if self._given_up:
                     self._stop()
                     raise SandboxError("the job was given up") from error
                 detail = f"the server was lost and replaced: {error}; {read_log(self._scratch / _LOG)}"
                 self._restart()
-                spent = time.perf_counter() - began
-                return JobResult(JobStatus.INFRA_ERROR, Fault.SERVER_LOST, seconds=spent, detail=detail)
+                seconds = time.perf_counter() - began
+                return JobResult(JobStatus.INFRA_ERROR, Fault.SERVER_LOST, seconds=seconds, detail=detail)
             except BaseException:  # an interrupt, say: no job may be left running
                 self._stop()
                 raise
 
-    def _attributed(self, job: SandboxJob, limits: ResourceLimits, began: float) -> JobResult:
+    def _run_and_attribute(self, job: SandboxJob, limits: ResourceLimits, began: float) -> JobResult:
         if not self.healthy and (verdict := self._canary()) != "ok":
             fault = Fault.DEVICE_UNHEALTHY
-            spent = time.perf_counter() - began
-            return JobResult(fault.status, fault, seconds=spent, detail=verdict, canary=verdict)
+            seconds = time.perf_counter() - began
+            return JobResult(fault.status, fault, seconds=seconds, detail=verdict, canary=verdict)
         message, arrays, end = self._converse(job, limits)
         if message is None:
             fault, detail, value = Fault.TRUSTED_ERROR, describe_end(end, limits), None
@@ -218,13 +218,13 @@ class SandboxLane(Resource):
         verdict = self._canary() if fault is not Fault.NONE or end["left"] else ""
         if verdict not in ("", "ok") and fault.status is JobStatus.CANDIDATE_ERROR:
             fault, detail = Fault.DEVICE_UNHEALTHY, f"{verdict} (after {fault}: {detail})"
-        spent = time.perf_counter() - began
-        return JobResult(fault.status, fault, value, arrays, spent, detail, verdict)
+        seconds = time.perf_counter() - began
+        return JobResult(fault.status, fault, value, arrays, seconds, detail, verdict)
 
     def _converse(
         self, job: SandboxJob, limits: ResourceLimits
     ) -> tuple[dict[str, Any] | None, TensorArrays, dict[str, Any]]:
-        """(what the judge said, its arrays, what the server reports); None for a judge that said nothing."""
+        """(the judge's message, its arrays, the server's report); None for a judge without a message."""
         self._jobs += 1
         place = self._scratch / f"job-{self._jobs}"
         try:
@@ -256,14 +256,14 @@ class SandboxLane(Resource):
         return message, arrays, end
 
     def _wait(self, channel: socket.socket | None = None) -> None:
-        """Until channel or server say something. Raises `_ServerLost`, or `EOFError` at the job's end."""
+        """Wait until channel or server have a message. Raises `_ServerLost`, or `EOFError` at the job's end."""
         sources = [self._control, *([channel] if channel else [])]
-        unanswered = 0
+        pings = 0
         while not (ready := select.select(sources, [], [], 1.0)[0]):
-            if unanswered >= _SILENT_S:
+            if pings >= _SILENT_S:
                 raise _ServerLost(f"no sign of life for {_SILENT_S} s")
             self._tell({"op": "ping"})
-            unanswered += 1
+            pings += 1
         if self._control in ready:
             self._read_mail()
         if channel and channel not in ready:
@@ -274,7 +274,7 @@ class SandboxLane(Resource):
             self._wait(channel)
 
     def _canary(self) -> str:
-        """`ok`, or what is wrong with the machine or its device."""
+        """`ok`, or the fault of the machine or its device."""
         job = SandboxJob(f"{canary.__name__}:main", {"device": self._device})
         message, _, end = self._converse(job, canary.CANARY_LIMITS)
         if message is None or message["fault"]:
@@ -311,26 +311,26 @@ class SandboxLane(Resource):
     # --- the server's life ---
 
     def _try_device(self) -> None:
-        """Let the canary sing in a cell; where a level keeps the device from it, take the next weaker one.
+        """Run the canary in a cell; where a level keeps the device from it, take the next weaker one.
 
-        Only if the caller did not insist on a level. If it sings at none, the device is at fault and not
-        the containment: the lane stays at its strongest level, unhealthy.
+        Only if the caller did not insist on a level. If it fails at every level, the device is at fault and
+        not the containment: the lane stays at its strongest level, unhealthy.
         """
-        strongest, refused = self.level, dict(self.refused)
+        strongest, refusals = self.level, dict(self.refused)
         while (message := self._canary()) != "ok" and (self._requested_level is None or self.apart):
             if self.apart:  # the device may be for root alone
                 self._stop()
                 self._apart = False
                 self._start(self.level)
                 continue
-            refused[self.level.name] = message
+            refusals[self.level.name] = message
             weaker = self.level is not ContainmentLevel.PROCESS
             self._apart = True
             self._stop()
             self._start(ContainmentLevel(self.level - 1) if weaker else strongest)
             if not weaker:
                 return
-        self.refused = refused
+        self.refused = refusals
 
     def _start(self, level: ContainmentLevel | None = None) -> None:
         assert self._warm_process is not None
@@ -364,12 +364,12 @@ class SandboxLane(Resource):
             raise SandboxError(f"the lane's server did not start: {error}; {message}") from error
         self.refused = hello["refused"]
         if not hello["level"]:
-            wanted = (
+            missing = (
                 "no level of containment"
                 if self._requested_level is None
                 else f"level {self._requested_level.name} does not"
             )
-            raise SandboxError(f"{wanted} works here: {self.refused}; Lane(level=None) takes the strongest")
+            raise SandboxError(f"{missing} works here: {self.refused}; Lane(level=None) takes the strongest")
         self._level = ContainmentLevel(hello["level"])
         self.apart = bool(hello["apart"])
 
@@ -394,7 +394,7 @@ class SandboxLane(Resource):
 
     def _restart(self) -> None:
         if self._server is not None:
-            self._server.kill()  # it does not listen any more; its children die with it
+            self._server.kill()  # the server does not listen any more; its children die with it
         self._stop()
         self.restarts += 1
         self._start(self._level)

@@ -20,10 +20,10 @@ _GIVE_UP_AGAIN_S = 0.2
 
 
 class Closable(Protocol):
-    """A lane, or what has lanes: it has to be closed."""
+    """A lane or an owner of lanes, which has to be closed."""
 
     def close(self) -> None:
-        """End it."""
+        """End all processes."""
 
 
 C = TypeVar("C", bound=Closable)
@@ -35,7 +35,7 @@ def lane_count(most: int, processors_each: int) -> int:
 
 
 def end_pools(pools: Sequence[Executor], give_up: Callable[[], None]) -> None:
-    """Cancel what waits, and wait for what runs, while `give_up` ends the jobs under way."""
+    """Cancel waiting jobs, and wait for running ones, which `give_up` ends."""
     for pool in pools:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -59,14 +59,14 @@ def close_lanes(lanes: list[C]) -> None:
 
 
 class OpeningLanes:
-    """Lanes that threads are opening. Nobody has to wait for them once they are given up."""
+    """Lanes that threads are opening, which fail soon once they are given up."""
 
     def __init__(self) -> None:
         self._lanes: list[SandboxLane] = []
         self._given_up = False
 
     def enter(self, lane: SandboxLane) -> None:
-        """Open one. Raises `SandboxError` also where it is given up."""
+        """Open a lane. Raises `SandboxError` also where it is given up."""
         self._lanes.append(lane)
         try:
             if self._given_up:
@@ -76,7 +76,7 @@ class OpeningLanes:
             self._lanes.remove(lane)
 
     def give_up(self) -> None:
-        """Have all that are being opened, and that will be, fail soon."""
+        """Have all lanes that are being opened, now or later, fail soon."""
         self._given_up = True
         lanes = tuple(self._lanes)
         for lane in lanes:
@@ -93,7 +93,7 @@ class LanePool(Resource):
         self._open: list[SandboxLane] = []
         self._opening = OpeningLanes()
         self._openings: list[threading.Thread] = []
-        self._begun = 0
+        self._count = 0
         self._lock = threading.Lock()
         self._began = 0.0
         self.opened_s: list[float] = []
@@ -121,25 +121,25 @@ class LanePool(Resource):
             self._free.put(lane)
 
     def open_ahead(self, count: int) -> None:
-        """Begin to open so many lanes, as far as there may be, while others still decide what to do with them."""
+        """Begin to open so many lanes, within the limit, before jobs for them are known."""
         with self._lock:
-            for _ in range(min(count, self.most) - self._begun):
+            for _ in range(min(count, self.most) - self._count):
                 self._begin()
 
     def _take(self) -> SandboxLane:
         with self._lock:
-            if self._free.empty() and self._begun < self.most:
+            if self._free.empty() and self._count < self.most:
                 self._begin()
         result = self._free.get()
         if isinstance(result, BaseException):
-            self._free.put(result)  # whoever waits, too, would wait for ever
+            self._free.put(result)  # other waiting threads would wait for ever
             raise result
         return result
 
     def _begin(self) -> None:
-        if not self._begun:
+        if not self._count:
             self._began = time.monotonic()
-        self._begun += 1
+        self._count += 1
         opening = threading.Thread(target=self._open_one, name="open-lane")
         self._openings.append(opening)
         opening.start()
@@ -185,7 +185,7 @@ class CpuLanes:
         )
 
     def open_ahead(self) -> None:
-        """Begin to open the first lane: who asks next waits less."""
+        """Begin to open the first lane, so that the first job waits less."""
         self._lanes.open_ahead(1)
 
     def run(self, jobs: Sequence[SandboxJob]) -> list[JobResult]:
@@ -198,7 +198,7 @@ class CpuLanes:
             raise SandboxError("the lanes are closed") from error
 
     def close(self) -> None:
-        """End all lanes, and what they are at."""
+        """End all lanes, and their jobs."""
         self._closed = True
         end_pools([self._pool], self._lanes.give_up)
         self._lanes.close()

@@ -28,13 +28,13 @@ def probe_strongest(
     device: str | None, roots: tuple[str, ...], staging: str | None = None
 ) -> tuple[int, dict[str, str]]:
     """The strongest level that works (0: none), and why each stronger one was refused."""
-    refused: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for level in sorted(ContainmentLevel, reverse=True):
         result, why = probe_level(level, device, roots, staging)
         if result:
-            return result, refused
-        refused |= why
-    return 0, refused
+            return result, refusals
+        refusals |= why
+    return 0, refusals
 
 
 def can_separate_users(
@@ -78,7 +78,7 @@ def _probe_place(staging: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _probe(cage: confine.Confinement, place: str) -> str:
-    """The empty string, or what does not hold at this level."""
+    """The faults of a level as a sentence; '' for none."""
     ours, theirs = socket.socketpair()
     inward, status = os.pipe()
     judge_orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -119,7 +119,7 @@ def _probe(cage: confine.Confinement, place: str) -> str:
 
 
 def attempt(payload: dict[str, Any], arrays: TensorArrays, state: dict[str, Any]) -> str:
-    """Runs in the cell: name the first thing that is possible and must not be, or the other way round."""
+    """Try, in the cell, acts that must be impossible and acts that must be possible; the faults as a sentence."""
     level = ContainmentLevel(payload["level"])
     secret = Path(payload["outside"], "secret")
     wrong: dict[str, bool] = {
@@ -141,8 +141,8 @@ def attempt(payload: dict[str, Any], arrays: TensorArrays, state: dict[str, Any]
         wrong["a file outside could be read"] = _is_allowed(secret.read_text)
         wrong["a file outside could be written"] = _is_allowed(lambda: secret.write_text("x"))
     if level >= ContainmentLevel.NAMESPACES:
-        seen = [p.name for p in Path("/proc").iterdir() if p.name.isdigit()]
-        wrong["other processes are visible"] = len(seen) > 3 or os.getpid() > 3
+        pids = [p.name for p in Path("/proc").iterdir() if p.name.isdigit()]
+        wrong["other processes are visible"] = len(pids) > 3 or os.getpid() > 3
         # Not by its interfaces: some kernels put idle tunnels into every new network.
         wrong["there is a network"] = len(Path("/proc/net/route").read_text().splitlines()) > 1
     return "; ".join(text for text, is_so in wrong.items() if is_so)

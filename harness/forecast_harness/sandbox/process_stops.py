@@ -22,14 +22,14 @@ from forecast_harness.sandbox.containment import linux
 from forecast_harness.sandbox.wire import map_shared
 
 STOP, CHECK, RESUME, SHARE, COPY = b"S", b"?", b"C", b"M", b"R"
-"""Questions: `STOP` is answered by a report at once and by the number of processes that go on once all others
-stand still; `CHECK` by the number of those that did not stand still since; `RESUME` by nothing. `SHARE` comes
-with a descriptor and a size, `COPY` with places `[address, bytes, offset]` in JSON: what the stopped cell holds
-there is copied to offsets in the shared memory; the answer is the number of places that it does not hold."""
+"""Questions: `STOP` is answered by a report at once, and by the number of processes that go on once all others
+stand still; `CHECK` by the number of processes that have not stood still since; `RESUME` and `SHARE` by nothing.
+`SHARE` comes with a descriptor and a size, `COPY` with places `[address, bytes, offset]` in JSON: memory of the
+stopped cell is copied to offsets in the shared memory; the answer is the number of places that it does not have."""
 
 _MOST_SETTLING_S = {True: 10.0, False: 2.0}
-"""Seconds until those that go on are counted, with a namespace and without. With one, none can be started any
-more, and those left only wait for a processor, on which they will stop."""
+"""Seconds until processes that go on are counted, with a namespace and without. With one, none can be started any
+more, and the rest only wait for a processor, on which they will stop."""
 _PASS_S = 0.0003
 _LATE_NS, _MOST_LATE = 100_000, 3
 """A process that another one takes the processor from within its last instructions before it stands still counts as
@@ -46,33 +46,33 @@ class ProcessStopper:
         """`own_namespace`: whether this is the first process of a process namespace of its own; `cell`: the
         process that answers the judge."""
         self._alone, self._cell = own_namespace, cell
-        self._shared: mmap.mmap | None = None
-        self._used: dict[int, int] = {}
+        self._memory: mmap.mmap | None = None
+        self._times: dict[int, int] = {}
         self._waiting: frozenset[int] = frozenset()
         self._late = 0
 
     def answer(self, request: bytes, descriptors: Sequence[int], channel: socket.socket) -> None:
-        """Do what the judge asks for on the other end of `channel`."""
+        """Answer a question of the judge, on the other end of `channel`."""
         question, rest = request[:1], request[1:]
         if question == SHARE:
-            self._shared = map_shared(descriptors[0], int(rest))
+            self._memory = map_shared(descriptors[0], int(rest))
             os.close(descriptors[0])
         elif question == COPY:
-            channel.send(b"%d" % sum(not self._copied(*place) for place in json.loads(rest)))
+            channel.send(b"%d" % sum(not self._copy(*place) for place in json.loads(rest)))
         elif question == STOP:
             self._signal(signal.SIGSTOP)
             channel.send(b"stopped")
             channel.send(b"%d" % self._settle())
         elif question == CHECK:
-            channel.send(b"%d" % self._moved())
+            channel.send(b"%d" % self._count_running())
         elif question == RESUME:
             self._signal(signal.SIGCONT)
 
-    def _copied(self, address: int, size: int, offset: int) -> bool:
-        if self._shared is None or not 0 <= offset <= offset + size <= len(self._shared):
+    def _copy(self, address: int, size: int, offset: int) -> bool:
+        if self._memory is None or not 0 <= offset <= offset + size <= len(self._memory):
             return False
         return linux.read_process_memory(
-            self._cell, address, memoryview(self._shared)[offset : offset + size]
+            self._cell, address, memoryview(self._memory)[offset : offset + size]
         )
 
     def _signal(self, number: signal.Signals) -> None:
@@ -92,36 +92,36 @@ class ProcessStopper:
         return [int(name) for name in names if name.isdigit() and int(name) != own]
 
     def _settle(self) -> int:
-        """Wait until all stand still; how many do not: they fork faster than they can be stopped."""
+        """Wait until all stand still; the number that do not, as they fork faster than they can be stopped."""
         before: dict[int, int] | None = None
         running: list[int] = []
         limit = time.monotonic() + _MOST_SETTLING_S[self._alone]
         while time.monotonic() < limit:
             states = {pid: linux.task_states(pid) for pid in self._processes()}
             running = [pid for pid, result in states.items() if set(result) - set(_STANDING_STATES)]
-            self._used = {pid: linux.processor_time_ns(pid) for pid, result in states.items() if result}
+            self._times = {pid: linux.processor_time_ns(pid) for pid, result in states.items() if result}
             self._waiting = frozenset(pid for pid, result in states.items() if "D" in result)
-            if not running and self._used == before:  # looked at twice: a fork may fall between
+            if not running and self._times == before:  # seen twice, as a fork may fall between
                 return 0
-            before = self._used
+            before = self._times
             if running:
                 if not self._alone:
                     self._signal(signal.SIGSTOP)
                 time.sleep(_PASS_S)
         return max(1, len(running))
 
-    def _moved(self) -> int:
-        """How many have used a processor since they were stopped, or are new."""
-        moved = 0
+    def _count_running(self) -> int:
+        """The number of processes that have used a processor since they were stopped, or are new."""
+        count = 0
         for pid in self._processes():
             if pid in self._waiting or not set(linux.task_states(pid)) - set("ZX"):
                 continue
-            before, now = self._used.get(pid, -1), linux.processor_time_ns(pid)
+            before, now = self._times.get(pid, -1), linux.processor_time_ns(pid)
             if before == now:
                 continue
             if 0 <= before < now <= before + _LATE_NS and self._late < _MOST_LATE:
                 self._late += 1
-                self._used[pid] = now
+                self._times[pid] = now
             else:
-                moved += 1
-        return moved
+                count += 1
+        return count

@@ -134,7 +134,7 @@ class RunningJob:
 
 @dataclass(slots=True)
 class RunningCell:
-    """A keeper and what lies below it."""
+    """A keeper and the processes below it."""
 
     pid: int
     number: int
@@ -144,7 +144,7 @@ class RunningCell:
     """The scratch directory's parent where no sized file system limits it, else empty."""
     why: str = ""
     began: float = field(default_factory=time.monotonic)
-    _counted: float = 0.0
+    _disk_check: float = 0.0
 
     def exceeded(self, now: float, warm_bytes: int, own: int) -> str:
         """The limit that is exceeded, if any.
@@ -158,17 +158,17 @@ class RunningCell:
         facts = [linux.memory_and_threads(pid) for pid in tree]
         if sum(threads for _, threads in facts) > self.limits.processes:
             return "processes"
-        grown = sum(max(0, held - warm_bytes) for held, _ in facts)
+        grown = sum(max(0, size - warm_bytes) for size, _ in facts)
         if grown > self.limits.memory_bytes and _proportional_memory(tree) > self.limits.memory_bytes:
             return "memory"
-        if self.place and now - self._counted > _DISK_CHECK_INTERVAL_S:
-            self._counted = now
+        if self.place and now - self._disk_check > _DISK_CHECK_INTERVAL_S:
+            self._disk_check = now
             if _stored_bytes(self.place) > self.limits.output_bytes:
                 return "storage"
         return ""
 
     def report(self) -> dict[str, Any]:
-        """How it ended, for the judge. Reads and closes the status pipe."""
+        """The report of the cell's end, for the judge. Reads and closes the status pipe."""
         os.set_blocking(self.status, False)
         try:
             line = os.read(self.status, 4096).partition(b"\n")[0]
@@ -222,10 +222,10 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._job: RunningJob | None = None
         self._cells: dict[int, RunningCell] = {}
-        self._started = 0
+        self._cell_count = 0
         self._pid = os.getpid()
         self._anonymous = linux.memory_and_threads(self._pid)[0]
-        self._watched = 0.0
+        self._last_watch = 0.0
         self._told_to_stop = False
         inward, self._wake = os.pipe()
         for fd in (inward, self._wake):
@@ -291,8 +291,8 @@ class ForkServer:
         request = json.loads(data)
         if request["op"] == "cell":
             self._start_cell(job, ResourceLimits(**request["limits"]), request["processors"])
-        elif (run := self._cells.get(request["cell"])) is not None:
-            self._end(run, "closed")
+        elif (cell := self._cells.get(request["cell"])) is not None:
+            self._end(cell, "closed")
 
     def _start_cell(self, job: RunningJob, limits: ResourceLimits, processors: Sequence[int]) -> None:
         judge_end, cell_end = wire.channel_pair()
@@ -315,12 +315,12 @@ class ForkServer:
         cell_end.close()
         orders.close()
         os.close(status_end)
-        shared = "" if self._confinement.has_own_root else job.place
-        run = RunningCell(pid, self._started, limits, status, shared)
-        self._started += 1
+        scratch = "" if self._confinement.has_own_root else job.place
+        cell = RunningCell(pid, self._cell_count, limits, status, scratch)
+        self._cell_count += 1
         job.deadline += limits.wall_s
-        self._cells[run.number] = run
-        message = {"event": "cell", "cell": run.number}
+        self._cells[cell.number] = cell
+        message = {"event": "cell", "cell": cell.number}
         with judge_end, judge_orders, contextlib.suppress(OSError):
             ends = [judge_end.fileno(), judge_orders.fileno()]
             socket.send_fds(job.channel, [json.dumps(message).encode()], ends)
@@ -353,31 +353,31 @@ class ForkServer:
             exit_code = os.waitstatus_to_exitcode(code)
             if self._job is not None and pid == self._job.pid:
                 self._job.code = exit_code
-                for run in list(self._cells.values()):
-                    self._end(run, "closed")
+                for cell in list(self._cells.values()):
+                    self._end(cell, "closed")
             else:
-                for run in [r for r in self._cells.values() if r.pid == pid]:
-                    self._cell_ended(run)
-            self._maybe_job_ended()
+                for cell in [r for r in self._cells.values() if r.pid == pid]:
+                    self._report_cell_end(cell)
+            self._report_job_end()
 
-    def _cell_ended(self, run: RunningCell) -> None:
-        del self._cells[run.number]
-        left = cell_supervisor.kill_descendants(self._pid, self._known())
-        report = run.report()
+    def _report_cell_end(self, cell: RunningCell) -> None:
+        del self._cells[cell.number]
+        survivors = cell_supervisor.kill_descendants(self._pid, self._own_pids())
+        report = cell.report()
         job = self._job
         if job is None:
             return
-        job.left += left
+        job.left += survivors
         with contextlib.suppress(OSError):
             job.channel.send(json.dumps({"event": "end", **report}).encode())
 
-    def _known(self) -> frozenset[int]:
-        known = {run.pid for run in self._cells.values()}
+    def _own_pids(self) -> frozenset[int]:
+        pids = {cell.pid for cell in self._cells.values()}
         if self._job is not None and self._job.code is None:
-            known.add(self._job.pid)
-        return frozenset(known)
+            pids.add(self._job.pid)
+        return frozenset(pids)
 
-    def _maybe_job_ended(self) -> None:
+    def _report_job_end(self) -> None:
         job = self._job
         if job is None or job.code is None or self._cells:
             return
@@ -390,22 +390,22 @@ class ForkServer:
 
     def _watch(self) -> None:
         now = time.monotonic()
-        if now - self._watched < _POLL_INTERVAL_S:
+        if now - self._last_watch < _POLL_INTERVAL_S:
             return
-        self._watched = now
-        for run in list(self._cells.values()):
-            why = run.exceeded(now, self._anonymous, 1 + int(self._confinement.has_own_root))
+        self._last_watch = now
+        for cell in list(self._cells.values()):
+            why = cell.exceeded(now, self._anonymous, 1 + int(self._confinement.has_own_root))
             if why:
-                self._end(run, why)
+                self._end(cell, why)
         job = self._job
         if job is not None and job.code is None and now > job.deadline:
             job.why = "overdue"
             self._kill(job.pid)
 
-    def _end(self, run: RunningCell, why: str) -> None:
+    def _end(self, cell: RunningCell, why: str) -> None:
         """Kill a cell; its keeper's death takes the namespace along, or leaves orphans that are swept."""
-        run.why = run.why or why
-        self._kill(run.pid)
+        cell.why = cell.why or why
+        self._kill(cell.pid)
 
     def _kill(self, pid: int) -> None:
         with contextlib.suppress(OSError):
@@ -423,7 +423,7 @@ class ForkServer:
 
 
 def main(text: str) -> None:
-    """Fork servers as they are asked for, or with `probe` say on stdout which level works here.
+    """Fork servers on request, or with `probe` print the level that works here.
 
     `text`: the orders in JSON; `warm` are modules to import first.
     """
@@ -442,33 +442,32 @@ def main(text: str) -> None:
     gc.enable()
     if orders.get("probe"):
         linux.adopt_orphans()
-        level, refused = probes.probe_strongest(None, confine.interpreter_roots())
-        print(json.dumps({"level": level, "refused": refused}))
+        level, refusals = probes.probe_strongest(None, confine.interpreter_roots())
+        print(json.dumps({"level": level, "refused": refusals}))
         return
     fork_servers(socket.socket(fileno=orders["requests"]), orders["scratch"], serve_lane)
 
 
 def serve_lane(orders: Mapping[str, Any]) -> None:
-    """Be the server of one lane, in a process of its own, until the lane hangs up."""
+    """Serve one lane, in a process of its own, until the lane hangs up."""
     linux.adopt_orphans()
     roots = confine.interpreter_roots()
     control = socket.socket(fileno=orders["control"])
     if orders["level"] is None:
-        level, refused = probes.probe_strongest(orders["device"], roots, orders["staging"])
+        level, refusals = probes.probe_strongest(orders["device"], roots, orders["staging"])
     else:
-        level, refused = probes.probe_level(
+        level, refusals = probes.probe_level(
             ContainmentLevel(orders["level"]), orders["device"], roots, orders["staging"]
         )
     place = (orders["device"], roots, orders["staging"])
     apart = bool(level and orders["apart"] and probes.can_separate_users(ContainmentLevel(level), *place))
-    # Only now: on a machine where many lanes open at once, all this takes longer than a server that has said
-    # hello may be silent.
-    hello = {"event": "hello", "level": level, "refused": refused, "apart": apart}
+    # Only now: where many lanes open at once, all this takes longer than a server may be silent after its hello.
+    hello = {"event": "hello", "level": level, "refused": refusals, "apart": apart}
     control.send(json.dumps(hello).encode())
     if not level:
         return
     linux.set_dumpable(False)
-    gc.freeze()  # what was imported was collected before this process was forked; forks share these pages for good
+    gc.freeze()  # collected before this process was forked; forks share these pages for good
     gc.disable()
     cage = confine.Confinement(ContainmentLevel(level), *place, apart)
     if not ForkServer(control, cage).serve():  # nobody is left to remove the lane's files

@@ -12,12 +12,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_built: dict[str, bytes] = {}
+_cache: dict[str, bytes] = {}
 """Relative path in Triton's cache -> contents."""
 
 
 def read_triton() -> None:
-    """Work out once, in the lane's server, the key of Triton itself, which the first compilation asks for.
+    """Compute once, in the lane's server, the key of Triton itself, which the first compilation asks for.
 
     That reads all of Triton and hashes it, which takes a processor for a second or two and leaves Python to others.
     """
@@ -28,7 +28,7 @@ def read_triton() -> None:
 
 
 def build_driver_module() -> None:
-    """Build what a device needs, in the lane's server; nothing where Triton or the driver is not there.
+    """Build Triton's module for the driver, in the lane's server; nothing where Triton or the driver is not there.
 
     Loads the driver's library and calls nothing in it: forks can still use a device.
     """
@@ -57,12 +57,12 @@ def environment_variable(name: str, value: str) -> Iterator[None]:
 
 def keep_cache_files(folder: Path) -> None:
     """Take all files of this cache; cells begin with them."""
-    _built.update({str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()})
+    _cache.update({str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()})
 
 
 def restore_cache_files(folder: Path) -> None:
-    """Put a copy into the cache of a cell."""
-    for name, data in _built.items():
+    """Put a copy of these files into the cache of a cell."""
+    for name, data in _cache.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -64,7 +64,7 @@ class ServerProcess:
         self.pid, self._alive = pid, alive
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until it has ended. Raises `TimeoutError`; without `seconds` it waits for as long as it takes."""
+        """Wait until it has ended. Raises `TimeoutError`; without `seconds` it waits for as long as it takes."""
         if self._alive < 0:
             return
         if not select.select([self._alive], [], [], seconds)[0]:
@@ -78,7 +78,7 @@ class ServerProcess:
                 time.sleep(_LOOK_S)
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the server at once."""
         if self._alive >= 0:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ class WarmProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
         self._scratch = ""
-        self._asked = 0
+        self._number = 0
         self._has_answered = self._given_up = False
 
     def fork_server(
@@ -128,7 +128,7 @@ class WarmProcess:
                         raise SandboxError(f"the lane's server did not start: {why}; {message}") from error
 
     def give_up(self) -> bool:
-        """End it unless it has forked a server; whether it ends. From any thread.
+        """End the process unless it has forked a server; returns whether it ends. From any thread.
 
         Waiting callers are told that there is no server.
         """
@@ -140,7 +140,7 @@ class WarmProcess:
         return True
 
     def close(self) -> None:
-        """End it; servers that it has forked live on."""
+        """End the process; servers that it has forked live on."""
         with self._lock:
             self._end()
 
@@ -163,8 +163,8 @@ class WarmProcess:
 
     def _ask(self, question: Mapping[str, Any], control: int, log: int) -> ServerProcess:
         assert self._requests is not None
-        self._asked += 1
-        request = {"number": self._asked, **question}
+        self._number += 1
+        request = {"number": self._number, **question}
         socket.send_fds(self._requests, [json.dumps(request).encode()], [control, log])
         while True:
             if not select.select([self._requests], [], [], _IMPORT_TIMEOUT_S)[0]:
@@ -174,12 +174,12 @@ class WarmProcess:
                 raise _ProcessLost("the process that it is forked from hung up")
             answer = json.loads(data)
             self._has_answered = True
-            if answer["number"] == self._asked and "pid" in answer:
+            if answer["number"] == self._number and "pid" in answer:
                 return ServerProcess(answer["pid"], descriptors[0])
             # The answer to an interrupted request: its server finds that nobody listens, and ends.
             for descriptor in descriptors:
                 os.close(descriptor)
-            if answer["number"] == self._asked:
+            if answer["number"] == self._number:
                 raise SandboxError(f"the lane's server did not start: {answer['error']}")
 
     def _end(self) -> None:
@@ -205,15 +205,15 @@ class WarmProcess:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-_shared: dict[tuple[int, WarmUp], WarmProcess] = {}
-"""By the process that uses it: a fork has none of its parent's."""
+_processes: dict[tuple[int, WarmUp], WarmProcess] = {}
+"""Warm processes, by the process that uses them: a fork has none of its parent's."""
 _shared_lock = threading.Lock()
 
 
 def acquire(warm_up: WarmUp) -> WarmProcess:
-    """The process that has this, for one more user, who must `release` it. Starts nothing yet."""
+    """The process with these modules, for one more user, who must `release` it. Starts nothing yet."""
     with _shared_lock:
-        process = _shared.setdefault((os.getpid(), warm_up), WarmProcess(warm_up))
+        process = _processes.setdefault((os.getpid(), warm_up), WarmProcess(warm_up))
         process.users += 1
         return process
 
@@ -226,13 +226,13 @@ def give_up(process: WarmProcess, users: int) -> None:
 
 
 def _forget(process: WarmProcess) -> None:
-    """Give it to nobody else."""
-    if _shared.get(key := (os.getpid(), process.warm_up)) is process:
-        del _shared[key]
+    """Give the process to no further user."""
+    if _processes.get(key := (os.getpid(), process.warm_up)) is process:
+        del _processes[key]
 
 
 def release(process: WarmProcess) -> None:
-    """One user less; the last one ends it."""
+    """End one user's use of the process; the last user ends the process."""
     with _shared_lock:
         process.users -= 1
         if process.users:

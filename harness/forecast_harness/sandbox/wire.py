@@ -49,9 +49,9 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
 
 def encode(value: Any, arrays: TensorArrays) -> bytes:
     """The frame up to the arrays' bytes. Raises `WireError` for a value that JSON cannot hold."""
-    described = [[name, array.dtype, list(array.shape)] for name, array in arrays.items()]
+    descriptions = [[name, array.dtype, list(array.shape)] for name, array in arrays.items()]
     try:
-        header = json.dumps({"value": value, "arrays": described}, allow_nan=False).encode()
+        header = json.dumps({"value": value, "arrays": descriptions}, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise WireError(f"the value must be JSON without NaN and infinity: {error}") from error
     return _PREFIX.pack(_MAGIC, len(header)) + header
@@ -63,7 +63,7 @@ def send(channel: socket.socket, value: Any, arrays: TensorArrays) -> None:
 
 
 def send_encoded(channel: socket.socket, frame: bytes, arrays: TensorArrays) -> None:
-    """Write what `encode` made of a value and these arrays. Raises `OSError` only."""
+    """Write a frame of `encode` and its arrays. Raises `OSError` only."""
     channel.sendall(frame)
     for array in arrays.values():
         channel.sendall(array.data)
@@ -85,18 +85,18 @@ def receive(
         raise WireError(f"no frame: it begins with {magic!r} and a header of {length} bytes")
     try:
         header = _read_json(_read_exactly(channel, length, wait))
-        named = [(str(n), str(d), tuple(s)) for n, d, s in header["arrays"]]
+        fields = [(str(n), str(d), tuple(s)) for n, d, s in header["arrays"]]
         value = header["value"]
     except (ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise WireError(f"the header is malformed: {error!r:.200}") from error
-    if len({name for name, _, _ in named}) != len(named):
+    if len({name for name, _, _ in fields}) != len(fields):
         raise WireError("an array is named twice")
-    sizes = [byte_size(dtype, shape) for _, dtype, shape in named]
+    sizes = [byte_size(dtype, shape) for _, dtype, shape in fields]
     if sum(sizes) > limit:
         raise WireError(f"the arrays take {sum(sizes)} bytes, the limit is {limit}")
     arrays = {
         name: TensorBytes(dtype, shape, _read_exactly(channel, size, wait))
-        for (name, dtype, shape), size in zip(named, sizes, strict=True)
+        for (name, dtype, shape), size in zip(fields, sizes, strict=True)
     }
     return value, arrays
 
@@ -108,7 +108,7 @@ def _read_json(data: bytearray) -> Any:
 
 
 def _bounded_integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:  # no float holds it, and whoever computes with it fails
+    if len(digits) > _MOST_DIGITS:  # no float holds it, so that arithmetic with it fails
         raise ValueError(f"an integer has {len(digits)} digits, at most {_MOST_DIGITS} are read")
     return int(digits)
 
@@ -119,15 +119,15 @@ def _read_exactly(channel: socket.socket, count: int, wait: WaitForData) -> byte
     while have < count:
         wait()
         with memoryview(data) as view:
-            got = channel.recv_into(view[have:])
-        if not got:
+            size = channel.recv_into(view[have:])
+        if not size:
             raise EOFError("the channel was closed")
-        have += got
+        have += size
     return data
 
 
 def _uninitialised_buffer(count: int) -> bytearray:
-    """Room for so many bytes, whose contents are arbitrary: it must not be looked at before it is full.
+    """Room for so many bytes, whose contents are arbitrary: nobody may read it before it is full.
 
     Large ones take no memory before they are written, so that a length that is only claimed costs nothing.
     """
@@ -140,11 +140,11 @@ def _uninitialised_buffer(count: int) -> bytearray:
 
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""A mapping of what was cut off would kill its reader, and what grew would be counted by no limit."""
+"""A shrunken file would kill the reader of its mapping, and a grown one would be counted by no limit."""
 
 
 class SharedMemory:
-    """Bytes in `data` (writable), zeros at first. `fd` is what another process needs to map them."""
+    """Bytes in `data` (writable), zeros at first; another process maps them by the descriptor `fd`."""
 
     def __init__(self, size: int) -> None:
         """Map so many bytes. Raises `OSError` where the system has none to give."""
@@ -159,7 +159,7 @@ class SharedMemory:
         self.size = size
 
     def forget_descriptor(self) -> None:
-        """Close `fd`, once whoever shares the memory has mapped it."""
+        """Close `fd`, once the other process has mapped the memory."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -383,7 +383,7 @@ def test_known_results_are_of_no_use_to_who_finds_them(
 
 def test_what_is_written_into_known_results_is_seen(fake_driver: Path) -> None:
     here = _InProcess(fake_driver)
-    (kept,) = here.session._results._kept.values()
+    (kept,) = here.session._results._results.values()
     here.driver.upload(kept.address, b"\1")
     launches, (violation,) = here.session.check(here.contestant("right", RIGHT), here.given, 1)
     assert not launches

@@ -390,7 +390,7 @@ def test_modules_below_the_temporary_directory_stay_readable(
 
 
 def test_cells_get_copies_of_the_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_built", {})
+    monkeypatch.setattr(toolchain, "_cache", {})
     (tmp_path / "server" / "AB").mkdir(parents=True)
     (tmp_path / "server" / "AB" / "cuda_utils.so").write_bytes(b"built")
     toolchain.keep_cache_files(tmp_path / "server")
@@ -402,9 +402,9 @@ def test_cells_get_copies_of_the_toolchain(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_without_a_driver_the_toolchain_is_left_to_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "_built", {})
+    monkeypatch.setattr(toolchain, "_cache", {})
     monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", None)
     monkeypatch.setenv("TRITON_CACHE_DIR", "as it was")
     toolchain.build_driver_module()
     assert os.environ["TRITON_CACHE_DIR"] == "as it was"
-    assert not toolchain._built
+    assert not toolchain._cache

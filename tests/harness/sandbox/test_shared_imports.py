@@ -127,7 +127,7 @@ def test_many_lanes_open_at_once() -> None:
     finally:
         for one in opened:
             one.close()
-    assert not any(key[0] == os.getpid() and not key[1].modules[:-1] for key in warm_process._shared)
+    assert not any(key[0] == os.getpid() and not key[1].modules[:-1] for key in warm_process._processes)
 
 
 def test_lanes_that_still_open_are_not_waited_for_when_their_pool_closes(

@@ -108,7 +108,7 @@ def check_cubin(kernel: CompiledKernel) -> None:
     address has it no more than that of any other memory. See `without_references`.
     """
     sections = cubin_sections(kernel.image)
-    referred = referred_sections(sections)
+    references = referred_sections(sections)
     if all(section.name != f".text.{kernel.name}" for section in sections):
         raise MachineCodeError(f"machine code has no kernel {kernel.name!r:.80}")
     for number, section in enumerate(sections):
@@ -117,7 +117,7 @@ def check_cubin(kernel: CompiledKernel) -> None:
                 f"machine code has {section.size} bytes of constants that a launch can change, in {section.name!r:.80}"
             )
         if _outlives_launches(section) and not (
-            _holds_library_names(sections, number) and number not in referred
+            _holds_library_names(sections, number) and number not in references
         ):
             raise MachineCodeError(
                 f"machine code keeps {section.size} bytes from launch to launch in {section.name!r:.80}"
@@ -142,16 +142,16 @@ def without_references(image: bytes) -> bytes:
             continue
         step = _RELOCATION_BYTES[section.kind]
         entries = [section.contents[at : at + step] for at in range(0, section.size, step)]
-        left = b"".join(e for e in entries if tables.referred_section(section, e) not in names)
+        remaining = b"".join(e for e in entries if tables.referred_section(section, e) not in names)
         at = headers + number * _SECTION.size
         start = _SECTION.unpack_from(image, at)[4]
-        result[start : start + section.size] = left.ljust(section.size, b"\0")
-        result[at + _SIZE_AT : at + _SIZE_AT + 8] = len(left).to_bytes(8, "little")
+        result[start : start + section.size] = remaining.ljust(section.size, b"\0")
+        result[at + _SIZE_AT : at + _SIZE_AT + 8] = len(remaining).to_bytes(8, "little")
     return bytes(result)
 
 
 def _outlives_launches(section: CubinSection) -> bool:
-    """Whether it is memory on the device that a kernel can write, and that is no launch's own."""
+    """Whether a section is memory on the device that a kernel can write, and that outlives a launch."""
     if not section.size:
         return False
     return section.name.startswith(".nv.global") or bool(
@@ -160,18 +160,18 @@ def _outlives_launches(section: CubinSection) -> bool:
 
 
 def _holds_library_names(sections: Sequence[CubinSection], number: int) -> bool:
-    """Whether it holds names that the compiler leaves behind, or objects of CUDA's headers, and nothing else."""
+    """Whether a section has names that the compiler leaves behind, or objects of CUDA's headers, and nothing else."""
     section = sections[number]
     if section.kind == _NO_CONTENTS:
         symbols = _symbols_in(sections, number)
-        known = bool(symbols) and all(_LIBRARY_SYMBOL.match(name) for name in symbols)
-        return known and section.size <= _MOST_LIBRARY_BYTES
+        are_known = bool(symbols) and all(_LIBRARY_SYMBOL.match(name) for name in symbols)
+        return are_known and section.size <= _MOST_LIBRARY_BYTES
     whole = len(section.contents) == section.size <= _MOST_NAME_BYTES and section.contents.endswith(b"\0")
     return whole and set(section.contents[:-1].split(b"\0")) <= _LIBRARY_NAMES
 
 
 def _symbols_in(sections: Sequence[CubinSection], number: int) -> list[str]:
-    """Names of what lies in a section; the section itself, which has a symbol too, has none of its own."""
+    """Names of the symbols in a section, without the section's own symbol, which has no name."""
     return [
         symbol.name
         for symbols in symbol_tables(sections)
@@ -220,13 +220,13 @@ class _SymbolTables:
 
     def __init__(self, sections: Sequence[CubinSection]) -> None:
         self._sections = sections
-        self._read: dict[int, list[CubinSymbol]] = {}
+        self._tables: dict[int, list[CubinSymbol]] = {}
 
     def referred_section(self, table: CubinSection, entry: bytes) -> int:
         """Number of the section in which the symbol of a relocation lies. Raises `MachineCodeError`."""
-        if table.link not in self._read:
-            self._read[table.link] = _symbols_of(self._sections, self._sections[table.link])
-        symbols = self._read[table.link]
+        if table.link not in self._tables:
+            self._tables[table.link] = _symbols_of(self._sections, self._sections[table.link])
+        symbols = self._tables[table.link]
         place = int(_RELOCATION.unpack_from(entry)[1] >> 32)
         if place >= len(symbols):
             raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
@@ -281,13 +281,13 @@ def cubin_facts(image: bytes, kernel: str) -> CubinFacts:
             symbol, count = struct.unpack_from("<II", data)
             if symbol < len(symbols) and symbols[symbol].name == kernel:
                 registers = count
-    shared = sum(s.size for s in sections if s.name == f".nv.shared.{kernel}")
+    shared_bytes = sum(s.size for s in sections if s.name == f".nv.shared.{kernel}")
     if set(parameters) != set(range(len(parameters))):
         raise MachineCodeError(
             f"machine code numbers the parameters of {kernel!r:.80} {sorted(parameters)[:9]}"
         )
     sizes = tuple(parameters[n] for n in range(len(parameters)))
-    return CubinFacts(sizes or None, registers, shared, most_threads)
+    return CubinFacts(sizes or None, registers, shared_bytes, most_threads)
 
 
 def kernel_names(image: bytes) -> list[str]:

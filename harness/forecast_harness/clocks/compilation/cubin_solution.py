@@ -1,7 +1,7 @@
 """A compiled CUDA kernel as a solution of its pack: a module of ours around machine code.
 
-Verification and confirmation launch solutions in sandboxed cells, on torch's tensors and its current stream. This is
-what they get of a CUDA source: the only code of it that runs there is on the device.
+Verification and confirmation launch solutions in sandboxed cells, on torch's tensors and its current stream. They
+get this module of a CUDA source, whose only code that runs there is on the device.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class LaunchFailed(RuntimeError):
 
 
 class CubinLauncher:
-    """One kernel, loaded at once: while launches are recorded or timed nothing may be."""
+    """One kernel, loaded at once, as nothing may be loaded while launches are recorded or timed."""
 
     def __init__(self, facts: str, image: str) -> None:
         """`facts`: JSON, as `host_solution` writes it; `image`: the cubin, packed. Raises `LaunchFailed`, `OSError`."""
         data = json.loads(facts)
         self._signature = KernelSignature.from_json(data["signature"])
         self._macros: dict[str, int] = data["macros"]
-        known = {name: (value,) for name, value in self._macros.items()}
-        self._launch = SourceLaunch(tuple(data["grid"]), tuple(data["block"]), data["shared_bytes"], known)
-        self._shared_allowed = _PLAIN_SHARED_BYTES
+        macros = {name: (value,) for name, value in self._macros.items()}
+        self._launch = SourceLaunch(tuple(data["grid"]), tuple(data["block"]), data["shared_bytes"], macros)
+        self._most_shared_bytes = _PLAIN_SHARED_BYTES
         self._calls: dict[tuple[Any, ...], tuple[LaunchSizes, list[Any]]] = {}
         self._driver: Any = ctypes.CDLL(_LIBRARY)
         import torch  # the host of lanes does without it
@@ -83,32 +83,32 @@ class CubinLauncher:
 
     def launch(self, arguments: Mapping[str, torch.Tensor]) -> None:
         """Queue one launch on these tensors, by name. Raises `LaunchFailed`."""
-        sizes, given = self._call({n: arguments[n].shape for n in self._signature.tensors})
-        for number, one in enumerate(self._signature.parameters):
-            if not one.is_number:
-                given[number].value = arguments[one.name].data_ptr()
-        pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(g) for g in given))
+        sizes, parameters = self._call({n: arguments[n].shape for n in self._signature.tensors})
+        for number, parameter in enumerate(self._signature.parameters):
+            if not parameter.is_number:
+                parameters[number].value = arguments[parameter.name].data_ptr()
+        pointers = (ctypes.c_void_p * len(parameters))(*(ctypes.addressof(g) for g in parameters))
         stream = ctypes.c_void_p(self._current_stream().cuda_stream)
         numbers = (ctypes.c_uint(n) for n in (*sizes.grid, *sizes.block, sizes.shared_bytes))
         self._ask("cuLaunchKernel", self._function, *numbers, stream, pointers, None)
 
     def _call(self, shapes: Mapping[str, Any]) -> tuple[LaunchSizes, list[Any]]:
-        """Sizes of the launch and its parameters' memory, worked out once for each set of shapes."""
+        """Sizes of the launch and its parameters' memory, computed once for each set of shapes."""
         key = tuple(tuple(s) for s in shapes.values())
         if key not in self._calls:
             axes = self._signature.axes_of(shapes)
             sizes = self._launch.sizes(axes, self._macros)
-            if sizes.shared_bytes > self._shared_allowed:
-                allowed = ctypes.c_int(sizes.shared_bytes)
-                self._ask("cuFuncSetAttribute", self._function, ctypes.c_int(_MOST_DYNAMIC_SHARED), allowed)
-                self._shared_allowed = sizes.shared_bytes
+            if sizes.shared_bytes > self._most_shared_bytes:
+                limit = ctypes.c_int(sizes.shared_bytes)
+                self._ask("cuFuncSetAttribute", self._function, ctypes.c_int(_MOST_DYNAMIC_SHARED), limit)
+                self._most_shared_bytes = sizes.shared_bytes
             self._calls[key] = sizes, [self._memory(p.kind, p, axes) for p in self._signature.parameters]
         return self._calls[key]
 
-    def _memory(self, kind: str, one: Any, axes: Mapping[str, int]) -> Any:
-        if not one.is_number:
+    def _memory(self, kind: str, parameter: Any, axes: Mapping[str, int]) -> Any:
+        if not parameter.is_number:
             return ctypes.c_uint64()
-        data = struct.pack(f"<{SCALAR_FORMATS[kind]}", one.number(axes))
+        data = struct.pack(f"<{SCALAR_FORMATS[kind]}", parameter.number(axes))
         return (ctypes.c_char * 8).from_buffer_copy(data.ljust(8, b"\0"))
 
     def _ask(self, name: str, *arguments: Any) -> None:

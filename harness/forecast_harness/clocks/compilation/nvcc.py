@@ -140,12 +140,12 @@ def compiler_messages(message: str, roots: Sequence[str] = ()) -> str:
 
     Lines about other files, and those that quote a line of one, are left out.
     """
-    kept = [
+    lines = [
         line.strip()[:_MOST_MESSAGE_CHARACTERS]
         for line in message.splitlines()
         if _OWN_MESSAGE.match(line) or _PROGRAM_MESSAGE.match(line) or _is_about_header(line, roots)
     ]
-    return printable("\n".join(kept[:_MOST_MESSAGES]))
+    return printable("\n".join(lines[:_MOST_MESSAGES]))
 
 
 def _is_about_header(line: str, roots: Sequence[str]) -> bool:
@@ -178,11 +178,11 @@ def launched_programs(
                 block=sizes.block,
                 image=compiled.image,
             )
-            given = tuple(
+            arguments = tuple(
                 KernelArgument(value=p.number(axes)) if p.is_number else KernelArgument(p.name)
                 for p in signature.parameters
             )
-            plan = LaunchPlan(tuple(buffers), (PlanStep(0, sizes.grid, given),))
+            plan = LaunchPlan(tuple(buffers), (PlanStep(0, sizes.grid, arguments),))
             plan.check((kernel,), {b.name: b.size for b in buffers}, scratch_limit=0)
         except (RecordError, MachineCodeError) as error:
             raise CudaCompileError(str(error)) from error
@@ -191,7 +191,7 @@ def launched_programs(
 
 
 def _check_image(image: bytes, signature: KernelSignature, arch: int) -> None:
-    """Raises `MachineCodeError` for machine code that is not what the signature says, or keeps memory of its own."""
+    """Raises `MachineCodeError` for machine code that differs from the signature, or keeps memory of its own."""
     names = kernel_names(image)
     if signature.entry not in names:
         raise MachineCodeError(
@@ -200,16 +200,16 @@ def _check_image(image: bytes, signature: KernelSignature, arch: int) -> None:
         )
     check_cubin(CompiledKernel(signature.entry, arch, signature.kinds, image=image))
     result = cubin_facts(image, signature.entry).parameter_bytes
-    wanted = tuple(8 if k.startswith("*") else int(k.lstrip("iufp")) // 8 for k in signature.kinds)
-    if result is not None and result != wanted:
+    expected = tuple(8 if k.startswith("*") else int(k.lstrip("iufp")) // 8 for k in signature.kinds)
+    if result is not None and result != expected:
         raise MachineCodeError(
-            f"the parameters of {signature.entry} take {list(result)} bytes, those declared {list(wanted)}: define "
+            f"the parameters of {signature.entry} take {list(result)} bytes, those declared {list(expected)}: define "
             f"{signature.text}"
         )
 
 
 def _check_block(sizes: LaunchSizes, facts: CubinFacts) -> None:
-    """Compare a block with what the cubin says of the kernel. Raises `MachineCodeError`."""
+    """Compare a block with the cubin's facts of the kernel. Raises `MachineCodeError`."""
     threads, registers = math.prod(sizes.block), facts.registers
     if facts.most_threads and threads > facts.most_threads:
         raise MachineCodeError(
@@ -220,9 +220,9 @@ def _check_block(sizes: LaunchSizes, facts: CubinFacts) -> None:
             f"{threads} threads of {registers} registers take {threads * registers}, and a block has "
             f"{_REGISTERS_OF_A_BLOCK}: fewer threads, or __launch_bounds__({threads})"
         )
-    if (shared := facts.static_shared_bytes + sizes.shared_bytes) > _MOST_SHARED_BYTES:
+    if (shared_bytes := facts.static_shared_bytes + sizes.shared_bytes) > _MOST_SHARED_BYTES:
         raise MachineCodeError(
-            f"the block takes {shared} bytes of shared memory, {sizes.shared_bytes} of them dynamic; at most "
+            f"the block takes {shared_bytes} bytes of shared memory, {sizes.shared_bytes} of them dynamic; at most "
             f"{_MOST_SHARED_BYTES} are there"
         )
 
@@ -240,7 +240,7 @@ _PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 
 
 def main(work: JobContext) -> CellAnswer:
-    """The payload is what `run_nvcc` takes; the answer is its own."""
+    """Have a cell compile: the payload and the answer are those of `run_nvcc`."""
     with work.cell() as cell:
         answer = cell.ask(f"{__name__}:run_nvcc", work.payload)
     return CellAnswer(answer.value, answer.arrays)
@@ -251,8 +251,8 @@ def run_nvcc(
 ) -> CellAnswer:
     """Compile for `arch` (such as `sm_90a`) by `nvcc`, with `macros` defined.
 
-    The value has `message`, what the compiler wrote, and `ended`: its exit status, or None where it was still at it
-    after `COMPILE_S` seconds. The array `cubin` is there where it succeeded.
+    The value has `said`, the compiler's messages, and `ended`: its exit status, or None where it had not ended after
+    `COMPILE_S` seconds. The array `cubin` is there where it succeeded.
     """
     cubin, messages = Path("solution.cubin").absolute(), Path("messages.txt").absolute()
     macros = [f"-D{name}={value}" for name, value in payload["macros"].items()]
@@ -260,18 +260,18 @@ def run_nvcc(
     command += ["-o", str(cubin), SOURCE_NAME]
     environment = {"PATH": f"{Path(payload['nvcc']).parent}:{_PROGRAMS}", "LC_ALL": "C"}
     environment |= {"TMPDIR": os.environ["TMPDIR"], "HOME": os.environ["HOME"]}
-    ended: int | None = None
+    exit_status: int | None = None
     with messages.open("wb") as stream:
         child = subprocess.Popen(
             command, cwd=FILES_FOLDER, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
         )
         try:
-            ended = child.wait(COMPILE_S)
-        except subprocess.TimeoutExpired:  # what is left of it ends with the cell
+            exit_status = child.wait(COMPILE_S)
+        except subprocess.TimeoutExpired:  # its children end with the cell
             child.kill()
     with messages.open("rb") as stream:
         message = stream.read(_MOST_MESSAGE_BYTES).decode(errors="replace")
-    if ended != 0 or not cubin.is_file():
-        return CellAnswer({"said": message, "ended": ended})
+    if exit_status != 0 or not cubin.is_file():
+        return CellAnswer({"said": message, "ended": exit_status})
     image = cubin.read_bytes()
     return CellAnswer({"said": "", "ended": 0}, {"cubin": TensorBytes("uint8", (len(image),), image)})

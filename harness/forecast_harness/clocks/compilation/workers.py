@@ -88,10 +88,10 @@ class BuildRequest:
     cuda: CudaBuild | None = None
     """Where the source is CUDA C++: how its kernel is called."""
     began: float = 0.0
-    """When what it is for was begun, by a clock that all share: of requests that wait, the earliest goes first."""
+    """When the job behind it began, by a clock that all share: of waiting requests, the earliest goes first."""
 
     def only(self, cases: Sequence[int]) -> BuildRequest:
-        """For the cases of these numbers; not for CUDA, which is compiled once for all."""
+        """The request for the cases of these numbers; not for CUDA, which is compiled once for all."""
         return replace(
             self,
             cases=tuple(self.cases[n] for n in cases),
@@ -108,16 +108,16 @@ class BuildResult:
     error: str = ""
     """Why the source cannot be compiled, or breaks a rule: a failure of the candidate's."""
     host_code: str = ""
-    """Why it is no solution of kernels alone: it takes the way of host code."""
+    """Why the solution is not made of kernels alone, and has to run as host code."""
     infrastructure: str = ""
     """Our failure: nothing is known of the candidate."""
     seconds: float = 0.0
 
 
 def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
-    """Check all that a cell has said of a request.
+    """Read and check a cell's answer to a request.
 
-    Raises `MachineCodeError` and the like for what is no answer.
+    Raises `MachineCodeError` and the like for a malformed one.
     """
     if result.status is JobStatus.INFRA_ERROR:
         return BuildResult(request, infrastructure=result.detail[:2000], seconds=result.seconds)
@@ -132,10 +132,10 @@ def read_answer(request: BuildRequest, result: JobResult) -> BuildResult:
             return BuildResult(request, host_code=str(value["host_code"])[:500], seconds=result.seconds)
         kernels = tuple(
             replace(
-                CompiledKernel.from_json(one),
+                CompiledKernel.from_json(facts),
                 image=without_references(bytes(result.arrays[f"{place}/code-{n}"].data)),
             )
-            for n, one in enumerate(value["kernels"])
+            for n, facts in enumerate(value["kernels"])
         )
         plan = LaunchPlan.from_json(value["plan"])
         sizes = {n: buffer_bytes(t) for n, t in case.tensors.items()}
@@ -167,25 +167,25 @@ _WARM = (
 )
 """Modules that builds and traces import."""
 LONG_S = 0.5
-"""After which a job that nobody waits for is ended; a lane takes as long to be ready for another one."""
+"""Seconds after which a job that nobody waits for is ended: a lane takes as long to be ready for another one."""
 _NICENESS = 10
-"""There are as many as processors: what launches and times must not wait for one."""
+"""There are as many workers as processors, and launches that are timed must not wait for one."""
 _GIVE_UP_AGAIN_S = 0.2
 _FIRST = -math.inf
-"""Before all requests: what is to be compiled next depends on other jobs, which are short."""
+"""Jobs with this time go before all requests: they are short, and the next requests depend on them."""
 
 
 @dataclass(order=True)
 class _Task:
-    """Work that waits for a worker: what was begun first is served first, and of equals what came first.
+    """Work that waits for a worker: the work that began first is served first, and of equals the first to come.
 
-    If all that is under way went on at the same pace, all of it would end late.
+    If all work went on at the same pace, all of it would end late.
     """
 
     began: float
     number: int
     work: Callable[[SandboxLane | None], Any] = field(compare=False)
-    """None: no worker has come."""
+    """The work on a lane; None: no worker has come."""
     answer: Future[Any] = field(compare=False, default_factory=Future)
 
 
@@ -199,17 +199,17 @@ class CompileWorkers(Resource):
         """
         self.count = count or len(os.sched_getaffinity(0))
         self.device = dict(device or {})
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._waiting: list[_Task] = []
         self._numbers = itertools.count()
         self._running: dict[Future[Any], tuple[SandboxLane, float]] = {}
-        """The lane of what is under way, and since when."""
+        """The lane of each running job, and the time of its start."""
         self._pending = 0
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._open: list[SandboxLane] = []
         self._opening = OpeningLanes()
-        self._to_open, self._opened = self.count, Future[None]()
+        self._to_open, self._first_worker = self.count, Future[None]()
 
     def __enter__(self) -> CompileWorkers:
         return self.open()
@@ -217,13 +217,13 @@ class CompileWorkers(Resource):
     def open(self) -> CompileWorkers:
         """Wait for the first worker; the others come while it works. Raises `SandboxError` where none comes."""
         self.start()
-        if (failure := self._opened.exception()) is not None:
+        if (failure := self._first_worker.exception()) is not None:
             self.close()
             raise failure
         return self
 
     def start(self) -> CompileWorkers:
-        """Open workers in the background: what is asked of them waits for one, and fails where none comes."""
+        """Open workers in the background: requests wait for one, and fail where none comes."""
         self._threads = [
             threading.Thread(target=self._serve, name="compile", daemon=True) for _ in range(self.count)
         ]
@@ -232,12 +232,12 @@ class CompileWorkers(Resource):
         return self
 
     def close(self) -> None:
-        """End all workers, and what they are at; what waits is cancelled."""
+        """End all workers and their jobs; waiting ones are cancelled."""
         self._opening.give_up()
-        with self._changed:
+        with self._condition:
             self._closed = True
             waiting, self._waiting = self._waiting, []
-            self._changed.notify_all()
+            self._condition.notify_all()
         for task in waiting:
             if task.answer.cancel():
                 task.answer.set_running_or_notify_cancel()  # or `concurrent.futures.wait` would go on waiting
@@ -249,7 +249,7 @@ class CompileWorkers(Resource):
 
     @property
     def idle(self) -> int:
-        """Workers that nobody has asked for."""
+        """Workers without a request."""
         return max(0, self.count - self._pending)
 
     def submit(self, request: BuildRequest) -> Future[BuildResult]:
@@ -267,46 +267,46 @@ class CompileWorkers(Resource):
 
         try:
             running = [self._add(work_of(job), _FIRST) for job in jobs]
-            return [one.result() for one in running]
+            return [future.result() for future in running]
         except (CancelledError, RuntimeError) as error:
             raise SandboxError("the compile workers have ended") from error
 
     def seconds_of(self, building: Future[BuildResult]) -> float:
-        """For how long a compilation has been under way; 0 while it waits for a worker, and once it has ended."""
-        with self._changed:
+        """Seconds of a compilation so far; 0 while it waits for a worker, and once it has ended."""
+        with self._condition:
             running = self._running.get(building)
         return 0.0 if running is None else time.monotonic() - running[1]
 
     def end(self, building: Future[BuildResult]) -> bool:
-        """End a compilation that nobody waits for any more, so that its worker is free for another; whether it ends."""
+        """End a compilation that nobody waits for, to free its worker for another; returns whether it ends."""
         if building.cancel():
             return True
-        with self._changed:  # the lane is lent to no other job meanwhile
+        with self._condition:  # the lane is lent to no other job meanwhile
             running = self._running.get(building)
             if running is not None:
                 running[0].give_up()
         return running is not None
 
     def give_up(self, after_s: float = LONG_S) -> None:
-        """End the jobs that have taken so long already: nobody waits for them any more."""
-        with self._changed:
+        """End the jobs that have taken so many seconds: nobody waits for them any more."""
+        with self._condition:
             for lane, began in self._running.values():
                 if time.monotonic() - began >= after_s:
                     lane.give_up()
 
     def _add(self, work: Callable[[SandboxLane | None], Any], began: float) -> Future[Any]:
-        with self._changed:
+        with self._condition:
             if self._closed:
                 raise RuntimeError("the compile workers have ended")
             task = _Task(began, next(self._numbers), work)
             self._pending += 1
             heapq.heappush(self._waiting, task)
-            self._changed.notify()
+            self._condition.notify()
         task.answer.add_done_callback(self._note_done)
         return task.answer
 
     def _note_done(self, answer: Future[Any]) -> None:
-        with self._changed:
+        with self._condition:
             self._pending -= 1
 
     # --- a worker ---
@@ -319,7 +319,7 @@ class CompileWorkers(Resource):
             if not self._is_last_failure(error):
                 return
         while (task := self._next()) is not None:
-            with self._changed:
+            with self._condition:
                 if lane is not None:
                     self._running[task.answer] = lane, time.monotonic()
             try:
@@ -334,41 +334,41 @@ class CompileWorkers(Resource):
     def _open_lane(self) -> SandboxLane:
         lane = SandboxLane(warm=_WARM, niceness=_NICENESS)
         self._opening.enter(lane)
-        with self._changed:
+        with self._condition:
             self._open.append(lane)
             self._to_open -= 1
-            if not self._opened.done():
-                self._opened.set_result(None)
+            if not self._first_worker.done():
+                self._first_worker.set_result(None)
         return lane
 
     def _is_last_failure(self, error: BaseException) -> bool:
-        """Whether no worker has come, and none will: this thread then says so to whoever waits."""
-        with self._changed:
+        """Whether no worker has come, and none will: this thread then fails all waiting work."""
+        with self._condition:
             self._to_open -= 1
-            if self._to_open or self._opened.done():
+            if self._to_open or self._first_worker.done():
                 return False
-            self._opened.set_exception(error)
+            self._first_worker.set_exception(error)
             return True
 
     def _next(self) -> _Task | None:
         """The first task that was not cancelled; waits for one. None after the end."""
-        with self._changed:
+        with self._condition:
             while not self._closed:
                 while self._waiting:
                     task = heapq.heappop(self._waiting)
                     if task.answer.set_running_or_notify_cancel():
                         return task
-                self._changed.wait()
+                self._condition.wait()
         return None
 
     def _leave(self, task: _Task) -> None:
-        with self._changed:
+        with self._condition:
             self._running.pop(task.answer, None)
 
     def _run(self, lane: SandboxLane | None, job: SandboxJob, limits: ResourceLimits) -> JobResult:
-        """Raises `SandboxError` where it is given up, and where there is no worker."""
+        """Run a job. Raises `SandboxError` where it is given up, and where there is no worker."""
         if lane is None:
-            raise SandboxError(f"no compile worker has come: {self._opened.exception()}")
+            raise SandboxError(f"no compile worker has come: {self._first_worker.exception()}")
         if self._closed:
             raise SandboxError("the compile workers have ended")
         return lane.run(job, limits)
@@ -387,14 +387,14 @@ class CompileWorkers(Resource):
             return BuildResult(request, error=detail, seconds=result.seconds)
 
     def _job(self, request: BuildRequest) -> SandboxJob:
-        """Raises `SandboxError` for a request that cannot be told to a cell."""
+        """The job of a request. Raises `SandboxError` for one that cannot be sent to a cell."""
         payload = {
             "file": SOURCE_FILE,
             "entry": request.entry,
             "device": self.device,
             "cases": [c.to_json() for c in request.cases],
             "options": dict(request.options),
-            "launches": [dict(one) for one in request.launches],
+            "launches": [dict(launch) for launch in request.launches],
         }
         return SandboxJob(_JOB_ENTRY, payload, {SOURCE_FILE: request.source})
 
@@ -402,16 +402,14 @@ class CompileWorkers(Resource):
         began, arch = time.monotonic(), int(self.device["arch"])
         cases = [(a, _buffers(c)) for a, c in zip(build.axes, request.cases, strict=True)]
         try:
-            compiled = compile_source(
+            code = compile_source(
                 request.source,
                 build.signature,
                 build.config,
                 arch,
                 lambda job: self._run(lane, job, COMPILE_LIMITS),
             )
-            programs = launched_programs(
-                request.candidate, compiled, build.signature, arch, cases, build.config
-            )
+            programs = launched_programs(request.candidate, code, build.signature, arch, cases, build.config)
         except CudaCompileError as error:
             detail = f"CompilationError: {error}"[:2000]
             return BuildResult(request, error=detail, seconds=time.monotonic() - began)

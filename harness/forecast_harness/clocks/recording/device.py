@@ -1,4 +1,4 @@
-"""A device that is not there: Triton compiles for it, and what is launched on it is written down."""
+"""A device that is not there: Triton compiles for it, and launches on it are recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AbsentDevice:
         return self.target
 
     def get_current_device(self) -> int:
-        """Always the first."""
+        """The first device, always."""
         return 0
 
     def get_current_stream(self, device: int | None = None) -> int:
@@ -53,7 +53,7 @@ class AbsentDevice:
 
 
 class RecordingDevice(AbsentDevice):
-    """One whose `launches` grow with every launch."""
+    """A device that records every launch in `launches`."""
 
     def __init__(self) -> None:
         self.launcher_cls = self._launcher
@@ -63,23 +63,23 @@ class RecordingDevice(AbsentDevice):
         self.configure(90, {})
 
     def configure(self, arch: int, data: Mapping[str, Any]) -> None:
-        """Be another device: `data` has `name` and `properties` as Triton asks for them, all optional."""
+        """Become another device: `data` has `name` and `properties` as Triton asks for them, all optional."""
         self.target = GPUTarget("cuda", arch, 32)
         self.utils = _RecordingUtils(data.get("properties", {}))
-        known = self.utils.get_device_properties(0)
+        properties = self.utils.get_device_properties(0)
         self.torch_properties = types.SimpleNamespace(
-            multi_processor_count=known["multiprocessor_count"],
+            multi_processor_count=properties["multiprocessor_count"],
             name=data.get("name", ""),
             major=arch // 10,
             minor=arch % 10,
             total_memory=int(data.get("memory_bytes", 80 << 30)),
             L2_cache_size=int(data.get("l2_bytes", 50 << 20)),
-            shared_memory_per_block_optin=known["max_shared_mem"],
+            shared_memory_per_block_optin=properties["max_shared_mem"],
             warp_size=32,
         )
 
     def get_active_torch_device(self) -> Any:
-        """Where solutions are told to allocate."""
+        """The device on which solutions allocate."""
         import torch
 
         return torch.device("cuda", 0)
@@ -87,9 +87,9 @@ class RecordingDevice(AbsentDevice):
     def _launcher(self, source: Any, metadata: Any) -> Callable[..., None]:
         def launch(x: int, y: int, z: int, *rest: Any) -> None:
             values = rest[_SCRATCH_ARGUMENTS - 3 :]
-            types, given = _flat_arguments(list(source.signature.values()), list(values))
+            types, arguments = _flat_arguments(list(source.signature.values()), list(values))
             grid = (int(x), int(y), int(z))
-            self.launches.append(RecordedLaunch((source, metadata), tuple(types), grid, tuple(given)))
+            self.launches.append(RecordedLaunch((source, metadata), tuple(types), grid, tuple(arguments)))
 
         return launch
 
@@ -181,9 +181,9 @@ def _replace_driver(device: RecordingDevice) -> None:
 
     def run_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         config = self.configs[0]
-        named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
+        arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()}
         if config.pre_hook is not None:
-            config.pre_hook(named)
+            config.pre_hook(arguments)
         return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     TritonKernel.__init__ = init

@@ -38,7 +38,7 @@ from forecast_harness.sandbox.jobs import CellAnswer, TensorBytes
 from forecast_harness.sandbox.judge_process import JobContext
 
 _BASE, _STRIDE = 0x7F00_0000_0000, 1 << 36
-"""Where the first buffer is said to lie, and how far apart two are."""
+"""The made-up address of the first buffer, and the distance between two."""
 _UNSET = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 _FILLED = {
     "zeros": 0,
@@ -73,7 +73,7 @@ _VALUE_AT = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1}
 
 
 class HostCode(Exception):
-    """The solution computes with torch what no launch does; the text names the operation."""
+    """The solution computes with torch, outside of launches; the text names the operation."""
 
 
 class TensorRecorder:
@@ -85,14 +85,14 @@ class TensorRecorder:
         self.refused = ""
         """The first operation that computed on data."""
         self._names: dict[int, str] = {}
-        self._kept: list[torch.Tensor] = []
+        self._tensors: list[torch.Tensor] = []
         self._modes = (_DevicelessMode(), _Operations(self), _Addresses(self))
         self.on_fill: Callable[[str, int, int, int, int], None] = lambda *_: None
-        """Told of every fill: buffer, offset, bytes, pattern, width."""
+        """Called for every fill: buffer, offset, bytes, pattern, width."""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Within it, tensors have no memory."""
+        """A context in which tensors have no memory."""
         with contextlib.ExitStack() as stack:
             for mode in self._modes:
                 stack.enter_context(mode)
@@ -126,7 +126,7 @@ class TensorRecorder:
     def allocated(self, tensor: torch.Tensor) -> None:
         """Take a new tensor's storage as a buffer."""
         if tensor.untyped_storage()._cdata not in self._names:
-            self._rename(tensor, f"allocation-{len(self._kept)}")
+            self._rename(tensor, f"allocation-{len(self._tensors)}")
 
     def filled(self, tensor: torch.Tensor, value: Any) -> None:
         """Take note that a contiguous tensor was set to `value`. Raises `HostCode` for any other."""
@@ -148,7 +148,7 @@ class TensorRecorder:
         self.sizes.pop(self._names.get(storage._cdata, ""), None)
         self._names[storage._cdata] = name
         self.sizes[name] = int(storage.nbytes())
-        self._kept.append(tensor)  # a storage that is freed gives its address to the next
+        self._tensors.append(tensor)  # a storage that is freed gives its address to the next
 
 
 @contextlib.contextmanager
@@ -178,23 +178,23 @@ class _Addresses(TorchFunctionMode):  # type: ignore[misc]
             return self._recorder.address(args[0])
         if function is torch.Tensor.__getitem__:  # torch's own asks the device that is not there
             return self._item(args[0], args[1])
-        copied = name == "contiguous" and not args[0].is_contiguous()
-        if copied or name in _READS:
+        copies = name == "contiguous" and not args[0].is_contiguous()
+        if copies or name in _READS:
             self._recorder.refuse(name)
         return function(*args, **(kwargs or {}))
 
     def _item(self, tensor: torch.Tensor, index: Any) -> torch.Tensor:
-        """A view by integers, slices, `None` and `...`; what else an index may be copies."""
+        """A view by integers, slices, `None` and `...`; any other index would copy."""
         parts = list(index) if isinstance(index, tuple) else [index]
         if any(
             not isinstance(p, int | slice | type(None) | type(...)) or p is True or p is False for p in parts
         ):
             self._recorder.refuse("__getitem__")
-        taken = sum(p is not None and p is not ... for p in parts)
+        axes = sum(p is not None and p is not ... for p in parts)
         if ... not in parts:
             parts.append(...)
         at = parts.index(...)
-        parts[at : at + 1] = [slice(None)] * (tensor.dim() - taken)
+        parts[at : at + 1] = [slice(None)] * (tensor.dim() - axes)
         dim, result = 0, tensor
         for part in parts:
             if part is None:
@@ -233,21 +233,21 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
                     self._recorder.filled(result, value)
             return result
         schema = function._schema
-        written = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
         view = any(r.alias_info is not None for r in schema.returns)
-        if view and not written:
+        if view and not writes:
             return function(*args, **kwargs)
         return self._recorder.refuse(name)
 
 
-def flat_tensors(returned: Any) -> list[torch.Tensor]:
-    """The tensors in what a solution returned: one, or a tuple, list or dict of them."""
-    if isinstance(returned, torch.Tensor):
-        return [returned]
-    if isinstance(returned, Mapping):
-        returned = list(returned.values())
-    if isinstance(returned, tuple | list):
-        return [t for one in returned for t in flat_tensors(one)]
+def flat_tensors(result: Any) -> list[torch.Tensor]:
+    """The tensors in a solution's result: one, or a tuple, list or dict of them."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if isinstance(result, tuple | list):
+        return [t for item in result for t in flat_tensors(item)]
     return []
 
 
@@ -257,14 +257,14 @@ def flat_tensors(returned: Any) -> list[torch.Tensor]:
 def record(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """Call `entry` of `file` once, with what `case` says, under `options`; nothing is launched.
+    """Call `entry` of `file` once, with the arguments of `case`, under `options`; nothing is launched.
 
     `launch`, where it is not None, has `grid`, `scalars`, `meta` and `options`: `entry` is then a kernel, which
     is launched so.
 
     `case` has `tensors` (name -> dtype, shape, stride, late, role) and `scalars`. `options` are Triton's for
     every launch (`num_warps` ...); a decorated kernel takes the first of its configs. The value has `plan` and
-    `kernels`, and the arrays their machine code; or `host_code`, why the solution is none of kernels alone.
+    `kernels`, and the arrays their machine code; or `host_code`, why the solution is not made of kernels alone.
     Raises what the solution or Triton's compiler raises.
     """
     device = install_device(int(payload["device"]["arch"]), payload["device"])
@@ -276,19 +276,19 @@ def record(
         if "solution" not in state:
             state["solution"] = _solution(payload)
         with recorder.active():
-            given = {
+            tensors = {
                 name: recorder.give(name, t["dtype"], t["shape"], t["stride"], t["late"])
                 for name, t in payload["case"]["tensors"].items()
             }
             launch = payload.get("launch")
             if launch is None:
-                returned = state["solution"](**given, **payload["case"]["scalars"])
+                value = state["solution"](**tensors, **payload["case"]["scalars"])
             else:
-                named = nested_arguments({**given, **decode_constants(launch["scalars"])})
-                state["solution"].run(launch["grid"], named, launch["meta"], launch["options"])
-                returned = None
+                arguments = nested_arguments({**tensors, **decode_constants(launch["scalars"])})
+                state["solution"].run(launch["grid"], arguments, launch["meta"], launch["options"])
+                value = None
             plan.take_launches()
-            outputs = plan.returned(flat_tensors(returned))
+            outputs = plan.outputs(flat_tensors(value))
     except (HostCode, UnsupportedLaunch) as error:
         return CellAnswer({"host_code": str(error)[:500]})
     except Exception:
@@ -341,18 +341,18 @@ class _PlanWriter:
         if key not in self._numbers:
             self._numbers[key] = len(self.kernels)
             self.kernels.append(_compiled_kernel(source, metadata, launch.parameters))
-        given = []
+        arguments = []
         for kind, value in zip(launch.parameters, launch.arguments, strict=True):
             if kind.startswith("*"):
                 if not isinstance(value, torch.Tensor):
                     raise UnsupportedLaunch(f"a pointer that is no tensor: {type(value).__name__}")
-                given.append(KernelArgument(*self._recorder.place(value)))
+                arguments.append(KernelArgument(*self._recorder.place(value)))
             else:
                 number = float(value) if "f" in kind else int(value)
-                given.append(KernelArgument(value=number))
-        return PlanStep(self._numbers[key], launch.grid, tuple(given))
+                arguments.append(KernelArgument(value=number))
+        return PlanStep(self._numbers[key], launch.grid, tuple(arguments))
 
-    def returned(self, tensors: list[torch.Tensor]) -> tuple[ReturnedTensor, ...]:
+    def outputs(self, tensors: list[torch.Tensor]) -> tuple[ReturnedTensor, ...]:
         """Where the outputs lie. Raises `HostCode` for one that is not contiguous."""
         result = []
         for tensor in tensors:
@@ -373,7 +373,7 @@ def _compiled_kernel(source: Any, metadata: Any, parameters: tuple[str, ...]) ->
         "profile_scratch_align": "profile_scratch_align",
         "num_ctas": "num_ctas",
     }
-    given: dict[str, Any] = {
+    optional: dict[str, Any] = {
         ours: int(getattr(metadata, theirs)) for ours, theirs in facts.items() if hasattr(metadata, theirs)
     }
     return CompiledKernel(
@@ -385,14 +385,14 @@ def _compiled_kernel(source: Any, metadata: Any, parameters: tuple[str, ...]) ->
         num_warps=int(metadata.num_warps),
         cooperative=bool(getattr(metadata, "launch_cooperative_grid", False)),
         image=image,
-        **given,
+        **optional,
     )
 
 
 def main(work: JobContext) -> CellAnswer:
-    """The payload: what `record` takes, with `cases` instead of `case` and `launches` instead of `launch`.
+    """Record a solution. The payload is that of `record`, with lists `cases` and `launches`.
 
-    `launches` has one for each case, or none. The value is a list, of each case what the cell said; arrays are named
+    `launches` has one for each case, or none. The value is a list of the cell's answers by case; arrays are named
     `CASE/ARRAY`. Raises `CandidateFault`.
     """
     request = dict(work.payload)
@@ -404,5 +404,5 @@ def main(work: JobContext) -> CellAnswer:
             launch = launches[number] if launches else None
             answer = cell.ask(f"{__name__}:record", {**request, "case": case, "launch": launch})
             values.append(answer.value)
-            images |= {f"{number}/{name}": one for name, one in answer.arrays.items()}
+            images |= {f"{number}/{name}": array for name, array in answer.arrays.items()}
     return CellAnswer(values, images)

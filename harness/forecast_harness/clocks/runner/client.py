@@ -1,4 +1,4 @@
-"""The handle on a runner: asks, watches the time, says who is to blame, and starts another one."""
+"""The handle on a runner: sends requests, watches the time, attributes faults, and restarts the runner."""
 
 from __future__ import annotations
 
@@ -57,29 +57,29 @@ _ENVIRONMENT = (
 
 
 class RunnerLost(SandboxError):
-    """The runner failed for reasons that are not a program's: nothing is known of it."""
+    """The runner failed through no fault of a program, of which nothing is known then."""
 
 
 class RunnerProcess:
-    """A process that starts; `greeting` waits until it can be asked."""
+    """A starting process; `greeting` waits until it takes requests."""
 
     def __init__(self, orders: Mapping[str, Any], visible: str) -> None:
-        """`visible`: the only device that it is to see, by its UUID; '': those that this process sees."""
+        """`visible`: UUID of the only device that it sees; '': the devices that this process sees."""
         self.channel, theirs = socket.socketpair()
         marks = create_marker()
         self.marks = LaunchMarker(marks)
         self.marks.set(NOBODY)
         data = {**orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
         command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(data)]
-        kept = {**ONE_QUEUE, **{n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}}
+        environment = {**ONE_QUEUE, **{n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}}
         if visible:
-            kept["CUDA_VISIBLE_DEVICES"] = visible
+            environment["CUDA_VISIBLE_DEVICES"] = visible
         with theirs:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=kept,
+                env=environment,
                 pass_fds=[theirs.fileno(), marks],
                 start_new_session=True,
             )
@@ -108,7 +108,7 @@ class RunnerProcess:
         return facts
 
     def stop(self) -> None:
-        """End it, and wait for its end."""
+        """End the process, and wait for its end."""
         self._process.kill()
         self._process.wait()
         self.channel.close()
@@ -116,7 +116,7 @@ class RunnerProcess:
 
 
 LAUNCH_S = 4.0
-"""Seconds of one launch after which its program is said to hang; a driver may need two to tell of an error."""
+"""Seconds of one launch after which its program counts as hanging; a driver may need two to report an error."""
 _ANSWER_S, _START_S = 120.0, 60.0
 """Seconds of a whole request, and of a start, after which a runner is given up."""
 _POLL_S = 0.1
@@ -145,8 +145,8 @@ class RunnerClient(Resource):
         self._launch_s = launch_s
         self._lock = threading.Lock()
         self._runner: RunnerProcess | None = None
-        self._known: list[str] = []
-        self._learned: dict[str, tuple[Program, ProgramInputs, Mapping[str, ElementKind]]] = {}
+        self._sent_keys: list[str] = []
+        self._right_programs: dict[str, tuple[Program, ProgramInputs, Mapping[str, ElementKind]]] = {}
         self._number = 0
         self._closed = True
         self.facts: Mapping[str, Any] = {}
@@ -154,7 +154,7 @@ class RunnerClient(Resource):
         self.faults: list[FaultRecord] = []
         self.restarts = 0
         self.busy_s = 0.0
-        """Seconds that processes have worked on what was asked of them."""
+        """Seconds that processes have worked on requests."""
 
     def __enter__(self) -> RunnerClient:
         self._closed = False
@@ -174,46 +174,46 @@ class RunnerClient(Resource):
 
     # --- requests ---
 
-    def check(self, program: Program, given: ProgramInputs, launches: int = 3) -> CheckAnswer:
+    def check(self, program: Program, inputs: ProgramInputs, launches: int = 3) -> CheckAnswer:
         """Launch a program in several placements. Raises `ProgramFault`, `RunnerLost`."""
-        value, arrays = self._ask("check", [([program], given, {"launches": launches})])
+        value, arrays = self._ask("check", [([program], inputs, {"launches": launches})])
         (data,) = value["parts"]
-        return CheckAnswer(decode_launches(data["launches"], arrays, "0"), self._violations(data, given))
+        return CheckAnswer(decode_launches(data["launches"], arrays, "0"), self._violations(data, inputs))
 
     def learn(
-        self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]
+        self, program: Program, inputs: ProgramInputs, kinds: Mapping[str, ElementKind]
     ) -> tuple[tuple[str, ...], tuple[Violation, ...]]:
-        """Have a right program show what it changes at a call; launches there are compared with that from then on.
+        """Launch a right program at a call; later launches there are compared with its results.
 
-        `kinds`: of every input. Which inputs it changes; with `given.updates`, these, and it may change no others.
+        `kinds`: of every input. The inputs that it changes; with `inputs.updates`, these, and it may change no others.
         Raises `ProgramFault`, `RunnerLost`.
         """
-        self._learned.pop(given.key, None)
-        value, _ = self._ask("learn", [([program], given, _learning(kinds, 0))])
+        self._right_programs.pop(inputs.key, None)
+        value, _ = self._ask("learn", [([program], inputs, _learning(kinds, 0))])
         (data,) = value["parts"]
         names = tuple(data["names"])
         if not data["violations"]:
-            self._learned[given.key] = program, replace(given, updates=names), kinds
-        return names, self._violations(data, given)
+            self._right_programs[inputs.key] = program, replace(inputs, updates=names), kinds
+        return names, self._violations(data, inputs)
 
     def time(
-        self, programs: Sequence[Program], given: ProgramInputs, limits: TimingLimits | None = None
+        self, programs: Sequence[Program], inputs: ProgramInputs, limits: TimingLimits | None = None
     ) -> TimingAnswer:
         """Time one program, or two side by side: the second is on trial. Raises `ProgramFault`, `RunnerLost`."""
-        return self.time_calls([TimingRequest(programs, given, limits or TimingLimits())])[0]
+        return self.time_calls([TimingRequest(programs, inputs, limits or TimingLimits())])[0]
 
     def time_calls(self, requests: Sequence[TimingRequest]) -> list[TimingAnswer]:
         """Time at several calls, one after the other, of the same candidates; the first violation is the last answer.
 
         Raises `ProgramFault`, `RunnerLost`.
         """
-        parts = [(one.programs, one.given, {"limits": one.limits.to_json()}) for one in requests]
+        parts = [(r.programs, r.given, {"limits": r.limits.to_json()}) for r in requests]
         value, arrays = self._ask("time", parts)
         answers = []
         for number, data in enumerate(value["parts"]):
             answers.append(
                 TimingAnswer(
-                    [[float(s) for s in one] for one in data["seconds"]],
+                    [[float(s) for s in times] for times in data["seconds"]],
                     data["stopped"],
                     data["recorded"],
                     list(decode_launches(data["launches"], arrays, f"{number}")),
@@ -223,14 +223,14 @@ class RunnerClient(Resource):
         return answers
 
     def check_health(self) -> str:
-        """'' if the runner's own kernel computes what it should, else what is wrong."""
+        """The fault of the runner's own kernel; '' for none."""
         with self._lock:
             return self._health()
 
     def renew(self) -> float:
-        """Replace the process: whatever programs left in memory of the driver's own is gone with it.
+        """Replace the process, and with it all data that programs left in the driver's own memory.
 
-        The seconds that it took. Raises `RunnerLost`.
+        Returns the seconds that it took. Raises `RunnerLost`.
         """
         with self._lock:
             return self._restart()
@@ -243,8 +243,8 @@ class RunnerClient(Resource):
         with self._lock:
             try:
                 value, _ = self._converse({"op": "clock", "cycles": list(cycles)}, {})
-            except _RunnerEnded as ended:
-                raise RunnerLost(f"the runner's own pause: {ended.detail}") from None
+            except _RunnerEnded as failure:
+                raise RunnerLost(f"the runner's own pause: {failure.detail}") from None
         if "failed" in value:
             raise RunnerLost(f"the runner's own pause: {value['failed']}")
         return [(float(device), float(host)) for device, host in value["pauses"]]
@@ -254,38 +254,38 @@ class RunnerClient(Resource):
     def _ask(
         self, operation: str, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-        request, code = self._encoded(parts)
+        request, code = self._encode_parts(parts)
         programs = parts[0][0]
         with self._lock:
             for attempt in (0, 1):
                 try:
-                    for _, given, _ in parts:
-                        self._give(given)
-                    return self._answered(programs, {"op": operation, "parts": request}, code)
-                except _RunnerEnded as ended:
+                    for _, inputs, _ in parts:
+                        self._give(inputs)
+                    return self._exchange(programs, {"op": operation, "parts": request}, code)
+                except _RunnerEnded as end:
                     restart_s = self._restart()
-                    blamed = ended.contestant if ended.contestant != NOBODY else None
-                    if blamed is not None and (ended.certain or attempt):
-                        raise self._fault(ended.kind, programs[blamed], ended.detail, restart_s) from None
-                    self.faults.append(FaultRecord("", ended.kind, ended.detail, restart_s))
+                    number = end.contestant if end.contestant != NOBODY else None
+                    if number is not None and (end.certain or attempt):
+                        raise self._fault(end.kind, programs[number], end.detail, restart_s) from None
+                    self.faults.append(FaultRecord("", end.kind, end.detail, restart_s))
                     if attempt:
-                        raise RunnerLost(f"the runner was lost twice: {ended.detail}") from None
+                        raise RunnerLost(f"the runner was lost twice: {end.detail}") from None
         raise AssertionError("unreachable")
 
-    def _encoded(
+    def _encode_parts(
         self, parts: Sequence[tuple[Sequence[Program], ProgramInputs, dict[str, Any]]]
     ) -> tuple[list[dict[str, Any]], dict[str, TensorBytes]]:
         request = [
             {
-                "inputs": given.key,
-                "outputs": dict(given.outputs),
-                "rotate": dict(given.rotate),
-                "updates": list(given.updates),
-                "compared": given.key in self._learned,
+                "inputs": inputs.key,
+                "outputs": dict(inputs.outputs),
+                "rotate": dict(inputs.rotate),
+                "updates": list(inputs.updates),
+                "compared": inputs.key in self._right_programs,
                 "programs": [p.to_json() for p in programs],
                 **more,
             }
-            for programs, given, more in parts
+            for programs, inputs, more in parts
         ]
         code = {
             f"code-{part}-{n}-{m}": TensorBytes("uint8", (len(k.image),), k.image)
@@ -295,7 +295,7 @@ class RunnerClient(Resource):
         }
         return request, code
 
-    def _answered(
+    def _exchange(
         self, programs: Sequence[Program], request: dict[str, Any], code: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
         value, arrays = self._converse(request, code)
@@ -307,50 +307,50 @@ class RunnerClient(Resource):
             raise _RunnerEnded(RunnerFaultKind.DEVICE_ERROR, contestant, value["failed"], certain)
         if contestant == NOBODY and not value["code"]:
             raise RunnerLost(f"the runner: {value['failed']}")
-        # Memory that cannot be had is asked for by the plan, whose sizes are the candidate's.
-        blamed = programs[contestant if contestant != NOBODY else len(programs) - 1]
+        # The plan asks for memory, so that a lack of it is the candidate's fault.
+        program = programs[contestant if contestant != NOBODY else len(programs) - 1]
         restart_s = self._restart() if self._health() else 0.0
-        raise self._fault(RunnerFaultKind.REFUSED, blamed, value["failed"], restart_s)
+        raise self._fault(RunnerFaultKind.REFUSED, program, value["failed"], restart_s)
 
     def _fault(self, kind: RunnerFaultKind, program: Program, detail: str, seconds: float) -> ProgramFault:
         self.faults.append(FaultRecord(program.candidate, kind, detail, seconds))
         return ProgramFault(kind, program.candidate, detail)
 
-    def _give(self, given: ProgramInputs) -> None:
-        if given.key in self._known:
+    def _give(self, inputs: ProgramInputs) -> None:
+        if inputs.key in self._sent_keys:
             return
-        while len(self._known) >= _MOST_INPUT_SETS:
-            self._converse({"op": "forget", "key": self._known.pop(0)}, {})
-        arrays = {n: TensorBytes("uint8", (len(b.data),), b.data) for n, b in given.inputs.items()}
-        sizes = {n: b.size for n, b in given.inputs.items()}
-        self._converse({"op": "inputs", "key": given.key, "sizes": sizes}, arrays)
-        if given.key in self._learned:
-            self._learn_again(*self._learned[given.key])
-        self._known.append(given.key)
+        while len(self._sent_keys) >= _MOST_INPUT_SETS:
+            self._converse({"op": "forget", "key": self._sent_keys.pop(0)}, {})
+        arrays = {n: TensorBytes("uint8", (len(b.data),), b.data) for n, b in inputs.inputs.items()}
+        sizes = {n: b.size for n, b in inputs.inputs.items()}
+        self._converse({"op": "inputs", "key": inputs.key, "sizes": sizes}, arrays)
+        if inputs.key in self._right_programs:
+            self._learn_again(*self._right_programs[inputs.key])
+        self._sent_keys.append(inputs.key)
 
-    def _learn_again(self, program: Program, given: ProgramInputs, kinds: Mapping[str, ElementKind]) -> None:
-        """In a runner that has not seen it. It was right before, and nobody is to blame for what it does."""
-        request, code = self._encoded([([program], given, _learning(kinds, NOBODY))])
+    def _learn_again(self, program: Program, inputs: ProgramInputs, kinds: Mapping[str, ElementKind]) -> None:
+        """Learn results again, in a new runner. The program was right before, so nobody is to blame for a fault."""
+        request, code = self._encode_parts([([program], inputs, _learning(kinds, NOBODY))])
         value, _ = self._converse({"op": "learn", "parts": request}, code)
         if message := value.get("failed") or value["parts"][0]["violations"]:
             raise RunnerLost(f"the right program, launched again: {message}")
 
-    def _violations(self, value: Mapping[str, Any], given: ProgramInputs) -> tuple[Violation, ...]:
-        """The rules that a program broke; what it may have spoilt is sent anew."""
+    def _violations(self, value: Mapping[str, Any], inputs: ProgramInputs) -> tuple[Violation, ...]:
+        """The rules that a program broke; inputs that it may have spoilt are sent again."""
         try:
             result = tuple(Violation.from_json(v) for v in value["violations"])
         except (KeyError, TypeError) as error:
             raise MachineCodeError(f"the runner's answer has no list of violations: {error}") from error
         # The runner sends spoilt inputs anew itself; results are learned again with them.
-        if result and given.key in self._learned and given.key in self._known:
-            self._known.remove(given.key)
+        if result and inputs.key in self._right_programs and inputs.key in self._sent_keys:
+            self._sent_keys.remove(inputs.key)
         return result
 
     def _health(self) -> str:
         try:
             value, _ = self._converse({"op": "health", "seed": secrets.randbits(31)}, {})
-        except _RunnerEnded as ended:
-            return ended.detail
+        except _RunnerEnded as failure:
+            return failure.detail
         return str(value.get("failed") or value.get("wrong", ""))
 
     def _converse(
@@ -362,36 +362,36 @@ class RunnerClient(Resource):
         channel, marks = self._runner.channel, self._runner.marks
         self._number += 1
         began = since = time.monotonic()
-        seen = marks.read()
+        mark = marks.read()
 
         def wait() -> None:
-            nonlocal since, seen
+            nonlocal since, mark
             while not select.select([channel], [], [], _POLL_S)[0]:
-                now, marked = time.monotonic(), marks.read()
-                if marked != seen:
-                    since, seen = now, marked
-                elif marked[0] != NOBODY and now - since > self._launch_s:
+                now, latest = time.monotonic(), marks.read()
+                if latest != mark:
+                    since, mark = now, latest
+                elif latest[0] != NOBODY and now - since > self._launch_s:
                     message = f"a launch did not end within {self._launch_s:g} s"
-                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], message, True)
+                    raise _RunnerEnded(RunnerFaultKind.HANG, latest[0], message, True)
                 elif now - began > _ANSWER_S:
                     message = f"no answer within {_ANSWER_S:g} s"
-                    raise _RunnerEnded(RunnerFaultKind.HANG, marked[0], message, False)
+                    raise _RunnerEnded(RunnerFaultKind.HANG, latest[0], message, False)
 
         try:
             wire.send(channel, {**request, "number": self._number}, dict(arrays))
-            value, given = wire.receive(channel, wire.TRUSTED_LIMIT, wait, wire.TRUSTED_LIMIT)
+            value, outputs = wire.receive(channel, wire.TRUSTED_LIMIT, wait, wire.TRUSTED_LIMIT)
         except (EOFError, OSError, WireError) as error:
             detail = f"the runner ended: {error or type(error).__name__}"
             raise _RunnerEnded(RunnerFaultKind.CRASH, marks.read()[0], detail, False) from None
         if not isinstance(value, dict) or value.get("number") != self._number:
             raise _RunnerEnded(RunnerFaultKind.CRASH, marks.read()[0], "an answer to another request", False)
         self.busy_s += float(value.get("busy_s", 0.0))
-        return value, given
+        return value, outputs
 
     # --- the process ---
 
     def _start(self) -> None:
-        self._known.clear()
+        self._sent_keys.clear()
         runner = RunnerProcess(self._orders, self._visible)
         self.facts, self._runner = runner.greeting(_START_S), runner
 
@@ -414,15 +414,15 @@ class RunnerClient(Resource):
 
 
 class _RunnerEnded(Exception):
-    """The process ended or has to be ended; `certain` where the contestant marked is known to have done it."""
+    """The process ended or has to be ended; `certain` where the marked contestant surely caused it."""
 
     def __init__(self, kind: RunnerFaultKind, contestant: int, detail: str, certain: bool) -> None:
         super().__init__(detail)
         self.kind, self.contestant, self.detail, self.certain = kind, contestant, detail, certain
 
 
-def _learning(kinds: Mapping[str, ElementKind], blamed: int) -> dict[str, Any]:
-    return {"kinds": {n: k.to_json() for n, k in kinds.items()}, "blamed": blamed}
+def _learning(kinds: Mapping[str, ElementKind], contestant: int) -> dict[str, Any]:
+    return {"kinds": {n: k.to_json() for n, k in kinds.items()}, "blamed": contestant}
 
 
 # --- health ---
@@ -431,31 +431,31 @@ def _learning(kinds: Mapping[str, ElementKind], blamed: int) -> dict[str, Any]:
 _SHORT_CYCLES, _LONG_CYCLES = 2_000_000, 16_000_000
 """Cycles of two pauses: some 1 and 8 ms."""
 _RATIO_ERROR = 0.25
-"""Most relative error of the ratio of two pauses: clocks change their pace meanwhile."""
+"""Most relative error of the ratio of two pauses, as clocks change their rate meanwhile."""
 _SLOWEST_HZ, _FASTEST_HZ = 2e8, 5e9
 """Rates of a device's clock."""
 _HOST_SLACK = 1.05
-"""Times the host's seconds around a pause that the device may say it took."""
+"""The device's seconds of a pause may be so many times the host's around it."""
 
 
 def runner_problem(runner: RunnerClient) -> str:
-    """Why this runner is not to be trusted with labels; '' if it is."""
+    """Why this runner cannot be trusted with labels; '' if it can."""
     if message := runner.check_health():
         return f"the runner's own kernel: {message}"
     try:
         return clock_problem(runner.timed_pauses((_SHORT_CYCLES, _SHORT_CYCLES, _LONG_CYCLES))[1:])
-    except RunnerLost as lost:
-        return str(lost)
+    except RunnerLost as error:
+        return str(error)
 
 
 def clock_problem(pauses: list[tuple[float, float]]) -> str:
     """The problem of the device's seconds of a short and a long pause, given the host's; '' for none."""
     (short, _), (long, host) = pauses
-    wanted = _LONG_CYCLES / _SHORT_CYCLES
-    if short <= 0 or abs(long / short - wanted) > _RATIO_ERROR * wanted:
+    ratio = _LONG_CYCLES / _SHORT_CYCLES
+    if short <= 0 or abs(long / short - ratio) > _RATIO_ERROR * ratio:
         return (
             f"the device's clock: pauses of {_SHORT_CYCLES:,} and {_LONG_CYCLES:,} cycles took {short:.3g} s and "
-            f"{long:.3g} s; the second should take {wanted:g} times the first"
+            f"{long:.3g} s; the second should take {ratio:g} times the first"
         )
     if not _SLOWEST_HZ <= _LONG_CYCLES / long <= _FASTEST_HZ:
         return f"the device's clock: {_LONG_CYCLES:,} cycles took {long:.3g} s, which no device's clock does"
@@ -467,7 +467,7 @@ def clock_problem(pauses: list[tuple[float, float]]) -> str:
 FLUSH_BYTES = 0
 """Bytes that a runner writes to empty its device's caches; 0: as many as suit the device."""
 _HEALTH_TRIES, _HEALTH_PAUSE_S = 10, 1.0
-"""Others may use the device at the moment, and a clock that waits for them tells no time."""
+"""Tries, and seconds between them: others may use the device, and a clock that waits for them tells no time."""
 
 
 class NoMachineCodePath(Exception):
@@ -499,9 +499,9 @@ def open_healthy_runner(index: int, uuid: str = "") -> RunnerClient:
             time.sleep(_HEALTH_PAUSE_S)
         else:
             raise NoMachineCodePath(message)
-        if uuid and runner.facts["name"] != (named := devices.identity(index)[0]):
+        if uuid and runner.facts["name"] != (name := devices.identity(index)[0]):
             raise NoMachineCodePath(
-                f"the runner has {runner.facts['name']!r} for device {index}, the driver's tools have {named!r}: "
+                f"the runner has {runner.facts['name']!r} for device {index}, the driver's tools have {name!r}: "
                 "set CUDA_DEVICE_ORDER=PCI_BUS_ID and leave CUDA_VISIBLE_DEVICES unset"
             )
         stack.pop_all()

@@ -43,10 +43,10 @@ class LoadedKernel:
             raise MachineCodeError(
                 f"{kernel.name} takes {local} bytes of local memory a thread; at most {MOST_LOCAL_BYTES}"
             )
-        wanted = [_parameter_size(p) for p in kernel.parameters] + [8] * kernel.scratch_parameters
+        expected = [_parameter_size(p) for p in kernel.parameters] + [8] * kernel.scratch_parameters
         result = self._driver.parameter_sizes(self.function)
-        if result is not None and result != wanted:
-            raise MachineCodeError(f"{kernel.name} takes parameters of {result} bytes, told were {wanted}")
+        if result is not None and result != expected:
+            raise MachineCodeError(f"{kernel.name} takes parameters of {result} bytes, told were {expected}")
 
     def unload(self) -> None:
         """Free the module."""
@@ -101,16 +101,16 @@ class Contestant:
                 address = places[self.buffer(step.fill)].address + step.offset
                 self._steps.append((None, address, step.pattern, step.width, step.size // step.width))
                 continue
-            loaded = self._kernels[step.kernel]
-            kernel = loaded.kernel
-            given = [
+            code = self._kernels[step.kernel]
+            kernel = code.kernel
+            arguments = [
                 self._value(argument, kind, places)
                 for argument, kind in zip(step.arguments, kernel.parameters, strict=True)
             ]
             kinds = ("own", "profile")[: kernel.scratch_parameters]
             result = [places.get(f"{self._prefix}{kind}-{number}") for kind in kinds]
-            given += [ctypes.c_uint64(place.address if place else 0) for place in result]
-            self._steps.append((loaded, step.grid, given))
+            arguments += [ctypes.c_uint64(place.address if place else 0) for place in result]
+            self._steps.append((code, step.grid, arguments))
 
     def launch(self) -> None:
         """Queue all steps."""
@@ -118,14 +118,14 @@ class Contestant:
             if step[0] is None:
                 self._driver.fill(*step[1:])
             else:
-                loaded, grid, given = step
-                kernel = loaded.kernel
+                code, grid, arguments = step
+                kernel = code.kernel
                 self._driver.launch(
-                    loaded.function,
+                    code.function,
                     grid,
                     kernel.threads,
                     kernel.shared_bytes,
-                    given,
+                    arguments,
                     kernel.num_ctas,
                     kernel.cooperative,
                 )

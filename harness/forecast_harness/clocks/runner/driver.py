@@ -1,4 +1,4 @@
-"""CUDA's driver API through ctypes: only what the runner calls, each call checked."""
+"""CUDA's driver API through ctypes: only the functions that the runner calls, each call checked."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CudaDriver:
 
     @property
     def device_name(self) -> str:
-        """As the driver has it."""
+        """The device's name, by the driver."""
         text = ctypes.create_string_buffer(128)
         self._call("cuDeviceGetName", text, ctypes.c_int(128), self._device)
         return text.value.decode(errors="replace")
@@ -120,8 +120,8 @@ class CudaDriver:
         """Copy bytes to the device, and wait."""
         size = memoryview(data).nbytes
         if size:
-            held = data if isinstance(data, bytes) else (ctypes.c_char * size).from_buffer(_writable(data))
-            self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), held, ctypes.c_size_t(size))
+            source = data if isinstance(data, bytes) else (ctypes.c_char * size).from_buffer(_writable(data))
+            self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, ctypes.c_size_t(size))
 
     def download(self, address: int, size: int) -> bytearray:
         """Bytes of the device, after all work before."""
@@ -180,9 +180,9 @@ class CudaDriver:
             return None
         result: list[int] = []
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-        read = self._library.cuFuncGetParamInfo
+        info = self._library.cuFuncGetParamInfo
         while not (
-            code := read(function, ctypes.c_size_t(len(result)), ctypes.byref(offset), ctypes.byref(size))
+            code := info(function, ctypes.c_size_t(len(result)), ctypes.byref(offset), ctypes.byref(size))
         ):
             result.append(size.value)
         if code == _NOT_SUPPORTED:

@@ -429,21 +429,21 @@ class RunnerKernels:
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
 
-        result = self._made
-        self._add, self._pause = result(ADD, "trusted_add"), result(PAUSE, "trusted_pause")
-        self._overwrite = result(OVERWRITE, "trusted_overwrite")
-        self._compare = {u: result(compare_text(u), f"trusted_compare{suffix(u)}") for u in (1, WORD)}
-        self._digest = {u: result(digest_text(u), f"trusted_digest{suffix(u)}") for u in (1, WORD)}
-        self._mask, self._gaps = result(MASK, "trusted_mask"), result(GAPS, "trusted_gaps")
-        self._renew = result(RENEW, "trusted_renew")
+        compile_kernel = self._compile
+        self._add, self._pause = compile_kernel(ADD, "trusted_add"), compile_kernel(PAUSE, "trusted_pause")
+        self._overwrite = compile_kernel(OVERWRITE, "trusted_overwrite")
+        self._compare = {u: compile_kernel(compare_text(u), f"trusted_compare{suffix(u)}") for u in (1, WORD)}
+        self._digest = {u: compile_kernel(digest_text(u), f"trusted_digest{suffix(u)}") for u in (1, WORD)}
+        self._mask, self._gaps = compile_kernel(MASK, "trusted_mask"), compile_kernel(GAPS, "trusted_gaps")
+        self._renew = compile_kernel(RENEW, "trusted_renew")
         self._error: dict[str, ctypes.c_void_p] = {}
-        self._shared = driver.attribute(ATTRIBUTE_SHARED_OPT_IN)
+        self._shared_bytes = driver.attribute(ATTRIBUTE_SHARED_OPT_IN)
         self._blocks = driver.attribute(ATTRIBUTE_MULTIPROCESSORS)
-        driver.allow(self._overwrite, self._shared, 1)
+        driver.allow(self._overwrite, self._shared_bytes, 1)
         self._memory = driver.allocate(_PAGE_BYTES)
         self._out = self._memory + _PAGE_BYTES - 8 * _MOST_SUMS
 
-    def _made(self, text: str, name: str) -> ctypes.c_void_p:
+    def _compile(self, text: str, name: str) -> ctypes.c_void_p:
         driver = self._driver
         return driver.function(driver.load((HEADER + text).encode() + b"\0"), name)
 
@@ -457,27 +457,27 @@ class RunnerKernels:
         Data that a launch left there is gone.
         """
         self._driver.fill(self._memory, value & 255, 1, _PAGE_BYTES)
-        arguments = [ctypes.c_uint32(self._shared), ctypes.c_uint32(value)]
+        arguments = [ctypes.c_uint32(self._shared_bytes), ctypes.c_uint32(value)]
         self._driver.launch(
-            self._overwrite, (2 * self._blocks, 1, 1), _OVERWRITE_THREADS, self._shared, arguments
+            self._overwrite, (2 * self._blocks, 1, 1), _OVERWRITE_THREADS, self._shared_bytes, arguments
         )
 
     def read(self, address: int, size: int) -> None:
         """Queue a read of a buffer of whole words: the caches hold it then, and nothing that is yet to be written."""
-        given = [ctypes.c_uint64(v) for v in (address, size // WORD, 0, self._out + 8 * (_MOST_SUMS - 1))]
-        self._driver.launch(self._digest[WORD], (self._grid(size // WORD), 1, 1), _UNIT_THREADS, 0, given)
+        arguments = [ctypes.c_uint64(v) for v in (address, size // WORD, 0, self._out + 8 * (_MOST_SUMS - 1))]
+        self._driver.launch(self._digest[WORD], (self._grid(size // WORD), 1, 1), _UNIT_THREADS, 0, arguments)
 
     def differ(self, address: int, other: int, size: int, turn: int) -> bool:
         """Whether a buffer is not another one, rotated by `turn` bytes. Waits for the device."""
         unit = WORD if not any(n % WORD for n in (address, other, size, turn)) else 1
-        given = [ctypes.c_uint64(n) for n in (address, other, size // unit, turn // unit)]
-        return self._sums([(self._compare[unit], size // unit, given)]) != [0]
+        arguments = [ctypes.c_uint64(n) for n in (address, other, size // unit, turn // unit)]
+        return self._sums([(self._compare[unit], size // unit, arguments)]) != [0]
 
     def mask(self, address: int, size: int, keys: tuple[int, int]) -> None:
         """Queue masking whole words, which tell nothing without the keys then; a second time, unmasking them."""
         count = size // WORD
-        given = [ctypes.c_uint64(n) for n in (address, count, *keys)]
-        self._driver.launch(self._mask, (self._grid(count), 1, 1), _UNIT_THREADS, 0, given)
+        arguments = [ctypes.c_uint64(n) for n in (address, count, *keys)]
+        self._driver.launch(self._mask, (self._grid(count), 1, 1), _UNIT_THREADS, 0, arguments)
 
     def relative_error(self, address: int, right: int, size: int, dtype: str) -> float:
         """The largest error of a buffer's elements, relative to the largest finite one of those at `right`.
@@ -490,11 +490,11 @@ class RunnerKernels:
         if dtype not in COMPARED_TYPES:
             return math.inf
         if dtype not in self._error:
-            self._error[dtype] = self._made(error_kernel_text(dtype), error_kernel_name(dtype))
+            self._error[dtype] = self._compile(error_kernel_text(dtype), error_kernel_name(dtype))
         count = size // element_size(dtype)
-        given = [ctypes.c_uint64(n) for n in (address, right, count, self._out)]
+        arguments = [ctypes.c_uint64(n) for n in (address, right, count, self._out)]
         self._driver.fill(self._out, 0, 4, _ERROR_WORDS)
-        self._driver.launch(self._error[dtype], (self._grid(count), 1, 1), _UNIT_THREADS, 0, given)
+        self._driver.launch(self._error[dtype], (self._grid(count), 1, 1), _UNIT_THREADS, 0, arguments)
         self._driver.synchronize()
         words = bytes(self._driver.download(self._out, 4 * _ERROR_WORDS))
         apart, scale = struct.unpack_from("<2f", words)
@@ -506,7 +506,7 @@ class RunnerKernels:
         return self.digests([(address, size)], key)[0]
 
     def digests(self, buffers: Sequence[tuple[int, int]], key: int) -> list[int]:
-        """Those of several buffers, each by address and bytes. Waits for the device once."""
+        """The digests of several buffers, each by address and bytes. Waits for the device once."""
         request: list[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]] = []
         owners: list[int] = []
         for number, (address, size) in enumerate(buffers):
@@ -514,8 +514,8 @@ class RunnerKernels:
             rest = address + whole * WORD
             for unit, first, count in ((WORD, address, whole), (1, rest, size - whole * WORD)):
                 if count:
-                    given = [ctypes.c_uint64(n) for n in (first, count, key)]
-                    request.append((self._digest[unit], count, given))
+                    arguments = [ctypes.c_uint64(n) for n in (first, count, key)]
+                    request.append((self._digest[unit], count, arguments))
                     owners.append(number)
         result = [0] * len(buffers)
         for number, value in zip(owners, self._sums(request), strict=True):
@@ -523,7 +523,7 @@ class RunnerKernels:
         return result
 
     def queue_gaps(self, gaps: Sequence[tuple[int, int]], key: int) -> None:
-        """Queue one digest of these buffers together, each by address and bytes; `gaps_digest` tells it."""
+        """Queue one digest of these buffers together, each by address and bytes; `gaps_digest` reads it."""
         data = []
         for address, size in gaps:
             bytes_ = bool(address % WORD or size % WORD)
@@ -531,46 +531,46 @@ class RunnerKernels:
         self._driver.fill(self._out, 0, 4, 2)
         for first in range(0, len(data), MOST_GAPS):
             part = data[first : first + MOST_GAPS]
-            table = (ctypes.c_uint64 * (2 * MOST_GAPS))(*(n for one in part for n in one))
+            table = (ctypes.c_uint64 * (2 * MOST_GAPS))(*(n for entry in part for n in entry))
             blocks = min(self._grid(max(count & ~(1 << 63) for _, count in part)), self._blocks)
-            given = [table, ctypes.c_uint64(key), ctypes.c_uint64(self._out)]
-            self._driver.launch(self._gaps, (blocks, len(part), 1), _UNIT_THREADS, 0, given)
+            arguments = [table, ctypes.c_uint64(key), ctypes.c_uint64(self._out)]
+            self._driver.launch(self._gaps, (blocks, len(part), 1), _UNIT_THREADS, 0, arguments)
 
     def gaps_digest(self) -> int:
-        """The digest that was queued last. Waits for the device; nothing else is asked of these kernels between."""
+        """The digest that was queued last. Waits for the device; no other of these kernels may run in between."""
         return int(struct.unpack("<Q", self._driver.download(self._out, WORD))[0])
 
-    def renew(self, address: int, copied: int, size: int, turn: int, before: int, now: int) -> None:
-        """Queue replacing a sixteenth of a buffer of whole words, at places that only the key `now` tells.
+    def renew(self, address: int, source: int, size: int, turn: int, before: int, now: int) -> None:
+        """Queue replacing a sixteenth of a buffer of whole words, at places that depend on the key `now`.
 
-        The buffer is a copy of `copied`, but for what was replaced under the key `before`, which is undone; what
-        replaces is what lies `turn` bytes further on there, whole words. The key 0 replaces nothing.
+        The buffer is a copy of `source`, but for the replacements under the key `before`, which are undone; the new
+        words come from `turn` bytes further on in `source`. The key 0 replaces nothing.
         """
         words = size // WORD
-        given = [ctypes.c_uint64(n) for n in (address, copied, words, turn // WORD, before, now)]
+        arguments = [ctypes.c_uint64(n) for n in (address, source, words, turn // WORD, before, now)]
         grid = self._grid(-(-words // SECTOR_WORDS))
-        self._driver.launch(self._renew, (grid, 1, 1), _UNIT_THREADS, 0, given)
+        self._driver.launch(self._renew, (grid, 1, 1), _UNIT_THREADS, 0, arguments)
 
     def _sums(self, request: Sequence[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]]) -> list[int]:
-        """The sums of kernels, each given with the units that it goes over, and its arguments."""
+        """The sums of kernels, each with its number of units and its arguments."""
         result: list[int] = []
         for first in range(0, len(request), _MOST_SUMS):
             part = request[first : first + _MOST_SUMS]
             self._driver.fill(self._out, 0, 4, 2 * len(part))
-            for number, (kernel, count, given) in enumerate(part):
+            for number, (kernel, count, arguments) in enumerate(part):
                 out = ctypes.c_uint64(self._out + 8 * number)
-                self._driver.launch(kernel, (self._grid(count), 1, 1), _UNIT_THREADS, 0, [*given, out])
+                self._driver.launch(kernel, (self._grid(count), 1, 1), _UNIT_THREADS, 0, [*arguments, out])
             self._driver.synchronize()
             data = bytes(self._driver.download(self._out, 8 * len(part)))
             result += struct.unpack(f"<{len(part)}Q", data)
         return result
 
     def _grid(self, count: int) -> int:
-        """Blocks of a kernel that goes over so many units."""
+        """Blocks of a kernel over so many units."""
         return max(1, min(-(-count // _UNIT_THREADS), _UNIT_BLOCKS * self._blocks))
 
     def check_health(self, seed: int) -> str:
-        """Add numbers on the device; '' if the sums are right, else what is wrong."""
+        """Add numbers on the device; the fault of the sums, '' for none."""
         chance = random.Random(seed)
         a, b = ([chance.randrange(1 << 31) for _ in range(_CANARY_ELEMENTS)] for _ in range(2))
         pack = struct.Struct(f"<{_CANARY_ELEMENTS}I")
@@ -582,8 +582,8 @@ class RunnerKernels:
         arguments = [*(ctypes.c_uint64(w) for w in where), ctypes.c_uint32(_CANARY_ELEMENTS)]
         driver.launch(self._add, (_CANARY_ELEMENTS // 128, 1, 1), 128, 0, arguments)
         driver.synchronize()
-        got = pack.unpack(driver.download(where[2], size))
-        wrong = sum(g != (x + y) % 2**32 for g, x, y in zip(got, a, b, strict=True))
+        sums = pack.unpack(driver.download(where[2], size))
+        wrong = sum(g != (x + y) % 2**32 for g, x, y in zip(sums, a, b, strict=True))
         if wrong:
             return f"{wrong} of {_CANARY_ELEMENTS} sums are wrong"
         return self._watching_problem(where[0], size, chance)

@@ -19,7 +19,7 @@ _ALIGNMENT = 256
 GAP_BYTES = 4096
 """Least bytes of canaries between buffers."""
 _MOST_SHIFT = 64
-"""Alignments by which a buffer's place varies, for its addresses to tell nothing."""
+"""Alignments by which a buffer's place varies, so that its addresses tell nothing."""
 _NOISE_BYTES = 64 << 10
 """Most bytes of a gap that the host sends. The rest of a page, farther from a buffer, repeats a word."""
 _WORD = 4
@@ -44,12 +44,12 @@ class _Gap:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Bytes of the gap."""
         return len(self.noise) + _WORD * self.words
 
     @property
     def data(self) -> bytes:
-        """All of it."""
+        """All bytes of the canaries."""
         return self.noise + self.word.to_bytes(_WORD, "little") * self.words
 
 
@@ -78,7 +78,7 @@ class CanaryArena:
         for name in names:
             offsets[name] = offset
             shift = GAP_BYTES + _ALIGNMENT * self._chance.randrange(_MOST_SHIFT)
-            offset = _aligned(offset + sizes[name] + shift)
+            offset = _align(offset + sizes[name] + shift)
         # The bytes beyond the buffers are canaries, all of which are read: the memory is no larger than it needs to be.
         self._reserve(offset + GAP_BYTES)
         begins, size = self.address, self.size
@@ -101,59 +101,59 @@ class CanaryArena:
         return self.places
 
     def _reserve(self, size: int) -> None:
-        """Have memory of as many pages as `size` needs, or of one more, for shifts need now this, now that.
+        """Have memory of as many pages as `size` needs, or of one more, as random shifts vary the need.
 
-        Nothing else can be addressed: other memory is given back, which waits for the device.
+        All other memory is given back, so that nothing else can be addressed; that waits for the device.
         """
-        rounded = -(-size // PAGE_BYTES) * PAGE_BYTES
-        if rounded <= self.size <= rounded + PAGE_BYTES:
+        pages_size = -(-size // PAGE_BYTES) * PAGE_BYTES
+        if pages_size <= self.size <= pages_size + PAGE_BYTES:
             return
         if self.address:
             before, self.address, self.size = self.address, 0, 0
             self._driver.free(before)
-        self.address, self.size = self._driver.allocate(rounded), rounded
+        self.address, self.size = self._driver.allocate(pages_size), pages_size
 
     def queue_watch(self) -> None:
-        """Queue looking at all canaries, behind the launch that they are to tell of; `are_broken` says what was seen.
+        """Queue a digest of all canaries behind a launch; `are_broken` compares it.
 
-        One digest of all is made on the device: bytes of a whole page, after every launch, take long to move.
+        The digest is made on the device: to move a whole page after every launch would take long.
         """
         self._kernels.queue_gaps([(gap.address, gap.size) for gap in self._gaps], self._key)
 
     def are_broken(self) -> bool:
-        """Whether canaries were changed when they were looked at last. Waits for the device."""
+        """Whether canaries had changed at the last `queue_watch`. Waits for the device."""
         return self._kernels.gaps_digest() != self._digest
 
     def broken_canaries(self) -> int:
-        """Bytes beside buffers that are not as they were written."""
+        """The number of canary bytes that have changed."""
         self.queue_watch()
         if not self.are_broken():
             return 0
-        broken = 0
+        count = 0
         for gap in self._gaps:
             result = self._driver.download(gap.address, gap.size)
-            broken += sum(a != b for a, b in zip(result, gap.data, strict=True))
-        return broken or 1
+            count += sum(a != b for a, b in zip(result, gap.data, strict=True))
+        return count or 1
 
     def _gap(self, begin: int, end: int) -> _Gap:
-        """Canaries that nobody can foretell: a piece of noise from some place on, and a random word.
+        """Canaries that nobody can predict: a piece of noise from a random place on, and a random word.
 
         `end` is a buffer's beginning or a page's, a multiple of a word.
         """
-        repeated = min(end, _aligned(begin + _NOISE_BYTES))
-        size = repeated - begin
+        boundary = min(end, _align(begin + _NOISE_BYTES))
+        size = boundary - begin
         first = self._chance.randrange(len(self._noise) - size)
         noise = self._noise[first : first + size]
-        return _Gap(begin, noise, self._chance.getrandbits(8 * _WORD), (end - repeated) // _WORD)
+        return _Gap(begin, noise, self._chance.getrandbits(8 * _WORD), (end - boundary) // _WORD)
 
     def wipe(self, names: Collection[str], value: int) -> None:
         """Queue setting every byte of these buffers."""
         for name in names:
-            placed = self.places[name]
-            self._driver.fill(placed.address, value, 1, placed.size)
+            place = self.places[name]
+            self._driver.fill(place.address, value, 1, place.size)
 
 
-def _aligned(offset: int) -> int:
+def _align(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -173,7 +173,7 @@ class InputReserve:
     places: Mapping[str, int]
     """Addresses by buffer."""
     digests: Mapping[str, int]
-    """Digests of what the host has sent, by the key of `InputReserves`."""
+    """Digests of the contents that the host has sent, by the key of `InputReserves`."""
 
 
 class InputReserves:
@@ -181,20 +181,20 @@ class InputReserves:
 
     def __init__(self, driver: CudaDriver, kernels: RunnerKernels) -> None:
         self._driver, self._kernels = driver, kernels
-        self._kept: OrderedDict[str, InputReserve] = OrderedDict()
+        self._reserves: OrderedDict[str, InputReserve] = OrderedDict()
         self._key = random.SystemRandom().getrandbits(64)
 
     def get(self, key: str, inputs: Mapping[str, BufferContents]) -> InputReserve:
         """The reserve of these inputs, which `key` names; sent anew where anything was written into it."""
-        result = self._kept.get(key)
+        result = self._reserves.get(key)
         if result is None or self.changed(result, inputs):
             self.forget(key)
-            result = self._kept[key] = self._make(inputs)
-        self._kept.move_to_end(key)
+            result = self._reserves[key] = self._make(inputs)
+        self._reserves.move_to_end(key)
         return result
 
     def changed(self, reserve: InputReserve, inputs: Mapping[str, BufferContents]) -> list[str]:
-        """The buffers that are not what the host has sent."""
+        """The buffers whose contents are not those that the host has sent."""
         return [
             name
             for name, digest in self._digests(reserve.places, inputs).items()
@@ -203,23 +203,23 @@ class InputReserves:
 
     def forget(self, key: str) -> None:
         """Free a reserve, if there is one."""
-        if (result := self._kept.pop(key, None)) is not None:
+        if (result := self._reserves.pop(key, None)) is not None:
             self._driver.free(result.address)
 
     def forget_all(self) -> bool:
         """Free all, for want of memory; whether there were any."""
-        kept = list(self._kept)
-        for key in kept:
+        keys = list(self._reserves)
+        for key in keys:
             self.forget(key)
-        return bool(kept)
+        return bool(keys)
 
     def _make(self, inputs: Mapping[str, BufferContents]) -> InputReserve:
         offsets, size = dict[str, int](), 0
         for name, contents in inputs.items():
             offsets[name] = size
             size += -(-max(1, contents.size) // _ALIGNMENT) * _ALIGNMENT
-        while self._kept and size + sum(one.size for one in self._kept.values()) > _MOST_KEPT_BYTES:
-            self.forget(next(iter(self._kept)))
+        while self._reserves and size + sum(r.size for r in self._reserves.values()) > _MOST_KEPT_BYTES:
+            self.forget(next(iter(self._reserves)))
         size = max(size, _ALIGNMENT)
         try:
             address = self._driver.allocate(size)
@@ -233,13 +233,13 @@ class InputReserves:
         return InputReserve(address, size, places, self._digests(places, inputs))
 
     def _fill(self, address: int, contents: BufferContents) -> None:
-        """Send what repeats once, and double it on the device."""
-        done = len(contents.data)
+        """Send the contents' period once, and double it on the device."""
+        filled = len(contents.data)
         self._driver.upload(address, contents.data)
-        while done < contents.size:
-            more = min(done, contents.size - done)
-            self._driver.copy(address + done, address, more)
-            done += more
+        while filled < contents.size:
+            count = min(filled, contents.size - filled)
+            self._driver.copy(address + filled, address, count)
+            filled += count
 
     def _digests(self, places: Mapping[str, int], inputs: Mapping[str, BufferContents]) -> dict[str, int]:
         buffers = [(places[name], contents.size) for name, contents in inputs.items()]
@@ -247,7 +247,7 @@ class InputReserves:
 
 
 _LEAST_RENEWED_BYTES = 64 << 10
-"""Bytes of an input that is renewed in part: a smaller one is copied as soon, and has few sectors to choose from."""
+"""An input of so many bytes or more is renewed in part: a smaller one is copied as soon, and has few sectors."""
 
 
 class WorkInputs:
@@ -259,42 +259,42 @@ class WorkInputs:
         self._work: Mapping[str, Placed] = {}
         self._copies: Mapping[str, int] = {}
         self._units: Mapping[str, int] = {}
-        self._updated: Collection[str] = ()
+        self._updates: Collection[str] = ()
         self._keys: dict[str, int] = {}
         self.rotation: dict[str, int] = {}
-        """Bytes by which each was rotated when it was copied last; none of what was not copied yet."""
+        """Bytes by which each input was rotated at its last copy, by name."""
 
     def place(
         self,
         work: Mapping[str, Placed],
         copies: Mapping[str, int],
         units: Mapping[str, int],
-        updated: Collection[str],
+        updates: Collection[str],
     ) -> None:
-        """Take these places, of which nothing is known. `units`: those that may be rotated, by multiples of so many
-        bytes; `updated`: those that launches write."""
-        self._work, self._copies, self._units, self._updated = work, copies, units, updated
+        """Take these places, with unknown contents. `units`: those that may be rotated, by multiples of so many
+        bytes; `updates`: those that launches write."""
+        self._work, self._copies, self._units, self._updates = work, copies, units, updates
         self._keys, self.rotation = {}, {}
 
     def random_rotation(self) -> dict[str, int]:
-        """Bytes by which to rotate each that may be."""
+        """Random rotations, in bytes, of all inputs that may be rotated."""
         return {name: self._random_turn(name, unit) for name, unit in self._units.items()}
 
     def copy(self, rotation: Mapping[str, int]) -> None:
-        """Copy all, rotated so."""
+        """Copy all inputs, each rotated by so many bytes."""
         for name in self._work:
             self._copy(name, rotation.get(name, 0))
 
     def renew(self, *, clean: bool) -> None:
-        """Make inputs other ones at a fraction of what copying takes; or those of the call, where `clean`.
+        """Change inputs at a fraction of a copy's cost; or restore those of the call, where `clean`.
 
-        A part of large ones is replaced by what lies elsewhere in them, at places that nobody can foretell: what was
-        worked out from them before is wrong now, and only who reads all of an input can tell whether it is. Small ones
-        are rotated. Launches have to leave what is not updated as it was: it is not copied again.
+        A part of large ones is replaced by other elements of theirs, at places that nobody can predict: earlier
+        results are wrong now, and a program has to read all of an input to know whether they are. Small ones are
+        rotated. Inputs that are not updated are not copied again, as launches have to leave them alone.
         """
         for name, work in self._work.items():
             unit = self._units.get(name, 0)
-            if name not in self._updated and (not unit or self._in_part(name)):
+            if name not in self._updates and (not unit or self._in_part(name)):
                 if name not in self.rotation:
                     self._copy(name, 0)
                 if unit:
@@ -305,7 +305,7 @@ class WorkInputs:
                 self._copy(name, self._random_turn(name, unit) if unit and not clean else 0)
 
     def restore(self) -> None:
-        """Undo what is renewed in part: all are copies, rotated by `rotation`, unless a launch has written them."""
+        """Undo partial renewals: all inputs are copies, rotated by `rotation`, unless a launch has written them."""
         for name in list(self._keys):
             self._replace(name, self._work[name], 0, 0)
 
@@ -321,9 +321,9 @@ class WorkInputs:
             self._keys[name] = key
 
     def _copy(self, name: str, turn: int) -> None:
-        work, copied = self._work[name], self._copies[name]
-        self._driver.copy(work.address, copied + turn, work.size - turn)
-        self._driver.copy(work.address + work.size - turn, copied, turn)
+        work, source = self._work[name], self._copies[name]
+        self._driver.copy(work.address, source + turn, work.size - turn)
+        self._driver.copy(work.address + work.size - turn, source, turn)
         self._keys.pop(name, None)
         self.rotation[name] = turn
 
@@ -347,58 +347,58 @@ class KnownResults:
     """The results of a right program, by call, kept on the device, where those of others are compared with them.
 
     Programs have no address of them, and could still read and write there. They are masked whenever a program runs:
-    what it reads there is of no use, and what it writes there is seen.
+    bytes that it reads there are of no use, and bytes that it writes there show.
     """
 
     def __init__(self, driver: CudaDriver, kernels: RunnerKernels) -> None:
         self._driver, self._kernels = driver, kernels
-        self._kept: dict[str, _Results] = {}
+        self._results: dict[str, _Results] = {}
         chance = random.SystemRandom()
         self._key, self._mask_keys = chance.getrandbits(64), (chance.getrandbits(64), chance.getrandbits(64))
 
     def __contains__(self, key: str) -> bool:
-        return key in self._kept
+        return key in self._results
 
     def keep(self, key: str, buffers: Mapping[str, Placed], kinds: Mapping[str, ElementKind]) -> None:
-        """Copy what is in these buffers now. Raises `DriverError` for want of memory."""
+        """Copy these buffers as they are now. Raises `DriverError` for want of memory."""
         self.forget(key)
         offsets, size = dict[str, int](), 0
-        for name, placed in buffers.items():
+        for name, buffer in buffers.items():
             offsets[name] = size
-            size += -(-max(1, placed.size) // _ALIGNMENT) * _ALIGNMENT
+            size += -(-max(1, buffer.size) // _ALIGNMENT) * _ALIGNMENT
         size = max(size, _ALIGNMENT)
         address = self._driver.allocate(size)
-        places = {n: Placed(address + offsets[n], placed.size) for n, placed in buffers.items()}
-        for name, placed in buffers.items():
-            self._driver.copy(places[name].address, placed.address, placed.size)
+        places = {n: Placed(address + offsets[n], buffer.size) for n, buffer in buffers.items()}
+        for name, buffer in buffers.items():
+            self._driver.copy(places[name].address, buffer.address, buffer.size)
         self._kernels.mask(address, size, self._mask_keys)
         digests = self._digests(places)
-        self._kept[key] = _Results(address, size, places, digests, {n: kinds[n] for n in buffers})
+        self._results[key] = _Results(address, size, places, digests, {n: kinds[n] for n in buffers})
 
     def forget(self, key: str) -> None:
         """Free the results of a call, if there are any."""
-        if (result := self._kept.pop(key, None)) is not None:
+        if (result := self._results.pop(key, None)) is not None:
             self._driver.free(result.address)
 
     def changed(self, key: str) -> bool:
         """Whether anything was written into the results of a call since they were kept; they are forgotten then."""
-        if (result := self._kept.get(key)) is None or self._digests(result.places) == result.digests:
+        if (result := self._results.get(key)) is None or self._digests(result.places) == result.digests:
             return False
         self.forget(key)
         return True
 
     def errors(self, key: str, places: Mapping[str, Placed]) -> dict[str, float]:
-        """The largest error in each buffer, relative to the largest finite value in what is right."""
-        result, kept = {}, self._kept[key]
-        self._kernels.mask(kept.address, kept.size, self._mask_keys)
-        for name, right in kept.places.items():
-            kind, got = kept.kinds[name], places[name]
+        """The largest error in each buffer, relative to the largest finite value of the right results."""
+        result, results = {}, self._results[key]
+        self._kernels.mask(results.address, results.size, self._mask_keys)
+        for name, right in results.places.items():
+            kind, output = results.kinds[name], places[name]
             result[name] = self._kernels.relative_error(
-                got.address + kind.late, right.address + kind.late, right.size - kind.late, kind.dtype
+                output.address + kind.late, right.address + kind.late, right.size - kind.late, kind.dtype
             )
-        self._kernels.mask(kept.address, kept.size, self._mask_keys)
+        self._kernels.mask(results.address, results.size, self._mask_keys)
         return result
 
     def _digests(self, places: Mapping[str, Placed]) -> dict[str, int]:
-        buffers = [(placed.address, placed.size) for placed in places.values()]
+        buffers = [(place.address, place.size) for place in places.values()]
         return dict(zip(places, self._kernels.digests(buffers, self._key), strict=True))

@@ -1,4 +1,4 @@
-"""Messages between a runner and its host: requests, answers, outputs of launches, and whose code runs."""
+"""Messages between a runner and its host: requests, answers, outputs of launches, and marks of running code."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class RunnerFaultKind(StrEnum):
     DEVICE_ERROR = "device error"
     """The driver reported an error that ends the context, such as an illegal address."""
     REFUSED = "refused"
-    """The driver or the runner did not take it: bad code, too many resources, too little memory."""
+    """The driver or the runner refused the program: bad code, too many resources, too little memory."""
     CRASH = "crash"
     """The runner died, twice."""
 
 
 class ProgramFault(SandboxError):
-    """A program's doing. `candidate` says whose, `kind` what."""
+    """A fault of a program of `candidate`; `kind` says which."""
 
     def __init__(self, kind: RunnerFaultKind, candidate: str, detail: str) -> None:
         super().__init__(f"{candidate}: {kind}: {detail}")
@@ -85,7 +85,7 @@ PAUSES = len(pause_lengths())
 
 @dataclass(frozen=True)
 class TimingLimits(Record, label="timing limits"):
-    """When to stop timing."""
+    """Rules on the end of timing."""
 
     least: int = 5
     """Launches of each contestant before any is given up; behind pauses in whole rounds of those."""
@@ -106,12 +106,12 @@ class ElementKind(Record, label="element kind"):
 
 @dataclass(frozen=True)
 class ProgramInputs:
-    """The inputs of a call, and what may become of them."""
+    """The inputs of a call, and how they may be changed."""
 
     key: str
-    """Names the bytes: calls of one key have the same inputs, which are sent once."""
+    """The name of the inputs: calls of one key have the same inputs, which are sent once."""
     inputs: Mapping[str, BufferContents]
-    """By buffer."""
+    """The contents, by buffer."""
     outputs: Mapping[str, int] = field(default_factory=dict)
     """Sizes of buffers that are given to be written."""
     rotate: Mapping[str, int] = field(default_factory=dict)
@@ -126,10 +126,10 @@ class ObservedLaunch:
 
     rotation: Mapping[str, int]
     outputs: tuple[bytes, ...] = ()
-    """None at a call whose results were learned."""
+    """The outputs; none at a call whose results were learned."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """At such a call, of a launch that was not rotated: the largest error in each buffer, relative to the largest value
-    that is right there."""
+    """The largest error in each buffer, relative to the largest right value there, at a call whose results were
+    learned, for a launch that was not rotated."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class TimingRequest:
 
 @dataclass
 class TimingAnswer:
-    """Seconds of each contestant's launches, and what some of the last contestant's left behind."""
+    """Seconds of each contestant's launches, and the outputs of some of the last contestant's."""
 
     seconds: list[list[float]]
     stopped: str = ""
@@ -163,7 +163,7 @@ class TimingAnswer:
 
 
 NOBODY = -1
-"""While no contestant's code runs."""
+"""The mark while no contestant's code runs."""
 _FORMAT = struct.Struct("<iI")
 
 
@@ -176,7 +176,7 @@ class LaunchMarker:
         self._serial = 0
 
     def set(self, contestant: int) -> None:
-        """Say whose code runs from here on."""
+        """Mark the contestant whose code runs from here on."""
         self._serial = (self._serial + 1) % (1 << 32)
         self._memory[:] = _FORMAT.pack(contestant, self._serial)
 
@@ -186,7 +186,7 @@ class LaunchMarker:
         return contestant, serial
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Unmap the memory."""
         self._memory.close()
 
 
@@ -203,16 +203,16 @@ def encode_launches(
     """Launches in JSON, and the bytes of their outputs by `PART/LAUNCH/OUTPUT`."""
     facts = [
         {
-            "rotation": dict(one.rotation),
-            "outputs": len(one.outputs),
-            "errors": {n: e if math.isfinite(e) else None for n, e in one.errors.items()},
+            "rotation": dict(launch.rotation),
+            "outputs": len(launch.outputs),
+            "errors": {n: e if math.isfinite(e) else None for n, e in launch.errors.items()},
         }
-        for one in launches
+        for launch in launches
     ]
     arrays = {
         f"{part}/{number}/{place}": TensorBytes("uint8", (len(data),), data)
-        for number, one in enumerate(launches)
-        for place, data in enumerate(one.outputs)
+        for number, launch in enumerate(launches)
+        for place, data in enumerate(launch.outputs)
     }
     return facts, arrays
 
@@ -223,9 +223,9 @@ def decode_launches(
     """The launches that `encode_launches` was given. Raises `KeyError` for an output that was not sent."""
     return tuple(
         ObservedLaunch(
-            one["rotation"],
-            tuple(bytes(arrays[f"{part}/{number}/{place}"].data) for place in range(one["outputs"])),
-            {n: math.inf if e is None else float(e) for n, e in one["errors"].items()},
+            launch["rotation"],
+            tuple(bytes(arrays[f"{part}/{number}/{place}"].data) for place in range(launch["outputs"])),
+            {n: math.inf if e is None else float(e) for n, e in launch["errors"].items()},
         )
-        for number, one in enumerate(facts)
+        for number, launch in enumerate(facts)
     )

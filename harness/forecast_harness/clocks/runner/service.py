@@ -1,4 +1,4 @@
-"""The runner: a process that launches what it is asked to. It imports no candidate, torch or Triton."""
+"""The runner: a process that launches programs on request. It imports no candidate, torch or Triton."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RunnerService:
         self._driver, self._marks = driver, marks
         self._session = LaunchSession(driver, flush_bytes, marks.set)
         self._inputs: dict[str, dict[str, BufferContents]] = {}
-        self._loaded: OrderedDict[str, LoadedKernel] = OrderedDict()
+        self._kernels: OrderedDict[str, LoadedKernel] = OrderedDict()
 
     def answer(
         self, request: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
@@ -82,26 +82,26 @@ class RunnerService:
     def _part(
         self, operation: str, name: str, request: Mapping[str, Any], arrays: Mapping[str, TensorBytes]
     ) -> tuple[dict[str, Any], dict[str, TensorBytes]]:
-        """One call's: what was asked for, and the outputs that the host has not."""
+        """The answer for one call, and the outputs that the host does not have."""
         contestants = [
             self._contestant(n, f"code-{name}-{n}", data, arrays)
             for n, data in enumerate(request["programs"])
         ]
         key = request["inputs"]
-        given = ProgramInputs(
+        inputs = ProgramInputs(
             key, self._inputs[key], request["outputs"], request["rotate"], tuple(request["updates"])
         )
         if operation == "learn":
             kinds = {n: ElementKind.from_json(k) for n, k in request["kinds"].items()}
-            names, broken = self._session.learn(contestants[0], given, kinds, int(request["blamed"]))
-            return {"names": names, "violations": [v.to_json() for v in broken]}, {}
-        if request["compared"] and not self._session.knows_results(given.key):
-            raise MachineCodeError(f"what is right at the call {given.key} has not been learned")
+            names, faults = self._session.learn(contestants[0], inputs, kinds, int(request["blamed"]))
+            return {"names": names, "violations": [v.to_json() for v in faults]}, {}
+        if request["compared"] and not self._session.knows_results(inputs.key):
+            raise MachineCodeError(f"what is right at the call {inputs.key} has not been learned")
         if operation == "check":
-            launches, violations = self._session.check(contestants[0], given, int(request["launches"]))
+            launches, violations = self._session.check(contestants[0], inputs, int(request["launches"]))
             value, outputs = encode_launches(launches, name)
             return {"launches": value, "violations": [v.to_json() for v in violations]}, outputs
-        result = self._session.time(contestants, given, TimingLimits.from_json(request["limits"]))
+        result = self._session.time(contestants, inputs, TimingLimits.from_json(request["limits"]))
         value, outputs = encode_launches(result.launches, name)
         answer = {"launches": value, "seconds": result.seconds, "stopped": result.stopped}
         answer |= {"recorded": result.recorded, "violations": [v.to_json() for v in result.violations]}
@@ -112,21 +112,21 @@ class RunnerService:
     ) -> Contestant:
         program = Program.from_json(data)
         self._marks.set(number)  # loading is the candidate's doing
-        loaded = [
+        kernels = [
             self._load(replace(kernel, image=bytes(arrays[f"{code}-{n}"].data)))
             for n, kernel in enumerate(program.kernels)
         ]
         self._marks.set(NOBODY)
-        return Contestant(self._driver, program, loaded, f"{number}/")
+        return Contestant(self._driver, program, kernels, f"{number}/")
 
     def _load(self, kernel: CompiledKernel) -> LoadedKernel:
         key = kernel.id
-        if key in self._loaded:
-            self._loaded.move_to_end(key)
-            return self._loaded[key]
-        while len(self._loaded) >= _MOST_LOADED:
-            self._loaded.popitem(last=False)[1].unload()
-        result = self._loaded[key] = LoadedKernel(self._driver, kernel)
+        if key in self._kernels:
+            self._kernels.move_to_end(key)
+            return self._kernels[key]
+        while len(self._kernels) >= _MOST_LOADED:
+            self._kernels.popitem(last=False)[1].unload()
+        result = self._kernels[key] = LoadedKernel(self._driver, kernel)
         return result
 
 
@@ -169,20 +169,20 @@ def main(text: str) -> NoReturn:
         except (EOFError, OSError):
             os._exit(0)
         value: dict[str, Any]
-        given: dict[str, TensorBytes] = {}
-        lost = False
+        outputs: dict[str, TensorBytes] = {}
+        is_lost = False
         contestant, began = NOBODY, time.perf_counter()
         try:
-            value, given = service.answer(request, arrays)
+            value, outputs = service.answer(request, arrays)
         except DriverError as error:
             contestant, _ = marks.read()
-            lost = error.sticky
+            is_lost = error.sticky
             value = {"failed": str(error), "code": error.code, "contestant": contestant}
         except (ForecastAutotuneError, KeyError, RuntimeError) as error:
             contestant, _ = marks.read()
             value = {"failed": f"{type(error).__name__}: {error}"[:2000], "code": 0, "contestant": contestant}
         marks.set(NOBODY)
         busy = time.perf_counter() - began
-        wire.send(channel, {"number": request["number"], **value, "lost": lost, "busy_s": busy}, given)
-        if lost:
+        wire.send(channel, {"number": request["number"], **value, "lost": is_lost, "busy_s": busy}, outputs)
+        if is_lost:
             os._exit(2)

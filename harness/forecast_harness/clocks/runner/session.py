@@ -55,33 +55,33 @@ class RunnerEvent:
 
 
 class DriverEvents:
-    """Gives events; all are taken back together, to be given again. They are freed with the process."""
+    """Hands out events; all are taken back together, to be used again. They are freed with the process."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
-        self._given: list[ctypes.c_void_p] = []
+        self._in_use: list[ctypes.c_void_p] = []
         self._free: list[ctypes.c_void_p] = []
 
     def mark(self) -> RunnerEvent:
         """An event behind all work queued so far."""
-        self._given.append(self._free.pop() if self._free else self._driver.event())
-        return RunnerEvent(self._driver, self._given[-1])
+        self._in_use.append(self._free.pop() if self._free else self._driver.event())
+        return RunnerEvent(self._driver, self._in_use[-1])
 
     def take_back(self) -> None:
-        """Nobody asks the events any more that were given."""
-        self._free += self._given
-        self._given.clear()
+        """Take back all events that were handed out: nobody reads them any more."""
+        self._free += self._in_use
+        self._in_use.clear()
 
 
 class RunnerGraph:
     """A `RecordedGraph` of the core's timing."""
 
     def __init__(self, driver: CudaDriver) -> None:
-        """Hold what was queued since the driver has begun to capture."""
+        """The graph of all work queued since the driver began to capture."""
         self._driver, self._handle = driver, driver.end_capture()
 
     def replay(self) -> None:
-        """Queue it once more."""
+        """Queue the graph once more."""
         self._driver.launch_graph(self._handle)
 
     def free(self) -> None:
@@ -113,11 +113,11 @@ class LaunchRecorder(GraphRecorder):
         return self._graphs[-1], result
 
     def replays(self, launch: Callable[[], None]) -> list[tuple[Callable[[], None], int]]:
-        """(what queues a launch behind a pause, that pause in cycles), for every pause."""
+        """(function that queues a launch behind a pause, the pause in cycles), for every pause."""
         return [(self.record(launch, pause)[0].replay, pause) for pause in pause_lengths()]
 
     def forget(self) -> None:
-        """Free all that was recorded."""
+        """Free all recorded graphs."""
         while self._graphs:
             self._graphs.pop().free()
 
@@ -140,13 +140,13 @@ class LaunchRecorder(GraphRecorder):
 
 
 _MOST_MOVED_BYTES = 16 << 20
-"""Bytes of a call's inputs: larger ones are compared on the device, after a launch that is checked."""
+"""Inputs of more bytes are compared on the device, after a launch that is checked."""
 INPUT_CHANGED = "input changed"
 """The rule against writing into an input that a call does not update."""
 _LEAST_S = 1e-7
 """Seconds of a launch behind a pause: the cost of pauses is known to within some 0.1 us."""
 _FAR_BEYOND, _FIRST_S = 5.0, 2e-3
-"""A first launch that takes so many times the bound, and so much longer, is timed no more: it loads code, too."""
+"""A program whose first launch, which loads code, takes so many times the bound, and so much longer, is given up."""
 
 
 class LaunchSession:
@@ -160,9 +160,9 @@ class LaunchSession:
         self._recorder = LaunchRecorder(driver, self.kernels)
         self._events = DriverEvents(driver)
         self._chance = random.SystemRandom()
-        self._wiped: list[str] = []
-        self._wiped_with = 0
-        self._given = ProgramInputs("", {})
+        self._buffers_to_wipe: list[str] = []
+        self._wipe_value = 0
+        self._call = ProgramInputs("", {})
         self._reserves = InputReserves(driver, self.kernels)
         self._reserve = InputReserve(0, 0, {}, {})
         self._results = KnownResults(driver, self.kernels)
@@ -171,37 +171,37 @@ class LaunchSession:
 
     # --- placing ---
 
-    def _place(self, given: ProgramInputs, contestants: Sequence[Contestant]) -> None:
-        sizes = {name: contents.size for name, contents in given.inputs.items()}
-        self._wiped = list(given.outputs)
-        sizes |= given.outputs
-        for one in contestants:
-            sizes |= one.scratch
-            self._wiped += list(one.scratch)
+    def _place(self, inputs: ProgramInputs, contestants: Sequence[Contestant]) -> None:
+        sizes = {name: contents.size for name, contents in inputs.inputs.items()}
+        self._buffers_to_wipe = list(inputs.outputs)
+        sizes |= inputs.outputs
+        for contestant in contestants:
+            sizes |= contestant.scratch
+            self._buffers_to_wipe += list(contestant.scratch)
         try:
             places = self._arena.place(sizes)
         except DriverError:
             if not self._reserves.forget_all():
                 raise
             places = self._arena.place(sizes)
-        self._reserve = self._reserves.get(given.key, given.inputs)
-        work = {name: places[name] for name in given.inputs}
-        self._inputs.place(work, self._reserve.places, given.rotate, given.updates)
-        for one in contestants:
-            one.bind(places)
-        self._given = given
+        self._reserve = self._reserves.get(inputs.key, inputs.inputs)
+        work = {name: places[name] for name in inputs.inputs}
+        self._inputs.place(work, self._reserve.places, inputs.rotate, inputs.updates)
+        for contestant in contestants:
+            contestant.bind(places)
+        self._call = inputs
 
     def knows_results(self, key: str) -> bool:
-        """Whether results at a call can be compared with what a right program has left there."""
+        """Whether results at a call can be compared with a right program's."""
         return key in self._results
 
     def forget(self, key: str) -> None:
-        """Free what the device holds of a call's inputs and results."""
+        """Free a call's inputs and results on the device."""
         self._reserves.forget(key)
         self._results.forget(key)
 
     def _launch(self, number: int, contestant: Contestant, rotation: Mapping[str, int]) -> None:
-        """Launch a contestant once, on inputs that are rotated so, and wait for it."""
+        """Launch a contestant once, on inputs with this rotation, and wait for it."""
         self._inputs.copy(rotation)
         self._wipe()
         self.driver.synchronize()
@@ -211,78 +211,78 @@ class LaunchSession:
         self._mark(NOBODY)
 
     def _wipe(self) -> None:
-        """Queue that outputs, scratch, shared memory and caches hold nothing of earlier launches.
+        """Queue wiping outputs, scratch, shared memory and caches of data of earlier launches.
 
-        Never with the same value twice in a row: what is not written differs from one launch to the next.
+        Never with the same value twice in a row, so that elements which are not written differ between launches.
         """
         values = (0xFF, 0x7F, self._chance.randrange(256))
-        self._wiped_with = self._chance.choice([v for v in values if v != self._wiped_with])
-        self._arena.wipe(self._wiped, self._wiped_with)
+        self._wipe_value = self._chance.choice([v for v in values if v != self._wipe_value])
+        self._arena.wipe(self._buffers_to_wipe, self._wipe_value)
         self.kernels.overwrite(self._chance.randrange(1 << 32))
 
     def _outputs(self, contestant: Contestant) -> tuple[bytes, ...]:
         result = []
-        for one in contestant.plan.returned:
-            place = self._arena.places[contestant.buffer(one.buffer)]
-            result.append(bytes(self.driver.download(place.address + one.offset, one.size)))
+        for tensor in contestant.plan.returned:
+            place = self._arena.places[contestant.buffer(tensor.buffer)]
+            result.append(bytes(self.driver.download(place.address + tensor.offset, tensor.size)))
         if not contestant.plan.returned:
-            places = (self._arena.places[name] for name in self._given.outputs)
+            places = (self._arena.places[name] for name in self._call.outputs)
             result = [bytes(self.driver.download(p.address, p.size)) for p in places]
         return tuple(result)
 
-    def _left_behind(self, contestant: Contestant, rotation: Mapping[str, int]) -> ObservedLaunch:
-        """The outputs that the launch that has just ended left in its buffers."""
-        if self._given.key not in self._results:
+    def _observed_launch(self, contestant: Contestant, rotation: Mapping[str, int]) -> ObservedLaunch:
+        """The outputs of the launch that has just ended, in its buffers."""
+        if self._call.key not in self._results:
             return ObservedLaunch(rotation, self._outputs(contestant))
         # The right outputs on other inputs are not known.
-        rotated = any(rotation.values())
-        errors = {} if rotated else self._results.errors(self._given.key, self._arena.places)
+        is_rotated = any(rotation.values())
+        errors = {} if is_rotated else self._results.errors(self._call.key, self._arena.places)
         return ObservedLaunch(rotation, errors=errors)
 
     def _changed_on_device(self, rotation: Mapping[str, int]) -> list[str]:
-        """As `_changed_inputs`, without moving the bytes: what a call of many costs a thousandth of."""
-        changed = []
-        spoilt = self._reserves.changed(self._reserve, self._given.inputs)
-        for name in self._given.inputs:
+        """The result of `_changed_inputs`, without moving bytes: for many bytes at a thousandth of the cost."""
+        names = []
+        stale = self._reserves.changed(self._reserve, self._call.inputs)
+        for name in self._call.inputs:
             place, reserve = self._arena.places[name], self._reserve.places[name]
             where = place.address, reserve, place.size, rotation.get(name, 0)
-            if name not in self._given.updates and self.kernels.differ(*where):
-                changed.append(name)
-            elif name in spoilt:
-                changed.append(f"the copy of {name}")
-        if self._results.changed(self._given.key):
-            changed.append("what its results are compared with")
-        return changed
+            if name not in self._call.updates and self.kernels.differ(*where):
+                names.append(name)
+            elif name in stale:
+                names.append(f"the copy of {name}")
+        if self._results.changed(self._call.key):
+            names.append("what its results are compared with")
+        return names
 
     def _changed_inputs(self, rotation: Mapping[str, int]) -> list[str]:
-        """Inputs, or what they are copied from, that are not what the host has sent."""
-        moved = sum(contents.size for contents in self._given.inputs.values())
-        if moved > _MOST_MOVED_BYTES or self._given.key in self._results:
+        """Inputs, or the copies that they come from, that differ from those that the host has sent."""
+        size = sum(contents.size for contents in self._call.inputs.values())
+        if size > _MOST_MOVED_BYTES or self._call.key in self._results:
             return self._changed_on_device(rotation)
-        changed = []
-        for name, contents in self._given.inputs.items():
+        names = []
+        for name, contents in self._call.inputs.items():
             data, turn = contents.whole(), rotation.get(name, 0)
             place, reserve = self._arena.places[name], self._reserve.places[name]
-            wanted = data[turn:] + data[:turn]
-            if name not in self._given.updates and self.driver.download(place.address, place.size) != wanted:
-                changed.append(name)
+            expected = data[turn:] + data[:turn]
+            if name not in self._call.updates and self.driver.download(place.address, place.size) != expected:
+                names.append(name)
             elif self.driver.download(reserve, len(data)) != data:
-                changed.append(f"the copy of {name}")
-        return changed
+                names.append(f"the copy of {name}")
+        return names
 
     def _violations(
         self, number: int, rotation: Mapping[str, int], changes: Callable[[Mapping[str, int]], list[str]]
     ) -> list[Violation]:
-        if broken := self._out_of_bounds(number):
-            return broken
-        if changed := changes(rotation):
-            return [Violation(number, INPUT_CHANGED, f"it wrote into {', '.join(changed)}")]
+        if violations := self._out_of_bounds(number):
+            return violations
+        if names := changes(rotation):
+            return [Violation(number, INPUT_CHANGED, f"it wrote into {', '.join(names)}")]
         return []
 
     def _out_of_bounds(self, number: int) -> list[Violation]:
-        broken = self._arena.broken_canaries()
-        message = f"{broken} bytes beside its buffers were changed"
-        return [Violation(number, "out of bounds", message)] if broken else []
+        count = self._arena.broken_canaries()
+        message = f"{count} bytes beside its buffers were changed"
+        return [Violation(number, "out of bounds", message)] if count else []
 
     # --- what is asked ---
 
@@ -301,58 +301,58 @@ class LaunchSession:
         return result
 
     def check(
-        self, contestant: Contestant, given: ProgramInputs, launches: int
+        self, contestant: Contestant, inputs: ProgramInputs, launches: int
     ) -> tuple[list[ObservedLaunch], list[Violation]]:
         """Launch several times, each in another placement; the first two on the same inputs.
 
         Ends with the first violation.
         """
-        done: list[ObservedLaunch] = []
+        observations: list[ObservedLaunch] = []
         for number in range(launches):
-            self._place(given, [contestant])
+            self._place(inputs, [contestant])
             rotation = self._inputs.random_rotation() if number > 1 else {}
             self._launch(0, contestant, rotation)
-            if broken := self._violations(0, rotation, self._changed_inputs):
-                return done, broken
-            done.append(self._left_behind(contestant, rotation))
-        return done, []
+            if violations := self._violations(0, rotation, self._changed_inputs):
+                return observations, violations
+            observations.append(self._observed_launch(contestant, rotation))
+        return observations, []
 
     def learn(
-        self, contestant: Contestant, given: ProgramInputs, kinds: Mapping[str, ElementKind], blamed: int
+        self, contestant: Contestant, inputs: ProgramInputs, kinds: Mapping[str, ElementKind], owner: int
     ) -> tuple[list[str], list[Violation]]:
-        """Launch a right program once: what it leaves in the inputs that it changes is what others have to.
+        """Launch a right program once; its results in the inputs that it changes are those that others must have.
 
-        The changed inputs, in order; those of `given.updates` are taken as they are, where there are any. `blamed` is
-        the contestant whose launch it is said to be.
+        The changed inputs, in order; those of `inputs.updates` are taken as they are, where there are any. `owner`: the
+        number under which the launch is marked.
         """
-        self._results.forget(given.key)
-        any_of_them = replace(given, updates=given.updates or tuple(given.inputs))
-        self._place(any_of_them, [contestant])
-        self._launch(blamed, contestant, {})
-        if broken := self._violations(0, {}, self._changed_on_device):
-            return [], broken
+        self._results.forget(inputs.key)
+        updatable = replace(inputs, updates=inputs.updates or tuple(inputs.inputs))
+        self._place(updatable, [contestant])
+        self._launch(owner, contestant, {})
+        if violations := self._violations(0, {}, self._changed_on_device):
+            return [], violations
         places, copies = self._arena.places, self._reserve.places
-        names = list(given.updates) or [
-            n for n in given.inputs if self.kernels.differ(places[n].address, copies[n], places[n].size, 0)
+        names = list(inputs.updates) or [
+            n for n in inputs.inputs if self.kernels.differ(places[n].address, copies[n], places[n].size, 0)
         ]
-        self._results.keep(given.key, {n: places[n] for n in names}, kinds)
+        self._results.keep(inputs.key, {n: places[n] for n in names}, kinds)
         return names, []
 
     def time(
-        self, contestants: Sequence[Contestant], given: ProgramInputs, limits: TimingLimits
+        self, contestants: Sequence[Contestant], inputs: ProgramInputs, limits: TimingLimits
     ) -> TimingAnswer:
         """Time launches of all contestants in turn, in a new order each round, until the last cannot win."""
-        self._place(given, contestants)
+        self._place(inputs, contestants)
         result = TimingAnswer([[] for _ in contestants])
         last = len(contestants) - 1
         first: list[float] = []
-        for n, one in enumerate(contestants):  # loads, warms up
-            first.append(self._timed(n, one.launch, watch=last > 0))
+        for n, contestant in enumerate(contestants):  # loads, warms up
+            first.append(self._time_launch(n, contestant.launch, watch=last > 0))
             if last and self._arena.are_broken():
                 result.violations = self._out_of_bounds(n)
                 return result
-        if last and (broken := self._timed_violations(contestants)):
-            result.violations = broken
+        if last and (violations := self._timed_violations(contestants)):
+            result.violations = violations
             return result
         if limits.bound_s and last == 0 and first[0] > _FAR_BEYOND * limits.bound_s + _FIRST_S:
             result.seconds = [first]
@@ -365,26 +365,26 @@ class LaunchSession:
         ]
         pausing = self._recorder.cost_of_pauses(self._flush_caches) if result.recorded else 0.0
         rounds = -(-limits.most // PAUSES) * PAUSES if result.recorded else limits.most
-        checked = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
-        # With two, each launch says whose doing it was; with one, all were its own, and canaries stay broken.
-        watched = (
+        checked_rounds = set(self._chance.sample(range(rounds), min(limits.checks, rounds)))
+        # With two, a launch has to be attributed; with one, all are its own, and canaries stay broken.
+        watched_rounds = (
             range(rounds) if len(contestants) > 1 else self._chance.sample(range(rounds), min(2, rounds))
         )
         try:
             for number in range(rounds):
                 for n in self._chance.sample(range(len(contestants)), len(contestants)):
                     launch, pause = replays[n][number % len(replays[n])]
-                    kept, watch = n == last and number in checked, number in watched
-                    seconds = self._timed(n, launch, kept=kept, watch=watch)
+                    is_checked, watch = n == last and number in checked_rounds, number in watched_rounds
+                    seconds = self._time_launch(n, launch, is_checked=is_checked, watch=watch)
                     if result.recorded:
                         seconds = max(seconds - pause_seconds(pause) - pausing, _LEAST_S)
                     result.seconds[n].append(seconds)
                     if watch and self._arena.are_broken():
                         result.violations = self._out_of_bounds(n)
                         return result
-                    if kept:
+                    if is_checked:
                         rotation = dict(self._inputs.rotation)
-                        result.launches.append(self._left_behind(contestants[n], rotation))
+                        result.launches.append(self._observed_launch(contestants[n], rotation))
                 result.stopped = cannot_win(result.seconds, limits, result.recorded)
                 if result.stopped:
                     break
@@ -393,16 +393,16 @@ class LaunchSession:
             self._recorder.forget()
         return result
 
-    def _timed(
-        self, number: int, launch: Callable[[], None], *, kept: bool = False, watch: bool = False
+    def _time_launch(
+        self, number: int, launch: Callable[[], None], *, is_checked: bool = False, watch: bool = False
     ) -> float:
         """Seconds of one launch with cold caches, by the device's events.
 
-        `kept`: its results will be looked at; `watch`: canaries are, behind it.
+        `is_checked`: its results will be compared; `watch`: canaries are digested behind it.
         """
         self._last_number = number
-        if self._given.key in self._results:  # which are those of inputs as they are
-            self._inputs.renew(clean=kept)
+        if self._call.key in self._results:  # which are those of inputs as they are
+            self._inputs.renew(clean=is_checked)
         else:
             self._inputs.copy(self._inputs.random_rotation())
         self._wipe()
@@ -423,7 +423,7 @@ class LaunchSession:
         """The rules that timed launches broke: the last one, unless one of several spoilt inputs before."""
         self._inputs.restore()
         result = self._violations(self._last_number, self._inputs.rotation, self._changed_on_device)
-        if result and result[0].rule == INPUT_CHANGED and self._given.key in self._results:
+        if result and result[0].rule == INPUT_CHANGED and self._call.key in self._results:
             # Such inputs last for many launches: whose doing it is shows when each is launched alone.
             for number in reversed(range(len(contestants))):
                 self._launch(number, contestants[number], {})
@@ -440,18 +440,16 @@ class LaunchSession:
 def cannot_win(seconds: Sequence[Sequence[float]], limits: TimingLimits, recorded: bool) -> str:
     """Why the last contestant cannot beat the bound or the first one any more; '' while it can.
 
-    Behind pauses one time tells little, a whole round of them is one; else the fastest of all launches counts.
+    Behind pauses the mean of a whole round counts as one time; else the fastest of all launches counts.
     """
-    mine = seconds[-1]
+    own = seconds[-1]
     if recorded:
-        whole = len(mine) // PAUSES
-        mine = [mean_without_strays(mine[n * PAUSES : (n + 1) * PAUSES]) for n in range(whole)]
+        whole = len(own) // PAUSES
+        own = [mean_without_strays(own[n * PAUSES : (n + 1) * PAUSES]) for n in range(whole)]
     least = max(1, limits.least // PAUSES) if recorded else limits.least
-    if len(mine) < least or (len(seconds) < 2 and not limits.bound_s):
+    if len(own) < least or (len(seconds) < 2 and not limits.bound_s):
         return ""
     bound = limits.bound_s
     if len(seconds) > 1 and not bound:
         bound = mean_without_strays(seconds[0])
-    return (
-        f"its fastest launch took {min(mine):.3g} s, the bound is {bound:.3g} s" if min(mine) > bound else ""
-    )
+    return f"its fastest launch took {min(own):.3g} s, the bound is {bound:.3g} s" if min(own) > bound else ""

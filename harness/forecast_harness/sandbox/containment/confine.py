@@ -160,10 +160,10 @@ def filter_program(
     for table, action in ((_KILLED, _KILL), (_REFUSED, refuse), (_REPORTED_ABSENT, _ERRNO | errno.ENOSYS)):
         for numbers in table.values():
             code += _return_for_syscall(numbers[column], action)
-    denied = [] if memfd else list(_MEMFD.values())
-    denied += [] if connect else [_CONNECT]
-    denied += [] if affinity else [_SCHED_SETAFFINITY]
-    for numbers in denied:
+    syscalls = [] if memfd else list(_MEMFD.values())
+    syscalls += [] if connect else [_CONNECT]
+    syscalls += [] if affinity else [_SCHED_SETAFFINITY]
+    for numbers in syscalls:
         code += _return_for_syscall(numbers[column], refuse)
     if signal_only is not None:
         own = _instruction(_EQUAL, signal_only, 0, 1)
@@ -190,12 +190,12 @@ def install_filter(
         connect=connect,
         affinity=affinity,
     )
-    held = ctypes.create_string_buffer(code, len(code))
-    described = _FilterProgram(len(code) // 8, ctypes.cast(held, ctypes.c_void_p))
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = _FilterProgram(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     linux.no_new_privileges()
     zero = ctypes.c_ulong(0)
     result = linux._libc.prctl(
-        _PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), ctypes.byref(described), zero, zero
+        _PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), ctypes.byref(program), zero, zero
     )
     linux.check_result(result, "seccomp filter")
 
@@ -237,17 +237,17 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
     unrestricted processes (6). Paths that do not exist are passed over. Raises `OSError` without landlock.
     """
     abi = linux.syscall(_SYS_CREATE_RULESET, None, 0, 1)
-    handled = _FILES_BY_ABI.get(abi, _LATEST_FILES)
+    access = _FILES_BY_ABI.get(abi, _LATEST_FILES)
     rules = _RulesetAttributes(
-        handled, _TCP if abi >= 4 else 0, _SCOPE_SOCKETS | _SCOPE_SIGNALS if abi >= 6 else 0
+        access, _TCP if abi >= 4 else 0, _SCOPE_SOCKETS | _SCOPE_SIGNALS if abi >= 6 else 0
     )
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = linux.syscall(_SYS_CREATE_RULESET, ctypes.pointer(rules), size, 0)
     try:
         for path in readable:
-            _add_rule(ruleset, path, (_EXECUTE | _READ | _READ_DIR) & handled)
+            _add_rule(ruleset, path, (_EXECUTE | _READ | _READ_DIR) & access)
         for path in writable:
-            _add_rule(ruleset, path, handled)
+            _add_rule(ruleset, path, access)
         linux.no_new_privileges()
         linux.syscall(_SYS_RESTRICT_SELF, ruleset, 0)
     finally:
@@ -325,11 +325,11 @@ def interpreter_roots() -> tuple[str, ...]:
     roots += [Path(p).parent for p in linux.mapped_files()]
     roots += [root.resolve() for root in roots]
     system = [Path(p) for p in _SYSTEM_TREES]
-    kept: list[Path] = []
+    results: list[Path] = []
     for root in sorted(set(roots), key=lambda r: len(r.parts)):
-        if root.exists() and not any(root.is_relative_to(other) for other in (*system, *kept)):
-            kept.append(root)
-    return tuple(str(root) for root in kept)
+        if root.exists() and not any(root.is_relative_to(tree) for tree in (*system, *results)):
+            results.append(root)
+    return tuple(str(root) for root in results)
 
 
 def other_devices(device: str | None, gpus: Path = GPUS) -> set[str]:

@@ -85,11 +85,11 @@ def strongest_level() -> ContainmentLevel:
     command = [sys.executable, "-I", "-c", SERVER_COMMAND, module_search_path(), json.dumps({"probe": True})]
     if sys.platform != "linux":
         raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}; run it in a container there")
-    done = subprocess.run(command, capture_output=True, text=True, env={}, timeout=60, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, env={}, timeout=60, check=False)
     try:
-        result = json.loads(done.stdout)
+        result = json.loads(process.stdout)
     except ValueError:
-        raise SandboxError(f"the probe did not answer: {done.stderr[-500:]}") from None
+        raise SandboxError(f"the probe did not answer: {process.stderr[-500:]}") from None
     if not result["level"]:
         raise SandboxError(f"no level of containment works here: {result['refused']}")
     return ContainmentLevel(result["level"])

@@ -116,8 +116,8 @@ def drop_capabilities(keep: int = 0) -> None:
     header, data = _CapHeader(_CAP_V3, 0), (_CapData * 2)()
     if keep:
         check_result(_libc.capget(ctypes.byref(header), ctypes.byref(data)), "capget")
-        held = int(data[0].permitted) & keep
-        data = (_CapData * 2)(_CapData(held, held, 0))
+        permitted = int(data[0].permitted) & keep
+        data = (_CapData * 2)(_CapData(permitted, permitted, 0))
     check_result(_libc.capset(ctypes.byref(header), data), "capset")
 
 
@@ -227,7 +227,7 @@ def descendants(pid: int) -> list[int]:
     while waiting:
         parent = waiting.pop()
         below = children(parent) if families is None else families.get(parent, [])
-        new = [one for one in below if one not in result]
+        new = [child for child in below if child not in result]
         result += new
         waiting += new
     return result
@@ -261,10 +261,10 @@ def read_process_memory(pid: int, address: int, into: memoryview) -> bool:
         return False
     ours = _IoVector(ctypes.addressof(ctypes.c_char.from_buffer(into)), len(into))
     theirs = _IoVector(address, len(into))
-    done: int = _libc.process_vm_readv(
+    count: int = _libc.process_vm_readv(
         pid, ctypes.byref(ours), ctypes.c_ulong(1), ctypes.byref(theirs), ctypes.c_ulong(1), ctypes.c_ulong(0)
     )
-    return done == len(into)
+    return count == len(into)
 
 
 def processor_time_ns(pid: int) -> int:
