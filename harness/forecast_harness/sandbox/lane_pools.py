@@ -140,11 +140,11 @@ class LanePool(Resource):
         if not self._count:
             self._began = time.monotonic()
         self._count += 1
-        opening = threading.Thread(target=self._open_one, name="open-lane")
+        opening = threading.Thread(target=self._open_lane, name="open-lane")
         self._openings.append(opening)
         opening.start()
 
-    def _open_one(self) -> None:
+    def _open_lane(self) -> None:
         try:
             lane = self._opener()
             self._opening.enter(lane)

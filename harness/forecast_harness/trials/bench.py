@@ -91,7 +91,7 @@ class SolutionBench:
         if self.incumbent is None or self._solution is None:
             self._solution, self.incumbent = solution, replace(entry, outcome="incumbent")
             return self.incumbent
-        entry, labels = self._compared(self._solution, solution, verdict)
+        entry, labels = self._compare(self._solution, solution, verdict)
         if labels and not self.incumbent.labels:
             self.incumbent = replace(self.incumbent, labels=labels)
         if entry.gain is not None:  # every contest of the incumbent's takes other times
@@ -113,7 +113,7 @@ class SolutionBench:
         beside = self.incumbent.labels or theirs
         return {n: 1e-3 * t.median_ms * beside[n].median_ms / theirs[n].median_ms for n, t in own.items()}
 
-    def _compared(
+    def _compare(
         self, incumbent: Solution, candidate: Solution, verdict: SolutionVerdict
     ) -> tuple[BenchResult, dict[str, TimingSummary]]:
         """One candidate's contest and, if it wins, its confirmation; its entry and the incumbent's labels."""

@@ -171,7 +171,7 @@ class ConfirmationOpener:
         (first, *others), racing = self._verifying or [EarlyOpener(self._open_lane)], self._racing
         self._verifying, self._racing = [], []
         try:
-            return ConfirmationLanes([first(), *_opened(others)], _opened(racing))
+            return ConfirmationLanes([first(), *_open_lanes(others)], _open_lanes(racing))
         finally:
             close_lanes([first, *others, *racing])
 
@@ -181,7 +181,7 @@ class ConfirmationOpener:
         close_lanes(openers)
 
 
-def _opened(openers: list[EarlyOpener[SandboxLane]]) -> list[SandboxLane]:
+def _open_lanes(openers: list[EarlyOpener[SandboxLane]]) -> list[SandboxLane]:
     results = []
     for opener in openers:
         with suppress(LaneFailure, SandboxError):

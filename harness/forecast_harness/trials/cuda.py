@@ -47,7 +47,7 @@ class CudaJudge(PackJudge):
         self._signature, self._arch = cuda_signature_of(target), int(device.arch)
         self.requests = CudaRequests(self._signature)
         """How the sources of solutions are compiled for contests through machine code."""
-        self._compiled: dict[tuple[str, str], CompiledSource | CudaCompileError] = {}
+        self._builds: dict[tuple[str, str], CompiledSource | CudaCompileError] = {}
         self._compiler = SandboxLane(scratch=folder)
         super().__init__(target, plan, folder, **more)
         try:
@@ -85,24 +85,24 @@ class CudaJudge(PackJudge):
         return super()._verify_node(node, config, plan)
 
     def _solution(self, node: Node, config: SourceConfig) -> Solution:
-        if isinstance(compiled := self._compile(node, config), CudaCompileError):
-            raise LaneFailure(f"{node.id} does not compile: {compiled}", self.name)
-        result = host_solution(node.id, compiled, self._signature, config)
+        if isinstance(build := self._compile(node, config), CudaCompileError):
+            raise LaneFailure(f"{node.id} does not compile: {build}", self.name)
+        result = host_solution(node.id, build, self._signature, config)
         return self.requests.note(result, node.source, config)
 
     def _compile(self, node: Node, config: SourceConfig) -> CompiledSource | CudaCompileError:
         """Machine code of a node in one config, made once. Raises `LaneFailure`."""
         key = node.id, repr(sorted(config.items()))
-        if key not in self._compiled:
+        if key not in self._builds:
             try:
-                self._compiled[key] = compile_source(
+                self._builds[key] = compile_source(
                     node.source, self._signature, config, self._arch, self._run_compiler
                 )
             except CudaCompileError as error:
-                self._compiled[key] = error
+                self._builds[key] = error
             except (CompilerUnavailable, SandboxError, SettingsError) as error:
                 raise LaneFailure(str(error), self.name) from error
-        return self._compiled[key]
+        return self._builds[key]
 
     def _run_compiler(self, job: SandboxJob) -> JobResult:
         return self._compiler.run(job, COMPILE_LIMITS)

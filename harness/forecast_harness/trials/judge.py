@@ -86,11 +86,11 @@ class Judge(ABC, Generic[T]):
     def judge(self, job: NodeJob) -> NodeResult:
         """The verdict on a node, tuned and timed beside `job.against`. Raises `LaneFailure`."""
         began = time.perf_counter()
-        verdict = self._judged(job)
+        verdict = self._judge_node(job)
         return replace(verdict, against=job.against.id, wall_seconds=time.perf_counter() - began)
 
     @abstractmethod
-    def _judged(self, job: NodeJob) -> NodeResult:
+    def _judge_node(self, job: NodeJob) -> NodeResult:
         """The verdict on a node by its `_stages`. Raises `LaneFailure`."""
 
     def _verdict_of(self, stages: Callable[[S], NodeResult], source: S) -> NodeResult:
@@ -278,7 +278,7 @@ class SandboxJudge(Judge[SandboxTrial]):
 
     # --- the stages ---
 
-    def _judged(self, job: NodeJob) -> NodeResult:
+    def _judge_node(self, job: NodeJob) -> NodeResult:
         rules = self._thorough if job.confirm else self._rules
         return self._verdict_of(self._stages, self._trial(job, rules, [self._lane]))
 

@@ -115,7 +115,7 @@ class KernelJudge(SandboxJudge):
         """Verify the variant for every kind of call; with several lanes, at the same time. Raises as `_stages`."""
         lanes, kinds = trial.lanes, self._call_kinds().verified
 
-        def verified(number: int) -> VariantVerification:
+        def verify(number: int) -> VariantVerification:
             subject, survey_of_subject = kinds[number]
             return verify_variant(
                 variant,
@@ -131,9 +131,9 @@ class KernelJudge(SandboxJudge):
         try:
             if len(lanes) > 1:
                 with ThreadPoolExecutor(len(lanes)) as pool:
-                    verifications: Iterable[VariantVerification] = list(pool.map(verified, range(len(kinds))))
+                    verifications: Iterable[VariantVerification] = list(pool.map(verify, range(len(kinds))))
             else:
-                verifications = map(verified, range(len(kinds)))
+                verifications = map(verify, range(len(kinds)))
             for verification in verifications:
                 trial.device_seconds += verification.verdict.seconds
                 if not verification.verdict.accepted:
@@ -200,7 +200,7 @@ class KernelJudge(SandboxJudge):
         """Contests are made ready in lanes of their own while a node is verified; what they show counts afterwards."""
         rules, seed, configs = limit.rules(self._thorough), confirm.seed_node, confirm.configs
 
-        def confirmed(node: Node) -> NodeResult:
+        def confirm_node(node: Node) -> NodeResult:
             config = configs.get(node.id, {})
             fixed = [Config.from_json(config)] if config else []
             job = NodeJob("", node, seed, configs.get(seed.id, {}), self._target, 0, 1, confirm=True)
@@ -213,7 +213,7 @@ class KernelJudge(SandboxJudge):
             finally:
                 close_lanes(prepared)
 
-        return confirmed
+        return confirm_node
 
     def _confirmation_lanes(self) -> tuple[int, int]:
         return 1 if self._kinds is None else len(self._kinds.verified), CONTESTS
@@ -223,11 +223,11 @@ class KernelJudge(SandboxJudge):
         if self._kinds is None:
             began = time.perf_counter()
 
-            def surveyed(subject: BaseKernel) -> KernelSurvey:
+            def survey_call(subject: BaseKernel) -> KernelSurvey:
                 return survey(subject, self._lane, plan=self._plan, binaries=self._binaries)
 
             try:
-                self._kinds = CallKinds.surveyed(self._subjects, surveyed)
+                self._kinds = CallKinds.surveyed(self._subjects, survey_call)
             except (SandboxError, VariantError) as error:
                 failure = CannotConfirm if isinstance(error, BaseRefusedError) else LaneFailure
                 raise failure(f"the base kernel: {error}", self.name) from error

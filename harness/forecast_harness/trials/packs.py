@@ -127,7 +127,7 @@ class PackJudge(SandboxJudge):
         """
         in_full = trial.job.node.id == trial.job.against.id
         plan = self._plan if in_full else first_plan(self._plan)
-        trial.verification = self._verified(trial, {}, plan)
+        trial.verification = self._verdict(trial, {}, plan)
         trial.facts["verified_in_full"] = in_full
         if not trial.verification.accepted:
             raise self._refusal(trial, trial.verification.reasons)
@@ -137,13 +137,13 @@ class PackJudge(SandboxJudge):
 
     def _race(self, trial: SandboxTrial, configs: Sequence[SourceConfig]) -> Contest:
         """If a winner turns out to be wrong, the source as it stands runs alone. One not shown to be ahead is not."""
-        for raced in (configs, ({},)):
+        for choice in (configs, ({},)):
             measurements = trial.measurements
-            if measurements and (len(configs) == 1 or measurements + len(raced) > trial.job.trials):
+            if measurements and (len(configs) == 1 or measurements + len(choice) > trial.job.trials):
                 break
-            race = self._race_job(trial.job, raced, trial.rules)
+            race = self._race_job(trial.job, choice, trial.rules)
             value = self._run_race(race, trial.lanes[0], self._limits)
-            trial.measurements += len(raced)
+            trial.measurements += len(choice)
             trial.device_seconds += value["lane_seconds"]
             caught = [reasons_from_json(r) for r in value["caught"].values()]
             for reasons in caught:
@@ -152,7 +152,7 @@ class PackJudge(SandboxJudge):
             if "winner" not in value:
                 reasons = caught[0]
                 continue
-            contest = Contest.of_race(value, raced)
+            contest = Contest.of_race(value, choice)
             is_ahead = contest.log2_ratio + _CLEAR_ERRORS * contest.error < 0.0
             return contest if is_ahead else replace(contest, log2_ratio=max(0.0, contest.log2_ratio))
         raise self._refusal(trial, reasons)
@@ -161,7 +161,7 @@ class PackJudge(SandboxJudge):
         self, node: Node, config: Mapping[str, Any]
     ) -> tuple[SolutionVerdict, dict[str, Any]]:
         trial = self._trial(NodeJob("", node, node, {}, self._target, 0, 1), self._rules, [self._lane])
-        trial.verification = self._verified(trial, config, self._plan)
+        trial.verification = self._verdict(trial, config, self._plan)
         if not trial.verification.accepted:
             raise self._refusal(trial, trial.verification.reasons)
         return trial.verification, {}
@@ -183,7 +183,7 @@ class PackJudge(SandboxJudge):
 
         faster: list[str] = []
 
-        def confirmed(node: Node) -> NodeResult:
+        def confirm_node(node: Node) -> NodeResult:
             began, config = time.perf_counter(), confirm.configs.get(node.id, {})
             entry = bench.incumbent if node.id == seed.id else bench.enter(self._solution(node, config))
             assert entry is not None
@@ -204,7 +204,7 @@ class PackJudge(SandboxJudge):
             ratios = {n: math.log2(1e3 * s / beside[n]) for n, s in result.seconds.items() if n in beside}
             return replace(result, facts={**result.facts, **self._each_call(trial, job, config, ratios)})
 
-        return confirmed
+        return confirm_node
 
     def _compiled_seconds(
         self, bench: SolutionBench, seed: Node, confirm: ConfirmationJob, limit: ConfirmationLimit
@@ -288,7 +288,7 @@ class PackJudge(SandboxJudge):
 
     # ---
 
-    def _verified(self, trial: SandboxTrial, config: SourceConfig, plan: VerificationPlan) -> SolutionVerdict:
+    def _verdict(self, trial: SandboxTrial, config: SourceConfig, plan: VerificationPlan) -> SolutionVerdict:
         try:
             verdict = self._verify_node(trial.job.node, config, plan)
         except SandboxError as error:

@@ -295,7 +295,7 @@ class _KernelRace(Race):
             error_limits({a.name: a.dtype for a in c.drawn.arguments if a.kind == "tensor"}, c.subject.source)
             for c in calls
         )
-        self._writes = [{n: one[n] for n in w} for w, one in zip(request["writes"], limits, strict=True)]
+        self._writes = [{n: each[n] for n in w} for w, each in zip(request["writes"], limits, strict=True)]
         theirs, own = request["against"], request["variant"]
         besides = (Config.from_json(c) for c in theirs["configs"])
         self._calls, self._besides = calls, [[c.launch(theirs["source"], b) for c in calls] for b in besides]

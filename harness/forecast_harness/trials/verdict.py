@@ -93,9 +93,9 @@ class Contest:
             "checks": value["checks"],
         }
         seconds, theirs = (seconds_of_side(value, side) for side in (CANDIDATE, INCUMBENT))
-        ranked = [(configs[int(n)], log2_ratio([d])[0]) for n, d in value["ranking"].items()]
+        ranking = [(configs[int(n)], log2_ratio([d])[0]) for n, d in value["ranking"].items()]
         best = configs[value["winner"]]
-        return cls(*log2_ratio(value["differences"]), seconds, theirs, best, ranked, facts)
+        return cls(*log2_ratio(value["differences"]), seconds, theirs, best, ranking, facts)
 
     @property
     def each_call(self) -> dict[str, Any]:

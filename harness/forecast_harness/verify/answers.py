@@ -113,7 +113,7 @@ def _number(low: float, high: float) -> Check:
     def check(value: Any, what: str) -> None:
         # Compared before anything is converted: an integer may have more digits than a float can hold.
         if type(value) not in (int, float) or not low <= value <= high:
-            raise ValueError(f"{what} must be a number from {low:g} to {high:g}, not {_shown(value)}")
+            raise ValueError(f"{what} must be a number from {low:g} to {high:g}, not {_excerpt(value)}")
 
     return check
 
@@ -121,7 +121,7 @@ def _number(low: float, high: float) -> Check:
 def _integer(low: int, high: int) -> Check:
     def check(value: Any, what: str) -> None:
         if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{what} must be an integer from {low} to {high}, not {_shown(value)}")
+            raise ValueError(f"{what} must be an integer from {low} to {high}, not {_excerpt(value)}")
 
     return check
 
@@ -129,20 +129,20 @@ def _integer(low: int, high: int) -> Check:
 def _text(longest: int) -> Check:
     def check(value: Any, what: str) -> None:
         if type(value) is not str or len(value) > longest:
-            raise ValueError(f"{what} must be a text of at most {longest} characters, not {_shown(value)}")
+            raise ValueError(f"{what} must be a text of at most {longest} characters, not {_excerpt(value)}")
 
     return check
 
 
 def _boolean(value: Any, what: str) -> None:
     if type(value) is not bool:
-        raise ValueError(f"{what} must be true or false, not {_shown(value)}")
+        raise ValueError(f"{what} must be true or false, not {_excerpt(value)}")
 
 
 def _list_of(check_item: Check, longest: int) -> Check:
     def check(value: Any, what: str) -> None:
         if type(value) is not list or len(value) > longest:
-            raise ValueError(f"{what} must be a list of at most {longest}, not {_shown(value)}")
+            raise ValueError(f"{what} must be a list of at most {longest}, not {_excerpt(value)}")
         for n, item in enumerate(value):
             check_item(item, f"{what}[{n}]")
 
@@ -152,7 +152,7 @@ def _list_of(check_item: Check, longest: int) -> Check:
 def _mapping_of(check_item: Check, longest: int = _MAX_NAMES) -> Check:
     def check(value: Any, what: str) -> None:
         if type(value) is not dict or len(value) > longest:
-            raise ValueError(f"{what} must be an object of at most {longest} names, not {_shown(value)}")
+            raise ValueError(f"{what} must be an object of at most {longest} names, not {_excerpt(value)}")
         for name, item in value.items():
             _text(_MAX_TEXT)(name, f"a name in {what}")
             check_item(item, f"{what}[{name[:40]!r}]")
@@ -167,14 +167,14 @@ def _object(fields: Mapping[str, Check], optional: Mapping[str, Check] | None = 
     def check(value: Any, what: str) -> None:
         if type(value) is not dict or not fields.keys() <= value.keys() <= every.keys():
             result = sorted(map(str, value))[:20] if type(value) is dict else value
-            raise ValueError(f"{what} must have the fields {', '.join(fields)}, not {_shown(result)}")
+            raise ValueError(f"{what} must have the fields {', '.join(fields)}, not {_excerpt(result)}")
         for name, item in value.items():
             every[name](item, f"{what}.{name}")
 
     return check
 
 
-def _shown(value: Any) -> str:
+def _excerpt(value: Any) -> str:
     """A few characters of a value; the size of a number that is too long to be written out."""
     if type(value) is int and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
@@ -198,31 +198,31 @@ _launch_fields: dict[str, Check] = {
     "outputs": _outputs,
     "harness": _harness,
 }
-_noticed = _object({"harness": _harness})
+_report_form = _object({"harness": _harness})
 _batch_outputs = _list_of(_outputs, _MOST_BATCHED)
 _batch_places = _list_of(_list_of(_integer(0, (1 << 63) - 1), _MAX_OUTPUTS), _MOST_BATCHED)
-_windowed = _object(
+_window_form = _object(
     {name: check for name, check in _launch_fields.items() if name != "harness"}
     | {"places": _list_of(_integer(0, (1 << 63) - 1), _MAX_OUTPUTS)},
     {"harness": _harness},
 )
-_launched = _object(_launch_fields, {"digests": _digests})
-_read_again = _object({"harness": _harness, "outputs": _outputs}, {"digests": _digests})
-_asked_idly = _object({"harness": _harness}, {"outputs": _outputs, "digests": _digests})
+_launch_form = _object(_launch_fields, {"digests": _digests})
+_again_form = _object({"harness": _harness, "outputs": _outputs}, {"digests": _digests})
+_idle_form = _object({"harness": _harness}, {"outputs": _outputs, "digests": _digests})
 _FORMS: dict[str, Check] = {
-    "prepare": _noticed,
-    "place": _noticed,
+    "prepare": _report_form,
+    "place": _report_form,
     "share": _object({}),
     "build": _object({}),
-    "launch": _launched,
-    "window": _windowed,
-    "arm": _noticed,
+    "launch": _launch_form,
+    "window": _window_form,
+    "arm": _report_form,
     "attach": _object({}),
     "arm_batch": _object(
         {"outputs": _batch_outputs, "places": _batch_places, "recorded": _boolean, "harness": _harness}
     ),
     "batch": _object({}, {"outputs": _batch_outputs, "places": _batch_places}),
-    "report": _noticed,
-    "again": _read_again,
-    "idle": _asked_idly,
+    "report": _report_form,
+    "again": _again_form,
+    "idle": _idle_form,
 }

@@ -38,7 +38,7 @@ _synchronize = torch.cuda.synchronize
 
 
 @dataclass
-class _Launched:
+class _BatchOutputs:
     """Descriptions of each launch's outputs, and their offsets in the judge's memory."""
 
     descriptions: list[Any]
@@ -49,7 +49,7 @@ class _Launched:
 class _ServedBatch:
     """The work of windows until other launches are armed."""
 
-    run: Callable[[list[Any]], _Launched]
+    run: Callable[[list[Any]], _BatchOutputs]
     replay: Callable[[], None] | None
     results: list[Any]
     """The results of launches that are replayed: their memory must not be used for anything else."""
@@ -125,9 +125,9 @@ def _launch_all(
     target: torch.Tensor,
     state: dict[str, Any],
     results: list[Any],
-) -> _Launched:
+) -> _BatchOutputs:
     """All calls, and their outputs in `target`: copied to it where they do not lie there; `results` gets the others."""
-    launched = _Launched([], [])
+    outputs = _BatchOutputs([], [])
     for n, call in enumerate(calls):
         result = call()
         descriptions, spans = inside._described(result, state)
@@ -143,11 +143,11 @@ def _launch_all(
                 offset, at, has_copies = at, at + aligned_size(size), True
             if size:
                 places.append(offset)
-        launched.descriptions.append(descriptions)
-        launched.places.append(places)
+        outputs.descriptions.append(descriptions)
+        outputs.places.append(places)
         if not has_copies:
             results.append(result)
-    return launched
+    return outputs
 
 
 def _no_work(forms: Sequence[Mapping[str, Any]], device: str) -> list[torch.Tensor]:
@@ -156,8 +156,8 @@ def _no_work(forms: Sequence[Mapping[str, Any]], device: str) -> list[torch.Tens
 
 
 def _record(
-    run: Callable[[], _Launched], timer: DeviceTimer, result: _Launched, memory: torch.Tensor
-) -> tuple[Callable[[], None] | None, _Launched]:
+    run: Callable[[], _BatchOutputs], timer: DeviceTimer, result: _BatchOutputs, memory: torch.Tensor
+) -> tuple[Callable[[], None] | None, _BatchOutputs]:
     """A replay of all launches, and their results there; None where they cannot be recorded."""
     sizes = [
         math.prod(output["shape"]) * int(getattr(torch, output["dtype"]).itemsize)
@@ -167,11 +167,11 @@ def _record(
     ]
     pool = open_output_pool(memory, sizes, timer.recorder.stream)
     try:
-        graph, launched = timer.recorder.record(run, pool=None if pool is None else pool.id)
+        graph, recording = timer.recorder.record(run, pool=None if pool is None else pool.id)
     except Exception:  # whatever the candidate raises where it may not wait for the device
         _synchronize()
         return None, result
-    return graph.replay, launched
+    return graph.replay, recording
 
 
 _ALIGN = 512

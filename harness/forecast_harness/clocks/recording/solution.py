@@ -123,12 +123,12 @@ class TensorRecorder:
         self.refused = self.refused or name
         raise HostCode(f"torch.{name} computes on data outside of a kernel")
 
-    def allocated(self, tensor: torch.Tensor) -> None:
+    def note_allocation(self, tensor: torch.Tensor) -> None:
         """Take a new tensor's storage as a buffer."""
         if tensor.untyped_storage()._cdata not in self._names:
             self._rename(tensor, f"allocation-{len(self._tensors)}")
 
-    def filled(self, tensor: torch.Tensor, value: Any) -> None:
+    def note_fill(self, tensor: torch.Tensor, value: Any) -> None:
         """Take note that a contiguous tensor was set to `value`. Raises `HostCode` for any other."""
         if not tensor.is_contiguous():
             raise HostCode("filling a tensor that is not contiguous")
@@ -222,7 +222,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         if name in _UNSET or name in _FILLED:
             result = function(*args, **kwargs)
             if result.device.type == "cuda":
-                self._recorder.allocated(result)
+                self._recorder.note_allocation(result)
                 if name in _FILLED:
                     value = _FILLED[name]
                     if value is None:
@@ -230,7 +230,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
                         value = args[_VALUE_AT[name]] if value is None else value
                     if isinstance(value, torch.Tensor):
                         self._recorder.refuse(name)
-                    self._recorder.filled(result, value)
+                    self._recorder.note_fill(result, value)
             return result
         schema = function._schema
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)

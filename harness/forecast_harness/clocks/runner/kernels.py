@@ -219,7 +219,7 @@ _RENEWED_PART = 16
 """One sector in so many is replaced, at places that only the key tells."""
 
 
-def _chosen(key: str, into: str) -> str:
+def _choose_sector(key: str, into: str) -> str:
     """Whether the sector %d1 is one of a key's; none is of the key 0."""
     return f"""mad.lo.u64 %d9, %d1, 0x9E3779B97F4A7C15, {key};
   {_MIX}
@@ -239,8 +239,8 @@ again:
   shl.b64 %d13, %d1, 2;
   setp.ge.u64 %p, %d13, %d6;
   @%p bra done;
-  {_chosen("%d8", "%old")}
-  {_chosen("%d12", "%new")}
+  {_choose_sector("%d8", "%old")}
+  {_choose_sector("%d12", "%new")}
   or.pred %p, %old, %new;
   @!%p bra next;
   selp.b64 %d14, %d7, 0, %new;

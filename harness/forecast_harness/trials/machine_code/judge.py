@@ -106,7 +106,7 @@ class SharedRunner:
         """Add to a stage of this thread's job the seconds until the stack that this yields is closed."""
         began = time.perf_counter()
         with ExitStack() as stack:
-            stack.callback(lambda: self._add_spent(stage, time.perf_counter() - began))
+            stack.callback(lambda: self._add_seconds(stage, time.perf_counter() - began))
             yield stack
 
     @contextmanager
@@ -129,7 +129,7 @@ class SharedRunner:
                 busy = self._runner.busy_s
                 with self.spending("device"):
                     yield
-                self._add_spent("runner", self._runner.busy_s - busy)
+                self._add_seconds("runner", self._runner.busy_s - busy)
 
     def check(self, program: Program, inputs: ProgramInputs) -> CheckAnswer:
         """The answer of `RunnerClient.check`."""
@@ -146,9 +146,9 @@ class SharedRunner:
         """When this thread's job began; 0 before it has one."""
         return getattr(self._job, "began", 0.0)
 
-    def _add_spent(self, stage: str, seconds: float) -> None:
-        spent = getattr(self._job, "spent", {})
-        spent[stage] = spent.get(stage, 0.0) + seconds
+    def _add_seconds(self, stage: str, seconds: float) -> None:
+        totals = getattr(self._job, "spent", {})
+        totals[stage] = totals.get(stage, 0.0) + seconds
 
 
 _GIVE_UP_AGAIN_S = 0.2
@@ -456,11 +456,11 @@ class NodeBuilds:
         if (future := self._cache.get(node_key(node, config))) is not None and not cases:
             return future
         request = self._request(node, config)
-        built = self._builder.submit(replace(request.only(cases) if cases else request, began=began))
+        building = self._builder.submit(replace(request.only(cases) if cases else request, began=began))
         with self._lock:
-            self._under_way.add(built)
-        built.add_done_callback(self._under_way.discard)
-        return built
+            self._under_way.add(building)
+        building.add_done_callback(self._under_way.discard)
+        return building
 
     def begin_once(self, node: Node, config: TrialConfig, began: float) -> Future[BuildResult]:
         """Compile a node that others are timed beside, unless that was done before."""
@@ -590,8 +590,8 @@ class NodeTrial(Trial):
         **facts: Any,
     ) -> Contest:
         """The contest of its best config."""
-        ranked = [(self.configs[n], self.log_ratio(n) / math.log(2)) for n in self.seconds]
-        return Contest(log2_ratio, error, seconds, theirs, self.configs[self.best], ranked, facts)
+        ranking = [(self.configs[n], self.log_ratio(n) / math.log(2)) for n in self.seconds]
+        return Contest(log2_ratio, error, seconds, theirs, self.configs[self.best], ranking, facts)
 
 
 _OUTCOMES = {
@@ -667,7 +667,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
         self._tuner = NodeTuner(self._builds, self._runner, trials, self._work)
         self._failures = 0
 
-    def _judged(self, job: NodeJob) -> NodeResult:
+    def _judge_node(self, job: NodeJob) -> NodeResult:
         """Check, tune and time a node beside `job.against`; as host code where that cannot be."""
         self._work.begin()
         self._runner.begin()
@@ -675,9 +675,9 @@ class MachineCodeJudge(Judge[NodeTrial]):
         if not why:
             try:
                 verdict = self._verdict_of(self._stages, NodeTrial(job))
-                spent = self._runner.spent
-                facts = {**verdict.facts, "path": PATH, "spent": spent}
-                return replace(verdict, device_seconds=spent["device"], facts=facts)
+                stage_seconds = self._runner.spent
+                facts = {**verdict.facts, "path": PATH, "spent": stage_seconds}
+                return replace(verdict, device_seconds=stage_seconds["device"], facts=facts)
             except CancelledError as error:
                 raise LaneFailure("given up", self._device) from error
             except (NoMachineCode, RecordError) as error:
@@ -776,13 +776,13 @@ class MachineCodeJudge(Judge[NodeTrial]):
         """The best config beside the other node; twice, where it seems to be faster."""
         trial.facts = {"verified_in_full": False, **({"late_configs": trial.late} if trial.late else {})}
         if self._tuner.is_hopeless(trial):
-            contest = self._given_up(trial)
+            contest = self._hopeless_contest(trial)
         elif trial.job.node.id == trial.job.against.id:
-            contest = self._yardstick(trial)
+            contest = self._own_contest(trial)
         else:
-            contest = self._timed_beside(trial, compares=False)
+            contest = self._time_beside(trial, compares=False)
             if contest.log2_ratio < -MIN_PROGRESS:
-                contest = max(contest, self._timed_again(trial, contest), key=lambda c: c.log2_ratio)
+                contest = max(contest, self._time_again(trial, contest), key=lambda c: c.log2_ratio)
             if contest.log2_ratio < -MIN_PROGRESS:
                 self._lead = min(self._lead, trial.job.against_score + contest.log2_ratio)
             else:
@@ -791,7 +791,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
         self._failures = 0
         return contest
 
-    def _given_up(self, trial: NodeTrial) -> Contest:
+    def _hopeless_contest(self, trial: NodeTrial) -> Contest:
         ratio, count = trial.log_ratio(trial.best) / math.log(2), trial.measurements
         after = f"{count} of {len(trial.configs)} configs"
         text = f"Right on a small call, and given up after {after}: {2**ratio:.2f} times slower."
@@ -800,7 +800,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
         )
         return replace(contest, text=text)
 
-    def _yardstick(self, trial: NodeTrial) -> Contest:
+    def _own_contest(self, trial: NodeTrial) -> Contest:
         """The contest of a node with itself: only its best config is of interest."""
         own_seconds = trial.seconds[trial.best]
         for name, seconds in own_seconds.items():
@@ -809,17 +809,17 @@ class MachineCodeJudge(Judge[NodeTrial]):
         text = "Right at these sizes; others are timed beside it."
         return replace(trial.contest(0.0, 0.0, own_seconds, own_seconds, blocks=0), text=text)
 
-    def _timed_again(self, trial: NodeTrial, first: Contest) -> Contest:
+    def _time_again(self, trial: NodeTrial, first: Contest) -> Contest:
         """Time the source beside its rival again, and compare outputs; in a new runner, if it may take the lead.
 
         A new runner has no data that earlier programs may have left in the driver's own memory.
         """
         if trial.job.against_score + first.log2_ratio >= self._lead - MIN_PROGRESS:
-            return self._timed_beside(trial, compares=True)
+            return self._time_beside(trial, compares=True)
         with self._runner.renewed():
-            return self._timed_beside(trial, compares=True)
+            return self._time_beside(trial, compares=True)
 
-    def _timed_beside(self, trial: NodeTrial, *, compares: bool) -> Contest:
+    def _time_beside(self, trial: NodeTrial, *, compares: bool) -> Contest:
         """The best config beside the rival; `compares`: outputs of some launches with what is right.
 
         Raises `Refusal`, `PathFailed`, `RunnerLost`.

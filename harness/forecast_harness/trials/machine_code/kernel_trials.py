@@ -106,9 +106,9 @@ class KernelTrials(TargetTrials):
         `folder` is for scratch files. Raises `MachineCodeError` where calls cannot be made.
         """
         self._target, self._plan = target, plan
-        self._timed = {str(n): kernel_call(subject) for n, subject in enumerate(subjects_of(target))}
-        self._small = min(self._timed.values(), key=lambda call: call.size)
-        self.calls = TrialCalls(self._small, self._timed)
+        self._timed_calls = {str(n): kernel_call(subject) for n, subject in enumerate(subjects_of(target))}
+        self._small = min(self._timed_calls.values(), key=lambda call: call.size)
+        self.calls = TrialCalls(self._small, self._timed_calls)
         self.base_build: tuple[TrialConfig, BuildResult] | None = None
         """A config in which the base kernel runs, and what it was compiled to."""
         self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
@@ -142,7 +142,8 @@ class KernelTrials(TargetTrials):
             self.base_build = config.to_json(), build
             # No launch that is timed is to find the inputs of another one.
             calls = {
-                n: replace(c, given=replace(c.given, rotate=_rotatable(c))) for n, c in self._timed.items()
+                n: replace(c, given=replace(c.given, rotate=_rotatable(c)))
+                for n, c in self._timed_calls.items()
             }
             self.calls = TrialCalls(self._small, calls)
             return
@@ -182,7 +183,7 @@ class KernelTrials(TargetTrials):
 
     def implausible(self, workload: str, seconds: float) -> str:
         """Why one launch of a call cannot have taken so few seconds: it has to write its results at least."""
-        size = self._timed[workload].written_bytes
+        size = self._timed_calls[workload].written_bytes
         return impossible_time(seconds, size if self._plan.device != "cpu" else 0, 0, self._plan.peaks)
 
     def learn(
@@ -199,7 +200,7 @@ class KernelTrials(TargetTrials):
             self._tracer.close()
 
     def _request(self, name: str, source: str, config: Config) -> BuildRequest:
-        calls = [self._small, *self._timed.values()]
+        calls = [self._small, *self._timed_calls.values()]
         launches = [c.timed_call.launch(source, config) for c in calls]
         return BuildRequest(
             name,
@@ -211,10 +212,10 @@ class KernelTrials(TargetTrials):
 
     def _learn(self, runner: RunnerClient, programs: Sequence[Program]) -> None:
         """Learn the base kernel's results at each call, the smallest first: that one shows which tensors it writes."""
-        program_of = dict(zip(self._timed, programs, strict=True))
+        program_of = dict(zip(self._timed_calls, programs, strict=True))
         writes: tuple[str, ...] = ()
-        for number in sorted(self._timed, key=lambda n: self._timed[n] is not self._small):
-            call = self._timed[number]
+        for number in sorted(self._timed_calls, key=lambda n: self._timed_calls[n] is not self._small):
+            call = self._timed_calls[number]
             names, violations = runner.learn(
                 self.sealed(program_of[number]), replace(call.given, updates=writes), call.kinds
             )

@@ -68,7 +68,7 @@ class PackContests:
 
         `request_of`: how solutions are compiled; by default as Triton.
         """
-        self._pack, self._plan, self._rules, self._opened = pack, plan, rules, opened
+        self._pack, self._plan, self._rules, self._processes = pack, plan, rules, opened
         self._request_of = request_of or triton_request
 
     def __call__(self, incumbent: Solution, candidate: Solution) -> Mapping[str, Any]:
@@ -78,9 +78,9 @@ class PackContests:
         try:
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                if self._opened is not None:
-                    self._opened[0].renew()
-                    return self.compare(*self._opened, folder, incumbent, candidate)
+                if self._processes is not None:
+                    self._processes[0].renew()
+                    return self.compare(*self._processes, folder, incumbent, candidate)
                 runner = open_healthy_runner(self._plan.index, self._plan.uuid)
                 stack.callback(runner.close)
                 builder = stack.enter_context(CompileWorkers(facts_for_workers(runner), 2))
@@ -131,12 +131,12 @@ class PackContests:
                 # By limits of ours, or for want of memory.
                 raise ContestUnavailable(fault.detail[:500]) from fault
             return {"caught": rejection.which, "reasons": [r.to_json() for r in rejection.reasons]}
-        checked = CheckedLaunches(clock.checks, clock.checks, time.perf_counter() - began)
+        launches = CheckedLaunches(clock.checks, clock.checks, time.perf_counter() - began)
         return {
             "duel": outcome.to_json(),
             "seconds": {f"{which}:{name}": times for (which, name), times in clock.seconds.items()},
             "protocols": dict.fromkeys(calls, PROTOCOL),
-            "checked": checked.to_json(),
+            "checked": launches.to_json(),
         }
 
 

@@ -232,19 +232,19 @@ class DrawnTrials(TargetTrials):
         folder.mkdir(parents=True, exist_ok=True)
         pack, self._target, self._plan = pack_of(target), target, plan
         source = PackCalls(pack, folder)
-        self._timed: dict[str, PreparedCall] = {
+        self._timed_calls: dict[str, PreparedCall] = {
             w.name: source.draw({n: int(v) for n, v in w.axes.items()})
             for w in pack.timed_workloads(plan.device, Language(self.language))
         }
         small = source.draw()
-        self.calls = TrialCalls(small, self._timed)
-        self._every = (small, *self._timed.values())
+        self.calls = TrialCalls(small, self._timed_calls)
+        self._every = (small, *self._timed_calls.values())
         """The calls in the order in which a node is compiled for them."""
         self._cases = tuple(call.arguments for call in self._every)
 
     def implausible(self, workload: str, seconds: float) -> str:
         """Why one launch of a workload cannot have taken so few seconds; '' if it can."""
-        case = self._timed[workload].case
+        case = self._timed_calls[workload].case
         return impossible_time(seconds, case.moved_bytes, case.flops, self._plan.peaks)
 
 

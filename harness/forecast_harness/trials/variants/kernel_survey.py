@@ -116,7 +116,7 @@ class KernelSurveyor:
         self._pace = source.pace
         if isinstance(source, UserCalls):
             self._choose(source)
-            return self._observed(source)
+            return self._survey_user_calls(source)
         assert isinstance(source, RecordedCalls)
         self._choose(source)
         self.compile_for(source)
@@ -125,7 +125,7 @@ class KernelSurveyor:
             # Its behaviour on arguments that it does not accept is nothing to go by.
             self.writes, self.updates, self.deterministic = set(), set(), True
         if isinstance(source, CapturedCalls):
-            return self._captured(source)
+            return self._survey_captured_call(source)
         source, evidence = self._accepted_calls(source, outputs)
         sizes, untied = self._freeze_chance_scalars(source)
         return KernelSurvey(
@@ -139,22 +139,22 @@ class KernelSurveyor:
             rows_of=source.rows_of,
         )
 
-    def _captured(self, source: CapturedCalls) -> KernelSurvey:
+    def _survey_captured_call(self, source: CapturedCalls) -> KernelSurvey:
         """The survey of a captured call: which other values it accepts, and whether other sizes, too."""
         values: list[str] = []
         for kind in source.own_values:
             if self._accepts(source.with_values((kind,)), 1 if source.is_large else _CAPTURED_DRAWS):
                 values.append(kind)
             elif not values:
-                raise self._refused("its captured call")
+                raise self._refusal("its captured call")
             self._wants_finite |= kind == CAPTURED_VALUES[0] and not self._nonfinite
         self._wants_finite = False
         words: Mapping[SizeClass, str | int] | None = None
-        resized, evidence = source.with_values((OTHER_SIZES,)), 0
+        other_calls, evidence = source.with_values((OTHER_SIZES,)), 0
         if source.sizes.varied:
-            model, words, evidence = self._first_accepted(resized)
-            resized = resized.with_sizes(model.sizes.with_classes(words or {}))
-        sizes = resized.sizes if words is not None else source.sizes.frozen()
+            model, words, evidence = self._first_accepted(other_calls)
+            other_calls = other_calls.with_sizes(model.sizes.with_classes(words or {}))
+        sizes = other_calls.sizes if words is not None else source.sizes.frozen()
         if words is not None:
             values.append(OTHER_SIZES)
         return KernelSurvey(
@@ -165,10 +165,10 @@ class KernelSurveyor:
             signature=self._signature(sizes),
             grid=str(source.formula or "as recorded"),
             values=tuple(values),
-            unvaried=self._unvaried(source, sizes, values),
+            unvaried=self._constants(source, sizes, values),
         )
 
-    def _unvaried(self, source: CapturedCalls, sizes: CallSizes, values: Sequence[str]) -> tuple[str, ...]:
+    def _constants(self, source: CapturedCalls, sizes: CallSizes, values: Sequence[str]) -> tuple[str, ...]:
         """Parts of a captured call that are the same in every launch, a phrase each."""
         results = []
         if not sizes.varied:
@@ -215,13 +215,13 @@ class KernelSurveyor:
     def _signature(self, sizes: CallSizes) -> str:
         if sizes.varied:
             return sizes.signature(self.writes)
-        hidden = pointees(sizes.arguments)
+        owners = pointees(sizes.arguments)
         return signature_of(
             Problem("", Kernel(self.subject.kernel), sizes.arguments, Device("")),
-            {hidden.get(name, name) for name in self.writes},
+            {owners.get(name, name) for name in self.writes},
         )
 
-    def _observed(self, source: UserCalls) -> KernelSurvey:
+    def _survey_user_calls(self, source: UserCalls) -> KernelSurvey:
         calls = [source.draw("normal", self.generator) for _ in range(_OBSERVED_CALLS)]
         for n, call in enumerate(calls):
             if n >= _ACCEPTANCE_DRAWS and self.writes:
@@ -232,10 +232,10 @@ class KernelSurveyor:
                 is_accepted = False
                 self._rejections.append(f"{error} ({call.label})")
             if not is_accepted:
-                raise self._refused("")
+                raise self._refusal("")
         if not self.writes:
             self._rejections.append(f"it writes to no tensor in {len(calls)} calls")
-            raise self._refused("")
+            raise self._refusal("")
         sizes = CallSizes.observed([call.arguments for call in calls])
         return KernelSurvey(
             **self._fields(), signature=sizes.signature(self.writes), grid="of inputs(random)"
@@ -309,7 +309,7 @@ class KernelSurveyor:
             result = model.with_sizes(model.sizes.with_classes(words))
             if result.sizes.varied or self._accepts(result):
                 return result, evidence
-        raise self._refused("drawn arguments, nor random values at the recorded sizes")
+        raise self._refusal("drawn arguments, nor random values at the recorded sizes")
 
     def _first_accepted(
         self, source: RecordedCalls
@@ -319,9 +319,9 @@ class KernelSurveyor:
         for evidence in MULTIPLE_EVIDENCE if source.sizes.varied else ():
             model = source.with_sizes(CallSizes.of(self.subject.calls, evidence=evidence))
             near: dict[SizeClass, str | int] = {s: s.recorded for s in model.sizes.near_constants}
-            for frozen in ({}, near) if near else ({},):
-                if self._accept(model, frozen):
-                    return model, dict(frozen), evidence
+            for words in ({}, near) if near else ({},):
+                if self._accept(model, words):
+                    return model, dict(words), evidence
         return model, None, evidence
 
     def _freeze_chance_scalars(self, source: RecordedCalls) -> tuple[CallSizes, tuple[str, ...]]:
@@ -472,7 +472,7 @@ class KernelSurveyor:
         self._pace.note(call.arguments, run.seconds)
         return run
 
-    def _refused(self, what: str) -> RecordError:
+    def _refusal(self, what: str) -> RecordError:
         """`what` was drawn; calls of the user's own are theirs to mend."""
         problem = "; ".join(
             dict.fromkeys(text[:300] for text in (*self._rejections[:1], *self._rejections[-1:]))

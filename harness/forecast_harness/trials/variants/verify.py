@@ -192,7 +192,7 @@ class LaneJobs(Generic[Item, Result]):
 
     def add(self, items: Iterable[Item]) -> None:
         """Have these done, too, after those that were added before."""
-        self._under_way += [self._pool.submit(self._done, item) for item in items]
+        self._under_way += [self._pool.submit(self._run_item, item) for item in items]
 
     def results(self) -> Iterator[tuple[Item, Result]]:
         """(item, what `do` gave) of all that were added since the last time, as they are done.
@@ -207,6 +207,6 @@ class LaneJobs(Generic[Item, Result]):
         """Begin nothing more, and end what is under way."""
         end_pools([self._pool], self._lanes.give_up)
 
-    def _done(self, item: Item) -> tuple[Item, Result]:
+    def _run_item(self, item: Item) -> tuple[Item, Result]:
         with self._lanes.borrowed() as lane:
             return item, self._do(item, lane)

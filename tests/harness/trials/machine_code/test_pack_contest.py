@@ -181,14 +181,14 @@ def test_a_pair_that_cannot_meet_there_is_timed_in_the_sandbox_twice() -> None:
         raise ContestUnavailable("no driver")
 
     sandbox, verdict = Sandbox("faster", "slower"), SolutionVerdict("softmax", "other")
-    result, _ = judging(unavailable, sandbox)._compared(MINE, OTHER, verdict)
+    result, _ = judging(unavailable, sandbox)._compare(MINE, OTHER, verdict)
     assert sandbox.asked == [("other", None), ("other", None)], "its own word backs no second contest"
     assert (result.outcome, result.checked.launches) == ("unconfirmed", 6)
 
 
 def test_the_second_contest_is_told_what_a_clock_that_nobody_can_touch_has_said() -> None:
     sandbox, verdict = Sandbox("faster"), SolutionVerdict("softmax", "other")
-    result, _ = judging(lambda *_: ended("faster", 0.04), sandbox)._compared(MINE, OTHER, verdict)
+    result, _ = judging(lambda *_: ended("faster", 0.04), sandbox)._compare(MINE, OTHER, verdict)
     assert sandbox.asked == [("other", 0.04)]
     assert (result.outcome, result.gain) == ("faster", 0.5)
 
