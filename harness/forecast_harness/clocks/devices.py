@@ -124,11 +124,11 @@ def visible_devices() -> list[int]:
 
     As CUDA reads it: entries behind one that names no device do not count.
     """
-    data, count = os.environ.get("CUDA_VISIBLE_DEVICES"), device_count()
-    if data is None:
+    variable, count = os.environ.get("CUDA_VISIBLE_DEVICES"), device_count()
+    if variable is None:
         return list(range(count))
     result: list[int] = []
-    for text in data.split(","):
+    for text in variable.split(","):
         number = device_index(text.strip())
         if number is None or not number < count or number in result:
             break
@@ -170,8 +170,8 @@ def exclusive(name: str, timeout_s: float = 600.0, folder: Path | None = None) -
     try:
         lock.acquire(timeout=timeout_s)
     except Timeout as error:
-        what = name or "the host"
-        raise DeviceBusy(f"another process has been timing on {what} for {timeout_s:g} s") from error
+        label = name or "the host"
+        raise DeviceBusy(f"another process has been timing on {label} for {timeout_s:g} s") from error
     try:
         yield
     finally:

@@ -80,7 +80,7 @@ def clocks_disagree(
         return "a launch is said to have taken longer than the question it answered"
     if len(reported) < _FEWEST_LAUNCHES:
         return ""
-    message = _quantile(reported, 0.5)
+    typical = _quantile(reported, 0.5)
     excesses = [o - r for r, o in zip(reported, outside, strict=True)]
     for level, overhead, margin in (
         (0.1, _quantile(idle, 0.5), _MOST_UNEXPLAINED),
@@ -88,11 +88,11 @@ def clocks_disagree(
     ):
         excess, limit = (
             _quantile(excesses, level) - overhead,
-            margin * message + _DISPATCH_ALLOWANCE_S + 0.5 * overhead,
+            margin * typical + _DISPATCH_ALLOWANCE_S + 0.5 * overhead,
         )
         if excess > limit:
             return (
-                f"launches took {excess * 1e6:.0f} us more than was reported ({message * 1e6:.0f} us); "
+                f"launches took {excess * 1e6:.0f} us more than was reported ({typical * 1e6:.0f} us); "
                 f"{limit * 1e6:.0f} us can be explained"
             )
     return ""

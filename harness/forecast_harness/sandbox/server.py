@@ -175,8 +175,8 @@ class RunningCell:
         except BlockingIOError:  # somebody still holds the other end
             line = b""
         os.close(self.status)
-        message = json.loads(line) if line else {}
-        return {"cell": self.number, "why": self.why, **message}
+        facts = json.loads(line) if line else {}
+        return {"cell": self.number, "why": self.why, **facts}
 
 
 def _proportional_memory(pids: list[int]) -> int:

@@ -216,10 +216,10 @@ def _timing_summaries(
 ) -> dict[str, TimingSummary]:
     facts = device_facts(None if plan.device == "cpu" else plan.index)
     results = {}
-    for place, seconds in value["seconds"].items():
-        contestant, _, name = place.partition(":")
+    for key, seconds in value["seconds"].items():
+        contestant, _, name = key.partition(":")
         if contestant == str(which):
-            how = value["protocols"][name]
-            protocol = "host-pairs-1" if plan.device == "cpu" else f"{how}-cold-pairs-1"
+            kind = value["protocols"][name]
+            protocol = "host-pairs-1" if plan.device == "cpu" else f"{kind}-cold-pairs-1"
             results[name] = TimingSummary.of(seconds, protocol=protocol, harness=harness_hash(), **facts)
     return results

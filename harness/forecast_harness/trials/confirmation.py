@@ -57,8 +57,8 @@ class ConfirmationLimit:
         """How long each contest may last."""
         if self._seconds is None:
             return usual
-        each = max(_LEAST_CONTEST_S, _CONTEST_SHARE * self._seconds)
-        return replace(usual, seconds=min(usual.seconds, each), wall=min(usual.wall, each))
+        seconds = max(_LEAST_CONTEST_S, _CONTEST_SHARE * self._seconds)
+        return replace(usual, seconds=min(usual.seconds, seconds), wall=min(usual.wall, seconds))
 
     def must_end(self, count: int) -> bool:
         """Whether there is no time for another finalist, which needs as long as these did on average.

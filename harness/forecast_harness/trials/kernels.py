@@ -208,8 +208,8 @@ class KernelJudge(SandboxJudge):
             try:
                 for lane in lanes.racing if fixed and node.id != seed.id else ():
                     prepared.append(PreparedRace(lane, self._race_job(job, fixed, rules), VARIANT_LIMITS))
-                more: dict[str, Any] = {"fixed": fixed, "prepared": prepared, "contests": CONTESTS}
-                return self._stages(self._trial(job, rules, lanes.verifying, **more))
+                options: dict[str, Any] = {"fixed": fixed, "prepared": prepared, "contests": CONTESTS}
+                return self._stages(self._trial(job, rules, lanes.verifying, **options))
             finally:
                 close_lanes(prepared)
 

@@ -70,9 +70,9 @@ def mean_log2_ratio(calls: Sequence[Sequence[float]]) -> tuple[float, float]:
 
     Each call has a median of its own: what strays in a few blocks of each would be in most blocks of all together.
     """
-    each = [log2_ratio(differences) for differences in calls]
-    error = math.hypot(*(error_of_call for _, error_of_call in each)) / len(each)
-    return statistics.fmean(ratio for ratio, _ in each), error
+    ratios = [log2_ratio(differences) for differences in calls]
+    error = math.hypot(*(error_of_call for _, error_of_call in ratios)) / len(ratios)
+    return statistics.fmean(ratio for ratio, _ in ratios), error
 
 
 def drift_corrected_seconds(

@@ -421,8 +421,8 @@ def trace(work: JobContext) -> CellAnswer:
     configs = [Config.from_json(c) for c in request["configs"]]
     launches = [[call.launch(request["source"], c) for c in configs] for call in calls]
     with work.cell() as cell:
-        about = {"device": "cpu", "empty": True, "subjects": request["subjects"]}
-        _prepare_cell(cell, about, calls, SOURCE_FILES[1:])
+        settings = {"device": "cpu", "empty": True, "subjects": request["subjects"]}
+        _prepare_cell(cell, settings, calls, SOURCE_FILES[1:])
         answers = cell.ask(f"{CELL_MODULE}:trace", {"calls": launches, "arch": request["arch"]}).value
     with malformed_answers_as_forgery():
         return CellAnswer(

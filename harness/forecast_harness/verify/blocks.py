@@ -265,13 +265,13 @@ class BlockHasher:
         at, rest = first, words.numel()
         while rest:
             row, column = divmod(at, _PAGE_WORDS)
-            whole = min(rest // _PAGE_WORDS, self._at_once) if column == 0 else 0
-            count = whole * _PAGE_WORDS or min(rest, _PAGE_WORDS - column)
+            pages = min(rest // _PAGE_WORDS, self._at_once) if column == 0 else 0
+            count = pages * _PAGE_WORDS or min(rest, _PAGE_WORDS - column)
             part = _narrow(words, 0, at - first, count)
-            if whole:
-                out = _narrow(self._scratch, 0, 0, whole)
-                _mul(_view(part, (whole, _PAGE_WORDS)), self._page, out=out)
-                sums = _mul(_sum(out, 1), _narrow(rows, 0, row, whole))
+            if pages:
+                out = _narrow(self._scratch, 0, 0, pages)
+                _mul(_view(part, (pages, _PAGE_WORDS)), self._page, out=out)
+                sums = _mul(_sum(out, 1), _narrow(rows, 0, row, pages))
             else:
                 products = _mul(part, _narrow(self._page, 0, column, count))
                 sums = _mul(_sum(products), _narrow(rows, 0, row, 1))

@@ -419,8 +419,8 @@ class SolutionExaminer:
         if not replies:
             return []
         problem = clocks_disagree([r.total_seconds for r in replies], [r.wall_seconds for r in replies], idle)
-        alike = [t.seconds for t in self._history[1:] if t.protocol == replies[-1].protocol]
-        problem = problem or slow_at_first(alike)
+        samples = [t.seconds for t in self._history[1:] if t.protocol == replies[-1].protocol]
+        problem = problem or slow_at_first(samples)
         return [Reason(ReasonCode.CLOCK, problem, label)] if problem else []
 
 
@@ -448,12 +448,12 @@ def check_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -> list
 
     The reasons of the first that shows a fault; none if all is well. Raises `CandidateFault`.
     """
-    more = judge.plan.longer_s
+    seconds = judge.plan.longer_s
     if judge.plan.device == "cpu":  # others use it, too: trials take long, and so may these launches
-        more = max(more, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
+        seconds = max(seconds, _SHARE_OF_TRIALS * judge.checked_launches.seconds)
     else:
-        more = max(_LEAST_ON_DEVICE_S, min(more, _VERIFICATION_S - judge.checked_launches.seconds))
-    ends = min(judge.ends, time.perf_counter() + more)
+        seconds = max(_LEAST_ON_DEVICE_S, min(seconds, _VERIFICATION_S - judge.checked_launches.seconds))
+    ends = min(judge.ends, time.perf_counter() + seconds)
     while judge.checked_launches.launches < judge.plan.launches and time.perf_counter() < ends:
         work = workloads[judge.rng.randrange(len(workloads))]
         _pause_sometimes(judge, ends)

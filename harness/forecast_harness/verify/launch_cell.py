@@ -444,8 +444,8 @@ def address_range(tensor: torch.Tensor) -> tuple[int, int]:
 
 def bytes_at(owner: torch.Tensor, address: int, size: int) -> torch.Tensor:
     """So many bytes of a tensor's storage from an address on; a tensor without elements may have no address."""
-    whole = storage_bytes(owner)
-    return _narrow(whole, 0, address - _pointer(whole) if size else 0, size)
+    storage = storage_bytes(owner)
+    return _narrow(storage, 0, address - _pointer(storage) if size else 0, size)
 
 
 class BlockStore:

@@ -76,11 +76,11 @@ class Glimpse:
         a, b = self.data.view(kind), other.data.view(kind)
         if kind.is_floating_point:  # of eight bits, too, which devices do not compare
             a, b = a.float(), b.float()
-        near = a == b
+        is_near = a == b
         if kind.is_floating_point:
             usual = b.nan_to_num(0.0, 0.0, 0.0).square().mean(1, keepdim=True).sqrt()
-            near = near | (a.isnan() & b.isnan()) | ((a - b).abs() <= _UNLIKE * (b.abs() + usual))
-        results: list[int] = torch.nonzero(near.float().mean(1) < _MOST).flatten().tolist()
+            is_near = is_near | (a.isnan() & b.isnan()) | ((a - b).abs() <= _UNLIKE * (b.abs() + usual))
+        results: list[int] = torch.nonzero(is_near.float().mean(1) < _MOST).flatten().tolist()
         return results
 
 
@@ -657,9 +657,9 @@ def rotatable_inputs(pack: Pack, case: LaunchCase) -> list[str]:
 
 def batch_size(case: LaunchCase, seconds: float, device: str, memory_share: float) -> int:
     """How many launches a window has: those of a few milliseconds, as far as that share of free memory reaches."""
-    each = max(1, case.input_bytes + 3 * case.output_bytes)
-    free = torch.cuda.mem_get_info()[0] if device != "cpu" else 8 << 30
-    fits = int(memory_share * free / each)
+    launch_bytes = max(1, case.input_bytes + 3 * case.output_bytes)
+    free_bytes = torch.cuda.mem_get_info()[0] if device != "cpu" else 8 << 30
+    fits = int(memory_share * free_bytes / launch_bytes)
     if fits < 1:
         raise ExportError("the device has too little memory left")
     return max(1, min(_MOST_LAUNCHES, fits, math.ceil(_WINDOW_S / max(seconds, 1e-7))))

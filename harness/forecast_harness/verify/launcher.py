@@ -359,19 +359,19 @@ def read_outputs(answer: CellAnswer, arena: Arena) -> tuple[LaunchOutputs, list[
         data = _tensor(raw["block"])
         return LaunchOutputs([s.view(data) for s in slots], raw), []
     outputs: list[torch.Tensor] = []
-    problem: list[OutputFinding] = []
+    findings: list[OutputFinding] = []
     for n, d in enumerate(answer.value["outputs"]):
         if "problem" in d:
-            problem.append((ReasonCode.WRONG_STRUCTURE, str(d["problem"])))
+            findings.append((ReasonCode.WRONG_STRUCTURE, str(d["problem"])))
             continue
         if d["alias"]:
-            problem.append((ReasonCode.ALIASES_INPUT, f"output {n} lies in the memory of the inputs"))
+            findings.append((ReasonCode.ALIASES_INPUT, f"output {n} lies in the memory of the inputs"))
         dtype = getattr(torch, d["dtype"])
         if not raw[f"out{n}"]:
             outputs.append(torch.empty(d["shape"], dtype=dtype))
             continue
         outputs.append(_tensor(raw[f"out{n}"]).view(dtype).as_strided(d["shape"], d["stride"]))
-    return LaunchOutputs(outputs, raw), problem
+    return LaunchOutputs(outputs, raw), findings
 
 
 def stray_writes(arena: Arena, after: BytesLike) -> list[OutputFinding]:
@@ -397,21 +397,21 @@ def stray_writes(arena: Arena, after: BytesLike) -> list[OutputFinding]:
 
 def process_findings(value: Mapping[str, Any], label: str) -> list[Reason]:
     """Findings of the cell about its own process."""
-    result, problem = [], value["harness"]
-    if problem["patched"]:
-        result.append(Reason(ReasonCode.PATCHED, f"replaced {', '.join(problem['patched'])}", label))
-    if problem["flags"]:
-        changes = ", ".join(f"{n} to {v}" for n, v in problem["flags"].items())
-        result.append(Reason(ReasonCode.GLOBAL_STATE, f"set {changes} for the whole process", label))
-    if problem["threads"]:
-        result.append(
+    findings, report = [], value["harness"]
+    if report["patched"]:
+        findings.append(Reason(ReasonCode.PATCHED, f"replaced {', '.join(report['patched'])}", label))
+    if report["flags"]:
+        changes = ", ".join(f"{n} to {v}" for n, v in report["flags"].items())
+        findings.append(Reason(ReasonCode.GLOBAL_STATE, f"set {changes} for the whole process", label))
+    if report["threads"]:
+        findings.append(
             Reason(
                 ReasonCode.THREADS,
-                f"computed while nothing was asked: {'; '.join(problem['threads'])}",
+                f"computed while nothing was asked: {'; '.join(report['threads'])}",
                 label,
             )
         )
-    return result
+    return findings
 
 
 def _tensor(data: BytesLike) -> torch.Tensor:
@@ -631,9 +631,9 @@ class WindowedLauncher(Launcher):
             self._ask("build", parameters, arrays)
         form = self._form(case, arena)
         self._lay(arena)  # from here on the cell runs within its window alone
-        about = {"act": "launch", "watch": watch, "poison": poison, "report": poison}
+        question = {"act": "launch", "watch": watch, "poison": poison, "report": poison}
         with self._phase_timer.phase("launch"):
-            answer = self._window(form, about)
+            answer = self._window(form, question)
         reply = self._reply(case, answer, answer.seconds)
         with malformed_answers_as_forgery():
             reply.described = answer.value["outputs"]

@@ -181,14 +181,14 @@ def mismatch(output: torch.Tensor, expected: ExpectedOutput) -> tuple[str, float
         return "", 0.0
     if expected.limit is None:
         return unequal(output, want)
-    whole = [t.reshape(-1) for t in (output, want, expected.limit)]
+    flats = [t.reshape(-1) for t in (output, want, expected.limit)]
     typical = None if expected.typical is None else expected.typical.reshape(-1)
     result = ErrorCount(expected.dtype, tuple(want.shape))
     step = _ELEMENTS_PER_PART.get(want.device.type, want.numel())
     for at in range(0, want.numel(), step):
         part = slice(at, at + step)
-        got_part, want_part, limit = (t[part] for t in whole)
-        result.add(got_part, want_part, limit, None if typical is None else typical[part], at)
+        output_part, want_part, limit = (t[part] for t in flats)
+        result.add(output_part, want_part, limit, None if typical is None else typical[part], at)
     return result.message(biased=typical is not None)
 
 
@@ -432,8 +432,8 @@ class _RowwiseComparison:
         """Means over rows of `values(base, want)`, or of `values(base, want, sizes of its rows)`; [rows]."""
         result = torch.zeros(len(self._base), dtype=torch.float64)
         for rows, columns in _parts(self._base):
-            more = () if sizes is None else (sizes[rows, None],)
-            result[rows] += values(*self._part(rows, columns), *more).sum(-1)
+            row_sizes = () if sizes is None else (sizes[rows, None],)
+            result[rows] += values(*self._part(rows, columns), *row_sizes).sum(-1)
         return result / self._base.shape[1]
 
     def _relative_squares(self, base: torch.Tensor, want: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
@@ -469,10 +469,10 @@ def _parts(whole: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Some rows, or a part of one, at a time, in order; of `whole`, [rows, length]."""
     count, length = whole.shape
     most = _ELEMENTS_BESIDE_BASE[whole.device.type]
-    some = max(1, most // length)
-    for row in range(0, count, some):
+    rows_at_once = max(1, most // length)
+    for row in range(0, count, rows_at_once):
         for column in range(0, length, most):
-            yield slice(row, min(row + some, count)), slice(column, min(column + most, length))
+            yield slice(row, min(row + rows_at_once, count)), slice(column, min(column + most, length))
 
 
 def results_agree(a: torch.Tensor, b: torch.Tensor) -> bool:

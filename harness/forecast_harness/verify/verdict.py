@@ -145,13 +145,13 @@ class CheckedLaunches(
     def __str__(self) -> str:
         if not self.launches:
             return "checked no launch"
-        problem = (
+        text = (
             f"checked {self.launches} launches up to {self.seconds:.1f} s after the import: a fault in "
             f"{100 * self.found_share:.2g} % of launches would have been found with {CONFIDENCE:.0%}"
         )
         if not self.timed:
-            return problem
-        return f"{problem}; of timed launches, {self.timed} of them, in {100 * found_share(self.timed):.2g} %"
+            return text
+        return f"{text}; of timed launches, {self.timed} of them, in {100 * found_share(self.timed):.2g} %"
 
 
 def found_share(launches: int) -> float:

@@ -75,8 +75,8 @@ def cubin_sections(image: bytes) -> list[CubinSection]:
         raise MachineCodeError(f"machine code has {len(image)} bytes; at most {MOST_IMAGE_BYTES} are taken")
     if len(image) < _HEADER.size or not image.startswith(_MAGIC):
         raise MachineCodeError("machine code must be an ELF file of 64 bits, little-endian")
-    data = _HEADER.unpack_from(image)
-    machine, table, entry_size, count, names = data[2], data[6], data[11], data[12], data[13]
+    header = _HEADER.unpack_from(image)
+    machine, table, entry_size, count, names = header[2], header[6], header[11], header[12], header[13]
     if machine != _CUDA_MACHINE:
         raise MachineCodeError(f"machine code must be for CUDA (ELF machine {_CUDA_MACHINE}), not {machine}")
     if entry_size != _SECTION.size or not 0 < count <= _MOST_SECTIONS or names >= count:
@@ -166,8 +166,8 @@ def _holds_library_names(sections: Sequence[CubinSection], number: int) -> bool:
         symbols = _symbols_in(sections, number)
         are_known = bool(symbols) and all(_LIBRARY_SYMBOL.match(name) for name in symbols)
         return are_known and section.size <= _MOST_LIBRARY_BYTES
-    whole = len(section.contents) == section.size <= _MOST_NAME_BYTES and section.contents.endswith(b"\0")
-    return whole and set(section.contents[:-1].split(b"\0")) <= _LIBRARY_NAMES
+    is_whole = len(section.contents) == section.size <= _MOST_NAME_BYTES and section.contents.endswith(b"\0")
+    return is_whole and set(section.contents[:-1].split(b"\0")) <= _LIBRARY_NAMES
 
 
 def _symbols_in(sections: Sequence[CubinSection], number: int) -> list[str]:
@@ -191,8 +191,8 @@ def _symbols_of(sections: Sequence[CubinSection], table: CubinSection) -> list[C
         return []
     result, texts = [], sections[table.link].contents
     for at in range(0, len(table.contents) - _SYMBOL.size + 1, _SYMBOL.size):
-        start, info, _, place, _, _ = _SYMBOL.unpack_from(table.contents, at)
-        result.append(CubinSymbol(info & 0xF, place, texts, start))
+        start, info, _, section, _, _ = _SYMBOL.unpack_from(table.contents, at)
+        result.append(CubinSymbol(info & 0xF, section, texts, start))
     return result
 
 
@@ -227,13 +227,13 @@ class _SymbolTables:
         if table.link not in self._tables:
             self._tables[table.link] = _symbols_of(self._sections, self._sections[table.link])
         symbols = self._tables[table.link]
-        place = int(_RELOCATION.unpack_from(entry)[1] >> 32)
-        if place >= len(symbols):
+        index = int(_RELOCATION.unpack_from(entry)[1] >> 32)
+        if index >= len(symbols):
             raise MachineCodeError(f"a relocation in {table.name!r:.80} names a symbol that is not there")
-        number: int = symbols[place].section
+        number: int = symbols[index].section
         if number == 0:
             raise MachineCodeError(
-                f"a relocation in {table.name!r:.80} names a symbol in section 0: {symbols[place].name!r:.60} is the "
+                f"a relocation in {table.name!r:.80} names a symbol in section 0: {symbols[index].name!r:.60} is the "
                 "driver's own, so leave out printf, assert, malloc and launches by the device"
             )
         if number >= _FIRST_RESERVED and number != _ABSOLUTE:
@@ -265,7 +265,7 @@ def cubin_facts(image: bytes, kernel: str) -> CubinFacts:
     """Facts of the kernel of this name. Raises `MachineCodeError` for bytes that are no cubin, or are cut short."""
     sections = cubin_sections(image)
     own = [s for s in sections if s.name == f".nv.info.{kernel}"]
-    whole = [s for s in sections if s.name == ".nv.info"]
+    info_sections = [s for s in sections if s.name == ".nv.info"]
     parameters: dict[int, int] = {}
     most_threads = registers = 0
     for attribute, data in (r for s in own for r in _records(s)):
@@ -276,7 +276,7 @@ def cubin_facts(image: bytes, kernel: str) -> CubinFacts:
             x, y, z = struct.unpack_from("<III", data)
             most_threads = x * y * z
     symbols = next(iter(symbol_tables(sections)), [])
-    for attribute, data in (r for s in whole for r in _records(s)):
+    for attribute, data in (r for s in info_sections for r in _records(s)):
         if attribute == _REGISTERS and len(data) >= 8:
             symbol, count = struct.unpack_from("<II", data)
             if symbol < len(symbols) and symbols[symbol].name == kernel:

@@ -69,8 +69,8 @@ class RunnerProcess:
         marks = create_marker()
         self.marks = LaunchMarker(marks)
         self.marks.set(NOBODY)
-        data = {**orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
-        command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(data)]
+        settings = {**orders, "channel": theirs.fileno(), "marks": marks, "parent": os.getpid()}
+        command = [sys.executable, "-I", "-c", _COMMAND, module_search_path(), json.dumps(settings)]
         environment = {**ONE_QUEUE, **{n: os.environ[n] for n in _ENVIRONMENT if n in os.environ}}
         if visible:
             environment["CUDA_VISIBLE_DEVICES"] = visible

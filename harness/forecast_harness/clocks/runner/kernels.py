@@ -497,9 +497,9 @@ class RunnerKernels:
         self._driver.launch(self._error[dtype], (self._grid(count), 1, 1), _UNIT_THREADS, 0, arguments)
         self._driver.synchronize()
         words = bytes(self._driver.download(self._out, 4 * _ERROR_WORDS))
-        apart, scale = struct.unpack_from("<2f", words)
+        error, scale = struct.unpack_from("<2f", words)
         (unlike,) = struct.unpack_from("<I", words, 8)
-        return math.inf if unlike else apart / max(scale, _LEAST_SCALE)
+        return math.inf if unlike else error / max(scale, _LEAST_SCALE)
 
     def digest(self, address: int, size: int, key: int) -> int:
         """64 bits of a buffer's contents, which tell nothing without the key. Waits for the device."""
@@ -510,9 +510,9 @@ class RunnerKernels:
         request: list[tuple[ctypes.c_void_p, int, list[ctypes.c_uint64]]] = []
         owners: list[int] = []
         for number, (address, size) in enumerate(buffers):
-            whole = 0 if address % WORD else size // WORD
-            rest = address + whole * WORD
-            for unit, first, count in ((WORD, address, whole), (1, rest, size - whole * WORD)):
+            words = 0 if address % WORD else size // WORD
+            rest = address + words * WORD
+            for unit, first, count in ((WORD, address, words), (1, rest, size - words * WORD)):
                 if count:
                     arguments = [ctypes.c_uint64(n) for n in (first, count, key)]
                     request.append((self._digest[unit], count, arguments))
@@ -524,13 +524,13 @@ class RunnerKernels:
 
     def queue_gaps(self, gaps: Sequence[tuple[int, int]], key: int) -> None:
         """Queue one digest of these buffers together, each by address and bytes; `gaps_digest` reads it."""
-        data = []
+        entries = []
         for address, size in gaps:
             bytes_ = bool(address % WORD or size % WORD)
-            data.append((address, size | 1 << 63 if bytes_ else size // WORD))
+            entries.append((address, size | 1 << 63 if bytes_ else size // WORD))
         self._driver.fill(self._out, 0, 4, 2)
-        for first in range(0, len(data), MOST_GAPS):
-            part = data[first : first + MOST_GAPS]
+        for first in range(0, len(entries), MOST_GAPS):
+            part = entries[first : first + MOST_GAPS]
             table = (ctypes.c_uint64 * (2 * MOST_GAPS))(*(n for entry in part for n in entry))
             blocks = min(self._grid(max(count & ~(1 << 63) for _, count in part)), self._blocks)
             arguments = [table, ctypes.c_uint64(key), ctypes.c_uint64(self._out)]

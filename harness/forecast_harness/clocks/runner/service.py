@@ -72,10 +72,10 @@ class RunnerService:
             return {}, {}
         parts, outputs = list[dict[str, Any]](), dict[str, TensorBytes]()
         for number, part in enumerate(request["parts"]):
-            data, result = self._part(request["op"], f"{number}", part, arrays)
-            parts.append(data)
+            value, result = self._part(request["op"], f"{number}", part, arrays)
+            parts.append(value)
             outputs |= result
-            if data["violations"]:
+            if value["violations"]:
                 break
         return {"parts": parts}, outputs
 

@@ -444,8 +444,8 @@ def cannot_win(seconds: Sequence[Sequence[float]], limits: TimingLimits, recorde
     """
     own = seconds[-1]
     if recorded:
-        whole = len(own) // PAUSES
-        own = [mean_without_strays(own[n * PAUSES : (n + 1) * PAUSES]) for n in range(whole)]
+        rounds = len(own) // PAUSES
+        own = [mean_without_strays(own[n * PAUSES : (n + 1) * PAUSES]) for n in range(rounds)]
     least = max(1, limits.least // PAUSES) if recorded else limits.least
     if len(own) < least or (len(seconds) < 2 and not limits.bound_s):
         return ""

@@ -310,8 +310,8 @@ def interpreter_roots() -> tuple[str, ...]:
     An installation in development mode shows only the loaded packages, not what lies around them.
     """
     roots = [Path(sys.base_prefix), Path(sys.prefix)]
-    data = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
-    roots += [Path(p) for name in data for p in os.environ.get(name, "").split(":") if p]
+    variables = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+    roots += [Path(p) for name in variables for p in os.environ.get(name, "").split(":") if p]
     for name, module in list(sys.modules.items()):
         top = sys.modules.get(name.partition(".")[0], module)
         file = getattr(top, "__file__", None)
@@ -337,13 +337,13 @@ def other_devices(device: str | None, gpus: Path = GPUS) -> set[str]:
 
     A process that starts CUDA opens every device that it finds, and waits for all others that are doing so.
     """
-    data = {}
+    nodes = {}
     for file in gpus.glob("*/information"):
         with contextlib.suppress(OSError):
             pairs = [line.partition(":") for line in file.read_text().splitlines()]
-            about = {name.strip(): value.strip() for name, _, value in pairs}
-            data[about.get("GPU UUID", "")] = f"/dev/nvidia{about.get('Device Minor', '')}"
-    return set(data.values()) - {data[device]} if device in data else set()
+            facts = {name.strip(): value.strip() for name, _, value in pairs}
+            nodes[facts.get("GPU UUID", "")] = f"/dev/nvidia{facts.get('Device Minor', '')}"
+    return set(nodes.values()) - {nodes[device]} if device in nodes else set()
 
 
 def device_nodes(device: str | None) -> list[str]:

@@ -385,8 +385,8 @@ class SourceTraces:
             ours = {s: threading.Event() for s in missing}
             self._tracing |= ours
         try:
-            each = self._idle() // max(1, len(missing))
-            parts = [(s, part) for s, c in missing.items() for part in _parts(c, each)]
+            count = self._idle() // max(1, len(missing))
+            parts = [(s, part) for s, c in missing.items() for part in _parts(c, count)]
             results = self._run([self._job(source, configs, calls) for source, configs in parts])
             for (source, configs), result in zip(parts, results, strict=True):
                 if result.status is not JobStatus.INFRA_ERROR:  # which says nothing about the source
@@ -421,9 +421,9 @@ class SourceTraces:
             missing = self._missing(source, config_list, calls)
         if missing:  # others have traced less of it, or have failed
             (result,) = self._run([self._job(source, missing, calls)])
-            more = self._read(result, missing, calls)
+            traces = self._read(result, missing, calls)
             is_final = result.status is JobStatus.INFRA_ERROR or known
-            return () if not more and is_final else self._add(source, more)
+            return () if not traces and is_final else self._add(source, traces)
         self._add(source, ())  # the latest
         return known or ()
 

@@ -280,7 +280,7 @@ def _rotatable(call: BaseResultCall) -> dict[str, int]:
     results = {}
     for name, tensor in call.arguments.tensors.items():
         kind = getattr(torch, tensor.dtype)
-        whole = math.prod(tensor.shape) == tensor.elements  # no gap, and nothing before its first element
-        if kind.is_floating_point and whole and name not in call.given.updates:
+        is_dense = math.prod(tensor.shape) == tensor.elements  # no gap, and nothing before its first element
+        if kind.is_floating_point and is_dense and name not in call.given.updates:
             results[name] = kind.itemsize
     return results

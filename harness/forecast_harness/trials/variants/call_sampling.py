@@ -366,12 +366,12 @@ def captured_memory(record: CapturedCall, folder: Path, argument: Argument) -> t
     Raises `RecordError` for contents that are gone.
     """
     dtype, span = getattr(torch, argument.dtype), memory_span(argument)
-    about = record.contents.get(argument.name, TensorContents())
-    if not about.digest:
-        generator = torch.Generator().manual_seed(about.seed)
-        values = torch.randn(span, generator=generator).mul_(about.deviation).add_(about.mean)
-        return values.clamp_(about.least, about.most).to(dtype)
-    path = contents_file(folder, about.digest)
+    contents = record.contents.get(argument.name, TensorContents())
+    if not contents.digest:
+        generator = torch.Generator().manual_seed(contents.seed)
+        values = torch.randn(span, generator=generator).mul_(contents.deviation).add_(contents.mean)
+        return values.clamp_(contents.least, contents.most).to(dtype)
+    path = contents_file(folder, contents.digest)
     try:
         data = bytearray(path.read_bytes())
     except OSError as error:
@@ -395,10 +395,10 @@ def check_call_bytes(arguments: Sequence[Argument], device: str) -> int:
     """The bytes of a call's tensors. Raises `RecordError` for more than a share of the memory there."""
     tensors = [a for a in arguments if a.kind == "tensor"]
     size: int = sum(memory_span(a) * getattr(torch, a.dtype).itemsize for a in tensors)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device != "cpu" and size > _SURELY_FITS:  # asking the driver takes a second
-        whole = min(cuda_device().memory_bytes or whole, 4 * whole)
-    if size > (most := min(MAX_LAUNCH_BYTES, int(whole * _MEMORY_SHARE[device]))):
+        memory_bytes = min(cuda_device().memory_bytes or memory_bytes, 4 * memory_bytes)
+    if size > (most := min(MAX_LAUNCH_BYTES, int(memory_bytes * _MEMORY_SHARE[device]))):
         raise RecordError(
             f"its tensors take {size >> 20} MiB at the recorded sizes, and at most {most >> 20} MiB are checked here: "
             "capture a smaller call, or give inputs(random)"

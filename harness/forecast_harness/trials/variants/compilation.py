@@ -234,8 +234,8 @@ class VariantCompiler:
                 answer = cell.ask(BESIDE_ENTRY, payload)
         except CandidateFault:  # the cell that launches says what is wrong
             return _NOTHING
-        message = answer.value.get("late")
-        late = {n for n in range(len(calls)) if n in message} if isinstance(message, list) else set()
+        numbers = answer.value.get("late")
+        late = {n for n in range(len(calls)) if n in numbers} if isinstance(numbers, list) else set()
         is_plausible = time.monotonic() - began >= LEAST_WAIT_S and 2 * len(late) <= len(calls)
         return CompiledCalls(answer.arrays, sorted(late) if is_plausible else ())
 
