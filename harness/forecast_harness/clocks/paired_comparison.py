@@ -97,7 +97,7 @@ _HOPELESS_CONFIDENCE, _BLOCKS_PER_LOOK = 0.99, 10
 
 
 class ComparisonOutcome(StrEnum):
-    """How a duel ended."""
+    """The end of a duel."""
 
     FASTER = "faster"
     SLOWER = "slower"

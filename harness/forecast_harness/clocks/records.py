@@ -44,7 +44,7 @@ MOST_PARAMETERS = 256
 
 
 class MachineCodeError(SandboxError):
-    """Machine code or a launch plan that breaks a rule; the text says which, and what was found."""
+    """Machine code or a launch plan that breaks a rule; the text names the rule and the value."""
 
 
 class BufferRole(StrEnum):
@@ -55,7 +55,7 @@ class BufferRole(StrEnum):
     OUTPUT = "output"
     """Given by the problem to be written into."""
     SCRATCH = "scratch"
-    """Allocated by the solution, what it returns included."""
+    """Allocated by the solution, its results included."""
 
 
 def _name_list(value: object) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def _name_list(value: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CompiledKernel(Record, label="compiled kernel", unknown="refuse"):
-    """One kernel's machine code and what its launch needs."""
+    """One kernel's machine code and the facts that its launch needs."""
 
     name: str
     """The symbol in the code."""
@@ -171,7 +171,7 @@ class PlanStep(Record, label="step", unknown="refuse"):
 
 @dataclass(frozen=True)
 class ReturnedTensor(Record, label="returned tensor", unknown="refuse"):
-    """Where a returned tensor lies; contiguous."""
+    """The place of a returned tensor, which is contiguous."""
 
     buffer: str
     offset: int

@@ -1,4 +1,4 @@
-"""The nouns of the sandbox: what is asked of a lane, within which limits, and what comes back."""
+"""The nouns of the sandbox: a lane's jobs, their limits and their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forecast_autotune.errors import ForecastAutotuneError
 from forecast_autotune.records.codec import Record
 
 FILES_FOLDER = "files"
-"""Where a candidate's files lie, below the working directory of its cell."""
+"""The folder of a candidate's files, below the working directory of its cell."""
 
 
 class Resource(ABC):
@@ -30,7 +30,7 @@ class Resource(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it, and free what it holds."""
+        """End the resource, and free its memory and processes."""
 
 
 class SandboxError(ForecastAutotuneError):
@@ -63,7 +63,7 @@ class Fault(StrEnum):
     CRASH = "crash"
     """A signal of its own making: SIGSEGV, SIGABRT, SIGFPE, SIGBUS, SIGILL."""
     EXIT = "exit"
-    """It left with a non-zero status before it had answered."""
+    """The candidate left with a non-zero status before it had answered."""
     TIMEOUT = "timeout"
     CPU_TIME = "cpu_time"
     MEMORY = "memory"
@@ -72,11 +72,11 @@ class Fault(StrEnum):
     STORAGE = "storage"
     """More bytes in scratch than allowed, by the watchdog's count."""
     EXIT_UNFINISHED = "exit_unfinished"
-    """It left with status 0 before it had answered, as if to pass for finished."""
+    """The candidate left with status 0 before it had answered, as if to pass for finished."""
     FORBIDDEN_CALL = "forbidden_call"
     """A system call that only an attack makes (ptrace, mount, bpf, ...)."""
     FORGED = "forged"
-    """Bytes on the channel that are no answer to what was asked."""
+    """Bytes on the channel that are no answer to the question."""
     KILLED = "killed"
     """SIGKILL or SIGTERM from somebody, with no limit exceeded."""
     RAN_WHILE_STOPPED = "ran_while_stopped"
@@ -271,7 +271,7 @@ class JobResult:
     detail: str = ""
     """One sentence for a person: the exception, the signal, the limit."""
     canary: str = ""
-    """`ok` or what the canary said, after a fault; empty if none ran."""
+    """`ok` or the canary's sentence, after a fault; empty if none ran."""
 
     @property
     def is_label(self) -> bool:
@@ -280,7 +280,7 @@ class JobResult:
 
 
 def describe_end(end: Mapping[str, Any], limits: ResourceLimits) -> str:
-    """How a judge ended that said nothing, from what its server reports."""
+    """The end of a judge that sent no message, as a sentence, from its server's report."""
     if end["why"] == "overdue":
         return f"trusted code took more than trusted_s={limits.trusted_s:g} s on top of its cells' time"
     return f"the judge ended with {end['code']} before it had answered"

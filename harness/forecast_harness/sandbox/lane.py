@@ -48,7 +48,7 @@ _INHERITED_VARIABLES = (
 """The only variables of this process's environment that a server, a judge and a cell see."""
 _HELLO_TIMEOUT_S = 180.0
 _SILENT_S = 6
-"""A server that leaves so many pings, one a second, unanswered is lost; it never blocks for half of that."""
+"""A server that does not answer so many pings, one a second, is lost; it never blocks for half as long."""
 _STOP_TIMEOUT_S = 5.0
 _MESSAGE_BYTES = 1 << 17
 _LOG = "server.log"

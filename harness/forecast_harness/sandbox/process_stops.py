@@ -40,7 +40,7 @@ _STANDING_STATES = "TtZXD"
 
 
 class ProcessStopper:
-    """All processes of a cell but the one that this runs in, its first."""
+    """Stops and resumes all processes of a cell but its first, in which this runs."""
 
     def __init__(self, own_namespace: bool, cell: int) -> None:
         """`own_namespace`: whether this is the first process of a process namespace of its own; `cell`: the

@@ -236,7 +236,7 @@ class ForkServer:
         self._listen(inward, lambda: self._drop(inward))
 
     def serve(self) -> bool:
-        """Run until the lane hangs up, then kill everything. True when it had said that it would."""
+        """Run until the lane hangs up, then kill everything. True after the lane's order to stop."""
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 for key, _ in self._selector.select(_POLL_INTERVAL_S):

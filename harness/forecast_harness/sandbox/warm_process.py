@@ -130,7 +130,7 @@ class WarmProcess:
     def give_up(self) -> bool:
         """End the process unless it has forked a server; returns whether it ends. From any thread.
 
-        Waiting callers are told that there is no server.
+        Waiting callers get an error.
         """
         if self._has_answered:
             return False

@@ -1,4 +1,4 @@
-"""Which of several solutions is faster: verified, timed in pairs, confirmed in fresh processes."""
+"""A bench finds the faster of several solutions: verified, timed in pairs, confirmed in fresh processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ or who was `caught`, and the `reasons`."""
 
 
 class ContestUnavailable(Exception):
-    """A way to the clock that two solutions cannot take; the text says why, and nothing is said of them."""
+    """A way to the clock that two solutions cannot take, through no fault of theirs; the text says why."""
 
 
 BENCH_LIMITS = ResourceLimits(wall_s=600.0, trusted_s=600.0, cpu_s=1200.0)
@@ -82,7 +82,7 @@ class SolutionBench:
         """The result of the solution that others are timed against."""
 
     def enter(self, solution: Solution, *, timed: bool = True) -> BenchResult:
-        """Its standing; not `timed`: its verification alone."""
+        """The solution's standing; not `timed`: its verification alone."""
         self._watch(f"verifying {solution.name}")
         verdict = verify(self._pack, solution, self._lane, plan=self._plan)
         entry = BenchResult(solution.name, verdict, checked=verdict.checked)

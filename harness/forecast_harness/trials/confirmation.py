@@ -54,7 +54,7 @@ class ConfirmationLimit:
         return math.inf if self._seconds is None else self._seconds - self.spent
 
     def rules(self, usual: RaceRules) -> RaceRules:
-        """How long each contest may last."""
+        """The rules of each contest, with the seconds that it may last."""
         if self._seconds is None:
             return usual
         seconds = max(_LEAST_CONTEST_S, _CONTEST_SHARE * self._seconds)
@@ -121,7 +121,7 @@ class EarlyOpener(Generic[T]):
         return self._first.exception() if is_known else None
 
     def close(self) -> None:
-        """End what is being opened, whoever waits for it, and close what nobody has asked for."""
+        """End the opening, even if a thread waits for it, and close an object that nobody has taken."""
         if not self._first.cancel():
             while wait([self._first], 0.0).not_done:
                 self._give_up()

@@ -46,7 +46,7 @@ class CudaJudge(PackJudge):
             )
         self._signature, self._arch = cuda_signature_of(target), int(device.arch)
         self.requests = CudaRequests(self._signature)
-        """How the sources of solutions are compiled for contests through machine code."""
+        """Requests to compile the sources of solutions, for contests through machine code."""
         self._builds: dict[tuple[str, str], CompiledSource | CudaCompileError] = {}
         self._compiler = SandboxLane(scratch=folder)
         super().__init__(target, plan, folder, **more)
@@ -72,7 +72,7 @@ class CudaJudge(PackJudge):
     def _choose_configs(
         self, job: NodeJob, configs: Sequence[SourceConfig], n: int
     ) -> Sequence[SourceConfig]:
-        """As for packs; without those that do not compile."""
+        """The configs that a pack's judge chooses, without those that do not compile."""
         candidates = super()._choose_configs(job, configs, n)
         return [c for c in candidates if isinstance(self._compile(job.node, c), CompiledSource)] or [{}]
 
@@ -121,7 +121,7 @@ class CudaRequests:
         return solution
 
     def __call__(self, name: str, solution: Solution, calls: Mapping[str, PreparedCall]) -> BuildRequest:
-        """How it is compiled for these calls. Raises `ContestUnavailable` for a solution that is not known."""
+        """The request to compile a solution for these calls. Raises `ContestUnavailable` for an unknown solution."""
         if (origin := self._sources.get(solution.id)) is None:
             raise ContestUnavailable(f"{solution.name} was made of no CUDA source that is known here")
         source, config = origin

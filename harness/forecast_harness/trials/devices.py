@@ -29,7 +29,7 @@ LANE_MODULES = (
 
 
 def verification_plan(device: str, index: int | None = None) -> VerificationPlan:
-    """Where candidates run: on the device of this number of the driver's, or on the first that this process may use.
+    """The plan for candidates on the device of this number of the driver's, or on the first that this process may use.
 
     Raises `SettingsError` for a device that is not there.
     """

@@ -158,7 +158,7 @@ class SandboxTrial(Trial):
     fixed: Sequence[Any] = ()
     """Configs that are timed instead of those that would be chosen."""
     contests: int = 1
-    """How many contests there are at most: the last one counts, and one that is not won is the last."""
+    """The most contests: the last one counts, and one that is not won is the last."""
     prepared: Sequence[PreparedRace] = ()
     """Contests that wait already."""
     variant: Variant | None = None
@@ -301,7 +301,7 @@ class SandboxJudge(Judge[SandboxTrial]):
         """The function that confirms one node beside the seed after the other; raises as `_stages`."""
 
     def _confirmation_lanes(self) -> tuple[int, int]:
-        """How many fresh lanes verify in a confirmation, and how many hold contests ready."""
+        """The number of fresh lanes that verify in a confirmation, and of those that hold contests ready."""
         return 1, 0
 
     def _run_race(

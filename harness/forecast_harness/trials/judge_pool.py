@@ -18,14 +18,14 @@ from forecast_harness.trials.protocol import LaneFailure, NodeJudge
 MAX_OPEN_FAILURES = 3
 """Failures to open in a row after which a lane is in quarantine."""
 RETRY_S = 20.0
-"""How long a lane in quarantine waits before it tries again."""
+"""Seconds that a lane in quarantine waits before it tries again."""
 _CLOSE_TIMEOUT_S = 20.0
-"""For all lanes together."""
+"""Seconds for all lanes together to close."""
 
 
 @dataclass
 class _LaneTask:
-    """One thing to do and who waits for it."""
+    """One operation, and the future that its caller waits for."""
 
     key: str
     operation: Callable[[NodeJudge], Any]

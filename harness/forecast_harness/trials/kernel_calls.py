@@ -1,6 +1,6 @@
 """The calls at which variants of a kernel are timed: at real sizes, one per subject. Runs in the judge.
 
-A cell is told a call as plain data: tensors by dtype and extent, to be filled there, as they are too large to
+A cell gets a call as plain data: tensors by dtype and extent, to be filled there, as they are too large to
 travel; those that a user's `inputs(random)` drew come as bytes.
 """
 
@@ -41,17 +41,17 @@ _ROUNDINGS = 2.0
 """Roundings to the coarsest floating dtype of a call that its results may be off by: the base may round intermediate
 results to that."""
 _LEAST_LIMIT, _NARROW_LIMIT, _NARROW = 1e-4, 0.002, re.compile("dot|float16|float8")
-"""The least limit, which sums of a million numbers keep in any order; and that of a base that rounds to less than
-float32 what is float32: products, as TF32, or what it converts."""
+"""The least limit, which sums of a million numbers keep in any order; and the one of a base that rounds float32 values
+further, in products, as TF32, or by conversion."""
 _INPUT_SEED = 20
 """The seed of the one call of a user's `inputs` that is timed: every candidate gets the same."""
 
 
 def error_limits(tensors: Mapping[str, str], source: str) -> dict[str, float]:
-    """The error of each tensor (dtype by name) of a base `source`, relative to its largest value, that is let through.
+    """The allowed error of each tensor (dtype by name) of a base `source`, relative to its largest value.
 
-    Verification is exact, but at drawn sizes, and later: this finds what is wrong at the calls that are timed, such as
-    an offset that overflows. Integers have the loosest limit, as ties of a rounding or of an order go either way.
+    Verification is exact, but at drawn sizes, and later: these limits show faults at the timed calls, such as an
+    offset that overflows. Integers have the loosest limit, as ties of a rounding or of an order go either way.
     """
     dtypes = {name: getattr(torch, dtype) for name, dtype in tensors.items()}
     coarsest = max((torch.finfo(d).eps for d in dtypes.values() if d.is_floating_point), default=1.0)
@@ -66,7 +66,7 @@ class TimedCall:
 
     subject: BaseKernel
     drawn: DrawnCall
-    """Its memory is on no device where the cell is to fill it."""
+    """The call with its tensors, whose memory is on no device where the cell fills it."""
     has_values: bool
     """Whether the memory holds the user's own values."""
 
@@ -128,7 +128,7 @@ class TimedCall:
         )
 
     def launch(self, source: str, config: Config) -> dict[str, Any]:
-        """How a source is launched with a config: its scalars, the call's own grid, meta and options."""
+        """The launch of a source with a config: its scalars, the call's own grid, meta and options."""
         contract = read_contract(source, self.subject.kernel)
         parameters = (*contract.parameters, *contract.meta)
         meta = config.parameters()
@@ -149,7 +149,7 @@ class TimedCall:
 
 @dataclass(frozen=True)
 class CallKinds:
-    """The calls of a target by what is known of the base kernel."""
+    """The calls of a target, by the surveys of the base kernel."""
 
     verified: tuple[tuple[BaseKernel, KernelSurvey], ...]
     """Calls that a variant is verified for: each covers what its survey's signature says."""

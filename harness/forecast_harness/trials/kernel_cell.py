@@ -65,9 +65,9 @@ def launch(
 def compile_launches(
     payload: Mapping[str, Any], arrays: Mapping[str, TensorBytes], state: dict[str, Any]
 ) -> CellAnswer:
-    """Compile what is launched later, side by side: `sides` has of every source a list of launches, one per call.
+    """Compile later launches side by side: `sides` has of every source a list of launches, one per call.
 
-    It saves time and decides nothing: what cannot be compiled fails when it is launched.
+    It saves time and decides nothing: a launch that cannot be compiled fails later.
     """
     compilations = [
         partial(_compile_one, state, which, number, spec)
@@ -176,7 +176,7 @@ class _CallTensors:
         }
 
     def reset(self) -> None:
-        """As before the first launch, but for what is only written."""
+        """Restore the tensors as before the first launch, but for those that are only written."""
         for name in self._zeroed:
             self.memory[name].zero_()
         for name, value in self._initial_values.items():
@@ -190,7 +190,7 @@ class _CallReset(ReplayBuffers):
         self._call = call
 
     def restore(self, result: Any) -> None:
-        """As before every launch."""
+        """Restore the tensors, as before every launch."""
         self._call.reset()
 
 
@@ -209,7 +209,7 @@ def _launch_seconds(state: dict[str, Any], which: int, number: int, spec: Mappin
 
 
 HOST_PERIOD = (1 << 22) - 3
-"""Elements that a host draws; what is longer repeats them. A prime: no two rows of a matrix are alike."""
+"""Elements that a host draws; longer tensors repeat them. A prime, so that no two rows of a matrix are alike."""
 _COMPARED_ELEMENTS = 1 << 24
 """At a time: in double precision they take much more memory than the tensors."""
 

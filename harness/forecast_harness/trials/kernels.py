@@ -82,7 +82,7 @@ class KernelJudge(SandboxJudge):
 
     def _read(self, trial: SandboxTrial) -> None:
         source = trial.job.node.source
-        if source != self._subjects[0].source:  # what the base kernel does is what is right
+        if source != self._subjects[0].source:  # the base kernel is right by definition
             trial.variant = self._variant(trial)
         trial.configs = configs_for(self._target, source)
 
@@ -170,7 +170,7 @@ class KernelJudge(SandboxJudge):
         return self._tracer.best_configs(source, configs, max(1, job.trials), beside)
 
     def _race(self, trial: SandboxTrial, configs: Sequence[Config]) -> Contest:
-        """As many contests as are asked for, each in a process of its own, while they are won."""
+        """Up to `trial.contests` contests, each in a process of its own, while they are won."""
         job, race_steps = trial.job, []
         trial.measurements = len(configs)
         for number in range(trial.contests):
@@ -274,7 +274,7 @@ class KernelJudge(SandboxJudge):
 
 
 def _seconds_of(verdict: SolutionVerdict) -> dict[str, Any]:
-    """Where a verification's seconds went, by what was done and by what for."""
+    """A verification's seconds, by kind of work and by step."""
     facts = verdict.facts
     kinds, steps = facts.get("seconds", {}), {**facts.get("steps", {}), **facts.get("examine", {})}
     return {**kinds, "for": steps, "all": round(verdict.seconds, 3)}

@@ -171,7 +171,7 @@ class _HostOpening:
         self.opened: tuple[RunnerClient, CompileWorkers] | None = None
         """The search's runner and compile workers, which contests go through once it has them."""
         self._request_of: RequestOf | None = None
-        """How solutions are compiled, where it is not as Triton."""
+        """The compile requests of solutions, where they are not Triton's."""
 
     def __call__(self) -> SandboxJudge:
         """A judge. Raises `LaneFailure`."""

@@ -46,7 +46,7 @@ _CLEAR_ERRORS = 2.0
 verified in full."""
 _MOST_OTHER_CALLS = 4
 _OTHER_RULES = replace(QUICK_RULES, most=16, hopeless=100.0, seconds=2.0, wall=6.0)
-"""How many workloads are timed alone, and how long."""
+"""The most workloads that are timed alone, and the rules of their races."""
 
 
 def first_plan(plan: VerificationPlan) -> VerificationPlan:
@@ -269,7 +269,7 @@ class PackJudge(SandboxJudge):
     # --- what differs in other languages ---
 
     def _own_configs(self, source: str) -> list[SourceConfig]:
-        """The configs that a source lists and that change it. Raises `RecordError` for what is no list of configs."""
+        """The configs that a source lists and that change it. Raises `RecordError` for a malformed list."""
         return own_configs(source)
 
     def _choose_configs(

@@ -33,7 +33,7 @@ class NodeJudge(Protocol):
         ...
 
     def give_up(self) -> None:
-        """End what is under way, as far as that goes: it raises `LaneFailure`, and the judge is as good as before.
+        """End the job under way, as far as possible: it raises `LaneFailure`, and the judge is as good as before.
 
         Called from another thread.
         """

@@ -1,4 +1,4 @@
-"""How much timing a search spends on one candidate; loads no torch, so that whoever asks need not."""
+"""The timing that a search spends on one candidate; loads no torch, so that callers need not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Call = TypeVar("Call", bound=Hashable)
 
 @dataclass(frozen=True)
 class RaceRules(Record, label="rules"):
-    """When to stop timing. A block is four launches of every workload, as in `measure_block`."""
+    """Rules on the end of timing. A block is four launches of every workload, as in `measure_block`."""
 
     rung: int = 2
     """Blocks per config in the first round of a race; each further round has twice as many."""
@@ -42,7 +42,7 @@ class RaceRules(Record, label="rules"):
 
 
 QUICK_RULES = RaceRules()
-"""A cheap estimate: what is worth more is confirmed afterwards."""
+"""A cheap estimate: promising candidates are confirmed afterwards."""
 HOST_RULES = RaceRules(most=16)
 """The same on a host, where what lies between launches takes longer than they do and others compute, too: a source that
 is far ahead has shown that in so many blocks, and one that is not is not waited for."""
@@ -101,7 +101,7 @@ def wait_to_be_let_go(payload: Mapping[str, Any]) -> None:
 
 
 class PreparedRace:
-    """One race. Its work before it is let go on, to compile and to launch a few times, needs no quiet device."""
+    """One race that waits for `timed`. Until then it compiles and launches a few times, on a busy device, too."""
 
     def __init__(self, lane: SandboxLane, job: SandboxJob, limits: ResourceLimits) -> None:
         self._lane = lane

@@ -77,7 +77,7 @@ class HalvingRace:
     ) -> dict[int, float]:
         """Drop the slower half, with twice the blocks each time, until at most one clock is left.
 
-        `drop` is told of one that was caught, `retire` of one that is slower; both are removed from
+        `drop` is called for a config that was caught, `retire` for one that is slower; both are removed from
         `clocks`. Successive halving (Karnin, Koren and Somekh 2013; Jamieson and Talwalkar 2016). Returns the
         median difference of each when it was last timed.
         """
@@ -175,7 +175,7 @@ class KernelClock:
 
 
 class Race(ABC):
-    """Configs of a source beside the incumbent, whatever they are launched in; a timing job is one of these."""
+    """A race of a source's configs beside the incumbent, in any kind of cell; each timing job is one."""
 
     def __init__(self, rules: RaceRules, seed: bytes) -> None:
         self.heat, self.steps = HalvingRace(rules, random.Random(seed)), PhaseTimer()
@@ -340,7 +340,7 @@ class _KernelRace(Race):
 
     @property
     def is_spoiled(self) -> bool:
-        """All configs share one source."""
+        """Whether any config was caught: all configs share one source."""
         return bool(self.caught)
 
 

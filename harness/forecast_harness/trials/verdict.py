@@ -21,7 +21,7 @@ from forecast_harness.verify.verdict import Judgement, Reason, SolutionVerdict
 
 _MOST_FEEDBACK_CHARACTERS = 1500
 _TOLERANCE = math.log2(1.02)
-"""By how much a source may be slower at one call and still be served there."""
+"""The most by which a source may be slower at a call and still be served there, as a log2 ratio."""
 COMPILE_ERRORS = re.compile(
     r"\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|CompilationError|OutOfResources|"
     r"CompileTimeAssertionFailure|UnsupportedLanguageConstruct|AttributeError: module 'candidate')"
@@ -80,7 +80,7 @@ class Contest:
     ranked: Sequence[tuple[Mapping[str, Any], float]]
     """Every config that was timed, and its log2 ratio."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """How it was timed: `blocks`, at least."""
+    """Facts of the timing: `blocks`, at least."""
     text: str = ""
     """The result as a sentence for people and prompts, where that is not `times_beside`."""
 
@@ -124,7 +124,7 @@ def call_facts(ratios: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
 
 
 def seconds_of_side(value: Mapping[str, Any], side: int) -> dict[str, float]:
-    """A timing job's seconds of one side, by what was timed."""
+    """A timing job's seconds of one side, by call or workload."""
     prefix = f"{side}:"
     return {n.removeprefix(prefix): s for n, s in value["seconds"].items() if n.startswith(prefix)}
 

@@ -32,7 +32,7 @@ are NaN like those of NaN."""
 
 @dataclass(frozen=True)
 class Slot(Record):
-    """Where a tensor lies: offset in bytes, shape and strides in elements."""
+    """The place of a tensor: offset in bytes, shape and strides in elements."""
 
     name: str
     dtype: str
@@ -148,7 +148,7 @@ def build_arena(
 
 
 def changed_bytes(before: Arena, after: BytesLike) -> tuple[list[str], int]:
-    """Which inputs changed, and how many bytes changed that belong to no tensor."""
+    """The inputs that changed, and the number of changed bytes that belong to no tensor."""
     now = np.frombuffer(after, dtype=np.uint8)
     was = before.block.numpy()
     if len(now) != len(was):

@@ -88,7 +88,7 @@ class SolutionExaminer:
         self._history: list[LaunchTimes] = []
         self._peaks: dict[str, int] = {}
         self.ends = math.inf
-        """When the last launch beyond the trials has to begin, by `time.perf_counter`."""
+        """The time by which the last launch beyond the trials has to begin, by `time.perf_counter`."""
         self._checks = self._timed_checks = 0
         self._start = self._last_check = time.perf_counter()
         self._language = Language.TORCH
@@ -141,7 +141,7 @@ class SolutionExaminer:
         return reasons
 
     def examine(self, *, timed: bool = True) -> list[Reason]:
-        """All trials, up to the first that finds something; its reasons, none if all is well.
+        """Run all trials, up to the first with a finding; its reasons, none if all is well.
 
         Without `timed`, launches in a row are left out, and so are all findings by clocks.
         """

@@ -124,7 +124,7 @@ class CollectedLaunch:
     case: Callable[[], LaunchCase]
     data: torch.Tensor
     slots: Callable[[], list[Slot]]
-    """Where outputs lie in `data`."""
+    """The places of outputs in `data`."""
 
     def read(self) -> tuple[LaunchCase, list[torch.Tensor]]:
         """The case and the outputs, on the host.
@@ -247,7 +247,7 @@ class LaunchBatches:
         return CollectedLaunch(lambda: self._batch_inputs.case_of(inputs), data, output_slots)
 
     def _output_slots(self, descriptions: tuple[list[Any], list[Any]], n: int) -> list[Slot]:
-        """Where a launch's outputs lie by its description. Raises what `malformed_answers_as_forgery` expects."""
+        """The places of a launch's outputs, by its description. Raises the errors of `malformed_answers_as_forgery`."""
         result, places = [], iter(descriptions[1][n])
         first, end = (0, self._outputs.size) if self.recorded else (n * self._room, (n + 1) * self._room)
         for output in descriptions[0][n]:
@@ -398,7 +398,7 @@ class WindowAudit:
     seconds: float = 0.0
 
     def run(self, cells: AuditedCells, rng: random.Random, most_rounds: int, most_s: float) -> AuditVerdict:
-        """Window after window, until the verdict is clear or so many rounds or seconds are spent."""
+        """Run window after window, until the verdict is clear or the rounds or seconds are used up."""
         began = time.perf_counter()
         for n in range(_WARM_UP_ROUNDS + most_rounds):
             self._add_round(cells, rng)
@@ -491,8 +491,8 @@ _MEMORY_SHARE = 0.1
 """The share of the device's free memory for one cell's inputs and outputs. Three cells launch, and the inputs are
 there twice."""
 _SAMPLES, _LEAST_SAMPLES = 6, 2
-"""The candidate's windows of which one launch's outputs are compared with what is right, in all, and of each workload:
-chosen at random among all of them. A candidate that gains by wrong outputs has them in most windows."""
+"""The candidate's windows of which one launch's outputs are compared with the right ones, in all, and of each
+workload: chosen at random among all of them. A candidate that gains by wrong outputs has them in most windows."""
 _CONTESTANTS = 2
 _MOST_LOOKS = 6
 """Launches of an audit whose outputs are compared in full, as they seem to be wrong."""
@@ -621,7 +621,7 @@ class AuditedCells:
             samples[place] = batches.collected()
 
     def check_outputs(self) -> None:
-        """Compare outputs of windows of the candidate with what is right. Raises `ContestantRejected`."""
+        """Compare outputs of windows of the candidate with the right ones. Raises `ContestantRejected`."""
         for sample in itertools.chain(*self._samples.values()):
             with self._blame(CANDIDATE):
                 case, outputs = sample.read()
@@ -656,7 +656,7 @@ def rotatable_inputs(pack: Pack, case: LaunchCase) -> list[str]:
 
 
 def batch_size(case: LaunchCase, seconds: float, device: str, memory_share: float) -> int:
-    """How many launches a window has: those of a few milliseconds, as far as that share of free memory reaches."""
+    """The number of launches in a window: those of a few milliseconds, within that share of free memory."""
     launch_bytes = max(1, case.input_bytes + 3 * case.output_bytes)
     free_bytes = torch.cuda.mem_get_info()[0] if device != "cpu" else 8 << 30
     fits = int(memory_share * free_bytes / launch_bytes)

@@ -1,8 +1,8 @@
-"""Launches as the judge asks for them: what is sent, what comes back, what that shows without a reference.
+"""Launches as the judge asks for them: questions, answers, and findings that need no reference.
 
 Small blocks travel with every question, and all bytes come back with the answer. Large ones lie in the cell
-(see `ResidentBlock`): the judge sends what changed in them, the answer has digests, and whether the bytes themselves
-are read is decided afterwards. Bytes that were read must have the digests that were told at once.
+(see `ResidentBlock`): the judge sends changes of them, the answer has digests, and the judge decides afterwards
+whether it reads the bytes, which must have these digests.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Launcher:
         device: str,
         spent: PhaseTimer | None = None,
     ) -> None:
-        """`spent` is told what went into blocks, into launches, and into waiting for answers."""
+        """`spent` gets the seconds of building blocks, of launches, and of waiting for answers."""
         self._cell, self._format, self._rng, self._device = cell, kind, rng, device
         self._phase_timer = spent or PhaseTimer()
         self._language = Language.TORCH
@@ -505,7 +505,7 @@ def _tensor_array(tensor: torch.Tensor) -> TensorBytes:
 _LEAST_BLOCK_BYTES = 16 << 20
 """Room for blocks that is shared at first; memory is taken where it is written alone."""
 _SPAN_FACTOR, _SPAN_SLACK = 4, 1 << 16
-"""How much larger than its size an output may be, gaps included."""
+"""An output may span so many times its size, gaps included, and so many bytes more."""
 _REPORT_SHARE = 0.05
 """Share of timed launches before which the cell is asked for a report on its process."""
 

@@ -432,7 +432,7 @@ def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def _unset_output(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """All bits set: a NaN in every floating dtype, so an element that is never written shows."""
+    """Memory with all bits set: a NaN in every floating dtype, so that an element that is never written shows."""
     raw = torch.full((max(1, _bytes(shape, dtype)),), 255, dtype=torch.uint8)
     return raw[: _bytes(shape, dtype)].view(dtype).reshape(tuple(shape))
 

@@ -250,7 +250,7 @@ class ErrorCount:
 def _compare_elements(
     output: torch.Tensor, want: torch.Tensor, limit: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which elements are wrong, how far all are off, and which of these errors count."""
+    """The wrong elements, the errors of all elements, and the errors that count."""
     largest = torch.finfo(dtype).max
     over = want.abs() > largest
     value = output.double()

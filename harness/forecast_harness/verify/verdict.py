@@ -25,7 +25,7 @@ class Judgement(StrEnum):
     SUSPICIOUS = "suspicious"
     """The candidate does something that honest code does not do: quarantine, never a label."""
     INFRASTRUCTURE = "infrastructure"
-    """Nothing can be said about the candidate: never a label."""
+    """The harness failed, and says nothing about the candidate: never a label."""
 
 
 class ReasonCode(StrEnum):

@@ -29,13 +29,13 @@ _CONSTANTS = ".nv.constant3"
 """A module's own constants, to which stores go by their address all the same; Triton's kernels have none."""
 _SECTION_SYMBOL = 3
 _SIZE_AT = 32
-"""Where a section's size stands in its header."""
+"""Offset of a section's size in its header."""
 _FIRST_RESERVED, _ABSOLUTE = 0xFF00, 0xFFF1
-"""Numbers that name no section: of memory that the loader is to find, for one."""
+"""Numbers that name no section, such as memory that the loader has to find."""
 _LIBRARY_NAMES = frozenset({b"__CUDA_FTZ", b"__CUDA_PREC_SQRT", b"__CUDA_PREC_DIV", b"__CUDA_ARCH"})
 """Texts that the compiler leaves behind where code took a function of CUDA's library; nothing reads them."""
 _LIBRARY_SYMBOL = re.compile(r"_ZN\w*(?:4cuda|6thrust|3cub|18cooperative_groups)")
-"""Symbols of CUDA's C++ headers. Whatever includes them carries their constants without contents, a byte each:
+"""Symbols of CUDA's C++ headers. Code that includes them has their constants without contents, a byte each:
 objects of empty classes, which no code reads."""
 _MOST_LIBRARY_BYTES = 256
 _MOST_SECTIONS = 4096
@@ -45,7 +45,7 @@ MOST_IMAGE_BYTES = 64 << 20
 
 class CubinSection(NamedTuple):
     """One section's name, kind, flags, bytes in memory, contents as far as they are in the file, and the number of
-    the section that it is about."""
+    the section that it describes."""
 
     name: str
     kind: int
@@ -56,7 +56,7 @@ class CubinSection(NamedTuple):
 
 
 class CubinSymbol(NamedTuple):
-    """One symbol's kind, the number of the section in which it lies, and where its name is written."""
+    """One symbol's kind, the number of its section, and the place of its name."""
 
     kind: int
     section: int
@@ -125,11 +125,11 @@ def check_cubin(kernel: CompiledKernel) -> None:
 
 
 def without_references(image: bytes) -> bytes:
-    """The same code, not told where names lie that the compiler has left behind.
+    """The same code without the addresses of names that the compiler has left behind.
 
-    Whatever takes a function of CUDA's library, as `log`, carries such names in writable memory, and their address
-    among its constants, where nothing reads it. There it would be 11 bytes in which a kernel may keep something, so
-    the loader is not asked to write it. Raises `MachineCodeError` for bytes that are no code of CUDA's.
+    Code that calls a function of CUDA's library, as `log`, has such names in writable memory, and their address
+    among its constants, where nothing reads it. With the address, a kernel could keep data in their 11 bytes, so the
+    loader is not asked to write it. Raises `MachineCodeError` for bytes that are no code of CUDA's.
     """
     sections = cubin_sections(image)
     names = {n for n, s in enumerate(sections) if _outlives_launches(s) and _holds_library_names(sections, n)}

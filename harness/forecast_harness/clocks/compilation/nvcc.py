@@ -75,7 +75,7 @@ _MOST_MESSAGE_CHARACTERS = 300
 
 
 class CudaCompileError(RecordError):
-    """A source that cannot be compiled or launched; the text says why, to whoever wrote it."""
+    """A source that cannot be compiled or launched; the text tells its author why."""
 
 
 class CompilerUnavailable(SandboxError):

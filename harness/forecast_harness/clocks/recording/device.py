@@ -16,7 +16,7 @@ _SCRATCH_ARGUMENTS = 9
 
 
 class RecordedLaunch(NamedTuple):
-    """One launch as Triton's launcher was asked for it."""
+    """One launch as Triton asks its launcher for it."""
 
     compiled: Any
     """The result of Triton's compiler: `asm`, `metadata`."""
@@ -136,7 +136,7 @@ def _flat_arguments(types: list[Any], values: list[Any]) -> tuple[list[str], lis
 
 
 def ptx_parameters(text: str, kernel: str) -> int:
-    """How many parameters a kernel has in PTX; -1 where the text has no such kernel."""
+    """The number of a kernel's parameters in PTX; -1 where the text has no such kernel."""
     _, result, rest = text.partition(f".entry {kernel}(")
     return len(_PARAMETER.findall(rest.partition(")")[0])) if result else -1
 

@@ -160,7 +160,7 @@ def _no_modes() -> Iterator[None]:
 
 
 class _DevicelessMode(FakeTensorMode):  # type: ignore[misc]
-    """torch is told that there is a device; tensors without memory must not ask for it."""
+    """A mode of tensors without memory that do not initialise the device, which torch takes for present."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -353,7 +353,7 @@ class _PlanWriter:
         return PlanStep(self._numbers[key], launch.grid, tuple(arguments))
 
     def outputs(self, tensors: list[torch.Tensor]) -> tuple[ReturnedTensor, ...]:
-        """Where the outputs lie. Raises `HostCode` for one that is not contiguous."""
+        """The places of the outputs. Raises `HostCode` for one that is not contiguous."""
         result = []
         for tensor in tensors:
             if not tensor.is_contiguous():

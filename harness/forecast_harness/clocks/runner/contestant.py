@@ -24,7 +24,7 @@ MOST_LOCAL_BYTES = 64 << 10
 
 
 class LoadedKernel:
-    """A kernel's function on the device. Raises `DriverError`, `MachineCodeError` for what it may not be."""
+    """A kernel's function on the device. Raises `DriverError`, and `MachineCodeError` for one that breaks a rule."""
 
     def __init__(self, driver: CudaDriver, kernel: CompiledKernel) -> None:
         self.kernel, self._driver = kernel, driver

@@ -95,12 +95,12 @@ class CudaDriver:
         self._call("cuCtxSetLimit", ctypes.c_int(which), ctypes.c_size_t(value))
 
     def set_no_l2_aside(self) -> None:
-        """From here on no lines of the L2 are set aside, where a device has such."""
+        """Set no lines of the L2 aside from here on, where a device can do so."""
         with contextlib.suppress(DriverError):
             self.limit(LIMIT_PERSISTING_L2, 0)
 
     def release_persisting_l2(self) -> None:
-        """Give back lines of the L2 that a launch was to keep, where a device has such."""
+        """Give back lines of the L2 that a launch has set aside, where a device can do so."""
         with contextlib.suppress(DriverError):
             self._call("cuCtxResetPersistingL2Cache")
 
@@ -256,11 +256,11 @@ class CudaDriver:
     # --- graphs ---
 
     def begin_capture(self) -> None:
-        """Write down what is queued from here on, instead of doing it."""
+        """Capture work that is queued from here on, instead of doing it."""
         self._call("cuStreamBeginCapture_v2", self.stream, ctypes.c_int(_CAPTURE_THREAD_LOCAL))
 
     def end_capture(self) -> ctypes.c_void_p:
-        """End the capture: a graph of what was queued, ready to be launched."""
+        """End the capture: a graph of the captured work, ready to be launched."""
         graph = ctypes.c_void_p()
         self._call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         result = self._handle("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
@@ -268,7 +268,7 @@ class CudaDriver:
         return result
 
     def launch_graph(self, graph: ctypes.c_void_p) -> None:
-        """Queue what was captured."""
+        """Queue the captured work."""
         self._call("cuGraphLaunch", graph, self.stream)
 
     def destroy_graph(self, graph: ctypes.c_void_p) -> None:

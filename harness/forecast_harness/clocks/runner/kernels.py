@@ -216,7 +216,7 @@ done:
 SECTOR_WORDS = 4
 """Words that memory is read and written by."""
 _RENEWED_PART = 16
-"""One sector in so many is replaced, at places that only the key tells."""
+"""One sector in so many is replaced, at places that depend on the key alone."""
 
 
 def _choose_sector(key: str, into: str) -> str:

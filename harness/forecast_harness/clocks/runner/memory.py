@@ -27,7 +27,7 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a buffer lies, for one placement."""
+    """The place of a buffer in one placement."""
 
     address: int
     size: int

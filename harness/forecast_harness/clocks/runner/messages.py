@@ -98,7 +98,7 @@ class TimingLimits(Record, label="timing limits"):
 
 @dataclass(frozen=True)
 class ElementKind(Record, label="element kind"):
-    """The meaning of a buffer's bytes: elements of this type, after so many bytes that are nobody's."""
+    """The meaning of a buffer's bytes: elements of this type, after `late` bytes that belong to none."""
 
     dtype: str
     late: int = 0

@@ -131,7 +131,7 @@ class RunnerService:
 
 
 def _leave_with(parent: int) -> None:
-    """End this process once its parent has ended, whatever the device is doing."""
+    """End this process once its parent has ended, even while the device works."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(3)

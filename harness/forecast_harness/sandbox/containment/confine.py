@@ -270,7 +270,7 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
 
 
 SCRATCH = "/scratch"
-"""Where a cell with its own mounts finds its scratch directory."""
+"""The scratch directory of a cell with its own mounts."""
 _FIRST_CELL_UID = 2_000_000_000
 """Users of cells start here, far from real ones; each cell is its own, so its processes can be counted."""
 _SYSTEM_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/sys")
@@ -356,7 +356,7 @@ def device_nodes(device: str | None) -> list[str]:
 
 
 def compute_nodes(device: str | None) -> list[str]:
-    """Those nodes of an accelerator that whoever computes on it opens."""
+    """The nodes of an accelerator that every process computing on it opens."""
     names = () if device is None else _COMPUTE_NODES
     return sorted({str(p) for name in names for p in Path("/dev").glob(name)} - other_devices(device))
 

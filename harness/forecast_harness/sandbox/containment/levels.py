@@ -68,7 +68,7 @@ SERVER_COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from forecast_harness.sandbox.server import main; main(sys.argv[2])"
 )
-"""How a server starts: isolated mode ignores PYTHONPATH and the working directory, so the path is told."""
+"""The code with which a server starts, in isolated mode, which ignores PYTHONPATH: the path is an argument."""
 
 
 def module_search_path() -> str:
@@ -78,9 +78,9 @@ def module_search_path() -> str:
 
 @cache
 def strongest_level() -> ContainmentLevel:
-    """The strongest level this machine allows, found by trying each in a process of its own.
+    """The strongest level that works on this machine, by trying each in a process of its own.
 
-    Raises `SandboxError` where there is none, with what was tried.
+    Raises `SandboxError` where there is none, with the result of each try.
     """
     command = [sys.executable, "-I", "-c", SERVER_COMMAND, module_search_path(), json.dumps({"probe": True})]
     if sys.platform != "linux":

@@ -199,7 +199,7 @@ def children(pid: int) -> list[int]:
 
 
 def children_by_search(pid: int) -> list[int]:
-    """The same from every process's own word, for kernels that do not list children."""
+    """The children of a process by the parents of all processes, for kernels that do not list children."""
     return _families().get(pid, [])
 
 

@@ -143,7 +143,7 @@ class SharedRunner:
 
     @property
     def began(self) -> float:
-        """When this thread's job began; 0 before it has one."""
+        """The time at which this thread's job began; 0 before it has one."""
         return getattr(self._job, "began", 0.0)
 
     def _add_seconds(self, stage: str, seconds: float) -> None:
@@ -154,7 +154,7 @@ class SharedRunner:
 _GIVE_UP_AGAIN_S = 0.2
 """Seconds until the judge of host code is told again to give up, as it may have been between two jobs."""
 _LAST_JOB_S = 5.0
-"""How long a job of host code may take after the end."""
+"""Seconds that a job of host code may take after the end."""
 
 
 class WorkUnderWay:
@@ -820,7 +820,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
             return self._time_beside(trial, compares=True)
 
     def _time_beside(self, trial: NodeTrial, *, compares: bool) -> Contest:
-        """The best config beside the rival; `compares`: outputs of some launches with what is right.
+        """Time the best config beside the rival; `compares`: outputs of some launches with the right ones.
 
         Raises `Refusal`, `PathFailed`, `RunnerLost`.
         """

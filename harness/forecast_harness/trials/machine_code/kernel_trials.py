@@ -50,7 +50,7 @@ from forecast_harness.trials.machine_code.targets import (
 from forecast_harness.verify.plan import VerificationPlan
 
 _MOST_INPUT_BYTES = 4 << 30
-"""The most bytes of one call's inputs: what is larger is judged where it can be made, on the device."""
+"""The most bytes of one call's inputs: larger ones are judged as host code, which makes them on the device."""
 _NO_ROOM = re.compile("OutOfResources|PTXASError")
 _OTHER_FAILURES = 3
 """Configs of the base kernel that fail for another reason than room, after which no other one is tried."""
@@ -110,7 +110,7 @@ class KernelTrials(TargetTrials):
         self._small = min(self._timed_calls.values(), key=lambda call: call.size)
         self.calls = TrialCalls(self._small, self._timed_calls)
         self.base_build: tuple[TrialConfig, BuildResult] | None = None
-        """A config in which the base kernel runs, and what it was compiled to."""
+        """A config in which the base kernel runs, and its build."""
         self._tracer, self._tracing = VariantTracer(target, folder), threading.Lock()
         self._to_learn: deque[tuple[str, Mapping[Config, Timing]]] = deque()
         """Timings since the last forecast: a verdict does not wait until others' configs are chosen."""
@@ -173,7 +173,7 @@ class KernelTrials(TargetTrials):
         return [base, *(c for c in results if c != base)][:most] if base else results
 
     def request(self, node: Node, config: TrialConfig) -> BuildRequest:
-        """How a variant is compiled: for the checked call, then for the timed ones."""
+        """The request to compile a variant: for the checked call, then for the timed ones."""
         own_config = Config.from_json(config) if config else configs_for(self._target, node.source)[0]
         return self._request(node.id, node.source, own_config)
 

@@ -46,7 +46,7 @@ RequestOf = Callable[[str, Solution, Mapping[str, PreparedCall]], BuildRequest]
 
 
 def triton_request(name: str, solution: Solution, calls: Mapping[str, PreparedCall]) -> BuildRequest:
-    """How a Triton solution is compiled. Raises `ContestUnavailable` for another one."""
+    """The request to compile a Triton solution. Raises `ContestUnavailable` for another one."""
     if solution.language is not Language.TRITON or solution.files:
         raise ContestUnavailable(f"{solution.name} is no Triton solution in one file")
     cases = tuple(c.arguments for c in calls.values())

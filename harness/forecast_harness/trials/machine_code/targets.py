@@ -133,7 +133,7 @@ class TargetTrials(ABC):
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """One call: without values for who compiles, with values for who launches."""
+    """One call: without values for the compiler, with values for the runner."""
 
     case: LaunchCase
     arguments: CallCase
@@ -328,10 +328,10 @@ class RunnerClock:
         self._waiting: tuple[deque[float], deque[float]] = (deque(), deque())
         self.seconds: dict[tuple[int, str], list[float]] = {}
         self.checks = 0
-        """Launches whose outputs were compared with what is right."""
+        """Launches whose outputs were compared with the right ones."""
 
     def place(self) -> None:
-        """The runner places, loads and warms up what it launches with each batch."""
+        """Nothing: the runner places, loads and warms up programs with each batch."""
 
     def sample(self, which: int, fresh: bool) -> float:
         """Seconds of one launch, over calls their geometric mean. Raises `ContestantRejected`, `RunnerLost`."""
@@ -340,7 +340,7 @@ class RunnerClock:
         return self._waiting[which].popleft()
 
     def check(self) -> None:
-        """Time a batch whose outputs are compared with what is right. Raises as `sample`."""
+        """Time a batch whose outputs are compared with the right ones. Raises as `sample`."""
         self._measure(compares=True)
 
     def _measure(self, *, compares: bool) -> None:

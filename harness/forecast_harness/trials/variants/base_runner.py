@@ -31,7 +31,7 @@ _TRAILING_CANARY_BYTES = 1 << 16, 1 << 20
 """Bytes of canary behind the last tensor, at least and at most: a read past its end should not reach memory
 that never changes."""
 _CELL_WALL_S = {"cpu": 90.0, "cuda": 600.0}
-"""How long a cell lives at most. A base kernel that is tried on arguments it was not made for may write
+"""Most seconds of a cell's life. A base kernel that is tried on arguments it was not made for may write
 anywhere in its own process, and hang."""
 
 TensorMemory = Mapping[str, torch.Tensor]
@@ -100,7 +100,7 @@ class BaseKernelRunner:
         self._limits = replace(work.limits, wall_s=min(work.limits.wall_s, _CELL_WALL_S[device]))
 
     def open(self) -> None:
-        """Open the cell, and the device in it; what is wrong shows when it is asked."""
+        """Open the cell, and the device in it; a fault shows at its first question."""
         try:
             self._open()
         except CandidateFault:
@@ -120,8 +120,8 @@ class BaseKernelRunner:
         grid: Sequence[int],
         config: Config,
     ) -> BaseKernelRun:
-        """Launch once, in a random order, between random numbers and between NaN in turns: what is read
-        beyond a tensor's end must not be the same twice. Raises `BaseKernelError`."""
+        """Launch once, in a random order, between random numbers and between NaN in turns: a read beyond
+        a tensor's end must not give the same twice. Raises `BaseKernelError`."""
         memory = dict(self._rng.sample(sorted(memory.items(), key=lambda pair: pair[0]), len(memory)))
         layouts = {a.name: "offset" for a in arguments if a.kind == "tensor" and not a.aligned}
         self._noise = not self._noise
@@ -188,7 +188,7 @@ class BaseKernelRunner:
             return {}
 
     def newly_compiled(self) -> TensorArrays:
-        """The same without what was compiled before, for verifications to come: they may ask for it, too."""
+        """The files of binaries that are new here, for verifications to come, which may need them, too."""
         if self._cell is None or not self._compiles:
             return {}
         return {name: array for name, array in self.compiled().items() if name not in self._binaries}
@@ -257,7 +257,7 @@ def tensor_view(memory: torch.Tensor, argument: Argument) -> torch.Tensor:
 
 
 def gap_mask(argument: Argument) -> torch.Tensor:
-    """Which elements of its memory belong to no element of a tensor, [span]."""
+    """A mask of the elements of its memory that belong to no element of a tensor, [span]."""
     free = torch.ones(memory_span(argument), dtype=torch.bool)
     if free.numel():
         tensor_view(free, argument).fill_(False)

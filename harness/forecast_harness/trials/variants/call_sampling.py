@@ -65,12 +65,12 @@ _SURELY_FITS = 256 << 20
 _DRAW_ATTEMPTS = 60
 _MOST_EVEN_IN_A_ROW = 2
 """Even values in a row, of all calls or of those for one config, after which a free size is odd: blocks have even
-sides, and what is wrong at their edges shows at no multiple."""
+sides, and faults at their edges show at no multiple."""
 _LARGEST_SIZE = 12_000
 """Two and a half of the largest common row blocks, 4096."""
 
 GridFunction = Callable[[Mapping[str, Any]], tuple[int, ...] | None]
-"""Meta-parameters -> the call's own grid; None where it cannot be told."""
+"""Meta-parameters -> the call's own grid; None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class DrawnCall:
 
 @dataclass
 class SizeLimiter:
-    """How large drawn tensors may be, so that a launch takes about a second at most."""
+    """A limit on the size of drawn tensors, so that a launch takes about a second at most."""
 
     most: int
     """Elements of a tensor."""
@@ -142,7 +142,7 @@ class RecordedCalls:
         self._turns: list[int] = []
 
     def with_sizes(self, sizes: CallSizes) -> RecordedCalls:
-        """The same with other sizes, at the same pace."""
+        """The same source of calls with other sizes, at the same pace."""
         result = copy.copy(self)
         result.sizes = sizes
         result._even, result._turns = Counter(), []
@@ -154,7 +154,7 @@ class RecordedCalls:
         return self._make_call(arguments, partial(self.grid_of, arguments), regime, generator)
 
     def redraw(self, call: DrawnCall, regime: str, generator: torch.Generator) -> DrawnCall:
-        """Fresh values at the same sizes, strides and alignment: what was compiled for the call stays of use."""
+        """Fresh values at the same sizes, strides and alignment: a binary for the call stays of use."""
         return self._make_call(call.arguments, call.grid, regime, generator)
 
     def draw_arguments(
@@ -255,13 +255,13 @@ class CapturedCalls(RecordedCalls):
         self._large: dict[str, DrawnCall] = {}
 
     def with_values(self, values: Sequence[str]) -> CapturedCalls:
-        """The same with calls of these kinds in turns: of `own_values`, and `OTHER_SIZES`."""
+        """The same source with calls of these kinds in turns: of `own_values`, and `OTHER_SIZES`."""
         result = copy.copy(self)
         result.values, result._number = tuple(values), 0
         return result
 
     def with_sizes(self, sizes: CallSizes) -> CapturedCalls:
-        """The same with other sizes."""
+        """The same source of calls with other sizes."""
         result = super().with_sizes(sizes)
         assert isinstance(result, CapturedCalls)
         return result.with_values(self.values)
@@ -344,7 +344,7 @@ class CapturedCalls(RecordedCalls):
 CAPTURED_VALUES = ("captured", "permuted", "rescaled", "drawn")
 """Kinds of values for the tensors of a captured call at its recorded sizes."""
 LARGE_VALUES = ("captured", "drawn")
-"""The same of a large call, whose every launch takes seconds."""
+"""Kinds of values for a large call, whose every launch takes seconds."""
 OTHER_SIZES = "other sizes"
 _FEWEST_LIKE_CALLS = 2
 """Calls of one form that tell which of its sizes hang together."""
@@ -445,7 +445,7 @@ class UserCalls:
             raise RecordError(f"{subject.file} has no function inputs(random)")
 
     def draw(self, regime: str, generator: torch.Generator, config: Config | None = None) -> DrawnCall:
-        """One call of the user's function; the regime is theirs to choose."""
+        """One call of the user's function, which chooses the regime itself."""
         rng = random.Random(int(torch.randint(0, 2**62, (), generator=generator)))
         inputs = dict(self._module.inputs(rng))
         grid = inputs.pop("grid", None)
@@ -527,7 +527,7 @@ def with_heuristics(
 
 
 def unset_like(memory: torch.Tensor) -> torch.Tensor:
-    """All bits set: a NaN in every floating dtype, so an element that is never written shows."""
+    """Memory with all bits set: a NaN in every floating dtype, so that an element that is never written shows."""
     if memory.dtype == torch.bool:  # which has two values only
         return torch.zeros_like(memory)
     return torch.full((memory.numel() * memory.element_size(),), 255, dtype=torch.uint8).view(memory.dtype)

@@ -39,7 +39,7 @@ CELL_ENTRY = f"{__name__}:compile_calls"
 _MOST_THREADS = 16
 """Threads that compile: an assembler runs beside each, and the cell's processes and threads are limited."""
 LEAST_WAIT_S, _TIMES_THE_USUAL = 6.0, 5.0
-"""A call that compiles longer than so many seconds, and than so many times what half of the calls took, is late."""
+"""A call is late if it compiles for more than so many seconds, and so many times as long as half of the calls took."""
 
 
 def call_without_values(case: LaunchCase) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def compile_calls(
 
 
 def compile_side_by_side(tasks: Iterable[Callable[[], Any]]) -> None:
-    """Call all of these, which make Triton compile and give what it compiled, and wait; what they raise is forgotten.
+    """Call all of these tasks, which make Triton compile and return its result, and wait; their errors are forgotten.
 
     Triton's own mode compiles each program once, whoever asks for it. Releases without it have every call
     in a thread of its own. The parts of a launch beside its binary are made, too, see `_BuildingPool`.
@@ -92,7 +92,7 @@ def compile_side_by_side(tasks: Iterable[Callable[[], Any]]) -> None:
 
 
 def compile_most(tasks: Sequence[Callable[[], Any]]) -> list[int]:
-    """Like `compile_side_by_side`, without waiting for what takes far longer than half of them; the numbers of those.
+    """Like `compile_side_by_side`, without waiting for tasks that take far longer than half of them; their numbers.
 
     An assembler takes minutes for tiles that spill. They go on compiling when this returns: the process should end.
     """
@@ -118,7 +118,7 @@ def compile_most(tasks: Sequence[Callable[[], Any]]) -> list[int]:
 
 
 def numbers_of_late(futures: Sequence[Future[Any]]) -> list[int]:
-    """Wait until half of them are done, and for the others a few times as long; which are still under way."""
+    """Wait until half of them are done, and for the others a few times as long; the numbers of those not done then."""
     start, pending = time.perf_counter(), set(futures)
     while len(pending) > len(futures) // 2:
         pending = wait(pending, return_when=FIRST_COMPLETED).not_done
@@ -128,7 +128,7 @@ def numbers_of_late(futures: Sequence[Future[Any]]) -> list[int]:
 
 
 class _BuildingPool:
-    """Threads that compile, and make launchers of what they compiled: all that Triton's mode asks of a pool.
+    """Threads that compile, and make launchers of the results: all that Triton's mode asks of a pool.
 
     Triton up to 3.6 runs a C compiler for a launcher at the first launch of every signature, for a third of a second on
     an idle machine, and keeps the module on disk by its source. Later releases build nothing.
@@ -194,7 +194,7 @@ class CompiledCalls(NamedTuple):
     """The result for the calls that a variant was to be compiled for."""
 
     files: TensorArrays
-    """For the cache of the cell that launches; none where nothing could be compiled."""
+    """Files for the cache of the cell that launches; none where nothing could be compiled."""
     late: Sequence[int] = ()
     """The numbers of the calls that took too long, see `compile_most`: less than half, of a compilation that did take
     long. More the judge does not believe, as it is the variant's word."""
@@ -285,7 +285,7 @@ def _scalar_form(value: Any, constant: bool) -> Hashable:
 
 
 class CompiledForms:
-    """Which configs a variant was compiled with for which calls, and how often each was launched."""
+    """The configs that a variant was compiled with, for which forms of calls, and the launches of each."""
 
     def __init__(self) -> None:
         self._forms: dict[Config, set[Hashable]] = {}

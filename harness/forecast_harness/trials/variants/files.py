@@ -36,7 +36,7 @@ class BaseBinaries:
 
     files: dict[str, bytes] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
-    """Where the seconds of the survey went."""
+    """Seconds of the survey, by step."""
 
     def take(self, arrays: TensorArrays) -> None:
         """Add the files of a base kernel's cell, as `read_cache` gives them. Others may be reading the files."""

@@ -155,7 +155,7 @@ class VariantProblem:
         """The config under which the base last gave another result than under its own."""
         self._forms = CompiledForms()
         self._where = HOST_DEVICE
-        """Where outputs of many elements are compared."""
+        """The device that compares outputs of many elements."""
         self._source = call_source(subject, survey, device)
 
     @property
@@ -352,9 +352,9 @@ class VariantProblem:
     ) -> float | None:
         """None where outputs that differ from the base's are wrong; else the error, or `OUTSIDE_DOMAIN`.
 
-        The base itself may give another result under this config, or under another of its own. What is drawn may then
-        be no call that it is made for, a top 16 of 5 columns, and its result says nothing. A call of the program's is
-        one: there outputs must be the base's under the same config or, where that is none of its own, under one.
+        The base itself may give another result under this config, or under another of its own. It may then not be made
+        for the drawn call, a top 16 of 5 columns, and its result says nothing. It is made for a call of the program's:
+        there outputs must be the base's under the same config or, where that is none of its own, under one of them.
         """
         for group in self._other_configs(config):
             launchable = [c for c in group if call.grid(c.parameters()) is not None]
@@ -391,10 +391,10 @@ class VariantProblem:
     def _other_configs(self, own: Config) -> list[list[Config]]:
         """Configs to launch the base under, to see whether it differs from itself; those of a group side by side.
 
-        One that differed mostly does again, and is compiled. So is the one that results are compared with, which
-        differs from itself where programs of a device race for what was drawn. Next, the variant's own says most. The
-        others come by how long they take to compile, as one that differs is enough: a tile that spills takes a minute,
-        and so the own one waits for its turn where it is far larger than they are.
+        A config that differed mostly differs again, and is compiled. So is the config that results are compared with,
+        which differs from itself where programs of a device race on the drawn values. Next, the variant's own says
+        most. The others come by their time to compile, as one that differs is enough: a tile that spills takes a
+        minute, and so the own config waits for its turn where it is far larger than the others.
         """
         configs = self._subject.configs
         first = [] if self._differing_config is None else [self._differing_config]
@@ -588,8 +588,8 @@ class VariantExamination:
         device: str,
         steps: PhaseTimer,
     ) -> None:
-        """`steps` is told the seconds of `base` (until its cell is open), `draws`, `beside` and `compile`, of which
-        some overlap, of `configs` and of `trials`."""
+        """`steps` gets the seconds of `base` (until its cell is open), `draws`, `beside` and `compile`, of which some
+        overlap, of `configs` and of `trials`."""
         self.unable: list[str] = []
         """Configs that did not run."""
         self.memory = 0, 0

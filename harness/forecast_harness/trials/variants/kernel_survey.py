@@ -314,7 +314,7 @@ class KernelSurveyor:
     def _first_accepted(
         self, source: RecordedCalls
     ) -> tuple[RecordedCalls, dict[SizeClass, str | int] | None, int]:
-        """The first model of sizes that is accepted, with what is frozen of it; else the last, and None."""
+        """The first model of sizes that is accepted, with its frozen sizes; else the last, and None."""
         model, evidence = source, MULTIPLE_EVIDENCE[0]
         for evidence in MULTIPLE_EVIDENCE if source.sizes.varied else ():
             model = source.with_sizes(CallSizes.of(self.subject.calls, evidence=evidence))
@@ -400,7 +400,7 @@ class KernelSurveyor:
         return None
 
     def _learn_writes(self, call: DrawnCall) -> tuple[set[str], BaseKernelRun]:
-        """Which tensors are written, and of which the earlier contents matter. Raises `BaseKernelError`.
+        """Learn which tensors are written, and whose earlier contents matter. Raises `BaseKernelError`.
 
         Returns the tensors that held NaN before the last launch that showed it, and that launch.
         """
@@ -602,7 +602,7 @@ def calls_to_compile(
 
 
 def widened_arguments(arguments: Sequence[Argument], device: str) -> tuple[Argument, ...]:
-    """The same with every floating tensor of the dtype that results are compared in there."""
+    """The same arguments, with every floating tensor in the dtype of comparisons on this device."""
     wide = WIDER_DTYPE[device]
     if pointees(arguments):  # the kernel says what its addresses are of
         return tuple(arguments)

@@ -31,7 +31,7 @@ VARIANT_LIMITS = ResourceLimits(wall_s=900.0, cpu_s=900.0, trusted_s=900.0, memo
 _WIDENING = 4
 """Times the bytes of an 8-bit number that the dtype has in which results are compared on a device."""
 _COPIES = 6
-"""How often a cell holds a block."""
+"""The number of a block's copies in a cell."""
 _JOB_MODULE = "forecast_harness.trials.variants.jobs"
 
 
@@ -55,7 +55,7 @@ def survey(
     plan: VerificationPlan = VARIANT_PLAN,
     binaries: BaseBinaries | None = None,
 ) -> KernelSurvey:
-    """Survey the calls that a base kernel accepts, by running it alone; `binaries` take what it was compiled to.
+    """Survey the calls that a base kernel accepts, by running it alone; `binaries` take its files.
 
     Raises `VariantError` where nothing can be verified against it, with what would help.
     """
@@ -204,7 +204,7 @@ class LaneJobs(Generic[Item, Result]):
             yield future.result()
 
     def close(self) -> None:
-        """Begin nothing more, and end what is under way."""
+        """Begin nothing more, and end the jobs under way."""
         end_pools([self._pool], self._lanes.give_up)
 
     def _run_item(self, item: Item) -> tuple[Item, Result]:
