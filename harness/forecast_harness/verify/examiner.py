@@ -159,14 +159,14 @@ class SolutionExaminer:
                 return reasons
         return []
 
-    def should_check(self, work: Workload) -> bool:
+    def should_check(self, workload: Workload) -> bool:
         """A coin: whether to check this timed launch of a workload. Large ones cost seconds each."""
-        usual = self.plan.checked * (_LARGE_CHECKS[self.plan.device] if work.large else 1.0)
-        return self.rng.random() < self._checking_budget.launch_share(work.name, usual)
+        usual = self.plan.checked * (_LARGE_CHECKS[self.plan.device] if workload.large else 1.0)
+        return self.rng.random() < self._checking_budget.launch_share(workload.name, usual)
 
-    def should_redraw(self, work: Workload, usual: float) -> bool:
+    def should_redraw(self, workload: Workload, usual: float) -> bool:
         """A coin: whether to draw this workload's arguments anew, instead of changing some values."""
-        return self.rng.random() < self._drawing_budget.launch_share(work.name, usual)
+        return self.rng.random() < self._drawing_budget.launch_share(workload.name, usual)
 
     def new_case(
         self, axes: Mapping[str, Any] | None, regime: str = "normal", layout: str = "contiguous"
@@ -179,31 +179,31 @@ class SolutionExaminer:
         """The way to draw arguments in this examination."""
         return DrawSpec(regime, layout, self.generator, self._compute_device)
 
-    def timed_case(self, work: Workload) -> LaunchCase:
+    def timed_case(self, workload: Workload) -> LaunchCase:
         """Fresh arguments of a workload; those of large ones are sent at once, and changed in place later.
 
         Raises `CandidateFault` when the cell fails to take them.
         """
         with self._phase_timer.phase("wait"):
             self._compute_device.wait_until_open()
-        with self._drawing_budget.measure_cost(work.name):
-            case = self.new_case(work.axes)
+        with self._drawing_budget.measure_cost(workload.name):
+            case = self.new_case(workload.axes)
             if is_large(case) and not self._launcher.windowed:
                 case = case.with_mutator()
                 self._launcher.place(case)
             return case
 
-    def further_case(self, work: Workload) -> LaunchCase:
+    def further_case(self, workload: Workload) -> LaunchCase:
         """Fresh arguments of a workload; half of the time other values and, where nothing compiles, other sizes."""
         specs = list(self._definition.inputs.values())
         regimes = [v for t in specs for v in t.values]
         if not specs or self.rng.random() < _PLAIN_SHARE:
-            return self.new_case(work.axes)
+            return self.new_case(workload.axes)
         regime = self.rng.choice(regimes)
         if regime == "normal":
             regime = self.rng.choice(DERIVED_REGIMES)
         if self._language is not Language.TORCH:
-            return self.new_case(work.axes, regime)
+            return self.new_case(workload.axes, regime)
         return self.new_case(None, regime, self.rng.choice([v for t in specs for v in t.layouts]))
 
     def next_case(self, case: LaunchCase) -> LaunchCase:
@@ -229,24 +229,24 @@ class SolutionExaminer:
         return self._launcher.idle(case, protocol)
 
     def checked(
-        self, reply: LaunchResult, work: Workload | None = None, *, quick: bool = False
+        self, reply: LaunchResult, workload: Workload | None = None, *, quick: bool = False
     ) -> list[Reason]:
         """The reasons of a launch, whose values are compared to the reference, too.
 
-        `work`: the workload of a timed launch. Values of a timed launch, and of a `quick` check, are compared with
+        `workload`: that of a timed launch. Values of a timed launch, and of a `quick` check, are compared with
         narrow limits first, and with the full ones where they break these. Raises `ValueError` where the launch
         has not been read and is not the latest one.
         """
-        with self._checking_budget.measure_cost("" if work is None else work.name):
+        with self._checking_budget.measure_cost("" if workload is None else workload.name):
             if not reply.reasons:
                 self._launcher.read(reply)
             if reply.reasons:
                 return reply.reasons
             with self._phase_timer.phase("check"):
-                sure = (quick or work is not None) and self._is_surely_right(reply)
+                sure = (quick or workload is not None) and self._is_surely_right(reply)
                 finding, ratio = (None, 0.0) if sure else self.compare(reply.case, reply.tensors)
         self._checks += 1
-        self._timed_checks += work is not None
+        self._timed_checks += workload is not None
         self._last_check = time.perf_counter()
         self.worst_error_ratio = max(self.worst_error_ratio, ratio)
         return [Reason(*finding, reply.trial)] if finding else []
@@ -368,33 +368,34 @@ class SolutionExaminer:
 
     def _memory_trials(self) -> list[Reason]:
         """One launch of each workload that is timed, whose memory is watched."""
-        works = self._pack.timed_workloads(self.plan.device, self._language) if self.plan.timed else ()
-        for work in works:
-            reply = self.launch(self.new_case(work.axes), watch="memory")
-            if reasons := reply.reasons if work.large else self.checked(reply):
+        workloads = self._pack.timed_workloads(self.plan.device, self._language) if self.plan.timed else ()
+        for workload in workloads:
+            reply = self.launch(self.new_case(workload.axes), watch="memory")
+            if reasons := reply.reasons if workload.large else self.checked(reply):
                 return reasons
-            self._peaks[work.name] = reply.operations.get(PEAK, 0)
+            self._peaks[workload.name] = reply.operations.get(PEAK, 0)
         return []
 
     def _timed_trials(self) -> list[Reason]:
         """Launches as they are timed, in a number the solution cannot know, and some of them checked."""
         workloads = self._pack.timed_workloads(self.plan.device, self._language)
-        work = workloads[self.rng.randrange(len(workloads))]
+        workload = workloads[self.rng.randrange(len(workloads))]
         count = self.plan.timed + self.rng.randrange(self.plan.timed + 1)
         replies: list[LaunchTimes] = []
         idle: list[float] = []
-        case, ends = self.timed_case(work), math.inf
+        case, ends = self.timed_case(workload), math.inf
         for n in range(count):
             if n == 1:  # the first may compile
                 ends = time.perf_counter() + _MOST_TIMED_S[self.plan.device]
             last = n == count - 1 or (n >= _LEAST_TIMED * self.plan.timed and time.perf_counter() > ends)
             if n:
-                case = self.timed_case(work) if self.should_redraw(work, 0.25) else self.next_case(case)
+                redraws = self.should_redraw(workload, 0.25)
+                case = self.timed_case(workload) if redraws else self.next_case(case)
             if n % 2:
                 idle.append(self.idle(case))
             reply = self.timed(case)
-            is_checked = last or self.should_check(work)
-            if reasons := (self.checked(reply, work) if is_checked else reply.reasons):
+            is_checked = last or self.should_check(workload)
+            if reasons := (self.checked(reply, workload) if is_checked else reply.reasons):
                 return reasons
             if n:
                 if reasons := self.plausibility_reasons(reply):
@@ -455,9 +456,9 @@ def check_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -> list
         seconds = max(_LEAST_ON_DEVICE_S, min(seconds, _VERIFICATION_S - judge.checked_launches.seconds))
     ends = min(judge.ends, time.perf_counter() + seconds)
     while judge.checked_launches.launches < judge.plan.launches and time.perf_counter() < ends:
-        work = workloads[judge.rng.randrange(len(workloads))]
+        workload = workloads[judge.rng.randrange(len(workloads))]
         _pause_sometimes(judge, ends)
-        if reasons := judge.checked(judge.launch(judge.further_case(work)), quick=True):
+        if reasons := judge.checked(judge.launch(judge.further_case(workload)), quick=True):
             return reasons
     return []
 
@@ -470,24 +471,24 @@ def check_timed_longer(judge: SolutionExaminer, workloads: Sequence[Workload]) -
     """
     began, plan = time.perf_counter(), judge.plan
     count = -(-plan.contest_launches // _CONTESTS)
-    cases_of: dict[str, list[LaunchCase]] = {work.name: [] for work in workloads}
+    cases_of: dict[str, list[LaunchCase]] = {workload.name: [] for workload in workloads}
     last: LaunchCase | None = None
     while judge.checked_launches.launches < count:
         seconds = time.perf_counter() - began
         if seconds > plan.longer_timed_s:
             break
-        work = workloads[judge.rng.randrange(len(workloads))]
-        cases = cases_of[work.name]
+        workload = workloads[judge.rng.randrange(len(workloads))]
+        cases = cases_of[workload.name]
         others = [case for case in cases if case is not last]
         _pause_sometimes(judge, began + plan.longer_timed_s)
         fresh = len(others) < 2 or seconds < plan.longer_timed_s / 2
         if fresh:
-            last = judge.timed_case(work)
+            last = judge.timed_case(workload)
             cases[:] = [*cases, last][-_REPEATED_CASES:]
         else:
             last = others[judge.rng.randrange(len(others))]
         reply = judge.timed(last)
-        reasons = judge.checked(reply, work) if fresh else judge.checked(reply, quick=True)
+        reasons = judge.checked(reply, workload) if fresh else judge.checked(reply, quick=True)
         if reasons:
             return reasons
     return []

@@ -68,20 +68,20 @@ def cell_limits_for(pack: Pack, limits: ResourceLimits, device: str) -> Resource
     if pack.definition.format is not PackFormat.OWN:
         return limits if device == "cpu" else _raise_limits(limits, MAX_LAUNCH_BYTES, MAX_LAUNCH_BYTES)
     most_inputs = most_outputs = 0
-    for work in {w.name: w for w in (*pack.checked_workloads, *pack.timed_workloads(device))}.values():
-        sizes = workload_bytes(pack, work)
+    for workload in {w.name: w for w in (*pack.checked_workloads, *pack.timed_workloads(device))}.values():
+        sizes = workload_bytes(pack, workload)
         if sum(sizes) > MAX_LAUNCH_BYTES:
             raise RecordError(
-                oversize_message(f"pack {pack.definition.name}, workload {work.name}", sum(sizes))
+                oversize_message(f"pack {pack.definition.name}, workload {workload.name}", sum(sizes))
             )
         most_inputs, most_outputs = max(most_inputs, sizes[0]), max(most_outputs, sizes[1])
     return _raise_limits(limits, most_inputs + most_outputs, most_inputs + _OUTPUT_SPAN_FACTOR * most_outputs)
 
 
-def workload_bytes(pack: Pack, work: Workload) -> tuple[int, int]:
+def workload_bytes(pack: Pack, workload: Workload) -> tuple[int, int]:
     """Bytes of a workload's inputs, and of its outputs."""
     definition = pack.definition
-    axes = {n: a.value if a.value is not None else work.axes[n] for n, a in definition.axes.items()}
+    axes = {n: a.value if a.value is not None else workload.axes[n] for n, a in definition.axes.items()}
     inputs, outputs = (
         sum(byte_size(t.dtype, t.sizes(axes)) for t in specs.values())
         for specs in (definition.inputs, definition.outputs)

@@ -123,23 +123,23 @@ class CellClock:
         if fresh and self._null is not None:
             self._overheads = {w.name: self._null.typical_seconds(w.name) for w in self._workloads}
         logs = 0.0
-        for work, case in zip(self._workloads, self._cases, strict=True):
-            logs += math.log(self._timed_launch(which, judge, work, case))
+        for workload, case in zip(self._workloads, self._cases, strict=True):
+            logs += math.log(self._timed_launch(which, judge, workload, case))
         return math.exp(logs / len(self._workloads))
 
     def _timed_launch(
-        self, which: int, judge: SolutionExaminer, work: Workload, case: LaunchCase, *, last: bool = False
+        self, which: int, judge: SolutionExaminer, workload: Workload, case: LaunchCase, *, last: bool = False
     ) -> float:
-        protocol = self.protocols.get(work.name, "")
+        protocol = self.protocols.get(workload.name, "")
         try:
-            if judge.rng.random() < _IDLE_PROBE_SHARE or not self.idle[which, work.name]:
-                self.idle[which, work.name].append(self._idle_seconds(judge, work, case, protocol))
+            if judge.rng.random() < _IDLE_PROBE_SHARE or not self.idle[which, workload.name]:
+                self.idle[which, workload.name].append(self._idle_seconds(judge, workload, case, protocol))
             reply = judge.timed(case, protocol)
             if which == INCUMBENT:
-                self._output_forms[work.name] = reply.described or []
-            if last or judge.should_check(work):
+                self._output_forms[workload.name] = reply.described or []
+            if last or judge.should_check(workload):
                 self.checks += 1
-                reasons = judge.checked(reply, work)
+                reasons = judge.checked(reply, workload)
             else:
                 reasons = reply.reasons
         except CandidateFault as fault:
@@ -150,37 +150,37 @@ class CellClock:
         seconds = reply.seconds
         if self._null is not None:
             window_s = reply.wall_seconds
-            seconds = max(window_s - self._overheads.get(work.name, 0.0), _LEAST_SHARE * window_s)
+            seconds = max(window_s - self._overheads.get(workload.name, 0.0), _LEAST_SHARE * window_s)
         if not last:
-            self.replies[which, work.name].append(reply.times)
-            self.seconds[which, work.name].append(seconds)
+            self.replies[which, workload.name].append(reply.times)
+            self.seconds[which, workload.name].append(seconds)
         return seconds
 
     def _idle_seconds(
-        self, judge: SolutionExaminer, work: Workload, case: LaunchCase, protocol: str
+        self, judge: SolutionExaminer, workload: Workload, case: LaunchCase, protocol: str
     ) -> float:
         """Seconds of a question without a launch."""
         if self._null is None:
             return judge.idle(case, protocol)
-        return self._null.measure(work.name, case, self._output_forms.get(work.name, []))
+        return self._null.measure(workload.name, case, self._output_forms.get(workload.name, []))
 
     def place(self) -> None:
         """Launch each side a few times; none of it counts."""
         for _ in range(_WARM_UP_LAUNCHES):
             for which in (INCUMBENT, CANDIDATE):
                 self.sample(which, True)
-        for work in self._workloads:
-            results = {self.replies[which, work.name][-1].protocol for which in (INCUMBENT, CANDIDATE)}
+        for workload in self._workloads:
+            results = {self.replies[which, workload.name][-1].protocol for which in (INCUMBENT, CANDIDATE)}
             # A replay leaves the host's part out: both are replayed, or neither.
-            self.protocols[work.name] = results.pop() if len(results) == 1 else EVENTS_PROTOCOL
+            self.protocols[workload.name] = results.pop() if len(results) == 1 else EVENTS_PROTOCOL
         if self._null is not None:
             self._null.forget()
-            for work, case in zip(self._workloads, self._cases, strict=True):
+            for workload, case in zip(self._workloads, self._cases, strict=True):
                 for _ in range(_WARM_UP_WINDOWS):
-                    self._null.measure(work.name, case, self._output_forms[work.name])
-                usual = self._null.undisturbed_seconds(work.name)
-                shortest = min(r.wall_seconds for r in self.replies[INCUMBENT, work.name])
-                self._incumbent_seconds[work.name] = max(shortest - usual, _LEAST_SECONDS)
+                    self._null.measure(workload.name, case, self._output_forms[workload.name])
+                usual = self._null.undisturbed_seconds(workload.name)
+                shortest = min(r.wall_seconds for r in self.replies[INCUMBENT, workload.name])
+                self._incumbent_seconds[workload.name] = max(shortest - usual, _LEAST_SECONDS)
         for records in (self.replies, self.seconds, self.idle):
             records.clear()
         self._warm = True
@@ -203,9 +203,9 @@ class CellClock:
         if self._null is None:
             return 0.0
         logs = []
-        for work in self._workloads:
-            saving = self._null.serving_seconds(work.name) * math.exp(margin)
-            rest = 1 - saving / self._incumbent_seconds[work.name]
+        for workload in self._workloads:
+            saving = self._null.serving_seconds(workload.name) * math.exp(margin)
+            rest = 1 - saving / self._incumbent_seconds[workload.name]
             logs.append(-math.log(rest) if rest > 0 else math.inf)
         return math.fsum(logs) / len(logs)
 
@@ -214,9 +214,9 @@ class CellClock:
         if self._null is None:
             return None
         logs = 0.0
-        for work in self._workloads:
+        for workload in self._workloads:
             theirs, own = (
-                statistics.median(r.seconds for r in self.replies[which, work.name])
+                statistics.median(r.seconds for r in self.replies[which, workload.name])
                 for which in (INCUMBENT, CANDIDATE)
             )
             logs += math.log(theirs / own)
@@ -228,21 +228,21 @@ class CellClock:
         That check may be the only one of large workloads. To a solution it is one more launch that is timed.
         """
         for which in (INCUMBENT, CANDIDATE):
-            for work, case in zip(self._workloads, self._cases, strict=True):
-                self._timed_launch(which, self._judges[which], work, case, last=True)
+            for workload, case in zip(self._workloads, self._cases, strict=True):
+                self._timed_launch(which, self._judges[which], workload, case, last=True)
         if self._null is not None:
             return  # the judge's own clock counts already, and the cells' own times can gain nothing
         for (which, name), replies in self.replies.items():
             if reasons := self._judges[which].clock_reasons(replies, self.idle[which, name]):
                 raise ContestantRejected(which, reasons)
-        for work in self._workloads:
+        for name in (w.name for w in self._workloads):
             # Both were timed in turns, so a busy machine explains their common share, and no more.
-            shares = [self._underreported_share(which, work.name) for which in (INCUMBENT, CANDIDATE)]
-            tolerance = _MOST_HIDDEN_TIME + chance_difference(shares, len(self.replies[INCUMBENT, work.name]))
+            shares = [self._underreported_share(which, name) for which in (INCUMBENT, CANDIDATE)]
+            tolerance = _MOST_HIDDEN_TIME + chance_difference(shares, len(self.replies[INCUMBENT, name]))
             for which in (INCUMBENT, CANDIDATE):
                 if shares[which] - shares[1 - which] > tolerance:
                     text = f"{shares[which]:.0%} of its launches took clearly longer than was reported"
-                    raise ContestantRejected(which, [Reason(ReasonCode.CLOCK, text, work.name)])
+                    raise ContestantRejected(which, [Reason(ReasonCode.CLOCK, text, name)])
 
     def check_longer(self) -> None:
         """Check more launches of a candidate that is faster. Raises `ContestantRejected`."""
