@@ -315,7 +315,7 @@ class DeviceTimer:
         spoiled_copies: list[Any] = []
         events = []
         order = [n % len(behind) for n in range(count)]
-        # The last one is read, and so must be right: nobody knew which that is when they were recorded.
+        # The last replay is read, and so must be right; the recording did not know which one that is.
         self._chance.shuffle(order)
         for n in order:
             graph, result = graphs[n]

@@ -63,7 +63,7 @@ def serve(channel: socket.socket) -> None:
             result = getattr(importlib.import_module(module), function)(question["payload"], arrays, state)
             answer = result if isinstance(result, CellAnswer) else CellAnswer(result)
             size = sum(memoryview(array.data).nbytes for array in answer.arrays.values())
-            if size > question["limit"]:  # told here, where it is a sentence; beyond, it is an attack
+            if size > question["limit"]:  # an error here; the judge would take it for an attack
                 raise SandboxError(f"the answer takes {size} bytes, answer_bytes is {question['limit']}")
             frame = wire.encode({"nonce": nonce, "value": answer.value}, answer.arrays)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: all are the candidate's

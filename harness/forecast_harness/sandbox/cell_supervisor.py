@@ -216,4 +216,4 @@ def _environment(scratch: str) -> None:
     for name in ("HOME", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"):
         os.environ[name] = scratch if name == "HOME" else f"{scratch}/tmp"
     os.environ["USER"] = os.environ["LOGNAME"] = "candidate"
-    tempfile.tempdir = None  # what the server's TMPDIR was
+    tempfile.tempdir = None  # it holds the server's TMPDIR

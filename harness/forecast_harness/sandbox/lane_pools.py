@@ -45,7 +45,7 @@ def end_pools(pools: Sequence[Executor], give_up: Callable[[], None]) -> None:
 
     ending = threading.Thread(target=wait)
     ending.start()
-    while ending.is_alive():  # again, as a lane that was about to begin a job was not told
+    while ending.is_alive():  # again, as the first call misses a lane that is about to begin a job
         give_up()
         ending.join(_GIVE_UP_AGAIN_S)
 

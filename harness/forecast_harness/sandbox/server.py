@@ -50,7 +50,7 @@ def fork_servers(requests: socket.socket, scratch: str, serve: Callable[[Mapping
                 break
             _answer(requests, json.loads(data), descriptors, serve)
     shutil.rmtree(scratch, ignore_errors=True)
-    os._exit(0)  # nothing is left to tear down, and what was imported takes long to
+    os._exit(0)  # nothing needs to be torn down, and modules would take long
 
 
 def _answer(
@@ -340,7 +340,7 @@ class ForkServer:
         finally:
             os._exit(1)
 
-    # --- what happens ---
+    # --- events ---
 
     def _reap(self) -> None:
         while True:

@@ -66,7 +66,7 @@ class CudaJudge(PackJudge):
     def _own_configs(self, source: str) -> list[SourceConfig]:
         try:
             return list(cuda_configs(source))
-        except RecordError:  # told where it is compiled
+        except RecordError:  # the compilation raises it again
             return []
 
     def _choose_configs(

@@ -199,7 +199,7 @@ class SandboxJudge(Judge[SandboxTrial]):
         self._opening_s: dict[str, float] = {"open": round(time.perf_counter() - began, 3)}
         """Seconds that opening this judge took, reported with what it verifies."""
 
-    # --- what is asked of it ---
+    # --- questions ---
 
     def verify(self, job: VerificationJob) -> FullVerification:
         """Verify a node with fresh hidden seeds, in its config alone where there is one. Raises `LaneFailure`."""
@@ -328,7 +328,7 @@ class SandboxJudge(Judge[SandboxTrial]):
         # No cell's fault comes this far: the job's own status is a fault while a cell was being opened.
         return {"caught": {"0": [reason.to_json()]}, "lane_seconds": result.seconds}
 
-    # --- what becomes of it ---
+    # --- results ---
 
     def _refusal(self, trial: SandboxTrial, reasons: Sequence[Reason]) -> Refusal:
         """The refusal of a source for these reasons. Raises `LaneFailure` where the harness is to blame."""

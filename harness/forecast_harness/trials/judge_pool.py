@@ -171,7 +171,7 @@ class LocalJudgePool:
     def _open_judge(self, lane: LaneWorker) -> NodeJudge | None:
         try:
             judge = self._make_judge(lane.number)
-        except Exception as error:  # whatever it is, this lane does not work
+        except Exception as error:  # after any error this lane does not work
             with self._condition:
                 lane.strikes += 1
                 lane.problem = f"{type(error).__name__}: {error}"
@@ -236,7 +236,7 @@ class LocalJudgePool:
     def _fail_tasks(self, tasks: list[_LaneTask], error: LaneFailure) -> None:
         for task in tasks:
             with self._condition:
-                self._tasks.pop(task.key, None)  # first: who waits may submit it again at once
+                self._tasks.pop(task.key, None)  # first: the waiting caller may submit it again at once
             if task.future.running() or task.future.set_running_or_notify_cancel():
                 task.future.set_exception(error)
 

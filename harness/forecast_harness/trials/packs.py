@@ -266,7 +266,7 @@ class PackJudge(SandboxJudge):
             },
         )
 
-    # --- what differs in other languages ---
+    # --- steps that differ in other languages ---
 
     def _own_configs(self, source: str) -> list[SourceConfig]:
         """The configs that a source lists and that change it. Raises `RecordError` for a malformed list."""

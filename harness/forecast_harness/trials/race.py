@@ -126,7 +126,7 @@ class PreparedRace:
     def close(self) -> None:
         """End it, if it has not ended: nobody will ask for its result any more. The lane stays open."""
         while wait([self._result], 0.0).not_done:
-            self._lane.give_up()  # again, as a lane that was about to begin its job was not told
+            self._lane.give_up()  # again, as the first call misses a lane that is about to begin its job
             wait([self._result], _GIVE_UP_AGAIN_S)
         self._running.join()
         self._folder.cleanup()

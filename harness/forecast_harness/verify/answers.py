@@ -106,7 +106,7 @@ def check_described_output(value: Any, what: str) -> None:
         raise ValueError(f"{what} has more than {_MAX_ELEMENTS} elements")
 
 
-# --- checks: each is given a value and what to call it, and raises `ValueError` ---
+# --- checks: each takes a value and its name in messages, and raises `ValueError` ---
 
 
 def _number(low: float, high: float) -> Check:

@@ -246,7 +246,7 @@ class BlockHasher:
     def _pages(self, seed: int, size: int) -> torch.Tensor:
         key = seed, -(-size // (_WORD_BYTES * _PAGE_WORDS))
         if key not in self._rows:
-            while len(self._rows) >= 8:  # those of launches are used once
+            while len(self._rows) >= 8:  # factors of launches are used once
                 del self._rows[next(iter(self._rows))]
             self._rows[key] = _to(_odd_factors(seed, max(1, key[1])), self._device)
         return self._rows[key]

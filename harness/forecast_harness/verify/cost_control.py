@@ -149,7 +149,7 @@ class ComputeDevice:
                 self._refuse(error)
             finally:
                 self._leave()
-        # A host's cores belong to whoever is timed on them next.
+        # A host's cores must be free for the next timing on them.
         with use_more_cores() if self._alone and self._device != "cpu" else nullcontext():
             return work("cpu")
 

@@ -273,7 +273,7 @@ class SolutionExaminer:
         draws: list[tuple[Mapping[str, Any] | None, str]] = []
         most_draws = max(len(self._workloads), len(layouts))
         for n in range(max(self.plan.cases, len(regimes), len(layouts))):
-            # Every regime and every layout occurs, whatever the order that was drawn.
+            # Every regime and every layout occurs, in any order of the draw.
             regime, layout = ways[n % len(ways)]
             axes = None if n % 3 else self._workloads[(n // 3) % len(self._workloads)].axes
             if self._language is Language.TRITON:
@@ -342,7 +342,7 @@ class SolutionExaminer:
             ]
         if self._language is not Language.TRITON:
             return []
-        # A base kernel that reads what is not its own may leave a result alone by chance, but not every time.
+        # A base kernel that reads foreign memory may leave a result alone by chance, but not every time.
         for _ in range(_SUPPRESSED_LAUNCHES):
             if not (trial := self._right_without_kernels()):
                 return []

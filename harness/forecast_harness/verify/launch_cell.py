@@ -720,7 +720,7 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     "autocast": lambda: torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
     "denormals": lambda: bool((torch.tensor([1e-40]) * 1.0 != 0).item()),
     "threads": torch.get_num_threads,
-    # They see every operation of this process, those of the harness included.
+    # Modes see every operation of this process, also the harness' own.
     "modes": lambda: [
         type(m).__name__ for m in (*_modes(), *_dispatch_modes()) if not isinstance(m, DeviceContext)
     ],

@@ -290,7 +290,7 @@ class Launcher:
             )
             self._phase_timer.add(
                 "inside", max(0.0, min(reply.total_seconds, outside))
-            )  # it may have said anything
+            )  # the cell's seconds may be any number
             if "harness" in value:
                 reply.reasons += process_findings(value, reply.trial)
             shapes = [t.shape for t in case.outputs.values()]
@@ -378,7 +378,7 @@ def stray_writes(arena: Arena, after: BytesLike) -> list[OutputFinding]:
     """Writes where none may be: into inputs, or out of bounds."""
     was, now = arena.block.numpy(), np.frombuffer(after, dtype=np.uint8)
     dense = all(s.dense for s in arena.slots if s.output)
-    # Asked first because it is cheap: who owns each of a billion bytes matters only if one changed.
+    # Checked first because it is cheap: the owner of each of a billion bytes matters only if one changed.
     spans = (
         complement_spans(output_spans(arena.slots), len(was))
         if dense and len(was) == len(now)
@@ -415,7 +415,7 @@ def process_findings(value: Mapping[str, Any], label: str) -> list[Reason]:
 
 
 def _tensor(data: BytesLike) -> torch.Tensor:
-    # Over the wire come bytearrays, which need no copy; whoever answers in the same process may say bytes.
+    # Over the wire come bytearrays, which need no copy; an answer from the same process may have bytes.
     return torch.frombuffer(data if isinstance(data, bytearray) else bytearray(data), dtype=torch.uint8)
 
 

@@ -94,7 +94,7 @@ def expected_outputs(
         if square is None:
             results.append(ExpectedOutput(want, dtype, None))
             continue
-        # In place as far as possible: a fresh tensor of this size costs more than what is done to it.
+        # In place as far as possible: a fresh tensor of this size costs more than the arithmetic.
         size, rows = want.abs(), _row_rms(square)
         scale = _least_ratio(rows, _row_rms(want.square()))
         # At least 1: even where the inputs hardly matter, intermediate results are rounded.
@@ -441,8 +441,8 @@ class _RowwiseComparison:
             again = want.to(self._base.dtype).double()
             self._is_rounded = torch.equal(again.nan_to_num(), want.nan_to_num())
         size = want.abs()
-        # Rounded to the output's dtype, a result errs by a 24th of its rounding squared, or more: the rest is what
-        # intermediate results add.
+        # Rounded to the output's dtype, a result errs by a 24th of its rounding squared, or more: intermediate results
+        # add the rest.
         squares = (base - want).square_().sub_((self._info.eps * size).square_(), alpha=1 / 24)
         return squares.div_((size + sizes).clamp_min_(self._info.tiny).square_()).nan_to_num_(0, 0, 0)
 

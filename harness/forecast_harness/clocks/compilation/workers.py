@@ -242,7 +242,7 @@ class CompileWorkers(Resource):
             if task.answer.cancel():
                 task.answer.set_running_or_notify_cancel()  # or `concurrent.futures.wait` would go on waiting
         for thread in self._threads:
-            while thread.is_alive():  # again, as a lane that was about to begin a job was not told
+            while thread.is_alive():  # again, as the first call misses a lane that is about to begin a job
                 self.give_up(0.0)
                 thread.join(_GIVE_UP_AGAIN_S)
         close_lanes(self._open)

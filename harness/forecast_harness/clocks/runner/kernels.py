@@ -267,7 +267,7 @@ done:
 the words `turn` further on."""
 
 
-# One key alone could be told from one word whose contents are known.
+# A single key could be computed from one word with known contents.
 MASK = f"""
 .visible .entry trusted_mask(.param .u64 a, .param .u64 count, .param .u64 key, .param .u64 other)
 {{

@@ -284,7 +284,7 @@ class LaunchSession:
         message = f"{count} bytes beside its buffers were changed"
         return [Violation(number, "out of bounds", message)] if count else []
 
-    # --- what is asked ---
+    # --- requests ---
 
     def timed_pauses(self, cycles: Sequence[int]) -> list[tuple[float, float]]:
         """Seconds of pauses of so many clock cycles: by the device's events, and by the host's clock around them."""
@@ -401,7 +401,7 @@ class LaunchSession:
         `is_checked`: its results will be compared; `watch`: canaries are digested behind it.
         """
         self._last_number = number
-        if self._call.key in self._results:  # which are those of inputs as they are
+        if self._call.key in self._results:  # results are known for inputs without rotation alone
             self._inputs.renew(clean=is_checked)
         else:
             self._inputs.copy(self._inputs.random_rotation())

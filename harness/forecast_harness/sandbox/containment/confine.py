@@ -315,7 +315,7 @@ def interpreter_roots() -> tuple[str, ...]:
     for name, module in list(sys.modules.items()):
         top = sys.modules.get(name.partition(".")[0], module)
         file = getattr(top, "__file__", None)
-        if file is None and hasattr(top, "__path__"):  # a namespace package: only what is loaded of it
+        if file is None and hasattr(top, "__path__"):  # a namespace package: only its loaded part
             top, file = module, getattr(module, "__file__", None)
         if not file or not Path(file).is_absolute():
             continue
@@ -448,11 +448,11 @@ def set_resource_limits(cage: Confinement, limits: ResourceLimits) -> None:
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         # A second more, so that SIGXCPU says which limit it was: at the hard one the kernel sends SIGKILL,
-        # and on a busy machine its ticks and what it tells of the time used differ by more than a little.
+        # and on a busy machine its ticks and its account of the time used differ by more than a little.
         most = value + 1 if name == resource.RLIMIT_CPU else value
         resource.setrlimit(name, (value, most if hard == resource.RLIM_INFINITY else min(most, hard)))
     with contextlib.suppress(OSError):
-        # If the machine runs out of memory, this is what should go first.
+        # If the machine runs out of memory, this process should go first.
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
@@ -504,6 +504,6 @@ def install_filters(cage: Confinement, scratch: str) -> None:
         unix_sockets=cage.has_own_root or cage.device is not None,
         memfd=cage.device is not None,
         connect=cage.has_own_root or cage.device is None,
-        # On how many processors it computes is not its own choice, where processors are what is timed.
+        # A candidate must not choose its number of processors where these are timed.
         affinity=cage.device is not None,
     )

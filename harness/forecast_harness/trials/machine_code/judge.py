@@ -683,7 +683,7 @@ class MachineCodeJudge(Judge[NodeTrial]):
             except (NoMachineCode, RecordError) as error:
                 why = str(error)
             except (PathFailed, SandboxError, DeviceBusy) as error:  # a lost runner is the second one
-                self._work.check()  # what was given up has not failed
+                self._work.check()  # a job that was given up has not failed
                 if self._insist:
                     raise LaneFailure(str(error), self._device) from error
                 why = str(error)

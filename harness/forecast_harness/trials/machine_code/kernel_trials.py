@@ -85,7 +85,7 @@ class BaseResultCall:
         dtypes = {name: kind.dtype for name, kind in self.kinds.items()}
         limits = error_limits(dtypes, self.timed_call.subject.source)
         for launch in launches:
-            if any(launch.rotation.values()):  # what is right elsewhere is not known
+            if any(launch.rotation.values()):  # right results for rotated inputs are not known
                 continue
             if missing := set(self.given.updates) - set(launch.errors):
                 raise MachineCodeError(f"the runner has not compared {', '.join(sorted(missing))}")

@@ -220,7 +220,7 @@ def prepare_call(case: LaunchCase, key: str, rotatable: Sequence[str], determini
 def _argument(tensor: torch.Tensor, role: BufferRole) -> TensorArgument:
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(tensor.shape)
-    strides = torch.empty(shape, device="meta").stride()  # handed over contiguous, whatever it was drawn as
+    strides = torch.empty(shape, device="meta").stride()  # handed over contiguous, in any layout of the draw
     return TensorArgument(dtype, shape, tuple(strides), role=role)
 
 
@@ -281,7 +281,7 @@ class CudaTrials(DrawnTrials):
         """The source as it stands, the config that suits the rival's, and others as unlike these as can be."""
         try:
             own = cuda_configs(job.node.source)
-        except RecordError:  # told where it is compiled
+        except RecordError:  # the compilation raises it again
             return [{}]
         return configs_to_time(own, max(1, job.trials), job.against_config)
 

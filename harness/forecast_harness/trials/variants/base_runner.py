@@ -61,7 +61,7 @@ def is_config_error(error: BaseException | None) -> TypeGuard[CandidateFault]:
     """Whether this is a config's failure, without its source being wrong: tuning will find it a failed candidate."""
     if not isinstance(error, CandidateFault) or error.fault is not Fault.EXCEPTION:
         return False
-    # An interpreter wraps what it met; a static assertion is one of Python's there.
+    # An interpreter wraps errors; a static assertion is one of Python's there.
     names = (*_CONFIG_ERRORS, "AssertionError") if error.kind == "InterpreterError" else ()
     return error.kind in _CONFIG_ERRORS or any(name in error.detail for name in names)
 

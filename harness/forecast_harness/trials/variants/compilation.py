@@ -147,7 +147,7 @@ class _BuildingPool:
 
     def _compile(self, task: Callable[[], Any]) -> Any:
         kernel = task()
-        with contextlib.suppress(Exception):  # left to the launch, which says what is wrong
+        with contextlib.suppress(Exception):  # the launch raises the error again
             self._make_launcher(kernel)
         return kernel
 
@@ -169,7 +169,7 @@ def _triton_mode(pool: _BuildingPool) -> Any:
     result = getattr(triton, "AsyncCompileMode", None)
     try:
         return None if result is None else result(pool, ignore_errors=True)
-    except TypeError:  # a release that raises what failed, and leaves the others' results unread
+    except TypeError:  # a release that raises the first failure, and leaves the others' results unread
         return None
 
 
@@ -232,7 +232,7 @@ class VariantCompiler:
                 if self._launchers:
                     cell.ask(WRITE_ENTRY, {}, self._launchers)
                 answer = cell.ask(BESIDE_ENTRY, payload)
-        except CandidateFault:  # the cell that launches says what is wrong
+        except CandidateFault:  # the cell that launches raises the error
             return _NOTHING
         numbers = answer.value.get("late")
         late = {n for n in range(len(calls)) if n in numbers} if isinstance(numbers, list) else set()

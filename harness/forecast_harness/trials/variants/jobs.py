@@ -456,7 +456,7 @@ class VariantProblem:
         worst = 0.0
         for name, flat in outputs.items():
             if same_bits(flat, plain.memory[name]):
-                continue  # what the base itself gives is right
+                continue  # the base's own result is right
             argument = tensor_argument(call.arguments, name)
             if finding := _gap_finding(argument, flat, plain.memory[name]):
                 return finding, 0.0
@@ -700,7 +700,7 @@ class VariantExamination:
                 trials.append((regime, case))
             else:
                 self._cases[number] = case
-        for regime, case in trials:  # not sooner: whoever asks for a case is given what is kept
+        for regime, case in trials:  # not sooner: `new_case` above would have taken them
             self._problem.keep(regime, case)
         return [case for _, case in trials]
 

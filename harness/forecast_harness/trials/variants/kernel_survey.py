@@ -623,7 +623,7 @@ def _draw_calls(
     meta = config.parameters()
     try:
         if isinstance(source, RecordedCalls) and not layers:
-            own = source.with_sizes(source.sizes)  # what it draws in turns is for launches
+            own = source.with_sizes(source.sizes)  # its turns are for launches
             for _ in range(_ARGUMENT_DRAWS):
                 arguments = own.draw_arguments(generator)
                 scalars = {a.name: scalar_value(a) for a in arguments if a.kind != "tensor"}
@@ -639,5 +639,5 @@ def _draw_calls(
             if (grid := call.grid(meta)) is not None:
                 results.append((call.arguments, with_heuristics(call, layers, meta), grid))
     except RecordError:
-        return results  # who launches will hear of it
+        return results  # a launch will raise it again
     return results
