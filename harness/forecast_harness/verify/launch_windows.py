@@ -241,8 +241,8 @@ class LaunchBatches:
         def output_slots() -> list[Slot]:
             if self._batch_inputs.case.outputs:
                 return [s for s in self._batch_inputs.arena.slots if s.output]
-            lie = self._output_slots(descriptions, n) if slots is None else slots
-            return [replace(s, offset=at) for s, at in zip(lie, self._starts(lie, n), strict=True)]
+            places = self._output_slots(descriptions, n) if slots is None else slots
+            return [replace(s, offset=at) for s, at in zip(places, self._starts(places, n), strict=True)]
 
         return CollectedLaunch(lambda: self._batch_inputs.case_of(inputs), data, output_slots)
 
@@ -332,8 +332,8 @@ class LaunchBatches:
         if self.recorded and not self._batch_inputs.case.outputs:
             slots = self._slots[n]
             for slot, at in zip(slots, self._starts(slots, n), strict=True):
-                lies = self._outputs.tensor[slot.offset : slot.offset + slot.bytes]
-                target[at : at + slot.bytes].copy_(lies)
+                output = self._outputs.tensor[slot.offset : slot.offset + slot.bytes]
+                target[at : at + slot.bytes].copy_(output)
         else:
             source = self._inputs if self._batch_inputs.case.outputs else self._outputs
             target.copy_(source.tensor[n * size : (n + 1) * size])

@@ -508,11 +508,11 @@ def with_heuristics(
     call: DrawnCall,
     layers: Sequence[Mapping[str, Callable[[dict[str, Any]], Any]]],
     meta: Mapping[str, Any],
-    takes: Collection[str] | None = None,
+    parameters: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """The scalars of a call with what heuristics make of it under these meta-parameters.
 
-    With `takes`, only of parameters among these: a variant may lack what the others are made of.
+    With `parameters`, only of these: a variant may lack arguments that the others are made of.
     """
     if not layers:
         return dict(call.scalars)
@@ -521,7 +521,7 @@ def with_heuristics(
     results: dict[str, Any] = {}
     for layer in layers:
         for name, rule in layer.items():
-            if takes is None or name in takes:
+            if parameters is None or name in parameters:
                 results[name] = arguments[name] = rule(arguments)
     return {**call.scalars, **results}
 

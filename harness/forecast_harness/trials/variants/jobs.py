@@ -129,13 +129,13 @@ class VariantProblem:
         configs: Sequence[Config],
         device: str,
         deterministic: bool,
-        takes: Collection[str],
+        parameters: Collection[str],
     ) -> None:
-        """`takes` are the variant's parameters."""
+        """`parameters`: names of the variant's parameters."""
         self.deterministic = deterministic
         self.configs = list(configs)
         self._subject, self._survey, self._reference = subject, survey, reference
-        self._device, self._takes = device, frozenset(takes)
+        self._device, self._parameters = device, frozenset(parameters)
         self._layers = heuristics_of(subject)
         self._turn = itertools.count()
         self._arguments: dict[str, tuple[Argument, ...]] = {}
@@ -194,7 +194,7 @@ class VariantProblem:
         tensors = {n: t for n, t in call.memory.items() if n not in outputs}
         meta = config.parameters()
         grid = call.grid(meta)
-        scalars = with_heuristics(call, self._layers, meta, self._takes)
+        scalars = with_heuristics(call, self._layers, meta, self._parameters)
         contents = _contents(tensors)
         # On a device the base runs while the variant compiles; an interpreter would only wait for it sooner.
         ahead = None if self._device == "cpu" else self._wide_results(call, {**tensors, **outputs})
@@ -237,7 +237,7 @@ class VariantProblem:
         config = self._compiled_config(call, target, number)
         proposal = _Proposal(call, target, config)
         self._proposals.setdefault((number, how.regime), deque()).append(proposal)
-        request, size = self._compiled_call(call, config, self._takes), memory_bytes(call.memory)
+        request, size = self._compiled_call(call, config, self._parameters), memory_bytes(call.memory)
         return ProposedCall(request, config, size, work_of_a_warp(config))
 
     def _next_proposal(self, number: int | None, regime: str) -> _Proposal | None:
@@ -261,11 +261,11 @@ class VariantProblem:
         return config
 
     def _compiled_call(
-        self, call: DrawnCall, config: Config, takes: Collection[str] | None = None
+        self, call: DrawnCall, config: Config, parameters: Collection[str] | None = None
     ) -> dict[str, Any]:
-        """A call as `compile_calls` takes it; `takes`: a variant's parameters, None for the base."""
+        """A call as `compile_calls` takes it; `parameters`: a variant's parameters, None for the base."""
         meta = config.parameters()
-        scalars = with_heuristics(call, self._layers, meta, takes)
+        scalars = with_heuristics(call, self._layers, meta, parameters)
         return call_to_compile(call.arguments, scalars, call.grid(meta), config)
 
     def _form(self, call: DrawnCall, config: Config) -> Hashable | None:
@@ -273,7 +273,7 @@ class VariantProblem:
         meta = config.parameters()
         if call.grid(meta) is None:
             return None
-        return call_form(call.arguments, with_heuristics(call, self._layers, meta, self._takes))
+        return call_form(call.arguments, with_heuristics(call, self._layers, meta, self._parameters))
 
     def keep(self, regime: str, case: LaunchCase) -> None:
         """Give this case, once, to the next `case` of its regime that names no config."""
