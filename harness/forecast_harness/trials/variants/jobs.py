@@ -111,7 +111,7 @@ class ProposedCall(NamedTuple):
 class _Proposal:
     """A call that was drawn and is yet to be shown to the base."""
 
-    drawn: DrawnCall
+    call: DrawnCall
     target: Config
     """The config that its sizes were drawn for."""
     config: Config
@@ -154,7 +154,7 @@ class VariantProblem:
         self._differing_config: Config | None = None
         """The config under which the base last gave another result than under its own."""
         self._forms = CompiledForms()
-        self._where = HOST_DEVICE
+        self._comparison_device = HOST_DEVICE
         """The device that compares outputs of many elements."""
         self._source = call_source(subject, survey, device)
 
@@ -173,7 +173,7 @@ class VariantProblem:
         On a device the next one gives way to another that was compiled for such a call already, where there is one:
         a verification launches many calls, and compiling each anew would take most of its time.
         """
-        self._where, number = how.where, _config_number(axes)
+        self._comparison_device, number = how.where, _config_number(axes)
         spare_cases = self._spare_cases.get(how.regime) if number is None else None
         while spare_cases:
             case = spare_cases.popleft()
@@ -182,9 +182,9 @@ class VariantProblem:
                 return case
         proposal = self._next_proposal(number, how.regime)
         target = proposal.target if proposal else self._next_config(number)
-        call, outputs, first_run = self._draw_accepted(how, target, proposal.drawn if proposal else None)
+        call, outputs, first_run = self._draw_accepted(how, target, proposal.call if proposal else None)
         arguments = call.arguments
-        if proposal is not None and call is proposal.drawn:
+        if proposal is not None and call is proposal.call:
             config = proposal.config
         else:
             config = self._compiled_config(call, target, number)
@@ -418,7 +418,7 @@ class VariantProblem:
             own, base, *wider = (tensor_view(t.to(device), argument) for t in tensors)
             return compare_with_base(own, base, wider[0] if wider else None)
 
-        return self._where.run(compare, portable=flat.numel() >= MANY_ELEMENTS)
+        return self._comparison_device.run(compare, portable=flat.numel() >= MANY_ELEMENTS)
 
     def _wide_results(self, call: DrawnCall, memory: TensorMemory) -> TensorMemory | None:
         if id(call) not in self._base_runs:
